@@ -1,0 +1,32 @@
+# The broker of `demo` and `test` is chosen by BROKER (see testbed/broker.py); everything they need is set up by itself.
+
+PYTHON ?= python3
+INSTALLED := .venv/.installed
+# The unit tests and the checks do not depend on the broker: with one chosen, only what does is run.
+TESTS := $(if $(BROKER),tests/integration,tests/unit tests/integration)
+
+.PHONY: help demo test check lock clean
+
+help: ## List the targets
+	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
+
+demo: $(INSTALLED) ## Show the proxy at work with a real RabbitMQ
+	.venv/bin/python -m testbed.demo
+
+test: $(if $(BROKER),,check) $(INSTALLED) ## Check and test; with BROKER=sid (or another), test against that RabbitMQ
+	.venv/bin/pytest $(TESTS)
+
+check: $(INSTALLED) ## Lint, formatting and types
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/mypy
+
+$(INSTALLED): constraints.txt pyproject.toml testbed/setup-venv
+	testbed/setup-venv $(PYTHON)
+	touch $@
+
+lock: $(INSTALLED) ## Re-make constraints.txt with the newest versions pyproject.toml allows
+	testbed/lock
+
+clean: ## Remove what the other targets made here
+	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info

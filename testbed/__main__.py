@@ -1,0 +1,47 @@
+"""`python -m testbed [-- COMMAND...]`: run the command with a broker in BROKER, or hold a broker until interrupted."""
+
+import os
+import signal
+import subprocess
+import sys
+from types import FrameType
+from typing import NoReturn
+
+from testbed import SetupError
+from testbed.broker import Broker, running_broker
+
+
+def main() -> int:
+    """Return the command's exit status."""
+    command = sys.argv[1:]
+    if command and (command[0] != "--" or len(command) < 2):
+        sys.exit("usage: [BROKER=...] python -m testbed [-- COMMAND...]")
+    signal.signal(signal.SIGTERM, _exit)
+    try:
+        with running_broker() as broker:
+            return _run(command[1:], broker) if command else _hold(broker)
+    except SetupError as error:
+        sys.exit(f"testbed: {error}")
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+
+
+def _run(command: list[str], broker: Broker) -> int:
+    env = os.environ | {"BROKER": broker.amqp_url, "BROKER_MANAGEMENT_URL": broker.management_url}
+    status = subprocess.run(command, env=env, check=False).returncode
+    return status if status >= 0 else 128 - status
+
+
+def _hold(broker: Broker) -> NoReturn:
+    print(f"RabbitMQ {broker.version} ({broker.source})", f"AMQP        {broker.amqp_url}", sep="\n")
+    print(f"management  {broker.management_url}", "Ctrl-C stops it.", sep="\n", flush=True)
+    while True:
+        signal.pause()
+
+
+def _exit(number: int, frame: FrameType | None) -> NoReturn:
+    sys.exit(128 + number)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

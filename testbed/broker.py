@@ -1,0 +1,97 @@
+"""The RabbitMQ to use: the one the variable BROKER chooses, or the first that can be had."""
+
+import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from testbed import SetupError, container, suite
+from testbed.debian import install
+from testbed.installation import MACHINE, Installation
+from testbed.node import private_node
+from testbed.readiness import NOT_READY, answering_version
+
+
+@dataclass(frozen=True)
+class Broker:
+    """A broker that answers: how to reach it, the version it reports, and where it comes from."""
+
+    amqp_url: str
+    management_url: str
+    version: str
+    source: str
+
+
+@contextmanager
+def running_broker(choice: str | None = None) -> Iterator[Broker]:
+    """Give the broker of `choice`, the variable BROKER unless given, and stop it at the end if it was started here.
+
+    A choice is `amqp://...` (management in BROKER_MANAGEMENT_URL), `docker:TAG`, `installed`, the name of a Debian
+    suite such as `sid`, or empty for the first of Docker, an installed RabbitMQ, and one installed with apt-get.
+    """
+    with _broker(os.environ.get("BROKER", "") if choice is None else choice) as broker:
+        yield broker
+
+
+def _broker(choice: str) -> AbstractContextManager[Broker]:
+    if choice.startswith("amqp://"):
+        return _named(choice)
+    if choice.startswith("docker:"):
+        return _docker(choice.removeprefix("docker:"))
+    if choice == "installed":
+        return _private(_installed())
+    if choice:
+        return _private(suite.installation(choice))
+    if container.engine_answers():
+        return _docker(container.DEFAULT_TAG)
+    return _private(_installed_or_install())
+
+
+@contextmanager
+def _named(amqp_url: str) -> Iterator[Broker]:
+    management_url = os.environ.get("BROKER_MANAGEMENT_URL") or default_management_url(amqp_url)
+    try:
+        version = answering_version(amqp_url, management_url)
+    except NOT_READY as error:
+        raise SetupError(
+            f"BROKER names {amqp_url} (management {management_url}), which does not answer: {error}"
+        ) from error
+    yield Broker(amqp_url, management_url, version, "named by BROKER")
+
+
+@contextmanager
+def _docker(tag: str) -> Iterator[Broker]:
+    with container.rabbitmq(tag) as (amqp_url, management_url, version):
+        yield Broker(amqp_url, management_url, version, f"Docker image {container.IMAGE}:{tag}")
+
+
+@contextmanager
+def _private(installation: Installation) -> Iterator[Broker]:
+    with private_node(installation) as node:
+        version = node.start()
+        yield Broker(node.amqp_url, node.management_url, version, installation.source)
+
+
+def _installed() -> Installation:
+    if not MACHINE.server:
+        raise SetupError("BROKER=installed, but no rabbitmq-server is installed: apt-get install rabbitmq-server")
+    return MACHINE
+
+
+def _installed_or_install() -> Installation:
+    if not MACHINE.server:
+        try:
+            install("rabbitmq-server")
+        except SetupError as error:
+            raise SetupError(
+                f"no RabbitMQ: no Docker engine answers, and {error}; or name a running broker: BROKER=amqp://..."
+            ) from error
+    return MACHINE
+
+
+def default_management_url(amqp_url: str) -> str:
+    """Where the management API of a broker is unless one says otherwise: same host and credentials, port 15672."""
+    credentials, at, _ = urlsplit(amqp_url).netloc.rpartition("@")
+    host = urlsplit(amqp_url).hostname or "localhost"
+    return f"http://{credentials}{at}{f'[{host}]' if ':' in host else host}:15672"

@@ -1,0 +1,172 @@
+"""A RabbitMQ node of our own: private ports, data and epmd, nothing shared with any other broker on the machine."""
+
+from __future__ import annotations
+
+import random
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from testbed import SetupError
+from testbed.installation import Installation
+from testbed.readiness import NOT_READY, answering_version
+from testbed.supervisor import Process, Supervisor
+
+PLUGINS = "rabbitmq_management", "rabbitmq_consistent_hash_exchange", "rabbitmq_event_exchange", "rabbitmq_sharding"
+START_SECONDS = 60
+STOP_SECONDS = 60
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+class Node:
+    """A node that can be stopped, killed and started again: its ports and its data stay the same.
+
+    It stands in the supervisor's folder and ends with the supervisor. `epmd_port` is where `start_epmd` listens;
+    nodes that share it and the supervisor know each other's names and cookie.
+    """
+
+    def __init__(self, installation: Installation, supervisor: Supervisor, epmd_port: int) -> None:
+        """Choose the ports and write the configuration; nothing runs yet."""
+        self._installation = installation
+        self._supervisor = supervisor
+        self._epmd_port = epmd_port
+        self._amqp_port, self._management_port, self._distribution_port = free_ports(3)
+        self._process: Process | None = None
+        self.name = f"rabbit-{self._amqp_port}@localhost"
+        self.amqp_url = f"amqp://guest:guest@127.0.0.1:{self._amqp_port}/"
+        self.management_url = f"http://guest:guest@127.0.0.1:{self._management_port}"
+        self.folder = supervisor.folder / self.name
+        self.log = self.folder / "log"
+        self._write_configuration()
+
+    @property
+    def pid(self) -> int:
+        """The pid of the node's Erlang machine (beam.smp), last started."""
+        return self._running().pid
+
+    def start(self) -> str:
+        """Start the node, wait until it serves AMQP and its management API, and return the version it reports."""
+        server = self._installation.server
+        if not server:
+            raise SetupError(f"{self._installation.source}: no rabbitmq-server in {self._installation.root}")
+        command = self._installation.command([server], self._supervisor.folder)
+        self._process = self._supervisor.spawn(command, self._environment(), self.log)
+        deadline = time.monotonic() + START_SECONDS
+        while True:
+            try:
+                return answering_version(self.amqp_url, self.management_url)
+            except NOT_READY as error:
+                if self._process.wait(0.1):
+                    raise SetupError(
+                        f"RabbitMQ ended while starting; the end of its log:\n{self._log_tail()}"
+                    ) from None
+                if time.monotonic() > deadline:
+                    message = f"RabbitMQ did not start within {START_SECONDS} s ({error}); the end of its log:\n"
+                    raise SetupError(message + self._log_tail()) from error
+
+    def stop(self) -> None:
+        """Shut the node down in order."""
+        self._end(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End the node at once, as a crash would."""
+        self._end(signal.SIGKILL)
+
+    def _end(self, number: signal.Signals) -> None:
+        process = self._running()
+        process.send_signal(number)
+        if not process.wait(STOP_SECONDS):
+            raise SetupError(f"RabbitMQ did not end within {STOP_SECONDS} s of {number.name}:\n{self._log_tail()}")
+
+    def _running(self) -> Process:
+        if not self._process:
+            raise RuntimeError("the node was never started")
+        return self._process
+
+    def _write_configuration(self) -> None:
+        (self.folder / "conf.d").mkdir(parents=True)
+        (self.folder / "conf.d" / "node.conf").write_text(
+            f"listeners.tcp.1 = 127.0.0.1:{self._amqp_port}\n"
+            f"management.tcp.ip = 127.0.0.1\n"
+            f"management.tcp.port = {self._management_port}\n"
+            f"log.console.level = warning\n"
+            f"disk_free_limit.absolute = 50MB\n"
+        )
+        (self.folder / "enabled_plugins").write_text(f"[{','.join(PLUGINS)}].\n")
+
+    def _environment(self) -> dict[str, str]:
+        """Every place where the package's scripts would otherwise find the machine's own RabbitMQ."""
+        return {
+            "PATH": _PATH,
+            "LANG": "C.UTF-8",
+            "HOME": str(self._supervisor.folder),  # where Erlang keeps the cookie
+            "ERL_EPMD_PORT": str(self._epmd_port),
+            "ERL_EPMD_ADDRESS": "127.0.0.1",
+            "ERL_CRASH_DUMP": str(self.folder / "erl_crash.dump"),
+            "RABBITMQ_NODENAME": self.name,
+            "RABBITMQ_DIST_PORT": str(self._distribution_port),
+            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "-kernel inet_dist_use_interface {127,0,0,1}",
+            "RABBITMQ_CONF_ENV_FILE": "/dev/null",
+            "RABBITMQ_CONFIG_FILE": str(self.folder / "rabbitmq"),
+            "RABBITMQ_CONFIG_FILES": str(self.folder / "conf.d"),
+            "RABBITMQ_ENABLED_PLUGINS_FILE": str(self.folder / "enabled_plugins"),
+            "RABBITMQ_MNESIA_BASE": str(self.folder / "data"),
+            "RABBITMQ_LOG_BASE": str(self.folder),
+            "RABBITMQ_LOGS": "-",
+            "RUNNING_UNDER_SYSTEMD": "true",  # the script then becomes the node instead of watching it
+        }
+
+    def _log_tail(self) -> str:
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-40:])
+
+
+@contextmanager
+def private_node(installation: Installation) -> Iterator[Node]:
+    """Give a node, not yet started, and leave nothing of it behind."""
+    with Supervisor() as supervisor:
+        yield Node(installation, supervisor, start_epmd(installation, supervisor))
+
+
+def start_epmd(installation: Installation, supervisor: Supervisor) -> int:
+    """Start an Erlang port mapper on a free port, wait until it listens, and return the port."""
+    (supervisor.folder / "hosts").write_text(f"127.0.0.1 localhost {socket.gethostname()}\n")
+    (port,) = free_ports(1)
+    log = supervisor.folder / "epmd.log"
+    command = ["epmd", "-address", "127.0.0.1", "-port", str(port)]
+    process = supervisor.spawn(installation.command(command, supervisor.folder), {"PATH": _PATH}, log)
+    while not _listens(port):
+        if process.wait(0.02):
+            raise SetupError(f"the Erlang port mapper (epmd) did not start: {log.read_text()}")
+    return port
+
+
+def free_ports(count: int) -> list[int]:
+    """Return loopback ports nobody uses, below those the kernel gives to clients.
+
+    A client that tries again and again to reach a node that is down could otherwise be given the node's own port.
+    """
+    ports: list[int] = []
+    while len(ports) < count:
+        port = random.randrange(20000, 32768)
+        if port not in ports and _is_free(port):
+            ports.append(port)
+    return ports
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("", port))
+        except OSError:
+            return False
+    return True
+
+
+def _listens(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=1).close()
+    except OSError:
+        return False
+    return True
