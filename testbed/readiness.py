@@ -12,11 +12,13 @@ NOT_READY = (OSError, http.client.HTTPException)
 
 
 def answering_version(amqp_url: str, management_url: str, timeout: float = 5) -> str:
-    """Return the broker's version once both its management API and its AMQP port answer; else raise `NOT_READY`."""
-    version = str(json.loads(_overview(management_url, timeout))["rabbitmq_version"])
+    """Return the broker's version once both its AMQP port and its management API answer; else raise `NOT_READY`."""
     amqp = urlsplit(amqp_url)
     socket.create_connection((amqp.hostname or "localhost", amqp.port or 5672), timeout).close()
-    return version
+    try:
+        return str(json.loads(_overview(management_url, timeout))["rabbitmq_version"])
+    except (ValueError, KeyError) as error:
+        raise ConnectionError(f"{management_url} is not RabbitMQ's management API") from error
 
 
 def _overview(management_url: str, timeout: float) -> bytes:

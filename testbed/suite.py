@@ -1,9 +1,111 @@
 """RabbitMQ from another Debian release: a folder made by debootstrap, kept between runs."""
 
+import fcntl
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
 from testbed import SetupError
+from testbed.debian import ensure_package
 from testbed.installation import Installation
+
+_KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
+
+# Whatever becomes of the caller, nothing debootstrap started or mounted is left: its first process dies with the
+# caller, that process's namespace dies with it, and the mounts with the namespace.
+_CONFINED = ["setpriv", "--pdeathsig", "KILL", "unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
 
 
 def installation(suite: str) -> Installation:
-    """Return the RabbitMQ of a Debian suite, building its folder the first time."""
-    raise SetupError(f"BROKER={suite}: not built yet")
+    """Return the RabbitMQ of a Debian suite such as `sid`, building its folder the first time, which needs root."""
+    if not re.fullmatch("[a-z]+", suite):
+        raise SetupError(f"BROKER={suite} is not amqp://..., docker:TAG, installed, or the name of a Debian suite")
+    if os.geteuid() != 0:
+        raise SetupError(f"BROKER={suite} needs root, to change into a folder with that Debian release")
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ringproxy"
+    root = cache / f"debian-{suite}"
+    with _lock(cache / f"debian-{suite}.lock"):
+        if not root.exists():
+            _build(suite, root)
+    return Installation(root, f"Debian {suite} in {root}")
+
+
+def _build(suite: str, root: Path) -> None:
+    debootstrap = ensure_package("debootstrap", "debootstrap")
+    if not _KEYRING.exists():
+        ensure_package("debian-archive-keyring", str(_KEYRING))
+    mirror = debian_mirror()
+    partial = root.with_name(root.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)  # of a run that was killed
+    print(f"making {root} from {mirror}, once; this takes a minute or more", file=sys.stderr, flush=True)
+    options = ["--variant=minbase", "--include=rabbitmq-server", "--force-check-gpg", f"--keyring={_KEYRING}"]
+    try:
+        _run_debootstrap([str(debootstrap), *options, suite, str(partial), mirror])
+        shutil.rmtree(partial / "var/cache/apt/archives")
+        (partial / "etc/hosts").touch()  # where a node's own is mounted
+        partial.rename(root)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _run_debootstrap(command: list[str]) -> None:
+    """Run debootstrap, showing where it is: the first line of each kind, of hundreds."""
+    kinds: set[str] = set()
+    tail: deque[str] = deque(maxlen=20)
+    env = os.environ | _apt_proxy() | {"LC_ALL": "C"}
+    with subprocess.Popen([*_CONFINED, *command], env=env, text=True, stdout=-1, stderr=subprocess.STDOUT) as process:
+        assert process.stdout
+        try:
+            for line in process.stdout:
+                tail.append(line)
+                kind = " ".join(line.split()[:2])
+                if line.startswith("I:") and kind not in kinds:
+                    kinds.add(kind)
+                    print("debootstrap", line.rstrip(), file=sys.stderr, flush=True)
+        except BaseException:
+            process.kill()
+            process.stdout.read()  # ends when the last process of the namespace has
+            raise
+    if process.returncode != 0:
+        raise SetupError(f"debootstrap failed:\n{''.join(tail)}")
+
+
+def debian_mirror() -> str:
+    """Return the Debian mirror this machine's apt uses."""
+    query = ["apt-get", "indextargets", "--format", "$(ORIGIN)|$(LABEL)|$(REPO_URI)", "Created-By: Packages"]
+    found = subprocess.run(query, check=True, capture_output=True, text=True).stdout
+    for uri in re.findall(r"^Debian\|Debian\|(.*)$", found, re.MULTILINE):
+        if uri.startswith(("http://", "https://", "file:")):
+            return str(uri)
+        if uri.startswith("mirror+file:"):
+            return Path(uri.removeprefix("mirror+file:")).read_text().split()[0]
+    raise SetupError(
+        "apt knows no mirror of Debian here (on Debian, run apt-get update first; another distribution's mirrors do not"
+        " carry Debian's suites): use BROKER=docker:TAG or BROKER=amqp://... instead"
+    )
+
+
+def _apt_proxy() -> dict[str, str]:
+    """The web proxy apt is told to use, in the way other programs are told."""
+    proxies = {}
+    for scheme in ("http", "https"):
+        query = ["apt-config", "--format", "%v", "dump", f"Acquire::{scheme}::Proxy"]
+        proxy = subprocess.run(query, check=True, capture_output=True, text=True).stdout.strip()
+        if proxy and proxy != "DIRECT":
+            proxies[f"{scheme}_proxy"] = proxy
+    return proxies
+
+
+@contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    """Hold a lock, that two runs do not build the same folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
