@@ -1,0 +1,1 @@
+"""The consistent-hash ring: which destination owns which key. A pure function of bindings; no I/O."""

@@ -1,0 +1,178 @@
+"""Weighted rendezvous scores in integer arithmetic, so that every machine and numpy build agrees to the last bit.
+
+Every destination draws a 64-bit number for every slot: output `slot` of SplitMix64 started at the destination's seed.
+The score is that draw turned into an exponential variate with the weight as its rate, -log2(u) / weight (Efraimidis
+and Spirakis 2006; Schindelhauer and Schomaker 2005), in fixed point; the least score owns the slot, a greater draw
+breaks a tie, and the destination that sorts first breaks the rest. Among equal weights the greatest draw has the least
+score, so a logarithm is taken once a slot and weight, not once a slot and destination.
+"""
+
+import functools
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ring.hashing import SLOTS
+
+U64 = NDArray[np.uint64]
+U16 = NDArray[np.uint16]
+
+# SplitMix64 (Steele, Lea, Flood 2014): the increment and the two multipliers.
+_GAMMA = np.uint64(0x9E3779B97F4A7C15)
+_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
+_MIX_2 = np.uint64(0x94D049BB133111EB)
+
+# Slots worked on at a time: a handful of such arrays stay in a core's second-level cache.
+_CHUNK = 1 << 14
+
+_LOG_STEPS = 12  # the table holds log2 at 2^12 steps of [1, 2]
+_LOG_BITS = 39  # fractional bits of its entries
+_FRACTION_BITS = 36  # bits of the place between two steps; 28-bit step * 36 bits fits 64
+_SCORE_BITS = 57  # fractional bits of -log2(u), which is at most 53
+
+
+class _State(NamedTuple):
+    """A contest over n slots: the least score so far, its draw and the index of its destination, each of length n."""
+
+    score: U64
+    draw: U64
+    owner: U16
+
+
+def slot_streams(slots: NDArray[np.int64] | None = None) -> U64:
+    """What SplitMix64 adds to a seed to reach each slot's output; for all slots, or for those given."""
+    index = np.arange(SLOTS, dtype=np.uint64) if slots is None else slots.astype(np.uint64)
+    return (index + np.uint64(1)) * _GAMMA
+
+
+def draws(streams: U64, seeds: U64 | np.uint64, out: U64 | None = None, scratch: U64 | None = None) -> U64:
+    """The 64-bit draw of each slot for one destination's seed, or for a seed a slot."""
+    z = np.add(streams, seeds, out=out)
+    t = np.right_shift(z, np.uint64(30), out=scratch)
+    np.bitwise_xor(z, t, out=z)
+    np.multiply(z, _MIX_1, out=z)
+    np.right_shift(z, np.uint64(27), out=t)
+    np.bitwise_xor(z, t, out=z)
+    np.multiply(z, _MIX_2, out=z)
+    np.right_shift(z, np.uint64(31), out=t)
+    np.bitwise_xor(z, t, out=z)
+    return z
+
+
+@functools.cache
+def log2_table() -> U64:
+    """round(log2(1 + i/4096) * 2^39) for i of 0 to 4096, from integers alone: no libm may round it differently.
+
+    Sums ln((n+1)/n) = 2 atanh(1/(2n+1)) for n of 4096 to 8191 with 128 fractional bits.
+    """
+    one = 1 << 128
+    steps = 1 << _LOG_STEPS
+    sums = [0]
+    for n in range(steps, 2 * steps):
+        base = 2 * n + 1
+        power, divisor, term, total = one // base, 1, one // base, 0
+        while term:
+            total += term
+            power //= base * base
+            divisor += 2
+            term = power // divisor
+        sums.append(sums[-1] + 2 * total)
+    ln2 = sums[-1]
+    return np.array([((s << (_LOG_BITS + 1)) // ln2 + 1) >> 1 for s in sums], dtype=np.uint64)
+
+
+@functools.cache
+def _log2_rises() -> U64:
+    return np.diff(log2_table())
+
+
+def neg_log2(draw: U64) -> U64:
+    """-log2(u) in units of 2^-57 for u = (the draw's top 53 bits + 1) / 2^53; never grows with the draw.
+
+    The table's straight lines meet -log2 at their ends, so the relative error stays under 7e-5 down to u = 1.
+    """
+    # Exact: every integer up to 2^53 is a float64, and its bits are the exponent and the mantissa that are needed.
+    bits = ((draw >> np.uint64(11)) + np.uint64(1)).astype(np.float64).view(np.uint64)
+    exponent = (bits >> np.uint64(52)) - np.uint64(1023)
+    step = ((bits >> np.uint64(52 - _LOG_STEPS)) & np.uint64((1 << _LOG_STEPS) - 1)).astype(np.intp)
+    fraction = (bits >> np.uint64(52 - _LOG_STEPS - _FRACTION_BITS)) & np.uint64((1 << _FRACTION_BITS) - 1)
+    log2 = (log2_table()[step] << np.uint64(_SCORE_BITS - _LOG_BITS)) + (
+        (_log2_rises()[step] * fraction) >> np.uint64(_LOG_BITS + _FRACTION_BITS - _SCORE_BITS)
+    )
+    return ((np.uint64(53) - exponent) << np.uint64(_SCORE_BITS)) - log2
+
+
+def contest(streams: U64, seeds: U64, weights: U64, entrants: Sequence[int]) -> U16:
+    """The owner of each slot (by its stream) among `entrants`: ascending indices, one at least, into seeds and weights.
+
+    Indices must sort as the destinations do.
+    """
+    groups = _by_weight(weights, entrants)
+    owners = np.empty(len(streams), dtype=np.uint16)
+    for part in _chunks(len(streams)):
+        owners[part] = _contest(streams[part], seeds, groups).owner
+    return owners
+
+
+def challenge(streams: U64, seeds: U64, weights: U64, holders: U16, challengers: Sequence[int]) -> U16:
+    """The owner of each slot once `challengers` have contested it with its holder; what `contest` of all would say."""
+    groups = _by_weight(weights, challengers)
+    owners = np.empty(len(streams), dtype=np.uint16)
+    for part in _chunks(len(streams)):
+        # Rings keep no scores beside them: a holder's is computed again from the owner alone.
+        draw = draws(streams[part], seeds[holders[part]])
+        standing = _State(neg_log2(draw) // weights[holders[part]], draw, holders[part])
+        owners[part] = _better(standing, _contest(streams[part], seeds, groups)).owner
+    return owners
+
+
+def _chunks(length: int) -> Iterator[slice]:
+    return (slice(start, min(start + _CHUNK, length)) for start in range(0, length, _CHUNK))
+
+
+def _by_weight(weights: U64, entrants: Sequence[int]) -> list[tuple[np.uint64, list[int]]]:
+    groups: dict[int, list[int]] = {}
+    for i in entrants:
+        groups.setdefault(int(weights[i]), []).append(i)
+    # The likeliest winners first, so that the others are seen to lose early.
+    by_share = sorted(groups.items(), key=lambda group: -group[0] * len(group[1]))
+    return [(np.uint64(weight), members) for weight, members in by_share]
+
+
+def _contest(streams: U64, seeds: U64, groups: list[tuple[np.uint64, list[int]]]) -> _State:
+    (weight, members), *others = groups
+    draw, owner = _greatest_draws(streams, seeds, members)
+    state = _State(neg_log2(draw) // weight, draw, owner)
+    for weight, members in others:
+        draw, owner = _greatest_draws(streams, seeds, members)
+        # -log2(u) > 1.375 (1 - u): most draws are seen to lose without their logarithm.
+        distance = (~draw >> np.uint64(11)) << np.uint64(_SCORE_BITS - 53)
+        least = distance + (distance >> np.uint64(2)) + (distance >> np.uint64(3))
+        rivals = np.flatnonzero(least // weight <= state.score)
+        challenger = _State(neg_log2(draw[rivals]) // weight, draw[rivals], owner[rivals])
+        won = _better(_State(state.score[rivals], state.draw[rivals], state.owner[rivals]), challenger)
+        state.score[rivals], state.draw[rivals], state.owner[rivals] = won
+    return state
+
+
+def _greatest_draws(streams: U64, seeds: U64, members: list[int]) -> tuple[U64, U16]:
+    """Of destinations with one weight: each slot's greatest draw and the index of the destination that drew it."""
+    best = draws(streams, seeds[members[0]])
+    owner = np.full(len(streams), members[0], dtype=np.uint16)
+    z, scratch = np.empty_like(best), np.empty_like(best)
+    greater = np.empty(len(streams), dtype=np.bool_)
+    for i in members[1:]:
+        draws(streams, seeds[i], z, scratch)
+        np.greater(z, best, out=greater)
+        np.copyto(best, z, where=greater)
+        np.copyto(owner, np.uint16(i), where=greater)
+    return best, owner
+
+
+def _better(a: _State, b: _State) -> _State:
+    """The better of two states, slot by slot: least score, then greatest draw, then first in sorting."""
+    draw_wins = (b.draw > a.draw) | ((b.draw == a.draw) & (b.owner < a.owner))
+    wins = (b.score < a.score) | ((b.score == a.score) & draw_wins)
+    return _State(np.where(wins, b.score, a.score), np.where(wins, b.draw, a.draw), np.where(wins, b.owner, a.owner))
