@@ -28,8 +28,13 @@ def main() -> int:
 
 def _run(command: list[str], broker: Broker) -> int:
     env = os.environ | {"BROKER": broker.amqp_url, "BROKER_MANAGEMENT_URL": broker.management_url}
-    status = subprocess.run(command, env=env, check=False).returncode
-    return status if status >= 0 else 128 - status
+    with subprocess.Popen(command, env=env) as process:
+        while process.poll() is None:
+            try:
+                process.wait()
+            except KeyboardInterrupt:
+                continue  # Ctrl-C reaches the command too, which decides what it means
+    return process.returncode if process.returncode >= 0 else 128 - process.returncode
 
 
 def _hold(broker: Broker) -> NoReturn:

@@ -39,13 +39,24 @@ def _broker(choice: str) -> AbstractContextManager[Broker]:
         return _named(choice)
     if choice.startswith("docker:"):
         return _docker(choice.removeprefix("docker:"))
-    if choice == "installed":
-        return _private(_installed())
-    if choice:
-        return _private(suite.installation(choice))
-    if container.engine_answers():
+    if not choice and container.engine_answers():
         return _docker(container.DEFAULT_TAG)
-    return _private(_installed_or_install())
+    return _private(installation(choice))
+
+
+def installation(choice: str) -> Installation:
+    """Return the RabbitMQ a private node of that choice runs on: the machine's own, or a Debian suite's."""
+    if choice not in ("", "installed"):
+        return suite.installation(choice)
+    if not MACHINE.server and choice == "installed":
+        raise SetupError("BROKER=installed, but no rabbitmq-server is installed: apt-get install rabbitmq-server")
+    if not MACHINE.server:
+        try:
+            install("rabbitmq-server")
+        except SetupError as error:
+            message = f"no RabbitMQ: no Docker engine answers, and {error}; or name a running one: BROKER=amqp://..."
+            raise SetupError(message) from error
+    return MACHINE
 
 
 @contextmanager
@@ -71,23 +82,6 @@ def _private(installation: Installation) -> Iterator[Broker]:
     with private_node(installation) as node:
         version = node.start()
         yield Broker(node.amqp_url, node.management_url, version, installation.source)
-
-
-def _installed() -> Installation:
-    if not MACHINE.server:
-        raise SetupError("BROKER=installed, but no rabbitmq-server is installed: apt-get install rabbitmq-server")
-    return MACHINE
-
-
-def _installed_or_install() -> Installation:
-    if not MACHINE.server:
-        try:
-            install("rabbitmq-server")
-        except SetupError as error:
-            raise SetupError(
-                f"no RabbitMQ: no Docker engine answers, and {error}; or name a running broker: BROKER=amqp://..."
-            ) from error
-    return MACHINE
 
 
 def default_management_url(amqp_url: str) -> str:

@@ -3,6 +3,7 @@
 import fcntl
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from testbed import SetupError
-from testbed.debian import ensure_package
+from testbed.debian import ensure_package, install
 from testbed.installation import Installation
 
 _KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
@@ -39,7 +40,7 @@ def installation(suite: str) -> Installation:
 def _build(suite: str, root: Path) -> None:
     debootstrap = ensure_package("debootstrap", "debootstrap")
     if not _KEYRING.exists():
-        ensure_package("debian-archive-keyring", str(_KEYRING))
+        install("debian-archive-keyring")
     mirror = debian_mirror()
     partial = root.with_name(root.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)  # of a run that was killed
@@ -93,13 +94,10 @@ def debian_mirror() -> str:
 
 def _apt_proxy() -> dict[str, str]:
     """The web proxy apt is told to use, in the way other programs are told."""
-    proxies = {}
-    for scheme in ("http", "https"):
-        query = ["apt-config", "--format", "%v", "dump", f"Acquire::{scheme}::Proxy"]
-        proxy = subprocess.run(query, check=True, capture_output=True, text=True).stdout.strip()
-        if proxy and proxy != "DIRECT":
-            proxies[f"{scheme}_proxy"] = proxy
-    return proxies
+    query = ["apt-config", "shell", "http_proxy", "Acquire::http::Proxy", "https_proxy", "Acquire::https::Proxy"]
+    found = subprocess.run(query, check=True, capture_output=True, text=True).stdout
+    settings = dict(setting.split("=", 1) for setting in shlex.split(found))
+    return {name: proxy for name, proxy in settings.items() if proxy != "DIRECT"}
 
 
 @contextmanager

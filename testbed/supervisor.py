@@ -16,8 +16,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -113,14 +112,11 @@ def _supervise(starter: int) -> None:
         for line in _lines_while_alive(starter):
             _say(_spawn(**json.loads(line)))
     finally:
-        while children := _children():
-            for pid in children:
-                os.kill(pid, signal.SIGKILL)
-            time.sleep(0.01)
+        _kill_descendants()
         shutil.rmtree(folder)
 
 
-def _lines_while_alive(starter: int) -> Any:
+def _lines_while_alive(starter: int) -> Iterator[bytes]:
     """Yield the lines of standard input; the starter's own children may hold its end open after its death."""
     try:
         pidfd = os.pidfd_open(starter)
@@ -134,6 +130,15 @@ def _lines_while_alive(starter: int) -> Any:
             return
         *lines, buffer = (buffer + data).split(b"\n")
         yield from lines
+
+
+def _kill_descendants() -> None:
+    """Kill every child, then those adopted from them, until none is left."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # from here on a pid stays its child's until it is waited for
+    while children := Path(f"/proc/self/task/{os.getpid()}/children").read_text().split():
+        for pid in map(int, children):
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
 
 
 def _spawn(command: list[str], env: dict[str, str], log: str) -> dict[str, Any]:
@@ -157,11 +162,6 @@ def _spawn(command: list[str], env: dict[str, str], log: str) -> dict[str, Any]:
 def _prepare_child() -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # should this supervisor itself be killed
-
-
-def _children() -> list[int]:
-    """The pids of this process's children, adopted ones included."""
-    return [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
 
 
 def _prctl(option: int, value: int) -> None:

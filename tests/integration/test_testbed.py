@@ -1,0 +1,146 @@
+import base64
+import http.client
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from testbed import SetupError
+from testbed.broker import installation
+from testbed.node import Node, private_node
+
+DEADLINE_SECONDS = 30
+BROKER = os.environ.get("BROKER", "")
+
+pytestmark = pytest.mark.skipif(
+    BROKER.startswith(("amqp:", "docker:")), reason="this broker is not a private node of the testbed"
+)
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def descendants(pid: int) -> dict[int, str]:
+    """The processes below `pid`, by pid, each with its name."""
+    found: dict[int, str] = {}
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        for child in map(int, (task / "children").read_text().split()):
+            found |= {child: Path(f"/proc/{child}/comm").read_text().strip()} | descendants(child)
+    return found
+
+
+def has_ended(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
+def listening_addresses(pids: set[int]) -> set[tuple[str, int]]:
+    """The addresses those processes listen on, as the kernel tells them."""
+    sockets = {os.readlink(file) for pid in pids for file in Path(f"/proc/{pid}/fd").iterdir()}
+    addresses = set()
+    for table in "/proc/net/tcp", "/proc/net/tcp6":
+        for line in Path(table).read_text().splitlines()[1:]:
+            _, local, _, state, *_, inode = line.split()[:10]
+            if state == "0A" and f"socket:[{inode}]" in sockets:
+                host, port = local.split(":")
+                words = b"".join(int(host[i : i + 8], 16).to_bytes(4, sys.byteorder) for i in range(0, len(host), 8))
+                family = socket.AF_INET if len(words) == 4 else socket.AF_INET6
+                addresses.add((socket.inet_ntop(family, words), int(port, 16)))
+    return addresses
+
+
+@pytest.fixture
+def starter() -> Iterator[subprocess.Popen[str]]:
+    """A process that holds a broker of its own."""
+    command = [sys.executable, "-m", "testbed"]
+    # Installed or not, and whether or not Docker is there, the broker has to be a private node.
+    env = os.environ | {"BROKER": BROKER or "installed"}
+    installation(BROKER)
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) as process:
+        yield process
+        process.kill()
+
+
+@pytest.fixture
+def node() -> Iterator[Node]:
+    with private_node(installation(BROKER)) as found:
+        yield found
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_nothing_of_the_node_outlives_its_starter(starter: subprocess.Popen[str], number: signal.Signals) -> None:
+    assert starter.stdout
+    lines = [starter.stdout.readline() for _ in range(4)]
+    assert re.fullmatch(r"RabbitMQ \d+\.\d+\.\d+ \(.*\)\n", lines[0])
+    urls = [urlsplit(line.split()[1]) for line in lines[1:3]]
+    below = descendants(starter.pid)
+    assert {"beam.smp", "epmd", "erl_child_setup"} <= set(below.values())
+
+    addresses = listening_addresses(set(below))
+    assert {("127.0.0.1", url.port) for url in urls} < addresses
+    assert {host for host, _ in addresses} <= {"127.0.0.1", "::1"}
+    assert 4369 not in {port for _, port in addresses}
+
+    (beam,) = (pid for pid, name in below.items() if name == "beam.smp")
+    folder = Path(next(re.finditer(r"HOME=([^\0]*)", Path(f"/proc/{beam}/environ").read_text()))[1])
+    assert folder.is_dir()
+    starter.send_signal(number)
+    wait_until(lambda: all(map(has_ended, below)) and not folder.exists())
+    assert "ringproxy" not in Path("/proc/mounts").read_text()
+
+
+def test_a_killed_node_starts_again_with_its_ports_and_data(node: Node) -> None:
+    version = node.start()
+    first = node.pid
+    assert Path(f"/proc/{first}/comm").read_text() == "beam.smp\n"
+    request(node, "PUT", "/api/queues/%2F/kept", {"durable": True})
+    node.kill()
+    assert has_ended(first)
+    with pytest.raises(OSError, match="refused"):
+        request(node, "GET", "/api/overview")
+    assert node.start() == version
+    assert node.pid != first
+    assert request(node, "GET", "/api/queues/%2F/kept")["durable"]
+    node.stop()
+    assert has_ended(node.pid)
+
+
+def test_the_node_has_what_the_project_needs(node: Node) -> None:
+    node.start()
+    overview = request(node, "GET", "/api/overview")
+    assert {"x-consistent-hash", "x-modulus-hash"} <= {kind["name"] for kind in overview["exchange_types"]}
+    assert "amq.rabbitmq.event" in {exchange["name"] for exchange in request(node, "GET", "/api/exchanges/%2F")}
+
+
+def test_a_node_that_ends_while_starting_shows_its_log(node: Node) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", urlsplit(node.management_url).port))
+        with pytest.raises(SetupError, match=r"ended while starting(?s:.*)(eaddrinuse|already in use)"):
+            node.start()
+
+
+def request(node: Node, method: str, path: str, body: dict[str, object] | None = None) -> Any:
+    url = urlsplit(node.management_url)
+    with closing(http.client.HTTPConnection("127.0.0.1", url.port, timeout=10)) as connection:
+        credentials = base64.b64encode(b"guest:guest").decode()
+        connection.request(method, path, json.dumps(body), {"Authorization": f"Basic {credentials}"})
+        response = connection.getresponse()
+        assert response.status < 300, response.reason
+        return json.loads(response.read() or b"null")

@@ -1,0 +1,260 @@
+import base64
+import http.server
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from testbed import SetupError, broker, container, debian, suite
+from testbed.installation import Installation
+from testbed.node import free_ports
+from testbed.supervisor import Supervisor
+
+DEADLINE_SECONDS = 30
+
+
+class Overview(http.server.BaseHTTPRequestHandler):
+    """The management API of a broker: version 9.8.7 for the user `guest`, `guest`."""
+
+    body = json.dumps({"rabbitmq_version": "9.8.7"}).encode()
+
+    def do_GET(self) -> None:
+        welcome = self.headers["Authorization"] == "Basic " + base64.b64encode(b"guest:guest").decode()
+        self.send_response(200 if welcome and self.path == "/api/overview" else 401)
+        self.end_headers()
+        self.wfile.write(self.body)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+        pass
+
+
+class OtherService(Overview):
+    body = b"<html>"
+
+
+@contextmanager
+def serving(handler: type[Overview]) -> Iterator[str]:
+    """A broker with that management API, as an AMQP URL; its management URL is in BROKER_MANAGEMENT_URL."""
+    with http.server.HTTPServer(("127.0.0.1", 0), handler) as server, socket.create_server(("127.0.0.1", 0)) as amqp:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("BROKER_MANAGEMENT_URL", f"http://guest:guest@127.0.0.1:{server.server_port}")
+            yield f"amqp://guest:guest@127.0.0.1:{amqp.getsockname()[1]}/"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def bare_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No Docker engine, no RabbitMQ, not root."""
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/docker.sock")
+    monkeypatch.setattr(broker, "MACHINE", Installation(tmp_path, "nothing"))
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+
+
+def enter(choice: str | None) -> broker.Broker:
+    with broker.running_broker(choice) as found:
+        return found
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def has_ended(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
+def test_a_named_broker_is_used_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(Overview) as amqp_url:
+        expected = broker.Broker(amqp_url, os.environ["BROKER_MANAGEMENT_URL"], "9.8.7", "named by BROKER")
+        assert enter(amqp_url) == expected
+        monkeypatch.setenv("BROKER", amqp_url)
+        assert enter(None) == expected
+
+
+def test_a_named_broker_that_does_not_answer_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    (port,) = free_ports(1)
+    monkeypatch.delenv("BROKER_MANAGEMENT_URL", raising=False)
+    with pytest.raises(SetupError, match=f"amqp://127.0.0.1:{port}/ .*does not answer.*refused"):
+        enter(f"amqp://127.0.0.1:{port}/")
+
+
+def test_a_named_broker_must_be_rabbitmq() -> None:
+    with serving(OtherService) as amqp_url, pytest.raises(SetupError, match="is not RabbitMQ's management API"):
+        enter(amqp_url)
+
+
+def test_a_named_broker_must_accept_the_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(Overview) as amqp_url:
+        monkeypatch.setenv("BROKER_MANAGEMENT_URL", os.environ["BROKER_MANAGEMENT_URL"].replace(":guest", ":wrong"))
+        with pytest.raises(SetupError, match="answers 401"):
+            enter(amqp_url)
+
+
+@pytest.mark.parametrize(
+    ("amqp_url", "management_url"),
+    [
+        ("amqp://guest:guest@127.0.0.1:5672/", "http://guest:guest@127.0.0.1:15672"),
+        ("amqp://some%40one:p%2F@rabbit.example/vhost", "http://some%40one:p%2F@rabbit.example:15672"),
+        ("amqp://rabbit", "http://rabbit:15672"),
+        ("amqp://a:b@[::1]:1", "http://a:b@[::1]:15672"),
+    ],
+)
+def test_the_management_api_is_looked_for_on_the_same_host(amqp_url: str, management_url: str) -> None:
+    assert broker.default_management_url(amqp_url) == management_url
+
+
+@pytest.mark.parametrize("choice", ["", "docker:9-management"])
+def test_docker_is_used_where_an_engine_answers(monkeypatch: pytest.MonkeyPatch, choice: str) -> None:
+    @contextmanager
+    def rabbitmq(tag: str) -> Iterator[tuple[str, str, str]]:
+        yield "amqp://contained", "http://contained", tag
+
+    monkeypatch.setattr(container, "engine_answers", lambda: True)
+    monkeypatch.setattr(container, "rabbitmq", rabbitmq)
+    tag = choice.removeprefix("docker:") or container.DEFAULT_TAG
+    assert enter(choice) == broker.Broker("amqp://contained", "http://contained", tag, f"Docker image rabbitmq:{tag}")
+
+
+def test_no_docker_engine_answers_on_a_dead_socket(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/docker.sock")
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(f"{tmp_path}/docker.sock")
+    assert not container.engine_answers()
+
+
+def test_no_docker_engine_answers_on_a_port_nobody_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    (port,) = free_ports(1)
+    monkeypatch.setenv("DOCKER_HOST", f"tcp://127.0.0.1:{port}")
+    assert not container.engine_answers()
+
+
+@pytest.mark.usefixtures("bare_machine")
+@pytest.mark.parametrize(
+    ("choice", "message"),
+    [
+        ("", "no Docker engine answers, and rabbitmq-server is missing, and only root can install it: .*BROKER=amqp"),
+        ("installed", "no rabbitmq-server is installed: apt-get install"),
+        ("docker:4", "needs a Docker engine, and none answers"),
+        ("sid", "BROKER=sid needs root"),
+        ("localhost:5672", "is not amqp://..., docker:TAG, installed, or the name of a Debian suite"),
+    ],
+)
+def test_a_choice_that_cannot_be_had_says_why(choice: str, message: str) -> None:
+    with pytest.raises(SetupError, match=message):
+        enter(choice)
+
+
+@pytest.mark.parametrize(
+    ("uri", "mirror"),
+    [
+        ("https://mirror.example/debian/", "https://mirror.example/debian/"),
+        ("mirror+file:{folder}/mirrors", "https://first.example/debian"),
+    ],
+)
+def test_the_mirror_is_that_of_apt(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, uri: str, mirror: str) -> None:
+    (tmp_path / "mirrors").write_text("https://first.example/debian\nhttps://second.example/debian\n")
+    security = "Debian|Debian-Security|https://mirror.example/debian-security/"
+    fake_apt_get(monkeypatch, tmp_path, f"{security}\nDebian|Debian|{uri.format(folder=tmp_path)}")
+    assert suite.debian_mirror() == mirror
+
+
+def test_another_distributions_mirror_does_not_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    fake_apt_get(monkeypatch, tmp_path, "Ubuntu|Ubuntu|https://mirror.example/ubuntu/")
+    with pytest.raises(SetupError, match="no mirror of Debian"):
+        suite.debian_mirror()
+
+
+def fake_apt_get(monkeypatch: pytest.MonkeyPatch, folder: Path, index_targets: str) -> None:
+    (folder / "apt-get").write_text(f"#!/bin/sh\ncat <<'.'\n{index_targets}\n.\n")
+    (folder / "apt-get").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+
+
+def test_a_package_is_not_installed_when_its_binary_is_there() -> None:
+    assert debian.ensure_package("no-such-package", "sh").name == "sh"
+
+
+def test_the_command_runs_with_the_broker_and_its_status_is_passed_on() -> None:
+    with serving(Overview) as amqp_url:
+        script = 'echo "$BROKER $BROKER_MANAGEMENT_URL"; exit 7'
+        run = subprocess.run(
+            [sys.executable, "-m", "testbed", "--", "sh", "-c", script],
+            env=os.environ | {"BROKER": amqp_url},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert (run.stdout, run.stderr) == (f"{amqp_url} {os.environ['BROKER_MANAGEMENT_URL']}\n", "")
+        assert run.returncode == 7
+
+
+def test_a_supervised_process_is_killed_and_the_folder_removed_at_the_end(tmp_path: Path) -> None:
+    with Supervisor() as supervisor:
+        process = supervisor.spawn(["sh", "-c", "echo $greeting; exec sleep 600"], {"greeting": "hi"}, tmp_path / "log")
+        wait_until(lambda: (tmp_path / "log").read_text() == "hi\n")
+        assert supervisor.folder.is_dir()
+        assert not process.wait(0)
+    assert process.wait(0)
+    assert not supervisor.folder.exists()
+
+
+def test_a_command_that_does_not_exist_is_an_error(tmp_path: Path) -> None:
+    with Supervisor() as supervisor, pytest.raises(OSError, match="no-such-command"):
+        supervisor.spawn(["/no-such-command"], {}, tmp_path / "log")
+
+
+# What a starter leaves: a daemon in a session of its own whose parent has ended, a stopped process, and a child of the
+# starter itself that holds all its files open.
+STARTER = """
+import os, sys, time
+from pathlib import Path
+from testbed.supervisor import Supervisor
+
+folder = Path(sys.argv[1])
+supervisor = Supervisor()
+supervisor.spawn(["sh", "-c", f"setsid sh -c 'echo $$ >{folder}/daemon; exec sleep 600' &"], os.environ, folder / "log")
+supervisor.spawn(["sh", "-c", f"echo $$ >{folder}/stopped; kill -STOP $$"], os.environ, folder / "log")
+if os.fork() == 0:
+    time.sleep(600)
+print(supervisor.folder, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_nothing_outlives_the_starter(tmp_path: Path, number: signal.Signals) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", STARTER, str(tmp_path)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as starter:
+        assert starter.stdout
+        folder = Path(starter.stdout.readline().strip())
+        pids = [first_line(tmp_path / "daemon"), first_line(tmp_path / "stopped")]
+        forked = int(Path(f"/proc/{starter.pid}/task/{starter.pid}/children").read_text().split()[-1])
+        starter.send_signal(number)
+        try:
+            wait_until(lambda: all(has_ended(int(pid)) for pid in pids) and not folder.exists())
+        finally:
+            os.kill(forked, signal.SIGKILL)
+
+
+def first_line(path: Path) -> str:
+    wait_until(lambda: path.exists() and path.read_text().endswith("\n"))
+    return path.read_text().strip()
