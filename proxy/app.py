@@ -1,0 +1,126 @@
+"""One sidecar: makes the parts, starts the listeners, and at SIGTERM answers what is in flight and stops."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import time
+from collections.abc import AsyncIterator
+
+from aiohttp import web
+
+from proxy.config import Address, ConfigError, Settings
+from proxy.http.admin import Admin
+from proxy.http.ingest import Ingest
+from proxy.http.problems import ProblemRunner
+from proxy.management import Management
+from proxy.metrics import Counts, ProxyCollector, registry
+from proxy.publisher import Publisher
+from proxy.router import Router
+from proxy.selection import Selection, named
+from proxy.sync import Sync
+
+log = logging.getLogger(__name__)
+
+_LAST_WORDS = 0.5
+"""Seconds for the last bytes of answers, once everything is answered or the drain time is over."""
+
+
+async def run(settings: Settings) -> None:
+    """Runs a sidecar until SIGTERM or SIGINT; a second one ends it at once. Raises ConfigError for a busy address."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, _on_signal, stop)
+    async with Management(settings.management_url, settings.management_timeout) as api:
+        router = Router(settings.ring_max_age, settings.on_stale == "refuse")
+        sync = Sync(
+            api,
+            router,
+            Selection(settings.route, settings.shadow, settings.pass_),
+            interval=settings.sync_interval,
+            settle_time=settings.settle_time,
+            rewrite_dead_letters=settings.on_dead_letter == "rewrite",
+            named=named([*settings.route, *settings.shadow], settings.default_vhost),
+        )
+        publisher = Publisher(
+            settings.broker_url, connect_timeout=settings.lookup_timeout, confirm_timeout=settings.confirm_timeout
+        )
+        counts = Counts()
+        ingest = Ingest(
+            router,
+            sync,
+            publisher,
+            counts,
+            default_vhost=settings.default_vhost,
+            lookup_timeout=settings.lookup_timeout,
+        )
+        admin = Admin(
+            router,
+            sync,
+            publisher,
+            registry(ProxyCollector(counts, router, sync, publisher)),
+            draining=lambda: ingest.draining,
+            lookup_timeout=settings.lookup_timeout,
+        )
+        async with (
+            _listening("admin", admin.application(), settings.admin_listen),
+            _syncing(sync),
+            contextlib.aclosing(publisher),
+            _listening("http", ingest.application(settings.max_body), settings.http_listen) as http,
+        ):
+            publisher.connect(settings.default_vhost)
+            admin.started = True
+            await stop.wait()
+            ingest.draining = True
+            await _drain(http, ingest, settings.drain_time)
+
+
+def _on_signal(stop: asyncio.Event) -> None:
+    if stop.is_set():
+        log.warning("a second signal: ending at once")
+        logging.shutdown()
+        os._exit(1)
+    log.info("shutting down: answering what is in flight")
+    stop.set()
+
+
+@contextlib.asynccontextmanager
+async def _syncing(sync: Sync) -> AsyncIterator[None]:
+    task = asyncio.create_task(sync.run())
+    try:
+        yield
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+@contextlib.asynccontextmanager
+async def _listening(what: str, app: web.Application, address: Address) -> AsyncIterator[ProblemRunner]:
+    """A listener, up on entry. Raises ConfigError where its address cannot be bound."""
+    # Bodies are payloads: they are published as they are, compressed or not.
+    runner = ProblemRunner(app, access_log=None, shutdown_timeout=_LAST_WORDS, auto_decompress=False)
+    await runner.setup()
+    try:
+        try:
+            await web.TCPSite(runner, address.host, address.port).start()
+        except OSError as error:
+            raise ConfigError(f"{what}_listen: {address} cannot be bound: {error.strerror}") from None
+        for bound in runner.addresses:
+            log.info("%s listens on %s", what, Address(bound[0], bound[1]))
+        yield runner
+    finally:
+        await runner.cleanup()
+
+
+async def _drain(http: ProblemRunner, ingest: Ingest, drain_time: float) -> None:
+    """Stops accepting, then waits until all requests are answered, `drain_time` seconds at most."""
+    for site in http.sites:
+        await site.stop()
+    deadline = time.monotonic() + drain_time
+    while ingest.active and time.monotonic() < deadline:
+        await asyncio.sleep(0.01)
+    if ingest.active:
+        log.warning("%d requests were still unanswered at the end of the drain time", ingest.active)

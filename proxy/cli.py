@@ -1,0 +1,103 @@
+"""The command ring-proxy: run, config, explain, diff."""
+
+import argparse
+import asyncio
+import logging
+import os
+import sys
+from pathlib import Path
+
+from proxy import __version__
+from proxy.app import run
+from proxy.config import ENVIRONMENT_PREFIX, ConfigError, Settings, describe, field_names, help_of
+from proxy.questions import QuestionError, diff, explain
+from ring.hashing import RING_FORMAT
+
+USAGE_ERROR = 2
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs the command; returns its exit status: 2 for a mistake in settings or arguments."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    try:
+        return int(options.do(options))
+    except (ConfigError, QuestionError) as error:
+        print(f"ring-proxy: {error}", file=sys.stderr)
+        return USAGE_ERROR
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # The reader of our output, say `head`, has seen enough.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="ring-proxy",
+        description="Routes RabbitMQ publishes over a consistent-hash ring of the exchange's bindings.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"ringproxy {__version__}, ring format {RING_FORMAT}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    for name, do, text in (
+        ("run", _run, "run a sidecar until SIGTERM"),
+        ("config", _config, "show every setting, its meaning and the value in force, secrets hidden"),
+    ):
+        command = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
+        command.set_defaults(do=do)
+        _add_settings(command)
+    text = "tell where a key goes and why, as a running sidecar sees it"
+    command = commands.add_parser("explain", help=text, description=text, allow_abbrev=False)
+    command.set_defaults(do=_explain)
+    command.add_argument("exchange")
+    command.add_argument("key", help="the routing key, or the value of the header or property that is hashed")
+    command.add_argument("--vhost", default="/", help="virtual host (default: /)")
+    command.add_argument("--sidecar", metavar="URL", default="http://127.0.0.1:15681", help="its admin listener")
+    text = "compare the rings of two sidecars; exit status 1 where they differ"
+    command = commands.add_parser("diff", help=text, description=text, allow_abbrev=False)
+    command.set_defaults(do=_diff)
+    command.add_argument("one", metavar="URL", help="admin listener of a sidecar, like http://10.0.0.7:15681")
+    command.add_argument("other", metavar="URL")
+    return parser
+
+
+def _add_settings(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--config", metavar="FILE", help="TOML file of settings, overridden by environment and flags")
+    for name in field_names():
+        command.add_argument(f"--{name.replace('_', '-')}", dest=f"set_{name}", metavar="VALUE", help=help_of(name))
+
+
+def _settings(options: argparse.Namespace) -> Settings:
+    flags = {name: value for name in field_names() if (value := getattr(options, f"set_{name}")) is not None}
+    file = options.config or os.environ.get(f"{ENVIRONMENT_PREFIX}CONFIG")
+    return Settings.load(Path(file) if file else None, os.environ, flags)
+
+
+def _run(options: argparse.Namespace) -> int:
+    settings = _settings(options)
+    logging.basicConfig(
+        level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
+    )
+    # These tell of every reconnection in their own words; the publisher says it once.
+    for noisy in ("aio_pika", "aiormq", "aiohttp"):
+        logging.getLogger(noisy).setLevel(logging.CRITICAL)
+    asyncio.run(run(settings))
+    return 0
+
+
+def _config(options: argparse.Namespace) -> int:
+    print(describe(_settings(options)))
+    return 0
+
+
+def _explain(options: argparse.Namespace) -> int:
+    print(explain(options.sidecar, options.vhost, options.exchange, options.key))
+    return 0
+
+
+def _diff(options: argparse.Namespace) -> int:
+    text, differ = diff(options.one, options.other)
+    print(text)
+    return int(differ)

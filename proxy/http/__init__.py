@@ -1,0 +1,1 @@
+"""The HTTP listeners: one that takes publishes, one for probes, metrics and questions."""

@@ -1,0 +1,173 @@
+"""The admin listener: probes, metrics, and what this sidecar knows of each exchange. Nothing here changes anything."""
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+from urllib.parse import parse_qsl
+
+from aiohttp import web
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
+
+from proxy.http.problems import ProblemError, problem_middleware
+from proxy.outcome import Outcome
+from proxy.publisher import Publisher
+from proxy.router import Entry, Name, Router
+from proxy.sync import Absent, NotReadable, Sync
+from ring.destination import Destination
+from ring.hashing import RING_FORMAT, SLOTS, slot_of
+
+
+class Admin:
+    """The admin listener's requests, on the parts that answer them."""
+
+    def __init__(
+        self,
+        router: Router,
+        sync: Sync,
+        publisher: Publisher,
+        metrics: CollectorRegistry,
+        *,
+        draining: Callable[[], bool],
+        lookup_timeout: float,
+    ) -> None:
+        """`draining` tells whether a shutdown is under way; `lookup_timeout` in seconds."""
+        self._router, self._sync, self._publisher, self._metrics = router, sync, publisher, metrics
+        self._draining, self._lookup_timeout = draining, lookup_timeout
+        self.started = False
+
+    def application(self) -> web.Application:
+        """The listener as an aiohttp application."""
+        app = web.Application(middlewares=[problem_middleware])
+        app.router.add_get("/livez", self.livez)
+        app.router.add_get("/startupz", self.startupz)
+        app.router.add_get("/readyz", self.readyz)
+        app.router.add_get("/metrics", self.metrics)
+        app.router.add_get("/rings", self.rings)
+        app.router.add_get("/rings/{vhost}/{exchange}", self.ring)
+        return app
+
+    async def livez(self, _: web.Request) -> web.Response:
+        """200 whenever the event loop turns. Never the broker's state: a restart would not mend the broker."""
+        return web.Response(text="ok\n")
+
+    async def startupz(self, _: web.Request) -> web.Response:
+        """200 once settings are valid and listeners bound. Never the broker's state, or no pod could start without."""
+        return web.Response(text="ok\n") if self.started else web.Response(text="starting\n", status=503)
+
+    async def readyz(self, request: web.Request) -> web.Response:
+        """200 where a publish would work: management API and broker reachable, named rings read, not draining."""
+        checks = self._checks()
+        ready = not any(checks.values())
+        if "verbose" in request.query:
+            text = "".join(
+                f"{'ok  ' if not why else 'FAIL'} {check}{why and ': ' + why}\n" for check, why in checks.items()
+            )
+        else:
+            text = "ok\n" if ready else "not ready\n"
+        return web.Response(text=text, status=200 if ready else 503)
+
+    def _checks(self) -> dict[str, str]:
+        """Each check, and why it fails; empty where it holds."""
+        sync, router = self._sync, self._router
+        unread = sync.pending()
+        stale = sorted(name for name, e in router.entries.items() if e.known is not None and router.stale(e))
+        checks = {
+            "not draining": "shutting down" if self._draining() else "",
+            "management API": sync.unreachable,
+            "rings read": f"not read yet: {_titles(unread)}" if unread else "",
+            "rings fresh": f"not read for too long: {_titles(stale)}" if stale else "",
+        }
+        for vhost, fault in self._publisher.faults().items():
+            checks[f"broker, virtual host {vhost!r}"] = fault
+            cluster = self._publisher.cluster(vhost)
+            if not fault and cluster is not None and sync.cluster is not None and cluster != sync.cluster:
+                checks["one cluster"] = f"the broker is of {cluster!r}, the management API of {sync.cluster!r}"
+        return checks
+
+    async def metrics(self, request: web.Request) -> web.Response:
+        """The Prometheus metrics, in the format that the scraper asks for."""
+        encoder, content_type = choose_encoder(request.headers.get("Accept", ""))
+        return web.Response(body=encoder(self._metrics), headers={"Content-Type": content_type})
+
+    async def rings(self, _: web.Request) -> web.Response:
+        """Every exchange that this sidecar knows, with its ring; what `ring-proxy diff` compares."""
+        exchanges = [self._shown(name, entry) for name, entry in sorted(self._router.entries.items())]
+        faults = [{"vhost": v, "exchange": e, "fault": why} for (v, e), why in sorted(self._sync.faults.items())]
+        return _json({"ring_format": RING_FORMAT, "exchanges": exchanges, "faults": faults})
+
+    async def ring(self, request: web.Request) -> web.Response:
+        """One exchange, looked up if need be, and with ``?key=`` where that key goes; for `ring-proxy explain`."""
+        vhost, exchange = request.match_info["vhost"], request.match_info["exchange"]
+        name = (vhost, exchange)
+        if name not in self._router.entries:
+            try:
+                await self._sync.look_up(name, self._lookup_timeout)
+            except Absent as absent:
+                raise ProblemError(404, "unknown-exchange", f"exchange: {absent}", Outcome.INVALID) from None
+            except NotReadable as error:
+                raise ProblemError(503, "unavailable", str(error), Outcome.UNAVAILABLE, retryable=True) from None
+        entry = self._router.entries[name]
+        shown = self._shown(name, entry)
+        query = dict(parse_qsl(request.rel_url.raw_query_string, keep_blank_values=True, errors="surrogateescape"))
+        if "key" in query and entry.known is not None:
+            ring, slot = entry.known.ring, slot_of(query["key"].encode("utf-8", "surrogateescape"))
+            runner_up = ring.runner_up(slot)
+            shown["key"] = {
+                "slot": slot,
+                "owner": _destination(ring.owner(slot)),
+                "runner_up": _destination(runner_up) if runner_up else None,
+            }
+        return _json(shown)
+
+    def _shown(self, name: Name, entry: Entry) -> dict[str, Any]:
+        shown: dict[str, Any] = {
+            "vhost": name[0],
+            "exchange": name[1],
+            "type": entry.exchange_type,
+            "mode": entry.mode,
+            "passed": entry.passed,
+            "age_seconds": round(self._router.clock() - entry.read_at, 3),
+            "ignored_bindings": [
+                {"destination": _destination(b.destination), "key": b.key, "reason": b.reason}
+                for b in entry.bindings.ignored
+            ],
+            "duplicate_bindings": [_destination(d) for d in entry.bindings.duplicates],
+            "dead_letter_queues": list(entry.dead_letters),
+            "changes": [
+                {"at": _time(c.at), "why": c.why, "what": c.what, "moved": round(c.moved, 6), "ring": c.fingerprint}
+                for c in entry.changes
+            ],
+        }
+        if entry.known is not None:
+            ring = entry.known.ring
+            slots, light = ring.slots(), set(ring.too_light())
+            shown["ring"] = entry.known.fingerprint
+            shown["hashed"] = str(entry.known.hashed)
+            shown["destinations"] = [
+                {
+                    **_destination(d),
+                    "weight": weight,
+                    "share": round(slots[d] / SLOTS, 6),
+                    **({"too_light": True} if d in light else {}),
+                }
+                for d, weight in ring.as_weights().items()
+            ]
+        return shown
+
+
+def _destination(destination: Destination) -> dict[str, str]:
+    return {"type": destination.kind, "name": destination.name}
+
+
+def _time(seconds: float) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
+
+
+def _titles(names: list[Name]) -> str:
+    return ", ".join(f"{exchange!r} in {vhost!r}" for vhost, exchange in names)
+
+
+def _json(answer: Mapping[str, Any]) -> web.Response:
+    return web.Response(body=json.dumps(answer).encode(), content_type="application/json")

@@ -1,0 +1,123 @@
+"""Errors as RFC 9457 problems, each with what became of the message and whether sending it again may help."""
+
+import json
+import logging
+from collections.abc import Awaitable, Callable
+
+from aiohttp import web
+
+from proxy.outcome import Outcome
+
+log = logging.getLogger(__name__)
+
+CONTENT_TYPE = "application/problem+json"
+
+_RETRY_AFTER = "1"
+
+_TITLES = {
+    "bad-request": "The request is malformed",
+    "no-routing-key": "The message has no routing key",
+    "unknown-exchange": "The exchange does not exist",
+    "not-found": "There is nothing at this address",
+    "method-not-allowed": "The address does not take this method",
+    "too-large": "The body is too large",
+    "unroutable": "The broker returned the message",
+    "nacked": "The broker refused the message",
+    "unavailable": "The message was not sent",
+    "draining": "This sidecar is shutting down",
+    "unknown": "It is not known whether the message arrived",
+    "internal": "This sidecar has a defect",
+}
+
+
+class ProblemError(Exception):
+    """A problem to answer with. `kind` is the stable last part of the answer's `type`."""
+
+    def __init__(self, status: int, kind: str, detail: str, outcome: Outcome, *, retryable: bool = False) -> None:
+        """`detail` is for people, and names the field and the value where the request is at fault."""
+        super().__init__(detail)
+        self.status, self.kind, self.detail, self.outcome, self.retryable = status, kind, detail, outcome, retryable
+
+    def response(self) -> web.Response:
+        """The answer."""
+        body = {
+            "type": f"urn:ringproxy:problem:{self.kind}",
+            "title": _TITLES[self.kind],
+            "status": self.status,
+            "detail": self.detail,
+            "outcome": self.outcome,
+            "retryable": self.retryable,
+        }
+        headers = {"Retry-After": _RETRY_AFTER} if self.status == 503 else {}
+        response = web.Response(
+            body=json.dumps(body).encode(), status=self.status, content_type=CONTENT_TYPE, headers=headers
+        )
+        if self.outcome is Outcome.REJECTED:
+            # Draining, or too much: the client does well to go elsewhere.
+            response.force_close()
+        return response
+
+
+def invalid(field: str, problem: str) -> ProblemError:
+    """A 400 that names the field: ``invalid("Routing-Key", "'...' has 256 bytes, 255 are the most")``."""
+    return ProblemError(400, "bad-request", f"{field}: {problem}", Outcome.INVALID)
+
+
+@web.middleware
+async def problem_middleware(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
+    """Turns every error of a handler, and of the routing to one, into a problem."""
+    try:
+        return await handler(request)
+    except ProblemError as problem:
+        return problem.response()
+    except web.HTTPRequestEntityTooLarge as error:
+        return ProblemError(413, "too-large", f"body: {error.text}", Outcome.INVALID).response()
+    except web.HTTPMethodNotAllowed as error:
+        allowed = ", ".join(sorted(error.allowed_methods))
+        detail = f"method: {error.method} is not one of {allowed}"
+        response = ProblemError(405, "method-not-allowed", detail, Outcome.INVALID).response()
+        response.headers["Allow"] = allowed
+        return response
+    except web.HTTPNotFound:
+        return ProblemError(404, "not-found", f"path: {request.raw_path[:200]!r}", Outcome.INVALID).response()
+    except web.HTTPException as error:
+        return ProblemError(error.status, "bad-request", error.reason, Outcome.INVALID).response()
+    except Exception:
+        log.exception("a defect while answering %s %s", request.method, request.path)
+        return ProblemError(500, "internal", "see this sidecar's log", Outcome.UNKNOWN, retryable=True).response()
+
+
+class _Protocol(web.RequestHandler):
+    """Answers what is not HTTP at all, which no middleware sees, with a problem too."""
+
+    __slots__ = ()
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """A 400 that shows what could not be parsed; the connection is closed, since its place in the bytes is lost."""
+        if status >= 500:
+            return super().handle_error(request, status, exc, message)
+        detail = " ".join((message or str(exc) or "not HTTP").split())
+        response = ProblemError(status, "bad-request", f"request: {detail[:300]}", Outcome.INVALID).response()
+        response.force_close()
+        return response
+
+
+class _Server(web.Server):
+    def __call__(self) -> web.RequestHandler:
+        return _Protocol(self, loop=self._loop, **self._kwargs)
+
+
+class ProblemRunner(web.AppRunner):
+    """An application's runner whose connections answer malformed HTTP with problems."""
+
+    async def _make_server(self) -> web.Server:
+        made = await super()._make_server()
+        return _Server(made.request_handler, request_factory=made.request_factory, loop=made._loop, **made._kwargs)

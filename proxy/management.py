@@ -1,0 +1,154 @@
+"""The management API: one method a request, every fault one of two errors. Knows nothing of rings."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Self
+from urllib.parse import quote
+
+import aiohttp
+from yarl import URL
+
+from proxy.topology import (
+    Bindings,
+    Exchange,
+    dead_letters_by_own_name,
+    parse_bindings,
+    parse_exchange,
+    parse_names,
+)
+
+MAX_ANSWER = 64 * 1024 * 1024
+"""Bytes of one answer that are read before it counts as rubbish; 10,000 bindings are about 1 MB."""
+
+MAX_RETRY_AFTER = 60.0
+
+_CONNECTIONS = 8
+
+
+class ManagementError(Exception):
+    """A request that brought no usable answer; the message says which and why, without credentials."""
+
+    def __init__(self, message: str, retry_after: float = 0.0) -> None:
+        """`retry_after`: seconds that the API asked to wait, up to MAX_RETRY_AFTER; 0 where it did not."""
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class Management:
+    """A client of one management API, at most eight requests at a time. Use as an async context manager."""
+
+    def __init__(self, url: URL, timeout: float) -> None:
+        """`url` holds the credentials; `timeout` in seconds limits one request, its body included."""
+        self._base = url.with_user(None).with_password(None).with_query(None).with_fragment(None)
+        self._auth = aiohttp.encode_basic_auth(url.user or "guest", url.password or "")
+        self._timeout = timeout
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Self:
+        """Opens the session; nothing is requested yet."""
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=_CONNECTIONS),
+            headers={"Authorization": self._auth, "Accept": "application/json"},
+            timeout=aiohttp.ClientTimeout(total=self._timeout),
+            # Proxies in the environment are for the way out, not for the broker beside us.
+            trust_env=False,
+        )
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Closes the session."""
+        if self._session is not None:
+            await self._session.close()
+
+    async def cluster_name(self) -> str:
+        """The name of the cluster that answers."""
+        answer = await self._required(["cluster-name"], ["name"])
+        if not isinstance(answer, dict) or not isinstance(answer.get("name"), str):
+            raise ManagementError(f"/api/cluster-name: {str(answer)[:60]!r} names no cluster")
+        return str(answer["name"])
+
+    async def vhosts(self) -> frozenset[str]:
+        """The virtual hosts that the user may see."""
+        return parse_names(await self._required(["vhosts"], ["name"]), "virtual host")
+
+    async def exchange_names(self, vhost: str) -> frozenset[str] | None:
+        """The exchanges of a virtual host; None where there is no such virtual host."""
+        answer = await self._get(["exchanges", vhost], ["name"])
+        return None if answer is None else parse_names(answer, "exchange")
+
+    async def exchange(self, vhost: str, name: str) -> Exchange | None:
+        """One exchange; None where the API says that it, or its virtual host, does not exist."""
+        answer = await self._get(["exchanges", vhost, name], ["name", "type", "internal", "arguments"])
+        return None if answer is None else parse_exchange(answer)
+
+    async def bindings(self, vhost: str, name: str, exchange_type: str) -> Bindings:
+        """The bindings whose source is one exchange. RabbitMQ answers an unknown exchange with an empty list too."""
+        columns = ["destination", "destination_type", "routing_key"]
+        return parse_bindings(
+            await self._required(["exchanges", vhost, name, "bindings", "source"], columns), exchange_type
+        )
+
+    async def dead_letters_by_own_name(self, vhost: str, queue: str) -> bool:
+        """Whether a queue dead-letters without a routing key of its own; False where it does not exist.
+
+        RabbitMQ 3.10 shows a policy's part of it only with a queue's next statistics, up to 5 s late (measured).
+        """
+        answer = await self._get(["queues", vhost, queue], ["name", "arguments", "effective_policy_definition"])
+        return answer is not None and dead_letters_by_own_name(answer)
+
+    async def _required(self, path: Sequence[str], columns: Sequence[str]) -> object:
+        answer = await self._get(path, columns)
+        if answer is None:
+            raise ManagementError(f"{_shown(path)}: 404")
+        return answer
+
+    async def _get(self, path: Sequence[str], columns: Sequence[str]) -> object | None:
+        """The JSON of one answer, None for 404. Raises ManagementError."""
+        if self._session is None:
+            raise RuntimeError("the management client is not open")
+        shown = _shown(path)
+        url = URL(f"{str(self._base).rstrip('/')}{shown}?columns={','.join(columns)}", encoded=True)
+        try:
+            async with self._session.get(url, allow_redirects=False) as response:
+                if response.status == 404:
+                    return None
+                if response.status != 200:
+                    raise ManagementError(f"{shown}: {response.status}", _retry_after(response.headers))
+                return _decoded(await _limited(response))
+        except TimeoutError:
+            raise ManagementError(f"{shown}: no answer within {self._timeout:g} s") from None
+        except (aiohttp.ClientError, OSError) as error:
+            raise ManagementError(f"{shown}: {str(error) or type(error).__name__}") from None
+        except (ValueError, RecursionError) as error:
+            raise ManagementError(f"{shown}: not an answer of the management API: {error}") from None
+
+
+def _shown(path: Sequence[str]) -> str:
+    return "/api/" + "/".join(quote(part, safe="") for part in path)
+
+
+async def _limited(response: aiohttp.ClientResponse) -> bytes:
+    body = bytearray()
+    async for chunk in response.content.iter_any():
+        body += chunk
+        if len(body) > MAX_ANSWER:
+            raise ValueError(f"longer than {MAX_ANSWER} bytes")
+    return bytes(body)
+
+
+def _decoded(body: bytes) -> object:
+    decoded: object = json.loads(body)
+    return decoded
+
+
+def _retry_after(headers: Mapping[str, str]) -> float:
+    """Seconds of a Retry-After header; a date, or rubbish, counts as none."""
+    try:
+        seconds = float(headers.get("Retry-After", "0"))
+    except ValueError:
+        return 0.0
+    return min(seconds, MAX_RETRY_AFTER) if math.isfinite(seconds) and seconds > 0 else 0.0

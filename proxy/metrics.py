@@ -1,0 +1,198 @@
+"""What is counted, as plain integers, and how a scrape reads it. No label holds a routing key, message id or client."""
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from proxy import __version__
+from proxy.outcome import Outcome
+from proxy.publisher import Publisher
+from proxy.router import Name, Passed, Routed, Router
+from proxy.sync import Sync
+from ring.destination import Destination
+from ring.hashing import RING_FORMAT
+
+LATENCY_BOUNDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
+"""Seconds; a confirm takes 0.2 ms on an idle broker beside us."""
+
+NOWHERE: Name = ("", "")
+"""Counts under this name are of requests that named no exchange which exists: a label must not hold their names."""
+
+
+class Counts:
+    """What the ingresses count."""
+
+    def __init__(self) -> None:
+        """All zero."""
+        self.publishes: Counter[tuple[str, Name, Outcome]] = Counter()
+        self.passed: Counter[tuple[Name, str]] = Counter()
+        self.shadowed: Counter[tuple[Name, Destination]] = Counter()
+        self.value_missing: Counter[Name] = Counter()
+        self._latency = [0] * (len(LATENCY_BOUNDS) + 1)
+        self._latency_sum = 0.0
+
+    def decided(self, name: Name, decision: Routed | Passed) -> None:
+        """Counts what the router said of a message that is about to be sent."""
+        routed = decision.shadow if isinstance(decision, Passed) else decision
+        if isinstance(decision, Passed):
+            self.passed[name, decision.reason] += 1
+            if decision.shadow is not None:
+                self.shadowed[name, decision.shadow.destination] += 1
+        if routed is not None and routed.value_missing:
+            self.value_missing[name] += 1
+
+    def confirmed(self, seconds: float) -> None:
+        """Counts one confirm's latency, from the publish to the broker's word."""
+        self._latency[bisect_left(LATENCY_BOUNDS, seconds)] += 1
+        self._latency_sum += seconds
+
+    def latency_buckets(self) -> tuple[list[tuple[str, float]], float]:
+        """Cumulative (bound, count) pairs, and the sum in seconds."""
+        total, buckets = 0, []
+        for bound, count in zip((*map(str, LATENCY_BOUNDS), "+Inf"), self._latency, strict=True):
+            total += count
+            buckets.append((bound, float(total)))
+        return buckets, self._latency_sum
+
+
+class ProxyCollector(Collector):
+    """Reads everything at the time of a scrape."""
+
+    def __init__(self, counts: Counts, router: Router, sync: Sync, publisher: Publisher) -> None:
+        """The parts that hold the figures."""
+        self._counts, self._router, self._sync, self._publisher = counts, router, sync, publisher
+
+    def collect(self) -> Iterator[Metric]:
+        """Every metric of the proxy's own."""
+        yield InfoMetricFamily(
+            "ringproxy_build", "What runs.", {"version": __version__, "ring_format": str(RING_FORMAT)}
+        )
+        yield from self._collect_publishes()
+        yield from self._collect_rings()
+        yield from self._collect_sync()
+
+    def _collect_publishes(self) -> Iterator[Metric]:
+        publishes = CounterMetricFamily(
+            "ringproxy_publishes",
+            "Publishes by what became of them; an empty exchange stands for names that do not exist.",
+            labels=["ingress", "vhost", "exchange", "outcome"],
+        )
+        for (ingress, name, outcome), count in self._counts.publishes.copy().items():
+            publishes.add_metric([ingress, *name, outcome], count)
+        yield publishes
+        passed = CounterMetricFamily(
+            "ringproxy_passed",
+            "Publishes left to the exchange itself, by reason.",
+            labels=["vhost", "exchange", "reason"],
+        )
+        for (name, reason), count in self._counts.passed.copy().items():
+            passed.add_metric([*name, reason], count)
+        yield passed
+        shadowed = CounterMetricFamily(
+            "ringproxy_shadowed",
+            "Publishes to shadowed exchanges, by where their ring would have sent them.",
+            labels=["vhost", "exchange", "destination_type", "destination"],
+        )
+        for (name, destination), count in self._counts.shadowed.copy().items():
+            shadowed.add_metric([*name, destination.kind, destination.name], count)
+        yield shadowed
+        missing = CounterMetricFamily(
+            "ringproxy_value_missing",
+            "Messages without the header or property that their exchange hashes.",
+            labels=["vhost", "exchange"],
+        )
+        for name, count in self._counts.value_missing.copy().items():
+            missing.add_metric(list(name), count)
+        yield missing
+        buckets, total = self._counts.latency_buckets()
+        latency = HistogramMetricFamily(
+            "ringproxy_confirm_latency_seconds", "From a publish to the broker's confirm, nack or return."
+        )
+        latency.add_metric([], buckets, total)
+        yield latency
+        yield GaugeMetricFamily(
+            "ringproxy_in_flight", "Messages sent whose confirm is awaited.", self._publisher.in_flight
+        )
+
+    def _collect_rings(self) -> Iterator[Metric]:
+        labels = ["vhost", "exchange"]
+        destinations = GaugeMetricFamily("ringproxy_ring_destinations", "Destinations on the ring.", labels=labels)
+        fingerprints = GaugeMetricFamily(
+            "ringproxy_ring_fingerprint",
+            "1 for the ring in force; equal fingerprints route equally.",
+            labels=[*labels, "fingerprint"],
+        )
+        age = GaugeMetricFamily("ringproxy_ring_age_seconds", "Since the bindings were last read well.", labels=labels)
+        routed = GaugeMetricFamily(
+            "ringproxy_ring_routed", "1 where the ring routes publishes, 0 where they are passed.", labels=labels
+        )
+        ignored = GaugeMetricFamily(
+            "ringproxy_ignored_bindings", "Bindings whose key is not a weight of 1 to 10,000.", labels=labels
+        )
+        duplicates = GaugeMetricFamily(
+            "ringproxy_duplicate_bindings", "Destinations bound more than once.", labels=labels
+        )
+        dead_letters = GaugeMetricFamily(
+            "ringproxy_dead_letter_destinations",
+            "Queues that would dead-letter under their own name if published to directly.",
+            labels=labels,
+        )
+        now = self._router.clock()
+        for name, entry in self._router.entries.items():
+            age.add_metric(list(name), max(now - entry.read_at, 0.0))
+            ignored.add_metric(list(name), len(entry.bindings.ignored))
+            duplicates.add_metric(list(name), len(entry.bindings.duplicates))
+            dead_letters.add_metric(list(name), len(entry.dead_letters))
+            routed.add_metric(list(name), entry.passed is None)
+            if entry.known is not None:
+                destinations.add_metric(list(name), len(entry.known.ring.destinations))
+                fingerprints.add_metric([*name, entry.known.fingerprint], 1)
+        yield from (destinations, fingerprints, age, routed, ignored, duplicates, dead_letters)
+        changes = CounterMetricFamily("ringproxy_ring_changes", "Changes of the ring.", labels=labels)
+        moved = CounterMetricFamily(
+            "ringproxy_ring_moved_ratio", "Shares of the slots that changes moved, summed.", labels=labels
+        )
+        for name, count in self._sync.changes.items():
+            changes.add_metric(list(name), count)
+            moved.add_metric(list(name), self._sync.moved.get(name, 0.0))
+        yield from (changes, moved)
+
+    def _collect_sync(self) -> Iterator[Metric]:
+        results = CounterMetricFamily(
+            "ringproxy_syncs", "Readings of exchanges from the management API, by result.", labels=["result"]
+        )
+        for result in ("ok", "absent", "failed"):
+            results.add_metric([result], self._sync.results[result])
+        yield results
+        failing = GaugeMetricFamily("ringproxy_sync_failing", "Exchanges whose last reading failed.")
+        failing.add_metric([], len(self._sync.faults))
+        yield failing
+        connected = GaugeMetricFamily(
+            "ringproxy_broker_connected", "1 where the connection to the broker is up.", labels=["vhost"]
+        )
+        for vhost, fault in self._publisher.faults().items():
+            connected.add_metric([vhost], not fault)
+        yield connected
+        yield CounterMetricFamily(
+            "ringproxy_broker_connects", "Connections to the broker that came up.", self._publisher.connects
+        )
+
+
+def registry(collector: ProxyCollector) -> CollectorRegistry:
+    """The proxy's own metrics with those of the process and the interpreter."""
+    made = CollectorRegistry()
+    made.register(collector)
+    ProcessCollector(registry=made)
+    PlatformCollector(registry=made)
+    GCCollector(registry=made)
+    return made

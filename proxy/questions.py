@@ -1,0 +1,131 @@
+"""Questions to running sidecars, over their admin listeners: explain one key, compare two rings."""
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import quote
+
+from ring.destination import Destination
+from ring.ring import Ring
+
+TIMEOUT = 10.0
+"""Seconds that a sidecar has to answer."""
+
+_MAX_ANSWER = 64 * 1024 * 1024
+
+
+class QuestionError(Exception):
+    """A sidecar gave no usable answer; the message says which and why."""
+
+
+def explain(sidecar: str, vhost: str, exchange: str, key: str) -> str:
+    """Where a key goes and why, in lines for people."""
+    path = (
+        f"/rings/{quote(vhost, safe='')}/{quote(exchange, safe='')}?key={quote(key, safe='', errors='surrogateescape')}"
+    )
+    answer = _ask(sidecar, path)
+    try:
+        return "\n".join(_explanation(answer, vhost, exchange, key))
+    except (KeyError, TypeError) as error:
+        raise QuestionError(f"{sidecar}: not a sidecar's answer: {error!r}") from None
+
+
+def diff(one: str, other: str) -> tuple[str, bool]:
+    """What differs between the rings of two sidecars, in lines for people, and whether anything does."""
+    answers = [_by_name(url) for url in (one, other)]
+    lines: list[str] = []
+    differ = False
+    for name in sorted(answers[0].keys() | answers[1].keys()):
+        mine, theirs = answers[0].get(name), answers[1].get(name)
+        title = f"{name[1]} in {name[0]}"
+        if mine is None or theirs is None:
+            # Not a disagreement: a sidecar reads only the exchanges that were asked for.
+            lines.append(f"  {title}: read by {other if mine is None else one} only")
+            continue
+        found = _differences(mine, theirs)
+        differ = differ or bool(found)
+        lines.append(f"{'!' if found else '='} {title}: {mine.get('ring', '-')} {theirs.get('ring', '-')}")
+        lines += [f"    {line}" for line in found]
+    lines.append("they differ" if differ else "they agree")
+    return "\n".join(lines), differ
+
+
+def _explanation(answer: Mapping[str, Any], vhost: str, exchange: str, key: str) -> list[str]:
+    lines = [f"exchange     {exchange} in virtual host {vhost}, {answer['type']}, mode {answer['mode']}"]
+    place = answer.get("key")
+    if answer["passed"]:
+        lines.append(f"passed       publishes go to the exchange itself: {answer['passed']}")
+    if place:
+        lines += [
+            f"key          {key}",
+            f"slot         {place['slot']}",
+            f"owner        {_title(place['owner'])}",
+            f"runner-up    {_title(place['runner_up']) if place['runner_up'] else 'none'}",
+            f"ring         {answer['ring']}, hashes {answer['hashed']}, read {answer['age_seconds']:.1f} s ago",
+        ]
+        for destination in answer["destinations"]:
+            weight, share = destination["weight"], destination["share"]
+            lines.append(f"destination  {_title(destination)}, weight {weight}, {share:.2%}")
+    for binding in answer["ignored_bindings"]:
+        lines.append(f"ignored      {_title(binding['destination'])}: key {binding['key']!r} is {binding['reason']}")
+    for change in answer["changes"]:
+        lines.append(f"change       {change['at']} {change['what']} ({change['why']}), {change['moved']:.2%} moved")
+    return lines
+
+
+def _differences(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
+    lines = [
+        f"{field}: {mine.get(field)} / {theirs.get(field)}"
+        for field in ("type", "mode", "passed", "hashed")
+        if mine.get(field) != theirs.get(field)
+    ]
+    weights = [_weights(answer) for answer in (mine, theirs)]
+    for destination in sorted(weights[0].keys() | weights[1].keys()):
+        a, b = (w.get(destination) for w in weights)
+        if a != b:
+            lines.append(f"{destination}: weight {a or '-'} / {b or '-'}")
+    if weights[0] != weights[1] and all(weights):
+        moved = Ring.build(weights[0]).moved_from(Ring.build(weights[1]))
+        lines.append(f"{moved:.2%} of the slots have different owners")
+    elif mine.get("ring") != theirs.get("ring") and not lines:
+        lines.append("the fingerprints differ")
+    return lines
+
+
+def _weights(answer: Mapping[str, Any]) -> dict[Destination, int]:
+    return {Destination(d["type"], d["name"]): d["weight"] for d in answer.get("destinations", [])}
+
+
+def _by_name(sidecar: str) -> dict[tuple[str, str], Mapping[str, Any]]:
+    answer = _ask(sidecar, "/rings")
+    try:
+        return {(e["vhost"], e["exchange"]): e for e in answer["exchanges"]}
+    except (KeyError, TypeError) as error:
+        raise QuestionError(f"{sidecar}: not a sidecar's answer: {error!r}") from None
+
+
+def _title(destination: Mapping[str, str]) -> str:
+    return f"{destination['type']} {destination['name']}"
+
+
+def _ask(sidecar: str, path: str) -> Any:
+    if not sidecar.startswith(("http://", "https://")):
+        raise QuestionError(f"{sidecar!r} is not a URL like http://127.0.0.1:15681")
+    try:
+        # Straight to the sidecar: proxies in the environment are for the way out.
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        with opener.open(sidecar.rstrip("/") + path, timeout=TIMEOUT) as response:
+            return json.loads(response.read(_MAX_ANSWER))
+    except urllib.error.HTTPError as error:
+        raise QuestionError(f"{sidecar}: {_detail(error)}") from None
+    except (OSError, ValueError) as error:
+        raise QuestionError(f"{sidecar}: no answer: {getattr(error, 'reason', error)}") from None
+
+
+def _detail(error: urllib.error.HTTPError) -> str:
+    try:
+        return str(json.loads(error.read(_MAX_ANSWER))["detail"])
+    except (ValueError, KeyError, TypeError):
+        return f"answered {error.code}"

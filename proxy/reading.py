@@ -1,0 +1,80 @@
+"""One consistent reading of one exchange: every request it takes, and no answer believed that should not be."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from proxy.management import Management, ManagementError
+from proxy.router import Name
+from proxy.topology import RING_TYPES, Bindings, Exchange
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What the management API showed of an exchange, corroborated where it showed nothing."""
+
+    exchange: Exchange | None
+    """None where the exchange does not exist."""
+    bindings: Bindings
+    internal_destinations: tuple[str, ...] = ()
+    """Exchanges bound as destinations that take no publishes."""
+
+
+ABSENT = Reading(None, Bindings())
+
+
+async def read(api: Management, name: Name) -> Reading:
+    """Reads an exchange. Raises ManagementError or TopologyError, also where an empty answer is not to be believed.
+
+    RabbitMQ answers the bindings of an unknown exchange or virtual host with 200 and an empty list, and a node
+    without quorum answers from its local copy (measured), so an absence counts only if the virtual host is listed,
+    its exchanges can be listed, and the exchange is absent there too or a second reading agrees.
+    """
+    vhost, exchange_name = name
+    exchange = await api.exchange(vhost, exchange_name)
+    if exchange is None:
+        await _corroborate_absence(api, name)
+        return ABSENT
+    if exchange.type not in RING_TYPES:
+        return Reading(exchange, Bindings())
+    bindings = await api.bindings(vhost, exchange_name, exchange.type)
+    if not bindings.weights and not await _listed(api, name):
+        return ABSENT
+    if not bindings.weights:
+        bindings = await api.bindings(vhost, exchange_name, exchange.type)
+    return Reading(exchange, bindings, await _internal(api, vhost, bindings))
+
+
+async def _corroborate_absence(api: Management, name: Name) -> None:
+    if await _listed(api, name):
+        raise ManagementError(f"exchange {name[1]!r} is listed in virtual host {name[0]!r}, and its own page is 404")
+
+
+async def _listed(api: Management, name: Name) -> bool:
+    """Whether the exchange is in its virtual host's list; raises where the virtual host does not show."""
+    vhost, exchange_name = name
+    names = await api.exchange_names(vhost)
+    if vhost not in await api.vhosts() or names is None:
+        raise VhostNotListedError(vhost)
+    return exchange_name in names
+
+
+class VhostNotListedError(ManagementError):
+    """The virtual host does not exist, or the management user may not see it."""
+
+    def __init__(self, vhost: str) -> None:
+        """Names the virtual host."""
+        super().__init__(f"virtual host {vhost!r} does not exist, or the management user may not see it")
+
+
+async def _internal(api: Management, vhost: str, bindings: Bindings) -> tuple[str, ...]:
+    """The internal ones among the exchanges bound as destinations: a publish to one is refused with 403."""
+    found = []
+    for destination in sorted(_exchanges(bindings)):
+        exchange = await api.exchange(vhost, destination)
+        if exchange is not None and exchange.internal:
+            found.append(destination)
+    return tuple(found)
+
+
+def _exchanges(bindings: Bindings) -> Iterable[str]:
+    return (d.name for d in bindings.weights if d.kind == "exchange")

@@ -1,0 +1,185 @@
+"""Where each publish goes: one table of exchanges, each entry replaced whole when what is known of it changes."""
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from proxy.selection import Mode
+from proxy.topology import Bindings
+from ring.destination import Destination
+from ring.hashed import HashedValue, key_of
+from ring.hashing import slot_of
+from ring.ring import Ring, fingerprint
+
+Name = tuple[str, str]
+"""A virtual host and an exchange's name."""
+
+CHANGES_KEPT = 16
+MAX_HOPS = 8
+"""Ring exchanges that one publish may go through before it counts as a cycle."""
+
+
+class PassReason(StrEnum):
+    """Why publishes to an exchange that exists are left to the exchange itself."""
+
+    TYPE = "type"
+    NO_BINDINGS = "no_bindings"
+    MODE_PASS = "pass"
+    SHADOW = "shadow"
+    DEAD_LETTER = "dead_letter"
+    INTERNAL_DESTINATION = "internal_destination"
+    CYCLE = "cycle"
+
+
+@dataclass(frozen=True)
+class Change:
+    """One change of a ring, as logs and `ring-proxy explain` tell it."""
+
+    at: float
+    """Seconds since the epoch."""
+    why: str
+    what: str
+    moved: float
+    """Share of the slots that changed owner, 0 to 1."""
+    fingerprint: str
+
+
+@dataclass(frozen=True)
+class KnownRing:
+    """A ring with what its exchange hashes."""
+
+    ring: Ring
+    hashed: HashedValue
+    exchange_type: str
+    fingerprint: str
+
+    @classmethod
+    def of(cls, ring: Ring, hashed: HashedValue, exchange_type: str) -> "KnownRing":
+        """With its fingerprint."""
+        return cls(ring, hashed, exchange_type, fingerprint(ring.as_weights(), exchange_type, str(hashed)))
+
+
+@dataclass(frozen=True)
+class Entry:
+    """All that is known of one exchange: it exists, and has a ring to route by, or a reason to pass, or both."""
+
+    mode: Mode
+    exchange_type: str
+    known: KnownRing | None
+    passed: PassReason | None
+    """Why publishes are passed; None where `known` routes them."""
+    bindings: Bindings
+    dead_letters: tuple[str, ...]
+    """Queues that would dead-letter under their own name."""
+    read_at: float
+    """Monotonic time at which the last good reading started."""
+    changes: tuple[Change, ...] = ()
+
+
+@dataclass(frozen=True)
+class Routed:
+    """A ring chose a destination."""
+
+    destination: Destination
+    slot: int
+    by: KnownRing
+    value_missing: bool = False
+    """The message lacks the hashed header or property, and went to the slot of the empty value."""
+
+
+@dataclass(frozen=True)
+class Passed:
+    """The exchange itself routes it."""
+
+    reason: PassReason
+    shadow: Routed | None = None
+    """What the ring would have chosen, where the reason is SHADOW."""
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """Not known, or not known freshly enough: `exchange` must be read first."""
+
+    exchange: Name
+    why: str
+
+
+Decision = Routed | Passed | Unknown
+
+
+@dataclass(frozen=True)
+class Message:
+    """What of a message can be hashed."""
+
+    routing_key: bytes
+    headers: Mapping[str, object] = field(default_factory=dict)
+    properties: Mapping[str, object] = field(default_factory=dict)
+    key: bytes | None = None
+    """Hashed whatever the exchange hashes, where given: for questions about a key rather than a message."""
+
+
+class Router:
+    """The table, and the decision for one message. Not thread-safe: belongs to the event loop."""
+
+    def __init__(self, ring_max_age: float, refuse_stale: bool, clock: Callable[[], float] = time.monotonic) -> None:
+        """A ring older than `ring_max_age` seconds answers Unknown if `refuse_stale`."""
+        self._entries: dict[Name, Entry] = {}
+        self._max_age, self._refuse_stale, self.clock = ring_max_age, refuse_stale, clock
+        self.used_at: dict[Name, float] = {}
+        """When a publish last asked for each exchange."""
+
+    @property
+    def entries(self) -> Mapping[Name, Entry]:
+        """Every exchange that is known."""
+        return self._entries
+
+    def put(self, name: Name, entry: Entry) -> None:
+        """Swaps an exchange's entry."""
+        self._entries[name] = entry
+
+    def drop(self, name: Name) -> None:
+        """Forgets an exchange."""
+        self._entries.pop(name, None)
+        self.used_at.pop(name, None)
+
+    def stale(self, entry: Entry) -> bool:
+        """Whether a ring has not been read for longer than its greatest age."""
+        return self.clock() - entry.read_at > self._max_age
+
+    def decide(self, name: Name, message: Message) -> Decision:
+        """Where a message published to an exchange goes, following rings behind rings."""
+        routed: Routed | None = None
+        for _ in range(MAX_HOPS):
+            entry = self._entries.get(name)
+            if entry is None:
+                return Unknown(name, "not read yet")
+            self.used_at[name] = self.clock()
+            if entry.known is not None and self._refuse_stale and self.stale(entry):
+                return Unknown(name, f"its ring is older than {self._max_age:g} s")
+            decision = self._decide(name, entry, message)
+            if isinstance(decision, Passed):
+                # An exchange behind a ring that has none itself gets the message and routes it.
+                return routed or decision
+            if decision.destination.kind == "queue":
+                return decision
+            routed, name = decision, (name[0], decision.destination.name)
+        return Passed(PassReason.CYCLE)
+
+    def _decide(self, name: Name, entry: Entry, message: Message) -> Routed | Passed:
+        known = entry.known
+        if known is None or entry.passed not in (None, PassReason.SHADOW):
+            return Passed(entry.passed or PassReason.NO_BINDINGS)
+        key = message.key
+        if key is None:
+            values = message.headers if known.hashed.source == "header" else message.properties
+            key = key_of(known.hashed, message.routing_key, values)
+        slot = slot_of(key or b"")
+        routed = Routed(known.ring.owner(slot), slot, known, value_missing=key is None)
+        return Passed(PassReason.SHADOW, routed) if entry.passed is PassReason.SHADOW else routed
+
+
+def with_change(entry: Entry, change: Change) -> Entry:
+    """The entry with one more change, the oldest beyond CHANGES_KEPT dropped."""
+    return replace(entry, changes=tuple(deque((*entry.changes, change), maxlen=CHANGES_KEPT)))

@@ -1,0 +1,156 @@
+"""From the management API's JSON to what a ring needs, with everything that was ignored and why. Pure: no I/O."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from ring.destination import Destination, Kind, WeightError, parse_weight
+from ring.hashed import HASHED_PROPERTIES, HashedValue
+
+CONSISTENT_HASH = "x-consistent-hash"
+MODULUS_HASH = "x-modulus-hash"
+RING_TYPES = frozenset({CONSISTENT_HASH, MODULUS_HASH})
+
+
+class TopologyError(ValueError):
+    """The management API's answer is not of the form it should have; the message names field and value."""
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """What the management API says of one exchange."""
+
+    type: str
+    internal: bool = False
+    hashed: HashedValue = HashedValue()
+
+
+@dataclass(frozen=True)
+class IgnoredBinding:
+    """A binding whose key is no weight."""
+
+    destination: Destination
+    key: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Bindings:
+    """The bindings of one exchange as a ring sees them."""
+
+    weights: Mapping[Destination, int] = field(default_factory=lambda: MappingProxyType({}))
+    """Each destination once, with the largest of its weights."""
+    ignored: tuple[IgnoredBinding, ...] = ()
+    duplicates: tuple[Destination, ...] = ()
+    """Destinations bound more than once. RabbitMQ counts the first binding only, and unbinding any of them takes the
+    destination off its native ring, so nothing here advises an unbind."""
+
+
+def parse_exchange(answer: object) -> Exchange:
+    """Of `GET /api/exchanges/{vhost}/{name}`. Raises TopologyError."""
+    table = _object(answer, "exchange")
+    kind = _text(table, "type")
+    if kind not in RING_TYPES:
+        return Exchange(kind, _flag(table, "internal"))
+    return Exchange(kind, _flag(table, "internal"), _hashed(_object(table.get("arguments", {}), "arguments")))
+
+
+def parse_bindings(answer: object, exchange_type: str) -> Bindings:
+    """Of `GET /api/exchanges/{vhost}/{name}/bindings/source`, for an exchange of that type.
+
+    A binding whose key is no weight is ignored and listed; x-modulus-hash ignores binding keys, so each weighs 1.
+    Raises TopologyError for an answer of another form: half of it is never believed.
+    """
+    if not isinstance(answer, list):
+        raise TopologyError(f"bindings: {_brief(answer)} is not a list")
+    weights: dict[Destination, int] = {}
+    ignored: list[IgnoredBinding] = []
+    duplicates: list[Destination] = []
+    seen: set[Destination] = set()
+    for item in answer:
+        table = _object(item, "binding")
+        destination = Destination(_kind(table), _text(table, "destination"))
+        key = _text(table, "routing_key")
+        if destination in seen and destination not in duplicates:
+            duplicates.append(destination)
+        seen.add(destination)
+        try:
+            weight = 1 if exchange_type == MODULUS_HASH else parse_weight(key)
+        except WeightError as error:
+            ignored.append(IgnoredBinding(destination, key, str(error)))
+            continue
+        weights[destination] = max(weight, weights.get(destination, 0))
+    return Bindings(weights, tuple(ignored), tuple(duplicates))
+
+
+def parse_names(answer: object, what: str) -> frozenset[str]:
+    """The `name` of each item of a list that the management API answered with. Raises TopologyError."""
+    if not isinstance(answer, list):
+        raise TopologyError(f"{what}: {_brief(answer)} is not a list")
+    return frozenset(_text(_object(item, what), "name") for item in answer)
+
+
+def dead_letters_by_own_name(answer: object) -> bool:
+    """Whether a queue, of `GET /api/queues/{vhost}/{name}`, dead-letters without a routing key of its own.
+
+    Published to through the default exchange, such a queue dead-letters under its own name instead of the original
+    routing key. An argument and a policy count alike, each key by itself. Raises TopologyError.
+    """
+    table = _object(answer, "queue")
+    arguments = _object(table.get("arguments", {}), "arguments")
+    # RabbitMQ's JSON has an empty list for an empty policy.
+    policy = table.get("effective_policy_definition") or {}
+    policy = _object(policy, "effective_policy_definition")
+    exchange = "x-dead-letter-exchange" in arguments or "dead-letter-exchange" in policy
+    routing_key = "x-dead-letter-routing-key" in arguments or "dead-letter-routing-key" in policy
+    return exchange and not routing_key
+
+
+def _hashed(arguments: Mapping[str, Any]) -> HashedValue:
+    header, name = arguments.get("hash-header"), arguments.get("hash-property")
+    if isinstance(header, str) and header:
+        return HashedValue("header", header)
+    if isinstance(name, str) and name:
+        if name not in HASHED_PROPERTIES:
+            raise TopologyError(f"hash-property: {name!r} is not one of {', '.join(sorted(HASHED_PROPERTIES))}")
+        return HashedValue("property", name)
+    return HashedValue()
+
+
+def _object(value: object, what: str) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        raise TopologyError(f"{what}: {_brief(value)} is not an object")
+    return value
+
+
+def _text(table: Mapping[str, Any], name: str) -> str:
+    value = table.get(name)
+    if not isinstance(value, str):
+        raise TopologyError(f"{name}: {_brief(value)} is not a string")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise TopologyError(f"{name}: {value!r} is not UTF-8") from None
+    return value
+
+
+def _flag(table: Mapping[str, Any], name: str) -> bool:
+    value = table.get(name, False)
+    if not isinstance(value, bool):
+        raise TopologyError(f"{name}: {_brief(value)} is not true or false")
+    return value
+
+
+def _kind(table: Mapping[str, Any]) -> Kind:
+    value = table.get("destination_type")
+    if value == "queue":
+        return "queue"
+    if value == "exchange":
+        return "exchange"
+    raise TopologyError(f"destination_type: {_brief(value)} is not 'queue' or 'exchange'")
+
+
+def _brief(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
