@@ -5,7 +5,6 @@ import contextlib
 import logging
 import os
 import signal
-import time
 from collections.abc import AsyncIterator
 
 from aiohttp import web
@@ -119,8 +118,8 @@ async def _drain(http: ProblemRunner, ingest: Ingest, drain_time: float) -> None
     """Stops accepting, then waits until all requests are answered, `drain_time` seconds at most."""
     for site in http.sites:
         await site.stop()
-    deadline = time.monotonic() + drain_time
-    while ingest.active and time.monotonic() < deadline:
-        await asyncio.sleep(0.01)
-    if ingest.active:
+    try:
+        async with asyncio.timeout(drain_time):
+            await ingest.idle.wait()
+    except TimeoutError:
         log.warning("%d requests were still unanswered at the end of the drain time", ingest.active)

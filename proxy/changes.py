@@ -16,7 +16,7 @@ def title(name: Name) -> str:
 def changed(old: KnownRing | None, new: KnownRing, why: str) -> Change:
     """From one ring, or none, to another."""
     if old is None:
-        return Change(time.time(), why, f"ring of {len(new.ring.destinations)}", 0.0, new.fingerprint)
+        return Change(time.time(), why, f"ring of {len(new.ring.destinations)} destinations", 0.0, new.fingerprint)
     return Change(time.time(), why, difference(old, new), new.ring.moved_from(old.ring), new.fingerprint)
 
 

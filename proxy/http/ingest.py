@@ -5,7 +5,7 @@ import json
 import time
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, unquote_to_bytes
 
 from aiohttp import web
 
@@ -43,6 +43,8 @@ class Ingest:
         self.draining = False
         self.active = 0
         """Publishes that are not answered yet."""
+        self.idle = asyncio.Event()
+        self.idle.set()
 
     def application(self, max_body: int) -> web.Application:
         """The ingress as an aiohttp application; `max_body` in bytes."""
@@ -54,6 +56,7 @@ class Ingest:
     async def publish(self, request: web.Request) -> web.Response:
         """``POST /v1/exchanges/{exchange}/publish?vhost=``: the body is the payload, `Routing-Key` its key."""
         self.active += 1
+        self.idle.clear()
         counted = NOWHERE
         try:
             if self.draining:
@@ -76,6 +79,8 @@ class Ingest:
             raise
         finally:
             self.active -= 1
+            if not self.active:
+                self.idle.set()
 
     async def route(self, request: web.Request) -> web.Response:
         """``GET /v1/exchanges/{exchange}/route?key=&vhost=``: where a key goes; publishes nothing."""
@@ -171,9 +176,8 @@ class Ingest:
         if verdict.outcome is Outcome.UNROUTABLE:
             gone = {decision.destination} if isinstance(decision, Routed) else set()
             await self._refresh(name, "a message was returned", gone)
-        if verdict.outcome is Outcome.UNKNOWN:
-            raise ProblemError(504, "unknown", verdict.detail, verdict.outcome, retryable=True)
-        raise ProblemError(503, verdict.outcome.value, verdict.detail, verdict.outcome, retryable=True)
+        status = 504 if verdict.outcome is Outcome.UNKNOWN else 503
+        raise ProblemError(status, verdict.outcome.value, verdict.detail, verdict.outcome, retryable=True)
 
     async def _refresh(self, name: Name, why: str, vouched: set[Any]) -> None:
         """So that the client's next try finds the new ring; not for longer than a look-up may take."""
@@ -185,7 +189,8 @@ class Ingest:
 
     def _name(self, request: web.Request, query: Mapping[str, str]) -> Name:
         vhost = _short("vhost", query.get("vhost", self._default_vhost).encode("utf-8", "surrogateescape"))
-        exchange = _short("exchange", request.match_info["exchange"].encode("utf-8", "surrogateescape"))
+        # Of the raw path: aiohttp's own decoding leaves bytes that are not UTF-8 as they stand, `%FF`.
+        exchange = _short("exchange", unquote_to_bytes(request.rel_url.raw_path.split("/")[3]))
         return _utf8("vhost", vhost), _utf8("exchange", exchange)
 
 
