@@ -25,12 +25,14 @@ $(INSTALLED): constraints.txt pyproject.toml testbed/setup-venv
 	testbed/setup-venv $(PYTHON)
 	touch $@
 
-lock: $(INSTALLED) ## Re-make constraints.txt with the newest versions pyproject.toml allows
+lock: $(INSTALLED) ## Re-make constraints*.txt with the newest versions pyproject.toml allows
 	.venv/bin/python -m venv .venv/uv
 	.venv/uv/bin/pip install --quiet --disable-pip-version-check uv
-	SSL_CERT_FILE="$${PIP_CERT:-$$(.venv/uv/bin/pip config get global.cert 2>/dev/null || echo "$$SSL_CERT_FILE")}" .venv/uv/bin/uv pip compile \
-		--universal --python-version 3.11 --upgrade --generate-hashes --no-emit-index-url --no-emit-find-links \
-		--custom-compile-command "make lock" --quiet pyproject.toml --group dev --output-file constraints.txt
+	export SSL_CERT_FILE="$${PIP_CERT:-$$(.venv/uv/bin/pip config get global.cert 2>/dev/null || echo "$$SSL_CERT_FILE")}"; \
+	set -e -- --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links \
+		--custom-compile-command "make lock" --quiet pyproject.toml; \
+	.venv/uv/bin/uv pip compile "$$@" --upgrade --group dev --output-file constraints.txt; \
+	.venv/uv/bin/uv pip compile "$$@" --constraints constraints.txt --output-file constraints-runtime.txt
 	rm -r .venv/uv
 
 clean: ## Remove what the other targets made here
