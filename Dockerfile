@@ -1,0 +1,37 @@
+# Debian and Python with security fixes for years to come, and wheels for every dependency: nothing is compiled here.
+FROM python:3.13-slim-trixie AS base
+
+
+FROM base AS build
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+WORKDIR /src
+
+# The environment has no pip of its own: this stage's fills it, and compiles all modules to bytecode.
+COPY constraints-runtime.txt ./
+RUN python -m venv --without-pip /opt/ringproxy \
+    && pip --python /opt/ringproxy/bin/python install --require-hashes --only-binary :all: -r constraints-runtime.txt
+
+# What makes the wheel stays behind; of all development packages only this one is needed.
+COPY constraints.txt ./
+RUN sed -n '/^setuptools==/,/[^\\]$/p' constraints.txt > build.txt \
+    && pip install --require-hashes --only-binary :all: -r build.txt
+
+COPY pyproject.toml README.md LICENSE ./
+COPY ring ring
+COPY proxy proxy
+RUN pip wheel --no-index --no-deps --no-build-isolation --wheel-dir dist . \
+    && pip --python /opt/ringproxy/bin/python install --no-index --no-deps dist/*.whl
+
+
+FROM base
+LABEL org.opencontainers.image.title="ringproxy" \
+      org.opencontainers.image.description="A sidecar that routes RabbitMQ publishes over a consistent-hash ring" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.base.name="docker.io/library/python:3.13-slim-trixie"
+COPY --from=build /opt/ringproxy /opt/ringproxy
+ENV PATH=/opt/ringproxy/bin:$PATH
+# By number, so that the kubelet can see it is not root.
+USER 65532:65532
+STOPSIGNAL SIGTERM
+ENTRYPOINT ["ring-proxy"]
+CMD ["run"]
