@@ -1,0 +1,83 @@
+"""A `ring-proxy run` beside a broker, for the demo and the benchmarks: started on free ports, always stopped."""
+
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from testbed import SetupError
+
+START_WITHIN = 20.0
+STOP_WITHIN = 30.0
+
+
+@dataclass(frozen=True)
+class Sidecar:
+    """A running sidecar: its listeners, its process and its log."""
+
+    http_url: str
+    admin_url: str
+    process: "subprocess.Popen[bytes]"
+    log: Path
+
+
+@contextmanager
+def running_sidecar(settings: Mapping[str, str]) -> Iterator[Sidecar]:
+    """Start a sidecar with these settings (flags without their dashes), on ports of the kernel's choice.
+
+    At the end it gets SIGTERM. Raises SetupError, with its log, if it does not start or does not end with status 0.
+    """
+    with tempfile.TemporaryDirectory(prefix="ringproxy-sidecar-") as folder:
+        log = Path(folder, "log")
+        flags = {"http-listen": "127.0.0.1:0", "admin-listen": "127.0.0.1:0", **settings}
+        command = [sys.executable, "-m", "proxy", "run", *(f"--{name}={value}" for name, value in flags.items())]
+        with log.open("wb") as output:
+            process = subprocess.Popen(command, stdout=output, stderr=output)
+        try:
+            http, admin = _started(process, log)
+            yield Sidecar(http, admin, process, log)
+        finally:
+            process.terminate()
+            try:
+                status = process.wait(STOP_WITHIN)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                status = process.wait()
+        if status != 0:
+            raise SetupError(f"the sidecar ended with status {status}:\n{log.read_text()}")
+
+
+def _started(process: "subprocess.Popen[bytes]", log: Path) -> tuple[str, str]:
+    """The URLs of its HTTP and admin listeners, once it is ready to publish."""
+    deadline = time.monotonic() + START_WITHIN
+    while time.monotonic() < deadline and process.poll() is None:
+        urls = [_listener(log, what) for what in ("http", "admin")]
+        if urls[0] and urls[1] and _ready(urls[1]):
+            return urls[0], urls[1]
+        time.sleep(0.05)
+    raise SetupError(f"the sidecar did not become ready within {START_WITHIN:g} s:\n{log.read_text()}")
+
+
+def _listener(log: Path, what: str) -> str:
+    marker = f" {what} listens on "
+    for line in log.read_text().splitlines():
+        if marker in line:
+            return "http://" + line.split(marker)[1]
+    return ""
+
+
+def _ready(admin_url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{admin_url}/readyz", timeout=5) as response:
+            return bool(response.status == 200)
+    except urllib.error.HTTPError as error:
+        error.close()
+        return False
+    except OSError:
+        return False
