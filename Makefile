@@ -2,8 +2,8 @@
 
 PYTHON ?= python3
 INSTALLED := .venv/.installed
-# The unit tests and the checks do not depend on the broker: with one chosen, only what does is run.
-TESTS := $(if $(BROKER),tests/integration,tests/unit tests/integration)
+# The unit tests, the checks and the image do not depend on the broker: with one chosen, only what does is run.
+TESTS := $(if $(BROKER),tests/integration --ignore=tests/integration/test_image.py,tests/unit tests/integration)
 
 .PHONY: help demo test check lock clean
 
