@@ -12,6 +12,8 @@ from ring.hashing import SLOTS, hash64, slot_of
 from ring.ring import Ring
 from ring.scores import draws, slot_streams
 
+IntMatrix = np.ndarray[tuple[int, int], np.dtype[np.int64]]
+
 SETS = 200
 SIZES = range(2, 21)
 KEYS = 150_000
@@ -41,23 +43,33 @@ def one_set(seed: int) -> tuple[list[float], list[float], list[tuple[list[Destin
     prefix = rng.choice(["orders.", "q", "tenant-", "shard_", "événement."])
     names = [Destination("queue", f"{prefix}{n}") for n in rng.sample(range(100_000), max(SIZES))]
     keys = key_slots(seed % KEY_SETS)
-    streams = slot_streams()
-    best, owner = np.zeros(SLOTS, np.uint64), np.zeros(SLOTS, np.uint8)
-    drawn, scratch = np.empty_like(best), np.empty_like(best)
-    sigmas, chis, sample = [], [], []
+    owners, slots = progression(names)
+    sigmas, chis = [], []
+    for n in SIZES:
+        sigmas.append(float(np.abs(slots[n - 1, :n] - SLOTS / n).max()) / math.sqrt(SLOTS / n * (1 - 1 / n)))
+        chis.append(chi_squared(np.bincount(owners[n - 1, keys], minlength=n)))
     checked = rng.choice(SIZES)
-    for n, name in enumerate(names, 1):
-        draws(streams, np.uint64(hash64(f"queue\0{name.name}".encode())), drawn, scratch)
-        np.copyto(owner, np.uint8(n - 1), where=drawn > best)
-        np.maximum(best, drawn, out=best)
-        if n not in SIZES:
-            continue
-        slots = np.bincount(owner, minlength=n)
-        sigmas.append(float(np.abs(slots - SLOTS / n).max()) / math.sqrt(SLOTS / n * (1 - 1 / n)))
-        chis.append(chi_squared(np.bincount(owner[keys], minlength=n)))
-        if n == checked:
-            sample.append((names[:n], owner.tobytes()))
-    return sigmas, chis, sample
+    return sigmas, chis, [(names[:checked], owners[checked - 1].tobytes())]
+
+
+def progression(names: list[Destination]) -> tuple["np.ndarray[tuple[int, int], np.dtype[np.uint8]]", IntMatrix]:
+    """Each slot's owner, and each name's number of slots, once the first 1, 2, ... of the names are bound.
+
+    Worked out a cache's worth of slots at a time.
+    """
+    streams, chunk = slot_streams(), 1 << 14
+    owners = np.empty((len(names), SLOTS), np.uint8)
+    slots = np.zeros((len(names), len(names)), np.int64)
+    for start in range(0, SLOTS, chunk):
+        part = slice(start, start + chunk)
+        best, owner = np.zeros(chunk, np.uint64), np.zeros(chunk, np.uint8)
+        for n, name in enumerate(names):
+            drawn = draws(streams[part], np.uint64(hash64(f"queue\0{name.name}".encode())))
+            np.copyto(owner, np.uint8(n), where=drawn > best)
+            np.maximum(best, drawn, out=best)
+            owners[n, part] = owner
+            slots[n] += np.bincount(owner, minlength=len(names))
+    return owners, slots
 
 
 def test_shares_and_chi_squared() -> None:
