@@ -1,0 +1,82 @@
+"""The documents say what the code has, no less and no more."""
+
+import re
+from pathlib import Path
+
+from proxy.config import Settings, field_names
+from proxy.http.problems import _TITLES
+from proxy.management import Management
+from proxy.metrics import Counts, ProxyCollector
+from proxy.outcome import Outcome
+from proxy.publisher import Publisher
+from proxy.router import PassReason, Router
+from proxy.selection import Selection
+from proxy.sync import Sync
+
+ROOT = Path(__file__).parents[2]
+REFERENCE = (ROOT / "docs/reference.md").read_text()
+ARCHITECTURE = (ROOT / "docs/architecture.md").read_text()
+
+
+def section(title: str) -> str:
+    """A section of the reference, up to the next heading."""
+    return re.split(r"^## ", REFERENCE.split(f"## {title}\n", 1)[1], maxsplit=1, flags=re.M)[0]
+
+
+def first_cells(text: str) -> set[str]:
+    return set(re.findall(r"^\| `([^`]+)`", text, flags=re.M))
+
+
+def test_every_setting_is_documented_and_no_other() -> None:
+    assert first_cells(section("Settings")) == set(field_names())
+
+
+def test_defaults_are_the_documented_ones() -> None:
+    documented = dict(re.findall(r"^\| `(\w+)` \| `([^`]+)` \|", section("Settings"), flags=re.M))
+    defaults = Settings()
+    for name, text in documented.items():
+        value = getattr(defaults, "pass_" if name == "pass" else name)
+        shown = ",".join(value) if isinstance(value, tuple) and not hasattr(value, "port") else str(value)
+        assert text == (f"{value:g}" if isinstance(value, float) else shown), name
+
+
+async def test_every_metric_is_documented_and_no_other() -> None:
+    router = Router(300, False)
+    publisher = Publisher(Settings().broker_url, connect_timeout=1, confirm_timeout=1)
+    async with Management(Settings().management_url, 1) as api:
+        selection = Selection(["*"], [], [])
+        sync = Sync(api, router, selection, interval=15, settle_time=2, rewrite_dead_letters=False)
+        families = list(ProxyCollector(Counts(), router, sync, publisher).collect())
+    suffix = {"counter": "_total", "info": "_info"}
+    names = {family.name + suffix.get(family.type, "") for family in families}
+    assert names == first_cells(section("Metrics"))
+
+
+def test_every_problem_outcome_and_pass_reason_is_documented() -> None:
+    assert set(_TITLES) == set(re.findall(r"^\| \d{3} \| `([a-z-]+)`", REFERENCE, flags=re.M))
+    for reason in PassReason:
+        assert f"`{reason}`" in section("Metrics")
+    # `sent` is for AMQP publishes without confirms, which this version does not take.
+    for outcome in set(Outcome) - {Outcome.SENT}:
+        assert f"`{outcome}`" in REFERENCE or f'"{outcome}"' in REFERENCE
+
+
+def test_the_table_of_files_names_every_module_and_only_files_that_exist() -> None:
+    named = set(
+        re.findall(r"`([\w/.]+\.py)`", ARCHITECTURE.split("## Where to change what")[1].split("## The ring")[0])
+    )
+    files = {
+        str(path.relative_to(ROOT))
+        for package in ("ring", "proxy")
+        for path in (ROOT / package).rglob("*.py")
+        if path.name not in ("__init__.py", "__main__.py")
+    }
+    assert named == files
+
+
+def test_links_and_paths_in_the_documents_exist() -> None:
+    for document in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
+        for target in re.findall(r"\]\(([^)#:]+)\)", document.read_text()):
+            assert (document.parent / target).exists(), f"{document.name}: {target}"
+        for path in re.findall(r"`((?:ring|proxy|testbed|deploy|tests|docs)/[\w./-]+)`", document.read_text()):
+            assert (ROOT / path).exists(), f"{document.name}: {path}"
