@@ -1,6 +1,7 @@
 """Every setting, in one typed place: defaults, then a TOML file, then the environment, then flags; the last wins."""
 
 import dataclasses
+import json
 import re
 import tomllib
 from collections.abc import Callable, Mapping
@@ -13,8 +14,12 @@ from yarl import URL
 
 ENVIRONMENT_PREFIX = "RINGPROXY_"
 
-# What Kubernetes puts into every pod's environment when a Service named `ringproxy` exists beside it.
-_KUBERNETES_LINK = re.compile(r"service_host|service_port(_.*)?|port(_[0-9]+_.*)?")
+# What Kubernetes puts into every pod's environment for each Service beside it, named `ringproxy` or `ringproxy-...`:
+# always a _SERVICE_HOST, and with it the others.
+_KUBERNETES_HOST = "SERVICE_HOST"
+_KUBERNETES_LINK = re.compile(r"SERVICE_HOST|SERVICE_PORT(_.*)?|PORT(_[0-9]+_.*)?")
+
+_PORT = re.compile(r"[0-9]{1,5}", re.ASCII)
 
 
 class ConfigError(ValueError):
@@ -91,6 +96,8 @@ class Settings:
                 raise ConfigError(
                     f"{name}: {hidden(getattr(self, name))!r} does not start with {' or '.join(sorted(schemes))}"
                 )
+        if ":" in (self.management_url.user or ""):
+            raise ConfigError("management_url: HTTP's basic authentication has no way to tell a user with a ':'")
         if self.max_body < 1:
             raise ConfigError(f"max_body: {self.max_body} must be at least 1")
         if self.http_listen == self.admin_listen and self.http_listen.port:
@@ -142,7 +149,7 @@ def describe(settings: Settings) -> str:
 
 
 def hidden(url: URL) -> str:
-    """A URL to show: its password, and any user with it, replaced."""
+    """A URL to show: its password replaced."""
     return str(url.with_password("***") if url.password else url)
 
 
@@ -151,11 +158,12 @@ def _toml(value: Any) -> str:
         case tuple() if not isinstance(value, Address):
             return "[" + ", ".join(_toml(v) for v in value) + "]"
         case bool() | int() | float():
-            return f"{value:g}" if isinstance(value, float) else str(value)
+            return repr(value)
         case URL():
             return _toml(hidden(value))
         case _:
-            return '"' + str(value).replace("\\", "\\\\").replace('"', '\\"') + '"'
+            # TOML's basic strings are JSON's, but for this one character.
+            return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _file_values(file: Path | None) -> dict[str, Any]:
@@ -165,7 +173,7 @@ def _file_values(file: Path | None) -> dict[str, Any]:
         table = tomllib.loads(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file}: cannot be read: {error}") from None
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{file}: not TOML: {error}") from None
     for name in table:
         if name not in field_names():
@@ -175,11 +183,14 @@ def _file_values(file: Path | None) -> dict[str, Any]:
 
 def _environment_values(environment: Mapping[str, str]) -> dict[str, str]:
     values = {}
+    services = [v.removesuffix(_KUBERNETES_HOST) for v in environment if v.endswith("_" + _KUBERNETES_HOST)]
     for variable, text in environment.items():
         if not variable.startswith(ENVIRONMENT_PREFIX):
             continue
+        if any(variable.startswith(s) and _KUBERNETES_LINK.fullmatch(variable, len(s)) for s in services):
+            continue
         name = variable.removeprefix(ENVIRONMENT_PREFIX).lower()
-        if name == "config" or _KUBERNETES_LINK.fullmatch(name):
+        if name == "config":
             continue
         if name not in field_names() or variable != variable.upper():
             raise ConfigError(f"unknown setting in the environment: {variable}")
@@ -193,21 +204,30 @@ def _attribute(name: str) -> str:
 
 def _secret(name: str, file: Path) -> str:
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        line = file.read_bytes().decode().partition("\n")[0].removesuffix("\r")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{name}: {str(file)!r} cannot be read: {error}") from None
-    if not lines or not lines[0]:
+    if not line:
         raise ConfigError(f"{name}: {str(file)!r} has an empty first line")
-    return lines[0]
+    return line
 
 
 def _parse(name: str, value: Any, where: str) -> Any:
     """One setting from TOML's value or a string; raises ConfigError."""
     expected = get_type_hints(Settings)[name]
     try:
+        if isinstance(value, str):
+            _check_text(value)
         return _PARSERS.get(expected, _choice(expected))(value)
     except ConfigError as error:
         raise ConfigError(f"{where}{name.rstrip('_')}: {error}") from None
+
+
+def _check_text(value: str) -> None:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise ConfigError("not UTF-8") from None
 
 
 def _shown(value: Any) -> str:
@@ -219,7 +239,7 @@ def _number(value: Any) -> float:
         raise ConfigError(f"{_shown(value)} is not a number")
     try:
         number = float(value)
-    except ValueError:
+    except (ValueError, OverflowError):
         raise ConfigError(f"{value!r} is not a number") from None
     if not 0 <= number < 1e9:
         raise ConfigError(f"{value!r} is outside 0 to 1e9")
@@ -237,13 +257,24 @@ def _integer(value: Any) -> int:
 
 def _address(value: Any) -> Address:
     host, colon, port = str(value).rpartition(":")
-    if not colon or not (port.isascii() and port.isdigit() and int(port) < 65536):
+    if not colon or not (_PORT.fullmatch(port) and int(port) < 65536):
         raise ConfigError(f"{value!r} is not HOST:PORT with a port from 0 to 65535")
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
-    elif ":" in host or not host:
+    elif ":" in host:
         raise ConfigError(f"{value!r} is not HOST:PORT (an IPv6 address goes in brackets)")
+    if not _is_host(host):
+        raise ConfigError(f"{value!r} is not HOST:PORT: no name or address of a host")
     return Address(host, int(port))
+
+
+def _is_host(host: str) -> bool:
+    try:
+        host.encode("idna")
+    except UnicodeError:
+        return False
+    # Empty would mean every interface; that is written 0.0.0.0 or [::].
+    return bool(host) and host.isprintable() and not set(" /@[]") & set(host)
 
 
 def _url(value: Any) -> URL:
@@ -269,8 +300,8 @@ def _patterns(value: Any) -> tuple[str, ...]:
     if not isinstance(items, list) or not all(isinstance(item, str) and item for item in items):
         raise ConfigError(f"{_shown(value)} is not a list of patterns")
     for item in items:
-        if item.count("/") > 1:
-            raise ConfigError(f"{item!r} has more than one '/': write it as VHOST/NAME, percent-encoded")
+        if item.count("/") > 1 or not all(item.split("/")):
+            raise ConfigError(f"{item!r} is not NAME or VHOST/NAME: a '/' in a name is written %2F")
     return tuple(items)
 
 

@@ -1,0 +1,393 @@
+import base64
+import dataclasses
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from yarl import URL
+
+from proxy.config import (
+    Address,
+    ConfigError,
+    Settings,
+    describe,
+    field_names,
+    help_of,
+    hidden,
+)
+from proxy.management import Management
+
+
+def load(
+    tmp_path: Path, toml: str | None = None, environment: dict[str, str] | None = None, /, **flags: str
+) -> Settings:
+    file = None
+    if toml is not None:
+        file = tmp_path / "ringproxy.toml"
+        file.write_text(toml, encoding="utf-8")
+    return Settings.load(file, environment or {}, flags)
+
+
+def mistake(*given: Any, **flags: str) -> str:
+    """The message of the ConfigError that these settings must raise: always one line."""
+    with pytest.raises(ConfigError) as raised:
+        load(*given, **flags)
+    message = str(raised.value)
+    assert "\n" not in message
+    return message
+
+
+def test_defaults_are_those_documented() -> None:
+    settings = Settings.load(None, {}, {})
+    assert settings == Settings()
+    assert str(settings.broker_url) == "amqp://guest:guest@localhost:5672/"
+    assert str(settings.management_url) in ("http://guest:guest@localhost:15672", "http://guest:guest@localhost:15672/")
+    listeners = (settings.amqp_listen, settings.http_listen, settings.admin_listen)
+    assert [str(address) for address in listeners] == ["127.0.0.1:5673", "127.0.0.1:15680", "127.0.0.1:15681"]
+
+
+def test_file_then_environment_then_flags(tmp_path: Path) -> None:
+    toml = "sync_interval = 1\nsettle_time = 1\nmax_body = 1\n"
+    environment = {"RINGPROXY_SETTLE_TIME": "2", "RINGPROXY_MAX_BODY": "2", "PATH": "/bin"}
+    settings = load(tmp_path, toml, environment, max_body="3")
+    assert (settings.sync_interval, settings.settle_time, settings.max_body) == (1.0, 2.0, 3)
+    assert settings.confirm_timeout == Settings().confirm_timeout
+
+
+def test_every_setting_can_be_given_in_all_three_places(tmp_path: Path) -> None:
+    given = {
+        "broker_url": "amqps://u:p@broker.example/v",
+        "broker_password_file": str(tmp_path / "secret"),
+        "management_url": "https://u:p@broker.example:15671",
+        "management_password_file": str(tmp_path / "secret"),
+        "amqp_listen": "[::1]:1",
+        "http_listen": "0.0.0.0:2",
+        "admin_listen": "localhost:0",
+        "route": "a*,%2F/b",
+        "shadow": "c",
+        "pass": "d",
+        "sync_interval": "3.5",
+        "settle_time": "0",
+        "ring_max_age": "7",
+        "on_stale": "refuse",
+        "on_dead_letter": "rewrite",
+        "management_timeout": "1",
+        "lookup_timeout": "2",
+        "confirm_timeout": "4",
+        "drain_time": "0",
+        "max_body": "99",
+        "log_level": "debug",
+    }
+    (tmp_path / "secret").write_text("s3cret\n")
+    assert set(given) == set(field_names())
+    by_flag = load(tmp_path, **given)
+    by_environment = load(tmp_path, None, {f"RINGPROXY_{name.upper()}": text for name, text in given.items()})
+    by_file = load(tmp_path, "".join(f'{name} = "{text}"\n' for name, text in given.items()))
+    assert by_flag == by_environment == by_file
+    defaults = Settings()
+    for field in dataclasses.fields(Settings):
+        assert getattr(by_flag, field.name) != getattr(defaults, field.name), field.name
+    assert by_flag.amqp_listen == Address("::1", 1)
+    assert by_flag.route == ("a*", "%2F/b")
+
+
+def test_every_setting_has_a_meaning() -> None:
+    shown = describe(Settings())
+    for name in field_names():
+        assert len(help_of(name)) > 10
+        assert f"RINGPROXY_{name.upper()})" in shown
+
+
+def test_tomls_own_types(tmp_path: Path) -> None:
+    toml = "sync_interval = 2\nsettle_time = 0.5\nmax_body = 1_000\nroute = ['a', 'b,c']\nshadow = 'd, e,'\npass = []\n"
+    settings = load(tmp_path, toml)
+    assert type(settings.sync_interval) is float
+    assert (settings.sync_interval, settings.settle_time, settings.max_body) == (2.0, 0.5, 1000)
+    # A comma separates only where there is nothing else to.
+    assert (settings.route, settings.shadow, settings.pass_) == (("a", "b,c"), ("d", "e"), ())
+
+
+@pytest.mark.parametrize(
+    ("toml", "told"),
+    [
+        ("no_such = 1", "no_such"),
+        ("pass_ = []", "pass_"),
+        ("[broker]\nurl = 1", "broker"),
+        ("sync_interval = true", "sync_interval: true is not a number"),
+        ("sync_interval = [1]", "sync_interval"),
+        ("sync_interval = nan", "sync_interval"),
+        ("sync_interval = inf", "sync_interval"),
+        ("sync_interval = -1", "sync_interval"),
+        ("sync_interval = 0", "sync_interval"),
+        ("sync_interval = 1" + "0" * 400, "sync_interval"),
+        ("sync_interval = 1" + "0" * 5000, "ringproxy.toml"),
+        ("settle_time = -0.1", "settle_time"),
+        ("max_body = 1.5", "max_body"),
+        ("max_body = true", "max_body: true is not a whole number"),
+        ("max_body = 0", "max_body"),
+        ("max_body = -1", "max_body"),
+        ("route = 1", "route"),
+        ("route = [1]", "route"),
+        ('route = [""]', "route"),
+        ("route = {a = 1}", "route"),
+        ("broker_url = 5", "broker_url"),
+        ("broker_password_file = true", "broker_password_file"),
+        ("broker_password_file = ['a']", "broker_password_file"),
+        ('broker_password_file = "a\\u0000b"', "broker_password_file"),
+        ("http_listen = 8080", "http_listen"),
+        ("http_listen = ['127.0.0.1:80']", "http_listen"),
+        ("on_stale = true", "on_stale: true is not one of serve, refuse"),
+        ("on_stale = ['serve']", "on_stale"),
+        ("sync_interval = ", "ringproxy.toml: not TOML"),
+        ("route = " + "[" * 5000, "ringproxy.toml: not TOML"),
+    ],
+)
+def test_a_mistake_in_the_file_names_the_file_and_the_setting(tmp_path: Path, toml: str, told: str) -> None:
+    message = mistake(tmp_path, toml)
+    assert told in message
+    # What only all the settings together show, a zero say, is told without the place.
+    assert "ringproxy.toml" in message or "greater than 0" in message or "at least 1" in message
+
+
+def test_a_file_that_is_missing_or_no_text(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"nowhere\.toml: cannot be read"):
+        Settings.load(tmp_path / "nowhere.toml", {}, {})
+    (tmp_path / "binary").write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match="binary: cannot be read"):
+        Settings.load(tmp_path / "binary", {}, {})
+
+
+@pytest.mark.parametrize("variable", ["RINGPROXY_NO_SUCH", "RINGPROXY_", "RINGPROXY_Max_Body", "RINGPROXY_PASS_"])
+def test_an_unknown_variable_is_named(tmp_path: Path, variable: str) -> None:
+    assert variable in mistake(tmp_path, None, {variable: "1"})
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        (
+            "broker_url",
+            [
+                *("", "localhost", "amqp://", "amqp:/localhost", "http://h", "//h", "h:5672", "amqp://[::1"),
+                *("amqp://h:99999", "amqp://h:x", "amqp://h:0", "amqp://h:-1", "amqp://\udcff"),
+            ],
+        ),
+        ("management_url", ["", "h:15672", "amqp://h", "ftp://h", "http://h:99999", "http:///x", "http://a:b:c@h:x"]),
+        (
+            "http_listen",
+            [
+                *("", "80", ":80", "h:", "h:x", "h:65536", "h:-1", "h:+1", "h:1_0", "h:٣", "h: 80", "h:" + "9" * 5000),
+                *("::1:80", "[]:80", "a" * 300 + ":80", "\udcff:80", "a b:80"),
+            ],
+        ),
+        ("sync_interval", ["", "x", "nan", "inf", "-1", "-0.5", "1e400", "0", "1,5", "1e10"]),
+        ("max_body", ["", "x", "1.0", "-1", "+1", "1_0", "0", "٣", "1" * 20, "1" * 5000]),
+        ("on_stale", ["", "Serve", "stale"]),
+        ("on_dead_letter", ["", "route"]),
+        ("log_level", ["", "INFO", "trace"]),
+        ("route", ["a/b/c", "ok,a//b", "/", "/orders", "orders/", "\udcff"]),
+        ("shadow", ["a/b/c"]),
+        ("pass", ["a/b/c"]),
+        ("broker_password_file", [""]),
+    ],
+)
+def test_a_value_that_does_not_parse_is_one_line_that_names_the_setting(
+    tmp_path: Path, name: str, values: list[str]
+) -> None:
+    for value in values:
+        by_flag = mistake(tmp_path, **{name: value})
+        assert by_flag == mistake(tmp_path, None, {f"RINGPROXY_{name.upper()}": value})
+        assert by_flag.startswith(f"{name}: "), value
+
+
+@given(st.sampled_from(field_names()), st.text() | st.from_regex(r"[a-z:/@\[\]%0-9.,*-]{0,20}", fullmatch=True))
+def test_any_text_is_a_setting_or_a_mistake_in_one_line(name: str, text: str) -> None:
+    try:
+        shown = describe(Settings.load(None, {}, {name: text}))
+    except ConfigError as error:
+        shown = f"# {error}"  # one line: a comment
+    assert set(tomllib.loads(shown)) <= set(field_names())
+
+
+def test_one_address_for_two_listeners(tmp_path: Path) -> None:
+    assert mistake(tmp_path, http_listen="h:1", admin_listen="h:1").startswith("admin_listen: ")
+    assert load(tmp_path, http_listen="h:0", admin_listen="h:0").http_listen == Address("h", 0)
+
+
+def test_service_links_of_kubernetes_are_not_settings(tmp_path: Path) -> None:
+    """A pod beside the Services `ringproxy` and `ringproxy-metrics`."""
+    links: dict[str, str] = {}
+    for service in ("RINGPROXY", "RINGPROXY_METRICS"):
+        links |= {
+            f"{service}_SERVICE_HOST": "10.0.0.7",
+            f"{service}_SERVICE_PORT": "15680",
+            f"{service}_SERVICE_PORT_HTTP": "15680",
+            f"{service}_PORT": "tcp://10.0.0.7:15680",
+            f"{service}_PORT_15680_TCP": "tcp://10.0.0.7:15680",
+            f"{service}_PORT_15680_TCP_ADDR": "10.0.0.7",
+            f"{service}_PORT_15680_TCP_PORT": "15680",
+            f"{service}_PORT_15680_TCP_PROTO": "tcp",
+        }
+    assert load(tmp_path, None, {**links, "RINGPROXY_MAX_BODY": "5"}).max_body == 5
+    assert "RINGPROXY_HTTP_PORT" in mistake(tmp_path, None, {**links, "RINGPROXY_HTTP_PORT": "80"})
+    assert "RINGPROXY_PORT" in mistake(tmp_path, None, {"RINGPROXY_PORT": "80"})
+
+
+def test_the_file_of_settings_may_be_named_in_the_environment(tmp_path: Path) -> None:
+    assert load(tmp_path, None, {"RINGPROXY_CONFIG": "x.toml"}) == Settings()
+
+
+@pytest.mark.parametrize(
+    ("url", "vhost"),
+    [
+        ("amqp://h", "/"),
+        ("amqp://h/", "/"),
+        ("amqp://h/%2F", "/"),
+        ("amqp://h/%2f", "/"),
+        ("amqp://h/prod", "prod"),
+        ("amqp://h/%2Fprod", "/prod"),
+        ("amqp://h/a%2Fb", "a/b"),
+        ("amqp://h/a%20b", "a b"),
+        ("amqp://h/%C3%A9", "é"),
+        ("amqp://h/a?heartbeat=5", "a"),
+    ],
+)
+def test_the_default_virtual_host_is_the_path(tmp_path: Path, url: str, vhost: str) -> None:
+    assert load(tmp_path, broker_url=url).default_vhost == vhost
+
+
+SECRET = "s3cret/@:%41 é€"
+QUOTED = "s3cret%2F%40%3A%2541%20%C3%A9%E2%82%AC"
+
+
+def basic(user: str, password: str) -> str:
+    return "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
+
+
+def test_a_password_with_any_characters_reaches_the_management_client(tmp_path: Path) -> None:
+    url = load(tmp_path, management_url=f"http://us%40er:{QUOTED}@h:1").management_url
+    assert url.password == SECRET
+    assert Management(url, 1)._auth == basic("us@er", SECRET)
+
+
+@pytest.mark.parametrize(
+    ("url", "auth"),
+    [
+        ("http://h", basic("guest", "guest")),
+        ("http://me@h", basic("me", "")),
+        ("http://me:@h", basic("me", "")),
+        ("http://me:x@h", basic("me", "x")),
+    ],
+)
+def test_a_url_without_a_user_means_guest(url: str, auth: str) -> None:
+    """As in amqp:// URLs; a user without a password has none."""
+    assert Management(URL(url), 1)._auth == auth
+
+
+def test_a_user_that_basic_authentication_cannot_tell_is_a_mistake(tmp_path: Path) -> None:
+    message = mistake(tmp_path, management_url="http://a%3Ab:hush@h")
+    assert message.startswith("management_url: ")
+    assert "hush" not in message
+
+
+@pytest.mark.parametrize("ending", ["", "\n", "\r\n", "\nsecond line\n"])
+def test_a_secret_is_the_first_line_of_its_file(tmp_path: Path, ending: str) -> None:
+    file = tmp_path / "secret"
+    file.write_bytes((SECRET + ending).encode())
+    settings = load(
+        tmp_path,
+        broker_url="amqp://me:old@h/v",
+        broker_password_file=str(file),
+        management_url="http://h:1",
+        management_password_file=str(file),
+    )
+    assert settings.broker_url.password == settings.management_url.password == SECRET
+    assert (settings.broker_url.user, settings.default_vhost) == ("me", "v")
+    assert Management(settings.management_url, 1)._auth == basic("guest", SECRET)
+
+
+def test_a_secret_is_not_stripped(tmp_path: Path) -> None:
+    """Spaces may be part of it, and so may what Python's splitlines takes for an end of line."""
+    file = tmp_path / "secret"
+    file.write_bytes(" a\x0bb\x85c\u2028d \n".encode())
+    assert load(tmp_path, broker_password_file=str(file)).broker_url.password == " a\x0bb\x85c\u2028d "
+
+
+@pytest.mark.parametrize("name", ["broker_password_file", "management_password_file"])
+def test_a_secret_file_that_is_missing_empty_or_no_text(tmp_path: Path, name: str) -> None:
+    assert mistake(tmp_path, **{name: str(tmp_path / "nowhere")}).startswith(f"{name}: ")
+    assert mistake(tmp_path, **{name: str(tmp_path)}).startswith(f"{name}: ")
+    for content in (b"", b"\n", b"\nlater\n", b"\xff\n"):
+        (tmp_path / "secret").write_bytes(content)
+        assert mistake(tmp_path, **{name: str(tmp_path / "secret")}).startswith(f"{name}: ")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://me:hush@h:5672/",
+        "amqp://me:hush@h:99999/",
+        "amqp://me:hush@h:port/",
+        "amqp://me:hush@/",
+        "me:hush@h",
+        "//me:hush@h",
+        "amqp://:hush@h:0",
+        "ftp://:hush@h",
+        "amqp://me:hu/hush@h",
+        "amqp://me:x#hush@h",
+    ],
+)
+def test_no_message_holds_a_password(tmp_path: Path, url: str) -> None:
+    for setting in ("broker_url", "management_url"):
+        if url.startswith("http") and setting == "management_url":
+            url = url.replace("http", "amqp")
+        assert "hush" not in mistake(tmp_path, **{setting: url})
+        assert "hush" not in mistake(tmp_path, f'{setting} = "{url}"')
+        assert "hush" not in mistake(tmp_path, f'{setting} = ["{url}"]')
+
+
+def test_describe_hides_passwords_and_only_those(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text(SECRET)
+    settings = load(
+        tmp_path,
+        broker_url=f"amqp://me:{QUOTED}@h:5/v%2Fw",
+        management_url="http://you@h:6",
+        management_password_file=str(tmp_path / "secret"),
+    )
+    shown = describe(settings)
+    assert "s3cret" not in shown
+    assert 'broker_url = "amqp://me:***@h:5/v%2Fw"' in shown
+    assert "you:***@h:6" in shown
+    assert hidden(URL("http://me@h")) == str(URL("http://me@h"))
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {},
+        {"sync_interval": "0.1234567", "ring_max_age": "123456789.5", "settle_time": "1e-7"},
+        {"route": "a,%2F/b*,é", "shadow": "", "pass": "x\"y,x\\y,x'y"},
+        {"route": "new\nline,tab\t,del\x7f,esc\x1b"},
+        {"http_listen": "[::1]:0", "on_stale": "refuse", "max_body": "1"},
+        {"broker_url": "amqps://h/%2Fprod", "management_url": "https://h/below/"},
+    ],
+)
+def test_describe_is_toml_that_gives_the_same_settings(tmp_path: Path, flags: dict[str, str]) -> None:
+    bare = {"broker_url": "amqp://h", "management_url": "http://h", **flags}
+    settings = load(tmp_path, **bare)
+    assert load(tmp_path, describe(settings)) == settings
+
+
+def test_describe_of_secret_files_is_toml(tmp_path: Path) -> None:
+    (tmp_path / 'a "secret"').write_text("x\n")
+    settings = load(tmp_path, broker_url="amqp://me:y@h", broker_password_file=str(tmp_path / 'a "secret"'))
+    again = load(tmp_path, describe(settings), management_url=str(settings.management_url))
+    assert again == settings
+
+
+def test_addresses_print_as_they_are_written() -> None:
+    assert str(Address("::1", 80)) == "[::1]:80"
+    assert str(Address("h", 0)) == "h:0"
