@@ -42,7 +42,8 @@ class Management:
     def __init__(self, url: URL, timeout: float) -> None:
         """`url` holds the credentials; `timeout` in seconds limits one request, its body included."""
         self._base = url.with_user(None).with_password(None).with_query(None).with_fragment(None)
-        self._auth = aiohttp.encode_basic_auth(url.user or "guest", url.password or "")
+        # A URL without a user means guest with its password, as an amqp:// URL does.
+        self._auth = aiohttp.encode_basic_auth(url.user or "guest", url.password or ("" if url.user else "guest"))
         self._timeout = timeout
         self._session: aiohttp.ClientSession | None = None
 
