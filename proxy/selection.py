@@ -1,10 +1,10 @@
 """Which exchanges a ring routes, which are only watched and which are left alone, by patterns in the settings."""
 
-import fnmatch
 import re
 from collections.abc import Iterable
 from enum import StrEnum
-from urllib.parse import quote, unquote
+from typing import NamedTuple
+from urllib.parse import unquote
 
 
 class Mode(StrEnum):
@@ -32,9 +32,8 @@ class Selection:
 
     def mode(self, vhost: str, exchange: str) -> Mode:
         """The mode of an exchange."""
-        path = f"{quote(vhost, safe='')}/{quote(exchange, safe='')}"
         for mode, patterns in self._rules:
-            if any(pattern.fullmatch(path) for pattern in patterns):
+            if any(p.vhost.fullmatch(vhost) and p.name.fullmatch(exchange) for p in patterns):
                 return mode
         return Mode.PASS
 
@@ -43,15 +42,26 @@ def named(patterns: Iterable[str], default_vhost: str) -> list[tuple[str, str]]:
     """The (virtual host, exchange) pairs that patterns without a wildcard name."""
     pairs = []
     for pattern in patterns:
-        if not set("*?[") & set(pattern):
+        if not _WILDCARDS.keys() & set(pattern):
             vhost, slash, name = pattern.rpartition("/")
             pairs.append((unquote(vhost) if slash else default_vhost, unquote(name)))
     return pairs
 
 
-def _compile(pattern: str) -> re.Pattern[str]:
+class _Pattern(NamedTuple):
+    vhost: re.Pattern[str]
+    name: re.Pattern[str]
+
+
+_WILDCARDS = {"*": ".*", "?": "."}
+
+
+def _compile(pattern: str) -> _Pattern:
     vhost, slash, name = pattern.rpartition("/")
-    parts = [vhost if slash else "*", name]
-    # Decoded and encoded again, so that `%2f` matches `%2F` and a plain `é` its encoded form.
-    encoded = (quote(unquote(part), safe="*?") for part in parts)
-    return re.compile("/".join(fnmatch.translate(part).removesuffix(r"\Z") for part in encoded))
+    return _Pattern(_compile_part(vhost if slash else "*"), _compile_part(name))
+
+
+def _compile_part(part: str) -> re.Pattern[str]:
+    # Split before it is decoded, so that `%2A` is a star and not a wildcard.
+    pieces = re.split(r"([*?])", part)
+    return re.compile("".join(_WILDCARDS.get(piece) or re.escape(unquote(piece)) for piece in pieces), re.DOTALL)
