@@ -66,14 +66,14 @@ def parse_bindings(answer: object, exchange_type: str) -> Bindings:
         raise TopologyError(f"bindings: {_brief(answer)} is not a list")
     weights: dict[Destination, int] = {}
     ignored: list[IgnoredBinding] = []
-    duplicates: list[Destination] = []
+    duplicates: dict[Destination, None] = {}
     seen: set[Destination] = set()
     for item in answer:
         table = _object(item, "binding")
         destination = Destination(_kind(table), _text(table, "destination"))
         key = _text(table, "routing_key")
-        if destination in seen and destination not in duplicates:
-            duplicates.append(destination)
+        if destination in seen:
+            duplicates[destination] = None
         seen.add(destination)
         try:
             weight = 1 if exchange_type == MODULUS_HASH else parse_weight(key)
@@ -110,7 +110,7 @@ def dead_letters_by_own_name(answer: object) -> bool:
 def _hashed(arguments: Mapping[str, Any]) -> HashedValue:
     header, name = arguments.get("hash-header"), arguments.get("hash-property")
     if isinstance(header, str) and header:
-        return HashedValue("header", header)
+        return HashedValue("header", _text(arguments, "hash-header"))
     if isinstance(name, str) and name:
         if name not in HASHED_PROPERTIES:
             raise TopologyError(f"hash-property: {name!r} is not one of {', '.join(sorted(HASHED_PROPERTIES))}")
