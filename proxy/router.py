@@ -124,7 +124,7 @@ class Router:
     """The table, and the decision for one message. Not thread-safe: belongs to the event loop."""
 
     def __init__(self, ring_max_age: float, refuse_stale: bool, clock: Callable[[], float] = time.monotonic) -> None:
-        """A ring older than `ring_max_age` seconds answers Unknown if `refuse_stale`."""
+        """A ring that routes and is older than `ring_max_age` seconds answers Unknown if `refuse_stale`."""
         self._entries: dict[Name, Entry] = {}
         self._max_age, self._refuse_stale, self.clock = ring_max_age, refuse_stale, clock
         self.used_at: dict[Name, float] = {}
@@ -156,7 +156,7 @@ class Router:
             if entry is None:
                 return Unknown(name, "not read yet")
             self.used_at[name] = self.clock()
-            if entry.known is not None and self._refuse_stale and self.stale(entry):
+            if entry.passed is None and self._refuse_stale and self.stale(entry):
                 return Unknown(name, f"its ring is older than {self._max_age:g} s")
             decision = self._decide(name, entry, message)
             if isinstance(decision, Passed):
