@@ -76,7 +76,7 @@ def _tell_passed(name: Name, entry: Entry) -> None:
                 "%s: passed to the exchange itself, because these queues dead-letter without a routing key of their"
                 " own: %s; give them one, or set on_dead_letter = rewrite",
                 title(name),
-                ", ".join(entry.dead_letters),
+                ", ".join(map(repr, entry.dead_letters)),
             )
         case PassReason.INTERNAL_DESTINATION:
             log.warning("%s: passed to the exchange itself, because an internal exchange is bound to it", title(name))
