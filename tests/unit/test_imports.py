@@ -1,0 +1,121 @@
+"""Imports go one way: ring <- proxy's pure modules <- proxy's modules that do I/O."""
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+PURE = ("outcome", "topology", "belief", "selection", "router", "changes", "config")
+"""Modules of proxy that decide and never wait: no event loop, no network."""
+
+PURE_MAY = {"config": {"yarl"}}
+"""Of what is neither the standard library, ring nor pure."""
+
+IO = {
+    "asyncio",
+    "concurrent",
+    "http",
+    "multiprocessing",
+    "queue",
+    "select",
+    "selectors",
+    "socket",
+    "socketserver",
+    "ssl",
+}
+IO |= {"subprocess", "threading", "_thread"}
+
+
+def imports(source: str, package: str) -> Iterator[str]:
+    """The dotted name of every import in a module of `package`, also in functions and under TYPE_CHECKING.
+
+    `from a import b` counts as `a.b`, since b may be a module.
+    """
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Import(names=names):
+                yield from (alias.name for alias in names)
+            case ast.ImportFrom(module=module, names=names, level=level):
+                up = package.split(".")[: len(package.split(".")) - level + 1] if level else []
+                base = ".".join([*up, *([module] if module else [])])
+                yield from (f"{base}.{alias.name}" for alias in names)
+            case ast.Call(func=ast.Name(id="__import__") | ast.Attribute(attr="import_module")):
+                yield "<dynamic>"
+            case _:
+                pass
+
+
+def imports_of(file: Path) -> set[str]:
+    package = ".".join(file.relative_to(ROOT).parent.parts)
+    return set(imports(file.read_text(encoding="utf-8"), package))
+
+
+def top(name: str) -> str:
+    return name.partition(".")[0]
+
+
+def modules(folder: str) -> list[Path]:
+    found = sorted((ROOT / folder).rglob("*.py"))
+    assert found, folder
+    return found
+
+
+def title(file: Path) -> str:
+    return str(file.relative_to(ROOT))
+
+
+def test_imports_are_seen_wherever_they_stand() -> None:
+    source = """
+import a.b, c as d
+from e import f, g
+from . import h
+from .i import j
+from .. import k
+def _():
+    import l
+    if True:
+        from m.n import o
+__import__("p")
+importlib.import_module("q")
+"""
+    assert set(imports(source, "pkg.sub")) == {
+        *("a.b", "c", "e.f", "e.g", "pkg.sub.h", "pkg.sub.i.j", "pkg.k", "l", "m.n.o", "<dynamic>"),
+    }
+
+
+@pytest.mark.parametrize("file", modules("ring"), ids=title)
+def test_ring_imports_the_standard_library_numpy_mmh3_and_itself(file: Path) -> None:
+    allowed = sys.stdlib_module_names | {"numpy", "mmh3", "ring"}
+    assert {name for name in imports_of(file) if top(name) not in allowed or top(name) in IO} == set()
+
+
+@pytest.mark.parametrize("name", PURE)
+def test_pure_modules_import_no_io_and_only_pure_modules(name: str) -> None:
+    allowed = (sys.stdlib_module_names - IO) | {"ring"} | PURE_MAY.get(name, set())
+    pure = {f"proxy.{module}" for module in PURE}
+    for imported in imports_of(ROOT / "proxy" / f"{name}.py"):
+        module = ".".join(imported.split(".")[:2])
+        assert top(imported) in allowed or module in pure, f"proxy/{name}.py imports {imported}"
+
+
+@pytest.mark.parametrize("file", modules("proxy"), ids=title)
+def test_proxy_imports_what_the_distribution_declares(file: Path) -> None:
+    """And nothing of the tests or the testbed; aiormq and pamqp come with aio-pika."""
+    declared = {"aio_pika", "aiohttp", "aiormq", "mmh3", "numpy", "pamqp", "prometheus_client", "yarl"}
+    allowed = sys.stdlib_module_names | declared | {"ring", "proxy"}
+    assert {name for name in imports_of(file) if top(name) not in allowed} == set()
+
+
+@pytest.mark.parametrize("file", modules("proxy"), ids=title)
+def test_only_the_command_imports_the_app_and_only_the_app_the_listeners(file: Path) -> None:
+    users = {"proxy.app": {"proxy/cli.py"}, "proxy.cli": {"proxy/__main__.py"}}
+    for imported in imports_of(file):
+        module = ".".join(imported.split(".")[:2])
+        if module in users:
+            assert title(file) in users[module], f"{title(file)} imports {imported}"
+        if module == "proxy.http":
+            assert title(file) == "proxy/app.py" or title(file).startswith("proxy/http/"), imported
