@@ -7,7 +7,7 @@ import numpy as np
 
 from ring.destination import MAX_WEIGHT, Destination
 from ring.hashing import RING_FORMAT, SLOTS, hash64, slot_of
-from ring.scores import U16, U64, challenge, contest, slot_streams
+from ring.scores import U16, U64, challenge, contest, ranking, slot_streams
 
 MAX_DESTINATIONS = 1 << 16
 """The table holds 16-bit indices."""
@@ -89,12 +89,11 @@ class Ring:
 
     def runner_up(self, slot: int) -> Destination | None:
         """Where the slot's keys would go if their owner left; None where nobody else is bound."""
-        others = [i for i in range(len(self.destinations)) if i != self.owner_index[slot]]
-        if not others:
+        if len(self.destinations) == 1:
             return None
-        streams = slot_streams(np.array([slot], dtype=np.int64))
-        heft = np.array(self.weights, np.uint64)
-        return self.destinations[int(contest(streams, _seeds(self.destinations), heft, others)[0])]
+        stream = slot_streams(np.array([slot], dtype=np.int64))[0]
+        order = ranking(stream, _seeds(self.destinations), np.array(self.weights, np.uint64))
+        return self.destinations[order[1]]
 
     def slots(self) -> dict[Destination, int]:
         """How many slots each destination owns."""

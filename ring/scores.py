@@ -128,6 +128,12 @@ def challenge(streams: U64, seeds: U64, weights: U64, holders: U16, challengers:
     return owners
 
 
+def ranking(stream: np.uint64, seeds: U64, weights: U64) -> NDArray[np.intp]:
+    """All destinations' indices in the order in which they would own one slot, were those before them gone."""
+    draw = draws(np.full(len(seeds), stream), seeds)
+    return np.lexsort((np.arange(len(seeds)), ~draw, neg_log2(draw) // weights))
+
+
 def _chunks(length: int) -> Iterator[slice]:
     return (slice(start, min(start + _CHUNK, length)) for start in range(0, length, _CHUNK))
 
