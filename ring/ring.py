@@ -93,7 +93,7 @@ class Ring:
             return None
         stream = slot_streams(np.array([slot], dtype=np.int64))[0]
         order = ranking(stream, _seeds(self.destinations), np.array(self.weights, np.uint64))
-        return self.destinations[order[1]]
+        return self.destinations[int(order[1])]
 
     def slots(self) -> dict[Destination, int]:
         """How many slots each destination owns."""
