@@ -78,10 +78,10 @@ def _docker(tag: str) -> Iterator[Broker]:
 
 
 @contextmanager
-def _private(installation: Installation) -> Iterator[Broker]:
-    with private_node(installation) as node:
+def _private(rabbitmq: Installation) -> Iterator[Broker]:
+    with private_node(rabbitmq) as node:
         version = node.start()
-        yield Broker(node.amqp_url, node.management_url, version, installation.source)
+        yield Broker(node.amqp_url, node.management_url, version, rabbitmq.source)
 
 
 def default_management_url(amqp_url: str) -> str:

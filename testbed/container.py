@@ -4,7 +4,7 @@ import os
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 
 from testbed import SetupError
 from testbed.node import PLUGINS, START_SECONDS
@@ -42,19 +42,20 @@ def rabbitmq(tag: str) -> Iterator[tuple[str, str, str]]:
     """Run RabbitMQ's official image of that tag; give its AMQP URL, its management URL and its version."""
     if not engine_answers():
         raise SetupError(f"docker:{tag} needs a Docker engine, and none answers")
+    from docker.errors import DockerException
     from testcontainers.core.container import DockerContainer
 
-    enable_and_run = (
-        f"rabbitmq-plugins enable --offline {' '.join(PLUGINS)} && exec docker-entrypoint.sh rabbitmq-server"
-    )
-    with (
-        DockerContainer(f"{IMAGE}:{tag}")
-        .with_command(["sh", "-c", enable_and_run])
-        .with_exposed_ports(5672, 15672) as run
-    ):
-        host = run.get_container_host_ip()
-        amqp_url = f"amqp://guest:guest@{host}:{run.get_exposed_port(5672)}/"
-        management_url = f"http://guest:guest@{host}:{run.get_exposed_port(15672)}"
+    image = f"{IMAGE}:{tag}"
+    run_server = f"rabbitmq-plugins enable --offline {' '.join(PLUGINS)} && exec docker-entrypoint.sh rabbitmq-server"
+    definition = DockerContainer(image).with_command(["sh", "-c", run_server]).with_exposed_ports(5672, 15672)
+    with ExitStack() as stack:
+        try:
+            running = stack.enter_context(definition)
+        except DockerException as error:
+            raise SetupError(f"Docker cannot run {image}: {error}") from error
+        host = running.get_container_host_ip()
+        amqp_url = f"amqp://guest:guest@{host}:{running.get_exposed_port(5672)}/"
+        management_url = f"http://guest:guest@{host}:{running.get_exposed_port(15672)}"
         deadline = time.monotonic() + START_SECONDS
         while True:
             try:
@@ -62,6 +63,6 @@ def rabbitmq(tag: str) -> Iterator[tuple[str, str, str]]:
                 break
             except NOT_READY as error:
                 if time.monotonic() > deadline:
-                    raise SetupError(f"{IMAGE}:{tag} did not start within {START_SECONDS} s: {error}") from error
+                    raise SetupError(f"{image} did not start within {START_SECONDS} s: {error}") from error
                 time.sleep(0.2)
         yield amqp_url, management_url, version

@@ -26,7 +26,7 @@ PR_SET_CHILD_SUBREAPER = 36
 
 
 class Process:
-    """A supervised process, held by a descriptor so that its pid cannot come to mean another one."""
+    """A supervised process; its pid means no other one until the supervisor is closed."""
 
     def __init__(self, pid: int) -> None:
         """Hold the running process `pid`."""
@@ -42,7 +42,9 @@ class Process:
 
     def wait(self, timeout: float) -> bool:
         """Wait until the process has ended, at most `timeout` seconds; say whether it has."""
-        return bool(select.select([self._pidfd], [], [], timeout)[0])
+        poll = select.poll()
+        poll.register(self._pidfd, select.POLLIN)
+        return bool(poll.poll(timeout * 1000))
 
     def __del__(self) -> None:
         """Close the descriptor."""
@@ -104,7 +106,6 @@ class Supervisor:
 def _supervise(starter: int) -> None:
     """Spawn what standard input asks for until it ends or the starter does; then leave nothing."""
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps: nothing here needs an exit status
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     folder = tempfile.mkdtemp(prefix="ringproxy-")
     try:
@@ -134,7 +135,6 @@ def _lines_while_alive(starter: int) -> Iterator[bytes]:
 
 def _kill_descendants() -> None:
     """Kill every child, then those adopted from them, until none is left."""
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # from here on a pid stays its child's until it is waited for
     while children := Path(f"/proc/self/task/{os.getpid()}/children").read_text().split():
         for pid in map(int, children):
             os.kill(pid, signal.SIGKILL)
@@ -155,12 +155,11 @@ def _spawn(command: list[str], env: dict[str, str], log: str) -> dict[str, Any]:
             )
     except OSError as error:
         return {"error": str(error)}
-    process.returncode = 0  # reaped by the kernel: keep Popen from looking for it
+    process.returncode = 0  # keeps Popen from waiting for it: until the end its pid must mean no other process
     return {"pid": process.pid}
 
 
 def _prepare_child() -> None:
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # should this supervisor itself be killed
 
 

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -38,9 +38,11 @@ def wait_until(condition: Callable[[], bool]) -> None:
 def descendants(pid: int) -> dict[int, str]:
     """The processes below `pid`, by pid, each with its name."""
     found: dict[int, str] = {}
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        for child in map(int, (task / "children").read_text().split()):
-            found |= {child: Path(f"/proc/{child}/comm").read_text().strip()} | descendants(child)
+    with suppress(FileNotFoundError, ProcessLookupError):  # it may end meanwhile
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            for child in map(int, (task / "children").read_text().split()):
+                found |= descendants(child)
+                found[child] = Path(f"/proc/{child}/comm").read_text().strip()
     return found
 
 
@@ -53,7 +55,12 @@ def has_ended(pid: int) -> bool:
 
 def listening_addresses(pids: set[int]) -> set[tuple[str, int]]:
     """The addresses those processes listen on, as the kernel tells them."""
-    sockets = {os.readlink(file) for pid in pids for file in Path(f"/proc/{pid}/fd").iterdir()}
+    sockets = set()
+    for pid in pids:
+        with suppress(FileNotFoundError):  # as may the process
+            for file in Path(f"/proc/{pid}/fd").iterdir():
+                with suppress(FileNotFoundError):  # it may be closed meanwhile
+                    sockets.add(os.readlink(file))
     addresses = set()
     for table in "/proc/net/tcp", "/proc/net/tcp6":
         for line in Path(table).read_text().splitlines()[1:]:

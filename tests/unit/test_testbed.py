@@ -216,6 +216,14 @@ def test_a_supervised_process_is_killed_and_the_folder_removed_at_the_end(tmp_pa
     assert not supervisor.folder.exists()
 
 
+def test_a_supervised_process_may_end_at_once(tmp_path: Path) -> None:
+    with Supervisor() as supervisor:
+        for _ in range(20):
+            process = supervisor.spawn(["true"], os.environ, tmp_path / "log")
+            assert process.wait(DEADLINE_SECONDS)
+            process.send_signal(signal.SIGTERM)  # nothing to do, and no other process to reach
+
+
 def test_a_command_that_does_not_exist_is_an_error(tmp_path: Path) -> None:
     with Supervisor() as supervisor, pytest.raises(OSError, match="no-such-command"):
         supervisor.spawn(["/no-such-command"], {}, tmp_path / "log")
