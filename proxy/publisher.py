@@ -11,12 +11,15 @@ import random
 import re
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
+from urllib.parse import quote
+from weakref import WeakValueDictionary
 
 import aio_pika
 import aiormq
 from aio_pika.abc import AbstractChannel, AbstractConnection, AbstractExchange, AbstractIncomingMessage
+from pamqp.header import ContentHeader
 from yarl import URL
 
 from proxy import __version__
@@ -32,7 +35,17 @@ MAX_CHANNELS = 256
 LONGEST_PAUSE = 10.0
 """Seconds between tries to connect, at most."""
 
+FORGET_AFTER = 30.0
+"""Seconds after which a virtual host that can't be reached, and to which nobody publishes any more, is left alone."""
+
 HEARTBEAT = 20
+
+_FRAME_OVERHEAD = 8
+_CANCEL_AGAIN = 1.0
+
+
+class HeaderTooLargeError(ValueError):
+    """The message's properties and headers do not fit into one frame of the broker's; nothing was sent."""
 
 
 class Unavailable(Exception):  # noqa: N818 - the caller turns it into an outcome
@@ -60,13 +73,18 @@ class Verdict:
 
     outcome: Outcome
     detail: str = ""
+    exchange_gone: bool = False
+    """The broker said that the exchange which was published to does not exist."""
 
 
 @dataclass
 class _Channel:
     channel: AbstractChannel
     exchange: AbstractExchange
+    frame_max: int
     in_flight: int = 0
+    turns: "WeakValueDictionary[str, asyncio.Lock]" = field(default_factory=WeakValueDictionary)
+    """Of the message ids in flight."""
 
 
 @dataclass
@@ -78,6 +96,9 @@ class _Connection:
     channels: dict[str, _Channel] = field(default_factory=dict)
     opening: dict[str, "asyncio.Task[_Channel]"] = field(default_factory=dict)
     task: "asyncio.Task[None] | None" = None
+    kept: bool = False
+    wanted_at: float = 0.0
+    """When a publish last asked for it."""
     ready: asyncio.Event = field(default_factory=asyncio.Event)
     fault: str = "not connected yet"
 
@@ -107,15 +128,30 @@ class Publisher:
         return connection.cluster if connection else None
 
     def connect(self, vhost: str) -> None:
-        """Starts connecting to a virtual host and stays connected; does not wait."""
-        if vhost not in self._connections:
+        """Starts connecting to a virtual host and stays connected for good; does not wait."""
+        self._wanted(vhost).kept = True
+
+    async def connected(self, vhost: str) -> None:
+        """Returns once the connection to a virtual host is up. Raises Unavailable."""
+        connection = self._wanted(vhost)
+        try:
+            async with asyncio.timeout(self._connect_timeout):
+                await connection.ready.wait()
+        except TimeoutError:
+            raise Unavailable(f"no connection to the broker: {connection.fault}") from None
+
+    def _wanted(self, vhost: str) -> _Connection:
+        connection = self._connections.get(vhost)
+        if connection is None:
             connection = self._connections[vhost] = _Connection()
             connection.task = asyncio.create_task(self._stay_connected(vhost, connection))
+        connection.wanted_at = time.monotonic()
+        return connection
 
     async def publish(self, vhost: str, publish: Publish) -> Verdict:
         """Publishes one message, mandatory and persistent, and waits for the broker's word on it.
 
-        Raises Unavailable where nothing was sent. Whatever goes wrong after that is `unknown`.
+        Raises Unavailable or HeaderTooLargeError where nothing was sent. Whatever goes wrong after that is `unknown`.
         """
         channel = await self._channel(vhost, publish.exchange)
         self._number += 1
@@ -130,6 +166,33 @@ class Publisher:
             correlation_id=publish.correlation_id,
             timestamp=publish.timestamp,
         )
+        _check_size(message, channel.frame_max)
+        async with self._turn(channel, publish.message_id):
+            return await self._sent(channel, message, ring_id, publish)
+
+    @contextlib.asynccontextmanager
+    async def _turn(self, channel: _Channel, message_id: str | None) -> AsyncIterator[None]:
+        """One at a time of each message id. Raises Unavailable.
+
+        aiormq ties a return to its publish by message id alone: of three in flight with one id, all returned, it loses
+        a return, and the ack that follows would pass for a confirm.
+        """
+        if not message_id:
+            yield
+            return
+        lock = channel.turns.setdefault(message_id, asyncio.Lock())
+        try:
+            await asyncio.wait_for(lock.acquire(), self._connect_timeout)
+        except TimeoutError:
+            raise Unavailable("another message with the same message id is still in flight") from None
+        try:
+            if channel.channel.is_closed:
+                raise Unavailable("the channel was lost before this message's turn")
+            yield
+        finally:
+            lock.release()
+
+    async def _sent(self, channel: _Channel, message: aio_pika.Message, ring_id: int, publish: Publish) -> Verdict:
         channel.in_flight += 1
         self.in_flight += 1
         try:
@@ -141,6 +204,9 @@ class Publisher:
             return Verdict(Outcome.NACKED, f"the broker answered {type(error.frame).__name__}")
         except TimeoutError:
             return Verdict(Outcome.UNKNOWN, f"no confirm within {self._confirm_timeout:g} s")
+        except aiormq.exceptions.ChannelNotFoundEntity as error:
+            # Of all that were in flight on the channel: those before may have arrived.
+            return Verdict(Outcome.UNKNOWN, f"the channel was lost before the confirm: {error}", exchange_gone=True)
         except (aiormq.exceptions.AMQPError, aiormq.exceptions.ChannelInvalidStateError, OSError) as error:
             return Verdict(Outcome.UNKNOWN, f"the channel was lost before the confirm: {error}")
         finally:
@@ -149,8 +215,8 @@ class Publisher:
             self._returned.discard(ring_id)
 
     def _verdict(self, ring_id: int, answer: object, publish: Publish) -> Verdict:
-        # aiormq ties a return to its publish by message id, which clients may repeat; the ring id is ours alone. A
-        # return always comes before the ack of its message (measured: 5,413 of 5,413).
+        # The ring id is ours alone, also where a late return comes for a message id that is in use again. A return
+        # always comes before the ack of its message (measured: 5,413 of 5,413).
         if ring_id in self._returned:
             what = f"exchange {publish.exchange!r} has no queue" if publish.exchange else "there is no queue"
             return Verdict(Outcome.UNROUTABLE, f"{what} for routing key {publish.routing_key!r}")
@@ -164,17 +230,16 @@ class Publisher:
             self._returned.add(ring_id)
 
     async def _channel(self, vhost: str, exchange: str) -> _Channel:
-        self.connect(vhost)
-        connection = self._connections[vhost]
+        await self.connected(vhost)
+        connection = self._wanted(vhost)
         try:
             async with asyncio.timeout(self._connect_timeout):
-                await connection.ready.wait()
                 channel = connection.channels.get(exchange)
                 if channel is None or channel.channel.is_closed:
                     channel = await self._shared_opening(connection, exchange)
                 return channel
         except TimeoutError:
-            raise Unavailable(f"no connection to the broker: {connection.fault}") from None
+            raise Unavailable(f"no channel on the broker: {connection.fault or 'no answer in time'}") from None
         except (aiormq.exceptions.AMQPError, aiormq.exceptions.ChannelInvalidStateError, OSError) as error:
             raise Unavailable(f"no channel on the broker: {error}") from None
 
@@ -200,7 +265,9 @@ class Publisher:
         channel = await connection.connection.channel(publisher_confirms=True, on_return_raises=False)
         channel.return_callbacks.add(self._on_return)
         target = await channel.get_exchange(exchange, ensure=False) if exchange else channel.default_exchange
-        opened = channels[exchange] = _Channel(channel, target)
+        transport = connection.connection.transport
+        frame_max = transport.connection.connection_tune.frame_max if transport else 0
+        opened = channels[exchange] = _Channel(channel, target, frame_max)
         return opened
 
     async def _stay_connected(self, vhost: str, state: _Connection) -> None:
@@ -209,9 +276,8 @@ class Publisher:
             started = time.monotonic()
             try:
                 await self._connected(vhost, state)
-            except (aiormq.exceptions.AMQPError, OSError, TimeoutError) as error:
-                # Without object addresses, so that equal faults read alike and are logged once.
-                fault = re.sub(r"<?([\w.]+) object at 0x[0-9a-f]+>?", r"\1", str(error)) or type(error).__name__
+            except Exception as error:  # whatever it is, the next try may do better
+                fault = _in_words(error)
             else:
                 fault = "the connection was lost"
             state.ready.clear()
@@ -220,13 +286,19 @@ class Publisher:
             if fault != state.fault:
                 log.warning("broker %s, virtual host %r: %s", hidden(self._url.with_path("/")), vhost, fault)
             state.fault = fault
+            if not state.kept and time.monotonic() - state.wanted_at > FORGET_AFTER:
+                # Its virtual host may have been deleted, which must not keep this sidecar unready for ever.
+                del self._connections[vhost]
+                return
             pause = 0.1 if time.monotonic() - started > LONGEST_PAUSE else min(pause * 2, LONGEST_PAUSE)
             await asyncio.sleep(random.uniform(0, pause))
 
     async def _connected(self, vhost: str, state: _Connection) -> None:
         """Connects, and returns once the connection is lost."""
+        if "%2F" in vhost:
+            raise Unavailable("the AMQP library reads the '%2F' of this virtual host's name as '/'")
         connection = await aio_pika.connect(
-            self._url.with_path("/") / vhost if vhost != "/" else self._url.with_path("/"),
+            self._url.with_path("/" + quote(vhost, safe=""), encoded=True),
             timeout=self._connect_timeout,
             client_properties={
                 "product": "ringproxy",
@@ -255,13 +327,32 @@ class Publisher:
 
     async def aclose(self) -> None:
         """Closes every connection; what is still in flight becomes unknown."""
-        tasks = [c.task for c in self._connections.values() if c.task]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        tasks = {c.task for c in self._connections.values() if c.task}
+        while tasks:
+            for task in tasks:
+                task.cancel()
+            # Again and again: the AMQP library may answer a cancellation with an error of its own, or with silence.
+            _, tasks = await asyncio.wait(tasks, timeout=_CANCEL_AGAIN)
 
 
 def _done(task: "asyncio.Task[_Channel]", tasks: "dict[str, asyncio.Task[_Channel]]", key: str) -> None:
     tasks.pop(key, None)
     if not task.cancelled():
         task.exception()  # seen, also where everybody who waited has left
+
+
+def _in_words(error: Exception) -> str:
+    """Why a connection did not come up, without object addresses: equal faults read alike and are logged once."""
+    if isinstance(error, aiormq.exceptions.InvalidFrameError) and "got Connection.Close" in (text := str(error)):
+        # All that the library keeps of the broker's refusal is which answer it had hoped for.
+        if "OpenOk" in text:
+            return "the broker refused the virtual host: it is missing, at a limit, or not for this user"
+        return "the broker refused the user or its password"
+    return re.sub(r"<?([\w.]+) object at 0x[0-9a-f]+>?", r"\1", str(error)) or type(error).__name__
+
+
+def _check_size(message: aio_pika.Message, frame_max: int) -> None:
+    """Raises HeaderTooLargeError: the broker closes a connection, with all that is in flight, for a longer frame."""
+    size = len(ContentHeader(properties=message.properties).marshal()) + _FRAME_OVERHEAD
+    if 0 < frame_max < size:
+        raise HeaderTooLargeError(f"properties and headers are {size} bytes, the broker takes {frame_max}")

@@ -45,7 +45,7 @@ class Admin:
         app.router.add_get("/readyz", self.readyz)
         app.router.add_get("/metrics", self.metrics)
         app.router.add_get("/rings", self.rings)
-        app.router.add_get("/rings/{vhost}/{exchange}", self.ring)
+        app.router.add_get("/rings/{vhost:[^/]+}/{exchange:[^/]+}", self.ring)
         return app
 
     async def livez(self, _: web.Request) -> web.Response:

@@ -1,6 +1,7 @@
 """The HTTP ingress: one message a POST, answered 2xx only once the broker has confirmed it."""
 
 import asyncio
+import contextlib
 import json
 import time
 from collections.abc import Mapping
@@ -12,7 +13,7 @@ from aiohttp import web
 from proxy.http.problems import ProblemError, invalid, problem_middleware
 from proxy.metrics import NOWHERE, Counts
 from proxy.outcome import Outcome
-from proxy.publisher import Publish, Publisher, Unavailable, Verdict
+from proxy.publisher import HeaderTooLargeError, Publish, Publisher, Unavailable, Verdict
 from proxy.router import Message, Name, Passed, Routed, Router
 from proxy.sync import Absent, NotReadable, Sync
 
@@ -21,7 +22,17 @@ INGRESS = "http"
 SHORT_STRING = 255
 """Bytes of a routing key or a name, at most: an AMQP 0-9-1 short string (section 4.2.5.3)."""
 
+HEADER_NAME = 128
+"""Bytes of a header's name, at most (section 4.2.5.5)."""
+
 _HEADER_PREFIX = "amqp-header-"
+
+_PROPERTIES = {
+    "content_type": "Content-Type",
+    "content_encoding": "Content-Encoding",
+    "message_id": "Amqp-Message-Id",
+    "correlation_id": "Amqp-Correlation-Id",
+}
 
 
 class Ingest:
@@ -49,8 +60,8 @@ class Ingest:
     def application(self, max_body: int) -> web.Application:
         """The ingress as an aiohttp application; `max_body` in bytes."""
         app = web.Application(client_max_size=max_body, middlewares=[problem_middleware])
-        app.router.add_post("/v1/exchanges/{exchange}/publish", self.publish)
-        app.router.add_get("/v1/exchanges/{exchange}/route", self.route, allow_head=False)
+        app.router.add_post("/v1/exchanges/{exchange:[^/]+}/publish", self.publish)
+        app.router.add_get("/v1/exchanges/{exchange:[^/]+}/route", self.route, allow_head=False)
         return app
 
     async def publish(self, request: web.Request) -> web.Response:
@@ -132,7 +143,6 @@ class Ingest:
         self, name: Name, decision: Routed | Passed, message: Message, request: web.Request, body: bytes
     ) -> Verdict:
         vhost, exchange = name
-        self._check_cluster(vhost)
         routing_key = message.routing_key.decode()
         headers = dict(message.headers)
         target = exchange
@@ -146,17 +156,21 @@ class Ingest:
             routing_key,
             body,
             headers,
-            request.headers.get("Content-Type"),
-            request.headers.get("Content-Encoding"),
+            _text(message.properties, "content_type"),
+            _text(message.properties, "content_encoding"),
             _text(message.properties, "message_id"),
             _text(message.properties, "correlation_id"),
             _number(message.properties, "timestamp"),
         )
-        started = time.monotonic()
         try:
+            await self._publisher.connected(vhost)
+            self._check_cluster(vhost)
+            started = time.monotonic()
             verdict = await self._publisher.publish(vhost, publish)
         except Unavailable as error:
             raise _unavailable(str(error)) from None
+        except HeaderTooLargeError as error:
+            raise invalid("Amqp-Header-*", str(error)) from None
         if verdict.outcome is not Outcome.UNKNOWN:
             self._counts.confirmed(time.monotonic() - started)
         self._counts.decided(name, decision)
@@ -174,18 +188,22 @@ class Ingest:
                 return _json({"outcome": Outcome.PASSED, "exchange": name[1], "reason": decision.reason})
             return _json({"outcome": Outcome.CONFIRMED, **_place(decision)})
         if verdict.outcome is Outcome.UNROUTABLE:
-            gone = {decision.destination} if isinstance(decision, Routed) else set()
-            await self._refresh(name, "a message was returned", gone)
+            await self._refresh(name, decision, "a message was returned")
+        elif verdict.exchange_gone:
+            await self._refresh(name, decision, "an exchange that was published to is gone")
         status = 504 if verdict.outcome is Outcome.UNKNOWN else 503
         raise ProblemError(status, verdict.outcome.value, verdict.detail, verdict.outcome, retryable=True)
 
-    async def _refresh(self, name: Name, why: str, vouched: set[Any]) -> None:
+    async def _refresh(self, name: Name, decision: Routed | Passed, why: str) -> None:
         """So that the client's next try finds the new ring; not for longer than a look-up may take."""
-        try:
+        gone = {decision.destination} if isinstance(decision, Routed) else set()
+        names = {name}
+        if isinstance(decision, Routed):
+            # With rings behind rings, the one that chose.
+            names |= {n for n, entry in self._router.entries.items() if entry.known is decision.by}
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._lookup_timeout):
-                await self._sync.refresh(name, why, vouched)
-        except TimeoutError:
-            return
+                await asyncio.gather(*(self._sync.refresh(n, why, gone) for n in names))
 
     def _name(self, request: web.Request, query: Mapping[str, str]) -> Name:
         vhost = _short("vhost", query.get("vhost", self._default_vhost).encode("utf-8", "surrogateescape"))
@@ -228,9 +246,9 @@ def _message(request: web.Request) -> Message:
     for raw_name, raw_value in request.raw_headers:
         name = raw_name.decode("ascii", "replace")
         if name.lower().startswith(_HEADER_PREFIX):
-            headers[name[len(_HEADER_PREFIX) :]] = _utf8(name, raw_value)
+            headers[_header_name(name)] = _utf8(name, raw_value)
     properties: dict[str, object] = {}
-    for field, header in (("message_id", "Amqp-Message-Id"), ("correlation_id", "Amqp-Correlation-Id")):
+    for field, header in _PROPERTIES.items():
         if (value := _header(request, header)) is not None:
             properties[field] = _utf8(header, _short(header, value))
     if (value := _header(request, "Amqp-Timestamp")) is not None:
@@ -240,6 +258,13 @@ def _message(request: web.Request) -> Message:
     routing_key = _short("Routing-Key", _header(request, "Routing-Key") or b"")
     _utf8("Routing-Key", routing_key)
     return Message(routing_key, headers, properties)
+
+
+def _header_name(name: str) -> str:
+    amqp_name = name[len(_HEADER_PREFIX) :]
+    if not 0 < len(amqp_name) <= HEADER_NAME:
+        raise invalid(name[:60], f"the header's own name has {len(amqp_name)} bytes, not 1 to {HEADER_NAME}")
+    return amqp_name
 
 
 def _header(request: web.Request, name: str) -> bytes | None:
