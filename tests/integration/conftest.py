@@ -1,0 +1,123 @@
+"""One broker for the whole run, a virtual host for each test, and sidecars that are always stopped."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from urllib.parse import quote, urlsplit, urlunsplit
+
+import pytest
+
+from testbed.broker import Broker, running_broker
+from tests.integration.broker_api import BrokerApi, VirtualHost, fresh_name
+from tests.integration.sidecar import Sidecar
+
+USER = "ringproxy test"
+PASSWORD = "pa/ss:w@rd%25 é"
+"""Everything that a URL must encode; `SECRETS` are the forms in which it must never show."""
+SECRETS = (PASSWORD, quote(PASSWORD, safe=""), quote(PASSWORD), "pa/ss", "pa%2Fss")
+
+_BROKER = pytest.StashKey[Broker]()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Tells which broker the integration tests ran on."""
+    if broker := config.stash.get(_BROKER, None):
+        terminalreporter.write_sep("-", f"ran on RabbitMQ {broker.version} ({broker.source})")
+
+
+@pytest.fixture(scope="session")
+def broker(pytestconfig: pytest.Config) -> Iterator[Broker]:
+    """The broker that BROKER chooses. Where there is none, this fails: nothing here is skipped for want of one."""
+    with running_broker() as broker:
+        pytestconfig.stash[_BROKER] = broker
+        yield broker
+
+
+@dataclass(frozen=True)
+class Login:
+    """How a sidecar reaches the broker: as a user with a management tag and the right to publish, no more."""
+
+    broker_url: str
+    management_url: str
+    vhost: str
+
+    def settings(self, **changes: str) -> dict[str, str]:
+        """Of a sidecar whose rings follow the bindings fast enough for tests."""
+        urls = {"broker_url": self.broker_url, "management_url": self.management_url}
+        return {**urls, "sync_interval": "1", "settle_time": "0.5"} | changes
+
+
+@pytest.fixture(scope="session")
+def api(broker: Broker) -> BrokerApi:
+    return BrokerApi(broker.management_url)
+
+
+@pytest.fixture(scope="session")
+def login(broker: Broker, api: BrokerApi) -> Iterator[Login]:
+    """A user and a default virtual host for the sidecars of this run."""
+    api.ask("PUT", "users", USER, body={"password": PASSWORD, "tags": "management"})
+    home = VirtualHost(api, fresh_name(), [USER])
+    yield Login(
+        with_login(broker.amqp_url, USER, PASSWORD, "/" + quote(home.name, safe="")),
+        with_login(broker.management_url, USER, PASSWORD),
+        home.name,
+    )
+    home.delete()
+    api.ask("DELETE", "users", USER)
+
+
+@pytest.fixture
+def vhost(api: BrokerApi, login: Login) -> Iterator[VirtualHost]:
+    """A virtual host of the test's own, with a name that needs percent-encoding."""
+    made = VirtualHost(api, fresh_name(), [USER])
+    yield made
+    made.delete()
+
+
+@pytest.fixture
+def other_vhost(api: BrokerApi, login: Login) -> Iterator[VirtualHost]:
+    """One more."""
+    made = VirtualHost(api, fresh_name(), [USER])
+    yield made
+    made.delete()
+
+
+@pytest.fixture(scope="session")
+def sidecar(login: Login, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sidecar]:
+    """The sidecar that most tests share, each with its own virtual host."""
+    running = Sidecar(login.settings(sync_interval="15"), tmp_path_factory.mktemp("sidecar"), SECRETS)
+    try:
+        running.wait_ready()
+        yield running
+    finally:
+        running.stop()
+
+
+StartSidecar = Callable[..., Sidecar]
+
+
+@pytest.fixture
+def start_sidecar(login: Login, tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartSidecar]:
+    """Starts sidecars with settings of the test's choice, and checks each one's log once it has ended."""
+    started: list[Sidecar] = []
+
+    def start(**changes: str) -> Sidecar:
+        started.append(Sidecar(login.settings(**changes), tmp_path_factory.mktemp("sidecar"), SECRETS))
+        return started[-1]
+
+    yield start
+    try:
+        for running in started:
+            if running.process.poll() is None:
+                running.stop()
+            running.check_log()
+    finally:
+        for running in started:
+            running.kill()
+
+
+def with_login(url: str, user: str, password: str, path: str | None = None) -> str:
+    """The URL with these credentials."""
+    parts = urlsplit(url)
+    host = parts.netloc.rpartition("@")[2]
+    netloc = f"{quote(user, safe='')}:{quote(password, safe='')}@{host}"
+    return urlunsplit(parts._replace(netloc=netloc, path=parts.path if path is None else path))

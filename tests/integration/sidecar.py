@@ -1,0 +1,203 @@
+"""A sidecar as a process of its own, and what clients ask it."""
+
+import http.client
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from tests.integration.broker_api import DEADLINE_SECONDS, wait_until
+
+COMMAND = str(Path(sys.executable).with_name("ring-proxy"))
+
+Headers = Mapping[str, str] | None
+
+_NEVER_IN_A_LOG = ("Traceback", "Warning:", "a defect while", "never retrieved", "never awaited", "was destroyed")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An HTTP answer."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def text(self) -> str:
+        return self.body.decode()
+
+    def receipt(self) -> Any:
+        """The JSON of a 200."""
+        assert self.status == 200, self
+        return self.json
+
+    def queue(self) -> str:
+        """The queue that the receipt of a confirmed publish, or the answer of `route`, names."""
+        destination = self.receipt()["destination"]
+        assert destination["type"] == "queue"
+        return str(destination["name"])
+
+    def problem(self, status: int, kind: str, outcome: str, *, retryable: bool) -> str:
+        """The detail of a problem that has all of this."""
+        assert self.headers.get("content-type") == "application/problem+json", self
+        problem = self.json
+        found = (self.status, problem["status"], problem["type"], problem["outcome"], problem["retryable"])
+        assert found == (status, status, f"urn:ringproxy:problem:{kind}", outcome, retryable), self
+        assert problem["title"]
+        assert "\n" not in problem["detail"]
+        return str(problem["detail"])
+
+
+class Sidecar:
+    """A running `ring-proxy run`."""
+
+    def __init__(self, settings: Mapping[str, str], folder: Path, secrets: tuple[str, ...] = ()) -> None:
+        """Starts it on free ports and waits until both listeners are bound. `secrets` may show nowhere."""
+        self._log = folder / "log"
+        self._secrets = secrets
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("RINGPROXY_")}
+        environment |= {"RINGPROXY_HTTP_LISTEN": "127.0.0.1:0", "RINGPROXY_ADMIN_LISTEN": "127.0.0.1:0"}
+        environment |= {f"RINGPROXY_{name.upper()}": value for name, value in settings.items()}
+        environment |= {"PYTHONWARNINGS": "default"}
+        with self._log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [COMMAND, "run"], stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment
+            )
+        try:
+            self.port, self.admin_port = wait_until("the listeners", self._ports)
+        except BaseException:
+            self.kill()
+            raise
+
+    def _ports(self) -> tuple[int, int] | None:
+        assert self.process.poll() is None, self.log()
+        ports = [re.search(rf" {what} listens on .*:(\d+)\n", self.log()) for what in ("http", "admin")]
+        http_port, admin_port = ports
+        return (int(http_port[1]), int(admin_port[1])) if http_port and admin_port else None
+
+    def log(self) -> str:
+        return self._log.read_text(errors="backslashreplace")
+
+    @property
+    def admin_url(self) -> str:
+        return f"http://127.0.0.1:{self.admin_port}"
+
+    def publish(
+        self,
+        exchange: str,
+        key: str | None,
+        body: bytes = b"",
+        *,
+        vhost: str | None = None,
+        headers: Headers = None,
+    ) -> Answer:
+        """`key` None sends no Routing-Key."""
+        all_headers = dict(headers or {})
+        if key is not None:
+            all_headers["Routing-Key"] = key
+        return self.ask("POST", publish_path(exchange, vhost), body, all_headers)
+
+    def route(self, exchange: str, key: str, *, vhost: str | None = None) -> Answer:
+        query = {"key": key} if vhost is None else {"key": key, "vhost": vhost}
+        return self.ask("GET", f"/v1/exchanges/{quote(exchange, safe='')}/route?{urlencode(query)}")
+
+    def ask(self, method: str, path: str, body: bytes | None = None, headers: Headers = None) -> Answer:
+        """Of the listener that takes publishes."""
+        return _ask(self.port, method, path, body, headers)
+
+    def admin(self, path: str, headers: Headers = None) -> Answer:
+        """Of the admin listener."""
+        return _ask(self.admin_port, "GET", path, None, headers)
+
+    def ring(self, vhost: str, exchange: str) -> Any:
+        """What it knows of an exchange."""
+        return self.admin(f"/rings/{quote(vhost, safe='')}/{quote(exchange, safe='')}").receipt()
+
+    def weights(self, vhost: str, exchange: str) -> dict[str, int]:
+        """Of the ring in force, by the destination's name; empty where there is none."""
+        return {d["name"]: d["weight"] for d in self.ring(vhost, exchange).get("destinations", ())}
+
+    def wait_for_weights(self, vhost: str, exchange: str, weights: Mapping[str, int]) -> None:
+        wait_until(f"a ring of {weights}", lambda: self.weights(vhost, exchange) == weights)
+
+    def wait_ready(self) -> None:
+        wait_until("readiness", lambda: self.admin("/readyz").status == 200)
+
+    def raw(self, request: bytes) -> list[Answer]:
+        """Bytes sent as they are, then the end of file: every answer, until the sidecar closes."""
+        with socket.create_connection(("127.0.0.1", self.port), DEADLINE_SECONDS) as connection:
+            connection.sendall(request)
+            connection.shutdown(socket.SHUT_WR)
+            with connection.makefile("rb") as stream:
+                return _answers(stream.read())
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def stop(self) -> None:
+        """Ends it with SIGTERM and checks that it left in good order and told no secret."""
+        try:
+            if self.process.poll() is None:
+                self.signal(signal.SIGTERM)
+            status = self.process.wait(DEADLINE_SECONDS)
+        finally:
+            self.kill()
+        assert status == 0, self.log()
+        self.check_log()
+
+    def kill(self) -> None:
+        """Ends it at once, where it still runs."""
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+
+    def check_log(self) -> None:
+        """No defect, no secret."""
+        log = self.log()
+        for words in _NEVER_IN_A_LOG:
+            assert words not in log, log
+        for secret in self._secrets:
+            assert secret not in log, log
+
+
+def publish_path(exchange: str, vhost: str | None = None) -> str:
+    query = "" if vhost is None else "?" + urlencode({"vhost": vhost})
+    return f"/v1/exchanges/{quote(exchange, safe='')}/publish{query}"
+
+
+def _ask(port: int, method: str, path: str, body: bytes | None, headers: Headers) -> Answer:
+    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=DEADLINE_SECONDS)) as connection:
+        encoded = {name: value.encode() for name, value in (headers or {}).items()}
+        connection.request(method, path, body, encoded)
+        return _answer(connection.getresponse())
+
+
+def _answer(response: http.client.HTTPResponse) -> Answer:
+    return Answer(response.status, {k.lower(): v for k, v in response.getheaders()}, response.read())
+
+
+def _answers(data: bytes) -> list[Answer]:
+    """Answers one after another, each with its length."""
+    answers = []
+    while data:
+        head, _, data = data.partition(b"\r\n\r\n")
+        status, *lines = head.decode("latin-1").split("\r\n")
+        headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+        length = int(headers["content-length"])
+        answers.append(Answer(int(status.split()[1]), headers, data[:length]))
+        data = data[length:]
+    return answers
