@@ -123,7 +123,8 @@ class Management:
         except TimeoutError:
             raise ManagementError(f"{shown}: no answer within {self._timeout:g} s") from None
         except (aiohttp.ClientError, OSError) as error:
-            raise ManagementError(f"{shown}: {str(error) or type(error).__name__}") from None
+            # Some of aiohttp's messages have several lines.
+            raise ManagementError(f"{shown}: {' '.join(str(error).split()) or type(error).__name__}") from None
         except (ValueError, RecursionError) as error:
             raise ManagementError(f"{shown}: not an answer of the management API: {error}") from None
 
@@ -143,6 +144,8 @@ async def _limited(response: aiohttp.ClientResponse) -> bytes:
 
 def _decoded(body: bytes) -> object:
     decoded: object = json.loads(body)
+    if decoded is None:
+        raise ValueError("null")  # which is not the API's word for what does not exist
     return decoded
 
 

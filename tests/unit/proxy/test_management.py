@@ -1,0 +1,240 @@
+import base64
+import gzip
+import socket
+from collections.abc import AsyncIterator
+from email.utils import formatdate
+
+import pytest
+from aiohttp import web
+from yarl import URL
+
+from proxy import management
+from proxy.management import MAX_RETRY_AFTER, Management, ManagementError
+from proxy.topology import CONSISTENT_HASH, Bindings, Exchange, TopologyError
+from ring.destination import Destination
+from ring.hashed import HashedValue
+from tests.unit.proxy.fake_management import (
+    FakeManagement,
+    Fault,
+    binding,
+    body,
+    raw,
+    serving,
+    silent,
+    status,
+    truncated,
+)
+
+LIST = b'[{"name": "/"}]'
+
+
+@pytest.fixture
+async def fake() -> AsyncIterator[FakeManagement]:
+    async with serving(FakeManagement()) as made:
+        yield made
+
+
+@pytest.fixture
+async def api(fake: FakeManagement) -> AsyncIterator[Management]:
+    async with Management(fake.url, timeout=10) as made:
+        yield made
+
+
+async def fault_of(api: Management) -> ManagementError:
+    """The error that every kind of request ends with; always one line without credentials."""
+    errors = []
+    for request in (
+        api.cluster_name(),
+        api.vhosts(),
+        api.exchange_names("/"),
+        api.exchange("/", "x"),
+        api.bindings("/", "x", CONSISTENT_HASH),
+        api.dead_letters_by_own_name("/", "q"),
+    ):
+        with pytest.raises(ManagementError) as raised:
+            await request
+        message = str(raised.value)
+        assert message.startswith("/api/")
+        assert "\n" not in message
+        assert "hush" not in message
+        assert "reader" not in message
+        errors.append(raised.value)
+    return errors[0]
+
+
+async def test_what_it_asks_and_what_it_gives(fake: FakeManagement, api: Management) -> None:
+    fake.exchange("x", binding("a", "2"), arguments={"hash-header": "h"}, internal=True)
+    fake.queues["/", "q"] = {"arguments": {"x-dead-letter-exchange": "d"}}
+    assert await api.cluster_name() == "rabbit@fake"
+    assert await api.vhosts() == {"/"}
+    assert await api.exchange_names("/") == frozenset({"", "amq.topic", "x"})
+    assert await api.exchange("/", "x") == Exchange(CONSISTENT_HASH, True, HashedValue("header", "h"))
+    assert await api.bindings("/", "x", CONSISTENT_HASH) == Bindings({Destination("queue", "a"): 2})
+    assert await api.dead_letters_by_own_name("/", "q") is True
+    assert await api.dead_letters_by_own_name("/", "other") is False
+    credentials = base64.b64encode(b"reader:hush").decode()
+    assert fake.authorizations == {f"Basic {credentials}"}
+
+
+async def test_404_is_an_answer_where_something_may_be_missing(fake: FakeManagement, api: Management) -> None:
+    assert await api.exchange("/", "x") is None
+    assert await api.exchange_names("v") is None
+    fake.fail(status(404))
+    assert await api.dead_letters_by_own_name("/", "q") is False
+    for request in (api.vhosts(), api.cluster_name(), api.bindings("/", "x", CONSISTENT_HASH)):
+        with pytest.raises(ManagementError, match="404"):
+            await request
+
+
+@pytest.mark.parametrize(
+    "name", ["a/b", "a b", "a+b", "é", "%2F", "%", "?a=b", "#a", "a;b", "a&b", "..", ".", "a\\b", '"', "*", "x" * 255]
+)
+async def test_names_arrive_as_they_are(fake: FakeManagement, api: Management, name: str) -> None:
+    fake.exchange(name, binding("q"), vhost=name)
+    assert await api.exchange(name, name) == Exchange(CONSISTENT_HASH)
+    assert (await api.bindings(name, name, CONSISTENT_HASH)).weights == {Destination("queue", "q"): 1}
+    assert await api.exchange_names(name) == frozenset({"", "amq.topic", name})
+    fake.queues[name, name] = {"arguments": {"x-dead-letter-exchange": "d"}}
+    assert await api.dead_letters_by_own_name(name, name) is True
+
+
+async def test_a_path_below_which_the_api_is(fake: FakeManagement) -> None:
+    for path in ("/below", "/below/"):
+        async with Management(fake.url.with_path(path), timeout=10) as api:
+            with pytest.raises(ManagementError):
+                await api.vhosts()
+    assert fake.requests == ["/below/api/vhosts"] * 2
+
+
+@pytest.mark.parametrize("code", [201, 204, 301, 302, 304, 400, 401, 403, 405, 408, 429, 500, 502, 503])
+async def test_any_other_status_is_an_error(fake: FakeManagement, api: Management, code: int) -> None:
+    # Also where the body is what was asked for.
+    text = "" if code in (204, 304) else LIST.decode()
+    fake.fail(status(code, text, {"Location": "/api/vhosts", "WWW-Authenticate": 'Basic realm="x"'}))
+    fault = await fault_of(api)
+    assert str(code) in str(fault)
+    assert fault.retry_after == 0
+    assert len(fake.requests) == 6, "an error or a redirect was followed by another request"
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [
+        ("7", 7.0),
+        ("0.5", 0.5),
+        ("0", 0.0),
+        ("-5", 0.0),
+        ("99999999999", MAX_RETRY_AFTER),
+        ("soon", 0.0),
+        ("", 0.0),
+        ("nan", 0.0),
+        ("inf", 0.0),
+        (formatdate(4e9, usegmt=True), 0.0),
+    ],
+)
+async def test_retry_after(fake: FakeManagement, api: Management, value: str, seconds: float) -> None:
+    for code in (429, 503):
+        fake.fail(status(code, headers={"Retry-After": value}))
+        assert (await fault_of(api)).retry_after == seconds
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        body(b""),
+        body(b"<html><body>Sign in</body></html>", {"Content-Type": "text/html"}),
+        body(b'[{"name": "/"}'),
+        body(b'[{"name": "/"}] trailing'),
+        body(b'[{"name": "\xff"}]'),
+        body(b"[" * 200_000),
+        body(b"[" * 200_000 + b"]" * 200_000),
+        body(b"1" * 10_000),
+        body(b"not gzip", {"Content-Encoding": "gzip"}),
+        body(gzip.compress(LIST)[:-14], {"Content-Encoding": "gzip"}),
+        truncated(LIST),
+        truncated(b""),
+        raw(b""),
+        raw(b"HTTP/1.1 200 OK\r\nContent-Len"),
+        raw(b"\x00\x01\x02 rubbish\r\n\r\n"),
+        raw(b"HTTP/1.1 200 OK\r\nContent-Length: x\r\n\r\n" + LIST),
+        raw(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n" + LIST),
+        raw(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n[{"),
+        raw(b"HTTP/1.1 200 OK\r\nX: " + b"x" * 100_000 + b"\r\n\r\n" + LIST),
+    ],
+)
+async def test_rubbish_is_an_error(fake: FakeManagement, api: Management, fault: Fault) -> None:
+    fake.fail(fault)
+    await fault_of(api)
+
+
+async def test_a_compressed_answer_is_read(fake: FakeManagement, api: Management) -> None:
+    fake.fail(body(gzip.compress(LIST), {"Content-Encoding": "gzip"}))
+    assert await api.vhosts() == {"/"}
+
+
+@pytest.mark.parametrize("answer", [None, 5, "x", {}, {"error": "x"}, [1], [[]], [{}]])
+async def test_json_of_another_shape_is_an_error(fake: FakeManagement, api: Management, answer: object) -> None:
+    fake.fail(body(answer))
+    for request in (api.vhosts(), api.exchange_names("/"), api.bindings("/", "x", CONSISTENT_HASH)):
+        with pytest.raises((ManagementError, TopologyError)):
+            await request
+    with pytest.raises(ManagementError, match="cluster-name"):
+        await api.cluster_name()
+    # Not even `null` is an exchange that does not exist.
+    with pytest.raises((ManagementError, TopologyError)):
+        await api.exchange("/", "x")
+
+
+async def test_an_answer_too_large_is_not_read_to_its_end(
+    fake: FakeManagement, api: Management, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(management, "MAX_ANSWER", len(LIST))
+    fake.fail(body(LIST))
+    assert await api.vhosts() == {"/"}
+    for fault in (body(LIST + b" "), body(gzip.compress(LIST + b" " * 10_000), {"Content-Encoding": "gzip"})):
+        fake.fail(fault)
+        assert "longer than" in str(await fault_of(api))
+
+
+async def test_no_answer_in_time_is_an_error(fake: FakeManagement) -> None:
+    fake.fail(silent)
+    async with Management(fake.url, timeout=0.05) as api:
+        assert "no answer within 0.05 s" in str(await fault_of(api))
+
+
+async def test_a_body_that_never_ends_is_no_answer_in_time(fake: FakeManagement) -> None:
+    async def drip(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write(b"[")
+        return await silent(request)
+
+    fake.fail(drip)
+    async with Management(fake.url, timeout=0.05) as api:
+        assert "no answer within 0.05 s" in str(await fault_of(api))
+
+
+async def test_nobody_listens(fake: FakeManagement) -> None:
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        async with Management(fake.url.with_port(bound.getsockname()[1]), timeout=10) as api:
+            assert "annot connect" in str(await fault_of(api))
+
+
+async def test_a_host_without_an_address() -> None:
+    async with Management(URL("http://reader:hush@no-such-host.invalid:1"), timeout=10) as api:
+        await fault_of(api)
+
+
+async def test_proxies_in_the_environment_are_for_the_way_out(
+    fake: FakeManagement, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    monkeypatch.delenv("no_proxy", raising=False)
+    async with Management(fake.url, timeout=10) as api:
+        assert await api.vhosts() == {"/"}
+
+
+async def test_it_must_be_open(fake: FakeManagement) -> None:
+    with pytest.raises(RuntimeError, match="not open"):
+        await Management(fake.url, timeout=1).vhosts()
