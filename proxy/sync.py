@@ -6,9 +6,9 @@ import logging
 import random
 import time
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from proxy.belief import Belief
@@ -19,6 +19,7 @@ from proxy.router import Entry, KnownRing, Name, PassReason, Router, with_change
 from proxy.selection import Mode, Selection
 from proxy.topology import RING_TYPES, TopologyError
 from ring.destination import Destination
+from ring.hashed import HashedValue
 from ring.ring import Ring
 
 log = logging.getLogger(__name__)
@@ -31,6 +32,9 @@ DEAD_LETTER_READS = 8
 
 MIN_REFRESH = 0.1
 """Seconds between the readings of one exchange, whoever asks for them."""
+
+LONGEST_LOOK_UP_PAUSE = 2.0
+"""Seconds between the tries of a look-up, at most, where the API asked for no more."""
 
 READINGS_AT_ONCE = 4
 
@@ -51,14 +55,25 @@ class _Tracked:
 
     belief: Belief = field(default_factory=Belief)
     due: float = 0.0
+    tried: float = NEVER
+    """When the last reading that came to an end started, whatever the end."""
     failures: int = 0
-    fault: str = ""
-    """The last fault that was logged, so that it is logged once."""
+    fault: ManagementError | TopologyError | None = None
+    """How that reading failed; None where it did not."""
     dead_letters: dict[str, bool] = field(default_factory=dict)
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     vouched: set[Destination] = field(default_factory=set)
     """Removals that a second source told of since the last reading."""
     read_started: float = NEVER
+    """When the last good reading started."""
+
+
+class _Looking:
+    """A look-up, and how many wait for it."""
+
+    task: "asyncio.Task[None]"
+    waiting = 0
+    fault = ""
 
 
 class Sync:
@@ -81,7 +96,7 @@ class Sync:
         self._rewrite_dead_letters = rewrite_dead_letters
         self._named = frozenset(named)
         self._tracked: dict[Name, _Tracked] = {name: _Tracked() for name in named}
-        self._looking: dict[Name, asyncio.Task[None]] = {}
+        self._looking: dict[Name, _Looking] = {}
         self._wake = asyncio.Event()
         self._builder = ThreadPoolExecutor(1, "ring-builder")
         self.results: Counter[str] = Counter()
@@ -99,7 +114,7 @@ class Sync:
     @property
     def faults(self) -> Mapping[Name, str]:
         """Of each exchange whose last reading failed: why."""
-        return {name: t.fault for name, t in self._tracked.items() if t.fault}
+        return {name: str(t.fault) for name, t in self._tracked.items() if t.fault}
 
     def pending(self) -> list[Name]:
         """Named exchanges that have not been read yet."""
@@ -109,20 +124,26 @@ class Sync:
         """Reads each tracked exchange again after a random time of up to the interval, until cancelled."""
         try:
             while True:
-                now = time.monotonic()
-                self._forget_idle(now)
-                due = [name for name, t in self._tracked.items() if t.due <= now]
-                await asyncio.gather(self._identify(now), *(self._in_turn(name) for name in due))
+                try:
+                    await self._round()
+                except Exception:
+                    # A defect of ours: ended, the readings would leave every ring to age in silence.
+                    log.exception("a round of readings failed; the next one follows")
+                    await asyncio.sleep(min(self._interval, 1.0))
                 self._wake.clear()
                 nearest = min([self._identify_due, *(t.due for t in self._tracked.values())])
                 # A floor, so that an exchange which can't be read never turns this into a busy loop.
                 pause = max(nearest - time.monotonic(), 0.01)
-                try:
+                with suppress(TimeoutError):
                     await asyncio.wait_for(self._wake.wait(), pause)
-                except TimeoutError:
-                    continue
         finally:
             self._builder.shutdown(wait=False, cancel_futures=True)
+
+    async def _round(self) -> None:
+        now = time.monotonic()
+        self._forget_idle(now)
+        due = [name for name, t in self._tracked.items() if t.due <= now]
+        await asyncio.gather(self._identify(now), *(self._in_turn(name) for name in due))
 
     async def _in_turn(self, name: Name) -> None:
         async with self._turns:
@@ -137,7 +158,7 @@ class Sync:
         try:
             self.cluster = await self._api.cluster_name()
         except ManagementError as error:
-            if not self.unreachable:
+            if str(error) != self.unreachable:
                 log.warning("the management API does not answer: %s", error)
             self.unreachable = str(error)
         else:
@@ -148,29 +169,36 @@ class Sync:
     async def look_up(self, name: Name, within: float) -> None:
         """Returns once the exchange is in the table and fresh. Raises Absent, or NotReadable after `within` seconds.
 
-        All who ask at once share one reading; it is tried again, with pauses, until the time is over.
+        All who ask at once share one reading; it is tried again, with pauses, while somebody waits.
         """
-        deadline = time.monotonic() + within
+        looking = self._looking.get(name)
+        if looking is None:
+            looking = self._looking[name] = _Looking()
+            looking.task = asyncio.create_task(self._look(name, looking))
+            looking.task.add_done_callback(functools.partial(self._looked_up, name))
+        looking.waiting += 1
+        try:
+            # Shielded: a reading that takes longer than one caller waits is there for the next.
+            await asyncio.wait_for(asyncio.shield(looking.task), within)
+        except TimeoutError:
+            raise NotReadable(looking.fault or "no answer of the management API in time") from None
+        finally:
+            looking.waiting -= 1
+
+    async def _look(self, name: Name, looking: "_Looking") -> None:
         pause = 0.05
         while True:
-            task = self._looking.get(name)
-            if task is None:
-                task = asyncio.create_task(self._read(name, why="first use"))
-                self._looking[name] = task
-                task.add_done_callback(functools.partial(self._looked_up, name))
             try:
-                await asyncio.wait_for(asyncio.shield(task), max(deadline - time.monotonic(), 0.001))
-            except TimeoutError:
-                raise NotReadable("no answer of the management API in time") from None
+                return await self._read(name, why="first use")
             except (ManagementError, TopologyError) as error:
-                if isinstance(error, VhostNotListedError):
+                if isinstance(error, VhostNotListedError) and name not in self._router.entries:
                     raise Absent(str(error)) from None
-                if time.monotonic() + pause >= deadline:
-                    raise NotReadable(str(error)) from None
-                await asyncio.sleep(random.uniform(0, pause))
-                pause *= 2
-            else:
-                return
+                looking.fault = str(error)
+                retry_after = error.retry_after if isinstance(error, ManagementError) else 0.0
+            await asyncio.sleep(max(random.uniform(0, pause), retry_after))
+            pause = min(pause * 2, LONGEST_LOOK_UP_PAUSE)
+            if not looking.waiting:
+                raise NotReadable(looking.fault)
 
     def _looked_up(self, name: Name, task: "asyncio.Task[None]") -> None:
         self._looking.pop(name, None)
@@ -187,49 +215,69 @@ class Sync:
             await self._again(name, why)
 
     async def _again(self, name: Name, why: str = "sync") -> None:
-        tracked = self._tracked[name]
-        try:
+        # Told of and counted where they arose.
+        with suppress(Absent, ManagementError, TopologyError):
             await self._read(name, why)
-        except Absent:
-            pass
-        except (ManagementError, TopologyError) as error:
-            retry_after = error.retry_after if isinstance(error, ManagementError) else 0.0
-            tracked.failures += 1
-            longest = min(self._interval, 0.5 * 2 ** min(tracked.failures, 10))
-            tracked.due = time.monotonic() + max(retry_after, random.uniform(0, longest))
         self._wake.set()
 
     async def _read(self, name: Name, why: str) -> None:
-        """One reading and what follows from it. Raises Absent, ManagementError or TopologyError."""
+        """One reading and what follows from it, or what came of one that started after this call.
+
+        Raises Absent, ManagementError or TopologyError.
+        """
         tracked = self._tracked.get(name) or _Tracked()
         asked = time.monotonic()
         async with tracked.lock:
-            if tracked.read_started >= asked and not tracked.fault:
-                return
-            await asyncio.sleep(tracked.read_started + MIN_REFRESH - time.monotonic())
-            started, vouched = time.monotonic(), frozenset(tracked.vouched)
-            with self._faults_told(name, tracked):
-                reading = await read(self._api, name)
-                await self._apply(name, tracked, reading, started, why, vouched)
-            tracked.vouched -= vouched
-        tracked.failures = 0
+            if tracked.tried < asked:
+                await asyncio.sleep(tracked.tried + MIN_REFRESH - time.monotonic())
+                await self._try(name, tracked, why)
+            elif tracked.fault is not None:
+                raise tracked.fault
+            elif name not in self._router.entries:
+                raise _absent(name)
 
-    @contextmanager
-    def _faults_told(self, name: Name, tracked: _Tracked) -> Iterator[None]:
-        """Logs the first of equal faults in a row, and the recovery."""
+    async def _try(self, name: Name, tracked: _Tracked, why: str) -> None:
+        started, vouched = time.monotonic(), frozenset(tracked.vouched)
+        absent: Absent | None = None
         try:
-            yield
+            reading = await read(self._api, name)
+            await self._apply(name, tracked, reading, started, why, vouched)
+        except Absent as error:
+            absent = error
         except (ManagementError, TopologyError) as error:
-            self.results["failed"] += 1
-            if str(error) != tracked.fault and name in self._tracked:
-                entry = self._router.entries.get(name)
-                kept = f"; its last good state, {time.monotonic() - entry.read_at:.0f} s old, stays" if entry else ""
-                log.warning("cannot read %s: %s%s", title(name), error, kept)
-            tracked.fault = str(error)
+            self._failed(name, tracked, started, error)
             raise
-        if tracked.fault:
-            tracked.fault = ""
+        except Exception as error:
+            # A defect of ours: it may end neither this exchange's readings nor the others'.
+            fault = ManagementError(f"unexpected {type(error).__name__}: {error}")
+            self._failed(name, tracked, started, fault, error)
+            raise fault from None
+        if tracked.fault is not None:
             log.info("%s can be read again", title(name))
+        tracked.tried, tracked.fault, tracked.failures = started, None, 0
+        tracked.vouched -= vouched
+        if absent is not None:
+            raise absent
+
+    def _failed(
+        self,
+        name: Name,
+        tracked: _Tracked,
+        started: float,
+        fault: ManagementError | TopologyError,
+        defect: Exception | None = None,
+    ) -> None:
+        """Counts a failed reading, logs the first of equal faults in a row, and says when to try again."""
+        self.results["failed"] += 1
+        if (defect or name in self._tracked) and str(fault) != str(tracked.fault):
+            entry = self._router.entries.get(name)
+            kept = f"; its last good state, {time.monotonic() - entry.read_at:.0f} s old, stays" if entry else ""
+            log.warning("cannot read %s: %s%s", title(name), fault, kept, exc_info=defect)
+        tracked.tried, tracked.fault = started, fault
+        tracked.failures += 1
+        longest = min(self._interval, 0.5 * 2 ** min(tracked.failures, 10))
+        retry_after = fault.retry_after if isinstance(fault, ManagementError) else 0.0
+        tracked.due = time.monotonic() + max(retry_after, random.uniform(0, longest))
 
     async def _apply(
         self,
@@ -242,18 +290,22 @@ class Sync:
     ) -> None:
         exchange = reading.exchange
         if exchange is not None and exchange.type not in RING_TYPES:
-            tracked.belief = Belief()
+            belief = Belief()
         else:
-            tracked.belief = tracked.belief.after(reading.bindings.weights, started, self._settle_time, vouched)
+            belief = tracked.belief.after(reading.bindings.weights, started, self._settle_time, vouched)
         before = self._router.entries.get(name)
-        if exchange is None and not tracked.belief.weights:
+        if exchange is None and (before is None or not belief.weights):
             self.results["absent"] += 1
+            tracked.belief = Belief()
             self._drop(name, before)
-            raise Absent(f"there is no exchange {name[1]!r} in virtual host {name[0]!r}")
-        self.results["ok"] += 1
-        await self._check_dead_letters(name[0], tracked)
-        entry = await self._entry(name, tracked, reading, before, started, why)
+            raise _absent(name)
+        await self._check_dead_letters(name[0], tracked, belief)
+        entry = await self._entry(name, tracked, reading, belief, before, started, why)
         self._router.put(name, entry)
+        # Only now: half a reading, its queues say not readable, leaves no trace.
+        tracked.belief = belief
+        self._router.used_at.setdefault(name, started)
+        self.results["ok"] += 1
         tracked.read_started = started
         settles_at = tracked.belief.settles_at(self._settle_time)
         tracked.due = min(started + random.uniform(0, self._interval), settles_at or float("inf"))
@@ -261,28 +313,35 @@ class Sync:
             self._wake.set()
 
     async def _entry(
-        self, name: Name, tracked: _Tracked, reading: Reading, before: Entry | None, started: float, why: str
+        self,
+        name: Name,
+        tracked: _Tracked,
+        reading: Reading,
+        belief: Belief,
+        before: Entry | None,
+        started: float,
+        why: str,
     ) -> Entry:
         mode = self._selection.mode(*name)
-        weights = tracked.belief.weights
+        weights = belief.weights
         known, change = before.known if before else None, None
-        if reading.exchange is None:
-            # Gone, but not settled: the last ring serves on.
-            exchange_type = before.exchange_type if before else ""
+        if reading.exchange is not None:
+            exchange_type, hashed = reading.exchange.type, reading.exchange.hashed
         else:
-            exchange_type = reading.exchange.type
-            hashed = reading.exchange.hashed
-            if mode is Mode.PASS or not weights:
-                known, change = None, lost(known, why)
-            elif known is None or (known.ring.as_weights(), known.hashed, known.exchange_type) != (
-                weights,
-                hashed,
-                exchange_type,
-            ):
-                old = known
-                ring = await self._build(known.ring if known else None, weights)
-                known = KnownRing.of(ring, hashed, exchange_type)
-                change = changed(old, known, why)
+            # Gone, but not settled: the last ring serves on, but for what is vouched to be gone.
+            exchange_type = before.exchange_type if before else ""
+            hashed = known.hashed if known else HashedValue()
+        if mode is Mode.PASS or not weights:
+            known, change = None, lost(known, why)
+        elif known is None or (known.ring.as_weights(), known.hashed, known.exchange_type) != (
+            weights,
+            hashed,
+            exchange_type,
+        ):
+            old = known
+            ring = await self._build(known.ring if known else None, weights)
+            known = KnownRing.of(ring, hashed, exchange_type)
+            change = changed(old, known, why)
         dead_letters = tuple(sorted(q for q, own_name in tracked.dead_letters.items() if own_name))
         entry = Entry(
             mode=mode,
@@ -326,9 +385,10 @@ class Sync:
             return PassReason.DEAD_LETTER
         return PassReason.SHADOW if mode is Mode.SHADOW else None
 
-    async def _check_dead_letters(self, vhost: str, tracked: _Tracked) -> None:
-        queues = [d.name for d in tracked.belief.weights if d.kind == "queue"]
-        known = {q: v for q, v in tracked.dead_letters.items() if q in set(queues)}
+    async def _check_dead_letters(self, vhost: str, tracked: _Tracked, belief: Belief) -> None:
+        queues = [d.name for d in belief.weights if d.kind == "queue"]
+        still_here = set(queues)
+        known = {q: v for q, v in tracked.dead_letters.items() if q in still_here}
         again = list(known)[:DEAD_LETTER_READS]
         for queue in (*(q for q in queues if q not in known), *again):
             answer = await self._api.dead_letters_by_own_name(vhost, queue)
@@ -354,3 +414,7 @@ class Sync:
             if name not in self._named and now - used > IDLE_INTERVALS * self._interval:
                 del self._tracked[name]
                 self._router.drop(name)
+
+
+def _absent(name: Name) -> Absent:
+    return Absent(f"there is no exchange {name[1]!r} in virtual host {name[0]!r}")

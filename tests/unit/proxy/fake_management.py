@@ -104,7 +104,7 @@ async def serving(fake: FakeManagement) -> AsyncIterator[FakeManagement]:
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", fake.handle)
     server = TestServer(app)
-    await server.start_server(shutdown_timeout=0.01)
+    await server.start_server(shutdown_timeout=0.01, access_log=None)
     # By address: a name would be looked up.
     fake.url = URL.build(scheme="http", user="reader", password="hush", host="127.0.0.1", port=server.port)
     try:
