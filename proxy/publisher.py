@@ -343,12 +343,11 @@ def _done(task: "asyncio.Task[_Channel]", tasks: "dict[str, asyncio.Task[_Channe
 
 def _in_words(error: Exception) -> str:
     """Why a connection did not come up, without object addresses: equal faults read alike and are logged once."""
-    if isinstance(error, aiormq.exceptions.InvalidFrameError) and "got Connection.Close" in (text := str(error)):
+    text = str(error)
+    if "Connection.OpenOk" in text and "Connection.Close" in text:
         # All that the library keeps of the broker's refusal is which answer it had hoped for.
-        if "OpenOk" in text:
-            return "the broker refused the virtual host: it is missing, at a limit, or not for this user"
-        return "the broker refused the user or its password"
-    return re.sub(r"<?([\w.]+) object at 0x[0-9a-f]+>?", r"\1", str(error)) or type(error).__name__
+        return "the broker refused the virtual host: it is missing, at a limit, or not for this user"
+    return re.sub(r"<?([\w.]+) object at 0x[0-9a-f]+>?", r"\1", text) or type(error).__name__
 
 
 def _check_size(message: aio_pika.Message, frame_max: int) -> None:

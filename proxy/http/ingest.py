@@ -9,6 +9,7 @@ from typing import Any
 from urllib.parse import parse_qsl, unquote_to_bytes
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from proxy.http.problems import ProblemError, invalid, problem_middleware
 from proxy.metrics import NOWHERE, Counts
@@ -76,7 +77,7 @@ class Ingest:
                 )
             name = self._name(request, _query(request, {"vhost"}))
             message = _message(request)
-            body = await request.read()
+            body = await _body(request)
             decision = await self._decide(name, message, "Routing-Key" in request.headers)
             counted = name
             verdict = await self._send(name, decision, message, request, body)
@@ -258,6 +259,14 @@ def _message(request: web.Request) -> Message:
     routing_key = _short("Routing-Key", _header(request, "Routing-Key") or b"")
     _utf8("Routing-Key", routing_key)
     return Message(routing_key, headers, properties)
+
+
+async def _body(request: web.Request) -> bytes:
+    try:
+        return await request.read()
+    except (ConnectionError, HttpProcessingError, web.RequestPayloadError) as error:
+        # Nobody may be there any more to read this, but no more did this sidecar do wrong.
+        raise invalid("body", f"it ended before it was whole: {error}") from None
 
 
 def _header_name(name: str) -> str:
