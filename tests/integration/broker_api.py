@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 from urllib.parse import quote, unquote, urlsplit
 
 T = TypeVar("T")
@@ -17,7 +17,7 @@ DEADLINE_SECONDS = 30.0
 """For whatever must come to pass on a busy machine; never a figure that anything should take."""
 
 
-def wait_until(what: str, look: Callable[[], T | None]) -> T:
+def wait_until(what: str, look: Callable[[], T | Literal[False] | None]) -> T:
     """The first true result of `look`; fails the test where there is none in time."""
     deadline = time.monotonic() + DEADLINE_SECONDS
     while not (found := look()):

@@ -123,6 +123,16 @@ class Sidecar:
         """Of the admin listener."""
         return _ask(self.admin_port, "GET", path, None, headers)
 
+    def metric(self, name: str, **labels: str) -> float:
+        """The sum of a metric's samples that have these labels."""
+        wanted = [f'{label}="{_escaped(value)}"' for label, value in labels.items()]
+        total = 0.0
+        for line in self.admin("/metrics").text.splitlines():
+            sample, _, value = line.rpartition(" ")
+            if sample.partition("{")[0] == name and all(label in sample for label in wanted):
+                total += float(value)
+        return total
+
     def ring(self, vhost: str, exchange: str) -> Any:
         """What it knows of an exchange."""
         return self.admin(f"/rings/{quote(vhost, safe='')}/{quote(exchange, safe='')}").receipt()
@@ -137,13 +147,17 @@ class Sidecar:
     def wait_ready(self) -> None:
         wait_until("readiness", lambda: self.admin("/readyz").status == 200)
 
-    def raw(self, request: bytes) -> list[Answer]:
-        """Bytes sent as they are, then the end of file: every answer, until the sidecar closes."""
+    def raw(self, *parts: bytes, answers: int = 1) -> list[Answer]:
+        """Bytes sent as they are, each part once the one before is read; so many answers, fewer if it hangs up."""
         with socket.create_connection(("127.0.0.1", self.port), DEADLINE_SECONDS) as connection:
-            connection.sendall(request)
-            connection.shutdown(socket.SHUT_WR)
-            with connection.makefile("rb") as stream:
-                return _answers(stream.read())
+            data = b""
+            for part in parts[:-1]:
+                connection.sendall(part)
+                data += connection.recv(65536)
+            connection.sendall(parts[-1])
+            while len(got := _answers(data)) < answers and (more := _received(connection)):
+                data += more
+        return got
 
     def signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
@@ -174,6 +188,10 @@ class Sidecar:
             assert secret not in log, log
 
 
+def _escaped(label: str) -> str:
+    return label.replace("\\", "\\\\").replace('"', '\\"')
+
+
 def publish_path(exchange: str, vhost: str | None = None) -> str:
     query = "" if vhost is None else "?" + urlencode({"vhost": vhost})
     return f"/v1/exchanges/{quote(exchange, safe='')}/publish{query}"
@@ -190,14 +208,25 @@ def _answer(response: http.client.HTTPResponse) -> Answer:
     return Answer(response.status, {k.lower(): v for k, v in response.getheaders()}, response.read())
 
 
+def _received(connection: socket.socket) -> bytes:
+    try:
+        return connection.recv(65536)
+    except ConnectionResetError:
+        # It hung up on bytes that it did not want to read.
+        return b""
+
+
 def _answers(data: bytes) -> list[Answer]:
-    """Answers one after another, each with its length."""
+    """The whole answers among these bytes, each with its length; interim ones are left out."""
     answers = []
-    while data:
+    while b"\r\n\r\n" in data:
         head, _, data = data.partition(b"\r\n\r\n")
         status, *lines = head.decode("latin-1").split("\r\n")
         headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
-        length = int(headers["content-length"])
-        answers.append(Answer(int(status.split()[1]), headers, data[:length]))
+        length = int(headers.get("content-length", 0))
+        if len(data) < length:
+            break
+        if not status.split()[1].startswith("1"):
+            answers.append(Answer(int(status.split()[1]), headers, data[:length]))
         data = data[length:]
     return answers

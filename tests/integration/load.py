@@ -1,0 +1,86 @@
+"""Clients that publish all the time, each over one connection that it keeps, and remember what they were told."""
+
+import http.client
+import itertools
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from tests.integration.broker_api import DEADLINE_SECONDS
+from tests.integration.sidecar import Answer, Sidecar, publish_path
+
+
+@dataclass(frozen=True)
+class Confirmed:
+    """A confirmed publish: when it was sent and confirmed (monotonic seconds), and the queue of its receipt."""
+
+    sent: float
+    confirmed: float
+    queue: str
+
+
+class Load:
+    """Publishes numbered messages, whose bodies are their keys."""
+
+    def __init__(self, sidecar: Sidecar, exchange: str, vhost: str, *, workers: int, limit: int = 1 << 30) -> None:
+        """Ends by itself after `limit` messages; a worker ends where nobody listens any more."""
+        self._sidecar, self._path, self._limit = sidecar, publish_path(exchange, vhost), limit
+        self._numbers = itertools.count()
+        self._stop = threading.Event()
+        self._threads = [threading.Thread(target=self._work) for _ in range(workers)]
+        self.receipts: dict[str, Confirmed] = {}
+        self.refused: list[Answer] = []
+        self.unanswered: list[str] = []
+        """Keys whose connection ended before an answer."""
+
+    @property
+    def confirmed(self) -> list[str]:
+        """The keys."""
+        return list(self.receipts)
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """At the end of the block the clients finish what they have begun."""
+        for thread in self._threads:
+            thread.start()
+        try:
+            yield
+            if self._limit < 1 << 30:
+                for thread in self._threads:
+                    thread.join(DEADLINE_SECONDS)
+        finally:
+            self._stop.set()
+            for thread in self._threads:
+                thread.join()
+
+    def _work(self) -> None:
+        connection = http.client.HTTPConnection("127.0.0.1", self._sidecar.port, timeout=DEADLINE_SECONDS)
+        try:
+            while not self._stop.is_set() and (number := next(self._numbers)) < self._limit:
+                if not self._publish(connection, f"key {number}"):
+                    return
+        finally:
+            connection.close()
+
+    def _publish(self, connection: http.client.HTTPConnection, key: str) -> bool:
+        try:
+            if connection.sock is None:
+                connection.connect()
+        except OSError:
+            return False
+        sent = time.monotonic()
+        try:
+            connection.request("POST", self._path, key.encode(), {"Routing-Key": key})
+            response = connection.getresponse()
+            answer = Answer(response.status, {k.lower(): v for k, v in response.getheaders()}, response.read())
+        except (OSError, http.client.HTTPException):
+            self.unanswered.append(key)
+            connection.close()
+            return True
+        if answer.status == 200:
+            self.receipts[key] = Confirmed(sent, time.monotonic(), answer.queue())
+        else:
+            self.refused.append(answer)
+        return True

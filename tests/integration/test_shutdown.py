@@ -1,0 +1,154 @@
+"""SIGTERM: everything taken is answered, nothing answered 200 is lost, and the end comes in time with status 0."""
+
+import signal
+import socket
+import time
+from collections import Counter
+
+import pytest
+
+from tests.integration.broker_api import DEADLINE_SECONDS, VirtualHost, wait_until
+from tests.integration.conftest import Login, StartSidecar
+from tests.integration.load import Load
+from tests.integration.relay import relay
+from tests.integration.sidecar import Sidecar, publish_path
+
+QUEUES = ["q1", "q2", "q3"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_idle(start_sidecar: StartSidecar, number: signal.Signals) -> None:
+    sidecar = start_sidecar()
+    sidecar.wait_ready()
+
+    sidecar.signal(number)
+
+    assert sidecar.process.wait(DEADLINE_SECONDS) == 0
+
+
+def test_under_load(start_sidecar: StartSidecar, vhost: VirtualHost) -> None:
+    vhost.ring("orders", QUEUES)
+    sidecar = start_sidecar()
+    load = Load(sidecar, "orders", vhost.name, workers=16)
+    with load.running():
+        wait_until("some load", lambda: len(load.confirmed) > 200)
+        sidecar.signal(signal.SIGTERM)
+        status = sidecar.process.wait(DEADLINE_SECONDS)
+
+    assert status == 0, sidecar.log()
+    landed = Counter(m.body.decode() for messages in vhost.drain_all().values() for m in messages)
+    assert max(landed.values()) == 1
+    assert set(load.confirmed) <= set(landed)
+    # Every request was answered, or came when nobody listened any more; and never one without either.
+    assert {answer.status for answer in load.refused} <= {503}
+    for answer in load.refused:
+        answer.problem(503, "draining", "rejected", retryable=True)
+        assert answer.headers["connection"] == "close"
+    # Those whose connection ended unanswered were not read: at most one for each worker's connection.
+    assert len(load.unanswered) <= 16
+    assert not set(load.unanswered) & set(landed)
+    assert "unanswered at the end" not in sidecar.log()
+
+
+def test_what_is_in_flight_is_answered_and_the_rest_refused(
+    start_sidecar: StartSidecar, login: Login, vhost: VirtualHost
+) -> None:
+    vhost.ring("orders", ["q"])
+    with relay(login.broker_url) as (link, broker_url):
+        sidecar = start_sidecar(broker_url=broker_url)
+        sidecar.wait_ready()
+        assert sidecar.publish("orders", "k", b"before", vhost=vhost.name).status == 200
+        kept = _Connection(sidecar)
+        assert kept.ask(_route(vhost)) == 200
+        link.freeze()
+        load = Load(sidecar, "orders", vhost.name, workers=5, limit=5)
+        with load.running():
+            wait_until("all in flight", lambda: sidecar.metric("ringproxy_in_flight") == 5)
+            sidecar.signal(signal.SIGTERM)
+            wait_until("draining", lambda: "FAIL not draining: " in sidecar.admin("/readyz?verbose").text)
+            assert sidecar.admin("/readyz").status == 503
+            assert sidecar.admin("/livez").status == 200
+            wait_until("nobody listens", lambda: not _accepts(sidecar.port))
+            assert kept.ask(f"POST {publish_path('orders', vhost.name)}") == 503
+            link.thaw()
+        assert sidecar.process.wait(DEADLINE_SECONDS) == 0
+        kept.close()
+
+    assert len(load.confirmed) == 5
+    assert sorted(m.body.decode() for m in vhost.drain("q")) == sorted(["before", *load.confirmed])
+
+
+def test_the_drain_time_limits_it(start_sidecar: StartSidecar, login: Login, vhost: VirtualHost) -> None:
+    vhost.ring("orders", ["q"])
+    with relay(login.broker_url) as (link, broker_url):
+        sidecar = start_sidecar(broker_url=broker_url, drain_time="0.5", confirm_timeout="600")
+        sidecar.wait_ready()
+        assert sidecar.publish("orders", "k", vhost=vhost.name).status == 200
+        link.freeze()
+        load = Load(sidecar, "orders", vhost.name, workers=2, limit=2)
+        with load.running():
+            wait_until("all in flight", lambda: sidecar.metric("ringproxy_in_flight") == 2)
+            sidecar.signal(signal.SIGTERM)
+            assert sidecar.process.wait(DEADLINE_SECONDS) == 0
+
+    assert load.confirmed == []
+    assert "2 requests were still unanswered at the end of the drain time" in sidecar.log()
+
+
+def test_a_second_signal_ends_it_at_once(start_sidecar: StartSidecar, login: Login, vhost: VirtualHost) -> None:
+    vhost.ring("orders", ["q"])
+    with relay(login.broker_url) as (link, broker_url):
+        sidecar = start_sidecar(broker_url=broker_url, drain_time="600", confirm_timeout="600")
+        sidecar.wait_ready()
+        assert sidecar.publish("orders", "k", vhost=vhost.name).status == 200
+        link.freeze()
+        load = Load(sidecar, "orders", vhost.name, workers=1, limit=1)
+        with load.running():
+            wait_until("in flight", lambda: sidecar.metric("ringproxy_in_flight") == 1)
+            sidecar.signal(signal.SIGTERM)
+            wait_until("draining", lambda: sidecar.admin("/readyz").status == 503)
+            sidecar.signal(signal.SIGTERM)
+            assert sidecar.process.wait(DEADLINE_SECONDS) == 1
+
+    assert load.confirmed == []
+
+
+def test_while_no_broker_answers(start_sidecar: StartSidecar, login: Login, vhost: VirtualHost) -> None:
+    vhost.ring("orders", ["q"])
+    with relay(login.broker_url) as (link, broker_url):
+        sidecar = start_sidecar(broker_url=broker_url, lookup_timeout="0.2")
+        for freeze in (link.freeze, link.cut):
+            freeze()
+            answer = sidecar.publish("orders", "k", vhost=vhost.name)
+            assert answer.status in (503, 504)
+        started = time.monotonic()
+        sidecar.signal(signal.SIGTERM)
+        assert sidecar.process.wait(DEADLINE_SECONDS) == 0
+        assert time.monotonic() - started < 15
+
+
+def _accepts(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), DEADLINE_SECONDS).close()
+    except ConnectionRefusedError:
+        return False
+    return True
+
+
+def _route(vhost: VirtualHost) -> str:
+    return f"GET {publish_path('orders', vhost.name).replace('/publish?', '/route?key=k&')}"
+
+
+class _Connection:
+    """A connection that stays open between requests, as clients' pools keep them."""
+
+    def __init__(self, sidecar: Sidecar) -> None:
+        self._socket = socket.create_connection(("127.0.0.1", sidecar.port), DEADLINE_SECONDS)
+
+    def ask(self, what: str) -> int:
+        """The status of the answer."""
+        self._socket.sendall(f"{what} HTTP/1.1\r\nHost: x\r\nRouting-Key: k\r\nContent-Length: 0\r\n\r\n".encode())
+        return int(self._socket.recv(65536).split()[1])
+
+    def close(self) -> None:
+        self._socket.close()
