@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import io
 import logging
 import os
 import sys
@@ -20,6 +21,9 @@ def main(arguments: list[str] | None = None) -> int:
     """Runs the command; returns its exit status: 2 for a mistake in settings or arguments."""
     parser = _parser()
     options = parser.parse_args(arguments)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # Keys may be any bytes, and names characters that a terminal lacks.
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         return int(options.do(options))
     except (ConfigError, QuestionError) as error:

@@ -1,5 +1,6 @@
 """Questions to running sidecars, over their admin listeners: explain one key, compare two rings."""
 
+import http.client
 import json
 import urllib.error
 import urllib.request
@@ -120,7 +121,7 @@ def _ask(sidecar: str, path: str) -> Any:
             return json.loads(response.read(_MAX_ANSWER))
     except urllib.error.HTTPError as error:
         raise QuestionError(f"{sidecar}: {_detail(error)}") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, http.client.HTTPException) as error:
         raise QuestionError(f"{sidecar}: no answer: {getattr(error, 'reason', error)}") from None
 
 
