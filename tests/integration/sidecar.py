@@ -117,11 +117,11 @@ class Sidecar:
 
     def ask(self, method: str, path: str, body: bytes | None = None, headers: Headers = None) -> Answer:
         """Of the listener that takes publishes."""
-        return _ask(self.port, method, path, body, headers)
+        return ask(self.port, method, path, body, headers)
 
     def admin(self, path: str, headers: Headers = None) -> Answer:
         """Of the admin listener."""
-        return _ask(self.admin_port, "GET", path, None, headers)
+        return ask(self.admin_port, "GET", path, None, headers)
 
     def metric(self, name: str, **labels: str) -> float:
         """The sum of a metric's samples that have these labels."""
@@ -197,7 +197,7 @@ def publish_path(exchange: str, vhost: str | None = None) -> str:
     return f"/v1/exchanges/{quote(exchange, safe='')}/publish{query}"
 
 
-def _ask(port: int, method: str, path: str, body: bytes | None, headers: Headers) -> Answer:
+def ask(port: int, method: str, path: str, body: bytes | None, headers: Headers) -> Answer:
     with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=DEADLINE_SECONDS)) as connection:
         encoded = {name: value.encode() for name, value in (headers or {}).items()}
         connection.request(method, path, body, encoded)

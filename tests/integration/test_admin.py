@@ -1,0 +1,124 @@
+"""The admin listener: probes that say what they should and no more, and metrics that hold nobody's data."""
+
+import subprocess
+
+import pytest
+
+from testbed.debian import ensure_package
+from tests.integration.broker_api import VirtualHost, wait_until
+from tests.integration.conftest import SECRETS, Login, StartSidecar
+from tests.integration.relay import management_front
+from tests.integration.sidecar import Sidecar, ask
+
+SECRET_KEY, SECRET_ID, SECRET_VALUE = "key-of-alice", "id-of-alice", "value-of-alice"
+
+
+def promtool_complaints(text: str) -> str:
+    promtool = ensure_package("prometheus", "promtool")
+    checked = subprocess.run([promtool, "check", "metrics"], input=text, capture_output=True, text=True, check=False)
+    return checked.stdout + checked.stderr
+
+
+def test_ready(sidecar: Sidecar, login: Login) -> None:
+    sidecar.wait_ready()
+
+    assert sidecar.admin("/livez").status == sidecar.admin("/startupz").status == 200
+    lines = sidecar.admin("/readyz?verbose").text.splitlines()
+    for check in (
+        "not draining",
+        "management API",
+        "rings read",
+        "rings fresh",
+        f"broker, virtual host {login.vhost!r}",
+    ):
+        assert f"ok   {check}" in lines
+
+
+def test_not_ready_until_the_named_rings_are_read(
+    start_sidecar: StartSidecar, login: Login, vhost: VirtualHost
+) -> None:
+    home = VirtualHost(vhost.api, login.vhost, [])
+    home.ring("named ring", ["named queue"])
+    try:
+        with management_front(login.management_url) as front:
+            front.answer("named%20ring", 500)
+            sidecar = start_sidecar(management_url=front.url, route="named%20ring", sync_interval="0.3")
+            unread = "FAIL rings read: not read yet: 'named ring'"
+            wait_until("all else", lambda: sidecar.admin("/readyz?verbose").text.count("FAIL") == 1)
+            assert unread in sidecar.admin("/readyz?verbose").text
+            assert sidecar.admin("/readyz").status == 503
+
+            front.answers.clear()
+            sidecar.wait_ready()
+            assert sidecar.weights(home.name, "named ring") == {"named queue": 1}
+    finally:
+        home.delete_queue("named queue")
+        home.delete_exchange("named ring")
+
+
+def test_a_named_ring_that_does_not_exist_keeps_nothing_waiting(start_sidecar: StartSidecar) -> None:
+    """Somebody may declare it later: its absence is an answer."""
+    start_sidecar(route="declared later").wait_ready()
+
+
+@pytest.mark.parametrize("accept", ["*/*", "application/openmetrics-text; version=1.0.0"])
+def test_metrics_are_well_formed_and_hold_nobodys_data(sidecar: Sidecar, vhost: VirtualHost, accept: str) -> None:
+    vhost.ring('or"d\\ers', ["q"])
+    vhost.ring("by header", ["q2"], hash_header="customer")
+    vhost.exchange("plain", "fanout")
+    headers = {"Amqp-Message-Id": SECRET_ID, "Amqp-Header-customer": SECRET_VALUE}
+    for exchange in ('or"d\\ers', "by header", "plain", SECRET_KEY):
+        sidecar.publish(exchange, SECRET_KEY, SECRET_VALUE.encode(), vhost=vhost.name, headers=headers)
+
+    answer = sidecar.admin("/metrics", {"Accept": accept})
+
+    assert answer.status == 200
+    for private in (SECRET_KEY, SECRET_ID, SECRET_VALUE, "127.0.0.1", *SECRETS):
+        assert private not in answer.text
+    if accept == "*/*":
+        assert promtool_complaints(answer.text) == ""
+    else:
+        assert answer.headers["content-type"].startswith("application/openmetrics-text")
+        assert answer.text.endswith("# EOF\n")
+
+
+def test_metrics_count_what_happened(sidecar: Sidecar, vhost: VirtualHost) -> None:
+    vhost.ring("orders", ["q1", "q2"])
+    vhost.exchange("plain", "direct")
+    latencies = sidecar.metric("ringproxy_confirm_latency_seconds_count")
+    for n in range(3):
+        assert sidecar.publish("orders", f"{n}", vhost=vhost.name).status == 200
+    sidecar.publish("plain", "nobody", vhost=vhost.name)
+
+    def count(name: str, **labels: str) -> float:
+        return sidecar.metric(name, vhost=vhost.name, **labels)
+
+    assert count("ringproxy_publishes_total", exchange="orders", outcome="confirmed", ingress="http") == 3
+    assert count("ringproxy_publishes_total", exchange="plain", outcome="unroutable", ingress="http") == 1
+    assert count("ringproxy_passed_total", exchange="plain", reason="type") == 1
+    assert count("ringproxy_ring_destinations", exchange="orders") == 2
+    assert count("ringproxy_ring_changes_total", exchange="orders") == 1
+    fingerprint = sidecar.ring(vhost.name, "orders")["ring"]
+    assert count("ringproxy_ring_fingerprint", exchange="orders", fingerprint=fingerprint) == 1
+    assert count("ringproxy_ring_routed", exchange="orders") == 1
+    assert count("ringproxy_broker_connected") == 1
+    assert sidecar.metric("ringproxy_confirm_latency_seconds_count") == latencies + 4
+    assert sidecar.metric("ringproxy_in_flight") == 0
+    assert sidecar.metric("ringproxy_build_info") == 1
+
+
+def test_no_secret_in_any_answer(sidecar: Sidecar, vhost: VirtualHost) -> None:
+    vhost.ring("orders", ["q"])
+    sidecar.publish("orders", SECRET_KEY, vhost=vhost.name)
+
+    for path in ("/livez", "/startupz", "/readyz?verbose", "/metrics", "/rings"):
+        text = sidecar.admin(path).text
+        for secret in (*SECRETS, SECRET_KEY):
+            assert secret not in text
+
+
+def test_nothing_can_be_changed(sidecar: Sidecar) -> None:
+    for path in ("/livez", "/readyz", "/metrics", "/rings", "/rings/a/b"):
+        for method in ("POST", "PUT", "DELETE"):
+            answer = ask(sidecar.admin_port, method, path, b"", {})
+            answer.problem(405, "method-not-allowed", "invalid", retryable=False)

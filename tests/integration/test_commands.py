@@ -1,0 +1,215 @@
+"""The command line, as processes: mistakes, `config`, `explain` and `diff`."""
+
+import os
+import re
+import socket
+import subprocess
+import time
+
+import pytest
+
+from ring.destination import Destination
+from ring.hashing import slot_of
+from ring.ring import Ring
+from tests.integration.broker_api import DEADLINE_SECONDS, VirtualHost
+from tests.integration.conftest import PASSWORD, SECRETS, Login, StartSidecar
+from tests.integration.sidecar import COMMAND, Sidecar
+
+NOBODY = "http://127.0.0.1:9"
+"""A URL where nothing listens: the port of the discard service."""
+
+
+def run(*arguments: str | bytes, **environment: str) -> subprocess.CompletedProcess[str]:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("RINGPROXY_")}
+    return subprocess.run(
+        [COMMAND, *arguments],
+        env=clean | environment,
+        capture_output=True,
+        text=True,
+        errors="backslashreplace",
+        timeout=DEADLINE_SECONDS,
+        check=False,
+    )
+
+
+def mistake(result: subprocess.CompletedProcess[str]) -> str:
+    """The one line of a usage error."""
+    assert result.returncode == 2, result
+    assert result.stdout == ""
+    (line,) = [line for line in result.stderr.splitlines() if " INFO " not in line]
+    assert line.startswith("ring-proxy: ")
+    return line
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "told"),
+    [
+        ("--broker-url", "http://user:s3cret@h", "broker_url"),
+        ("--broker-url", "amqp://user:s3cret@", "broker_url"),
+        ("--management-url", "rubbish s3cret", "management_url"),
+        ("--http-listen", "127.0.0.1:65536", "http_listen"),
+        ("--http-listen", "127.0.0.1", "http_listen"),
+        ("--admin-listen", "127.0.0.1:x", "admin_listen"),
+        ("--admin-listen", "256.0.0.1:0", "admin_listen"),
+        ("--sync-interval", "soon", "sync_interval"),
+        ("--on-stale", "panic", "on_stale"),
+        ("--max-body", "-1", "max_body"),
+        ("--broker-password-file", "/no/such/file", "broker_password_file"),
+        ("--config", "/no/such/file", "/no/such/file"),
+    ],
+)
+def test_a_mistake_in_a_setting_is_one_line(flag: str, value: str, told: str) -> None:
+    line = mistake(run("run", f"{flag}={value}"))
+
+    assert told in line
+    assert "s3cret" not in line
+
+
+def test_unknown_settings(tmp_path_factory: pytest.TempPathFactory) -> None:
+    file = tmp_path_factory.mktemp("settings") / "ringproxy.toml"
+    file.write_text('broker_urll = "amqp://h"\n')
+
+    assert "'broker_urll'" in mistake(run("run", "--config", str(file)))
+    assert "RINGPROXY_BROKR" in mistake(run("run", RINGPROXY_BROKR="x"))
+    unknown_flag = run("run", "--broker-urll=x")
+    assert unknown_flag.returncode == 2
+    assert "--broker-urll" in unknown_flag.stderr
+
+
+@pytest.mark.parametrize("setting", ["http_listen", "admin_listen"])
+def test_busy_port(login: Login, setting: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        address = f"127.0.0.1:{holder.getsockname()[1]}"
+        settings = {"http_listen": "127.0.0.1:0", "admin_listen": "127.0.0.1:0"} | login.settings(**{setting: address})
+        result = run("run", **{f"RINGPROXY_{name.upper()}": value for name, value in settings.items()})
+
+    line = mistake(result)
+    assert setting in line
+    assert address in line
+
+
+def test_config_hides_secrets(login: Login) -> None:
+    settings = {f"RINGPROXY_{name.upper()}": value for name, value in login.settings().items()}
+
+    shown = run("config", **settings)
+
+    assert shown.returncode == 0
+    assert re.search(r"^sync_interval = 1(\.0)?$", shown.stdout, re.MULTILINE)
+    assert ":***@" in shown.stdout
+    assert not [secret for secret in SECRETS if secret in shown.stdout + shown.stderr]
+
+
+def test_password_from_a_file(
+    start_sidecar: StartSidecar, login: Login, vhost: VirtualHost, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    vhost.ring("orders", ["q"])
+    file = tmp_path_factory.mktemp("secrets") / "password"
+    file.write_text(f"{PASSWORD}\n")
+    urls = {
+        name: re.sub(r"(//[^:@]+):[^@]+@", r"\1@", getattr(login, name)) for name in ("broker_url", "management_url")
+    }
+    sidecar = start_sidecar(**urls, broker_password_file=str(file), management_password_file=str(file))
+
+    assert sidecar.publish("orders", "k", vhost=vhost.name).status == 200
+
+
+def test_explain(start_sidecar: StartSidecar, vhost: VirtualHost) -> None:
+    vhost.ring("orders é", {"q1": 1, "q2": 3})
+    sidecar = start_sidecar()
+    ring = Ring.build({Destination("queue", "q1"): 1, Destination("queue", "q2"): 3})
+    slot = slot_of(b"the key")
+
+    result = run("explain", "orders é", "the key", "--vhost", vhost.name, "--sidecar", sidecar.admin_url)
+
+    assert result.returncode == 0, result
+    told = {name.strip(): value for name, value in re.findall(r"^(.{12}) (.*)$", result.stdout, re.MULTILINE)}
+    assert told["slot"] == str(slot)
+    assert told["owner"] == f"queue {ring.owner(slot).name}"
+    runner_up = ring.runner_up(slot)
+    assert runner_up is not None
+    assert told["runner-up"] == f"queue {runner_up.name}"
+    assert told["ring"].startswith(sidecar.ring(vhost.name, "orders é")["ring"])
+    assert "ring of 2 destinations (first use)" in told["change"]
+
+
+def test_explain_a_key_that_is_not_text(sidecar: Sidecar, vhost: VirtualHost) -> None:
+    vhost.ring("orders", ["q"])
+
+    result = run(
+        "explain", "orders", b"caf\xe9", "--vhost", vhost.name, "--sidecar", sidecar.admin_url, PYTHONIOENCODING="utf-8"
+    )
+
+    assert result.returncode == 0, result
+    assert f"slot         {slot_of(bytes([99, 97, 102, 0xE9]))}" in result.stdout
+
+
+def test_explain_says_why_publishes_are_passed(sidecar: Sidecar, vhost: VirtualHost) -> None:
+    vhost.exchange("plain", "topic")
+
+    result = run("explain", "plain", "k", "--vhost", vhost.name, "--sidecar", sidecar.admin_url)
+
+    assert result.returncode == 0
+    assert "passed       publishes go to the exchange itself: type" in result.stdout
+
+
+def test_explain_what_does_not_exist(sidecar: Sidecar, vhost: VirtualHost) -> None:
+    result = run("explain", "nonesuch", "k", "--vhost", vhost.name, "--sidecar", sidecar.admin_url)
+
+    assert "'nonesuch'" in mistake(result)
+
+
+def test_diff(start_sidecar: StartSidecar, vhost: VirtualHost) -> None:
+    vhost.ring("orders", {"q1": 1, "q2": 1})
+    vhost.ring("one's only", ["q3"])
+    settled, fresh = start_sidecar(sync_interval="600"), start_sidecar(sync_interval="600")
+    for sidecar in (settled, fresh):
+        assert sidecar.publish("orders", "k", vhost=vhost.name).status == 200
+    assert settled.publish("one's only", "k", vhost=vhost.name).status == 200
+
+    equal = run("diff", settled.admin_url, fresh.admin_url)
+    assert equal.returncode == 0, equal
+    assert "they agree" in equal.stdout
+    assert f"one's only in {vhost.name}: read by {settled.admin_url} only" in equal.stdout
+
+    vhost.queue("q4")
+    vhost.bind("orders", "q4", "2")
+    third = start_sidecar()
+    third.wait_for_weights(vhost.name, "orders", {"q1": 1, "q2": 1, "q4": 2})
+    differing = run("diff", settled.admin_url, third.admin_url)
+    assert differing.returncode == 1, differing
+    assert "they differ" in differing.stdout
+    assert "queue 'q4': weight - / 2" in differing.stdout
+    share = re.search(r"([0-9.]+)% of the slots have different owners", differing.stdout)
+    assert share is not None
+    assert 49 < float(share[1]) < 51
+
+
+@pytest.mark.parametrize("url", [NOBODY, "rubbish", "ftp://h", "http://", "http://[::1", "http://127.0.0.1:port"])
+def test_a_sidecar_that_cannot_be_asked(sidecar: Sidecar, url: str) -> None:
+    started = time.monotonic()
+
+    assert url in mistake(run("diff", sidecar.admin_url, url))
+    assert url in mistake(run("diff", url, sidecar.admin_url))
+    assert url in mistake(run("explain", "orders", "k", "--sidecar", url))
+    assert time.monotonic() - started < DEADLINE_SECONDS
+
+
+def test_what_answers_is_no_sidecar(sidecar: Sidecar, login: Login) -> None:
+    broker = f"http://{login.broker_url.rpartition('@')[2].partition('/')[0]}"
+    management = f"http://{login.management_url.rpartition('@')[2]}"
+
+    for url in (broker, management, f"http://127.0.0.1:{sidecar.port}"):
+        assert url in mistake(run("diff", sidecar.admin_url, url))
+
+
+def test_output_that_nobody_reads() -> None:
+    with subprocess.Popen([COMMAND, "config"], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait(DEADLINE_SECONDS) == 0
+
+
+def test_version() -> None:
+    assert re.fullmatch(r"ringproxy \S+, ring format 1\n", run("--version").stdout)
