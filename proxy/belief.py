@@ -33,9 +33,7 @@ class Belief:
             for destination in self.weights
             if destination not in reading and destination not in vouched
         }
-        missing = {d: since for d, since in missing.items() if since == now or now - since < settle_time}
-        if settle_time <= 0:
-            missing = {}
+        missing = {d: since for d, since in missing.items() if now - since < settle_time}
         return Belief({**{d: self.weights[d] for d in missing}, **reading}, missing)
 
     def settles_at(self, settle_time: float) -> float | None:

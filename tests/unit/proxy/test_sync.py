@@ -360,7 +360,7 @@ async def test_a_deleted_exchange_is_forgotten_after_the_settle_time(fake: FakeM
         assert isinstance(made.router.decide(X, Message(b"k")), Routed)
         clock.now += SETTLE
         await made.sync.refresh(X, "test")
-        assert dict(made.router.entries) == {}
+        assert (dict(made.router.entries), made.sync._tracked) == ({}, {})
         assert made.sync.results["absent"] == 1
         with pytest.raises(Absent):
             await made.sync.look_up(X, 10)
@@ -716,6 +716,44 @@ async def test_refreshes_share_a_reading_that_fails(fake: FakeManagement) -> Non
         await asyncio.gather(first, *later)
         assert made.sync.results["failed"] <= 2
         assert made.sync._tracked[X].failures <= 2
+
+
+async def test_readings_of_one_exchange_keep_a_distance(
+    fake: FakeManagement, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where they fail. Nothing but the clock lets the second one start."""
+    monkeypatch.setattr(sync_module, "MIN_REFRESH", LONG)
+    fake.exchange("x", binding("a"))
+    for fault in (None, status(500)):
+        async with syncing(fake, named=(X,)) as made:
+            if fault:
+                fake.fail(fault, OF_X)
+            await made.sync.refresh(X, "test")
+            asked = fake.counted()[OF_X]
+            waiting = asyncio.create_task(made.sync.refresh(X, "test"))
+            # As long as a whole reading of another takes.
+            with suppress(Absent):
+                await made.sync.look_up(("/", "other"), 10)
+            assert fake.counted()[OF_X] == asked
+            waiting.cancel()
+            with suppress(asyncio.CancelledError):
+                await waiting
+            clock.now += LONG
+            await made.sync.refresh(X, "test")
+            assert fake.counted()[OF_X] == asked + 1
+
+
+async def test_a_ring_is_as_old_as_the_start_of_its_reading(fake: FakeManagement, clock: Clock) -> None:
+    fake.exchange("x", binding("a"))
+    gate = Gate(fake)
+    fake.fail(gate, BINDINGS_OF_X)
+    async with syncing(fake) as made:
+        looking = asyncio.create_task(made.sync.look_up(X, 10))
+        await eventually(lambda: gate.waiting == 1)
+        clock.now += 50
+        gate.open()
+        await looking
+        assert made.router.clock() - made.entry.read_at > 50
 
 
 async def test_a_refresh_of_what_is_not_known_asks_nothing(fake: FakeManagement) -> None:
