@@ -103,6 +103,17 @@ class _Connection:
     fault: str = "not connected yet"
 
 
+class _TidyConnection(aio_pika.Connection):
+    """Closes itself where it does not come up; aio-pika leaves that to the garbage collector, with a warning."""
+
+    async def connect(self, timeout: float | None = None) -> None:  # noqa: ASYNC109 - the library's signature
+        try:
+            await super().connect(timeout)
+        except BaseException:
+            await self.close()
+            raise
+
+
 class Publisher:
     """Publishes to any virtual host of one broker; connects at the first publish to each and again after a loss."""
 
@@ -307,13 +318,14 @@ class Publisher:
                 "connection_name": f"ringproxy {vhost}",
             },
             heartbeat=HEARTBEAT,
+            connection_class=_TidyConnection,
         )
         lost = asyncio.Event()
         connection.close_callbacks.add(lambda *_: lost.set())
         try:
             transport = connection.transport
-            properties = transport.connection.server_properties if transport else {}
-            cluster = properties.get("cluster_name") if isinstance(properties, dict) else None
+            server = transport.connection.server_properties if transport else {}
+            cluster = server.get("cluster_name") if isinstance(server, dict) else None
             state.cluster = cluster if isinstance(cluster, str) else None
             state.connection, state.fault = connection, ""
             self.connects += 1
