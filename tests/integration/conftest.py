@@ -43,7 +43,7 @@ class Login:
     def settings(self, **changes: str) -> dict[str, str]:
         """Of a sidecar whose rings follow the bindings fast enough for tests."""
         urls = {"broker_url": self.broker_url, "management_url": self.management_url}
-        return {**urls, "sync_interval": "1", "settle_time": "0.5"} | changes
+        return {**urls, "sync_interval": "0.5", "settle_time": "0.2"} | changes
 
 
 @pytest.fixture(scope="session")

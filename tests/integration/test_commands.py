@@ -4,10 +4,10 @@ import os
 import re
 import socket
 import subprocess
-import time
 
 import pytest
 
+from proxy.cli import main
 from ring.destination import Destination
 from ring.hashing import slot_of
 from ring.ring import Ring
@@ -32,6 +32,12 @@ def run(*arguments: str | bytes, **environment: str) -> subprocess.CompletedProc
     )
 
 
+def in_here(capsys: pytest.CaptureFixture[str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    """The same in this process, which saves most of a second."""
+    status = main(list(arguments))
+    return subprocess.CompletedProcess(arguments, status, *capsys.readouterr())
+
+
 def mistake(result: subprocess.CompletedProcess[str]) -> str:
     """The one line of a usage error."""
     assert result.returncode == 2, result
@@ -50,7 +56,6 @@ def mistake(result: subprocess.CompletedProcess[str]) -> str:
         ("--http-listen", "127.0.0.1:65536", "http_listen"),
         ("--http-listen", "127.0.0.1", "http_listen"),
         ("--admin-listen", "127.0.0.1:x", "admin_listen"),
-        ("--admin-listen", "256.0.0.1:0", "admin_listen"),
         ("--sync-interval", "soon", "sync_interval"),
         ("--on-stale", "panic", "on_stale"),
         ("--max-body", "-1", "max_body"),
@@ -58,14 +63,25 @@ def mistake(result: subprocess.CompletedProcess[str]) -> str:
         ("--config", "/no/such/file", "/no/such/file"),
     ],
 )
-def test_a_mistake_in_a_setting_is_one_line(flag: str, value: str, told: str) -> None:
-    line = mistake(run("run", f"{flag}={value}"))
+def test_a_mistake_in_a_setting_is_one_line(
+    capsys: pytest.CaptureFixture[str], flag: str, value: str, told: str
+) -> None:
+    line = mistake(in_here(capsys, "config", f"{flag}={value}"))
 
     assert told in line
     assert "s3cret" not in line
 
 
-def test_unknown_settings(tmp_path_factory: pytest.TempPathFactory) -> None:
+@pytest.mark.parametrize("listen", ["256.0.0.1:0", "192.0.2.1:0"])
+def test_an_address_that_cannot_be_bound(listen: str) -> None:
+    line = mistake(run("run", RINGPROXY_ADMIN_LISTEN=listen))
+
+    assert f"admin_listen: {listen} cannot be bound: " in line
+
+
+def test_unknown_settings(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
     file = tmp_path_factory.mktemp("settings") / "ringproxy.toml"
     file.write_text('broker_urll = "amqp://h"\n')
 
@@ -89,7 +105,7 @@ def test_busy_port(login: Login, setting: str) -> None:
 
 
 def test_config_hides_secrets(login: Login) -> None:
-    settings = {f"RINGPROXY_{name.upper()}": value for name, value in login.settings().items()}
+    settings = {f"RINGPROXY_{name.upper()}": value for name, value in login.settings(sync_interval="1").items()}
 
     shown = run("config", **settings)
 
@@ -185,21 +201,22 @@ def test_diff(start_sidecar: StartSidecar, vhost: VirtualHost) -> None:
 
 
 @pytest.mark.parametrize("url", [NOBODY, "rubbish", "ftp://h", "http://", "http://[::1", "http://127.0.0.1:port"])
-def test_a_sidecar_that_cannot_be_asked(sidecar: Sidecar, url: str) -> None:
-    started = time.monotonic()
-
-    assert url in mistake(run("diff", sidecar.admin_url, url))
-    assert url in mistake(run("diff", url, sidecar.admin_url))
-    assert url in mistake(run("explain", "orders", "k", "--sidecar", url))
-    assert time.monotonic() - started < DEADLINE_SECONDS
+def test_a_sidecar_that_cannot_be_asked(capsys: pytest.CaptureFixture[str], sidecar: Sidecar, url: str) -> None:
+    assert url in mistake(in_here(capsys, "diff", sidecar.admin_url, url))
+    assert url in mistake(in_here(capsys, "diff", url, sidecar.admin_url))
+    assert url in mistake(in_here(capsys, "explain", "orders", "k", "--sidecar", url))
 
 
-def test_what_answers_is_no_sidecar(sidecar: Sidecar, login: Login) -> None:
+def test_a_sidecar_that_is_away(sidecar: Sidecar) -> None:
+    assert NOBODY in mistake(run("diff", sidecar.admin_url, NOBODY))
+
+
+def test_what_answers_is_no_sidecar(capsys: pytest.CaptureFixture[str], sidecar: Sidecar, login: Login) -> None:
     broker = f"http://{login.broker_url.rpartition('@')[2].partition('/')[0]}"
     management = f"http://{login.management_url.rpartition('@')[2]}"
 
     for url in (broker, management, f"http://127.0.0.1:{sidecar.port}"):
-        assert url in mistake(run("diff", sidecar.admin_url, url))
+        assert url in mistake(in_here(capsys, "diff", sidecar.admin_url, url))
 
 
 def test_output_that_nobody_reads() -> None:

@@ -9,7 +9,7 @@ from tests.integration.conftest import StartSidecar
 from tests.integration.load import Load
 from tests.integration.sidecar import Sidecar
 
-SYNC, SETTLE = 1.0, 0.5
+SYNC, SETTLE = 0.5, 0.2
 
 
 def changes(sidecar: Sidecar, exchange: str) -> list[str]:
