@@ -71,11 +71,16 @@ class Entry:
     passed: PassReason | None
     """Why publishes are passed; None where `known` routes them."""
     bindings: Bindings
-    dead_letters: tuple[str, ...]
-    """Queues that would dead-letter under their own name."""
     read_at: float
     """Monotonic time at which the last good reading started."""
+    queues: Mapping[str, bool] = field(default_factory=dict)
+    """Of each queue bound, the one looked at longest ago first: whether it would dead-letter under its own name."""
     changes: tuple[Change, ...] = ()
+
+    @property
+    def dead_letters(self) -> tuple[str, ...]:
+        """The queues that would dead-letter under their own name."""
+        return tuple(sorted(queue for queue, own_name in self.queues.items() if own_name))
 
 
 @dataclass(frozen=True)

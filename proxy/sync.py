@@ -1,4 +1,4 @@
-"""Keeps the router's table true: reads exchanges in turn and when asked, builds rings off the loop, swaps them in."""
+"""Keeps the router's table true: reads exchanges in turn and when asked, and swaps what follows in."""
 
 import asyncio
 import functools
@@ -7,28 +7,23 @@ import random
 import time
 from collections import Counter
 from collections.abc import Collection, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from proxy.assembly import Assembly
 from proxy.belief import Belief
-from proxy.changes import changed, lost, tell, title
+from proxy.changes import tell, title
 from proxy.management import Management, ManagementError
 from proxy.reading import Reading, VhostNotListedError, read
-from proxy.router import Entry, KnownRing, Name, PassReason, Router, with_change
-from proxy.selection import Mode, Selection
+from proxy.router import Entry, Name, Router
+from proxy.selection import Selection
 from proxy.topology import RING_TYPES, TopologyError
 from ring.destination import Destination
-from ring.hashed import HashedValue
-from ring.ring import Ring
 
 log = logging.getLogger(__name__)
 
 IDLE_INTERVALS = 40
 """An exchange that nobody used for so many sync intervals, and no setting names, is forgotten."""
-
-DEAD_LETTER_READS = 8
-"""Queues of a ring whose dead-lettering is looked at again with each reading; new ones are looked at in any case."""
 
 MIN_REFRESH = 0.1
 """Seconds between the readings of one exchange, whoever asks for them."""
@@ -60,7 +55,6 @@ class _Tracked:
     failures: int = 0
     fault: ManagementError | TopologyError | None = None
     """How that reading failed; None where it did not."""
-    dead_letters: dict[str, bool] = field(default_factory=dict)
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     vouched: set[Destination] = field(default_factory=set)
     """Removals that a second source told of since the last reading."""
@@ -91,14 +85,13 @@ class Sync:
         named: Collection[Name] = (),
     ) -> None:
         """`interval` and `settle_time` in seconds; `named` exchanges are read from the start and never forgotten."""
-        self._api, self._router, self._selection = api, router, selection
+        self._api, self._router = api, router
+        self._assembly = Assembly(api, selection, rewrite_dead_letters)
         self._interval, self._settle_time = interval, settle_time
-        self._rewrite_dead_letters = rewrite_dead_letters
         self._named = frozenset(named)
         self._tracked: dict[Name, _Tracked] = {name: _Tracked() for name in named}
         self._looking: dict[Name, _Looking] = {}
         self._wake = asyncio.Event()
-        self._builder = ThreadPoolExecutor(1, "ring-builder")
         self.results: Counter[str] = Counter()
         """Readings by result: ok, absent, failed."""
         self.changes: Counter[Name] = Counter()
@@ -137,7 +130,7 @@ class Sync:
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._wake.wait(), pause)
         finally:
-            self._builder.shutdown(wait=False, cancel_futures=True)
+            self._assembly.close()
 
     async def _round(self) -> None:
         now = time.monotonic()
@@ -299,9 +292,12 @@ class Sync:
             tracked.belief = Belief()
             self._drop(name, before)
             raise _absent(name)
-        await self._check_dead_letters(name[0], tracked, belief)
-        entry = await self._entry(name, tracked, reading, belief, before, started, why)
+        entry, change = await self._assembly.entry(name, reading, belief.weights, before, started, why)
         self._router.put(name, entry)
+        if change:
+            self.changes[name] += 1
+            self.moved[name] = self.moved.get(name, 0.0) + change.moved
+        tell(name, before, entry, change)
         # Only now: half a reading, its queues say not readable, leaves no trace.
         tracked.belief = belief
         self._router.used_at.setdefault(name, started)
@@ -311,91 +307,6 @@ class Sync:
         tracked.due = min(started + random.uniform(0, self._interval), settles_at or float("inf"))
         if self._tracked.setdefault(name, tracked) is tracked:
             self._wake.set()
-
-    async def _entry(
-        self,
-        name: Name,
-        tracked: _Tracked,
-        reading: Reading,
-        belief: Belief,
-        before: Entry | None,
-        started: float,
-        why: str,
-    ) -> Entry:
-        mode = self._selection.mode(*name)
-        weights = belief.weights
-        known, change = before.known if before else None, None
-        if reading.exchange is not None:
-            exchange_type, hashed = reading.exchange.type, reading.exchange.hashed
-        else:
-            # Gone, but not settled: the last ring serves on, but for what is vouched to be gone.
-            exchange_type = before.exchange_type if before else ""
-            hashed = known.hashed if known else HashedValue()
-        if mode is Mode.PASS or not weights:
-            known, change = None, lost(known, why)
-        elif known is None or (known.ring.as_weights(), known.hashed, known.exchange_type) != (
-            weights,
-            hashed,
-            exchange_type,
-        ):
-            old = known
-            ring = await self._build(known.ring if known else None, weights)
-            known = KnownRing.of(ring, hashed, exchange_type)
-            change = changed(old, known, why)
-        dead_letters = tuple(sorted(q for q, own_name in tracked.dead_letters.items() if own_name))
-        entry = Entry(
-            mode=mode,
-            exchange_type=exchange_type,
-            known=known,
-            passed=self._pass_reason(exchange_type, mode, known, dead_letters, reading.internal_destinations),
-            bindings=reading.bindings,
-            dead_letters=dead_letters,
-            read_at=started,
-            changes=before.changes if before else (),
-        )
-        if change:
-            entry = with_change(entry, change)
-            self.changes[name] += 1
-            self.moved[name] = self.moved.get(name, 0.0) + change.moved
-        tell(name, before, entry, change)
-        return entry
-
-    async def _build(self, old: Ring | None, weights: Mapping[Destination, int]) -> Ring:
-        """In a thread of its own: numpy lets go of the GIL, so the loop goes on meanwhile."""
-        make = old.changed if old is not None else Ring.build
-        return await asyncio.get_running_loop().run_in_executor(self._builder, make, weights)
-
-    def _pass_reason(
-        self,
-        exchange_type: str,
-        mode: Mode,
-        known: KnownRing | None,
-        dead_letters: tuple[str, ...],
-        internal: tuple[str, ...],
-    ) -> PassReason | None:
-        if exchange_type not in RING_TYPES:
-            return PassReason.TYPE
-        if mode is Mode.PASS:
-            return PassReason.MODE_PASS
-        if known is None:
-            return PassReason.NO_BINDINGS
-        if internal:
-            return PassReason.INTERNAL_DESTINATION
-        if dead_letters and not self._rewrite_dead_letters:
-            return PassReason.DEAD_LETTER
-        return PassReason.SHADOW if mode is Mode.SHADOW else None
-
-    async def _check_dead_letters(self, vhost: str, tracked: _Tracked, belief: Belief) -> None:
-        queues = [d.name for d in belief.weights if d.kind == "queue"]
-        still_here = set(queues)
-        known = {q: v for q, v in tracked.dead_letters.items() if q in still_here}
-        again = list(known)[:DEAD_LETTER_READS]
-        for queue in (*(q for q in queues if q not in known), *again):
-            answer = await self._api.dead_letters_by_own_name(vhost, queue)
-            # Put at the end, so that the others have their turn with the next reading.
-            known.pop(queue, None)
-            known[queue] = answer
-        tracked.dead_letters = known
 
     def _drop(self, name: Name, before: Entry | None) -> None:
         if before is not None:

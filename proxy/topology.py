@@ -51,7 +51,8 @@ def parse_exchange(answer: object) -> Exchange:
     """Of `GET /api/exchanges/{vhost}/{name}`. Raises TopologyError."""
     table = _object(answer, "exchange")
     kind = _text(table, "type")
-    if kind not in RING_TYPES:
+    if kind != CONSISTENT_HASH:
+        # x-modulus-hash hashes the routing key whatever its arguments say.
         return Exchange(kind, _flag(table, "internal"))
     return Exchange(kind, _flag(table, "internal"), _hashed(_object(table.get("arguments", {}), "arguments")))
 

@@ -28,7 +28,7 @@ ONE = known({A: 1, B: 2})
 
 
 def entry(ring: KnownRing | None = ONE, passed: PassReason | None = None, bindings: Bindings | None = None) -> Entry:
-    return Entry(Mode.ROUTE, CONSISTENT_HASH, ring, passed, bindings or Bindings(), (), 0.0)
+    return Entry(Mode.ROUTE, CONSISTENT_HASH, ring, passed, bindings or Bindings(), 0.0)
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ def test_what_happens_to_publishes_is_told_when_it_changes(said: pytest.LogCaptu
     assert said.messages == [f"{HERE}: publishes are routed by the ring"]
     said.clear()
     for reason in PassReason:
-        after = replace(entry(passed=reason), dead_letters=("q1", "q2"))
+        after = replace(entry(passed=reason), queues={"q1": True, "ok": False, "q2": True})
         tell(NAME, entry(), after, None)
         (record,) = said.records
         loud = reason in (PassReason.DEAD_LETTER, PassReason.INTERNAL_DESTINATION)
@@ -147,7 +147,7 @@ def test_names_cannot_forge_a_line(said: pytest.LogCaptureFixture) -> None:
     nasty = Destination("queue", "q\nERROR")
     after = known({nasty: 1, A: 1})
     bindings = Bindings({nasty: 1}, (IgnoredBinding(nasty, "k\nERROR", "not a whole number"),), (nasty,))
-    new = replace(entry(after, PassReason.DEAD_LETTER, bindings), dead_letters=("q\nERROR",))
+    new = replace(entry(after, PassReason.DEAD_LETTER, bindings), queues={"q\nERROR": True})
     tell(name, None, new, changed(ONE, after, "sync"))
     assert len(said.messages) == 4
     assert all("\n" not in message for message in said.messages)

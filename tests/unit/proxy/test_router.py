@@ -59,7 +59,7 @@ def ring(*destinations: Destination, hashed: HashedValue = ROUTING_KEY) -> Known
 def entry(
     known: KnownRing | None, passed: PassReason | None = None, read_at: float = 1000.0, mode: Mode = Mode.ROUTE
 ) -> Entry:
-    return Entry(mode, CONSISTENT_HASH, known, passed, Bindings(), (), read_at)
+    return Entry(mode, CONSISTENT_HASH, known, passed, Bindings(), read_at)
 
 
 TWO = ring(queue("a"), queue("b"))

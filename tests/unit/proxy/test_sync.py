@@ -1,5 +1,6 @@
 import asyncio
 import logging
+import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
@@ -11,7 +12,9 @@ from unittest.mock import Mock
 
 import pytest
 
+from proxy import assembly
 from proxy import sync as sync_module
+from proxy.assembly import DEAD_LETTER_READS
 from proxy.management import Management
 from proxy.router import Entry, Message, Passed, PassReason, Routed, Router
 from proxy.selection import Selection
@@ -118,7 +121,7 @@ async def syncing(
         for other in asyncio.all_tasks() - {asyncio.current_task()}:
             if "Sync._look" in repr(other):
                 other.cancel()
-        sync._builder.shutdown()
+        sync._assembly.close()
 
 
 async def eventually(holds: Callable[[], bool]) -> None:
@@ -219,7 +222,7 @@ async def test_bad_weights_and_duplicates_are_listed_and_told_once(
 
 
 async def test_dead_letter_queues_are_listed_and_looked_at_again(fake: FakeManagement, clock: Clock) -> None:
-    names = [f"q{i:02}" for i in range(sync_module.DEAD_LETTER_READS + 3)]
+    names = [f"q{i:02}" for i in range(DEAD_LETTER_READS + 3)]
     fake.exchange("x", *(binding(name) for name in names))
     async with syncing(fake) as made:
         await made.sync.look_up(X, 10)
@@ -229,7 +232,7 @@ async def test_dead_letter_queues_are_listed_and_looked_at_again(fake: FakeManag
             clock.now += 1
             fake.requests.clear()
             await made.sync.refresh(X, "test")
-            assert sum(fake.counted()[f"/api/queues/%2F/{name}"] for name in names) == sync_module.DEAD_LETTER_READS
+            assert sum(fake.counted()[f"/api/queues/%2F/{name}"] for name in names) == DEAD_LETTER_READS
         assert made.entry.dead_letters == (names[-1],)
         assert made.entry.passed is PassReason.DEAD_LETTER
         # Another with the dead-letter exchange is bound and seen at once; unbound, the first is forgotten.
@@ -901,7 +904,7 @@ async def test_a_thousand_queues_are_built_while_the_loop_goes_on(
         return ring
 
     real_build = Ring.build
-    monkeypatch.setattr(sync_module, "Ring", SimpleNamespace(build=build))
+    monkeypatch.setattr(assembly, "Ring", SimpleNamespace(build=build))
     fake.exchange("x", *(binding(f"q{i}") for i in range(1000)))
     async with syncing(fake) as made:
         ticker = asyncio.create_task(tick())
@@ -921,17 +924,18 @@ async def test_the_old_ring_serves_while_the_new_one_is_built(
     fake.exchange("x", binding("a"))
     async with syncing(fake) as made:
         await made.sync.look_up(X, 10)
-        building, done = asyncio.Event(), asyncio.Event()
+        building, done = threading.Event(), threading.Event()
+        real_change = Ring.changed
 
-        async def slowly(old: Ring | None, weights: dict[Destination, int]) -> Ring:
+        def slowly(ring: Ring, weights: dict[Destination, int]) -> Ring:
             building.set()
-            await done.wait()
-            return Ring.build(weights)
+            assert done.wait(20)
+            return real_change(ring, weights)
 
-        monkeypatch.setattr(made.sync, "_build", slowly)
+        monkeypatch.setattr(Ring, "changed", slowly)
         fake.exchange("x", binding("b"))
         refresh = asyncio.create_task(made.sync.refresh(X, "test", {A}))
-        await building.wait()
+        await eventually(building.is_set)
         decision = made.router.decide(X, Message(b"k"))
         assert isinstance(decision, Routed)
         assert decision.destination == A

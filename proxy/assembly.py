@@ -1,0 +1,119 @@
+"""From a reading and a belief to an entry of the router: the ring, the reason to pass if there is one, what changed."""
+
+import asyncio
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+from proxy.changes import changed, lost
+from proxy.management import Management
+from proxy.reading import Reading
+from proxy.router import Change, Entry, KnownRing, Name, PassReason, with_change
+from proxy.selection import Mode, Selection
+from proxy.topology import RING_TYPES
+from ring.destination import Destination
+from ring.hashed import HashedValue
+from ring.ring import Ring
+
+DEAD_LETTER_READS = 8
+"""Queues of a ring whose dead-lettering is looked at again with each reading; new ones are looked at in any case."""
+
+_AT_ONCE = 4
+
+Weights = Mapping[Destination, int]
+
+
+class Assembly:
+    """Makes entries. Rings are built in a thread of their own: numpy lets go of the GIL, so the loop goes on."""
+
+    def __init__(self, api: Management, selection: Selection, rewrite_dead_letters: bool) -> None:
+        """`rewrite_dead_letters`: route also where queues would dead-letter under their own name."""
+        self._api, self._selection, self._rewrite_dead_letters = api, selection, rewrite_dead_letters
+        self._builder = ThreadPoolExecutor(1, "ring-builder")
+
+    def close(self) -> None:
+        """Ends the thread once it is done with the ring it may be building."""
+        self._builder.shutdown(wait=False, cancel_futures=True)
+
+    async def entry(
+        self, name: Name, reading: Reading, weights: Weights, before: Entry | None, started: float, why: str
+    ) -> tuple[Entry, Change | None]:
+        """The entry that follows `before`, and how its ring changed; `started` is when the reading was, monotonic.
+
+        `weights` are those believed, which may have more than the reading. Raises ManagementError or TopologyError.
+        """
+        mode = self._selection.mode(*name)
+        known = before.known if before else None
+        if reading.exchange is not None:
+            exchange_type, hashed = reading.exchange.type, reading.exchange.hashed
+        else:
+            # Gone, but not settled: the last ring serves on, but for what is vouched to be gone.
+            exchange_type = before.exchange_type if before else ""
+            hashed = known.hashed if known else HashedValue()
+        change = None
+        queues: Mapping[str, bool] = {}
+        if mode is Mode.PASS or not weights:
+            known, change = None, lost(known, why)
+        else:
+            queues = await self._dead_letters(name[0], weights, before.queues if before else {})
+            if known is None or not _same(known, weights, hashed, exchange_type):
+                loop = asyncio.get_running_loop()
+                known, change = await loop.run_in_executor(
+                    self._builder, _next, known, weights, hashed, exchange_type, why
+                )
+        entry = Entry(
+            mode=mode,
+            exchange_type=exchange_type,
+            known=known,
+            passed=self._pass_reason(exchange_type, mode, known, queues, reading.internal_destinations),
+            bindings=reading.bindings,
+            read_at=started,
+            queues=queues,
+            changes=before.changes if before else (),
+        )
+        return (with_change(entry, change) if change else entry), change
+
+    def _pass_reason(
+        self,
+        exchange_type: str,
+        mode: Mode,
+        known: KnownRing | None,
+        queues: Mapping[str, bool],
+        internal: tuple[str, ...],
+    ) -> PassReason | None:
+        if exchange_type not in RING_TYPES:
+            return PassReason.TYPE
+        if mode is Mode.PASS:
+            return PassReason.MODE_PASS
+        if known is None:
+            return PassReason.NO_BINDINGS
+        if internal:
+            return PassReason.INTERNAL_DESTINATION
+        if any(queues.values()) and not self._rewrite_dead_letters:
+            return PassReason.DEAD_LETTER
+        return PassReason.SHADOW if mode is Mode.SHADOW else None
+
+    async def _dead_letters(self, vhost: str, weights: Weights, before: Mapping[str, bool]) -> Mapping[str, bool]:
+        """Of each queue bound: whether it would dead-letter under its own name."""
+        queues = {d.name: None for d in weights if d.kind == "queue"}
+        answers = {queue: own_name for queue, own_name in before.items() if queue in queues}
+        wanted = [*(q for q in queues if q not in answers), *list(answers)[:DEAD_LETTER_READS]]
+        for start in range(0, len(wanted), _AT_ONCE):
+            batch = wanted[start : start + _AT_ONCE]
+            read = await asyncio.gather(*(self._api.dead_letters_by_own_name(vhost, queue) for queue in batch))
+            for queue, answer in zip(batch, read, strict=True):
+                # Put at the end, so that the others have their turn with the next reading.
+                answers.pop(queue, None)
+                answers[queue] = answer
+        return answers
+
+
+def _same(known: KnownRing, weights: Weights, hashed: HashedValue, exchange_type: str) -> bool:
+    return (known.ring.as_weights(), known.hashed, known.exchange_type) == (weights, hashed, exchange_type)
+
+
+def _next(
+    old: KnownRing | None, weights: Weights, hashed: HashedValue, exchange_type: str, why: str
+) -> tuple[KnownRing, Change]:
+    ring = Ring.build(weights) if old is None else old.ring.changed(weights)
+    known = KnownRing.of(ring, hashed, exchange_type)
+    return known, changed(old, known, why)
