@@ -50,6 +50,7 @@ def test_frozen_killed_and_started_again(start_sidecar: StartSidecar, node: Node
     sidecar.wait_ready()
 
     node.kill()
+    wait_until("the loss is seen", lambda: sidecar.metric("ringproxy_broker_connected") == 0)
     answer = sidecar.publish("orders", "k", b"killed")
     answer.problem(503, "unavailable", "unavailable", retryable=True)
     ring = sidecar.route("orders", "k").receipt()["ring"]
