@@ -60,6 +60,7 @@ async def run(settings: Settings) -> None:
             sync,
             publisher,
             registry(ProxyCollector(counts, router, sync, publisher)),
+            default_vhost=settings.default_vhost,
             draining=lambda: ingest.draining,
             lookup_timeout=settings.lookup_timeout,
         )

@@ -65,9 +65,11 @@ class Management:
         if self._session is not None:
             await self._session.close()
 
-    async def cluster_name(self) -> str:
-        """The name of the cluster that answers."""
-        answer = await self._required(["cluster-name"], ["name"])
+    async def cluster_name(self) -> str | None:
+        """The name of the cluster that answers; None from an API without that page, which RabbitMQ's has."""
+        answer = await self._get(["cluster-name"], ["name"])
+        if answer is None:
+            return None
         if not isinstance(answer, dict) or not isinstance(answer.get("name"), str):
             raise ManagementError(f"/api/cluster-name: {str(answer)[:60]!r} names no cluster")
         return str(answer["name"])

@@ -218,6 +218,9 @@ class Publisher:
         except aiormq.exceptions.ChannelNotFoundEntity as error:
             # Of all that were in flight on the channel: those before may have arrived.
             return Verdict(Outcome.UNKNOWN, f"the channel was lost before the confirm: {error}", exchange_gone=True)
+        except aiormq.exceptions.ChannelAccessRefused as error:
+            wanted = f"exchange {publish.exchange!r}" if publish.exchange else "amq.default, the default exchange"
+            return Verdict(Outcome.UNKNOWN, f"the broker's user needs write permission on {wanted}: {error}")
         except (aiormq.exceptions.AMQPError, aiormq.exceptions.ChannelInvalidStateError, OSError) as error:
             return Verdict(Outcome.UNKNOWN, f"the channel was lost before the confirm: {error}")
         finally:

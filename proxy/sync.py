@@ -98,7 +98,8 @@ class Sync:
         self.moved: dict[Name, float] = {}
         """Shares of the slots that changes moved, summed."""
         self.cluster: str | None = None
-        """The name of the cluster whose management API answers."""
+        """The name of the cluster whose management API answers; None where it has not said, or cannot."""
+        self._identified = False
         self.unreachable = "not asked yet"
         """Why the management API did not say whose it is, when last asked; empty where it did."""
         self._identify_due = 0.0
@@ -149,7 +150,7 @@ class Sync:
             return
         self._identify_due = now + random.uniform(0, self._interval)
         try:
-            self.cluster = await self._api.cluster_name()
+            await self._ask_cluster()
         except ManagementError as error:
             if str(error) != self.unreachable:
                 log.warning("the management API does not answer: %s", error)
@@ -158,6 +159,9 @@ class Sync:
             if self.unreachable:
                 log.info("the management API answers")
             self.unreachable = ""
+
+    async def _ask_cluster(self) -> None:
+        self.cluster, self._identified = await self._api.cluster_name(), True
 
     async def look_up(self, name: Name, within: float) -> None:
         """Returns once the exchange is in the table and fresh. Raises Absent, or NotReadable after `within` seconds.
@@ -233,6 +237,9 @@ class Sync:
         started, vouched = time.monotonic(), frozenset(tracked.vouched)
         absent: Absent | None = None
         try:
+            if not self._identified:
+                # Or the first messages could go to another cluster than the one whose bindings are read.
+                await self._ask_cluster()
             reading = await read(self._api, name)
             await self._apply(name, tracked, reading, started, why, vouched)
         except Absent as error:

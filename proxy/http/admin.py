@@ -29,12 +29,13 @@ class Admin:
         publisher: Publisher,
         metrics: CollectorRegistry,
         *,
+        default_vhost: str,
         draining: Callable[[], bool],
         lookup_timeout: float,
     ) -> None:
-        """`draining` tells whether a shutdown is under way; `lookup_timeout` in seconds."""
+        """`default_vhost`: whose connection readiness needs; `draining`: whether a shutdown is under way; seconds."""
         self._router, self._sync, self._publisher, self._metrics = router, sync, publisher, metrics
-        self._draining, self._lookup_timeout = draining, lookup_timeout
+        self._default_vhost, self._draining, self._lookup_timeout = default_vhost, draining, lookup_timeout
         self.started = False
 
     def application(self) -> web.Application:
@@ -61,9 +62,9 @@ class Admin:
         checks = self._checks()
         ready = not any(checks.values())
         if "verbose" in request.query:
-            text = "".join(
-                f"{'ok  ' if not why else 'FAIL'} {check}{why and ': ' + why}\n" for check, why in checks.items()
-            )
+            lines = [f"{'FAIL' if why else 'ok  '} {check}{why and ': ' + why}" for check, why in checks.items()]
+            lines += [f"note virtual host {vhost!r}: {why}" for vhost, why in self._elsewhere().items()]
+            text = "".join(f"{line}\n" for line in lines)
         else:
             text = "ok\n" if ready else "not ready\n"
         return web.Response(text=text, status=200 if ready else 503)
@@ -79,12 +80,17 @@ class Admin:
             "rings read": f"not read yet: {_titles(unread)}" if unread else "",
             "rings fresh": f"not read for too long: {_titles(stale)}" if stale else "",
         }
-        for vhost, fault in self._publisher.faults().items():
-            checks[f"broker, virtual host {vhost!r}"] = fault
-            cluster = self._publisher.cluster(vhost)
-            if not fault and cluster is not None and sync.cluster is not None and cluster != sync.cluster:
-                checks["one cluster"] = f"the broker is of {cluster!r}, the management API of {sync.cluster!r}"
+        vhost = self._default_vhost
+        checks[f"broker, virtual host {vhost!r}"] = self._publisher.faults().get(vhost, "not connected yet")
+        broker = self._publisher.cluster(vhost)
+        if broker is not None and sync.cluster is not None and broker != sync.cluster:
+            checks["one cluster"] = f"the broker is of {broker!r}, the management API of {sync.cluster!r}"
         return checks
+
+    def _elsewhere(self) -> dict[str, str]:
+        """Why publishes to other virtual hosts would fail; one of them must not make the sidecar unready for all."""
+        faults = self._publisher.faults()
+        return {vhost: why for vhost, why in sorted(faults.items()) if why and vhost != self._default_vhost}
 
     async def metrics(self, request: web.Request) -> web.Response:
         """The Prometheus metrics, in the format that the scraper asks for."""

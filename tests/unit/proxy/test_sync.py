@@ -508,7 +508,7 @@ async def test_a_management_api_that_is_gone_is_told_once_and_its_return_once(
     async with syncing(fake, running=True, interval=0.02, named=(X,)) as made:
         await eventually(lambda: made.sync.results["failed"] > 5 and fake.count("/cluster-name") > 5)
         assert sorted(warnings(caplog)) == [
-            "cannot read exchange 'x' in virtual host '/': /api/exchanges/%2F/x: 503",
+            "cannot read exchange 'x' in virtual host '/': /api/cluster-name: 503",
             "the management API does not answer: /api/cluster-name: 503",
         ]
         assert made.sync.unreachable == "/api/cluster-name: 503"
@@ -562,8 +562,9 @@ async def test_all_who_look_up_at_once_share_one_reading(fake: FakeManagement) -
         await eventually(lambda: gate.waiting > 0)
         gate.open()
         await asyncio.gather(*callers)
-        assert fake.counted() == {OF_X: 1, BINDINGS_OF_X: 1, "/api/queues/%2F/a": 1}
+        assert fake.counted() == {"/api/cluster-name": 1, OF_X: 1, BINDINGS_OF_X: 1, "/api/queues/%2F/a": 1}
         assert made.sync.results == {"ok": 1}
+        assert made.sync.cluster == "rabbit@fake"
 
 
 async def test_all_who_look_up_share_the_tries_too(fake: FakeManagement) -> None:
@@ -571,7 +572,7 @@ async def test_all_who_look_up_share_the_tries_too(fake: FakeManagement) -> None
     async with syncing(fake) as made:
         answers = await asyncio.gather(*(made.sync.look_up(X, 0.6) for _ in range(100)), return_exceptions=True)
         assert {type(answer) for answer in answers} == {NotReadable}
-        assert {str(answer) for answer in answers} == {"/api/exchanges/%2F/x: 500"}
+        assert {str(answer) for answer in answers} == {"/api/cluster-name: 500"}
         # Six would be one caller's.
         assert 1 < len(fake.requests) < 30
 
