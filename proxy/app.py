@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 
 from aiohttp import web
 
+from proxy import __version__
 from proxy.config import Address, ConfigError, Settings
 from proxy.http.admin import Admin
 from proxy.http.ingest import Ingest
@@ -19,6 +20,7 @@ from proxy.publisher import Publisher
 from proxy.router import Router
 from proxy.selection import Selection, named
 from proxy.sync import Sync
+from ring.hashing import RING_FORMAT
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +30,7 @@ _LAST_WORDS = 0.5
 
 async def run(settings: Settings) -> None:
     """Runs a sidecar until SIGTERM or SIGINT; a second one ends it at once. Raises ConfigError for a busy address."""
+    log.info("ringproxy %s, ring format %d", __version__, RING_FORMAT)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -67,14 +70,14 @@ async def run(settings: Settings) -> None:
         async with (
             _listening("admin", admin.application(), settings.admin_listen),
             _syncing(sync),
-            contextlib.aclosing(publisher),
+            _closed_in_time(publisher),
             _listening("http", ingest.application(settings.max_body), settings.http_listen) as http,
         ):
             publisher.connect(settings.default_vhost)
             admin.started = True
             await stop.wait()
             ingest.draining = True
-            await _drain(http, ingest, settings.drain_time)
+            await _drain(http, ingest, publisher, settings.drain_time)
 
 
 def _on_signal(stop: asyncio.Event) -> None:
@@ -98,6 +101,16 @@ async def _syncing(sync: Sync) -> AsyncIterator[None]:
 
 
 @contextlib.asynccontextmanager
+async def _closed_in_time(publisher: Publisher) -> AsyncIterator[None]:
+    """Closes the publisher on exit; a broker that does not answer gets no longer than a client would."""
+    try:
+        yield
+    finally:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(publisher.aclose(), _LAST_WORDS)
+
+
+@contextlib.asynccontextmanager
 async def _listening(what: str, app: web.Application, address: Address) -> AsyncIterator[ProblemRunner]:
     """A listener, up on entry. Raises ConfigError where its address cannot be bound."""
     # Bodies are payloads: they are published as they are, compressed or not.
@@ -115,7 +128,7 @@ async def _listening(what: str, app: web.Application, address: Address) -> Async
         await runner.cleanup()
 
 
-async def _drain(http: ProblemRunner, ingest: Ingest, drain_time: float) -> None:
+async def _drain(http: ProblemRunner, ingest: Ingest, publisher: Publisher, drain_time: float) -> None:
     """Stops accepting, then waits until all requests are answered, `drain_time` seconds at most."""
     for site in http.sites:
         await site.stop()
@@ -124,3 +137,4 @@ async def _drain(http: ProblemRunner, ingest: Ingest, drain_time: float) -> None
             await ingest.idle.wait()
     except TimeoutError:
         log.warning("%d requests were still unanswered at the end of the drain time", ingest.active)
+        publisher.abandon()

@@ -49,12 +49,14 @@ class Assembly:
             # Gone, but not settled: the last ring serves on, but for what is vouched to be gone.
             exchange_type = before.exchange_type if before else ""
             hashed = known.hashed if known else HashedValue()
-        change = None
-        queues: Mapping[str, bool] = {}
+        change, internal = None, False
+        queues: Mapping[str, bool | None] = {}
         if mode is Mode.PASS or not weights:
             known, change = None, lost(known, why)
         else:
+            # Of what is believed, which may have destinations that the reading has not any more.
             queues = await self._dead_letters(name[0], weights, before.queues if before else {})
+            internal = await self._any_internal(name[0], weights)
             if known is None or not _same(known, weights, hashed, exchange_type):
                 loop = asyncio.get_running_loop()
                 known, change = await loop.run_in_executor(
@@ -64,10 +66,11 @@ class Assembly:
             mode=mode,
             exchange_type=exchange_type,
             known=known,
-            passed=self._pass_reason(exchange_type, mode, known, queues, reading.internal_destinations),
+            passed=self._pass_reason(exchange_type, mode, known, queues, internal),
             bindings=reading.bindings,
             read_at=started,
             queues=queues,
+            internal=reading.exchange is not None and reading.exchange.internal,
             changes=before.changes if before else (),
         )
         return (with_change(entry, change) if change else entry), change
@@ -77,8 +80,8 @@ class Assembly:
         exchange_type: str,
         mode: Mode,
         known: KnownRing | None,
-        queues: Mapping[str, bool],
-        internal: tuple[str, ...],
+        queues: Mapping[str, bool | None],
+        internal: bool,
     ) -> PassReason | None:
         if exchange_type not in RING_TYPES:
             return PassReason.TYPE
@@ -92,11 +95,24 @@ class Assembly:
             return PassReason.DEAD_LETTER
         return PassReason.SHADOW if mode is Mode.SHADOW else None
 
-    async def _dead_letters(self, vhost: str, weights: Weights, before: Mapping[str, bool]) -> Mapping[str, bool]:
-        """Of each queue bound: whether it would dead-letter under its own name."""
+    async def _any_internal(self, vhost: str, weights: Weights) -> bool:
+        """Whether an exchange bound as a destination is internal: a publish to it would be refused with 403."""
+        for destination in weights:
+            if destination.kind == "exchange":
+                exchange = await self._api.exchange(vhost, destination.name)
+                if exchange is not None and exchange.internal:
+                    return True
+        return False
+
+    async def _dead_letters(
+        self, vhost: str, weights: Weights, before: Mapping[str, bool | None]
+    ) -> Mapping[str, bool | None]:
+        """Of each queue bound: whether it would dead-letter under its own name; None where it does not show yet."""
         queues = {d.name: None for d in weights if d.kind == "queue"}
         answers = {queue: own_name for queue, own_name in before.items() if queue in queues}
-        wanted = [*(q for q in queues if q not in answers), *list(answers)[:DEAD_LETTER_READS]]
+        unsettled = [queue for queue in queues if answers.get(queue) is None]
+        again = [queue for queue, answer in answers.items() if answer is not None][:DEAD_LETTER_READS]
+        wanted = [*unsettled, *again]
         for start in range(0, len(wanted), _AT_ONCE):
             batch = wanted[start : start + _AT_ONCE]
             read = await asyncio.gather(*(self._api.dead_letters_by_own_name(vhost, queue) for queue in batch))

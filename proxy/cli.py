@@ -57,7 +57,7 @@ def _parser() -> argparse.ArgumentParser:
     command.set_defaults(do=_explain)
     command.add_argument("exchange")
     command.add_argument("key", help="the routing key, or the value of the header or property that is hashed")
-    command.add_argument("--vhost", default="/", help="virtual host (default: /)")
+    command.add_argument("--vhost", help="virtual host (default: the one of the sidecar's broker_url)")
     command.add_argument("--sidecar", metavar="URL", default="http://127.0.0.1:15681", help="its admin listener")
     text = "compare the rings of two sidecars; exit status 1 where they differ"
     command = commands.add_parser("diff", help=text, description=text, allow_abbrev=False)
@@ -88,7 +88,9 @@ def _run(options: argparse.Namespace) -> int:
     for noisy in ("aio_pika", "aiormq", "aiohttp"):
         logging.getLogger(noisy).setLevel(logging.CRITICAL)
     asyncio.run(run(settings))
-    return 0
+    logging.shutdown()
+    # At once: the interpreter's own end would wait for the thread that may be building a ring.
+    os._exit(0)
 
 
 def _config(options: argparse.Namespace) -> int:

@@ -129,6 +129,10 @@ class Settings:
         for url, file in (("broker_url", self.broker_password_file), ("management_url", self.management_password_file)):
             if file is not None:
                 changes[url] = getattr(self, url).with_password(_secret(f"{url.split('_')[0]}_password_file", file))
+        for name in ("broker_url", "management_url"):
+            if changes.get(name, getattr(self, name)).password == HIDDEN:
+                kind = name.removesuffix("_url")
+                raise ConfigError(f"{name}: the password is {HIDDEN!r}, as `config` shows it: set {kind}_password_file")
         return dataclasses.replace(self, **changes)
 
 
@@ -138,7 +142,7 @@ def field_names() -> tuple[str, ...]:
 
 
 def describe(settings: Settings) -> str:
-    """The settings as a TOML file that would give them again, each with its meaning; secrets hidden."""
+    """The settings as a TOML file that gives them again but for the passwords, which are hidden."""
     lines = []
     for field in dataclasses.fields(Settings):
         name, value = field.name.rstrip("_"), getattr(settings, field.name)
@@ -148,9 +152,13 @@ def describe(settings: Settings) -> str:
     return "\n".join(lines)
 
 
+HIDDEN = "***"
+"""What is shown for a password."""
+
+
 def hidden(url: URL) -> str:
     """A URL to show: its password replaced."""
-    return str(url.with_password("***") if url.password else url)
+    return str(url.with_password(HIDDEN) if url.password else url)
 
 
 def _toml(value: Any) -> str:
@@ -283,9 +291,11 @@ def _url(value: Any) -> URL:
         url = URL(str(value))
         port = url.port
     except ValueError:
-        raise ConfigError("not a URL") from None
+        raise ConfigError("not a URL; a '/', '?', '#' or '@' in a password is percent-encoded") from None
     if not url.host or port == 0:
         raise ConfigError("not a URL like amqp://user:password@host:5672/ or http://user:password@host:15672")
+    if url.query_string or url.fragment:
+        raise ConfigError("a URL's part after '?' or '#' would be ignored; leave it out")
     return url
 
 

@@ -26,6 +26,11 @@ MAX_RETRY_AFTER = 60.0
 
 _CONNECTIONS = 8
 
+_IN_WORDS = {
+    401: ", a wrong user or password, no tag management, or no permission in that virtual host",
+    403: ", the user may not see this",
+}
+
 
 class ManagementError(Exception):
     """A request that brought no usable answer; the message says which and why, without credentials."""
@@ -95,13 +100,13 @@ class Management:
             await self._required(["exchanges", vhost, name, "bindings", "source"], columns), exchange_type
         )
 
-    async def dead_letters_by_own_name(self, vhost: str, queue: str) -> bool:
-        """Whether a queue dead-letters without a routing key of its own; False where it does not exist.
+    async def dead_letters_by_own_name(self, vhost: str, queue: str) -> bool | None:
+        """Whether a queue dead-letters without a routing key of its own; None where that does not show (yet).
 
         RabbitMQ 3.10 shows a policy's part of it only with a queue's next statistics, up to 5 s late (measured).
         """
         answer = await self._get(["queues", vhost, queue], ["name", "arguments", "effective_policy_definition"])
-        return answer is not None and dead_letters_by_own_name(answer)
+        return None if answer is None else dead_letters_by_own_name(answer)
 
     async def _required(self, path: Sequence[str], columns: Sequence[str]) -> object:
         answer = await self._get(path, columns)
@@ -120,7 +125,8 @@ class Management:
                 if response.status == 404:
                     return None
                 if response.status != 200:
-                    raise ManagementError(f"{shown}: {response.status}", _retry_after(response.headers))
+                    why = _IN_WORDS.get(response.status, "")
+                    raise ManagementError(f"{shown}: {response.status}{why}", _retry_after(response.headers))
                 return _decoded(await _limited(response))
         except TimeoutError:
             raise ManagementError(f"{shown}: no answer within {self._timeout:g} s") from None
@@ -132,7 +138,12 @@ class Management:
 
 
 def _shown(path: Sequence[str]) -> str:
-    return "/api/" + "/".join(quote(part, safe="") for part in path)
+    return "/api/" + "/".join(_segment(part) for part in path)
+
+
+def _segment(name: str) -> str:
+    # A plain `.` or `..` would be a step in the path, not a name.
+    return name.replace(".", "%2E") if name in (".", "..") else quote(name, safe="")
 
 
 async def _limited(response: aiohttp.ClientResponse) -> bytes:

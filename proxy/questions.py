@@ -21,8 +21,10 @@ class QuestionError(Exception):
     """A sidecar gave no usable answer; the message says which and why."""
 
 
-def explain(sidecar: str, vhost: str, exchange: str, key: str) -> str:
-    """Where a key goes and why, in lines for people."""
+def explain(sidecar: str, vhost: str | None, exchange: str, key: str) -> str:
+    """Where a key goes and why, in lines for people; without a virtual host in the sidecar's own."""
+    if vhost is None:
+        vhost = str(_rings(sidecar)["default_vhost"])
     path = (
         f"/rings/{quote(vhost, safe='')}/{quote(exchange, safe='')}?key={quote(key, safe='', errors='surrogateescape')}"
     )
@@ -36,6 +38,8 @@ def explain(sidecar: str, vhost: str, exchange: str, key: str) -> str:
 def diff(one: str, other: str) -> tuple[str, bool]:
     """What differs between the rings of two sidecars, in lines for people, and whether anything does."""
     answers = [_by_name(url) for url in (one, other)]
+    if not answers[0].keys() & answers[1].keys():
+        raise QuestionError("nothing to compare: there is no exchange that both have read")
     lines: list[str] = []
     differ = False
     for name in sorted(answers[0].keys() | answers[1].keys()):
@@ -100,11 +104,17 @@ def _weights(answer: Mapping[str, Any]) -> dict[Destination, int]:
 
 
 def _by_name(sidecar: str) -> dict[tuple[str, str], Mapping[str, Any]]:
-    answer = _ask(sidecar, "/rings")
     try:
-        return {(e["vhost"], e["exchange"]): e for e in answer["exchanges"]}
+        return {(e["vhost"], e["exchange"]): e for e in _rings(sidecar)["exchanges"]}
     except (KeyError, TypeError) as error:
         raise QuestionError(f"{sidecar}: not a sidecar's answer: {error!r}") from None
+
+
+def _rings(sidecar: str) -> Mapping[str, Any]:
+    answer = _ask(sidecar, "/rings")
+    if not isinstance(answer, dict) or "default_vhost" not in answer:
+        raise QuestionError(f"{sidecar}: not a sidecar's answer: {str(answer)[:60]!r}")
+    return answer
 
 
 def _title(destination: Mapping[str, str]) -> str:

@@ -1,6 +1,5 @@
 """One consistent reading of one exchange: every request it takes, and no answer believed that should not be."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from proxy.management import Management, ManagementError
@@ -15,8 +14,6 @@ class Reading:
     exchange: Exchange | None
     """None where the exchange does not exist."""
     bindings: Bindings
-    internal_destinations: tuple[str, ...] = ()
-    """Exchanges bound as destinations that take no publishes."""
 
 
 ABSENT = Reading(None, Bindings())
@@ -41,7 +38,7 @@ async def read(api: Management, name: Name) -> Reading:
         return ABSENT
     if not bindings.weights:
         bindings = await api.bindings(vhost, exchange_name, exchange.type)
-    return Reading(exchange, bindings, await _internal(api, vhost, bindings))
+    return Reading(exchange, bindings)
 
 
 async def _corroborate_absence(api: Management, name: Name) -> None:
@@ -64,17 +61,3 @@ class VhostNotListedError(ManagementError):
     def __init__(self, vhost: str) -> None:
         """Names the virtual host."""
         super().__init__(f"virtual host {vhost!r} does not exist, or the management user may not see it")
-
-
-async def _internal(api: Management, vhost: str, bindings: Bindings) -> tuple[str, ...]:
-    """The internal ones among the exchanges bound as destinations: a publish to one is refused with 403."""
-    found = []
-    for destination in sorted(_exchanges(bindings)):
-        exchange = await api.exchange(vhost, destination)
-        if exchange is not None and exchange.internal:
-            found.append(destination)
-    return tuple(found)
-
-
-def _exchanges(bindings: Bindings) -> Iterable[str]:
-    return (d.name for d in bindings.weights if d.kind == "exchange")

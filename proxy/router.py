@@ -73,9 +73,16 @@ class Entry:
     bindings: Bindings
     read_at: float
     """Monotonic time at which the last good reading started."""
-    queues: Mapping[str, bool] = field(default_factory=dict)
+    queues: Mapping[str, bool | None] = field(default_factory=dict)
     """Of each queue bound, the one looked at longest ago first: whether it would dead-letter under its own name."""
     changes: tuple[Change, ...] = ()
+    internal: bool = False
+    """Takes messages from other exchanges only."""
+
+    @property
+    def follows_bindings(self) -> bool:
+        """Whether a reading of the bindings could make a ring route: then passing for want of one is a guess too."""
+        return self.mode is Mode.ROUTE and self.passed is not PassReason.TYPE
 
     @property
     def dead_letters(self) -> tuple[str, ...]:
@@ -161,7 +168,7 @@ class Router:
             if entry is None:
                 return Unknown(name, "not read yet")
             self.used_at[name] = self.clock()
-            if entry.passed is None and self._refuse_stale and self.stale(entry):
+            if self._refuse_stale and entry.follows_bindings and self.stale(entry):
                 return Unknown(name, f"its ring is older than {self._max_age:g} s")
             decision = self._decide(name, entry, message)
             if isinstance(decision, Passed):

@@ -6,7 +6,7 @@ import logging
 import random
 import time
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -34,6 +34,9 @@ LONGEST_LOOK_UP_PAUSE = 2.0
 READINGS_AT_ONCE = 4
 
 NEVER = float("-inf")
+
+IDENTITY: Name = ("", "")
+"""Stands for the question whose API it is, among the readings."""
 
 
 class Absent(Exception):  # noqa: N818 - an answer, not a fault
@@ -100,10 +103,14 @@ class Sync:
         self.cluster: str | None = None
         """The name of the cluster whose management API answers; None where it has not said, or cannot."""
         self._identified = False
+        self.look_up_fault: tuple[str, str] | None = None
+        """The virtual host, and how it failed, of the last failed look-up, until one there succeeds."""
         self.unreachable = "not asked yet"
         """Why the management API did not say whose it is, when last asked; empty where it did."""
         self._identify_due = 0.0
         self._turns = asyncio.Semaphore(READINGS_AT_ONCE)
+        self._running: dict[Name, asyncio.Task[None]] = {}
+        """The readings under way that `run` started."""
 
     @property
     def faults(self) -> Mapping[Name, str]:
@@ -118,37 +125,54 @@ class Sync:
         """Reads each tracked exchange again after a random time of up to the interval, until cancelled."""
         try:
             while True:
+                self._wake.clear()
                 try:
-                    await self._round()
+                    self._start_due()
                 except Exception:
                     # A defect of ours: ended, the readings would leave every ring to age in silence.
-                    log.exception("a round of readings failed; the next one follows")
-                    await asyncio.sleep(min(self._interval, 1.0))
-                self._wake.clear()
-                nearest = min([self._identify_due, *(t.due for t in self._tracked.values())])
+                    log.exception("readings could not be started; the next try follows")
+                waiting = [t.due for name, t in self._tracked.items() if name not in self._running]
                 # A floor, so that an exchange which can't be read never turns this into a busy loop.
-                pause = max(nearest - time.monotonic(), 0.01)
+                pause = max(min([self._identify_due, *waiting]) - time.monotonic(), 0.01)
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._wake.wait(), pause)
         finally:
+            for task in self._running.values():
+                task.cancel()
             self._assembly.close()
 
-    async def _round(self) -> None:
+    def _start_due(self) -> None:
+        """Starts the readings that are due, each by itself: a slow one holds up no other's."""
         now = time.monotonic()
         self._forget_idle(now)
-        due = [name for name, t in self._tracked.items() if t.due <= now]
-        await asyncio.gather(self._identify(now), *(self._in_turn(name) for name in due))
+        if now >= self._identify_due:
+            self._identify_due = now + random.uniform(0, self._interval)
+            self._start(IDENTITY, self._identify())
+        for name, tracked in self._tracked.items():
+            if tracked.due <= now and name not in self._running:
+                self._start(name, self._in_turn(name))
+
+    def _start(self, what: Name, reading: Coroutine[None, None, None]) -> None:
+        if what in self._running:
+            reading.close()
+            return
+        task = self._running[what] = asyncio.create_task(reading)
+        task.add_done_callback(functools.partial(self._ended, what))
+
+    def _ended(self, what: Name, task: "asyncio.Task[None]") -> None:
+        del self._running[what]
+        self._wake.set()
+        if not task.cancelled() and (error := task.exception()) is not None:
+            # A defect of ours, which must not end the other readings.
+            log.error("a reading ended with a defect", exc_info=error)
 
     async def _in_turn(self, name: Name) -> None:
         async with self._turns:
             if name in self._tracked:
                 await self._again(name)
 
-    async def _identify(self, now: float) -> None:
+    async def _identify(self) -> None:
         """Asks the management API whose it is, once an interval: shows that it is there where nothing is in use."""
-        if now < self._identify_due:
-            return
-        self._identify_due = now + random.uniform(0, self._interval)
         try:
             await self._ask_cluster()
         except ManagementError as error:
@@ -256,6 +280,8 @@ class Sync:
             log.info("%s can be read again", title(name))
         tracked.tried, tracked.fault, tracked.failures = started, None, 0
         tracked.vouched -= vouched
+        if self.look_up_fault is not None and self.look_up_fault[0] == name[0]:
+            self.look_up_fault = None
         if absent is not None:
             raise absent
 
@@ -269,7 +295,15 @@ class Sync:
     ) -> None:
         """Counts a failed reading, logs the first of equal faults in a row, and says when to try again."""
         self.results["failed"] += 1
-        if (defect or name in self._tracked) and str(fault) != str(tracked.fault):
+        if name in self._tracked:
+            news = str(fault) != str(tracked.fault)
+        elif isinstance(fault, VhostNotListedError):
+            news = False  # the mistake of whoever asked
+        else:
+            # Once a virtual host: clients choose the names.
+            news = self.look_up_fault is None or self.look_up_fault[0] != name[0]
+            self.look_up_fault = (name[0], str(fault))
+        if news or defect:
             entry = self._router.entries.get(name)
             kept = f"; its last good state, {time.monotonic() - entry.read_at:.0f} s old, stays" if entry else ""
             log.warning("cannot read %s: %s%s", title(name), fault, kept, exc_info=defect)
@@ -328,8 +362,11 @@ class Sync:
 
     def _forget_idle(self, now: float) -> None:
         for name in list(self._tracked):
-            used = self._router.used_at.get(name, self._tracked[name].read_started)
-            if name not in self._named and now - used > IDLE_INTERVALS * self._interval:
+            tracked = self._tracked[name]
+            used = self._router.used_at.get(name, tracked.read_started)
+            # What cannot be read now could not be looked up again either: its last good state stays.
+            idle = now - used > IDLE_INTERVALS * self._interval and tracked.fault is None
+            if idle and name not in self._named:
                 del self._tracked[name]
                 self._router.drop(name)
 

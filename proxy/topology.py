@@ -92,19 +92,21 @@ def parse_names(answer: object, what: str) -> frozenset[str]:
     return frozenset(_text(_object(item, what), "name") for item in answer)
 
 
-def dead_letters_by_own_name(answer: object) -> bool:
+def dead_letters_by_own_name(answer: object) -> bool | None:
     """Whether a queue, of `GET /api/queues/{vhost}/{name}`, dead-letters without a routing key of its own.
 
     Published to through the default exchange, such a queue dead-letters under its own name instead of the original
-    routing key. An argument and a policy count alike, each key by itself. Raises TopologyError.
+    routing key. An argument and a policy count alike, each key by itself. None where the answer has no word of
+    policies yet: RabbitMQ 3.10 has none before a queue's first statistics (run). Raises TopologyError.
     """
     table = _object(answer, "queue")
     arguments = _object(table.get("arguments", {}), "arguments")
     # RabbitMQ's JSON has an empty list for an empty policy.
-    policy = table.get("effective_policy_definition") or {}
-    policy = _object(policy, "effective_policy_definition")
+    policy = _object(table.get("effective_policy_definition") or {}, "effective_policy_definition")
     exchange = "x-dead-letter-exchange" in arguments or "dead-letter-exchange" in policy
     routing_key = "x-dead-letter-routing-key" in arguments or "dead-letter-routing-key" in policy
+    if not exchange and "effective_policy_definition" not in table:
+        return None
     return exchange and not routing_key
 
 
@@ -116,7 +118,9 @@ def _hashed(arguments: Mapping[str, Any]) -> HashedValue:
         if name not in HASHED_PROPERTIES:
             raise TopologyError(f"hash-property: {name!r} is not one of {', '.join(sorted(HASHED_PROPERTIES))}")
         return HashedValue("property", name)
-    return HashedValue()
+    # LavinMQ's argument; RabbitMQ has none of that name.
+    header = arguments.get("x-hash-on")
+    return HashedValue("header", _text(arguments, "x-hash-on")) if isinstance(header, str) and header else HashedValue()
 
 
 def _object(value: object, what: str) -> Mapping[str, Any]:

@@ -73,7 +73,7 @@ class Admin:
         """Each check, and why it fails; empty where it holds."""
         sync, router = self._sync, self._router
         unread = sync.pending()
-        stale = sorted(name for name, e in router.entries.items() if e.known is not None and router.stale(e))
+        stale = sorted(name for name, e in router.entries.items() if e.follows_bindings and router.stale(e))
         checks = {
             "not draining": "shutting down" if self._draining() else "",
             "management API": sync.unreachable,
@@ -82,6 +82,10 @@ class Admin:
         }
         vhost = self._default_vhost
         checks[f"broker, virtual host {vhost!r}"] = self._publisher.faults().get(vhost, "not connected yet")
+        if sync.look_up_fault is not None and sync.look_up_fault[0] == vhost:
+            checks["look-ups"] = sync.look_up_fault[1]
+        if refusals := self._publisher.refusals(vhost):
+            checks["broker's permissions"] = "; ".join(refusals)
         broker = self._publisher.cluster(vhost)
         if broker is not None and sync.cluster is not None and broker != sync.cluster:
             checks["one cluster"] = f"the broker is of {broker!r}, the management API of {sync.cluster!r}"
@@ -101,7 +105,9 @@ class Admin:
         """Every exchange that this sidecar knows, with its ring; what `ring-proxy diff` compares."""
         exchanges = [self._shown(name, entry) for name, entry in sorted(self._router.entries.items())]
         faults = [{"vhost": v, "exchange": e, "fault": why} for (v, e), why in sorted(self._sync.faults.items())]
-        return _json({"ring_format": RING_FORMAT, "exchanges": exchanges, "faults": faults})
+        return _json(
+            {"default_vhost": self._default_vhost, "ring_format": RING_FORMAT, "exchanges": exchanges, "faults": faults}
+        )
 
     async def ring(self, request: web.Request) -> web.Response:
         """One exchange, looked up if need be, and with ``?key=`` where that key goes; for `ring-proxy explain`."""

@@ -6,34 +6,18 @@ import json
 import time
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import parse_qsl, unquote_to_bytes
 
 from aiohttp import web
-from aiohttp.http_exceptions import HttpProcessingError
 
+from proxy.http.parsing import body_of, message_of, name_of, query_of, short
 from proxy.http.problems import ProblemError, invalid, problem_middleware
 from proxy.metrics import NOWHERE, Counts
 from proxy.outcome import Outcome
-from proxy.publisher import HeaderTooLargeError, Publish, Publisher, Unavailable, Verdict
+from proxy.publisher import STAMPS, HeaderTooLargeError, Publish, Publisher, Unavailable, Verdict
 from proxy.router import Message, Name, Passed, Routed, Router
 from proxy.sync import Absent, NotReadable, Sync
 
 INGRESS = "http"
-
-SHORT_STRING = 255
-"""Bytes of a routing key or a name, at most: an AMQP 0-9-1 short string (section 4.2.5.3)."""
-
-HEADER_NAME = 128
-"""Bytes of a header's name, at most (section 4.2.5.5)."""
-
-_HEADER_PREFIX = "amqp-header-"
-
-_PROPERTIES = {
-    "content_type": "Content-Type",
-    "content_encoding": "Content-Encoding",
-    "message_id": "Amqp-Message-Id",
-    "correlation_id": "Amqp-Correlation-Id",
-}
 
 
 class Ingest:
@@ -75,11 +59,14 @@ class Ingest:
                 raise ProblemError(
                     503, "draining", "send it to another sidecar, or again later", Outcome.REJECTED, retryable=True
                 )
-            name = self._name(request, _query(request, {"vhost"}))
-            message = _message(request)
-            body = await _body(request)
+            name = name_of(request, query_of(request, {"vhost"}), self._default_vhost)
+            if name in self._router.entries:
+                counted = name
+            message = message_of(request)
+            body = await body_of(request)
             decision = await self._decide(name, message, "Routing-Key" in request.headers)
             counted = name
+            self._refuse_internal(name)
             verdict = await self._send(name, decision, message, request, body)
             receipt = await self._receipt(name, decision, verdict)
             outcome = Outcome.PASSED if isinstance(decision, Passed) else Outcome.CONFIRMED
@@ -96,12 +83,12 @@ class Ingest:
 
     async def route(self, request: web.Request) -> web.Response:
         """``GET /v1/exchanges/{exchange}/route?key=&vhost=``: where a key goes; publishes nothing."""
-        query = _query(request, {"vhost", "key"})
+        query = query_of(request, {"vhost", "key"})
         if "key" not in query:
             raise ProblemError(400, "no-routing-key", "key: missing in the query", Outcome.INVALID)
         key = query["key"].encode("utf-8", "surrogateescape")
-        name = self._name(request, query)
-        decision = await self._decide(name, Message(_short("key", key), key=key))
+        name = name_of(request, query, self._default_vhost)
+        decision = await self._decide(name, Message(short("key", key), key=key))
         answer: dict[str, Any] = {"vhost": name[0], "exchange": name[1], "key": query["key"]}
         if isinstance(decision, Passed):
             answer |= {"outcome": Outcome.PASSED, "reason": decision.reason}
@@ -140,12 +127,18 @@ class Ingest:
         except NotReadable as error:
             raise _unavailable(f"exchange {wanted[1]!r} cannot be read: {error}") from None
 
+    def _refuse_internal(self, name: Name) -> None:
+        entry = self._router.entries.get(name)
+        if entry is not None and entry.internal:
+            detail = f"exchange: {name[1]!r} is internal, and takes messages from other exchanges only"
+            raise ProblemError(403, "internal-exchange", detail, Outcome.INVALID)
+
     async def _send(
         self, name: Name, decision: Routed | Passed, message: Message, request: web.Request, body: bytes
     ) -> Verdict:
         vhost, exchange = name
         routing_key = message.routing_key.decode()
-        headers = dict(message.headers)
+        headers = {header: value for header, value in message.headers.items() if header not in STAMPS}
         target = exchange
         if isinstance(decision, Routed):
             headers |= {"x-ring-exchange": exchange, "x-ring-routing-key": routing_key}
@@ -206,12 +199,6 @@ class Ingest:
             async with asyncio.timeout(self._lookup_timeout):
                 await asyncio.gather(*(self._sync.refresh(n, why, gone) for n in names))
 
-    def _name(self, request: web.Request, query: Mapping[str, str]) -> Name:
-        vhost = _short("vhost", query.get("vhost", self._default_vhost).encode("utf-8", "surrogateescape"))
-        # Of the raw path: aiohttp's own decoding leaves bytes that are not UTF-8 as they stand, `%FF`.
-        exchange = _short("exchange", unquote_to_bytes(request.rel_url.raw_path.split("/")[3]))
-        return _utf8("vhost", vhost), _utf8("exchange", exchange)
-
 
 def _place(routed: Routed) -> dict[str, Any]:
     destination = {"type": routed.destination.kind, "name": routed.destination.name}
@@ -224,78 +211,6 @@ def _json(answer: Mapping[str, Any]) -> web.Response:
 
 def _unavailable(detail: str) -> ProblemError:
     return ProblemError(503, "unavailable", detail, Outcome.UNAVAILABLE, retryable=True)
-
-
-def _query(request: web.Request, allowed: set[str]) -> dict[str, str]:
-    """The query's parameters, any bytes kept as surrogates; each at most once and none but those allowed."""
-    pairs = parse_qsl(
-        request.rel_url.raw_query_string, keep_blank_values=True, encoding="utf-8", errors="surrogateescape"
-    )
-    query: dict[str, str] = {}
-    for name, value in pairs:
-        if name not in allowed:
-            raise invalid(f"query parameter {name[:60]!r}", f"not one of {', '.join(sorted(allowed))}")
-        if name in query:
-            raise invalid(f"query parameter {name!r}", "given twice")
-        query[name] = value
-    return query
-
-
-def _message(request: web.Request) -> Message:
-    """What can be hashed, from the headers `Routing-Key`, `Amqp-Header-*`, `Amqp-Message-Id` and their like."""
-    headers: dict[str, object] = {}
-    for raw_name, raw_value in request.raw_headers:
-        name = raw_name.decode("ascii", "replace")
-        if name.lower().startswith(_HEADER_PREFIX):
-            headers[_header_name(name)] = _utf8(name, raw_value)
-    properties: dict[str, object] = {}
-    for field, header in _PROPERTIES.items():
-        if (value := _header(request, header)) is not None:
-            properties[field] = _utf8(header, _short(header, value))
-    if (value := _header(request, "Amqp-Timestamp")) is not None:
-        if not (value.isdigit() and len(value) <= 11):
-            raise invalid("Amqp-Timestamp", f"{value[:40]!r} is not a number of seconds since 1970")
-        properties["timestamp"] = int(value)
-    routing_key = _short("Routing-Key", _header(request, "Routing-Key") or b"")
-    _utf8("Routing-Key", routing_key)
-    return Message(routing_key, headers, properties)
-
-
-async def _body(request: web.Request) -> bytes:
-    try:
-        return await request.read()
-    except (ConnectionError, HttpProcessingError, web.RequestPayloadError) as error:
-        # Nobody may be there any more to read this, but no more did this sidecar do wrong.
-        raise invalid("body", f"it ended before it was whole: {error}") from None
-
-
-def _header_name(name: str) -> str:
-    amqp_name = name[len(_HEADER_PREFIX) :]
-    if not 0 < len(amqp_name) <= HEADER_NAME:
-        raise invalid(name[:60], f"the header's own name has {len(amqp_name)} bytes, not 1 to {HEADER_NAME}")
-    return amqp_name
-
-
-def _header(request: web.Request, name: str) -> bytes | None:
-    """A header's bytes; None where it is missing."""
-    values = request.headers.getall(name, [])
-    if len(values) > 1:
-        raise invalid(name, "given twice")
-    return values[0].encode("utf-8", "surrogateescape") if values else None
-
-
-def _short(field: str, value: bytes) -> bytes:
-    if len(value) > SHORT_STRING:
-        shown = value[:40].decode("utf-8", "backslashreplace")
-        raise invalid(field, f"{shown!r}... has {len(value)} bytes, {SHORT_STRING} are the most")
-    return value
-
-
-def _utf8(field: str, value: bytes) -> str:
-    try:
-        return value.decode()
-    except UnicodeDecodeError:
-        raise invalid(field, f"{value[:40]!r} is not UTF-8") from None
 
 
 def _text(properties: Mapping[str, object], name: str) -> str | None:

@@ -17,6 +17,7 @@ _RETRY_AFTER = "1"
 _TITLES = {
     "bad-request": "The request is malformed",
     "no-routing-key": "The message has no routing key",
+    "internal-exchange": "The exchange is internal",
     "unknown-exchange": "The exchange does not exist",
     "not-found": "There is nothing at this address",
     "method-not-allowed": "The address does not take this method",

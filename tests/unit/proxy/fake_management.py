@@ -92,9 +92,9 @@ class FakeManagement:
             case ["exchanges", vhost, name, "bindings", "source"]:
                 return self.bindings.get((vhost, name), [])
             case ["queues", vhost, name]:
-                return {"name": name, "arguments": {}, "effective_policy_definition": []} | self.queues.get(
-                    (vhost, name), {}
-                )
+                known = {"name": name, "arguments": {}, "effective_policy_definition": []}
+                # A field that is `...` is missing.
+                return {k: v for k, v in {**known, **self.queues.get((vhost, name), {})}.items() if v is not ...}
             case _:
                 return None
 

@@ -252,11 +252,16 @@ def test_the_file_of_settings_may_be_named_in_the_environment(tmp_path: Path) ->
         ("amqp://h/a%2Fb", "a/b"),
         ("amqp://h/a%20b", "a b"),
         ("amqp://h/%C3%A9", "é"),
-        ("amqp://h/a?heartbeat=5", "a"),
     ],
 )
 def test_the_default_virtual_host_is_the_path(tmp_path: Path, url: str, vhost: str) -> None:
     assert load(tmp_path, broker_url=url).default_vhost == vhost
+
+
+@pytest.mark.parametrize("url", ["amqp://h/a?heartbeat=5", "amqp://h/#x", "amqp://u:***@h/"])
+def test_parts_of_a_url_that_would_do_nothing_or_harm_are_refused(tmp_path: Path, url: str) -> None:
+    with pytest.raises(ConfigError, match=r"^broker_url: "):
+        load(tmp_path, broker_url=url)
 
 
 SECRET = "s3cret/@:%41 é€"

@@ -80,7 +80,7 @@ async def test_404_is_an_answer_where_something_may_be_missing(fake: FakeManagem
     assert await api.exchange("/", "x") is None
     assert await api.exchange_names("v") is None
     fake.fail(status(404))
-    assert await api.dead_letters_by_own_name("/", "q") is False
+    assert await api.dead_letters_by_own_name("/", "q") is None
     assert await api.cluster_name() is None
     for request in (api.vhosts(), api.bindings("/", "x", CONSISTENT_HASH)):
         with pytest.raises(ManagementError, match="404"):

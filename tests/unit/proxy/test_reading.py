@@ -124,19 +124,3 @@ async def test_an_unbelievable_list_is_an_error(fake: FakeManagement, api: Manag
     fake.exchange("x", binding("a"), {**binding("b"), "destination_type": "stream"})
     with pytest.raises(TopologyError):
         await read(api, X)
-
-
-async def test_internal_destinations_are_named(fake: FakeManagement, api: Management) -> None:
-    destinations = ("open", "inner2", "inner1", "gone")
-    fake.exchange("x", *(binding(name, "1", "exchange") for name in destinations), binding("inner3", "1"))
-    fake.exchange("open", type="topic")
-    for name in ("inner1", "inner2", "inner3"):
-        fake.exchange(name, type="fanout", internal=True)
-    assert (await read(api, X)).internal_destinations == ("inner1", "inner2")
-
-
-async def test_a_destination_that_cannot_be_read_is_not_taken_for_open(fake: FakeManagement, api: Management) -> None:
-    fake.exchange("x", binding("inner", "1", "exchange"))
-    fake.fail(status(500), "/api/exchanges/%2F/inner")
-    with pytest.raises(ManagementError):
-        await read(api, X)

@@ -211,15 +211,25 @@ def test_a_stale_ring_behind_a_fresh_one_is_what_must_be_read(clock: Clock) -> N
 
 
 @pytest.mark.parametrize("known", [None, TWO])
-@pytest.mark.parametrize("reason", [PassReason.SHADOW, PassReason.MODE_PASS, PassReason.TYPE, PassReason.DEAD_LETTER])
-def test_what_no_ring_routes_is_not_refused_for_the_ring_s_age(
-    clock: Clock, reason: PassReason, known: KnownRing | None
+@pytest.mark.parametrize(
+    ("mode", "reason", "refused"),
+    [
+        (Mode.SHADOW, PassReason.SHADOW, False),
+        (Mode.PASS, PassReason.MODE_PASS, False),
+        (Mode.ROUTE, PassReason.TYPE, False),
+        (Mode.ROUTE, PassReason.DEAD_LETTER, True),
+        (Mode.ROUTE, PassReason.NO_BINDINGS, True),
+    ],
+)
+def test_what_is_passed_for_its_bindings_is_refused_once_stale_and_what_is_passed_anyway_is_not(
+    clock: Clock, mode: Mode, reason: PassReason, refused: bool, known: KnownRing | None
 ) -> None:
+    """Keys placed natively by accident are worse than an error."""
     router = Router(MAX_AGE, refuse_stale=True, clock=clock)
-    router.put(X, entry(known, reason, read_at=clock.now - MAX_AGE - 1))
+    router.put(X, entry(known, reason, read_at=clock.now - MAX_AGE - 1, mode=mode))
     decision = router.decide(X, Message(b"k"))
-    assert isinstance(decision, Passed)
-    assert decision.reason is reason
+    assert isinstance(decision, Unknown) is refused
+    assert refused or (isinstance(decision, Passed) and decision.reason is reason)
 
 
 BY_HEADER = ring(queue("a"), queue("b"), queue("c"), hashed=HashedValue("header", "customer"))
