@@ -107,7 +107,8 @@ async def _closed_in_time(publisher: Publisher) -> AsyncIterator[None]:
         yield
     finally:
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(publisher.aclose(), _LAST_WORDS)
+            async with asyncio.timeout(_LAST_WORDS):
+                await publisher.aclose()
 
 
 @contextlib.asynccontextmanager

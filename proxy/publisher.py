@@ -207,7 +207,8 @@ class Publisher:
             return
         lock = channel.turns.setdefault(message_id, asyncio.Lock())
         try:
-            await asyncio.wait_for(lock.acquire(), self._connect_timeout)
+            async with asyncio.timeout(self._connect_timeout):
+                await lock.acquire()
         except TimeoutError:
             raise Unavailable("another message with the same message id is still in flight") from None
         try:

@@ -134,8 +134,10 @@ class Sync:
                 waiting = [t.due for name, t in self._tracked.items() if name not in self._running]
                 # A floor, so that an exchange which can't be read never turns this into a busy loop.
                 pause = max(min([self._identify_due, *waiting]) - time.monotonic(), 0.01)
+                # Not wait_for: Python 3.11's loses a cancellation that comes with the wake-up.
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self._wake.wait(), pause)
+                    async with asyncio.timeout(pause):
+                        await self._wake.wait()
         finally:
             for task in self._running.values():
                 task.cancel()
@@ -200,7 +202,8 @@ class Sync:
         looking.waiting += 1
         try:
             # Shielded: a reading that takes longer than one caller waits is there for the next.
-            await asyncio.wait_for(asyncio.shield(looking.task), within)
+            async with asyncio.timeout(within):
+                await asyncio.shield(looking.task)
         except TimeoutError:
             raise NotReadable(looking.fault or "no answer of the management API in time") from None
         finally:
