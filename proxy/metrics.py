@@ -26,7 +26,7 @@ LATENCY_BOUNDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 
 """Seconds; a confirm takes 0.2 ms on an idle broker beside us."""
 
 NOWHERE: Name = ("", "")
-"""Counts under this name are of requests that named no exchange which exists: a label must not hold their names."""
+"""Counts under this name are of requests for exchanges not known to exist: a label must not hold clients' names."""
 
 
 class Counts:
@@ -84,7 +84,7 @@ class ProxyCollector(Collector):
     def _collect_publishes(self) -> Iterator[Metric]:
         publishes = CounterMetricFamily(
             "ringproxy_publishes",
-            "Publishes by what became of them; an empty exchange stands for names that do not exist.",
+            "Publishes by what became of them; an empty exchange stands for names not known to exist.",
             labels=["ingress", "vhost", "exchange", "outcome"],
         )
         for (ingress, name, outcome), count in self._counts.publishes.copy().items():
