@@ -138,12 +138,7 @@ class Management:
 
 
 def _shown(path: Sequence[str]) -> str:
-    return "/api/" + "/".join(_segment(part) for part in path)
-
-
-def _segment(name: str) -> str:
-    # A plain `.` or `..` would be a step in the path, not a name.
-    return name.replace(".", "%2E") if name in (".", "..") else quote(name, safe="")
+    return "/api/" + "/".join(quote(part, safe="") for part in path)
 
 
 async def _limited(response: aiohttp.ClientResponse) -> bytes:

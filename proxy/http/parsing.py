@@ -25,7 +25,9 @@ _PROPERTIES = {
     "correlation_id": "Amqp-Correlation-Id",
 }
 
-DEFAULT_EXCHANGE_PAGE = "amq.default"
+# The management API has no page for a name that is a step in a path, also where percent-encoded (run), and `amq.default` is
+# its word for the default exchange, which AMQP knows by the empty name only.
+_NO_PAGE = frozenset({".", "..", "amq.default"})
 
 # Sender-selected distribution: the broker closes the channel, and with it everybody's messages in flight, over one that
 # is not an array, which an HTTP header cannot be (run); and copies to other queues would bypass the ring.
@@ -117,7 +119,10 @@ def name_of(request: web.Request, query: Mapping[str, str], default_vhost: str) 
     vhost = short("vhost", query.get("vhost", default_vhost).encode("utf-8", "surrogateescape"))
     # Of the raw path: aiohttp's own decoding leaves bytes that are not UTF-8 as they stand, `%FF`.
     exchange = utf8("exchange", short("exchange", unquote_to_bytes(request.rel_url.raw_path.split("/")[3])))
-    if exchange == DEFAULT_EXCHANGE_PAGE:
-        detail = f"exchange: {exchange!r} is the management API's name for the default exchange, not an exchange"
+    if exchange in _NO_PAGE:
+        detail = f"exchange: {exchange!r} is no exchange that the management API could show"
+        raise ProblemError(404, "unknown-exchange", detail, Outcome.INVALID)
+    if vhost in (b".", b".."):
+        detail = f"vhost: {vhost.decode()!r} is no virtual host that the management API could show"
         raise ProblemError(404, "unknown-exchange", detail, Outcome.INVALID)
     return utf8("vhost", vhost), exchange

@@ -28,8 +28,10 @@ def broker_connects(sidecar: Sidecar) -> float:
     return sidecar.metric("ringproxy_broker_connects_total")
 
 
-def invalid(sidecar: Sidecar) -> float:
-    return sidecar.metric("ringproxy_publishes_total", ingress="http", outcome="invalid", vhost="", exchange="")
+def invalid(sidecar: Sidecar, vhost: str = "", exchange: str = "") -> float:
+    return sidecar.metric(
+        "ringproxy_publishes_total", ingress="http", outcome="invalid", vhost=vhost, exchange=exchange
+    )
 
 
 def refused(sidecar: Sidecar, path: str, headers: dict[str, str] | None = None, body: bytes = b"") -> str:
@@ -172,9 +174,13 @@ def test_names_and_parameters(sidecar: Sidecar, path: str, field: str) -> None:
     assert field in refused(sidecar, path)
 
 
-@pytest.mark.parametrize("header", ["Routing-Key", "Amqp-Message-Id", "Amqp-Timestamp", "Content-Type"])
+@pytest.mark.parametrize(
+    "header", ["Routing-Key", "Amqp-Message-Id", "Amqp-Timestamp", "Content-Type", "Amqp-Header-a"]
+)
 def test_header_given_twice(sidecar: Sidecar, vhost: VirtualHost, header: str) -> None:
-    lines = [f"{header}: 1".encode(), f"{header.lower()}: 2".encode(), b"Routing-Key: k"]
+    # Amqp-Header- is followed by an AMQP name, in which case matters.
+    again = header if header == "Amqp-Header-a" else header.lower()
+    lines = [f"{header}: 1".encode(), f"{again}: 2".encode(), b"Routing-Key: k"]
 
     (answer,) = sidecar.raw(raw_publish(vhost, *lines[: 2 if header == "Routing-Key" else 3]))
 
@@ -221,13 +227,11 @@ def test_body_framed_wrongly(sidecar: Sidecar, vhost: VirtualHost, framing: byte
 
 def test_client_that_leaves_in_the_middle_of_a_body(sidecar: Sidecar, vhost: VirtualHost) -> None:
     request = raw_publish(vhost, b"Routing-Key: k", body=b"x" * 1000)
-    before = invalid(sidecar)
-
     for cut in (len(request) - 1, len(request) - 999):
         with socket.create_connection(("127.0.0.1", sidecar.port), DEADLINE_SECONDS) as connection:
             connection.sendall(request[:cut])
 
-    wait_until("both counted", lambda: invalid(sidecar) == before + 2)
+    wait_until("both counted", lambda: invalid(sidecar, vhost.name, "orders") == 2)
 
 
 def test_pipelined_requests_after_a_refused_one(sidecar: Sidecar, vhost: VirtualHost) -> None:
@@ -271,5 +275,33 @@ def test_refused_requests_are_counted_without_their_names(sidecar: Sidecar, vhos
     sidecar.publish("nonesuch 77", "k", vhost=vhost.name)
     sidecar.publish("orders", "k" * 256, vhost=vhost.name)
 
-    wait_until("two more", lambda: invalid(sidecar) == before + 2)
+    assert invalid(sidecar) == before + 1
+    assert invalid(sidecar, vhost.name, "orders") == 1
     assert "nonesuch 77" not in sidecar.admin("/metrics").text
+
+
+@pytest.mark.parametrize("header", ["Amqp-Header-CC", "Amqp-Header-BCC"])
+def test_headers_over_which_the_broker_would_close_everybodys_channel(
+    sidecar: Sidecar, vhost: VirtualHost, header: str
+) -> None:
+    answer = sidecar.publish("orders", "k", vhost=vhost.name, headers={header: "q"})
+
+    assert header in answer.problem(400, "bad-request", "invalid", retryable=False)
+
+
+def test_an_internal_exchange(sidecar: Sidecar, vhost: VirtualHost) -> None:
+    vhost.exchange("inner", internal=True)
+    vhost.bind("inner", "q")
+
+    answer = sidecar.publish("inner", "k", vhost=vhost.name)
+
+    assert "'inner' is internal" in answer.problem(403, "internal-exchange", "invalid", retryable=False)
+
+
+@pytest.mark.parametrize("exchange", ["amq.default", ".", ".."])
+def test_names_that_only_paths_have(sidecar: Sidecar, vhost: VirtualHost, exchange: str) -> None:
+    path = f"/v1/exchanges/{exchange.replace('.', '%2E')}/publish?vhost={quote(vhost.name, safe='')}"
+
+    answer = sidecar.ask("POST", path, b"", {"Routing-Key": "k"})
+
+    assert repr(exchange) in answer.problem(404, "unknown-exchange", "invalid", retryable=False)

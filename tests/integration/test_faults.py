@@ -281,7 +281,10 @@ def test_a_user_without_the_right_to_publish_to_queues(
 
         answer = sidecar.publish("orders", "k", vhost=vhost.name)
 
-        assert "access to exchange" in answer.problem(504, "unknown", "unknown", retryable=True)
+        detail = answer.problem(504, "unknown", "unknown", retryable=True)
+        assert "needs write permission on amq.default" in detail
+        assert "access to exchange" in detail
+        assert "needs write permission on amq.default" in sidecar.log()
         vhost.permit("restricted", write="^(orders|amq\\.default)$")
         wait_until("works", lambda: works(sidecar, vhost))
     finally:

@@ -93,6 +93,22 @@ def test_the_drain_time_limits_it(start_sidecar: StartSidecar, login: Login, vho
 
     assert load.confirmed == []
     assert "2 requests were still unanswered at the end of the drain time" in sidecar.log()
+    # They may have been published, so they are told, not cut.
+    assert len(load.refused) == 2
+    for answer in load.refused:
+        assert "ended before the confirm" in answer.problem(504, "unknown", "unknown", retryable=True)
+
+
+def test_a_ring_being_built_does_not_delay_the_end(start_sidecar: StartSidecar, vhost: VirtualHost) -> None:
+    """A thread that builds can't be cancelled, and the interpreter's own end would wait for it: 12 s were seen."""
+    vhost.ring("orders", [f"q{n}" for n in range(300)])
+    sidecar = start_sidecar(drain_time="0.1", lookup_timeout="0.1")
+    sidecar.wait_ready()
+    sidecar.publish("orders", "k", vhost=vhost.name)
+
+    sidecar.signal(signal.SIGTERM)
+
+    assert sidecar.process.wait(DEADLINE_SECONDS) == 0
 
 
 def test_a_second_signal_ends_it_at_once(start_sidecar: StartSidecar, login: Login, vhost: VirtualHost) -> None:
