@@ -25,7 +25,7 @@ _PROPERTIES = {
     "correlation_id": "Amqp-Correlation-Id",
 }
 
-# The management API has no page for a name that is a step in a path, also where percent-encoded (run), and `amq.default` is
+# The management API has no page for a name that is a step in a path, also where percent-encoded (run); `amq.default` is
 # its word for the default exchange, which AMQP knows by the empty name only.
 _NO_PAGE = frozenset({".", "..", "amq.default"})
 
