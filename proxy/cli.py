@@ -25,7 +25,10 @@ def main(arguments: list[str] | None = None) -> int:
         # Keys may be any bytes, and names characters that a terminal lacks.
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        return int(options.do(options))
+        status = int(options.do(options))
+        # Here, where a broken pipe is expected, and not at the interpreter's end.
+        sys.stdout.flush()
+        return status
     except (ConfigError, QuestionError) as error:
         print(f"ring-proxy: {error}", file=sys.stderr)
         return USAGE_ERROR
