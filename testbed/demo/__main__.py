@@ -174,7 +174,8 @@ def print_moved(ours: list[Keys], natively: list[Keys]) -> None:
     """The table of which share of the keys changed queue at each change."""
     total = sum(WEIGHTS.values()) + FIFTH[1]
     # A queue that comes can take its share of the weight; of one that leaves, its own keys must go, and no other.
-    ideals = [FIFTH[1] / total, counted(ours[1])[FIRST[0]] / len(ours[1])]
+    both = ours[1].keys() & ours[2].keys()
+    ideals = [FIFTH[1] / total, sum(ours[1][key] == FIRST[0] for key in both) / len(both)]
     print(f"\n  {'keys that change queue':<28} {'ideal':>7} {'ringproxy':>10} {'x-consistent-hash':>18}")
     for step, what in enumerate(("a fifth queue is bound", "the first queue is unbound")):
         shares = [moved(placed[step], placed[step + 1]) for placed in (ours, natively)]
