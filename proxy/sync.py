@@ -6,7 +6,7 @@ import logging
 import random
 import time
 from collections import Counter
-from collections.abc import Collection, Coroutine, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -149,16 +149,15 @@ class Sync:
         self._forget_idle(now)
         if now >= self._identify_due:
             self._identify_due = now + random.uniform(0, self._interval)
-            self._start(IDENTITY, self._identify())
+            self._start(IDENTITY, self._identify)
         for name, tracked in self._tracked.items():
-            if tracked.due <= now and name not in self._running:
-                self._start(name, self._in_turn(name))
+            if tracked.due <= now:
+                self._start(name, functools.partial(self._in_turn, name))
 
-    def _start(self, what: Name, reading: Coroutine[None, None, None]) -> None:
+    def _start(self, what: Name, reading: Callable[[], Coroutine[None, None, None]]) -> None:
         if what in self._running:
-            reading.close()
             return
-        task = self._running[what] = asyncio.create_task(reading)
+        task = self._running[what] = asyncio.create_task(reading())
         task.add_done_callback(functools.partial(self._ended, what))
 
     def _ended(self, what: Name, task: "asyncio.Task[None]") -> None:

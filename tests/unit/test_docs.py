@@ -12,6 +12,8 @@ from proxy.publisher import Publisher
 from proxy.router import PassReason, Router
 from proxy.selection import Selection
 from proxy.sync import Sync
+from ring.destination import Destination
+from ring.ring import Ring
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = (ROOT / "docs/reference.md").read_text()
@@ -80,3 +82,17 @@ def test_links_and_paths_in_the_documents_exist() -> None:
             assert (document.parent / target).exists(), f"{document.name}: {target}"
         for path in re.findall(r"`((?:ring|proxy|testbed|deploy|tests|docs)/[\w./-]+)`", document.read_text()):
             assert (ROOT / path).exists(), f"{document.name}: {path}"
+
+
+def test_the_share_of_moved_keys_in_the_readme_is_this_codes() -> None:
+    queues = [Destination("queue", f"q{n}") for n in range(10)]
+    keys = [f"key-{n}".encode() for n in range(3000)]
+    ring = Ring.build(dict.fromkeys(queues, 1))
+
+    def moved(other: Ring) -> str:
+        return f"{sum(ring.owner_of(key) != other.owner_of(key) for key in keys) / len(keys):.0%}"
+
+    first, middle = (ring.changed({q: 1 for q in queues if q != gone}) for gone in (queues[0], queues[5]))
+    more = ring.changed({**dict.fromkeys(queues, 1), Destination("queue", "q10"): 1})
+    row = f"| ringproxy | {moved(first)} to {moved(middle)}: the removed queue's own | {moved(more)} |"
+    assert row in (ROOT / "README.md").read_text()

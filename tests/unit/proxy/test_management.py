@@ -1,7 +1,6 @@
 import base64
 import gzip
 import socket
-from collections.abc import AsyncIterator
 from email.utils import formatdate
 
 import pytest
@@ -19,25 +18,12 @@ from tests.unit.proxy.fake_management import (
     binding,
     body,
     raw,
-    serving,
     silent,
     status,
     truncated,
 )
 
 LIST = b'[{"name": "/"}]'
-
-
-@pytest.fixture
-async def fake() -> AsyncIterator[FakeManagement]:
-    async with serving(FakeManagement()) as made:
-        yield made
-
-
-@pytest.fixture
-async def api(fake: FakeManagement) -> AsyncIterator[Management]:
-    async with Management(fake.url, timeout=10) as made:
-        yield made
 
 
 async def fault_of(api: Management) -> ManagementError:

@@ -1,5 +1,3 @@
-from collections.abc import AsyncIterator
-
 import pytest
 from aiohttp import web
 
@@ -7,24 +5,12 @@ from proxy.management import Management, ManagementError
 from proxy.reading import ABSENT, Reading, VhostNotListedError, read
 from proxy.topology import CONSISTENT_HASH, Bindings, Exchange, IgnoredBinding, TopologyError
 from ring.destination import Destination
-from tests.unit.proxy.fake_management import FakeManagement, Fault, binding, body, serving, status, truncated
+from tests.unit.proxy.fake_management import FakeManagement, Fault, binding, body, status, truncated
 
 X = ("/", "x")
 A = Destination("queue", "a")
 OF_X = "/api/exchanges/%2F/x"
 BINDINGS_OF_X = f"{OF_X}/bindings/source"
-
-
-@pytest.fixture
-async def fake() -> AsyncIterator[FakeManagement]:
-    async with serving(FakeManagement()) as made:
-        yield made
-
-
-@pytest.fixture
-async def api(fake: FakeManagement) -> AsyncIterator[Management]:
-    async with Management(fake.url, timeout=10) as made:
-        yield made
 
 
 async def test_a_plain_reading_is_two_requests(fake: FakeManagement, api: Management) -> None:

@@ -29,7 +29,6 @@ from tests.unit.proxy.fake_management import (
     Gate,
     binding,
     body,
-    serving,
     silent,
     status,
     truncated,
@@ -43,12 +42,6 @@ BINDINGS_OF_X = f"{OF_X}/bindings/source"
 SETTLE = 2.0
 LONG = 1000.0
 A, B, C = (Destination("queue", name) for name in "abc")
-
-
-@pytest.fixture
-async def fake() -> AsyncIterator[FakeManagement]:
-    async with serving(FakeManagement()) as made:
-        yield made
 
 
 class Clock:
