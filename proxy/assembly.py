@@ -6,10 +6,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 from proxy.changes import changed, lost
 from proxy.management import Management
-from proxy.reading import Reading
 from proxy.router import Change, Entry, KnownRing, Name, PassReason, with_change
 from proxy.selection import Mode, Selection
-from proxy.topology import RING_TYPES
+from proxy.topology import RING_TYPES, Bindings, Exchange
 from ring.destination import Destination
 from ring.hashed import HashedValue
 from ring.ring import Ring
@@ -35,16 +34,23 @@ class Assembly:
         self._builder.shutdown(wait=False, cancel_futures=True)
 
     async def entry(
-        self, name: Name, reading: Reading, weights: Weights, before: Entry | None, started: float, why: str
+        self,
+        name: Name,
+        exchange: Exchange | None,
+        bindings: Bindings,
+        weights: Weights,
+        before: Entry | None,
+        started: float,
+        why: str,
     ) -> tuple[Entry, Change | None]:
         """The entry that follows `before`, and how its ring changed; `started` is when the reading was, monotonic.
 
-        `weights` are those believed, which may have more than the reading. Raises ManagementError or TopologyError.
+        `weights` are those believed, which may have more than `bindings`. Raises ManagementError or TopologyError.
         """
         mode = self._selection.mode(*name)
         known = before.known if before else None
-        if reading.exchange is not None:
-            exchange_type, hashed = reading.exchange.type, reading.exchange.hashed
+        if exchange is not None:
+            exchange_type, hashed = exchange.type, exchange.hashed
         else:
             # Gone, but not settled: the last ring serves on, but for what is vouched to be gone.
             exchange_type = before.exchange_type if before else ""
@@ -67,10 +73,10 @@ class Assembly:
             exchange_type=exchange_type,
             known=known,
             passed=self._pass_reason(exchange_type, mode, known, queues, internal),
-            bindings=reading.bindings,
+            bindings=bindings,
             read_at=started,
             queues=queues,
-            internal=reading.exchange is not None and reading.exchange.internal,
+            internal=exchange is not None and exchange.internal,
             changes=before.changes if before else (),
         )
         return (with_change(entry, change) if change else entry), change

@@ -11,7 +11,7 @@ import aiohttp
 from yarl import URL
 
 from proxy.topology import (
-    Bindings,
+    Binding,
     Exchange,
     dead_letters_by_own_name,
     parse_bindings,
@@ -93,12 +93,10 @@ class Management:
         answer = await self._get(["exchanges", vhost, name], ["name", "type", "internal", "arguments"])
         return None if answer is None else parse_exchange(answer)
 
-    async def bindings(self, vhost: str, name: str, exchange_type: str) -> Bindings:
+    async def bindings(self, vhost: str, name: str) -> tuple[Binding, ...]:
         """The bindings whose source is one exchange. RabbitMQ answers an unknown exchange with an empty list too."""
         columns = ["destination", "destination_type", "routing_key"]
-        return parse_bindings(
-            await self._required(["exchanges", vhost, name, "bindings", "source"], columns), exchange_type
-        )
+        return parse_bindings(await self._required(["exchanges", vhost, name, "bindings", "source"], columns))
 
     async def dead_letters_by_own_name(self, vhost: str, queue: str) -> bool | None:
         """Whether a queue dead-letters without a routing key of its own; None where that does not show (yet).

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from proxy.management import Management, ManagementError
 from proxy.router import Name
-from proxy.topology import RING_TYPES, Bindings, Exchange
+from proxy.topology import RING_TYPES, Binding, Exchange
 
 
 @dataclass(frozen=True)
@@ -13,10 +13,11 @@ class Reading:
 
     exchange: Exchange | None
     """None where the exchange does not exist."""
-    bindings: Bindings
+    bindings: tuple[Binding, ...] = ()
+    """Not read of an exchange whose type makes no ring."""
 
 
-ABSENT = Reading(None, Bindings())
+ABSENT = Reading(None)
 
 
 async def read(api: Management, name: Name) -> Reading:
@@ -32,12 +33,12 @@ async def read(api: Management, name: Name) -> Reading:
         await _corroborate_absence(api, name)
         return ABSENT
     if exchange.type not in RING_TYPES:
-        return Reading(exchange, Bindings())
-    bindings = await api.bindings(vhost, exchange_name, exchange.type)
-    if not bindings.weights and not await _listed(api, name):
+        return Reading(exchange)
+    bindings = await api.bindings(vhost, exchange_name)
+    if not bindings and not await _listed(api, name):
         return ABSENT
-    if not bindings.weights:
-        bindings = await api.bindings(vhost, exchange_name, exchange.type)
+    if not bindings:
+        bindings = await api.bindings(vhost, exchange_name)
     return Reading(exchange, bindings)
 
 

@@ -17,7 +17,7 @@ from proxy.management import Management, ManagementError
 from proxy.reading import Reading, VhostNotListedError, read
 from proxy.router import Entry, Name, Router
 from proxy.selection import Selection
-from proxy.topology import RING_TYPES, TopologyError
+from proxy.topology import RING_TYPES, Bindings, TopologyError, weigh
 from ring.destination import Destination
 
 log = logging.getLogger(__name__)
@@ -325,17 +325,18 @@ class Sync:
         vouched: Collection[Destination],
     ) -> None:
         exchange = reading.exchange
+        bindings = weigh(reading.bindings, exchange.type) if exchange is not None else Bindings()
         if exchange is not None and exchange.type not in RING_TYPES:
             belief = Belief()
         else:
-            belief = tracked.belief.after(reading.bindings.weights, started, self._settle_time, vouched)
+            belief = tracked.belief.after(bindings.weights, started, self._settle_time, vouched)
         before = self._router.entries.get(name)
         if exchange is None and (before is None or not belief.weights):
             self.results["absent"] += 1
             tracked.belief = Belief()
             self._drop(name, before)
             raise _absent(name)
-        entry, change = await self._assembly.entry(name, reading, belief.weights, before, started, why)
+        entry, change = await self._assembly.entry(name, exchange, bindings, belief.weights, before, started, why)
         self._router.put(name, entry)
         if change:
             self.changes[name] += 1

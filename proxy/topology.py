@@ -1,9 +1,9 @@
 """From the management API's JSON to what a ring needs, with everything that was ignored and why. Pure: no I/O."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from ring.destination import Destination, Kind, WeightError, parse_weight
 from ring.hashed import HASHED_PROPERTIES, HashedValue
@@ -24,6 +24,13 @@ class Exchange:
     type: str
     internal: bool = False
     hashed: HashedValue = HashedValue()
+
+
+class Binding(NamedTuple):
+    """One binding of an exchange, without its arguments."""
+
+    destination: Destination
+    key: str
 
 
 @dataclass(frozen=True)
@@ -57,22 +64,29 @@ def parse_exchange(answer: object) -> Exchange:
     return Exchange(kind, _flag(table, "internal"), _hashed(_object(table.get("arguments", {}), "arguments")))
 
 
-def parse_bindings(answer: object, exchange_type: str) -> Bindings:
-    """Of `GET /api/exchanges/{vhost}/{name}/bindings/source`, for an exchange of that type.
+def parse_bindings(answer: object) -> tuple[Binding, ...]:
+    """Of `GET /api/exchanges/{vhost}/{name}/bindings/source`.
 
-    A binding whose key is no weight is ignored and listed; x-modulus-hash ignores binding keys, so each weighs 1.
     Raises TopologyError for an answer of another form: half of it is never believed.
     """
     if not isinstance(answer, list):
         raise TopologyError(f"bindings: {_brief(answer)} is not a list")
+    tables = [_object(item, "binding") for item in answer]
+    return tuple(
+        Binding(Destination(_kind(table), _text(table, "destination")), _text(table, "routing_key")) for table in tables
+    )
+
+
+def weigh(bindings: Iterable[Binding], exchange_type: str) -> Bindings:
+    """What an exchange of a ring's type makes of its bindings.
+
+    A binding whose key is no weight is ignored and listed; x-modulus-hash ignores binding keys, so each weighs 1.
+    """
     weights: dict[Destination, int] = {}
     ignored: list[IgnoredBinding] = []
     duplicates: dict[Destination, None] = {}
     seen: set[Destination] = set()
-    for item in answer:
-        table = _object(item, "binding")
-        destination = Destination(_kind(table), _text(table, "destination"))
-        key = _text(table, "routing_key")
+    for destination, key in bindings:
         if destination in seen:
             duplicates[destination] = None
         seen.add(destination)

@@ -9,7 +9,7 @@ from yarl import URL
 
 from proxy import management
 from proxy.management import MAX_RETRY_AFTER, Management, ManagementError
-from proxy.topology import CONSISTENT_HASH, Bindings, Exchange, TopologyError
+from proxy.topology import CONSISTENT_HASH, Binding, Exchange, TopologyError
 from ring.destination import Destination
 from ring.hashed import HashedValue
 from tests.unit.proxy.fake_management import (
@@ -34,7 +34,7 @@ async def fault_of(api: Management) -> ManagementError:
         api.vhosts(),
         api.exchange_names("/"),
         api.exchange("/", "x"),
-        api.bindings("/", "x", CONSISTENT_HASH),
+        api.bindings("/", "x"),
         api.dead_letters_by_own_name("/", "q"),
     ):
         with pytest.raises(ManagementError) as raised:
@@ -55,7 +55,7 @@ async def test_what_it_asks_and_what_it_gives(fake: FakeManagement, api: Managem
     assert await api.vhosts() == {"/"}
     assert await api.exchange_names("/") == frozenset({"", "amq.topic", "x"})
     assert await api.exchange("/", "x") == Exchange(CONSISTENT_HASH, True, HashedValue("header", "h"))
-    assert await api.bindings("/", "x", CONSISTENT_HASH) == Bindings({Destination("queue", "a"): 2})
+    assert await api.bindings("/", "x") == (Binding(Destination("queue", "a"), "2"),)
     assert await api.dead_letters_by_own_name("/", "q") is True
     assert await api.dead_letters_by_own_name("/", "other") is False
     credentials = base64.b64encode(b"reader:hush").decode()
@@ -68,7 +68,7 @@ async def test_404_is_an_answer_where_something_may_be_missing(fake: FakeManagem
     fake.fail(status(404))
     assert await api.dead_letters_by_own_name("/", "q") is None
     assert await api.cluster_name() is None
-    for request in (api.vhosts(), api.bindings("/", "x", CONSISTENT_HASH)):
+    for request in (api.vhosts(), api.bindings("/", "x")):
         with pytest.raises(ManagementError, match="404"):
             await request
 
@@ -79,7 +79,7 @@ async def test_404_is_an_answer_where_something_may_be_missing(fake: FakeManagem
 async def test_names_arrive_as_they_are(fake: FakeManagement, api: Management, name: str) -> None:
     fake.exchange(name, binding("q"), vhost=name)
     assert await api.exchange(name, name) == Exchange(CONSISTENT_HASH)
-    assert (await api.bindings(name, name, CONSISTENT_HASH)).weights == {Destination("queue", "q"): 1}
+    assert await api.bindings(name, name) == (Binding(Destination("queue", "q"), "1"),)
     assert await api.exchange_names(name) == frozenset({"", "amq.topic", name})
     fake.queues[name, name] = {"arguments": {"x-dead-letter-exchange": "d"}}
     assert await api.dead_letters_by_own_name(name, name) is True
@@ -162,7 +162,7 @@ async def test_a_compressed_answer_is_read(fake: FakeManagement, api: Management
 @pytest.mark.parametrize("answer", [None, 5, "x", {}, {"error": "x"}, [1], [[]], [{}]])
 async def test_json_of_another_shape_is_an_error(fake: FakeManagement, api: Management, answer: object) -> None:
     fake.fail(body(answer))
-    for request in (api.vhosts(), api.exchange_names("/"), api.bindings("/", "x", CONSISTENT_HASH)):
+    for request in (api.vhosts(), api.exchange_names("/"), api.bindings("/", "x")):
         with pytest.raises((ManagementError, TopologyError)):
             await request
     with pytest.raises(ManagementError, match="cluster-name"):

@@ -3,7 +3,7 @@ from aiohttp import web
 
 from proxy.management import Management, ManagementError
 from proxy.reading import ABSENT, Reading, VhostNotListedError, read
-from proxy.topology import CONSISTENT_HASH, Bindings, Exchange, IgnoredBinding, TopologyError
+from proxy.topology import CONSISTENT_HASH, Binding, Exchange, TopologyError
 from ring.destination import Destination
 from tests.unit.proxy.fake_management import FakeManagement, Fault, binding, body, status, truncated
 
@@ -15,13 +15,13 @@ BINDINGS_OF_X = f"{OF_X}/bindings/source"
 
 async def test_a_plain_reading_is_two_requests(fake: FakeManagement, api: Management) -> None:
     fake.exchange("x", binding("a", "3"))
-    assert await read(api, X) == Reading(Exchange(CONSISTENT_HASH), Bindings({A: 3}))
+    assert await read(api, X) == Reading(Exchange(CONSISTENT_HASH), (Binding(A, "3"),))
     assert fake.requests == [OF_X, BINDINGS_OF_X]
 
 
 async def test_an_exchange_of_another_type_is_one(fake: FakeManagement, api: Management) -> None:
     fake.exchange("x", binding("a", "3"), type="fanout")
-    assert await read(api, X) == Reading(Exchange("fanout"), Bindings())
+    assert await read(api, X) == Reading(Exchange("fanout"))
     assert fake.requests == [OF_X]
 
 
@@ -73,7 +73,7 @@ async def test_nor_where_the_list_has_it_and_its_own_page_is_404(fake: FakeManag
 
 async def test_no_bindings_are_believed_once_a_second_reading_agrees(fake: FakeManagement, api: Management) -> None:
     fake.exchange("x")
-    assert await read(api, X) == Reading(Exchange(CONSISTENT_HASH), Bindings())
+    assert await read(api, X) == Reading(Exchange(CONSISTENT_HASH))
     assert fake.counted() == {OF_X: 1, BINDINGS_OF_X: 2, "/api/exchanges/%2F": 1, "/api/vhosts": 1}
 
 
@@ -85,7 +85,7 @@ async def test_an_empty_list_that_lies_once_is_not_believed(fake: FakeManagement
         return web.json_response([])
 
     fake.fail(lie_once, BINDINGS_OF_X)
-    assert (await read(api, X)).bindings.weights == {A: 1}
+    assert (await read(api, X)).bindings == (Binding(A, "1"),)
 
 
 async def test_an_exchange_that_goes_between_two_requests_is_absent(fake: FakeManagement, api: Management) -> None:
@@ -102,8 +102,9 @@ async def test_an_exchange_that_goes_between_two_requests_is_absent(fake: FakeMa
 
 async def test_bindings_without_a_weight_are_kept_for_the_report(fake: FakeManagement, api: Management) -> None:
     fake.exchange("x", binding("a", "abc"))
-    ignored = (IgnoredBinding(A, "abc", "not a whole number"),)
-    assert await read(api, X) == Reading(Exchange(CONSISTENT_HASH), Bindings({}, ignored))
+    assert await read(api, X) == Reading(Exchange(CONSISTENT_HASH), (Binding(A, "abc"),))
+    # They show that the answer is no empty one.
+    assert fake.requests == [OF_X, BINDINGS_OF_X]
 
 
 async def test_an_unbelievable_list_is_an_error(fake: FakeManagement, api: Management) -> None:
