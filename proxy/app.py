@@ -5,11 +5,15 @@ import contextlib
 import logging
 import os
 import signal
+import ssl
 from collections.abc import AsyncIterator
 
 from aiohttp import web
 
 from proxy import __version__
+from proxy.amqp.listener import Brokers, Listener
+from proxy.amqp.routes import RouteTables
+from proxy.amqp.session import Shared
 from proxy.config import Address, ConfigError, Settings
 from proxy.http.admin import Admin
 from proxy.http.ingest import Ingest
@@ -37,10 +41,11 @@ async def run(settings: Settings) -> None:
         loop.add_signal_handler(number, _on_signal, stop)
     async with Management(settings.management_url, settings.management_timeout) as api:
         router = Router(settings.ring_max_age, settings.on_stale == "refuse")
+        selection = Selection(settings.route, settings.shadow, settings.pass_)
         sync = Sync(
             api,
             router,
-            Selection(settings.route, settings.shadow, settings.pass_),
+            selection,
             interval=settings.sync_interval,
             settle_time=settings.settle_time,
             rewrite_dead_letters=settings.on_dead_letter == "rewrite",
@@ -50,6 +55,7 @@ async def run(settings: Settings) -> None:
             settings.broker_url, connect_timeout=settings.lookup_timeout, confirm_timeout=settings.confirm_timeout
         )
         counts = Counts()
+        listener = _amqp_listener(settings, router, sync, selection, counts)
         ingest = Ingest(
             router,
             sync,
@@ -62,7 +68,7 @@ async def run(settings: Settings) -> None:
             router,
             sync,
             publisher,
-            registry(ProxyCollector(counts, router, sync, publisher)),
+            registry(ProxyCollector(counts, router, sync, publisher, listener)),
             default_vhost=settings.default_vhost,
             draining=lambda: ingest.draining,
             lookup_timeout=settings.lookup_timeout,
@@ -72,12 +78,15 @@ async def run(settings: Settings) -> None:
             _syncing(sync),
             _closed_in_time(publisher),
             _listening("http", ingest.application(settings.max_body), settings.http_listen) as http,
+            _listening_amqp(listener, settings.amqp_listen),
         ):
             publisher.connect(settings.default_vhost)
             admin.started = True
             await stop.wait()
             ingest.draining = True
-            await _drain(http, ingest, publisher, settings.drain_time)
+            await asyncio.gather(
+                _drain(http, ingest, publisher, settings.drain_time), listener.drain(settings.drain_time)
+            )
 
 
 def _on_signal(stop: asyncio.Event) -> None:
@@ -87,6 +96,38 @@ def _on_signal(stop: asyncio.Event) -> None:
         os._exit(1)
     log.info("shutting down: answering what is in flight")
     stop.set()
+
+
+def _amqp_listener(settings: Settings, router: Router, sync: Sync, selection: Selection, counts: Counts) -> Listener:
+    def mismatch(cluster: str | None) -> str:
+        if cluster is None or sync.cluster is None or cluster == sync.cluster:
+            return ""
+        return f"the broker is of cluster {cluster!r}, the management API of {sync.cluster!r}"
+
+    tls = ssl.create_default_context() if settings.broker_url.scheme == "amqps" else None
+    shared = Shared(
+        RouteTables(router, selection, counts.tallies, mismatch),
+        sync,
+        Brokers(settings.brokers, tls, settings.lookup_timeout).dial,
+        settings.lookup_timeout,
+        frozenset(mechanism.encode() for mechanism in settings.allow_mechanisms),
+        counts.amqp_latency.add,
+    )
+    return Listener(shared)
+
+
+@contextlib.asynccontextmanager
+async def _listening_amqp(listener: Listener, address: Address) -> AsyncIterator[None]:
+    """The AMQP listener, up on entry. Raises ConfigError where its address cannot be bound."""
+    try:
+        bound = await listener.start(address)
+    except OSError as error:
+        raise ConfigError(f"amqp_listen: {address} cannot be bound: {error.strerror}") from None
+    log.info("amqp listens on %s", bound)
+    try:
+        yield
+    finally:
+        listener.close()
 
 
 @contextlib.asynccontextmanager

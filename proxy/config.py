@@ -39,6 +39,7 @@ class Address(NamedTuple):
 
 OnStale = Literal["serve", "refuse"]
 OnDeadLetter = Literal["pass", "rewrite"]
+Mechanism = Literal["EXTERNAL", "ANONYMOUS"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 
@@ -60,8 +61,12 @@ class Settings:
     management_password_file: Path | None = _setting(
         None, "file whose first line replaces the password in management_url"
     )
-    amqp_listen: Address = _setting(
-        Address("127.0.0.1", 5673), "where AMQP clients will connect; reserved, this version does not listen there"
+    broker_addresses: tuple[Address, ...] = _setting(
+        (), "HOST:PORT of the cluster's nodes, tried in turn; broker_url's own where empty"
+    )
+    amqp_listen: Address = _setting(Address("127.0.0.1", 5673), "where AMQP clients connect")
+    allow_mechanisms: tuple[Mechanism, ...] = _setting(
+        (), "of EXTERNAL and ANONYMOUS, which AMQP clients may use although they lend this sidecar's identity"
     )
     http_listen: Address = _setting(Address("127.0.0.1", 15680), "where HTTP publishes are taken")
     admin_listen: Address = _setting(Address("127.0.0.1", 15681), "where probes, metrics and rings are served")
@@ -100,14 +105,26 @@ class Settings:
             raise ConfigError("management_url: HTTP's basic authentication has no way to tell a user with a ':'")
         if self.max_body < 1:
             raise ConfigError(f"max_body: {self.max_body} must be at least 1")
-        if self.http_listen == self.admin_listen and self.http_listen.port:
-            raise ConfigError(f"admin_listen: {self.admin_listen} is http_listen's address too")
+        taken: dict[Address, str] = {}
+        for name in ("amqp_listen", "http_listen", "admin_listen"):
+            address = getattr(self, name)
+            if address.port and address in taken:
+                raise ConfigError(f"{name}: {address} is {taken[address]}'s address too")
+            taken[address] = name
+        if any(not address.port for address in self.broker_addresses):
+            raise ConfigError("broker_addresses: port 0 reaches no broker")
 
     @property
     def default_vhost(self) -> str:
         """The virtual host that broker_url's path names, as RabbitMQ's URI specification reads it; ``/`` for none."""
         path = self.broker_url.raw_path
         return unquote(path[1:]) if len(path) > 1 else "/"
+
+    @property
+    def brokers(self) -> tuple[Address, ...]:
+        """The addresses of the broker's nodes."""
+        port = self.broker_url.port or (5671 if self.broker_url.scheme == "amqps" else 5672)
+        return self.broker_addresses or (Address(self.broker_url.host or "", port),)
 
     @classmethod
     def load(cls, file: Path | None, environment: Mapping[str, str], flags: Mapping[str, str]) -> Self:
@@ -315,6 +332,18 @@ def _patterns(value: Any) -> tuple[str, ...]:
     return tuple(items)
 
 
+def _listed(parse: Callable[[Any], Any]) -> Callable[[Any], tuple[Any, ...]]:
+    """A list, or a string with commas between its items."""
+
+    def parse_list(value: Any) -> tuple[Any, ...]:
+        items = [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+        if not isinstance(items, list):
+            raise ConfigError(f"{_shown(value)} is not a list")
+        return tuple(map(parse, items))
+
+    return parse_list
+
+
 def _choice(expected: Any) -> Callable[[Any], Any]:
     def parse(value: Any) -> Any:
         if value not in get_args(expected):
@@ -331,6 +360,8 @@ _PARSERS: dict[Any, Callable[[Any], Any]] = {
     URL: _url,
     Path | None: _path,
     tuple[str, ...]: _patterns,
+    tuple[Address, ...]: _listed(_address),
+    tuple[Mechanism, ...]: _listed(_choice(Mechanism)),
 }
 
 

@@ -15,31 +15,53 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from proxy import __version__
+from proxy.amqp.listener import Listener
+from proxy.amqp.session import End
 from proxy.outcome import Outcome
 from proxy.publisher import Publisher
 from proxy.router import Name, Passed, Routed, Router
 from proxy.sync import Sync
+from proxy.tally import Tallies
 from ring.destination import Destination
 from ring.hashing import RING_FORMAT
 
 LATENCY_BOUNDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 """Seconds; a confirm takes 0.2 ms on an idle broker beside us."""
 
-NOWHERE: Name = ("", "")
-"""Counts under this name are of requests for exchanges not known to exist: a label must not hold clients' names."""
+
+class Latency:
+    """A histogram of confirms: from a publish to the broker's word."""
+
+    def __init__(self) -> None:
+        """Empty."""
+        self._counts = [0] * (len(LATENCY_BOUNDS) + 1)
+        self._sum = 0.0
+
+    def add(self, seconds: float) -> None:
+        """Counts one."""
+        self._counts[bisect_left(LATENCY_BOUNDS, seconds)] += 1
+        self._sum += seconds
+
+    def buckets(self) -> tuple[list[tuple[str, float]], float]:
+        """Cumulative (bound, count) pairs, and the sum in seconds."""
+        total, buckets = 0, []
+        for bound, count in zip((*map(str, LATENCY_BOUNDS), "+Inf"), self._counts, strict=True):
+            total += count
+            buckets.append((bound, float(total)))
+        return buckets, self._sum
 
 
 class Counts:
-    """What the ingresses count."""
+    """What the ingresses count: HTTP by the message, AMQP in tallies."""
 
     def __init__(self) -> None:
         """All zero."""
+        self.tallies = Tallies()
+        self.http_latency, self.amqp_latency = Latency(), Latency()
         self.publishes: Counter[tuple[str, Name, Outcome]] = Counter()
         self.passed: Counter[tuple[Name, str]] = Counter()
         self.shadowed: Counter[tuple[Name, Destination]] = Counter()
         self.value_missing: Counter[Name] = Counter()
-        self._latency = [0] * (len(LATENCY_BOUNDS) + 1)
-        self._latency_sum = 0.0
 
     def decided(self, name: Name, decision: Routed | Passed) -> None:
         """Counts what the router said of a message that is about to be sent."""
@@ -51,26 +73,48 @@ class Counts:
         if routed is not None and routed.value_missing:
             self.value_missing[name] += 1
 
-    def confirmed(self, seconds: float) -> None:
-        """Counts one confirm's latency, from the publish to the broker's word."""
-        self._latency[bisect_left(LATENCY_BOUNDS, seconds)] += 1
-        self._latency_sum += seconds
+    def all_publishes(self) -> Counter[tuple[str, Name, Outcome]]:
+        """Of both ingresses."""
+        total = self.publishes.copy()
+        for (name, reason), tally in list(self.tallies.by_way.items()):
+            acknowledged = Outcome.CONFIRMED if reason is None else Outcome.PASSED
+            for outcome, count in tally.outcomes(acknowledged).items():
+                if count:
+                    total["amqp", name, outcome] += count
+        return total
 
-    def latency_buckets(self) -> tuple[list[tuple[str, float]], float]:
-        """Cumulative (bound, count) pairs, and the sum in seconds."""
-        total, buckets = 0, []
-        for bound, count in zip((*map(str, LATENCY_BOUNDS), "+Inf"), self._latency, strict=True):
-            total += count
-            buckets.append((bound, float(total)))
-        return buckets, self._latency_sum
+    def all_passed(self) -> Counter[tuple[Name, str]]:
+        """Of both ingresses."""
+        total = self.passed.copy()
+        for (name, reason), tally in list(self.tallies.by_way.items()):
+            if reason is not None:
+                total[name, reason] += tally.published
+        return total
+
+    def all_shadowed(self) -> Counter[tuple[Name, Destination]]:
+        """Of both ingresses."""
+        total = self.shadowed.copy()
+        for (name, _), tally in list(self.tallies.by_way.items()):
+            for destination, count in tally.shadowed.items():
+                total[name, destination] += count
+        return total
+
+    def all_value_missing(self) -> Counter[Name]:
+        """Of both ingresses."""
+        total = self.value_missing.copy()
+        for (name, _), tally in list(self.tallies.by_way.items()):
+            if tally.value_missing:
+                total[name] += tally.value_missing
+        return total
 
 
 class ProxyCollector(Collector):
     """Reads everything at the time of a scrape."""
 
-    def __init__(self, counts: Counts, router: Router, sync: Sync, publisher: Publisher) -> None:
+    def __init__(self, counts: Counts, router: Router, sync: Sync, publisher: Publisher, listener: Listener) -> None:
         """The parts that hold the figures."""
-        self._counts, self._router, self._sync, self._publisher = counts, router, sync, publisher
+        self._counts, self._router, self._sync = counts, router, sync
+        self._publisher, self._listener = publisher, listener
 
     def collect(self) -> Iterator[Metric]:
         """Every metric of the proxy's own."""
@@ -78,6 +122,7 @@ class ProxyCollector(Collector):
             "ringproxy_build", "What runs.", {"version": __version__, "ring_format": str(RING_FORMAT)}
         )
         yield from self._collect_publishes()
+        yield from self._collect_sessions()
         yield from self._collect_rings()
         yield from self._collect_sync()
 
@@ -87,7 +132,7 @@ class ProxyCollector(Collector):
             "Publishes by what became of them; an empty exchange stands for names not known to exist.",
             labels=["ingress", "vhost", "exchange", "outcome"],
         )
-        for (ingress, name, outcome), count in self._counts.publishes.copy().items():
+        for (ingress, name, outcome), count in self._counts.all_publishes().items():
             publishes.add_metric([ingress, *name, outcome], count)
         yield publishes
         passed = CounterMetricFamily(
@@ -95,7 +140,7 @@ class ProxyCollector(Collector):
             "Publishes left to the exchange itself, by reason.",
             labels=["vhost", "exchange", "reason"],
         )
-        for (name, reason), count in self._counts.passed.copy().items():
+        for (name, reason), count in self._counts.all_passed().items():
             passed.add_metric([*name, reason], count)
         yield passed
         shadowed = CounterMetricFamily(
@@ -103,7 +148,7 @@ class ProxyCollector(Collector):
             "Publishes to shadowed exchanges, by where their ring would have sent them.",
             labels=["vhost", "exchange", "destination_type", "destination"],
         )
-        for (name, destination), count in self._counts.shadowed.copy().items():
+        for (name, destination), count in self._counts.all_shadowed().items():
             shadowed.add_metric([*name, destination.kind, destination.name], count)
         yield shadowed
         missing = CounterMetricFamily(
@@ -111,18 +156,44 @@ class ProxyCollector(Collector):
             "Messages without the header or property that their exchange hashes.",
             labels=["vhost", "exchange"],
         )
-        for name, count in self._counts.value_missing.copy().items():
+        for name, count in self._counts.all_value_missing().items():
             missing.add_metric(list(name), count)
         yield missing
-        buckets, total = self._counts.latency_buckets()
         latency = HistogramMetricFamily(
-            "ringproxy_confirm_latency_seconds", "From a publish to the broker's confirm, nack or return."
+            "ringproxy_confirm_latency_seconds",
+            "From a publish to the broker's word; of AMQP publishes one at a time of each channel is timed.",
+            labels=["ingress"],
         )
-        latency.add_metric([], buckets, total)
+        for ingress, histogram in (("http", self._counts.http_latency), ("amqp", self._counts.amqp_latency)):
+            latency.add_metric([ingress], *histogram.buckets())
         yield latency
-        yield GaugeMetricFamily(
-            "ringproxy_in_flight", "Messages sent whose confirm is awaited.", self._publisher.in_flight
+        in_flight = self._publisher.in_flight + self._listener.unsettled
+        yield GaugeMetricFamily("ringproxy_in_flight", "Messages sent whose confirm is awaited.", in_flight)
+
+    def _collect_sessions(self) -> Iterator[Metric]:
+        listener = self._listener
+        yield GaugeMetricFamily("ringproxy_amqp_sessions", "AMQP sessions now.", len(listener.sessions))
+        yield CounterMetricFamily("ringproxy_amqp_sessions_opened", "AMQP sessions begun.", listener.opened)
+        ends = CounterMetricFamily("ringproxy_amqp_session_ends", "AMQP sessions ended, by reason.", labels=["reason"])
+        for end in End:
+            ends.add_metric([end.value], listener.ends[end])
+        yield ends
+        refusals = CounterMetricFamily(
+            "ringproxy_amqp_refusals",
+            "Sessions and channels closed by this proxy, by reply code; 0 for a header that is not AMQP 0-9-1's.",
+            labels=["code"],
         )
+        for code, count in sorted(listener.shared.refusals.items()):
+            refusals.add_metric([str(code)], count)
+        yield refusals
+        shared = listener.shared
+        for what, counts in (("bytes", (shared.client_bytes, shared.broker_bytes)), ("frames", listener.frames)):
+            family = CounterMetricFamily(
+                f"ringproxy_amqp_{what}", f"AMQP {what} received, by who sent them.", labels=["leg"]
+            )
+            for leg, count in zip(("client", "broker"), counts, strict=True):
+                family.add_metric([leg], count)
+            yield family
 
     def _collect_rings(self) -> Iterator[Metric]:
         labels = ["vhost", "exchange"]

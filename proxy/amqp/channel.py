@@ -1,0 +1,152 @@
+"""One incarnation of a channel number: its state, the content under way, the requests and publishes without answer."""
+
+import secrets
+from collections import deque
+from enum import IntEnum
+from typing import NamedTuple
+
+from proxy.amqp.confirms import Confirms
+
+KEPT = 1024
+"""Publishes remembered on a channel where the broker answers none, so that nothing tells when one is done with."""
+
+EXPECT_METHOD, EXPECT_HEADER, EXPECT_BODY = 0, 1, 2
+"""What the client must send next on a channel. Plain integers, for the hot loop."""
+
+_NUMBER = (1 << 32) - 1
+_ASKED = 1 << 32
+_HAD_HEADERS = 1 << 33
+_NONCE = 34
+
+
+class State(IntEnum):
+    """Whether a channel is open, and who ended it."""
+
+    OPEN = 0
+    CLOSING = 1
+    """One side has sent channel.close: all passes as it is."""
+    REFUSING = 2
+    """We have sent the broker channel.close; what the client sends is dropped until the broker's close-ok."""
+    REFUSED = 3
+    """We have sent the client channel.close too; what it sends is dropped until its close-ok."""
+
+
+class RingId(NamedTuple):
+    """What an x-ring-id of this channel's says."""
+
+    number: int
+    asked: bool
+    """The client asked for mandatory."""
+    had_headers: bool
+    """The client's content header had a headers table."""
+
+
+class Kept(NamedTuple):
+    """What a message that comes back cannot say of itself."""
+
+    put_back: bytes
+    """Table entries that were cut from its headers."""
+    sent_key: bytes = b""
+    """Where the stamps did not fit: the routing key and the exchange that it went out with,"""
+    sent_to: bytes = b""
+    exchange: bytes = b""
+    """those of the client,"""
+    routing_key: bytes = b""
+    ring_id: int = 0
+    """and its id; else 0."""
+
+
+class Pending(NamedTuple):
+    """A request whose -ok means something here."""
+
+    ok: int
+    """The method number of the -ok."""
+    swallow: bool = False
+    """The client asked for none."""
+    method: int = 0
+    """Of a declaration: which; 0 for one that changes nothing."""
+    names: tuple[bytes, ...] = ()
+    plain: bool = True
+    """It has no arguments table, or an empty one."""
+    number: int = 0
+    """Of tx.commit and tx.rollback: the last publish before it."""
+
+
+class Return(NamedTuple):
+    """A basic.return whose content is not through yet."""
+
+    frame: bytes
+    """The method frame, held back until the content header tells whose it is; empty after that."""
+    left: int = 0
+    """Bytes of a body still to come that the client must not see."""
+
+
+class Channel:
+    """Belongs to one incarnation: a number that is opened again gets a new one."""
+
+    __slots__ = (
+        "bits", "confirming", "confirms", "exchange", "expect", "frame", "id", "kept", "key", "last_queue", "left",
+        "nonce", "owed_close_ok", "pending", "refusal", "returning", "routed", "sampled", "sampled_at", "state",
+        "transactional", "withheld",
+    )  # fmt: skip
+
+    def __init__(self, number: int) -> None:
+        """`number` is the channel's."""
+        self.id = number
+        self.state = State.OPEN
+        self.refusal = b""
+        """The channel.close that the client gets once the broker has closed the channel."""
+        self.owed_close_ok = False
+        """The client has sent channel.close meanwhile."""
+        # The content under way.
+        self.expect = EXPECT_METHOD
+        self.left = 0
+        """Bytes of its body still to come."""
+        self.withheld = False
+        """Its method waits for the content header: `frame`, with these arguments."""
+        self.exchange = self.key = self.frame = b""
+        self.bits = 0
+        # Requests and publishes without an answer.
+        self.pending: deque[Pending] = deque()
+        self.last_queue = b""
+        """What an empty queue name stands for."""
+        self.confirms = Confirms()
+        self.confirming = self.transactional = self.routed = False
+        self.nonce = secrets.randbits(63 - _NONCE) << _NONCE
+        self.kept: dict[int, Kept] = {}
+        self.returning: Return | None = None
+        self.sampled = 0
+        """The publish whose confirm is timed; 0 for none."""
+        self.sampled_at = 0.0
+
+    def select(self, *, transactional: bool) -> None:
+        """Confirm mode, or transactions, begin."""
+        if not self.confirms.answered:
+            self.confirms.start()
+            self.confirming, self.transactional = not transactional, transactional
+
+    def ring_id(self, asked: bool, had_headers: bool) -> int:
+        """The last publish's id: 29 bits of this incarnation's nonce, two flags, 32 bits of the publish's number."""
+        flags = (_ASKED if asked else 0) | (_HAD_HEADERS if had_headers else 0)
+        return self.nonce | flags | self.confirms.number & _NUMBER
+
+    def read_id(self, ring_id: int) -> RingId | None:
+        """What a ring id says; None for one that is not of this channel, say in a copy that a client forwards."""
+        last = self.confirms.number
+        number = last - (last - ring_id & _NUMBER)
+        if ring_id >> _NONCE != self.nonce >> _NONCE or number < 1:
+            return None
+        return RingId(number, bool(ring_id & _ASKED), bool(ring_id & _HAD_HEADERS))
+
+    def keep(self, kept: Kept) -> None:
+        """Remembers of the last publish what its return will not say."""
+        self.kept[self.confirms.number] = kept
+        if not self.confirms.answered and len(self.kept) > KEPT:
+            del self.kept[next(iter(self.kept))]
+
+    def settle(self, number: int, multiple: bool, acked: bool) -> None:
+        """Counts the broker's answer; see Confirms."""
+        self.confirms.settle(number, multiple, acked)
+        if self.kept:
+            low = self.confirms.low
+            self.kept = {n: kept for n, kept in self.kept.items() if n > low}

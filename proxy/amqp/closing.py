@@ -1,0 +1,191 @@
+"""How channels and sessions end (DESIGN section 4.9). After a Close of ours only Close and Close-Ok count."""
+
+import re
+
+from proxy.amqp.channel import EXPECT_METHOD, Channel, State
+from proxy.amqp.connection import Connection, Phase, Refused, Stale
+from proxy.amqp.frames import (
+    BASIC_PUBLISH,
+    CHANNEL_CLOSE,
+    CHANNEL_CLOSE_OK,
+    CHANNEL_OPEN,
+    CONNECTION_CLOSE,
+    CONNECTION_CLOSE_OK,
+    FRAME,
+    FRAME_ERROR,
+    METHOD,
+    OVERHEAD,
+    REPLY_SUCCESS,
+    U16,
+    U32,
+    Fault,
+    close_frame,
+    method_frame,
+    short_string,
+    shorted,
+)
+from ring.destination import Destination
+
+ACCESS_REFUSED, NOT_FOUND = 403, 404
+
+_EXCHANGE = re.compile(rb"exchange '([^']*)'")
+_DEFAULT_EXCHANGE = (b"amq.default", b"")
+"""Its name in RabbitMQ's words and in LavinMQ's."""
+
+_LONGEST_METHOD = 1 << 17
+
+
+def fail(c: Connection, fault: Fault) -> None:
+    """Ends a session over what its client sent."""
+    c.framing_lost = fault.code == FRAME_ERROR
+    refuse(c, fault.code, str(fault), fault.method)
+
+
+def refuse(c: Connection, code: int, text: str, method: int = 0) -> None:
+    """Sends the client connection.close at the next frame boundary, and the broker one of its own."""
+    c.phase = Phase.REFUSING
+    c.held = None
+    c.events.append(Refused(code, text))
+    c.tell_client(close_frame(0, code, text, method))
+    if c.opened and not c.client_skip:
+        c.to_broker.append(close_frame(0, REPLY_SUCCESS, "ringproxy has closed the client's session"))
+    else:
+        # It cannot take a method now: in the handshake, or inside a frame.
+        c.broker_lost = True
+    c.client_rest = c.broker_rest = b""
+
+
+def late_from_client(c: Connection, data: bytes) -> None:
+    """What the client sends once one side has sent connection.close."""
+    if c.phase is Phase.ENDING:
+        data, c.client_rest = c.client_rest + data, b""
+        if data:
+            c.to_broker.append(data)
+        return
+    if c.framing_lost:
+        return
+    methods, c.client_rest, c.client_skip = _methods(c.client_rest + data, c.client_skip)
+    if CONNECTION_CLOSE in methods:
+        c.tell_client(method_frame(0, CONNECTION_CLOSE_OK))
+    c.client_done |= bool(methods & {CONNECTION_CLOSE, CONNECTION_CLOSE_OK})
+
+
+def late_from_broker(c: Connection, data: bytes) -> None:
+    """What the broker sends once one side has sent connection.close."""
+    if c.phase is Phase.ENDING:
+        data, c.broker_rest = c.broker_rest + data, b""
+        if data:
+            c.to_client.append(data)
+        return
+    if c.for_client:
+        # The frame that ours waits for goes through to its end.
+        part, data = data[: c.broker_skip], data[c.broker_skip :]
+        c.broker_skip -= len(part)
+        if not c.broker_dropping:
+            c.to_client.append(part)
+        if not c.broker_skip:
+            c.to_client.append(c.for_client)
+            c.for_client = b""
+    methods, c.broker_rest, c.broker_skip = _methods(c.broker_rest + data, c.broker_skip)
+    if CONNECTION_CLOSE in methods:
+        c.to_broker.append(method_frame(0, CONNECTION_CLOSE_OK))
+    c.broker_done |= bool(methods & {CONNECTION_CLOSE, CONNECTION_CLOSE_OK})
+
+
+def _methods(data: bytes, skip: int) -> tuple[set[int], bytes, int]:
+    """The methods on channel 0 among frames; the beginning of one that is not complete; the bytes to skip beyond."""
+    if skip >= len(data):
+        return set(), b"", skip - len(data)
+    found: set[int] = set()
+    i = skip
+    while len(data) - i >= OVERHEAD:
+        kind, number, length = FRAME.unpack_from(data, i)
+        end = i + OVERHEAD + length
+        if end > len(data):
+            if kind == METHOD and not number and length < _LONGEST_METHOD:
+                return found, data[i:], 0
+            return found, b"", end - len(data)
+        if kind == METHOD and not number and length >= 4:
+            found.add(U32.unpack_from(data, i + 7)[0])
+        i = end
+    return found, data[i:], 0
+
+
+def refuse_channel(c: Connection, channel: Channel, code: int, text: str) -> None:
+    """Closes a channel: the broker's first, so that its answers to what was published still reach the client."""
+    channel.state = State.REFUSING
+    channel.refusal = close_frame(channel.id, code, text, BASIC_PUBLISH)
+    channel.withheld, channel.expect = False, EXPECT_METHOD
+    c.events.append(Refused(code, text))
+    c.tell_broker(close_frame(channel.id, REPLY_SUCCESS, "ringproxy closes the channel"))
+
+
+def refused_frame(c: Connection, channel: Channel, kind: int, data: bytes, i: int, end: int) -> bytes:
+    """What a client sends on a channel that we are closing: dropped, all of it."""
+    method = U32.unpack_from(data, i + 7)[0] if kind == METHOD and end - i >= OVERHEAD + 4 else 0
+    if method == CHANNEL_CLOSE and channel.state is State.REFUSING:
+        channel.owed_close_ok = True
+    elif method == CHANNEL_CLOSE:
+        c.tell_client(method_frame(channel.id, CHANNEL_CLOSE_OK))
+    elif method == CHANNEL_CLOSE_OK and channel.state is State.REFUSED:
+        _gone(c, channel)
+    return b""
+
+
+def _client_closes(c: Connection, channel: Channel, method: int, data: bytes, i: int, end: int) -> None:
+    channel.state = State.CLOSING
+
+
+def _client_agrees(c: Connection, channel: Channel, method: int, data: bytes, i: int, end: int) -> None:
+    _gone(c, channel)
+
+
+def _client_opens(c: Connection, channel: Channel, method: int, data: bytes, i: int, end: int) -> None:
+    """The number again, before the broker's close-ok has come; on a channel that is open, the broker's to refuse."""
+    if channel.state is State.CLOSING:
+        _gone(c, channel)
+        c.channels[channel.id] = Channel(channel.id)
+
+
+FROM_CLIENT = {CHANNEL_OPEN: _client_opens, CHANNEL_CLOSE: _client_closes, CHANNEL_CLOSE_OK: _client_agrees}
+
+
+def _broker_closes(c: Connection, channel: Channel, method: int, data: bytes, i: int, end: int) -> bytes | None:
+    if channel.state >= State.REFUSING:
+        c.tell_broker(method_frame(channel.id, CHANNEL_CLOSE_OK))
+        return b""
+    channel.state = State.CLOSING
+    text, at = short_string(data, i + 13, end - 1)
+    named = _EXCHANGE.search(text)
+    if not channel.routed or named is None or U32.unpack_from(data, at)[0] != BASIC_PUBLISH:
+        return None
+    code, exchange = U16.unpack_from(data, i + 11)[0], named[1]
+    behind = Destination("exchange", exchange.decode(errors="replace"))
+    rings = c.table.rings_to(behind) if c.table else []
+    if code == NOT_FOUND:
+        c.events.extend(Stale(name, behind) for name in rings)
+    if code != ACCESS_REFUSED or not (rings or exchange in _DEFAULT_EXCHANGE):
+        return None
+    wanted = b"amq.default" if exchange in _DEFAULT_EXCHANGE else exchange
+    hint = b"; ringproxy sends ring publishes straight on: grant write on " + wanted
+    text = text[: 255 - len(hint)] + hint
+    c.events.append(Refused(code, text.decode(errors="replace")))
+    return method_frame(channel.id, CHANNEL_CLOSE, data[i + 11 : i + 13] + shorted(text) + data[at : end - 1])
+
+
+def _broker_agrees(c: Connection, channel: Channel, method: int, data: bytes, i: int, end: int) -> bytes | None:
+    if channel.state is State.REFUSING:
+        channel.state = State.REFUSED
+        owed = method_frame(channel.id, CHANNEL_CLOSE_OK) if channel.owed_close_ok else b""
+        return channel.refusal + owed
+    if channel.state is State.CLOSING:
+        _gone(c, channel)
+    return None
+
+
+FROM_BROKER = {CHANNEL_CLOSE: _broker_closes, CHANNEL_CLOSE_OK: _broker_agrees}
+
+
+def _gone(c: Connection, channel: Channel) -> None:
+    channel.confirms.abandon()
+    c.channels.pop(channel.id, None)

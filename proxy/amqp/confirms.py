@@ -1,0 +1,135 @@
+"""Which of a channel's publishes the broker has answered; numbers count them from 1, in the order they go out."""
+
+from collections import deque
+from collections.abc import Iterator
+
+from proxy.tally import Tally
+
+
+class Confirms:
+    """Counts each publish once, in the tally of its exchange, whatever mix of single and multiple answers comes."""
+
+    __slots__ = ("above", "answered", "base", "low", "number", "returned", "runs", "tally")
+
+    number: int
+    """Of the last publish."""
+    answered: bool
+    """The broker answers publishes: the channel is in confirm mode or in transactions."""
+    base: int
+    """The last publish before that; delivery tags count from there."""
+    low: int
+    """All publishes up to this one are settled."""
+    above: set[int]
+    """Beyond `low`, those that are settled too."""
+    returned: dict[int, bool]
+    """Unsettled publishes that came back, and whether the client must be told that they failed."""
+
+    def __init__(self) -> None:
+        """Before the first publish; nothing is answered yet."""
+        self.number = self.base = self.low = 0
+        self.answered = False
+        self.above = set()
+        self.returned = {}
+        self.tally: Tally | None = None
+        self.runs: deque[tuple[Tally, int]] = deque()
+        """Of publishes before the present run of one tally: the tally and the last number of each run."""
+
+    def start(self) -> None:
+        """The broker answers all publishes from the next one on."""
+        if not self.answered:
+            self.base = self.low = self.number
+            self.tally = None
+            self.answered = True
+
+    def turn(self, tally: Tally) -> None:
+        """Publishes count in this tally from the next one on."""
+        if self.answered and self.tally is not None and self.number > self.low:
+            self.runs.append((self.tally, self.number))
+        self.tally = tally
+
+    @property
+    def unsettled(self) -> int:
+        """Publishes that the broker has yet to answer."""
+        return self.number - self.low - len(self.above) if self.answered else 0
+
+    def settle(self, number: int, multiple: bool, acked: bool) -> None:
+        """Counts the broker's answer to one publish, or to all up to it; an answer to nothing is ignored."""
+        if number > self.number or number <= self.low:
+            return
+        first = self.low + 1 if multiple else number
+        if first > self.low + 1:
+            if number not in self.above:
+                self._count(number, number, acked)
+                self.above.add(number)
+            return
+        self._count(first, number, acked)
+        self.low = number
+        if self.above:
+            self.above = {n for n in self.above if n > number}
+            while self.low + 1 in self.above:
+                self.low += 1
+                self.above.remove(self.low)
+        while self.runs and self.runs[0][1] <= self.low:
+            self.runs.popleft()
+
+    def forget(self, number: int) -> None:
+        """All publishes up to this one were rolled back: they never were."""
+        if number > self.low:
+            self.low = number
+            self.returned = {n: tell for n, tell in self.returned.items() if n > number}
+            while self.runs and self.runs[0][1] <= self.low:
+                self.runs.popleft()
+
+    def answers(self, number: int, multiple: bool) -> list[tuple[int, bool, bool]]:
+        """What to tell the client for the broker's ack of a publish, or of all up to it: (number, multiple, is an ack).
+
+        A publish that came back without the client's knowledge is not acked: it is nacked.
+        """
+        told, low = [], self.low
+        for failed in sorted(n for n, tell in self.returned.items() if tell):
+            if failed == number or (multiple and self.low < failed < number):
+                if multiple and failed - 1 > low:
+                    told.append((failed - 1, True, True))
+                told.append((failed, False, False))
+                low = failed
+        if number > low:
+            told.append((number, multiple, True))
+        return told
+
+    def abandon(self) -> None:
+        """The channel is gone: of what the broker has not answered, nobody knows."""
+        if self.answered:
+            for tally, first, last in self._runs(self.low + 1, self.number):
+                tally.unknown += last - first + 1 - self._within(first, last)
+            self.low = self.number
+            self.above.clear()
+
+    def _count(self, first: int, last: int, acked: bool) -> None:
+        for tally, start, stop in self._runs(first, last):
+            count = stop - start + 1
+            if self.above:
+                count -= self._within(start, stop)
+            if self.returned:
+                back = [n for n in self.returned if start <= n <= stop]
+                for n in back:
+                    del self.returned[n]
+                tally.unroutable += len(back)
+                count -= len(back)
+            if acked:
+                tally.settled += count
+            else:
+                tally.nacked += count
+
+    def _within(self, first: int, last: int) -> int:
+        return sum(first <= n <= last for n in self.above)
+
+    def _runs(self, first: int, last: int) -> Iterator[tuple[Tally, int, int]]:
+        """The part of each run that lies in a range."""
+        for tally, upto in self.runs:
+            if first <= upto:
+                yield tally, first, min(upto, last)
+                first = upto + 1
+                if first > last:
+                    return
+        if self.tally is not None and first <= last:
+            yield self.tally, first, last

@@ -1,0 +1,155 @@
+"""What one session knows of its two legs: plain state that the rewriting and the rarer frames share. No I/O."""
+
+from collections.abc import Callable
+from enum import IntEnum
+from math import inf
+from typing import NamedTuple
+
+from proxy.amqp.channel import Channel
+from proxy.amqp.routes import Route, RouteTable, Unread
+from proxy.declared import Declaration
+from proxy.router import Name
+from proxy.tally import Tallies
+from ring.destination import Destination
+
+HANDSHAKE_FRAME_MAX = 1 << 17
+"""Bytes of a frame taken before tune-ok; the broker has a limit of its own."""
+
+MOST_FRAME_MAX = 1 << 24
+"""Bytes of a method or header frame where the peers agree on no limit. Bodies are never held."""
+
+
+class Phase(IntEnum):
+    """How far a session has come."""
+
+    HANDSHAKE = 0
+    """Until the client's connection.open."""
+    RUNNING = 1
+    ENDING = 2
+    """One side has sent connection.close: all passes as it is."""
+    REFUSING = 3
+    """We have sent connection.close: only Close and Close-Ok count, to either side."""
+
+
+class Declared(NamedTuple):
+    """The broker's -ok to a declaration is about to reach the client."""
+
+    declaration: Declaration
+
+
+class Stale(NamedTuple):
+    """A publish came back, or closed its channel: the ring of that exchange no longer fits."""
+
+    name: Name
+    destination: Destination | None
+    """What is gone, as far as is known."""
+
+
+class Refused(NamedTuple):
+    """We closed the connection, or a channel, for a reason that is worth a word."""
+
+    code: int
+    text: str
+
+
+Event = Declared | Stale | Refused
+
+
+class Connection:
+    """The state of one session, for `rewrite.from_client` and `rewrite.from_broker`."""
+
+    __slots__ = (
+        "allowed_mechanisms", "broker_done", "broker_dropping", "broker_frames", "broker_lost", "broker_rest",
+        "broker_skip", "channel_max", "channels", "client_done", "client_dropping", "client_frames", "client_rest",
+        "client_skip", "cluster", "confirmed", "events", "for_broker", "for_client", "forced", "frame_max",
+        "framing_lost", "heartbeat", "held", "now", "offered", "opened", "phase", "table", "tables", "to_broker",
+        "to_client", "vhost",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        tables: Callable[[str, str | None], RouteTable],
+        confirmed: Callable[[float], None],
+        allowed_mechanisms: frozenset[bytes],
+    ) -> None:
+        """`confirmed` takes the seconds of each sampled confirm."""
+        self.tables, self.confirmed, self.allowed_mechanisms = tables, confirmed, allowed_mechanisms
+        self.phase = Phase.HANDSHAKE
+        self.to_broker: list[bytes] = []
+        self.to_client: list[bytes] = []
+        """What to write next, in order."""
+        self.events: list[Event] = []
+        self.channels: dict[int, Channel] = {}
+        # Per leg: the beginning of a frame that is not complete, or the bytes of a body frame still to stream.
+        self.client_rest = self.broker_rest = b""
+        self.client_skip = self.broker_skip = 0
+        self.client_dropping = self.broker_dropping = False
+        """The rest of that body frame goes nowhere."""
+        self.for_client = self.for_broker = b""
+        """Frames of ours that wait for a frame boundary."""
+        self.client_frames = self.broker_frames = 0
+        self.held: Unread | None = None
+        """What the first frame of `client_rest` waits for. Nothing is read of the client meanwhile."""
+        self.forced: Route | None = None
+        """What to do with that frame, where there is no route to find."""
+        self.now = 0.0
+        """Monotonic time, as of the last bytes."""
+        # Agreed on in the handshake.
+        self.frame_max = HANDSHAKE_FRAME_MAX
+        self.offered = 0
+        """The broker's channel_max; 0 for no limit."""
+        self.channel_max = 0
+        """The client's highest channel number; one more is kept for us."""
+        self.heartbeat = 0
+        self.vhost = ""
+        self.cluster: str | None = None
+        self.opened = False
+        """The broker has sent open-ok."""
+        self.table: RouteTable | None = None
+        # The end.
+        self.framing_lost = self.client_done = self.broker_done = self.broker_lost = False
+
+    def route(self, exchange: bytes) -> Route | None:
+        """The route of an exchange; None where it must be looked up first: `held` then says which."""
+        found = self.forced or (self.table.find(exchange) if self.table is not None else None)
+        self.forced = None
+        if isinstance(found, Route):
+            return found
+        self.held = found
+        return None
+
+    @property
+    def waits(self) -> bool:
+        """Whether a publish is held."""
+        return self.held is not None
+
+    @property
+    def running(self) -> bool:
+        """Whether the session is open, and nobody closes it."""
+        return self.phase is Phase.RUNNING
+
+    @property
+    def fresh_until(self) -> float:
+        """When the routes are too old to serve, monotonic."""
+        return self.table.expires if self.table is not None else inf
+
+    @property
+    def tallies(self) -> Tallies:
+        """Where publishes count; only once the session is open."""
+        if self.table is None:
+            raise RuntimeError("no virtual host is open yet")
+        return self.table.tallies
+
+    def tell_client(self, frame: bytes) -> None:
+        """Sends the client a frame of ours, at the next frame boundary."""
+        if self.broker_skip:
+            self.for_client += frame
+        else:
+            self.to_client.append(frame)
+
+    def tell_broker(self, frame: bytes) -> None:
+        """Sends the broker a frame of ours, at the next frame boundary."""
+        if self.client_skip:
+            self.for_broker += frame
+        else:
+            self.to_broker.append(frame)

@@ -1,0 +1,162 @@
+"""Content headers (AMQP section 4.2.6.1): the stamps put in and taken out, and the values that exchanges hash.
+
+`start` is where a header frame's payload begins and `end` where it stops, before the frame's end octet.
+"""
+
+from collections.abc import Collection
+from typing import NamedTuple
+
+from proxy.amqp import table
+from proxy.amqp.frames import SYNTAX_ERROR, U16, U32, U64, Fault, short_string
+from ring.hashed import HashedValue
+
+STAMP_EXCHANGE, STAMP_KEY, STAMP_ID = b"x-ring-exchange", b"x-ring-routing-key", b"x-ring-id"
+STAMPS = frozenset({STAMP_EXCHANGE, STAMP_KEY, STAMP_ID})
+STAMPS_AND_COPIES = STAMPS | {b"CC", b"BCC"}
+"""What a message to a queue must not carry: RabbitMQ would fan it out, which hash exchanges do not."""
+
+CONTENT_TYPE, CONTENT_ENCODING, HEADERS = 1 << 15, 1 << 14, 1 << 13
+
+_FLAGS = 12
+"""Offset of the property flags, after class, weight and body size."""
+_FIRST = 14
+
+_AFTER_HEADERS = (
+    ("delivery_mode", 1 << 12, 1),
+    ("priority", 1 << 11, 1),
+    ("correlation_id", 1 << 10, 0),
+    ("reply_to", 1 << 9, 0),
+    ("expiration", 1 << 8, 0),
+    ("message_id", 1 << 7, 0),
+    ("timestamp", 1 << 6, 8),
+)
+"""Name, flag and size in bytes (0: a short string) of the properties after the headers, up to the last hashed one."""
+
+_ID_ENTRY = bytes((len(STAMP_ID),)) + STAMP_ID + b"l"
+
+
+def stamp_of_exchange(exchange: bytes) -> bytes:
+    """The part of the stamps that all publishes to an exchange share; `stamps` adds the rest."""
+    return table.text_entry(STAMP_EXCHANGE, exchange) + bytes((len(STAMP_KEY),)) + STAMP_KEY + b"S"
+
+
+def stamps(of_exchange: bytes, routing_key: bytes, ring_id: int) -> bytes:
+    """The three table entries that a publish to a ring exchange gets."""
+    return b"".join((of_exchange, U32.pack(len(routing_key)), routing_key, _ID_ENTRY, U64.pack(ring_id)))
+
+
+def headers_at(data: bytes, start: int, end: int) -> tuple[int, int]:
+    """The property flags, and where the headers table is or would go. Raises Fault 502."""
+    at = start + _FIRST
+    if at > end:
+        raise Fault(SYNTAX_ERROR, "a content header stops before its property flags")
+    flags = word = data[start + _FLAGS] << 8 | data[start + _FLAGS + 1]
+    while word & 1:
+        if at + 2 > end:
+            raise Fault(SYNTAX_ERROR, "a content header's property flags run past its frame")
+        word = data[at] << 8 | data[at + 1]
+        at += 2
+    if flags & CONTENT_TYPE:
+        at += data[at] + 1 if at < end else end
+    if flags & CONTENT_ENCODING:
+        at += data[at] + 1 if at < end else end
+    if at > end:
+        raise Fault(SYNTAX_ERROR, "a short string runs past its frame")
+    return flags, at
+
+
+def table_at(data: bytes, at: int, end: int) -> tuple[int, int]:
+    """Where the entries of the table at `at` begin and stop. Raises Fault 502 where it runs past `end`."""
+    if at + 4 <= end:
+        start = at + 4
+        stop = start + int(U32.unpack_from(data, at)[0])
+        if stop <= end:
+            return start, stop
+    raise Fault(SYNTAX_ERROR, "the headers table is longer than its frame")
+
+
+def stamped(data: bytes, start: int, end: int, entries: bytes, cut: Collection[bytes]) -> tuple[bytes, bytes]:
+    """The payload with `entries` put first in its headers, and those of its headers named in `cut`, which are gone.
+
+    Raises Fault 502 for a payload that cannot be read that far.
+    """
+    flags, at = headers_at(data, start, end)
+    if not flags & HEADERS:
+        flagged = U16.pack(flags | HEADERS)
+        size = U32.pack(len(entries))
+        head = data[start : start + _FLAGS]
+        return b"".join((head, flagged, data[start + _FIRST : at], size, entries, data[at:end])), b""
+    first, stop = table_at(data, at, end)
+    removed = b""
+    if data.find(b"x-ring-", first, stop) < 0 and data.find(b"CC", first, stop) < 0:
+        rest = data[first:stop]
+    else:
+        rest, removed = table.without(data, first, stop, cut)
+    size = U32.pack(len(entries) + len(rest))
+    return b"".join((data[start:at], size, entries, rest, data[stop:end])), removed
+
+
+class Stamps(NamedTuple):
+    """What the stamps of a returned message say."""
+
+    exchange: bytes
+    routing_key: bytes
+    ring_id: int
+
+
+def stamps_in(data: bytes, start: int, end: int) -> Stamps | None:
+    """The stamps of a content header; None where one is missing. By name: RabbitMQ 4.3 sorts the table (run)."""
+    flags, at = headers_at(data, start, end)
+    if not flags & HEADERS:
+        return None
+    found = {entry.name: entry for entry in table.entries(data, *table_at(data, at, end)) if entry.name in STAMPS}
+    if len(found) < len(STAMPS) or found[STAMP_ID].kind != ord("l"):
+        return None
+    exchange = table.text_of(data, found[STAMP_EXCHANGE])
+    routing_key = table.text_of(data, found[STAMP_KEY])
+    if exchange is None or routing_key is None:
+        return None
+    return Stamps(exchange, routing_key, U64.unpack_from(data, found[STAMP_ID].value)[0])
+
+
+def unstamped(data: bytes, start: int, end: int, put_back: bytes, had_headers: bool) -> bytes:
+    """The payload as the client sent it: without stamps, with the entries that were cut from it."""
+    flags, at = headers_at(data, start, end)
+    if not flags & HEADERS:
+        # It went out unstamped, so all of its headers were cut.
+        kept, stop = b"", at
+    else:
+        first, stop = table_at(data, at, end)
+        kept, _ = table.without(data, first, stop, STAMPS)
+    entries = kept + put_back
+    flags = flags | HEADERS if had_headers or entries else flags & ~HEADERS
+    head = data[start : start + _FLAGS] + U16.pack(flags) + data[start + _FIRST : at]
+    return head + (U32.pack(len(entries)) + entries if flags & HEADERS else b"") + data[stop:end]
+
+
+def hashed_value(hashed: HashedValue, name: bytes, data: bytes, start: int, end: int) -> bytes | None:
+    """The bytes to hash of a header or property; None where the message has none. `name` is `hashed.name`'s bytes."""
+    flags, at = headers_at(data, start, end)
+    if flags & HEADERS:
+        first, stop = table_at(data, at, end)
+        if hashed.source == "header":
+            entry = table.find(data, first, stop, name)
+            return table.hashed_bytes(data, entry) if entry else None
+        at = stop
+    return _property(hashed.name, flags, data, at, end) if hashed.source == "property" else None
+
+
+def _property(wanted: str, flags: int, data: bytes, at: int, end: int) -> bytes | None:
+    for name, flag, size in _AFTER_HEADERS:
+        if not flags & flag:
+            continue
+        if size:
+            value, stop = data[at : at + size], at + size
+            if stop > end:
+                raise Fault(SYNTAX_ERROR, f"the property {name} runs past its frame")
+        else:
+            value, stop = short_string(data, at, end)
+        if name == wanted:
+            return str(U64.unpack(value)[0]).encode() if size else value
+        at = stop
+    return None

@@ -1,0 +1,141 @@
+"""The AMQP listener: takes connections, dials brokers for them, and at the end closes them in good order."""
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import ssl
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from proxy.amqp.legs import Leg
+from proxy.amqp.session import End, Session, Shared
+from proxy.config import Address
+
+log = logging.getLogger(__name__)
+
+LAST_WORDS = 0.5
+"""Seconds for the close handshake of sessions that did not end in time."""
+
+TOUCH_INTERVAL = 5.0
+"""Seconds between the times that the router hears which exchanges are in use."""
+
+
+class Brokers:
+    """The addresses of one cluster's nodes, tried in turn, each session from the next on."""
+
+    def __init__(self, addresses: Sequence[Address], tls: ssl.SSLContext | None, timeout: float) -> None:
+        """`timeout` in seconds is for all tries together."""
+        self._addresses, self._tls, self._timeout = tuple(addresses), tls, timeout
+        self._turn = itertools.cycle(range(len(addresses)))
+
+    async def dial(self, leg: Callable[[], Leg]) -> Leg:
+        """Connects a leg to the first that takes it. Raises OSError with what each said."""
+        start = next(self._turn)
+        faults = []
+        for address in (*self._addresses[start:], *self._addresses[:start]):
+            try:
+                async with asyncio.timeout(self._timeout / len(self._addresses)):
+                    _, connected = await asyncio.get_running_loop().create_connection(
+                        leg, address.host, address.port, ssl=self._tls
+                    )
+                    return connected
+            except TimeoutError:
+                faults.append(f"{address}: no answer in time")
+            except OSError as error:
+                faults.append(f"{address}: {error.strerror or error}")
+        raise OSError("; ".join(faults))
+
+
+class Listener:
+    """The sessions, and the socket that they come from."""
+
+    def __init__(self, shared: Shared) -> None:
+        """Not listening yet."""
+        self._shared = shared
+        self.sessions: set[Session] = set()
+        self.opened = 0
+        """Sessions, since the start."""
+        self.ends: Counter[End] = Counter()
+        self._server: asyncio.Server | None = None
+        self._empty = asyncio.Event()
+        self._touching: asyncio.Task[None] | None = None
+
+    @property
+    def shared(self) -> Shared:
+        """What the sessions count together."""
+        return self._shared
+
+    @property
+    def unsettled(self) -> int:
+        """Publishes of all sessions that the broker has yet to answer."""
+        return sum(session.unsettled for session in self.sessions)
+
+    @property
+    def frames(self) -> tuple[int, int]:
+        """Frames that clients, and that brokers, have sent."""
+        live = [session.connection for session in self.sessions]
+        shared = self._shared
+        return (
+            shared.client_frames + sum(c.client_frames for c in live),
+            shared.broker_frames + sum(c.broker_frames for c in live),
+        )
+
+    async def start(self, address: Address) -> Address:
+        """Listens; the address with the port that it got. Raises OSError."""
+        self._server = await asyncio.get_running_loop().create_server(self._accept, address.host, address.port)
+        self._touching = asyncio.create_task(self._touch())
+        return Address(*self._server.sockets[0].getsockname()[:2])
+
+    def _accept(self) -> Leg:
+        session = Session(self._shared, self._ended)
+        self.sessions.add(session)
+        self._empty.clear()
+        self.opened += 1
+        return session.client
+
+    def _ended(self, session: Session) -> None:
+        self.sessions.discard(session)
+        self.ends[session.end or End.CLIENT] += 1
+        self._shared.client_frames += session.connection.client_frames
+        self._shared.broker_frames += session.connection.broker_frames
+        if not self.sessions:
+            self._empty.set()
+
+    async def _touch(self) -> None:
+        while True:
+            await asyncio.sleep(TOUCH_INTERVAL)
+            self._shared.tables.touch()
+
+    async def drain(self, within: float) -> None:
+        """Takes no more connections, and returns once all sessions have ended; `within` seconds later it ends them."""
+        if self._server is not None:
+            self._server.close()
+        for session in list(self.sessions):
+            session.drain()
+        try:
+            async with asyncio.timeout(within):
+                await self._emptied()
+        except TimeoutError:
+            log.warning("%d AMQP sessions were still open at the end of the drain time", len(self.sessions))
+            for session in list(self.sessions):
+                session.shut()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LAST_WORDS):
+                    await self._emptied()
+
+    async def _emptied(self) -> None:
+        while self.sessions:
+            self._empty.clear()
+            await self._empty.wait()
+
+    def close(self) -> None:
+        """Drops whatever is left."""
+        if self._server is not None:
+            self._server.close()
+        if self._touching is not None:
+            self._touching.cancel()
+        for session in list(self.sessions):
+            session.abort()
+        for task in self._shared.tasks:
+            task.cancel()

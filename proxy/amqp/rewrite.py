@@ -1,0 +1,256 @@
+"""The hot loop: a session's bytes, in any chunking, to what goes to the other side. Sans-I/O; integers, bytes, lists.
+
+Frames that nothing here changes stay in the run of bytes that they came in, and bodies stream through. Two tables of
+method ids say what else is looked at.
+"""
+
+from proxy.amqp import closing, handshake, requests, returns
+from proxy.amqp.channel import EXPECT_BODY, EXPECT_HEADER, EXPECT_METHOD, Channel, State
+from proxy.amqp.connection import MOST_FRAME_MAX, Connection, Phase
+from proxy.amqp.frames import (
+    BASIC,
+    BASIC_ACK,
+    BASIC_NACK,
+    BASIC_PUBLISH,
+    BODY,
+    END,
+    FRAME,
+    FRAME_ERROR,
+    HEADER,
+    HEARTBEAT,
+    METHOD,
+    OVERHEAD,
+    SYNTAX_ERROR,
+    U32,
+    U64,
+    UNEXPECTED_FRAME,
+    Fault,
+)
+from proxy.amqp.publishing import count, publish
+
+_CLIENT_METHODS = {**requests.REQUESTS, **closing.FROM_CLIENT}
+_BROKER_METHODS = {**requests.ANSWERS, **closing.FROM_BROKER, **returns.FROM_BROKER}
+"""By method id: what returns the bytes that go on in a frame's place, or None for the frame as it is."""
+
+_CONFIRMS = (BASIC_ACK, BASIC_NACK)
+_REFUSING = State.REFUSING.value
+_BASIC = BASIC.to_bytes(2, "big")
+_LEAST_METHOD = OVERHEAD + 4
+_LEAST_PUBLISH = OVERHEAD + 9
+"""Bytes of a frame of basic.publish with empty names: method, ticket, two lengths, bits."""
+_LEAST_HEADER = OVERHEAD + 14
+
+
+def from_client(c: Connection, data: bytes) -> None:  # noqa: C901 - one loop, for speed
+    """Takes what the client sent; appends to `to_broker` (and, in answer, `to_client`).
+
+    Stops at a publish whose exchange must be looked up first: then `held` says which, and once it is None again,
+    `from_client(c, b"")` goes on.
+    """
+    if c.phase >= Phase.ENDING:
+        closing.late_from_client(c, data)
+        return
+    if c.client_rest:
+        data, c.client_rest = c.client_rest + data, b""
+    if c.waits:
+        c.client_rest = data
+        return
+    out, channels = c.to_broker, c.channels
+    size, limit = len(data), c.frame_max - OVERHEAD
+    i = start = 0
+    unpack = FRAME.unpack_from
+    try:
+        if c.client_skip:
+            i = min(c.client_skip, size)
+            if i == c.client_skip and data[i - 1] != END:
+                i -= 1
+                raise Fault(FRAME_ERROR, "a body frame does not end with the frame-end octet")
+            c.client_skip -= i
+            if c.client_dropping:
+                start = i
+                c.client_dropping = c.client_skip > 0
+            if c.for_broker and not c.client_skip:
+                out += (data[start:i], c.for_broker)
+                start, c.for_broker = i, b""
+        while size - i >= OVERHEAD:
+            kind, number, length = unpack(data, i)
+            end = i + OVERHEAD + length
+            if length > limit:
+                raise Fault(FRAME_ERROR, f"a frame of {length + OVERHEAD} bytes, agreed on are {c.frame_max}")
+            if end > size:
+                if kind != BODY:
+                    break
+            elif data[end - 1] != END:
+                raise Fault(FRAME_ERROR, f"a frame of type {kind} does not end with the frame-end octet")
+            channel = channels.get(number)
+            replaced: bytes | None = None
+            if channel is None:
+                if kind == METHOD:
+                    replaced = handshake.from_client(c, number, data, i, end)
+                    limit = c.frame_max - OVERHEAD
+                else:
+                    handshake.check_other(c, kind, number)
+            elif channel.state >= _REFUSING:
+                replaced = closing.refused_frame(c, channel, kind, data, i, end)
+            elif kind == BODY:
+                if channel.expect != EXPECT_BODY or length > channel.left:
+                    raise Fault(UNEXPECTED_FRAME, "a body frame longer than announced, or without a content header")
+                channel.left -= length
+                if not channel.left:
+                    channel.expect = EXPECT_METHOD
+            elif kind == METHOD:
+                replaced = _method(c, channel, data, i, end)
+            elif kind == HEADER:
+                replaced = _header(c, channel, data, i, end)
+            elif kind != HEARTBEAT:
+                raise Fault(FRAME_ERROR, f"a frame of the unknown type {kind}")
+            if c.held is not None:
+                break
+            c.client_frames += 1
+            if replaced is not None:
+                if start < i:
+                    out.append(data[start:i])
+                if replaced:
+                    out.append(replaced)
+                start = end
+            if end > size:
+                c.client_skip, c.client_dropping = end - size, replaced is not None
+                i = size
+                break
+            i = end
+            if c.phase >= Phase.ENDING:
+                break
+    except Fault as fault:
+        if start < i:
+            out.append(data[start:i])
+        closing.fail(c, fault)
+        return
+    if start < i:
+        out.append(data[start:i] if start or i < size else data)
+    if c.phase >= Phase.ENDING:
+        closing.late_from_client(c, data[i:])
+    elif i < size:
+        c.client_rest = data[i:]
+
+
+def _method(c: Connection, channel: Channel, data: bytes, i: int, end: int) -> bytes | None:
+    """A method of the client's on an open channel: what goes on in its place, or None for as it is."""
+    if channel.expect != EXPECT_METHOD:
+        raise Fault(UNEXPECTED_FRAME, "a method where a content header or body was due")
+    if end - i < _LEAST_METHOD:
+        raise Fault(SYNTAX_ERROR, "a method frame too short for a method")
+    method = U32.unpack_from(data, i + 7)[0]
+    if method != BASIC_PUBLISH:
+        handler = _CLIENT_METHODS.get(method)
+        return handler(c, channel, method, data, i, end) if handler is not None else None
+    at = i + 14 + data[i + 13] if end - i >= _LEAST_PUBLISH else end
+    stop = at + 1 + data[at] if at < end - 2 else 0
+    if stop != end - 2:
+        raise Fault(SYNTAX_ERROR, "a short string of basic.publish runs past its frame", method)
+    if channel.state == State.OPEN:
+        exchange = data[i + 14 : at]
+        route = c.route(exchange)
+        if route is None:
+            return None
+        if route.stamp:
+            channel.withheld, channel.expect = True, EXPECT_HEADER
+            channel.exchange, channel.key, channel.bits = exchange, data[at + 1 : stop], data[stop]
+            channel.frame = data[i:end]
+            return b""
+        count(c, channel, route.tally)
+    channel.expect = EXPECT_HEADER
+    return None
+
+
+def _header(c: Connection, channel: Channel, data: bytes, i: int, end: int) -> bytes | None:
+    """A content header of the client's: with the method that waited for it, or None for as it is."""
+    if channel.expect != EXPECT_HEADER:
+        raise Fault(UNEXPECTED_FRAME, "a content header without its method")
+    if end - i < _LEAST_HEADER:
+        raise Fault(SYNTAX_ERROR, "a content header stops before its property flags", BASIC_PUBLISH)
+    if data[i + 7 : i + 9] != _BASIC:
+        raise Fault(UNEXPECTED_FRAME, "a content header of another class than its method", BASIC_PUBLISH)
+    published: bytes | None = None
+    if channel.withheld:
+        published = publish(c, channel, data, i, end)
+        if published is None:
+            return None
+        channel.withheld = False
+    channel.left = U64.unpack_from(data, i + 11)[0]
+    channel.expect = EXPECT_BODY if channel.left else EXPECT_METHOD
+    return published
+
+
+def from_broker(c: Connection, data: bytes) -> None:  # noqa: C901 - one loop, for speed
+    """Takes what the broker sent; appends to `to_client`. Raises ValueError for bytes that are no frames."""
+    if c.phase >= Phase.ENDING:
+        closing.late_from_broker(c, data)
+        return
+    if c.broker_rest:
+        data, c.broker_rest = c.broker_rest + data, b""
+    out, channels = c.to_client, c.channels
+    size = len(data)
+    i = start = 0
+    unpack = FRAME.unpack_from
+    if c.broker_skip:
+        i = min(c.broker_skip, size)
+        c.broker_skip -= i
+        if c.broker_dropping:
+            start = i
+            c.broker_dropping = c.broker_skip > 0
+        if c.for_client and not c.broker_skip:
+            out += (data[start:i], c.for_client)
+            start, c.for_client = i, b""
+    while size - i >= OVERHEAD:
+        kind, number, length = unpack(data, i)
+        end = i + OVERHEAD + length
+        if end > size and kind != BODY:
+            if length > MOST_FRAME_MAX:
+                raise ValueError(f"the broker sent a frame of type {kind} and {length} bytes")
+            break
+        c.broker_frames += 1
+        channel = channels.get(number)
+        replaced: bytes | None = None
+        if kind == METHOD:
+            method = U32.unpack_from(data, i + 7)[0]
+            if channel is not None:
+                if method in _CONFIRMS:
+                    replaced = _answered(c, channel, method, data, i)
+                elif (handler := _BROKER_METHODS.get(method)) is not None:
+                    replaced = handler(c, channel, method, data, i, end)
+            elif not number:
+                replaced = handshake.from_broker(c, method, data, i, end)
+        elif channel is not None and channel.returning is not None:
+            header = kind == HEADER
+            replaced = returns.header(c, channel, data, i, end) if header else returns.body(channel, length)
+        if replaced is not None:
+            if start < i:
+                out.append(data[start:i])
+            if replaced:
+                out.append(replaced)
+            start = end
+        if end > size:
+            c.broker_skip, c.broker_dropping = end - size, replaced is not None
+            i = size
+            break
+        i = end
+        if c.phase >= Phase.ENDING:
+            break
+    if start < i:
+        out.append(data[start:i] if start or i < size else data)
+    if c.phase >= Phase.ENDING:
+        closing.late_from_broker(c, data[i:])
+    elif i < size:
+        c.broker_rest = data[i:]
+
+
+def _answered(c: Connection, channel: Channel, method: int, data: bytes, i: int) -> bytes | None:
+    """basic.ack or basic.nack: counts, and tells of publishes that came back without the client's knowledge."""
+    confirms = channel.confirms
+    number, multiple = U64.unpack_from(data, i + 11)[0] + confirms.base, bool(data[i + 19] & 1)
+    if channel.sampled and (number == channel.sampled or (multiple and number > channel.sampled)):
+        c.confirmed(c.now - channel.sampled_at)
+        channel.sampled = 0
+    replaced = returns.acked(channel, number, multiple) if confirms.returned and method == BASIC_ACK else None
+    channel.settle(number, multiple, method == BASIC_ACK)
+    return replaced

@@ -1,0 +1,218 @@
+"""The router's entries of one virtual host, made ready for the hot loop: bytes in, bytes and integers out."""
+
+from collections.abc import Callable
+from math import inf
+from typing import NamedTuple
+from weakref import WeakValueDictionary
+
+from proxy.amqp import content
+from proxy.amqp.frames import BASIC_PUBLISH, U32, shorted
+from proxy.router import MAX_HOPS, Entry, Name, PassReason, Router, Unknown
+from proxy.selection import Mode, Selection
+from proxy.tally import NOWHERE, Tallies, Tally
+from proxy.topology import RING_TYPES
+from ring.destination import Destination
+from ring.hashed import HashedValue
+from ring.hashing import slot_of
+
+MOST_ROUTES = 10_000
+"""Routes of one table; clients choose the names."""
+
+_PUBLISH = U32.pack(BASIC_PUBLISH) + b"\0\0"
+
+
+class Target:
+    """A destination of a ring, and how a publish to it begins."""
+
+    __slots__ = ("behind", "destination", "is_queue", "method", "name", "unread")
+
+    def __init__(self, destination: Destination) -> None:
+        """Not linked yet to what is behind it."""
+        self.destination = destination
+        self.is_queue = destination.kind == "queue"
+        self.name = destination.name.encode()
+        self.method = _PUBLISH + (b"\0" + shorted(self.name) if self.is_queue else shorted(self.name))
+        """basic.publish up to the bits, for an exchange up to the routing key."""
+        self.behind: Route | None = None
+        """The ring of a destination that is an exchange with one."""
+        self.unread: Unread | None = None
+        """Why nothing may be published there yet."""
+
+
+class Unread(NamedTuple):
+    """An exchange that must be looked up before anything is published to it."""
+
+    name: Name
+    why: str
+    hopeless: bool = False
+    """No look-up helps."""
+
+
+class Route:
+    """What happens to publishes to one exchange."""
+
+    __slots__ = ("hashed", "hashed_name", "name", "owners", "shadowed", "stamp", "tally", "targets")
+
+    def __init__(self, name: Name, tally: Tally, entry: Entry | None = None) -> None:
+        """Passed, unless an entry with a ring is given."""
+        self.name, self.tally = name, tally
+        self.shadowed = entry is not None and entry.passed is PassReason.SHADOW
+        """Passed, and counted where its ring would have sent it."""
+        self.targets: tuple[Target, ...] = ()
+        self.owners: memoryview | bytes = b""
+        self.stamp = b""
+        if entry is not None and entry.known is not None:
+            self.targets = tuple(map(Target, entry.known.ring.destinations))
+            self.owners = entry.known.ring.owner_index
+            self.stamp = content.stamp_of_exchange(name[1].encode())
+        known = entry.known if entry else None
+        self.hashed: HashedValue | None = None
+        """What it hashes where that is not the routing key."""
+        self.hashed_name = b""
+        if known is not None and known.hashed.source != "routing_key":
+            self.hashed, self.hashed_name = known.hashed, known.hashed.name.encode()
+
+    def target(self, key: bytes, header: bytes, start: int, end: int) -> Target | None:
+        """Where a message goes, following rings behind rings; None where they form a cycle.
+
+        `header` holds its content header's payload from `start` to `end`. Raises Fault for one that cannot be read.
+        Nothing may be published to a target that is `unread`: once it is read, there is a new route to ask.
+        """
+        route = self
+        missing = 0
+        for _ in range(MAX_HOPS):
+            value: bytes | None = key
+            if route.hashed is not None:
+                value = content.hashed_value(route.hashed, route.hashed_name, header, start, end)
+                missing |= value is None
+            target = route.targets[route.owners[slot_of(value or b"")]]
+            if target.behind is None:
+                if target.unread is None:
+                    self.tally.value_missing += missing
+                return target
+            route = target.behind
+        return None
+
+
+class RouteTable:
+    """The routes of one virtual host of one cluster, made when first asked for and forgotten when anything changes."""
+
+    def __init__(self, vhost: str, cluster: str | None, tables: "RouteTables") -> None:
+        """`cluster` is the name that the broker of these sessions gives itself; None for none."""
+        self._vhost, self._cluster, self._tables = vhost, cluster, tables
+        self._routes: dict[bytes, Route] = {}
+        self._seen: dict[Name, int] = {}
+        self.expires = inf
+        """When a ring among the routes gets too old to serve, monotonic."""
+
+    def clear(self) -> None:
+        """Forgets every route: what they were made from has changed."""
+        self._routes.clear()
+        self.expires = inf
+
+    def find(self, exchange: bytes) -> Route | Unread:
+        """The route of an exchange, or why there is none yet."""
+        route = self._routes.get(exchange)
+        return route if route is not None else self._make(exchange)
+
+    def absent(self, exchange: bytes) -> Route:
+        """For a publish to an exchange that does not exist, for the broker to refuse."""
+        name = (self._vhost, exchange.decode(errors="replace"))
+        return Route(name, self._tables.tallies.of(NOWHERE, PassReason.ABSENT))
+
+    @property
+    def tallies(self) -> Tallies:
+        """Where publishes count."""
+        return self._tables.tallies
+
+    def rings_to(self, destination: Destination) -> list[Name]:
+        """The exchanges published to whose rings have this destination."""
+        return [r.name for r in self._routes.values() if any(t.destination == destination for t in r.targets)]
+
+    def touch(self) -> None:
+        """Tells the router which exchanges were published to since the last time."""
+        router = self._tables.router
+        for route in self._routes.values():
+            if self._seen.get(route.name) != route.tally.published:
+                self._seen[route.name] = route.tally.published
+                for name in (route.name, *((self._vhost, t.destination.name) for t in route.targets if t.behind)):
+                    if name in router.entries:
+                        router.used_at[name] = router.clock()
+
+    def _make(self, exchange: bytes) -> Route | Unread:
+        router, tally = self._tables.router, self._tables.tallies.of
+        try:
+            name = (self._vhost, exchange.decode())
+        except UnicodeDecodeError:
+            return self.absent(exchange)  # no exchange has such a name
+        if not exchange:
+            return self._put(exchange, Route(name, tally(name, PassReason.TYPE)))
+        if self._tables.selection.mode(*name) is Mode.PASS:
+            known = name if name in router.entries else NOWHERE
+            return self._put(exchange, Route(name, tally(known, PassReason.MODE_PASS)))
+        entry = router.look(name)
+        if isinstance(entry, Unknown):
+            return Unread(entry.exchange, entry.why)
+        if entry.exchange_type in RING_TYPES and (why := self._tables.mismatch(self._cluster)):
+            return Unread(name, why, hopeless=True)
+        self.expires = min(self.expires, router.fresh_until(entry))
+        if entry.known is not None and entry.passed is PassReason.SHADOW:
+            return self._put(exchange, Route(name, tally(name, entry.passed), entry))
+        if entry.internal or entry.passed or entry.known is None:
+            reason = PassReason.INTERNAL if entry.internal else entry.passed or PassReason.NO_BINDINGS
+            return self._put(exchange, Route(name, tally(name, reason)))
+        # Put before its targets are linked: rings may form a cycle.
+        route = self._put(exchange, Route(name, tally(name, None), entry))
+        for target in route.targets:
+            if not target.is_queue:
+                self._link(target)
+        return route
+
+    def _put(self, exchange: bytes, route: Route) -> Route:
+        if len(self._routes) >= MOST_ROUTES:
+            self.clear()
+        self._routes[exchange] = route
+        return route
+
+    def _link(self, target: Target) -> None:
+        """To the ring behind an exchange; one that is passed gets the messages and routes them itself."""
+        router = self._tables.router
+        entry = router.look((self._vhost, target.destination.name))
+        if isinstance(entry, Unknown):
+            target.unread = Unread(entry.exchange, entry.why)
+        elif entry.passed is None and entry.known is not None:
+            behind = self.find(target.name)
+            if isinstance(behind, Route):
+                target.behind = behind
+
+
+class RouteTables:
+    """The tables of all virtual hosts in use; sessions of one virtual host share one."""
+
+    def __init__(
+        self,
+        router: Router,
+        selection: Selection,
+        tallies: Tallies,
+        mismatch: Callable[[str | None], str],
+    ) -> None:
+        """`mismatch` says why a broker of that cluster's name is not the one whose bindings are read; else empty."""
+        self.router, self.selection, self.tallies, self.mismatch = router, selection, tallies, mismatch
+        self._tables: WeakValueDictionary[tuple[str, str | None], RouteTable] = WeakValueDictionary()
+        router.on_change.append(self._changed)
+
+    def table(self, vhost: str, cluster: str | None) -> RouteTable:
+        """The table of a virtual host, kept while a session holds it."""
+        table = self._tables.get((vhost, cluster))
+        if table is None:
+            table = self._tables[vhost, cluster] = RouteTable(vhost, cluster, self)
+        return table
+
+    def touch(self) -> None:
+        """Tells the router which exchanges are in use."""
+        for table in list(self._tables.values()):
+            table.touch()
+
+    def _changed(self, _: Name) -> None:
+        for table in list(self._tables.values()):
+            table.clear()

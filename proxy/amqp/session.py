@@ -1,0 +1,371 @@
+"""One session: what its two legs bring goes through the rewriting, and what that asks for is done."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from enum import Enum
+
+from proxy.amqp import closing, publishing, rewrite
+from proxy.amqp.channel import State
+from proxy.amqp.connection import Connection, Declared, Phase, Refused
+from proxy.amqp.frames import CONNECTION_FORCED, HEARTBEAT_FRAME, INTERNAL_ERROR, PROTOCOL_HEADER
+from proxy.amqp.handshake import is_protocol_header
+from proxy.amqp.legs import Leg
+from proxy.amqp.routes import RouteTables, Unread
+from proxy.router import Name
+from proxy.sync import Absent, NotReadable, Sync
+from proxy.tally import NOWHERE
+from ring.destination import Destination
+
+log = logging.getLogger(__name__)
+
+HEADER_WITHIN = 10.0
+"""Seconds in which a client's first eight bytes must come, as RabbitMQ has it."""
+
+CLOSE_WITHIN = 5.0
+"""Seconds that a peer gets to answer a Close of ours, or to close its socket."""
+
+
+class End(Enum):
+    """Why a session ended; the first reason counts."""
+
+    CLIENT = "client"
+    """The client left."""
+    BROKER = "broker"
+    """The broker closed it."""
+    UNREACHABLE = "unreachable"
+    """No broker took the connection."""
+    PROTOCOL = "protocol"
+    """What the client sent is not AMQP 0-9-1 as the specification has it."""
+    SHUTDOWN = "shutdown"
+    """This proxy ends."""
+    DEFECT = "defect"
+
+
+@dataclass
+class Shared:
+    """What all sessions of a listener have in common."""
+
+    tables: RouteTables
+    sync: Sync
+    dial: Callable[[Callable[[], Leg]], Awaitable[Leg]]
+    """Connects a leg to a broker; raises OSError with the reason where none can be reached."""
+    lookup_timeout: float
+    allowed_mechanisms: frozenset[bytes]
+    confirmed: Callable[[float], None]
+    """Takes the seconds of a sampled confirm."""
+    client_bytes: int = 0
+    broker_bytes: int = 0
+    client_frames: int = 0
+    broker_frames: int = 0
+    refusals: dict[int, int] = field(default_factory=dict)
+    """Closes of ours by reply code."""
+    refreshing: set[tuple[Name, Destination | None]] = field(default_factory=set)
+    tasks: set["asyncio.Task[None]"] = field(default_factory=set)
+
+    def refresh(self, name: Name, gone: Destination | None) -> None:
+        """Reads a ring again that a return has shown to be stale; many returns at once ask once."""
+        if (name, gone) in self.refreshing:
+            return
+        self.refreshing.add((name, gone))
+        task = asyncio.create_task(self.sync.refresh(name, "a message was returned", {gone} if gone else ()))
+        self.tasks.add(task)
+
+        def done(task: "asyncio.Task[None]") -> None:
+            self.tasks.discard(task)
+            self.refreshing.discard((name, gone))
+
+        task.add_done_callback(done)
+
+
+class Session:
+    """A client connection and the broker connection that belongs to it."""
+
+    def __init__(self, shared: Shared, ended: Callable[["Session"], None]) -> None:
+        """`ended` is called once both sockets are closed."""
+        self._shared, self._ended = shared, ended
+        self.end: End | None = None
+        self.client, self.broker = Leg(self), Leg(self)
+        self.client.other, self.broker.other = self.broker, self.client
+        self.connection = Connection(shared.tables.table, shared.confirmed, shared.allowed_mechanisms)
+        self._loop = asyncio.get_running_loop()
+        self._head = b""
+        self._task: asyncio.Task[None] | None = None
+        """Dials, or looks up."""
+        self._connected = self._draining = self._client_ended = self._over = False
+        self._deadline: asyncio.TimerHandle | None = None
+        self._heartbeat: asyncio.TimerHandle | None = None
+        self._within(HEADER_WITHIN, End.PROTOCOL)
+
+    @property
+    def unsettled(self) -> int:
+        """Publishes that the broker has yet to answer."""
+        return sum(channel.confirms.unsettled for channel in self.connection.channels.values())
+
+    # What the legs tell.
+
+    def received(self, leg: Leg, data: bytes) -> None:
+        """Bytes of either side."""
+        self.connection.now = self._loop.time()
+        try:
+            if leg is self.broker:
+                self._shared.broker_bytes += len(data)
+                rewrite.from_broker(self.connection, data)
+                self._go_on()
+            else:
+                self._shared.client_bytes += len(data)
+                if self._connected:
+                    self._from_client(data)
+                    self._go_on()
+                else:
+                    self._start(data)
+        except Exception:
+            self._defect()
+
+    def at_end(self, leg: Leg) -> None:
+        """One side sends no more: the other gets what it sent, then the end of file."""
+        if leg is self.broker:
+            self.connection.broker_done = True
+            self.end = self.end or End.BROKER
+        else:
+            self.connection.client_done = self._client_ended = True
+            self.end = self.end or End.CLIENT
+            if not self._connected:
+                self._stop(End.CLIENT)
+                return
+            if self._task is not None:
+                return  # what it sent waits for a look-up
+        if self.connection.phase is Phase.REFUSING:
+            self._refused()
+            return
+        other = self.client if leg is self.broker else self.broker
+        other.finish()
+        self._within(CLOSE_WITHIN, self.end)
+
+    def lost(self, leg: Leg) -> None:
+        """One socket is closed."""
+        if not self._over:
+            self.at_end(leg)
+        if not self.client.is_open and not self.broker.is_open and not self._over:
+            self._settle()
+
+    # The beginning.
+
+    def _start(self, data: bytes) -> None:
+        """The protocol header; with it, a broker is dialled."""
+        self._head += data
+        if self._task is not None or self.end is not None:
+            return
+        match is_protocol_header(self._head):
+            case True:
+                self._within(None, End.CLIENT)
+                self._head = self._head[len(PROTOCOL_HEADER) :]
+                self.client.hold()
+                self._task = self._loop.create_task(self._dial())
+            case False:
+                # AMQP section 4.2.2: the answer is the header that would be taken.
+                log.info("client %s: not the header of AMQP 0-9-1", self.client.peer)
+                self._count_refusal(0)
+                self.end = End.PROTOCOL
+                self.client.write([PROTOCOL_HEADER])
+                self.client.finish()
+                self._within(CLOSE_WITHIN, End.PROTOCOL)
+            case None:
+                pass
+
+    async def _dial(self) -> None:
+        try:
+            await self._shared.dial(lambda: self.broker)
+        except OSError as error:
+            log.warning("client %s: no broker: %s", self.client.peer, error)
+            self._stop(End.UNREACHABLE)
+            return
+        self._task, self._connected = None, True
+        self.broker.write([PROTOCOL_HEADER])
+        if self._head:
+            self._shared.client_bytes -= len(self._head)
+            self.received(self.client, self._head)
+        self.client.release()
+
+    # The middle.
+
+    def _from_client(self, data: bytes) -> None:
+        connection = self.connection
+        if connection.table is not None and connection.fresh_until < connection.now:
+            connection.table.clear()
+        rewrite.from_client(connection, data)
+
+    def _go_on(self) -> None:
+        """Does what the rewriting asked for, and writes."""
+        c = self.connection
+        if c.events:
+            self._do()
+        self.broker.write(c.to_broker)
+        self.client.write(c.to_client)
+        if c.waits and self._task is None:
+            self.client.hold()
+            self._task = self._loop.create_task(self._look_up())
+            self._keep_alive()
+        if self._draining and not self.unsettled and self._task is None:
+            self._shut()
+        if c.phase is Phase.REFUSING:
+            self._refused()
+
+    def _do(self) -> None:
+        c = self.connection
+        events, c.events = c.events, []
+        for event in events:
+            if isinstance(event, Declared):
+                self._shared.sync.declared(c.vhost, event.declaration)
+            elif isinstance(event, Refused):
+                self._count_refusal(event.code)
+                log.warning("client %s, virtual host %r: %d %s", self.client.peer, c.vhost, event.code, event.text)
+            else:
+                self._shared.refresh(event.name, event.destination)
+
+    def _count_refusal(self, code: int) -> None:
+        self._shared.refusals[code] = self._shared.refusals.get(code, 0) + 1
+
+    async def _look_up(self) -> None:
+        """Until the publish that is held can go on, or its channel is closed."""
+        c = self.connection
+        deadline = self._loop.time() + self._shared.lookup_timeout
+        try:
+            while (unread := c.held) is not None and c.phase is Phase.RUNNING:
+                waiting = len(c.client_rest)
+                fault = await self._resolve(unread, deadline)
+                if not c.running:
+                    break
+                c.now = self._loop.time()
+                if fault:
+                    self._refuse_publish(unread, fault)
+                c.held = None
+                self._from_client(b"")
+                self._do()
+                self.broker.write(c.to_broker)
+                self.client.write(c.to_client)
+                if len(c.client_rest) < waiting:
+                    deadline = self._loop.time() + self._shared.lookup_timeout
+        except Exception:
+            self._defect()
+        finally:
+            self._task, c.held = None, None
+            self.client.release()
+        self._go_on()
+        if self._client_ended:
+            self.at_end(self.client)
+
+    async def _resolve(self, unread: Unread, deadline: float) -> str:
+        """Reads the exchange that a publish waits for; why that failed, or empty."""
+        c, sync = self.connection, self._shared.sync
+        _, exchange = publishing.held_publish(c)
+        left = deadline - self._loop.time()
+        if unread.hopeless or left <= 0:
+            return unread.why
+        try:
+            await sync.look_up(unread.name, left)
+        except Absent:
+            if unread.name[1].encode() == exchange and c.table is not None:
+                c.forced = c.table.absent(exchange)
+            else:
+                gone = {Destination("exchange", unread.name[1])}
+                await sync.refresh((c.vhost, exchange.decode()), "an exchange behind it is gone", gone)
+        except NotReadable as error:
+            return str(error)
+        return ""
+
+    def _refuse_publish(self, unread: Unread, why: str) -> None:
+        """Closes the channel of the publish that is held: placing its key natively would be worse than an error."""
+        c = self.connection
+        channel, exchange = publishing.held_publish(c)
+        name = (c.vhost, exchange.decode(errors="replace"))
+        c.tallies.of(name if name in self._shared.tables.router.entries else NOWHERE, None).unavailable += 1
+        text = f"the ring of exchange '{name[1]}' is not known: {why}"
+        closing.refuse_channel(c, channel, INTERNAL_ERROR, text)
+        self._loop.call_later(CLOSE_WITHIN, self._check_refused, channel.id, channel)
+
+    def _check_refused(self, number: int, channel: object) -> None:
+        """A broker that has not answered our channel.close by now will not."""
+        c = self.connection
+        if c.channels.get(number) is channel and c.channels[number].state == State.REFUSING:
+            self._stop(End.BROKER)
+
+    def _keep_alive(self) -> None:
+        """Heartbeats in the client's stead, while it is not read."""
+        if (self._task is None and not self._draining) or not self.connection.heartbeat or self._over:
+            return
+        if not self.connection.client_skip and self.connection.opened:
+            self.broker.write([HEARTBEAT_FRAME])
+        self._heartbeat = self._loop.call_later(self.connection.heartbeat / 2, self._keep_alive)
+
+    # The end.
+
+    def drain(self) -> None:
+        """Takes no more of the client, and closes the connection once the broker has answered what was sent."""
+        if not self.connection.opened or not self.connection.running:
+            self._stop(End.SHUTDOWN)
+            return
+        self.end, self._draining = self.end or End.SHUTDOWN, True
+        self.client.hold()
+        self._keep_alive()
+        self._go_on()
+
+    def shut(self) -> None:
+        """Closes the connection now: the time to drain is over."""
+        if self._task is not None:
+            self._task.cancel()
+        if self.connection.running:
+            self._shut()
+
+    def _shut(self) -> None:
+        self._draining = False
+        self._within(CLOSE_WITHIN, End.SHUTDOWN)
+        self.client.release()
+        closing.refuse(self.connection, CONNECTION_FORCED, "ringproxy is shutting down")
+        self._go_on()
+
+    def _refused(self) -> None:
+        """After connection.close of ours: waits for both sides to agree, not for long."""
+        c = self.connection
+        if self.end is None:
+            self.end = End.PROTOCOL
+            self._within(CLOSE_WITHIN, self.end)
+        if c.broker_lost:
+            c.broker_lost, c.broker_done = False, True
+            self.broker.finish()
+        if c.client_done and c.broker_done:
+            self.client.finish()
+            self.broker.finish()
+
+    def abort(self) -> None:
+        """Drops both sockets."""
+        self._stop(End.SHUTDOWN)
+
+    def _within(self, seconds: float | None, end: End) -> None:
+        """Drops both sockets after that time; None takes the limit off."""
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._deadline = self._loop.call_later(seconds, self._stop, end) if seconds is not None else None
+
+    def _stop(self, end: End) -> None:
+        self.end = self.end or end
+        if self._task is not None:
+            self._task.cancel()
+        self.client.abort()
+        self.broker.abort()
+
+    def _defect(self) -> None:
+        log.exception("a defect while serving client %s", self.client.peer)
+        self._stop(End.DEFECT)
+
+    def _settle(self) -> None:
+        self._over = True
+        self._within(None, End.CLIENT)
+        if self._heartbeat is not None:
+            self._heartbeat.cancel()
+        if self._task is not None:
+            self._task.cancel()
+        for channel in self.connection.channels.values():
+            channel.confirms.abandon()
+        self._ended(self)

@@ -1,0 +1,54 @@
+"""What became of the publishes that the AMQP ingress took, as plain integers that a scrape reads."""
+
+from collections import Counter
+
+from proxy.outcome import Outcome
+from proxy.router import Name, PassReason
+from ring.destination import Destination
+
+NOWHERE: Name = ("", "")
+"""Counts under this name are of requests for exchanges not known to exist: a label must not hold clients' names."""
+
+
+class Tally:
+    """Counts of one exchange's publishes by one way: its ring, or a reason to pass. They only ever grow."""
+
+    __slots__ = (
+        "nacked", "published", "sent", "settled", "shadowed", "unavailable", "unknown", "unroutable", "value_missing",
+    )  # fmt: skip
+
+    published: int
+    """Handed to the broker."""
+    settled: int
+    """Of these, acknowledged by the broker."""
+    shadowed: Counter[Destination]
+    """Where a shadowed ring would have sent them."""
+
+    def __init__(self) -> None:
+        """All zero."""
+        self.published = self.settled = self.nacked = self.unroutable = 0
+        self.sent = self.unknown = self.unavailable = self.value_missing = 0
+        self.shadowed = Counter()
+
+    def outcomes(self, acknowledged: Outcome) -> dict[Outcome, int]:
+        """By outcome; `acknowledged` is what an ack means here: confirmed by a ring's queue, or passed."""
+        return {
+            acknowledged: self.settled,
+            Outcome.NACKED: self.nacked,
+            Outcome.UNROUTABLE: self.unroutable,
+            Outcome.SENT: self.sent,
+            Outcome.UNKNOWN: self.unknown,
+            Outcome.UNAVAILABLE: self.unavailable,
+        }
+
+
+class Tallies:
+    """A tally for each exchange and way."""
+
+    def __init__(self) -> None:
+        """None yet."""
+        self.by_way: dict[tuple[Name, PassReason | None], Tally] = {}
+
+    def of(self, name: Name, reason: PassReason | None) -> Tally:
+        """The tally of an exchange's publishes that its ring routes (None), or that pass for a reason."""
+        return self.by_way.setdefault((name, reason), Tally())
