@@ -70,7 +70,7 @@ class Sidecar:
         self._log = folder / "log"
         self._secrets = secrets
         environment = {name: value for name, value in os.environ.items() if not name.startswith("RINGPROXY_")}
-        environment |= {"RINGPROXY_HTTP_LISTEN": "127.0.0.1:0", "RINGPROXY_ADMIN_LISTEN": "127.0.0.1:0"}
+        environment |= {f"RINGPROXY_{what}_LISTEN": "127.0.0.1:0" for what in ("AMQP", "HTTP", "ADMIN")}
         environment |= {f"RINGPROXY_{name.upper()}": value for name, value in settings.items()}
         environment |= {"PYTHONWARNINGS": "default"}
         with self._log.open("wb") as log:
@@ -78,16 +78,17 @@ class Sidecar:
                 [COMMAND, "run"], stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment
             )
         try:
-            self.port, self.admin_port = wait_until("the listeners", self._ports)
+            self.amqp_port, self.port, self.admin_port = wait_until("the listeners", self._ports)
         except BaseException:
             self.kill()
             raise
 
-    def _ports(self) -> tuple[int, int] | None:
+    def _ports(self) -> tuple[int, int, int] | None:
         assert self.process.poll() is None, self.log()
-        ports = [re.search(rf" {what} listens on .*:(\d+)\n", self.log()) for what in ("http", "admin")]
-        http_port, admin_port = ports
-        return (int(http_port[1]), int(admin_port[1])) if http_port and admin_port else None
+        log = self.log()
+        found = [re.search(rf" {what} listens on .*:(\d+)\n", log) for what in ("amqp", "http", "admin")]
+        ports = [int(match[1]) for match in found if match]
+        return (ports[0], ports[1], ports[2]) if len(ports) == len(found) else None
 
     def log(self) -> str:
         return self._log.read_text(errors="backslashreplace")
