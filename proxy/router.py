@@ -1,10 +1,12 @@
 """Where each publish goes: one table of exchanges, each entry replaced whole when what is known of it changes."""
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import NamedTuple
 
 from proxy.selection import Mode
 from proxy.topology import Bindings
@@ -31,6 +33,8 @@ class PassReason(StrEnum):
     DEAD_LETTER = "dead_letter"
     INTERNAL_DESTINATION = "internal_destination"
     CYCLE = "cycle"
+    INTERNAL = "internal"
+    ABSENT = "absent"
 
 
 @dataclass(frozen=True)
@@ -132,6 +136,13 @@ class Message:
     """Hashed whatever the exchange hashes, where given: for questions about a key rather than a message."""
 
 
+class _Mark(NamedTuple):
+    """Something was declared on an exchange that its entry does not show."""
+
+    at: float
+    certain: bool
+
+
 class Router:
     """The table, and the decision for one message. Not thread-safe: belongs to the event loop."""
 
@@ -141,35 +152,104 @@ class Router:
         self._max_age, self._refuse_stale, self.clock = ring_max_age, refuse_stale, clock
         self.used_at: dict[Name, float] = {}
         """When a publish last asked for each exchange."""
+        self._marks: dict[Name, _Mark] = {}
+        self.on_change: list[Callable[[Name], None]] = []
+        """Called with an exchange's name whenever what is decided for it, or for one that leads to it, may change."""
 
     @property
     def entries(self) -> Mapping[Name, Entry]:
         """Every exchange that is known."""
         return self._entries
 
+    @property
+    def refuses_stale(self) -> bool:
+        """Whether a ring that is too old answers Unknown."""
+        return self._refuse_stale
+
     def put(self, name: Name, entry: Entry) -> None:
-        """Swaps an exchange's entry."""
+        """Swaps an exchange's entry; tells of it unless nothing that matters to routing changed."""
+        before = self._entries.get(name)
+        same = before is not None and _routes_alike(before, entry) and self.clock() <= self.fresh_until(before)
         self._entries[name] = entry
+        mark = self._marks.get(name)
+        if mark is not None and mark.at <= entry.read_at:
+            del self._marks[name]
+            same = False
+        if not same:
+            self.tell(name)
 
     def drop(self, name: Name) -> None:
         """Forgets an exchange."""
         self._entries.pop(name, None)
         self.used_at.pop(name, None)
+        self._marks.pop(name, None)
+        self.tell(name)
+
+    def tell(self, name: Name) -> None:
+        """Calls whoever wants to know of changes."""
+        for told in self.on_change:
+            told(name)
+
+    def expect(self, name: Name, at: float, *, certain: bool) -> None:
+        """Something was declared on an exchange at `at`: it is Unknown until an entry that was read after that.
+
+        Not `certain` where, as far as is known, the declaration changed nothing.
+        """
+        mark = self._marks.get(name)
+        if mark is not None:
+            at, certain = max(at, mark.at), certain or mark.certain
+        self._marks[name] = _Mark(at, certain)
+        if mark is None:
+            self.tell(name)
+
+    def relent(self, name: Name, started: float) -> bool:
+        """A reading that started then failed: what was declared before it is not waited for unless it is certain.
+
+        Returns whether there was such a thing.
+        """
+        mark = self._marks.get(name)
+        if mark is None or mark.certain or mark.at > started:
+            return False
+        del self._marks[name]
+        self.tell(name)
+        return True
+
+    def expected(self, name: Name, asked: float = math.inf) -> bool:
+        """Whether a declaration on an exchange is to be read back; not where its entry was read at `asked` or later."""
+        entry = self._entries.get(name)
+        return name in self._marks and (entry is None or entry.read_at < asked)
 
     def stale(self, entry: Entry) -> bool:
         """Whether a ring has not been read for longer than its greatest age."""
         return self.clock() - entry.read_at > self._max_age
 
-    def decide(self, name: Name, message: Message) -> Decision:
-        """Where a message published to an exchange goes, following rings behind rings."""
+    def fresh_until(self, entry: Entry) -> float:
+        """The monotonic time after which an entry is not served; inf where it always is."""
+        return entry.read_at + self._max_age if self._refuse_stale and entry.follows_bindings else math.inf
+
+    def look(self, name: Name, asked: float = math.inf) -> Entry | Unknown:
+        """The entry of an exchange that is published to, or why it must be read first.
+
+        A declaration that came after `asked`, when the publish did, is not waited for by an entry that was read
+        after it: else a stream of declarations would hold up a publish for as long as it lasts.
+        """
+        entry = self._entries.get(name)
+        if entry is None:
+            return Unknown(name, "not read yet")
+        self.used_at[name] = self.clock()
+        if self.expected(name, asked):
+            return Unknown(name, "a declaration has not been read back yet")
+        if self.clock() > self.fresh_until(entry):
+            return Unknown(name, f"its ring is older than {self._max_age:g} s")
+        return entry
+
+    def decide(self, name: Name, message: Message, asked: float = math.inf) -> Decision:
+        """Where a message published to an exchange goes, following rings behind rings; `asked` as in `look`."""
         routed: Routed | None = None
         for _ in range(MAX_HOPS):
-            entry = self._entries.get(name)
-            if entry is None:
-                return Unknown(name, "not read yet")
-            self.used_at[name] = self.clock()
-            if self._refuse_stale and entry.follows_bindings and self.stale(entry):
-                return Unknown(name, f"its ring is older than {self._max_age:g} s")
+            entry = self.look(name, asked)
+            if isinstance(entry, Unknown):
+                return entry
             decision = self._decide(name, entry, message)
             if isinstance(decision, Passed):
                 # An exchange behind a ring that has none itself gets the message and routes it.
@@ -190,6 +270,11 @@ class Router:
         slot = slot_of(key or b"")
         routed = Routed(known.ring.owner(slot), slot, known, value_missing=key is None)
         return Passed(PassReason.SHADOW, routed) if entry.passed is PassReason.SHADOW else routed
+
+
+def _routes_alike(one: Entry, other: Entry) -> bool:
+    alike = (one.passed, one.mode, one.internal) == (other.passed, other.mode, other.internal)
+    return alike and one.known is other.known
 
 
 def with_change(entry: Entry, change: Change) -> Entry:

@@ -11,11 +11,12 @@ from aiohttp import web
 
 from proxy.http.parsing import body_of, message_of, name_of, query_of, short
 from proxy.http.problems import ProblemError, invalid, problem_middleware
-from proxy.metrics import NOWHERE, Counts
+from proxy.metrics import Counts
 from proxy.outcome import Outcome
 from proxy.publisher import STAMPS, HeaderTooLargeError, Publish, Publisher, Unavailable, Verdict
 from proxy.router import Message, Name, Passed, Routed, Router
 from proxy.sync import Absent, NotReadable, Sync
+from proxy.tally import NOWHERE
 
 INGRESS = "http"
 
@@ -103,13 +104,13 @@ class Ingest:
 
     async def _decide(self, name: Name, message: Message, has_routing_key: bool = True) -> Routed | Passed:
         """The router's decision, after looking up what it does not know. Raises ProblemError."""
-        deadline = time.monotonic() + self._lookup_timeout
+        asked, deadline = self._router.clock(), time.monotonic() + self._lookup_timeout
         while True:
-            decision = self._router.decide(name, message)
+            decision = self._router.decide(name, message, asked)
             if not isinstance(decision, Routed | Passed):
-                await self._look_up(name, decision.exchange, max(deadline - time.monotonic(), 0.001))
                 if time.monotonic() >= deadline:
                     raise _unavailable(f"exchange {name[1]!r} could not be read in time")
+                await self._look_up(name, decision.exchange, max(deadline - time.monotonic(), 0.001))
                 continue
             by_routing_key = isinstance(decision, Passed) or decision.by.hashed.source == "routing_key"
             if by_routing_key and not has_routing_key:
@@ -166,7 +167,7 @@ class Ingest:
         except HeaderTooLargeError as error:
             raise invalid("Amqp-Header-*", str(error)) from None
         if verdict.outcome is not Outcome.UNKNOWN:
-            self._counts.confirmed(time.monotonic() - started)
+            self._counts.http_latency.add(time.monotonic() - started)
         self._counts.decided(name, decision)
         return verdict
 

@@ -1,3 +1,7 @@
+from collections.abc import Callable
+from dataclasses import replace
+from math import inf
+
 import pytest
 
 from proxy.router import (
@@ -278,3 +282,175 @@ def test_changes_are_kept_up_to_a_number() -> None:
         kept = with_change(kept, Change(i, "why", "what", 0.1, "f"))
     assert [change.at for change in kept.changes] == list(range(3, CHANGES_KEPT + 3))
     assert kept.known is TWO
+
+
+# What was declared, and not read back yet.
+
+Y: Name = ("/", "y")
+
+
+@pytest.fixture
+def changed(router: Router) -> list[Name]:
+    """The names that the router told of."""
+    names: list[Name] = []
+    router.on_change.append(names.append)
+    return names
+
+
+def test_what_was_declared_on_is_unknown_until_it_was_read_after_that(router: Router) -> None:
+    router.put(X, entry(TWO, read_at=1000.0))
+    router.expect(X, 1001.0, certain=True)
+    assert router.expected(X)
+    assert router.decide(X, Message(b"k")) == Unknown(X, "a declaration has not been read back yet")
+    assert router.look(X) == router.decide(X, Message(b"k"))
+    # The reading was under way when the -ok came.
+    router.put(X, entry(TWO, read_at=1000.9))
+    assert isinstance(router.decide(X, Message(b"k")), Unknown)
+    router.put(X, entry(TWO, read_at=1001.0))
+    assert isinstance(router.decide(X, Message(b"k")), Routed)
+    assert router.look(X) is router.entries[X]
+    assert not router.expected(X)
+
+
+def test_so_is_what_leads_there(router: Router) -> None:
+    router.put(X, entry(ring(exchange("y"))))
+    router.put(Y, entry(TWO))
+    router.expect(Y, 1001.0, certain=True)
+    decision = router.decide(X, Message(b"k"))
+    assert isinstance(decision, Unknown)
+    assert decision.exchange == Y
+    assert not router.expected(X)
+
+
+def test_an_exchange_that_was_never_read_can_be_declared_on(router: Router) -> None:
+    router.expect(X, 1001.0, certain=True)
+    assert router.expected(X)
+    router.put(X, entry(TWO, read_at=1000.0))
+    assert isinstance(router.decide(X, Message(b"k")), Unknown)
+    router.drop(X)
+    assert not router.expected(X)
+    router.put(X, entry(TWO, read_at=1000.0))
+    assert isinstance(router.decide(X, Message(b"k")), Routed)
+
+
+def test_a_publish_waits_for_what_was_declared_before_it_only(router: Router) -> None:
+    """Else a stream of declarations would hold it up for as long as it lasts."""
+    router.put(X, entry(TWO, read_at=1000.0))
+    router.expect(X, 1001.0, certain=True)
+    assert isinstance(router.decide(X, Message(b"k"), 1000.0), Routed)
+    assert isinstance(router.decide(X, Message(b"k"), 1000.1), Unknown)
+    assert not router.expected(X, 1000.0)
+    assert router.expected(X, 1000.1)
+    router.expect(Y, 1001.0, certain=True)
+    assert router.expected(Y, 0.0), "there is no entry that could do"
+
+
+def test_a_failed_reading_lifts_only_what_is_not_certain_and_came_before_it(router: Router) -> None:
+    router.put(X, entry(TWO))
+    router.expect(X, 1001.0, certain=False)
+    assert isinstance(router.decide(X, Message(b"k")), Unknown)
+    assert not router.relent(X, 1000.9)
+    assert router.expected(X)
+    assert router.relent(X, 1001.0)
+    assert isinstance(router.decide(X, Message(b"k")), Routed)
+    assert not router.relent(X, 1002.0)
+    router.expect(X, 1003.0, certain=True)
+    assert not router.relent(X, 1004.0)
+    assert router.expected(X)
+
+
+@pytest.mark.parametrize("certain", [(True, False), (False, True)])
+def test_of_several_declarations_the_latest_time_counts_and_certain_is_what_any_is(
+    router: Router, certain: tuple[bool, bool]
+) -> None:
+    router.put(X, entry(TWO))
+    for at, sure in zip((1001.0, 1002.0), certain, strict=True):
+        router.expect(X, at, certain=sure)
+    assert not router.relent(X, 1003.0)
+    router.put(X, entry(TWO, read_at=1001.5))
+    assert router.expected(X)
+    router.put(X, entry(TWO, read_at=1002.0))
+    assert not router.expected(X)
+
+
+def test_an_earlier_time_does_not_take_the_place_of_a_later_one(router: Router) -> None:
+    router.put(X, entry(TWO))
+    router.expect(X, 1002.0, certain=False)
+    router.expect(X, 1001.0, certain=False)
+    assert not router.relent(X, 1001.5)
+
+
+def test_use_shows_also_where_a_declaration_is_waited_for(router: Router, clock: Clock) -> None:
+    router.put(X, entry(TWO))
+    router.expect(X, 1001.0, certain=True)
+    router.look(X)
+    assert router.used_at == {X: clock.now}
+
+
+# Who is told.
+
+
+def test_changes_are_told_and_readings_that_change_nothing_are_not(router: Router, changed: list[Name]) -> None:
+    first = entry(TWO, read_at=1000.0)
+    router.put(X, first)
+    assert changed == [X]
+    router.put(X, replace(first, read_at=1001.0, bindings=Bindings({queue("a"): 1}), queues={"a": False}))
+    assert changed == [X], "as before, but for what routes nothing"
+    router.expect(X, 1002.0, certain=False)
+    assert changed == [X] * 2
+    router.expect(X, 1003.0, certain=True)
+    router.put(X, replace(first, read_at=1002.5))
+    assert not router.relent(X, 1004.0)
+    assert changed == [X] * 2, "it was unknown, and is"
+    router.put(X, replace(first, read_at=1003.0))
+    assert changed == [X] * 3, "a mark was lifted"
+    router.expect(Y, 1003.0, certain=False)
+    router.relent(Y, 1003.0)
+    router.relent(Y, 1003.0)
+    assert changed == [X, X, X, Y, Y]
+    router.drop(X)
+    assert changed == [X, X, X, Y, Y, X]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda e: replace(e, known=ring(queue("a"), queue("b"))),
+        lambda e: replace(e, known=None),
+        lambda e: replace(e, passed=PassReason.DEAD_LETTER),
+        lambda e: replace(e, mode=Mode.SHADOW),
+        lambda e: replace(e, internal=True),
+    ],
+)
+def test_every_change_that_matters_is_told(
+    router: Router, changed: list[Name], change: Callable[[Entry], Entry]
+) -> None:
+    router.put(X, entry(TWO))
+    router.put(X, change(entry(TWO)))
+    assert changed == [X, X]
+
+
+def test_all_who_want_to_know_are_told(router: Router, changed: list[Name]) -> None:
+    also: list[Name] = []
+    router.on_change.append(also.append)
+    router.tell(("", ""))
+    assert changed == also == [("", "")]
+
+
+def test_a_reading_of_what_was_refused_as_stale_is_a_change(clock: Clock) -> None:
+    for refuse, told in ((True, 2), (False, 1)):
+        router, changed = Router(MAX_AGE, refuse_stale=refuse, clock=clock), list[Name]()
+        router.on_change.append(changed.append)
+        router.put(X, entry(TWO, read_at=clock.now))
+        clock.now += MAX_AGE + 1
+        router.put(X, entry(TWO, read_at=clock.now))
+        assert changed == [X] * told
+
+
+def test_how_long_an_entry_is_served(clock: Clock) -> None:
+    serving, refusing = (Router(MAX_AGE, refuse_stale=refuse, clock=clock) for refuse in (False, True))
+    assert (serving.refuses_stale, refusing.refuses_stale) == (False, True)
+    assert serving.fresh_until(entry(TWO)) == inf
+    assert refusing.fresh_until(entry(TWO, read_at=1000.0)) == 1000.0 + MAX_AGE
+    assert refusing.fresh_until(entry(None, PassReason.TYPE)) == inf
+    assert refusing.fresh_until(entry(TWO, PassReason.SHADOW, mode=Mode.SHADOW)) == inf
