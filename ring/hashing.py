@@ -19,4 +19,5 @@ def hash64(data: bytes) -> int:
 
 def slot_of(key: bytes) -> int:
     """The slot, 0 to SLOTS - 1, of a key: the top 20 bits of its hash."""
-    return hash64(key) >> _SLOT_SHIFT
+    # Not through hash64: this is on the way of every publish, and a call less is a tenth of a microsecond.
+    return mmh3.hash64(key, 0, True, False)[0] >> _SLOT_SHIFT

@@ -125,10 +125,10 @@ class Channel:
             self.confirms.start()
             self.confirming, self.transactional = not transactional, transactional
 
-    def ring_id(self, asked: bool, had_headers: bool) -> int:
-        """The last publish's id: 29 bits of this incarnation's nonce, two flags, 32 bits of the publish's number."""
+    def next_id(self, asked: int, had_headers: int) -> int:
+        """The next publish's id: 29 bits of this incarnation's nonce, two flags, 32 bits of the publish's number."""
         flags = (_ASKED if asked else 0) | (_HAD_HEADERS if had_headers else 0)
-        return self.nonce | flags | self.confirms.number & _NUMBER
+        return self.nonce | flags | (self.confirms.number + 1) & _NUMBER
 
     def read_id(self, ring_id: int) -> RingId | None:
         """What a ring id says; None for one that is not of this channel, say in a copy that a client forwards."""
@@ -144,9 +144,7 @@ class Channel:
         if not self.confirms.answered and len(self.kept) > KEPT:
             del self.kept[next(iter(self.kept))]
 
-    def settle(self, number: int, multiple: bool, acked: bool) -> None:
-        """Counts the broker's answer; see Confirms."""
-        self.confirms.settle(number, multiple, acked)
-        if self.kept:
-            low = self.confirms.low
-            self.kept = {n: kept for n, kept in self.kept.items() if n > low}
+    def forget_settled(self) -> None:
+        """Keeps nothing of publishes that the broker has answered."""
+        low = self.confirms.low
+        self.kept = {number: kept for number, kept in self.kept.items() if number > low}

@@ -1,7 +1,6 @@
 """Which of a channel's publishes the broker has answered; numbers count them from 1, in the order they go out."""
 
 from collections import deque
-from collections.abc import Iterator
 
 from proxy.tally import Tally
 
@@ -56,13 +55,14 @@ class Confirms:
         """Counts the broker's answer to one publish, or to all up to it; an answer to nothing is ignored."""
         if number > self.number or number <= self.low:
             return
-        first = self.low + 1 if multiple else number
-        if first > self.low + 1:
+        low = self.low
+        if not multiple and number != low + 1:
             if number not in self.above:
-                self._count(number, number, acked)
+                self._count(self._tally_of(number), number, number, 1, acked)
                 self.above.add(number)
             return
-        self._count(first, number, acked)
+        for tally, first, last in self._runs(low + 1, number):
+            self._count(tally, first, last, last - first + 1 - self._within(first, last), acked)
         self.low = number
         if self.above:
             self.above = {n for n in self.above if n > number}
@@ -103,33 +103,39 @@ class Confirms:
                 tally.unknown += last - first + 1 - self._within(first, last)
             self.low = self.number
             self.above.clear()
+            self.returned.clear()
 
-    def _count(self, first: int, last: int, acked: bool) -> None:
-        for tally, start, stop in self._runs(first, last):
-            count = stop - start + 1
-            if self.above:
-                count -= self._within(start, stop)
-            if self.returned:
-                back = [n for n in self.returned if start <= n <= stop]
-                for n in back:
-                    del self.returned[n]
-                tally.unroutable += len(back)
-                count -= len(back)
-            if acked:
-                tally.settled += count
-            else:
-                tally.nacked += count
+    def _count(self, tally: Tally, first: int, last: int, count: int, acked: bool) -> None:
+        """Counts the `count` publishes of a range that were not settled before."""
+        if self.returned:
+            for number in [n for n in self.returned if first <= n <= last]:
+                del self.returned[number]
+                tally.unroutable += 1
+                count -= 1
+        if acked:
+            tally.settled += count
+        else:
+            tally.nacked += count
 
     def _within(self, first: int, last: int) -> int:
-        return sum(first <= n <= last for n in self.above)
+        return sum(first <= n <= last for n in self.above) if self.above else 0
 
-    def _runs(self, first: int, last: int) -> Iterator[tuple[Tally, int, int]]:
+    def _tally_of(self, number: int) -> Tally:
+        for tally, upto in self.runs:
+            if number <= upto:
+                return tally
+        assert self.tally is not None
+        return self.tally
+
+    def _runs(self, first: int, last: int) -> list[tuple[Tally, int, int]]:
         """The part of each run that lies in a range."""
+        parts = []
         for tally, upto in self.runs:
             if first <= upto:
-                yield tally, first, min(upto, last)
+                parts.append((tally, first, min(upto, last)))
                 first = upto + 1
                 if first > last:
-                    return
+                    return parts
         if self.tally is not None and first <= last:
-            yield self.tally, first, last
+            parts.append((self.tally, first, last))
+        return parts

@@ -62,8 +62,8 @@ class Connection:
         "allowed_mechanisms", "broker_done", "broker_dropping", "broker_frames", "broker_lost", "broker_rest",
         "broker_skip", "channel_max", "channels", "client_done", "client_dropping", "client_frames", "client_rest",
         "client_skip", "cluster", "confirmed", "events", "for_broker", "for_client", "forced", "frame_max",
-        "framing_lost", "heartbeat", "held", "now", "offered", "opened", "phase", "table", "tables", "to_broker",
-        "to_client", "vhost",
+        "framing_lost", "heartbeat", "held", "now", "offered", "opened", "phase", "routes", "table", "tables",
+        "to_broker", "to_client", "vhost",
     )  # fmt: skip
 
     def __init__(
@@ -106,13 +106,14 @@ class Connection:
         self.opened = False
         """The broker has sent open-ok."""
         self.table: RouteTable | None = None
+        self.routes: dict[bytes, Route] = {}
+        """The table's, which `route` adds to."""
         # The end.
         self.framing_lost = self.client_done = self.broker_done = self.broker_lost = False
 
     def route(self, exchange: bytes) -> Route | None:
         """The route of an exchange; None where it must be looked up first: `held` then says which."""
         found = self.forced or (self.table.find(exchange) if self.table is not None else None)
-        self.forced = None
         if isinstance(found, Route):
             return found
         self.held = found

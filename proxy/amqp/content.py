@@ -32,17 +32,15 @@ _AFTER_HEADERS = (
 )
 """Name, flag and size in bytes (0: a short string) of the properties after the headers, up to the last hashed one."""
 
-_ID_ENTRY = bytes((len(STAMP_ID),)) + STAMP_ID + b"l"
+STAMP_ID_ENTRY = bytes((len(STAMP_ID),)) + STAMP_ID + b"l"
 
 
 def stamp_of_exchange(exchange: bytes) -> bytes:
-    """The part of the stamps that all publishes to an exchange share; `stamps` adds the rest."""
+    """What the stamps of all publishes to an exchange begin with.
+
+    After it come the routing key as a long string, STAMP_ID_ENTRY and the ring id's eight bytes.
+    """
     return table.text_entry(STAMP_EXCHANGE, exchange) + bytes((len(STAMP_KEY),)) + STAMP_KEY + b"S"
-
-
-def stamps(of_exchange: bytes, routing_key: bytes, ring_id: int) -> bytes:
-    """The three table entries that a publish to a ring exchange gets."""
-    return b"".join((of_exchange, U32.pack(len(routing_key)), routing_key, _ID_ENTRY, U64.pack(ring_id)))
 
 
 def headers_at(data: bytes, start: int, end: int) -> tuple[int, int]:

@@ -23,6 +23,7 @@ from proxy.amqp.frames import (
     FRAME_ERROR,
     HEADER,
     HEARTBEAT,
+    METHOD,
     NOT_ALLOWED,
     OVERHEAD,
     PROTOCOL_HEADER,
@@ -71,11 +72,14 @@ def is_protocol_header(data: bytes) -> bool | None:
     return True if len(data) >= len(PROTOCOL_HEADER) else None
 
 
-def from_client(c: Connection, number: int, data: bytes, i: int, end: int) -> bytes | None:
-    """A method on channel 0, or on a channel that is not open: what goes on in its place, or None for as it is.
+def from_client(c: Connection, kind: int, number: int, data: bytes, i: int, end: int) -> bytes | None:
+    """A frame on channel 0, or on a channel that is not open: what goes on in its place, or None for as it is.
 
-    Raises Fault for a method that does not belong there.
+    Raises Fault for one that does not belong there.
     """
+    if kind != METHOD:
+        _check_other(c, kind, number)
+        return None
     if end - i < OVERHEAD + 4:
         raise Fault(SYNTAX_ERROR, "a method frame too short for a method")
     method = U32.unpack_from(data, i + 7)[0]
@@ -98,7 +102,7 @@ def _on_unopened(c: Connection, number: int, method: int) -> None:
     # To any other method the broker answers that the channel is not open.
 
 
-def check_other(c: Connection, kind: int, number: int) -> None:
+def _check_other(c: Connection, kind: int, number: int) -> None:
     """A frame that is no method, on channel 0 or a channel that is not open. Raises Fault."""
     if kind not in (HEADER, BODY, HEARTBEAT):
         raise Fault(FRAME_ERROR, f"a frame of the unknown type {kind}")
@@ -173,6 +177,7 @@ def _open(c: Connection, data: bytes, i: int, end: int) -> None:
     vhost, _ = short_string(data, i + 11, end - 1)
     c.vhost = vhost.decode(errors="replace")
     c.table = c.tables(c.vhost, c.cluster)
+    c.routes = c.table.routes
     c.phase = Phase.RUNNING
 
 

@@ -5,10 +5,12 @@ from collections.abc import Collection
 from proxy.amqp import content
 from proxy.amqp.channel import Channel, Kept
 from proxy.amqp.connection import Connection
-from proxy.amqp.content import HEADERS, STAMPS, STAMPS_AND_COPIES
-from proxy.amqp.frames import FRAME, HEADER, MANDATORY, METHOD, OVERHEAD, short_string, shorted
+from proxy.amqp.content import HEADERS, STAMP_ID_ENTRY, STAMPS, STAMPS_AND_COPIES
+from proxy.amqp.frames import END, FRAME, HEADER, MANDATORY, METHOD, OVERHEAD, U32, U64, short_string, shorted
+from proxy.amqp.routes import Route, Target
 from proxy.router import PassReason
 from proxy.tally import Tally
+from ring.hashing import slot_of
 
 
 def count(c: Connection, channel: Channel, tally: Tally) -> None:
@@ -29,35 +31,35 @@ def publish(c: Connection, channel: Channel, data: bytes, i: int, end: int) -> b
 
     None where an exchange must be looked up first: `held` then says which. Raises Fault for an unreadable header.
     """
-    route = c.route(channel.exchange)
+    route = c.routes.get(channel.exchange) or c.route(channel.exchange)
     if route is None:
         return None
-    if not route.stamp:
-        return _passed(c, channel, route.tally, data[i:end])
     start, stop = i + 7, end - 1
-    target = route.target(channel.key, data, start, stop)
-    if target is None:
-        return _passed(c, channel, c.tallies.of(route.name, PassReason.CYCLE), data[i:end])
-    if target.unread is not None:
-        c.held = target.unread
-        return None
-    if route.shadowed:
-        route.tally.shadowed[target.destination] += 1
-        return _passed(c, channel, route.tally, data[i:end])
-    count(c, channel, route.tally)
-    channel.routed = True
-    ring_id = channel.ring_id(bool(channel.bits & MANDATORY), bool(data[start + 12] << 8 & HEADERS))
-    stamps = content.stamps(route.stamp, channel.key, ring_id)
+    if route.plain:
+        target = route.targets[route.owners[slot_of(channel.key)]]
+    else:
+        found = route.target(channel.key, data, start, stop) if route.stamp else None
+        if found is not None and found.unread is not None:
+            c.held = found.unread
+            return None
+        if found is None or route.shadowed:
+            return _passed(c, channel, route, found, data[i:end])
+        target = found
+    key, asked, had_headers = channel.key, channel.bits & MANDATORY, data[i + 19] << 8 & HEADERS
+    ring_id = channel.next_id(asked, had_headers)
+    stamps = b"".join((route.stamp, U32.pack(len(key)), key, STAMP_ID_ENTRY, U64.pack(ring_id)))
     cut = STAMPS_AND_COPIES if target.is_queue else STAMPS
     payload, removed = content.stamped(data, start, stop, stamps, cut)
+    count(c, channel, route.tally)
     if len(payload) > c.frame_max - OVERHEAD:
         # RabbitMQ closes the connection for a frame that is too large by one byte (run).
         payload, removed = _without(data, start, stop, cut)
-        sent_as = (target.name, b"") if target.is_queue else (channel.key, target.name)
-        channel.keep(Kept(removed, *sent_as, channel.exchange, channel.key, ring_id))
+        sent_as = (target.name, b"") if target.is_queue else (key, target.name)
+        channel.keep(Kept(removed, *sent_as, channel.exchange, key, ring_id))
     elif removed:
         channel.keep(Kept(removed))
-    method = target.method + (b"" if target.is_queue else shorted(channel.key))
+    channel.routed = True
+    method = target.method if target.is_queue else target.method + shorted(key)
     return b"".join(
         (
             FRAME.pack(METHOD, channel.id, len(method) + 1),
@@ -70,7 +72,8 @@ def publish(c: Connection, channel: Channel, data: bytes, i: int, end: int) -> b
     )
 
 
-_BITS = [bytes((bits | MANDATORY, 0xCE)) for bits in range(256)]
+_BITS = [bytes((bits | MANDATORY, END)) for bits in range(256)]
+"""By the client's bits: ours, and the end of the frame."""
 
 
 def _without(data: bytes, start: int, stop: int, cut: Collection[bytes]) -> tuple[bytes, bytes]:
@@ -79,8 +82,13 @@ def _without(data: bytes, start: int, stop: int, cut: Collection[bytes]) -> tupl
     return content.stamped(data, start, stop, b"", cut) if has_headers else (data[start:stop], b"")
 
 
-def _passed(c: Connection, channel: Channel, tally: Tally, header: bytes) -> bytes:
-    """The publish as it came."""
+def _passed(c: Connection, channel: Channel, route: Route, target: Target | None, header: bytes) -> bytes:
+    """The publish as it came: shadowed, caught in a cycle, or its exchange has lost its ring since the method."""
+    tally = route.tally
+    if target is not None:
+        tally.shadowed[target.destination] += 1
+    elif route.stamp:
+        tally = c.tallies.of(route.name, PassReason.CYCLE)
     count(c, channel, tally)
     return channel.frame + header
 

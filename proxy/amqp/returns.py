@@ -111,7 +111,7 @@ def acked(channel: Channel, number: int, multiple: bool) -> bytes | None:
 def committed(c: Connection, channel: Channel, number: int) -> bytes | None:
     """tx.commit-ok. Where a publish came back that the client does not know of, the channel is closed in its place."""
     lost = sum(tell for n, tell in channel.confirms.returned.items() if n <= number)
-    channel.settle(number, True, True)
+    channel.confirms.settle(number, True, True)
     if not lost:
         return None
     text = f"{lost} publishes of this transaction had no queue left; the others may be there"

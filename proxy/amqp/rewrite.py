@@ -57,18 +57,18 @@ def from_client(c: Connection, data: bytes) -> None:  # noqa: C901 - one loop, f
         return
     out, channels = c.to_broker, c.channels
     size, limit = len(data), c.frame_max - OVERHEAD
-    i = start = 0
+    i = start = frames = 0
     unpack = FRAME.unpack_from
     try:
         if c.client_skip:
             i = min(c.client_skip, size)
+            start = i if c.client_dropping else 0
             if i == c.client_skip and data[i - 1] != END:
+                # Not its last byte: the broker must not take the frame for whole.
                 i -= 1
                 raise Fault(FRAME_ERROR, "a body frame does not end with the frame-end octet")
             c.client_skip -= i
-            if c.client_dropping:
-                start = i
-                c.client_dropping = c.client_skip > 0
+            c.client_dropping = c.client_dropping and c.client_skip > 0
             if c.for_broker and not c.client_skip:
                 out += (data[start:i], c.for_broker)
                 start, c.for_broker = i, b""
@@ -85,11 +85,8 @@ def from_client(c: Connection, data: bytes) -> None:  # noqa: C901 - one loop, f
             channel = channels.get(number)
             replaced: bytes | None = None
             if channel is None:
-                if kind == METHOD:
-                    replaced = handshake.from_client(c, number, data, i, end)
-                    limit = c.frame_max - OVERHEAD
-                else:
-                    handshake.check_other(c, kind, number)
+                replaced = handshake.from_client(c, kind, number, data, i, end)
+                limit = c.frame_max - OVERHEAD
             elif channel.state >= _REFUSING:
                 replaced = closing.refused_frame(c, channel, kind, data, i, end)
             elif kind == BODY:
@@ -100,13 +97,15 @@ def from_client(c: Connection, data: bytes) -> None:  # noqa: C901 - one loop, f
                     channel.expect = EXPECT_METHOD
             elif kind == METHOD:
                 replaced = _method(c, channel, data, i, end)
+                if c.held is not None:
+                    break
             elif kind == HEADER:
                 replaced = _header(c, channel, data, i, end)
+                if c.held is not None:
+                    break
             elif kind != HEARTBEAT:
                 raise Fault(FRAME_ERROR, f"a frame of the unknown type {kind}")
-            if c.held is not None:
-                break
-            c.client_frames += 1
+            frames += 1
             if replaced is not None:
                 if start < i:
                     out.append(data[start:i])
@@ -118,13 +117,15 @@ def from_client(c: Connection, data: bytes) -> None:  # noqa: C901 - one loop, f
                 i = size
                 break
             i = end
-            if c.phase >= Phase.ENDING:
+            if not number and c.phase >= Phase.ENDING:
                 break
     except Fault as fault:
         if start < i:
             out.append(data[start:i])
         closing.fail(c, fault)
         return
+    finally:
+        c.client_frames += frames
     if start < i:
         out.append(data[start:i] if start or i < size else data)
     if c.phase >= Phase.ENDING:
@@ -149,7 +150,7 @@ def _method(c: Connection, channel: Channel, data: bytes, i: int, end: int) -> b
         raise Fault(SYNTAX_ERROR, "a short string of basic.publish runs past its frame", method)
     if channel.state == State.OPEN:
         exchange = data[i + 14 : at]
-        route = c.route(exchange)
+        route = c.routes.get(exchange) or c.route(exchange)
         if route is None:
             return None
         if route.stamp:
@@ -252,5 +253,7 @@ def _answered(c: Connection, channel: Channel, method: int, data: bytes, i: int)
         c.confirmed(c.now - channel.sampled_at)
         channel.sampled = 0
     replaced = returns.acked(channel, number, multiple) if confirms.returned and method == BASIC_ACK else None
-    channel.settle(number, multiple, method == BASIC_ACK)
+    confirms.settle(number, multiple, method == BASIC_ACK)
+    if channel.kept:
+        channel.forget_settled()
     return replaced

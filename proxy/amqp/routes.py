@@ -51,7 +51,7 @@ class Unread(NamedTuple):
 class Route:
     """What happens to publishes to one exchange."""
 
-    __slots__ = ("hashed", "hashed_name", "name", "owners", "shadowed", "stamp", "tally", "targets")
+    __slots__ = ("hashed", "hashed_name", "name", "owners", "plain", "shadowed", "stamp", "tally", "targets")
 
     def __init__(self, name: Name, tally: Tally, entry: Entry | None = None) -> None:
         """Passed, unless an entry with a ring is given."""
@@ -66,6 +66,9 @@ class Route:
             self.owners = entry.known.ring.owner_index
             self.stamp = content.stamp_of_exchange(name[1].encode())
         known = entry.known if entry else None
+        by_key = known is not None and known.hashed.source == "routing_key" and not self.shadowed
+        self.plain = by_key and all(target.is_queue for target in self.targets)
+        """The routing key alone leads to a queue."""
         self.hashed: HashedValue | None = None
         """What it hashes where that is not the routing key."""
         self.hashed_name = b""
@@ -100,19 +103,20 @@ class RouteTable:
     def __init__(self, vhost: str, cluster: str | None, tables: "RouteTables") -> None:
         """`cluster` is the name that the broker of these sessions gives itself; None for none."""
         self._vhost, self._cluster, self._tables = vhost, cluster, tables
-        self._routes: dict[bytes, Route] = {}
+        self.routes: dict[bytes, Route] = {}
+        """Those made so far, for the hot loop; always this same dict."""
         self._seen: dict[Name, int] = {}
         self.expires = inf
         """When a ring among the routes gets too old to serve, monotonic."""
 
     def clear(self) -> None:
         """Forgets every route: what they were made from has changed."""
-        self._routes.clear()
+        self.routes.clear()
         self.expires = inf
 
     def find(self, exchange: bytes) -> Route | Unread:
         """The route of an exchange, or why there is none yet."""
-        route = self._routes.get(exchange)
+        route = self.routes.get(exchange)
         return route if route is not None else self._make(exchange)
 
     def absent(self, exchange: bytes) -> Route:
@@ -127,12 +131,12 @@ class RouteTable:
 
     def rings_to(self, destination: Destination) -> list[Name]:
         """The exchanges published to whose rings have this destination."""
-        return [r.name for r in self._routes.values() if any(t.destination == destination for t in r.targets)]
+        return [r.name for r in self.routes.values() if any(t.destination == destination for t in r.targets)]
 
     def touch(self) -> None:
         """Tells the router which exchanges were published to since the last time."""
         router = self._tables.router
-        for route in self._routes.values():
+        for route in self.routes.values():
             if self._seen.get(route.name) != route.tally.published:
                 self._seen[route.name] = route.tally.published
                 for name in (route.name, *((self._vhost, t.destination.name) for t in route.targets if t.behind)):
@@ -169,9 +173,9 @@ class RouteTable:
         return route
 
     def _put(self, exchange: bytes, route: Route) -> Route:
-        if len(self._routes) >= MOST_ROUTES:
+        if len(self.routes) >= MOST_ROUTES:
             self.clear()
-        self._routes[exchange] = route
+        self.routes[exchange] = route
         return route
 
     def _link(self, target: Target) -> None:

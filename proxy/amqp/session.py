@@ -242,6 +242,7 @@ class Session:
                     self._refuse_publish(unread, fault)
                 c.held = None
                 self._from_client(b"")
+                c.forced = None
                 self._do()
                 self.broker.write(c.to_broker)
                 self.client.write(c.to_client)
