@@ -100,9 +100,9 @@ class Route:
 class RouteTable:
     """The routes of one virtual host of one cluster, made when first asked for and forgotten when anything changes."""
 
-    def __init__(self, vhost: str, cluster: str | None, tables: "RouteTables") -> None:
-        """`cluster` is the name that the broker of these sessions gives itself; None for none."""
-        self._vhost, self._cluster, self._tables = vhost, cluster, tables
+    def __init__(self, vhost: str, cluster: str | None, tables: "RouteTables", asked: float = inf) -> None:
+        """`cluster` is the name that the broker of these sessions gives itself; None for none. `asked`: see `once`."""
+        self._vhost, self._cluster, self._tables, self._asked = vhost, cluster, tables, asked
         self.routes: dict[bytes, Route] = {}
         """Those made so far, for the hot loop; always this same dict."""
         self._seen: dict[Name, int] = {}
@@ -118,6 +118,10 @@ class RouteTable:
         """The route of an exchange, or why there is none yet."""
         route = self.routes.get(exchange)
         return route if route is not None else self._make(exchange)
+
+    def once(self, exchange: bytes, asked: float) -> Route | Unread:
+        """The route of one publish that has waited since `asked`: what was declared after that is not its concern."""
+        return RouteTable(self._vhost, self._cluster, self._tables, asked).find(exchange)
 
     def absent(self, exchange: bytes) -> Route:
         """For a publish to an exchange that does not exist, for the broker to refuse."""
@@ -154,7 +158,7 @@ class RouteTable:
         if self._tables.selection.mode(*name) is Mode.PASS:
             known = name if name in router.entries else NOWHERE
             return self._put(exchange, Route(name, tally(known, PassReason.MODE_PASS)))
-        entry = router.look(name)
+        entry = router.look(name, self._asked)
         if isinstance(entry, Unknown):
             return Unread(entry.exchange, entry.why)
         if entry.exchange_type in RING_TYPES and (why := self._tables.mismatch(self._cluster)):
@@ -181,7 +185,7 @@ class RouteTable:
     def _link(self, target: Target) -> None:
         """To the ring behind an exchange; one that is passed gets the messages and routes them itself."""
         router = self._tables.router
-        entry = router.look((self._vhost, target.destination.name))
+        entry = router.look((self._vhost, target.destination.name), self._asked)
         if isinstance(entry, Unknown):
             target.unread = Unread(entry.exchange, entry.why)
         elif entry.passed is None and entry.known is not None:

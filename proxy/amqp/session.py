@@ -12,7 +12,7 @@ from proxy.amqp.connection import Connection, Declared, Phase, Refused
 from proxy.amqp.frames import CONNECTION_FORCED, HEARTBEAT_FRAME, INTERNAL_ERROR, PROTOCOL_HEADER
 from proxy.amqp.handshake import is_protocol_header
 from proxy.amqp.legs import Leg
-from proxy.amqp.routes import RouteTables, Unread
+from proxy.amqp.routes import Route, RouteTables, Unread
 from proxy.router import Name
 from proxy.sync import Absent, NotReadable, Sync
 from proxy.tally import NOWHERE
@@ -230,11 +230,11 @@ class Session:
     async def _look_up(self) -> None:
         """Until the publish that is held can go on, or its channel is closed."""
         c = self.connection
-        deadline = self._loop.time() + self._shared.lookup_timeout
+        asked = self._loop.time()
         try:
             while (unread := c.held) is not None and c.phase is Phase.RUNNING:
                 waiting = len(c.client_rest)
-                fault = await self._resolve(unread, deadline)
+                fault = await self._resolve(unread, asked)
                 if not c.running:
                     break
                 c.now = self._loop.time()
@@ -247,7 +247,7 @@ class Session:
                 self.broker.write(c.to_broker)
                 self.client.write(c.to_client)
                 if len(c.client_rest) < waiting:
-                    deadline = self._loop.time() + self._shared.lookup_timeout
+                    asked = self._loop.time()
         except Exception:
             self._defect()
         finally:
@@ -257,11 +257,11 @@ class Session:
         if self._client_ended:
             self.at_end(self.client)
 
-    async def _resolve(self, unread: Unread, deadline: float) -> str:
-        """Reads the exchange that a publish waits for; why that failed, or empty."""
+    async def _resolve(self, unread: Unread, asked: float) -> str:
+        """Reads the exchange that a publish has waited for since `asked`; why that failed, or empty."""
         c, sync = self.connection, self._shared.sync
         _, exchange = publishing.held_publish(c)
-        left = deadline - self._loop.time()
+        left = asked + self._shared.lookup_timeout - self._loop.time()
         if unread.hopeless or left <= 0:
             return unread.why
         try:
@@ -274,6 +274,9 @@ class Session:
                 await sync.refresh((c.vhost, exchange.decode()), "an exchange behind it is gone", gone)
         except NotReadable as error:
             return str(error)
+        else:
+            route = c.table.once(exchange, asked) if c.table is not None else unread
+            c.forced = route if isinstance(route, Route) else None
         return ""
 
     def _refuse_publish(self, unread: Unread, why: str) -> None:
