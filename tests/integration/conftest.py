@@ -9,6 +9,7 @@ import pytest
 from testbed.broker import Broker, running_broker
 from tests.integration.broker_api import BrokerApi, VirtualHost, fresh_name
 from tests.integration.sidecar import Sidecar
+from tests.integration.wire_client import Client
 
 USER = "ringproxy test"
 PASSWORD = "pa/ss:w@rd%25 é"
@@ -63,6 +64,12 @@ def login(broker: Broker, api: BrokerApi) -> Iterator[Login]:
     )
     home.delete()
     api.ask("DELETE", "users", USER)
+
+
+@pytest.fixture(scope="session")
+def client(broker: Broker) -> Client:
+    """The broker's administrator, who may do everything in every virtual host that he makes."""
+    return Client.of(broker.amqp_url)
 
 
 @pytest.fixture
