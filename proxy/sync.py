@@ -13,7 +13,12 @@ from dataclasses import dataclass, field
 from proxy.assembly import Assembly
 from proxy.belief import Belief
 from proxy.changes import tell, title
+from proxy.declared import Declaration
+from proxy.lookups import Absent as Absent
+from proxy.lookups import LookUps
+from proxy.lookups import NotReadable as NotReadable
 from proxy.management import Management, ManagementError
+from proxy.overlays import Overlays, changes_nothing_ever, is_news
 from proxy.reading import Reading, VhostNotListedError, read
 from proxy.router import Entry, Name, Router
 from proxy.selection import Selection
@@ -28,8 +33,8 @@ IDLE_INTERVALS = 40
 MIN_REFRESH = 0.1
 """Seconds between the readings of one exchange, whoever asks for them."""
 
-LONGEST_LOOK_UP_PAUSE = 2.0
-"""Seconds between the tries of a look-up, at most, where the API asked for no more."""
+MIN_REFRESH_DECLARED = 0.02
+"""The same where something was declared on it, so that a program may bind and publish by turns."""
 
 READINGS_AT_ONCE = 4
 
@@ -37,14 +42,6 @@ NEVER = float("-inf")
 
 IDENTITY: Name = ("", "")
 """Stands for the question whose API it is, among the readings."""
-
-
-class Absent(Exception):  # noqa: N818 - an answer, not a fault
-    """The exchange, or its virtual host, does not exist; the message says which."""
-
-
-class NotReadable(Exception):  # noqa: N818 - the caller turns it into its own answer
-    """The exchange could not be read in time; the message says why."""
 
 
 @dataclass
@@ -63,14 +60,6 @@ class _Tracked:
     """Removals that a second source told of since the last reading."""
     read_started: float = NEVER
     """When the last good reading started."""
-
-
-class _Looking:
-    """A look-up, and how many wait for it."""
-
-    task: "asyncio.Task[None]"
-    waiting = 0
-    fault = ""
 
 
 class Sync:
@@ -93,7 +82,8 @@ class Sync:
         self._interval, self._settle_time = interval, settle_time
         self._named = frozenset(named)
         self._tracked: dict[Name, _Tracked] = {name: _Tracked() for name in named}
-        self._looking: dict[Name, _Looking] = {}
+        self._look_ups = LookUps(router, functools.partial(self._read, why="first use"))
+        self._overlays = Overlays()
         self._wake = asyncio.Event()
         self.results: Counter[str] = Counter()
         """Readings by result: ok, absent, failed."""
@@ -147,6 +137,7 @@ class Sync:
         """Starts the readings that are due, each by itself: a slow one holds up no other's."""
         now = time.monotonic()
         self._forget_idle(now)
+        self._forget_declared(now)
         if now >= self._identify_due:
             self._identify_due = now + random.uniform(0, self._interval)
             self._start(IDENTITY, self._identify)
@@ -186,47 +177,31 @@ class Sync:
             self.unreachable = ""
 
     async def _ask_cluster(self) -> None:
-        self.cluster, self._identified = await self._api.cluster_name(), True
+        before, self.cluster = self.cluster, await self._api.cluster_name()
+        self._identified = True
+        if self.cluster != before:
+            self._router.tell(IDENTITY)
+
+    def declared(self, vhost: str, declaration: Declaration) -> None:
+        """The broker has just confirmed this: what it touches is read again before anything is published there."""
+        now, entries = time.monotonic(), self._router.entries
+        being_read = [
+            *self._look_ups.under_way,
+            *(name for name, tracked in self._tracked.items() if tracked.lock.locked()),
+        ]
+        for name in self._overlays.touched(vhost, declaration, entries, being_read):
+            entry = entries.get(name)
+            if entry and changes_nothing_ever(entry, declaration) and not self._router.expected(name):
+                continue
+            self._overlays.add(name, declaration, now)
+            self._router.expect(name, now, certain=entry is None or is_news(name, entry, declaration))
 
     async def look_up(self, name: Name, within: float) -> None:
         """Returns once the exchange is in the table and fresh. Raises Absent, or NotReadable after `within` seconds.
 
         All who ask at once share one reading; it is tried again, with pauses, while somebody waits.
         """
-        looking = self._looking.get(name)
-        if looking is None:
-            looking = self._looking[name] = _Looking()
-            looking.task = asyncio.create_task(self._look(name, looking))
-            looking.task.add_done_callback(functools.partial(self._looked_up, name))
-        looking.waiting += 1
-        try:
-            # Shielded: a reading that takes longer than one caller waits is there for the next.
-            async with asyncio.timeout(within):
-                await asyncio.shield(looking.task)
-        except TimeoutError:
-            raise NotReadable(looking.fault or "no answer of the management API in time") from None
-        finally:
-            looking.waiting -= 1
-
-    async def _look(self, name: Name, looking: "_Looking") -> None:
-        pause = 0.05
-        while True:
-            try:
-                return await self._read(name, why="first use")
-            except (ManagementError, TopologyError) as error:
-                if isinstance(error, VhostNotListedError) and name not in self._router.entries:
-                    raise Absent(str(error)) from None
-                looking.fault = str(error)
-                retry_after = error.retry_after if isinstance(error, ManagementError) else 0.0
-            await asyncio.sleep(max(random.uniform(0, pause), retry_after))
-            pause = min(pause * 2, LONGEST_LOOK_UP_PAUSE)
-            if not looking.waiting:
-                raise NotReadable(looking.fault)
-
-    def _looked_up(self, name: Name, task: "asyncio.Task[None]") -> None:
-        self._looking.pop(name, None)
-        if not task.cancelled():
-            task.exception()  # seen, also where everybody who waited has left
+        await self._look_ups.look_up(name, within)
 
     async def refresh(self, name: Name, why: str, vouched: Collection[Destination] = ()) -> None:
         """Reads an exchange because something showed that it changed; `vouched` removals need not settle.
@@ -235,6 +210,7 @@ class Sync:
         """
         if name in self._tracked:
             self._tracked[name].vouched.update(vouched)
+            self._overlays.of(name).doubt(vouched)
             await self._again(name, why)
 
     async def _again(self, name: Name, why: str = "sync") -> None:
@@ -252,7 +228,8 @@ class Sync:
         asked = time.monotonic()
         async with tracked.lock:
             if tracked.tried < asked:
-                await asyncio.sleep(tracked.tried + MIN_REFRESH - time.monotonic())
+                distance = MIN_REFRESH_DECLARED if self._router.expected(name) else MIN_REFRESH
+                await asyncio.sleep(tracked.tried + distance - time.monotonic())
                 await self._try(name, tracked, why)
             elif tracked.fault is not None:
                 raise tracked.fault
@@ -311,6 +288,7 @@ class Sync:
             log.warning("cannot read %s: %s%s", title(name), fault, kept, exc_info=defect)
         tracked.tried, tracked.fault = started, fault
         tracked.failures += 1
+        self._router.relent(name, started)
         longest = min(self._interval, 0.5 * 2 ** min(tracked.failures, 10))
         retry_after = fault.retry_after if isinstance(fault, ManagementError) else 0.0
         tracked.due = time.monotonic() + max(retry_after, random.uniform(0, longest))
@@ -324,16 +302,21 @@ class Sync:
         why: str,
         vouched: Collection[Destination],
     ) -> None:
-        exchange = reading.exchange
-        bindings = weigh(reading.bindings, exchange.type) if exchange is not None else Bindings()
-        if exchange is not None and exchange.type not in RING_TYPES:
-            belief = Belief()
-        else:
+        exchange, overlay = reading.exchange, self._overlays.of(name)
+        shown_type = exchange.type if exchange is not None else None
+        if overlay.missing(shown_type, started):
+            raise ManagementError("it was declared and does not show yet")
+        bindings, belief = Bindings(), Belief()
+        if exchange is not None and exchange.type in RING_TYPES:
+            bindings = weigh(overlay.apply(reading.bindings, started), exchange.type)
+        if exchange is None or exchange.type in RING_TYPES:
+            vouched = {*vouched, *overlay.vouched(tracked.belief.weights)}
             belief = tracked.belief.after(bindings.weights, started, self._settle_time, vouched)
         before = self._router.entries.get(name)
         if exchange is None and (before is None or not belief.weights):
             self.results["absent"] += 1
             tracked.belief = Belief()
+            self._overlays.settle(name, shown_type, reading.bindings, started)
             self._drop(name, before)
             raise _absent(name)
         entry, change = await self._assembly.entry(name, exchange, bindings, belief.weights, before, started, why)
@@ -344,6 +327,7 @@ class Sync:
         tell(name, before, entry, change)
         # Only now: half a reading, its queues say not readable, leaves no trace.
         tracked.belief = belief
+        self._overlays.settle(name, shown_type, reading.bindings, started)
         self._router.used_at.setdefault(name, started)
         self.results["ok"] += 1
         tracked.read_started = started
@@ -372,6 +356,14 @@ class Sync:
             if idle and name not in self._named:
                 del self._tracked[name]
                 self._router.drop(name)
+
+    def _forget_declared(self, now: float) -> None:
+        for name in self._overlays.idle(now):
+            known = name in self._router.entries
+            if name not in self._look_ups.under_way and not (known and self._router.expected(name)):
+                self._overlays.forget(name)
+                if not known:
+                    self._router.drop(name)
 
 
 def _absent(name: Name) -> Absent:

@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
-PURE = ("outcome", "topology", "belief", "declared", "selection", "router", "changes", "config")
+PURE = ("outcome", "topology", "belief", "declared", "selection", "router", "overlays", "changes", "config")
 """Modules of proxy that decide and never wait: no event loop, no network."""
 
 PURE_MAY = {"config": {"yarl"}}

@@ -152,8 +152,7 @@ def test_what_took_the_place_of_its_opposite_is_not_shown_by_a_reading_from_befo
 
 
 def test_a_deletion_is_seen_in_a_reading_that_has_only_what_was_bound_since() -> None:
-    for declarations in ([QueueDeleted("a"), bound(A1)], [DELETED, DECLARED, bound(A1)]):
-        overlay = told(*declarations)
+    for overlay in (told(QueueDeleted("a"), bound(A1)), told(DELETED, DECLARED, bound(A1))):
         overlay.settle(CONSISTENT_HASH, [A1, A5], 101.0)
         assert overlay.apply([A1, A5], 102.0) == (A1,)
         overlay.settle(CONSISTENT_HASH, [A1], 102.0)
