@@ -113,7 +113,10 @@ class Connection:
 
     def route(self, exchange: bytes) -> Route | None:
         """The route of an exchange; None where it must be looked up first: `held` then says which."""
-        found = self.forced or (self.table.find(exchange) if self.table is not None else None)
+        forced = self.forced
+        if forced is not None and forced.name[1] == exchange.decode(errors="replace"):
+            return forced
+        found = self.table.find(exchange) if self.table is not None else None
         if isinstance(found, Route):
             return found
         self.held = found

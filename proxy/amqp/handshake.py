@@ -95,11 +95,15 @@ def from_client(c: Connection, kind: int, number: int, data: bytes, i: int, end:
 def _on_unopened(c: Connection, number: int, method: int) -> None:
     if c.phase is Phase.HANDSHAKE or method >> 16 == _CONNECTION:
         raise Fault(COMMAND_INVALID, f"{_shown(method)} on channel {number} now", method)
-    if number > c.channel_max:
-        raise Fault(NOT_ALLOWED, f"channel {number} is beyond the agreed channel_max {c.channel_max}", method)
+    _check_number(c, number, method)
     if method == CHANNEL_OPEN:
         c.channels[number] = Channel(number)
     # To any other method the broker answers that the channel is not open.
+
+
+def _check_number(c: Connection, number: int, method: int = 0) -> None:
+    if number > c.channel_max:
+        raise Fault(NOT_ALLOWED, f"channel {number} is beyond the agreed channel_max {c.channel_max}", method)
 
 
 def _check_other(c: Connection, kind: int, number: int) -> None:
@@ -108,6 +112,7 @@ def _check_other(c: Connection, kind: int, number: int) -> None:
         raise Fault(FRAME_ERROR, f"a frame of the unknown type {kind}")
     if kind != HEARTBEAT and (not number or c.phase is Phase.HANDSHAKE):
         raise Fault(UNEXPECTED_FRAME, f"a content frame on channel {number}")
+    _check_number(c, number)
 
 
 def from_broker(c: Connection, method: int, data: bytes, i: int, end: int) -> bytes | None:
@@ -192,6 +197,14 @@ _REQUESTS: dict[int, Callable[[Connection, bytes, int, int], bytes | None]] = {
     CONNECTION_CLOSE: _close,
     CONNECTION_CLOSE_OK: _close,
 }
+
+
+def _misplaced(c: Connection, channel: Channel, method: int, data: bytes, i: int, end: int) -> None:
+    raise Fault(COMMAND_INVALID, f"{_shown(method)} on channel {channel.id}", method)
+
+
+ON_CHANNELS = dict.fromkeys(_IN_HANDSHAKE | _IN_SESSION, _misplaced)
+"""What of channel 0's methods is done with on an open channel."""
 
 
 def _shown(method: int) -> str:

@@ -28,7 +28,7 @@ from proxy.amqp.frames import (
 )
 from proxy.amqp.publishing import count, publish
 
-_CLIENT_METHODS = {**requests.REQUESTS, **closing.FROM_CLIENT}
+_CLIENT_METHODS = {**requests.REQUESTS, **closing.FROM_CLIENT, **handshake.ON_CHANNELS}
 _BROKER_METHODS = {**requests.ANSWERS, **closing.FROM_BROKER, **returns.FROM_BROKER}
 """By method id: what returns the bytes that go on in a frame's place, or None for the frame as it is."""
 
@@ -173,7 +173,9 @@ def _header(c: Connection, channel: Channel, data: bytes, i: int, end: int) -> b
         raise Fault(UNEXPECTED_FRAME, "a content header of another class than its method", BASIC_PUBLISH)
     published: bytes | None = None
     if channel.withheld:
-        published = publish(c, channel, data, i, end)
+        # The broker drops what comes on a channel that it has closed: nothing is worth a look-up.
+        is_open = channel.state == State.OPEN
+        published = publish(c, channel, data, i, end) if is_open else channel.frame + data[i:end]
         if published is None:
             return None
         channel.withheld = False
