@@ -1,8 +1,6 @@
 """What may hang on a hash exchange, and what it may hash."""
 
-import functools
 from collections import Counter
-from collections.abc import Iterable
 
 import pytest
 
@@ -11,6 +9,7 @@ from ring.hashing import slot_of
 from ring.ring import Ring
 from tests.integration.broker_api import VirtualHost, wait_until
 from tests.integration.conftest import StartSidecar
+from tests.integration.rings import owner
 from tests.integration.sidecar import Sidecar
 
 QUEUES = ["q1", "q2", "q3"]
@@ -19,15 +18,6 @@ KEYS = [f"key {n}" for n in range(30)]
 
 def passed(reason: str, exchange: str = "orders") -> dict[str, str]:
     return {"outcome": "passed", "exchange": exchange, "reason": reason}
-
-
-def owner(names: Iterable[str], value: str) -> str:
-    return _built(tuple(names)).owner_of(value.encode()).name
-
-
-@functools.cache
-def _built(names: tuple[str, ...]) -> Ring:
-    return Ring.build({Destination("queue", name): 1 for name in names})
 
 
 def test_modulus_hash_ignores_binding_keys(sidecar: Sidecar, vhost: VirtualHost) -> None:

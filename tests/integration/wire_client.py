@@ -271,10 +271,10 @@ class Client:
             yield made
 
     @contextmanager
-    def pika(self, port: int, vhost: str) -> Iterator[BlockingChannel]:
+    def pika(self, port: int, vhost: str, *, heartbeat: int = 0) -> Iterator[BlockingChannel]:
         """A channel of pika's, in confirm mode."""
         credentials = PlainCredentials(self.user, self.password)
-        parameters = ConnectionParameters("127.0.0.1", port, vhost, credentials, heartbeat=0)
+        parameters = ConnectionParameters("127.0.0.1", port, vhost, credentials=credentials, heartbeat=heartbeat)
         connection = BlockingConnection(parameters)
         try:
             channel = connection.channel()
