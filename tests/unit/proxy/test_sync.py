@@ -1202,6 +1202,40 @@ async def test_a_first_reading_under_way_when_the_ok_comes_is_not_enough(fake: F
         assert (made.weights(), made.waits()) == ({B: 1}, False)
 
 
+async def test_what_is_declared_during_a_first_reading_is_certain(fake: FakeManagement) -> None:
+    fake.exchange("x", binding("a"))
+    gate = Gate(fake)
+    fake.fail(gate, BINDINGS_OF_X)
+    async with syncing(fake) as made:
+        looking = asyncio.create_task(made.sync.look_up(X, 10))
+        await eventually(lambda: gate.waiting == 1)
+        made.sync.declared("/", Bound("x", B, "1"))
+        gate.open()
+        await looking
+        fake.fail(status(500))
+        await made.sync.refresh(X, "test")
+        assert made.waits()
+
+
+async def test_a_queue_deleted_while_a_reading_that_shows_it_is_under_way(fake: FakeManagement) -> None:
+    """It was bound by others, and is not known yet."""
+    fake.exchange("x", binding("a"))
+    async with syncing(fake) as made:
+        await made.sync.look_up(X, 10)
+        fake.exchange("x", binding("a"), binding("b"))
+        gate = Gate(fake)
+        fake.fail(gate, "/api/queues/%2F/b")
+        refresh = asyncio.create_task(made.sync.refresh(X, "test"))
+        await eventually(lambda: gate.waiting == 1)
+        made.sync.declared("/", QueueDeleted("b"))
+        fake.mend()
+        gate.open()
+        await refresh
+        assert (made.weights(), made.waits()) == ({A: 1, B: 1}, True)
+        await made.sync.look_up(X, 10)
+        assert (made.weights(), made.waits()) == ({A: 1}, False)
+
+
 async def test_bindings_that_come_and_go_end_as_they_were_declared(fake: FakeManagement, clock: Clock) -> None:
     """Whatever of it the readings show."""
     fake.exchange("x", binding("a"), binding("b"))
@@ -1307,6 +1341,11 @@ async def test_declarations_that_change_nothing_are_no_reason_to_refuse_while_th
         for declaration in (DECLARED, Bound("x", A, "1"), Bound("x", B, "abc"), Unbound("x", C, "1")):
             made.sync.declared("/", declaration)
             assert made.waits()
+            clock.now += 1
+            # Whoever asked for the reading that fails.
+            await made.sync.refresh(X, "test")
+            assert not made.waits()
+            made.sync.declared("/", declaration)
             clock.now += 1
             await made.sync.look_up(X, 10)
             assert not made.waits()
