@@ -85,8 +85,8 @@ class Channel:
     """Belongs to one incarnation: a number that is opened again gets a new one."""
 
     __slots__ = (
-        "bits", "confirming", "confirms", "exchange", "expect", "frame", "id", "kept", "key", "last_queue", "left",
-        "nonce", "owed_close_ok", "pending", "refusal", "returning", "routed", "sampled", "sampled_at", "state",
+        "bits", "confirming", "confirms", "declaring", "exchange", "expect", "frame", "id", "kept", "key", "last_queue",
+        "left", "nonce", "owed_close_ok", "pending", "refusal", "returning", "routed", "sampled", "sampled_at", "state",
         "transactional", "withheld",
     )  # fmt: skip
 
@@ -108,6 +108,8 @@ class Channel:
         self.bits = 0
         # Requests and publishes without an answer.
         self.pending: deque[Pending] = deque()
+        self.declaring = 0
+        """How many of them may change where the next publish goes."""
         self.last_queue = b""
         """What an empty queue name stands for."""
         self.confirms = Confirms()

@@ -57,6 +57,7 @@ _FORMS = {
     QUEUE_UNBIND: _Form(QUEUE_UNBIND_OK, 3, 0),
     QUEUE_DELETE: _Form(QUEUE_DELETE_OK, 1, 4),
 }
+_CHANGE_NO_RING = (0, QUEUE_DECLARE)
 _PASSIVE = 1
 
 
@@ -73,7 +74,9 @@ def _declare(c: Connection, channel: Channel, method: int, data: bytes, i: int, 
     plain = data[table : end - 1] in (b"", b"\0\0\0\0")
     passive = method in (EXCHANGE_DECLARE, QUEUE_DECLARE) and bits & _PASSIVE
     swallow = bool(bits & form.nowait)
-    channel.pending.append(Pending(form.ok, swallow, 0 if passive else method, tuple(names), plain))
+    request = Pending(form.ok, swallow, 0 if passive else method, tuple(names), plain)
+    channel.pending.append(request)
+    channel.declaring += request.method not in _CHANGE_NO_RING
     return data[i:at] + bytes((bits & ~form.nowait,)) + data[at + 1 : end] if swallow else None
 
 
@@ -101,6 +104,7 @@ def _answered(c: Connection, channel: Channel, method: int, data: bytes, i: int,
     if not channel.pending or channel.pending[0].ok != method:
         return None
     request = channel.pending.popleft()
+    channel.declaring -= request.method not in _CHANGE_NO_RING
     if method == QUEUE_DECLARE_OK:
         channel.last_queue, _ = short_string(data, i + 11, end - 1)
     elif method == TX_COMMIT_OK:

@@ -27,6 +27,7 @@ from proxy.amqp.frames import (
     Fault,
 )
 from proxy.amqp.publishing import count, publish
+from proxy.amqp.routes import UNANSWERED
 
 _CLIENT_METHODS = {**requests.REQUESTS, **closing.FROM_CLIENT, **handshake.ON_CHANNELS}
 _BROKER_METHODS = {**requests.ANSWERS, **closing.FROM_BROKER, **returns.FROM_BROKER}
@@ -150,6 +151,9 @@ def _method(c: Connection, channel: Channel, data: bytes, i: int, end: int) -> b
         raise Fault(SYNTAX_ERROR, "a short string of basic.publish runs past its frame", method)
     if channel.state == State.OPEN:
         exchange = data[i + 14 : at]
+        if channel.declaring and exchange:
+            c.held = UNANSWERED
+            return None
         route = c.routes.get(exchange) or c.route(exchange)
         if route is None:
             return None

@@ -48,6 +48,10 @@ class Unread(NamedTuple):
     """No look-up helps."""
 
 
+UNANSWERED = Unread(NOWHERE, "a declaration before it has no answer yet")
+"""Stands for no exchange: only the broker's answer is waited for."""
+
+
 class Route:
     """What happens to publishes to one exchange."""
 

@@ -12,7 +12,7 @@ from proxy.amqp.connection import Connection, Declared, Phase, Refused
 from proxy.amqp.frames import CONNECTION_FORCED, HEARTBEAT_FRAME, INTERNAL_ERROR, PROTOCOL_HEADER
 from proxy.amqp.handshake import is_protocol_header
 from proxy.amqp.legs import Leg
-from proxy.amqp.routes import Route, RouteTables, Unread
+from proxy.amqp.routes import UNANSWERED, Route, RouteTables, Unread
 from proxy.router import Name
 from proxy.sync import Absent, NotReadable, Sync
 from proxy.tally import NOWHERE
@@ -93,6 +93,8 @@ class Session:
         self._head = b""
         self._task: asyncio.Task[None] | None = None
         """Dials, or looks up."""
+        self._heard = asyncio.Event()
+        """The broker has sent something."""
         self._connected = self._draining = self._client_ended = self._over = False
         self._deadline: asyncio.TimerHandle | None = None
         self._heartbeat: asyncio.TimerHandle | None = None
@@ -113,6 +115,7 @@ class Session:
                 self._shared.broker_bytes += len(data)
                 rewrite.from_broker(self.connection, data)
                 self._go_on()
+                self._heard.set()
             else:
                 self._shared.client_bytes += len(data)
                 if self._connected:
@@ -234,7 +237,11 @@ class Session:
         try:
             while (unread := c.held) is not None and c.phase is Phase.RUNNING:
                 waiting = len(c.client_rest)
-                fault = await self._resolve(unread, asked)
+                if unread is UNANSWERED:
+                    await self._declared()
+                    fault, asked = "", self._loop.time()
+                else:
+                    fault = await self._resolve(unread, asked)
                 if not c.running:
                     break
                 c.now = self._loop.time()
@@ -256,6 +263,14 @@ class Session:
         self._go_on()
         if self._client_ended:
             self.at_end(self.client)
+
+    async def _declared(self) -> None:
+        """Until the broker has answered what was declared before the publish that is held, however long it takes."""
+        c = self.connection
+        channel, _ = publishing.held_publish(c)
+        while channel.declaring and channel.state is State.OPEN and c.running:
+            self._heard.clear()
+            await self._heard.wait()
 
     async def _resolve(self, unread: Unread, asked: float) -> str:
         """Reads the exchange that a publish has waited for since `asked`; why that failed, or empty."""

@@ -201,11 +201,11 @@ class Wire:
             )
         )
 
-    def answers(self, channel: int, last: int) -> dict[int, str]:
-        """What the broker said of each publish up to that tag; every one is answered once, and no other frame comes."""
+    def answers(self, channel: int, last: int, after: int = 0) -> dict[int, str]:
+        """What the broker says of each publish beyond `after` up to `last`: each once, and no other frame comes."""
         told: dict[int, str] = {}
-        low = 0
-        while len(told) < last:
+        low = after
+        while len(told) < last - after:
             at, value = self.read()
             assert at == channel, (at, value)
             assert isinstance(value, Basic.Ack | Basic.Nack), shown(value)
@@ -217,9 +217,10 @@ class Wire:
                 low += 1
         return told
 
-    def confirm(self, channel: int, last: int = 1) -> None:
-        """All publishes up to that tag are acknowledged."""
-        assert set(self.answers(channel, last).values()) == {"ack"}
+    def confirm(self, channel: int, last: int = 1, after: int = 0) -> None:
+        """All publishes beyond `after` up to `last` are acknowledged."""
+        told = self.answers(channel, last, after)
+        assert set(told.values()) == {"ack"}, told
 
     def get(self, channel: int, queue: str) -> Content | None:
         """The queue's first message, taken out; None for none."""

@@ -5,11 +5,12 @@ from struct import pack
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pamqp import commands
+from pamqp import base, commands
 
 from proxy.amqp import closing, rewrite
 from proxy.amqp.channel import State
 from proxy.amqp.connection import Phase, Refused
+from proxy.amqp.routes import UNANSWERED
 from proxy.router import PassReason
 from tests.unit.proxy.amqp import wire
 from tests.unit.proxy.amqp.wire import (
@@ -133,8 +134,8 @@ def others(channel: int) -> st.SearchStrategy[list[bytes]]:
             [made(channel, commands.Basic.Ack(7, True))],
             [made(channel, commands.Basic.Consume(queue="q", nowait=True))],
             [made(channel, commands.Exchange.Declare(exchange="e", passive=True))],
-            [made(channel, commands.Queue.Bind(queue="", exchange="e", arguments={"a": 1}))],
-            [method(channel, 50, 50, b"\0\0" + short("q") + short("e") + short("k") + b"\0\0\0\0")],
+            [made(channel, commands.Queue.Declare(queue="q", arguments={"a": 1}))],
+            [made(channel, commands.Queue.Purge(queue="q"))],
             [method(channel, 77, 1, b"anything")],
             [made(channel, commands.Confirm.Select())],
             [HEARTBEAT],
@@ -771,3 +772,53 @@ def test_a_broker_that_sends_no_frames_is_not_waited_for() -> None:
     w = Wire()
     with pytest.raises(ValueError, match="frame of type"):
         rewrite.from_broker(w.c, b"HTTP/1.1 400 Bad Request\r\n")
+
+
+# Publishes after a declaration that the broker has not answered.
+
+
+@pytest.mark.parametrize(
+    ("declared", "answer"),
+    [
+        (commands.Exchange.Declare(exchange="x", exchange_type="topic"), commands.Exchange.DeclareOk()),
+        (commands.Exchange.Delete(exchange="x", nowait=True), commands.Exchange.DeleteOk()),
+        (commands.Queue.Bind(queue="q", exchange="x", routing_key="1", nowait=True), commands.Queue.BindOk()),
+        (commands.Queue.Unbind(queue="q", exchange="x", routing_key="1"), commands.Queue.UnbindOk()),
+        (commands.Queue.Delete(queue="q", nowait=True), commands.Queue.DeleteOk(1)),
+        (commands.Exchange.Bind(destination="d", source="x"), commands.Exchange.BindOk()),
+        (commands.Exchange.Unbind(destination="d", source="x"), commands.Exchange.UnbindOk()),
+    ],
+    ids=lambda value: getattr(value, "name", ""),
+)
+def test_a_publish_waits_for_the_answers_to_what_was_declared_before_it(
+    declared: base.Frame, answer: base.Frame
+) -> None:
+    w = Wire({"x": QUEUES, "t": known(None, PassReason.TYPE)})
+    default = message(1, b"", b"q")
+    # The default exchange and other channels wait for nothing; no ring depends on what was declared there.
+    sent = w.client(made(1, declared) * 2 + default + message(2, b"t", b"k") + message(1, b"x", b"k") + TRAILING)
+    assert sent.endswith(default + message(2, b"t", b"k"))
+    assert w.c.held is UNANSWERED
+    w.broker(made(1, answer))
+    assert w.c.channels[1].declaring == 1
+    w.broker(made(1, answer))
+    assert w.c.channels[1].declaring == 0
+    w.c.held = None
+    (published_,) = published(sent := w.client(b""))
+    assert published_.exchange == b""
+    assert sent.endswith(TRAILING)
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        commands.Exchange.Declare(exchange="x", passive=True),
+        commands.Queue.Declare(queue="q"),
+        commands.Queue.Purge(queue="q"),
+    ],
+    ids=lambda value: getattr(value, "name", ""),
+)
+def test_a_publish_does_not_wait_for_what_changes_no_ring(request_: base.Frame) -> None:
+    w = with_ring()
+    assert published(w.client(made(1, request_) + message(1, b"x", b"k")))
+    assert w.c.held is None
