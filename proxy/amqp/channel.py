@@ -127,6 +127,13 @@ class Channel:
             self.confirms.start()
             self.confirming, self.transactional = not transactional, transactional
 
+    def awaits(self, inside: bool) -> bool:
+        """Whether the broker will answer a publish without another word of the client; `inside`: of a body frame."""
+        if self.transactional:
+            return any(request.number > self.confirms.low for request in self.pending)
+        begun = inside or (self.expect != EXPECT_METHOD and not self.withheld)
+        return self.confirms.unsettled > begun
+
     def next_id(self, asked: int, had_headers: int) -> int:
         """The next publish's id: 29 bits of this incarnation's nonce, two flags, 32 bits of the publish's number."""
         flags = (_ASKED if asked else 0) | (_HAD_HEADERS if had_headers else 0)

@@ -60,10 +60,10 @@ class Connection:
 
     __slots__ = (
         "allowed_mechanisms", "broker_done", "broker_dropping", "broker_frames", "broker_lost", "broker_rest",
-        "broker_skip", "channel_max", "channels", "client_done", "client_dropping", "client_frames", "client_rest",
-        "client_skip", "cluster", "confirmed", "events", "for_broker", "for_client", "forced", "frame_max",
-        "framing_lost", "heartbeat", "held", "now", "offered", "opened", "phase", "routes", "table", "tables",
-        "to_broker", "to_client", "vhost",
+        "broker_skip", "channel_max", "channels", "client_body", "client_done", "client_dropping", "client_frames",
+        "client_rest", "client_skip", "cluster", "confirmed", "events", "for_broker", "for_client", "forced",
+        "frame_max", "framing_lost", "heartbeat", "held", "now", "offered", "opened", "phase", "routes", "table",
+        "tables", "to_broker", "to_client", "vhost",
     )  # fmt: skip
 
     def __init__(
@@ -83,6 +83,8 @@ class Connection:
         # Per leg: the beginning of a frame that is not complete, or the bytes of a body frame still to stream.
         self.client_rest = self.broker_rest = b""
         self.client_skip = self.broker_skip = 0
+        self.client_body = 0
+        """The channel of that body frame."""
         self.client_dropping = self.broker_dropping = False
         """The rest of that body frame goes nowhere."""
         self.for_client = self.for_broker = b""

@@ -111,6 +111,11 @@ class Leg(asyncio.Protocol):
             self._transport.abort()
         self._close_if_done()
 
+    def close(self) -> None:
+        """Sends what is left and closes: the peer has said its last word."""
+        if self._transport is not None:
+            self._transport.close()
+
     def abort(self) -> None:
         """Closes the socket at once."""
         if self._transport is not None:

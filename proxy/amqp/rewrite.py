@@ -114,7 +114,7 @@ def from_client(c: Connection, data: bytes) -> None:  # noqa: C901 - one loop, f
                     out.append(replaced)
                 start = end
             if end > size:
-                c.client_skip, c.client_dropping = end - size, replaced is not None
+                c.client_skip, c.client_dropping, c.client_body = end - size, replaced is not None, number
                 i = size
                 break
             i = end

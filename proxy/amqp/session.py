@@ -210,10 +210,16 @@ class Session:
             self.client.hold()
             self._task = self._loop.create_task(self._look_up())
             self._keep_alive()
-        if self._draining and not self.unsettled and self._task is None:
+        if self._draining and self._task is None and not self._awaits():
             self._shut()
         if c.phase is Phase.REFUSING:
             self._refused()
+
+    def _awaits(self) -> bool:
+        """Whether answers are still to come to what the client has sent whole."""
+        c = self.connection
+        inside = c.client_body if c.client_skip else 0
+        return any(channel.awaits(number == inside) for number, channel in c.channels.items())
 
     def _do(self) -> None:
         c = self.connection
@@ -354,8 +360,8 @@ class Session:
             c.broker_lost, c.broker_done = False, True
             self.broker.finish()
         if c.client_done and c.broker_done:
-            self.client.finish()
-            self.broker.finish()
+            self.client.close()
+            self.broker.close()
 
     def abort(self) -> None:
         """Drops both sockets."""

@@ -17,11 +17,12 @@ class Relay:
 
     def __init__(self, target: tuple[str, int]) -> None:
         self._target = target
-        self._flowing, self._stopped = threading.Event(), threading.Event()
+        self._flowing, self._ending = threading.Event(), threading.Event()
         self._lock = threading.Lock()
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
         self._threads: list[threading.Thread] = []
         self._flowing.set()
+        self._ending.set()
         self._listener: socket.socket | None = None
         self.port = 0
         self.open()
@@ -40,9 +41,18 @@ class Relay:
     def thaw(self) -> None:
         self._flowing.set()
 
+    def hold_ends(self) -> None:
+        """Forwards bytes, but no end of file, until `pass_ends`."""
+        self._ending.clear()
+
+    def pass_ends(self) -> None:
+        self._ending.set()
+
     def cut(self) -> None:
         """Ends every connection and refuses new ones."""
         if self._listener:
+            # A close alone would leave it listening for as long as the thread that accepts waits on it.
+            self._listener.shutdown(socket.SHUT_RDWR)
             self._listener.close()
             self._listener = None
         with self._lock:
@@ -54,8 +64,8 @@ class Relay:
 
     def close(self) -> None:
         """Ends it for good, and waits until its threads have ended."""
-        self._stopped.set()
         self._flowing.set()
+        self._ending.set()
         self.cut()
         for thread in self._threads:
             thread.join()
@@ -90,6 +100,7 @@ class Relay:
             while data := source.recv(65536):
                 self._flowing.wait()
                 sink.sendall(data)
+        self._ending.wait()
         for end in (source, sink):
             with suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
