@@ -138,8 +138,10 @@ class RouteTable:
         return self._tables.tallies
 
     def rings_to(self, destination: Destination) -> list[Name]:
-        """The exchanges published to whose rings have this destination."""
-        return [r.name for r in self.routes.values() if any(t.destination == destination for t in r.targets)]
+        """The exchanges whose rings have this destination; the routes may have been forgotten since the publish."""
+        entries = self._tables.router.entries.items()
+        here = [(name, entry.known) for name, entry in entries if name[0] == self._vhost and entry.passed is None]
+        return [name for name, known in here if known is not None and destination in known.ring.destinations]
 
     def touch(self) -> None:
         """Tells the router which exchanges were published to since the last time."""
