@@ -8,6 +8,8 @@ METHOD, HEADER, BODY, HEARTBEAT = 1, 2, 3, 8
 END = 0xCE
 OVERHEAD = 8
 """Bytes of a frame that are not its payload."""
+SLACK = OVERHEAD
+"""Bytes beyond frame_max that RabbitMQ takes (3.10 and 4.3, run): clients such as rabbitmq-client forget those."""
 
 FRAME = Struct(">BHI")
 """Of a frame's first seven bytes: type, channel, payload size."""

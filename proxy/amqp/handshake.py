@@ -37,6 +37,9 @@ from proxy.amqp.frames import (
 )
 from ring.hashing import RING_FORMAT
 
+_TAKEN_HEADERS = PROTOCOL_HEADER, b"AMQP\x01\x01\x00\x09"
+"""The second is AMQP 0-9's: RabbitMQ takes it for 0-9-1 (3.10 and 4.3, run), and Perl's clients send it."""
+
 LEAST_FRAME_MAX = 4096
 """What every peer takes before a limit is agreed on (AMQP section 4.2.3)."""
 
@@ -67,7 +70,7 @@ _INVENTORY = {
 
 def is_protocol_header(data: bytes) -> bool | None:
     """Whether these first bytes are the header of AMQP 0-9-1; None where more are needed to tell."""
-    if not PROTOCOL_HEADER.startswith(data[: len(PROTOCOL_HEADER)]):
+    if not any(header.startswith(data[: len(header)]) for header in _TAKEN_HEADERS):
         return False
     return True if len(data) >= len(PROTOCOL_HEADER) else None
 

@@ -20,6 +20,7 @@ from proxy.amqp.frames import (
     HEARTBEAT,
     METHOD,
     OVERHEAD,
+    SLACK,
     SYNTAX_ERROR,
     U32,
     U64,
@@ -57,7 +58,7 @@ def from_client(c: Connection, data: bytes) -> None:  # noqa: C901 - one loop, f
         c.client_rest = data
         return
     out, channels = c.to_broker, c.channels
-    size, limit = len(data), c.frame_max - OVERHEAD
+    size, limit = len(data), c.frame_max + SLACK - OVERHEAD
     i = start = frames = 0
     unpack = FRAME.unpack_from
     try:
@@ -87,7 +88,7 @@ def from_client(c: Connection, data: bytes) -> None:  # noqa: C901 - one loop, f
             replaced: bytes | None = None
             if channel is None:
                 replaced = handshake.from_client(c, kind, number, data, i, end)
-                limit = c.frame_max - OVERHEAD
+                limit = c.frame_max + SLACK - OVERHEAD
             elif channel.state >= _REFUSING:
                 replaced = closing.refused_frame(c, channel, kind, data, i, end)
             elif kind == BODY:

@@ -291,6 +291,17 @@ def test_logins_with_a_password(sidecar: Sidecar, vhost: VirtualHost, client: Cl
         peer.goodbye()
 
 
+def test_the_header_of_amqp_0_9_stands_for_0_9_1(sidecar: Sidecar, vhost: VirtualHost, client: Client) -> None:
+    """RabbitMQ takes it so, and Perl's clients send it."""
+    with wire(sidecar.amqp_port) as peer:
+        peer.send(b"AMQP\x01\x01\x00\x09")
+        peer.expect(0, Connection.Start)
+        response = f"\0{client.user}\0{client.password}"
+        peer.tune = peer.ask(0, Connection.StartOk({}, "PLAIN", response), Connection.Tune)
+        peer.open(vhost.name)
+        peer.goodbye()
+
+
 @pytest.mark.parametrize("mechanism", ["EXTERNAL", "ANONYMOUS"])
 def test_the_proxys_own_identity_is_not_lent(sidecar: Sidecar, mechanism: str) -> None:
     with wire(sidecar.amqp_port) as peer:

@@ -573,7 +573,7 @@ BAD = {
     "a frame too large": bad(501, method(1, 60, 999, bytes(SMALL))),
     "a body frame too large": bad(
         501,
-        publish(1, b"", b"q") + header(1, 9999) + body(1, bytes(SMALL - 7)),
+        publish(1, b"", b"q") + header(1, 9999) + body(1, bytes(SMALL + 1)),
         publish(1, b"", b"q") + header(1, 9999),
     ),
     "an unknown type": bad(501, frame(4, 1, b"abc")),
