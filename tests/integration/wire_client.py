@@ -10,6 +10,7 @@ from urllib.parse import unquote, urlsplit
 
 from pamqp import base, body, commands, frame, header, heartbeat
 from pamqp.commands import Basic, Channel, Confirm, Connection
+from pamqp.common import FieldTable
 from pika import BlockingConnection, ConnectionParameters, PlainCredentials
 from pika.adapters.blocking_connection import BlockingChannel
 
@@ -164,12 +165,16 @@ class Wire:
 
     # What clients do.
 
-    def handshake(self, user: str, password: str) -> None:
+    def handshake(self, user: str, password: str, capabilities: FieldTable | None = None) -> None:
         """Up to the broker's tune."""
         self.send(PROTOCOL_HEADER)
         self.start = self.expect(0, Connection.Start)
         self.tune = self.ask(
-            0, Connection.StartOk({"product": "wire"}, "PLAIN", f"\0{user}\0{password}"), Connection.Tune
+            0,
+            Connection.StartOk(
+                {"product": "wire", "capabilities": capabilities or {}}, "PLAIN", f"\0{user}\0{password}"
+            ),
+            Connection.Tune,
         )
 
     def open(self, vhost: str, *, channel_max: int = 0, frame_max: int = 0, heartbeat: int = 0) -> None:
@@ -263,11 +268,18 @@ class Client:
 
     @contextmanager
     def session(
-        self, port: int, vhost: str, *, channel_max: int = 0, frame_max: int = 0, heartbeat: int = 0
+        self,
+        port: int,
+        vhost: str,
+        *,
+        channel_max: int = 0,
+        frame_max: int = 0,
+        heartbeat: int = 0,
+        capabilities: FieldTable | None = None,
     ) -> Iterator[Wire]:
         """An open connection, its socket closed at the end of the block."""
         with wire(port) as made:
-            made.handshake(self.user, self.password)
+            made.handshake(self.user, self.password, capabilities)
             made.open(vhost, channel_max=channel_max, frame_max=frame_max, heartbeat=heartbeat)
             yield made
 
