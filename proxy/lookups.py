@@ -18,6 +18,10 @@ class Absent(Exception):  # noqa: N818 - an answer, not a fault
     """The exchange, or its virtual host, does not exist; the message says which."""
 
 
+class VhostAbsent(Absent):
+    """The virtual host does not exist, or the management user may not see it."""
+
+
 class NotReadable(Exception):  # noqa: N818 - the caller turns it into its own answer
     """The exchange could not be read in time; the message says why."""
 
@@ -81,7 +85,7 @@ class LookUps:
                 if known and expected and not self._router.expected(name):
                     return None  # nothing new was declared: the last good entry serves on
                 if isinstance(error, VhostNotListedError) and not known:
-                    raise Absent(str(error)) from None
+                    raise VhostAbsent(str(error)) from None
                 shared.fault = str(error)
                 retry_after = error.retry_after if isinstance(error, ManagementError) else 0.0
             await asyncio.sleep(max(random.uniform(0, pause), retry_after))

@@ -13,6 +13,7 @@ from proxy.amqp.frames import CONNECTION_FORCED, HEARTBEAT_FRAME, INTERNAL_ERROR
 from proxy.amqp.handshake import is_protocol_header
 from proxy.amqp.legs import Leg
 from proxy.amqp.routes import UNANSWERED, Route, RouteTables, Unread
+from proxy.lookups import VhostAbsent
 from proxy.router import Name
 from proxy.sync import Absent, NotReadable, Sync
 from proxy.tally import NOWHERE
@@ -287,6 +288,8 @@ class Session:
             return unread.why
         try:
             await sync.look_up(unread.name, left)
+        except VhostAbsent as error:
+            return str(error)  # the broker has opened it, so it is the management user who may not see it
         except Absent:
             if unread.name[1].encode() == exchange and c.table is not None:
                 c.forced = c.table.absent(exchange)

@@ -194,7 +194,7 @@ def test_exclusive_and_server_named_queues(sidecar: Sidecar, vhost: VirtualHost,
             other.channel()
             assert other.ask(1, Queue.Declare(queue=named, passive=True), Channel.Close).reply_code == 405
         peer.goodbye()
-    assert vhost.queues() == []
+    wait_until("it goes with its session", lambda: vhost.queues() == [])
 
 
 REQUESTS: list[tuple[base.Frame, type[base.Frame]]] = [
