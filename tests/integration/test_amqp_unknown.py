@@ -164,3 +164,19 @@ def test_the_connection_outlives_a_long_wait(
             link.thaw()
             peer.confirm(1)
     wait_until("it arrives", lambda: bodies(vhost) == [b"waits"])
+
+
+def test_a_virtual_host_that_the_management_user_may_not_see(
+    start_sidecar: StartSidecar, login: Login, vhost: VirtualHost, client: Client
+) -> None:
+    """RabbitMQ 4.3 answers as if it did not exist; but the session is open in it, so its exchanges are not absent."""
+    vhost.ring("orders", ["q"])
+    with management_front(login.management_url) as front:
+        front.answer("/exchanges", 404, {})
+        front.answer("/vhosts", 200, [])
+        sidecar = start_sidecar(management_url=front.url)
+        with client.session(sidecar.amqp_port, vhost.name) as peer:
+            peer.channel()
+            peer.publish(1, "orders", "k", b"refused")
+            assert "may not see it" in refused(peer, 1)
+    assert bodies(vhost) == []
