@@ -2,10 +2,11 @@
 
 import re
 
-from proxy.amqp.channel import EXPECT_METHOD, Channel, State
+from proxy.amqp.channel import EXPECT_BODY, EXPECT_HEADER, EXPECT_METHOD, Channel, State
 from proxy.amqp.connection import Connection, Phase, Refused, Stale
 from proxy.amqp.frames import (
     BASIC_PUBLISH,
+    BODY,
     CHANNEL_CLOSE,
     CHANNEL_CLOSE_OK,
     CHANNEL_OPEN,
@@ -13,14 +14,20 @@ from proxy.amqp.frames import (
     CONNECTION_CLOSE_OK,
     FRAME,
     FRAME_ERROR,
+    HEADER,
+    HEARTBEAT,
+    LEAST_HEADER,
     METHOD,
     OVERHEAD,
     REPLY_SUCCESS,
     U16,
     U32,
+    U64,
+    UNEXPECTED_FRAME,
     Fault,
     close_frame,
     method_frame,
+    reply_text,
     short_string,
     shorted,
 )
@@ -43,7 +50,7 @@ def fail(c: Connection, fault: Fault) -> None:
 
 def refuse(c: Connection, code: int, text: str, method: int = 0) -> None:
     """Sends the client connection.close at the next frame boundary, and the broker one of its own."""
-    c.phase = Phase.REFUSING
+    c.phase = c.broker_phase = Phase.REFUSING
     c.held = None
     c.events.append(Refused(code, text))
     c.tell_client(close_frame(0, code, text, method))
@@ -52,21 +59,33 @@ def refuse(c: Connection, code: int, text: str, method: int = 0) -> None:
     else:
         # It cannot take a method now: in the handshake, or inside a frame.
         c.broker_lost = True
-    c.client_rest = c.broker_rest = b""
+    # What waited in `client_rest` may have a Close among it.
+    late_from_client(c, b"")
 
 
 def late_from_client(c: Connection, data: bytes) -> None:
     """What the client sends once one side has sent connection.close."""
     if c.phase is Phase.ENDING:
         data, c.client_rest = c.client_rest + data, b""
+        if c.client_dropping:
+            # The rest of a frame whose beginning the broker has not got.
+            dropped = min(c.client_skip, len(data))
+            data, c.client_skip = data[dropped:], c.client_skip - dropped
+            c.client_dropping = c.client_skip > 0
         if data:
             c.to_broker.append(data)
         return
     if c.framing_lost:
+        c.client_rest = b""
         return
     methods, c.client_rest, c.client_skip = _methods(c.client_rest + data, c.client_skip)
     if CONNECTION_CLOSE in methods:
-        c.tell_client(method_frame(0, CONNECTION_CLOSE_OK))
+        ok = method_frame(0, CONNECTION_CLOSE_OK)
+        if c.for_client:
+            c.for_client += ok
+        else:
+            # Not `tell_client`: nothing that the broker is in the middle of goes to the client any more.
+            c.to_client.append(ok)
     c.client_done |= bool(methods & {CONNECTION_CLOSE, CONNECTION_CLOSE_OK})
 
 
@@ -112,16 +131,49 @@ def _methods(data: bytes, skip: int) -> tuple[set[int], bytes, int]:
 
 
 def refuse_channel(c: Connection, channel: Channel, code: int, text: str) -> None:
-    """Closes a channel: the broker's first, so that its answers to what was published still reach the client."""
+    """Closes a channel: the broker's first, so that its answers to what was published still reach the client.
+
+    Does nothing to one that is being closed already.
+    """
+    if channel.state is not State.OPEN or not c.running:
+        return
     channel.state = State.REFUSING
     channel.refusal = close_frame(channel.id, code, text, BASIC_PUBLISH)
-    channel.withheld, channel.expect = False, EXPECT_METHOD
     c.events.append(Refused(code, text))
-    c.tell_broker(close_frame(channel.id, REPLY_SUCCESS, "ringproxy closes the channel"))
+    if channel.withheld:
+        channel.withheld, channel.expect = False, EXPECT_METHOD
+    if channel.expect == EXPECT_METHOD:
+        c.tell_broker(_goodbye(channel))
 
 
-def refused_frame(c: Connection, channel: Channel, kind: int, data: bytes, i: int, end: int) -> bytes:
-    """What a client sends on a channel that we are closing: dropped, all of it."""
+def _goodbye(channel: Channel) -> bytes:
+    return close_frame(channel.id, REPLY_SUCCESS, "ringproxy closes the channel")
+
+
+def _rest_of_content(c: Connection, channel: Channel, kind: int, data: bytes, i: int, end: int) -> bytes | None:
+    """Of a content that the broker has the beginning of: a method inside it, such as our close, would be a 505."""
+    length = end - i - OVERHEAD
+    if kind == HEADER and channel.expect == EXPECT_HEADER and length >= LEAST_HEADER:
+        channel.left = U64.unpack_from(data, i + 11)[0]
+    elif kind == BODY and channel.expect == EXPECT_BODY and length <= channel.left:
+        channel.left -= length
+    elif kind == HEARTBEAT:
+        return None
+    else:
+        raise Fault(UNEXPECTED_FRAME, "the rest of a content was due")
+    channel.expect = EXPECT_BODY if channel.left else EXPECT_METHOD
+    if channel.left:
+        return None
+    if end > len(data):
+        c.for_broker += _goodbye(channel)
+        return None
+    return data[i:end] + _goodbye(channel)
+
+
+def refused_frame(c: Connection, channel: Channel, kind: int, data: bytes, i: int, end: int) -> bytes | None:
+    """What a client sends on a channel that we are closing: dropped, but for the rest of a content."""
+    if channel.expect != EXPECT_METHOD:
+        return _rest_of_content(c, channel, kind, data, i, end)
     method = U32.unpack_from(data, i + 7)[0] if kind == METHOD and end - i >= OVERHEAD + 4 else 0
     if method == CHANNEL_CLOSE and channel.state is State.REFUSING:
         channel.owed_close_ok = True
@@ -151,9 +203,10 @@ FROM_CLIENT = {CHANNEL_OPEN: _client_opens, CHANNEL_CLOSE: _client_closes, CHANN
 
 
 def _broker_closes(c: Connection, channel: Channel, method: int, data: bytes, i: int, end: int) -> bytes | None:
-    if channel.state >= State.REFUSING:
+    if channel.state >= State.REFUSING and channel.expect == EXPECT_METHOD:
         c.tell_broker(method_frame(channel.id, CHANNEL_CLOSE_OK))
         return b""
+    # In the midst of a content ours has not gone out yet, and the broker's does as well.
     channel.state = State.CLOSING
     text, at = short_string(data, i + 13, end - 1)
     named = _EXCHANGE.search(text)
@@ -168,7 +221,7 @@ def _broker_closes(c: Connection, channel: Channel, method: int, data: bytes, i:
         return None
     wanted = b"amq.default" if exchange in _DEFAULT_EXCHANGE else exchange
     hint = b"; ringproxy sends ring publishes straight on: grant write on " + wanted
-    text = text[: 255 - len(hint)] + hint
+    text = reply_text(reply_text(text, 255 - len(hint)) + hint)
     c.events.append(Refused(code, text.decode(errors="replace")))
     return method_frame(channel.id, CHANNEL_CLOSE, data[i + 11 : i + 13] + shorted(text) + data[at : end - 1])
 

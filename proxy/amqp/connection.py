@@ -59,11 +59,11 @@ class Connection:
     """The state of one session, for `rewrite.from_client` and `rewrite.from_broker`."""
 
     __slots__ = (
-        "allowed_mechanisms", "broker_done", "broker_dropping", "broker_frames", "broker_lost", "broker_rest",
-        "broker_skip", "channel_max", "channels", "client_body", "client_done", "client_dropping", "client_frames",
-        "client_rest", "client_skip", "cluster", "confirmed", "events", "for_broker", "for_client", "forced",
-        "frame_max", "framing_lost", "heartbeat", "held", "now", "offered", "opened", "phase", "routes", "table",
-        "tables", "to_broker", "to_client", "vhost",
+        "allowed_mechanisms", "broker_done", "broker_dropping", "broker_frames", "broker_lost", "broker_phase",
+        "broker_rest", "broker_skip", "channel_max", "channels", "client_body", "client_done", "client_dropping",
+        "client_frames", "client_rest", "client_skip", "cluster", "confirmed", "events", "for_broker", "for_client",
+        "forced", "frame_max", "framing_lost", "heartbeat", "held", "now", "offered", "opened", "phase", "routes",
+        "table", "tables", "to_broker", "to_client", "vhost",
     )  # fmt: skip
 
     def __init__(
@@ -74,7 +74,8 @@ class Connection:
     ) -> None:
         """`confirmed` takes the seconds of each sampled confirm."""
         self.tables, self.confirmed, self.allowed_mechanisms = tables, confirmed, allowed_mechanisms
-        self.phase = Phase.HANDSHAKE
+        self.phase = self.broker_phase = Phase.HANDSHAKE
+        """The broker's leg is not ENDING before the broker itself has sent or answered connection.close."""
         self.to_broker: list[bytes] = []
         self.to_client: list[bytes] = []
         """What to write next, in order."""

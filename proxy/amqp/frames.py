@@ -15,6 +15,9 @@ FRAME = Struct(">BHI")
 """Of a frame's first seven bytes: type, channel, payload size."""
 U16, U32, U64 = Struct(">H"), Struct(">I"), Struct(">Q")
 
+LEAST_HEADER = 14
+"""Bytes of a content header without properties: class, weight, body size, flags."""
+
 HEARTBEAT_FRAME = b"\x08\x00\x00\x00\x00\x00\x00\xce"
 
 BASIC = 60
@@ -92,6 +95,11 @@ def shorted(text: bytes) -> bytes:
     return bytes((len(text),)) + text
 
 
+def reply_text(text: bytes, most: int = 255) -> bytes:
+    """At most so many bytes of a text, cut between characters: clients decode it."""
+    return text[: max(most, 0)].decode(errors="ignore").encode()
+
+
 def method_frame(channel: int, method: int, arguments: bytes = b"") -> bytes:
     """A method frame."""
     return FRAME.pack(METHOD, channel, 4 + len(arguments)) + U32.pack(method) + arguments + b"\xce"
@@ -99,6 +107,6 @@ def method_frame(channel: int, method: int, arguments: bytes = b"") -> bytes:
 
 def close_frame(channel: int, code: int, text: str, method: int = 0) -> bytes:
     """A channel.close, or for channel 0 a connection.close, in the manner of RabbitMQ's reply texts."""
-    reply = shorted(f"{NAMES[code]} - {text}".encode())
+    reply = shorted(reply_text(f"{NAMES[code]} - {text}".encode()))
     arguments = U16.pack(code) + reply + U32.pack(method)
     return method_frame(channel, CHANNEL_CLOSE if channel else CONNECTION_CLOSE, arguments)

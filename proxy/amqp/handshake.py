@@ -127,7 +127,7 @@ def from_broker(c: Connection, method: int, data: bytes, i: int, end: int) -> by
     if method == CONNECTION_OPEN_OK:
         c.opened = True
     elif method in (CONNECTION_CLOSE, CONNECTION_CLOSE_OK):
-        c.phase = Phase.ENDING
+        c.phase = c.broker_phase = Phase.ENDING
     return None
 
 

@@ -18,6 +18,7 @@ from proxy.amqp.frames import (
     FRAME_ERROR,
     HEADER,
     HEARTBEAT,
+    LEAST_HEADER,
     METHOD,
     OVERHEAD,
     SLACK,
@@ -40,7 +41,7 @@ _BASIC = BASIC.to_bytes(2, "big")
 _LEAST_METHOD = OVERHEAD + 4
 _LEAST_PUBLISH = OVERHEAD + 9
 """Bytes of a frame of basic.publish with empty names: method, ticket, two lengths, bits."""
-_LEAST_HEADER = OVERHEAD + 14
+_LEAST_HEADER = OVERHEAD + LEAST_HEADER
 
 
 def from_client(c: Connection, data: bytes) -> None:  # noqa: C901 - one loop, for speed
@@ -124,6 +125,7 @@ def from_client(c: Connection, data: bytes) -> None:  # noqa: C901 - one loop, f
     except Fault as fault:
         if start < i:
             out.append(data[start:i])
+        c.client_rest = data[i:]
         closing.fail(c, fault)
         return
     finally:
@@ -191,7 +193,7 @@ def _header(c: Connection, channel: Channel, data: bytes, i: int, end: int) -> b
 
 def from_broker(c: Connection, data: bytes) -> None:  # noqa: C901 - one loop, for speed
     """Takes what the broker sent; appends to `to_client`. Raises ValueError for bytes that are no frames."""
-    if c.phase >= Phase.ENDING:
+    if c.broker_phase >= Phase.ENDING:
         closing.late_from_broker(c, data)
         return
     if c.broker_rest:
@@ -242,11 +244,11 @@ def from_broker(c: Connection, data: bytes) -> None:  # noqa: C901 - one loop, f
             i = size
             break
         i = end
-        if c.phase >= Phase.ENDING:
+        if not number and c.broker_phase >= Phase.ENDING:
             break
     if start < i:
         out.append(data[start:i] if start or i < size else data)
-    if c.phase >= Phase.ENDING:
+    if c.broker_phase >= Phase.ENDING:
         closing.late_from_broker(c, data[i:])
     elif i < size:
         c.broker_rest = data[i:]

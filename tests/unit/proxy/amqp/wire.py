@@ -1,4 +1,4 @@
-"""Frames, connections that are open, and bytes fed in any chunking. Frames are made by hand where pamqp would refuse."""
+"""Frames, open connections, and bytes fed in any chunking. Frames are made by hand where pamqp would refuse."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
@@ -219,7 +219,10 @@ def _ring(destinations: tuple[Destination, ...]) -> Ring:
     return Ring.build(dict.fromkeys(destinations, 1))
 
 
-def ring(*destinations: Destination, hashed: HashedValue = HashedValue()) -> KnownRing:
+ROUTING_KEY = HashedValue()
+
+
+def ring(*destinations: Destination, hashed: HashedValue = ROUTING_KEY) -> KnownRing:
     """A ring of equal weights."""
     return KnownRing.of(_ring(destinations), hashed, CONSISTENT_HASH)
 
@@ -284,6 +287,11 @@ class Wire:
         assert self.to_broker() == b""
         return self.to_client()
 
+    @property
+    def held(self) -> str | None:
+        """The exchange that a publish waits for."""
+        return self.c.held.name[1] if self.c.held is not None else None
+
     def to_broker(self) -> bytes:
         return _taken(self.c.to_broker)
 
@@ -329,7 +337,7 @@ class Fed(NamedTuple):
 
 def fed(make: Callable[[], Wire], data: bytes, feed: Feed = rewrite.from_client) -> Fed:
     """What comes of the data fed in each chunking to one more connection: the same, and that is returned."""
-    outcomes = []
+    outcomes: list[Fed] = []
     for chunking in chunkings(data):
         wire = make()
         for chunk in chunking:
