@@ -140,10 +140,13 @@ class Channel:
         return self.nonce | flags | (self.confirms.number + 1) & _NUMBER
 
     def read_id(self, ring_id: int) -> RingId | None:
-        """What a ring id says; None for one that is not of this channel, say in a copy that a client forwards."""
+        """What a ring id says; None where the message that came back is a copy, which a client has forwarded.
+
+        That is one of another channel, or of a publish that the broker has answered: a return comes before its ack.
+        """
         last = self.confirms.number
         number = last - (last - ring_id & _NUMBER)
-        if ring_id >> _NONCE != self.nonce >> _NONCE or number < 1:
+        if ring_id >> _NONCE != self.nonce >> _NONCE or number < 1 or self.confirms.settled(number):
             return None
         return RingId(number, bool(ring_id & _ASKED), bool(ring_id & _HAD_HEADERS))
 

@@ -51,6 +51,10 @@ class Confirms:
         """Publishes that the broker has yet to answer."""
         return self.number - self.low - len(self.above) if self.answered else 0
 
+    def settled(self, number: int) -> bool:
+        """Whether the broker has answered that publish."""
+        return self.answered and (self.base < number <= self.low or number in self.above)
+
     def settle(self, number: int, multiple: bool, acked: bool) -> None:
         """Counts the broker's answer to one publish, or to all up to it; an answer to nothing is ignored."""
         if number > self.number or number <= self.low:
@@ -83,13 +87,19 @@ class Confirms:
     def answers(self, number: int, multiple: bool) -> list[tuple[int, bool, bool]]:
         """What to tell the client for the broker's ack of a publish, or of all up to it: (number, multiple, is an ack).
 
-        A publish that came back without the client's knowledge is not acked: it is nacked.
+        A publish that came back without the client's knowledge is nacked instead. An ack of nothing stays as it is.
         """
+        if not self.low < number <= self.number:
+            return [(number, multiple, True)]
         told, low = [], self.low
         for failed in sorted(n for n, tell in self.returned.items() if tell):
-            if failed == number or (multiple and self.low < failed < number):
-                if multiple and failed - 1 > low:
-                    told.append((failed - 1, True, True))
+            if failed == number or (multiple and failed < number):
+                # Clients may ignore an ack that names what they have been told of (aiormq does).
+                last = failed - 1
+                while last in self.above:
+                    last -= 1
+                if multiple and last > low:
+                    told.append((last, True, True))
                 told.append((failed, False, False))
                 low = failed
         if number > low:

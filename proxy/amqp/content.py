@@ -103,11 +103,17 @@ class Stamps(NamedTuple):
 
 
 def stamps_in(data: bytes, start: int, end: int) -> Stamps | None:
-    """The stamps of a content header; None where one is missing. By name: RabbitMQ 4.3 sorts the table (run)."""
-    flags, at = headers_at(data, start, end)
-    if not flags & HEADERS:
+    """The stamps of a content header; None where one is missing, or it cannot be read: then it is none of ours.
+
+    By name: RabbitMQ 4.3 sorts the table (run).
+    """
+    try:
+        flags, at = headers_at(data, start, end)
+        if not flags & HEADERS:
+            return None
+        found = {entry.name: entry for entry in table.entries(data, *table_at(data, at, end)) if entry.name in STAMPS}
+    except Fault:
         return None
-    found = {entry.name: entry for entry in table.entries(data, *table_at(data, at, end)) if entry.name in STAMPS}
     if len(found) < len(STAMPS) or found[STAMP_ID].kind != ord("l"):
         return None
     exchange = table.text_of(data, found[STAMP_EXCHANGE])

@@ -46,8 +46,8 @@ def header(c: Connection, channel: Channel, data: bytes, i: int, end: int) -> by
     sent_key, _ = short_string(frame, key_at, len(frame) - 1)
     stamps = content.stamps_in(data, start, stop)
     known = channel.read_id(stamps.ring_id) if stamps else None
-    kept = channel.kept.pop(known.number, None) if known else _kept(channel, sent_to, sent_key)
-    if known is None and kept is not None:
+    kept = channel.kept.pop(known.number, None) if known else None
+    if stamps is None and (kept := _kept(channel, sent_to, sent_key)) is not None:
         stamps = content.Stamps(kept.exchange, kept.routing_key, kept.ring_id)
         known = channel.read_id(kept.ring_id)
     if stamps is None or known is None:

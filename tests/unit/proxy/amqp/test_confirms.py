@@ -1,0 +1,309 @@
+"""Every publish is counted once and told of once, whatever the broker's answers look like."""
+
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from proxy.amqp.channel import KEPT, Channel, Kept
+from proxy.amqp.confirms import Confirms
+from proxy.tally import Tally
+
+
+def outcomes(tally: Tally) -> tuple[int, ...]:
+    return tally.settled, tally.nacked, tally.unroutable, tally.unknown
+
+
+def publish(confirms: Confirms, tally: Tally, count: int = 1) -> None:
+    """As `publishing.count` does it."""
+    for _ in range(count):
+        if tally is not confirms.tally:
+            confirms.turn(tally)
+        confirms.number += 1
+        tally.published += 1
+        tally.sent += not confirms.answered
+
+
+def begun() -> Confirms:
+    confirms = Confirms()
+    confirms.start()
+    return confirms
+
+
+@dataclass
+class Model:
+    """One entry a publish: its tally, and what became of it."""
+
+    confirms: Confirms
+    tallies: list[Tally]
+    of: list[int] = field(default_factory=list)
+    fate: list[str | None] = field(default_factory=list)
+    returned: dict[int, bool] = field(default_factory=dict)
+
+    def publish(self, which: int) -> None:
+        publish(self.confirms, self.tallies[which])
+        self.of.append(which)
+        self.fate.append(None)
+
+    def come_back(self, number: int, tell: bool) -> None:
+        if number <= len(self.fate) and self.fate[number - 1] is None:
+            self.confirms.returned[number] = tell
+            self.returned[number] = tell
+
+    def settle(self, number: int, multiple: bool, acked: bool) -> None:
+        self.confirms.settle(number, multiple, acked)
+        if not 1 <= number <= len(self.fate):
+            return
+        for n in range(1, number + 1) if multiple else (number,):
+            if self.fate[n - 1] is None:
+                self.fate[n - 1] = "unroutable" if n in self.returned else "settled" if acked else "nacked"
+
+    def check(self) -> None:
+        for which, tally in enumerate(self.tallies):
+            fates = [fate for fate, of in zip(self.fate, self.of, strict=True) if of == which]
+            assert tally.published == len(fates)
+            expected = tuple(fates.count(name) for name in ("settled", "nacked", "unroutable", "unknown"))
+            assert outcomes(tally) == expected
+        assert self.confirms.unsettled == self.fate.count(None)
+        counted = sum(sum(outcomes(tally)) for tally in self.tallies)
+        assert counted + self.confirms.unsettled == len(self.fate)
+
+
+steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("publish"), st.integers(0, 2), st.booleans(), st.booleans()),
+        st.tuples(st.just("settle"), st.integers(0, 30), st.booleans(), st.booleans()),
+        st.tuples(st.just("return"), st.integers(1, 30), st.booleans(), st.booleans()),
+    ),
+    max_size=60,
+)
+
+
+@given(steps, st.booleans())
+@settings(max_examples=400)
+def test_every_publish_is_counted_once(steps: list[tuple[str, int, bool, bool]], abandoned: bool) -> None:
+    model = Model(begun(), [Tally() for _ in range(3)])
+    for step, number, one, other in steps:
+        match step:
+            case "publish":
+                model.publish(number)
+            case "settle":
+                model.settle(number, one, other)
+            case _:
+                model.come_back(number, one)
+        model.check()
+    if abandoned:
+        model.confirms.abandon()
+        model.fate = [fate or "unknown" for fate in model.fate]
+        model.check()
+        model.confirms.abandon()
+        model.check()
+        assert model.confirms.unsettled == 0
+
+
+class Client:
+    """What a client makes of the answers it gets: as strict as any library is."""
+
+    def __init__(self) -> None:
+        self.waiting: set[int] = set()
+        self.acked: set[int] = set()
+        self.nacked: set[int] = set()
+
+    def hear(self, told: list[tuple[int, bool, bool]]) -> None:
+        for number, multiple, ack in told:
+            # aiormq drops an answer whose own tag it does not wait for, and the others with it.
+            assert number in self.waiting, f"{number} was told before"
+            numbers = {n for n in self.waiting if n <= number} if multiple else {number}
+            self.waiting -= numbers
+            (self.acked if ack else self.nacked).update(numbers)
+
+
+@given(st.data())
+@settings(max_examples=400)
+def test_each_publish_is_told_once_and_none_that_failed_is_acked(data: st.DataObject) -> None:
+    confirms, tally, client = begun(), Tally(), Client()
+    failed: set[int] = set()
+    back: set[int] = set()
+    for _ in range(data.draw(st.integers(1, 5))):
+        count = data.draw(st.integers(1, 6))
+        client.waiting |= set(range(confirms.number + 1, confirms.number + count + 1))
+        publish(confirms, tally, count)
+        open_ = sorted(set(range(1, confirms.number + 1)) - client.acked - client.nacked)
+        for number in data.draw(st.lists(st.sampled_from(open_), unique=True)):
+            if number not in back:
+                confirms.returned[number] = tell = data.draw(st.booleans())
+                back.add(number)
+                failed |= {number} if tell else set()
+        for _ in range(data.draw(st.integers(0, 4))):
+            if not client.waiting:
+                break
+            # The broker names a tag that it has not answered yet.
+            number, multiple = data.draw(st.sampled_from(sorted(client.waiting))), data.draw(st.booleans())
+            told = confirms.answers(number, multiple)
+            confirms.settle(number, multiple, True)
+            client.hear(told)
+            assert not client.acked & failed
+    if client.waiting:
+        client.hear(confirms.answers(confirms.number, True) if confirms.number in client.waiting else [])
+    assert client.nacked <= failed
+    assert not client.acked & failed
+
+
+def test_answers_that_need_no_change_are_as_they_came() -> None:
+    confirms = begun()
+    publish(confirms, Tally(), 5)
+    confirms.returned[2] = False
+    for number, multiple in ((1, False), (2, False), (5, True)):
+        assert confirms.answers(number, multiple) == [(number, multiple, True)]
+
+
+def test_a_multiple_ack_is_split_around_what_failed() -> None:
+    confirms, tally = begun(), Tally()
+    publish(confirms, tally, 9)
+    confirms.returned = {1: True, 4: True, 5: True, 7: False, 9: True}
+    assert confirms.answers(9, True) == [
+        (1, False, False),
+        (3, True, True),
+        (4, False, False),
+        (5, False, False),
+        (8, True, True),
+        (9, False, False),
+    ]
+    confirms.settle(9, True, True)
+    assert (outcomes(tally), confirms.returned) == ((4, 0, 5, 0), {})
+
+
+def test_a_split_names_no_tag_that_was_told_before() -> None:
+    confirms = begun()
+    publish(confirms, Tally(), 6)
+    for number in (3, 4):
+        confirms.settle(number, multiple=False, acked=True)
+    confirms.returned[5] = True
+    assert confirms.answers(6, True) == [(2, True, True), (5, False, False), (6, True, True)]
+    confirms.settle(1, multiple=False, acked=True)
+    confirms.settle(2, multiple=False, acked=True)
+    assert confirms.answers(5, True) == [(5, False, False)]
+
+
+@pytest.mark.parametrize(("number", "multiple"), [(0, True), (0, False), (3, False), (99, True), (99, False)])
+def test_answers_to_nothing_change_nothing(number: int, multiple: bool) -> None:
+    confirms, tally = begun(), Tally()
+    publish(confirms, tally, 5)
+    confirms.settle(3, multiple=True, acked=True)
+    confirms.returned[5] = True
+    assert confirms.answers(number, multiple) == [(number, multiple, True)]
+    confirms.settle(number, multiple, True)
+    assert (outcomes(tally), confirms.unsettled) == ((3, 0, 0, 0), 2)
+
+
+def test_publishes_before_confirm_select_are_sent_and_no_tag_counts_them() -> None:
+    confirms, early, late = Confirms(), Tally(), Tally()
+    publish(confirms, early, 3)
+    assert confirms.unsettled == 0
+    confirms.start()
+    assert confirms.base == 3
+    publish(confirms, early)
+    publish(confirms, late)
+    assert confirms.unsettled == 2
+    confirms.settle(3, multiple=True, acked=True)
+    assert outcomes(early) == (0, 0, 0, 0)
+    confirms.start()
+    confirms.settle(5, multiple=True, acked=True)
+    assert (early.sent, outcomes(early)) == (3, (1, 0, 0, 0))
+    assert (late.sent, outcomes(late)) == (0, (1, 0, 0, 0))
+
+
+def test_without_confirms_nothing_is_unsettled_or_unknown() -> None:
+    confirms, tally = Confirms(), Tally()
+    publish(confirms, tally, 3)
+    confirms.abandon()
+    assert (confirms.unsettled, outcomes(tally), tally.sent) == (0, (0, 0, 0, 0), 3)
+
+
+def test_what_was_rolled_back_never_was() -> None:
+    confirms, one, other = begun(), Tally(), Tally()
+    publish(confirms, one, 2)
+    publish(confirms, other, 2)
+    confirms.returned = {1: True, 4: True}
+    confirms.forget(3)
+    assert (confirms.unsettled, confirms.returned) == (1, {4: True})
+    confirms.forget(2)
+    assert confirms.unsettled == 1
+    confirms.settle(4, multiple=True, acked=True)
+    assert (outcomes(one), outcomes(other)) == ((0, 0, 0, 0), (0, 0, 1, 0))
+
+
+def test_the_runs_of_settled_publishes_are_forgotten() -> None:
+    confirms, tallies = begun(), [Tally(), Tally()]
+    for i in range(1000):
+        publish(confirms, tallies[i % 2])
+        confirms.settle(i + 1, multiple=bool(i % 3), acked=True)
+        assert len(confirms.runs) <= 2
+    assert not confirms.above
+    assert [outcomes(tally)[0] for tally in tallies] == [500, 500]
+
+
+# The channel's own bookkeeping of them.
+
+
+def test_an_id_says_number_and_flags_and_is_of_its_incarnation_only() -> None:
+    channel, other = Channel(1), Channel(1)
+    for asked in (0, 1):
+        for had_headers in (0, 1 << 13):
+            ring_id = channel.next_id(asked, had_headers)
+            assert 0 <= ring_id < 1 << 63
+            assert channel.read_id(ring_id) is None, "it was not published yet"
+            publish(channel.confirms, Tally())
+            read = channel.read_id(ring_id)
+            assert read is not None
+            assert (read.number, read.asked, read.had_headers) == (
+                channel.confirms.number,
+                bool(asked),
+                bool(had_headers),
+            )
+            assert other.nonce == channel.nonce or other.read_id(ring_id) is None
+    for foreign in (0, 1, (1 << 64) - 1, channel.nonce, channel.nonce | 5, channel.nonce ^ 1 << 40 | 1):
+        assert channel.read_id(foreign) is None
+
+
+def test_numbers_beyond_32_bits_are_read_back() -> None:
+    channel = Channel(1)
+    channel.confirms.number = (1 << 32) - 2
+    ids = []
+    for _ in range(4):
+        ids.append(channel.next_id(1, 0))
+        publish(channel.confirms, Tally())
+    assert [read.number for ring_id in ids if (read := channel.read_id(ring_id))] == [
+        (1 << 32) + n for n in (-1, 0, 1, 2)
+    ]
+
+
+def test_the_id_of_what_the_broker_has_answered_is_a_copys() -> None:
+    """A return comes before the ack, so what comes back later was published by the client, stamps and all."""
+    channel = Channel(1)
+    ids = []
+    for number in range(5):
+        if number == 1:
+            channel.select(transactional=False)
+        ids.append(channel.next_id(1, 0))
+        publish(channel.confirms, Tally())
+    channel.confirms.settle(2, multiple=False, acked=True)
+    channel.confirms.settle(4, multiple=False, acked=True)
+    numbers = [read.number if (read := channel.read_id(ring_id)) else None for ring_id in ids]
+    assert numbers == [1, None, 3, None, 5]
+
+
+def test_what_is_kept_goes_with_the_answers_or_beyond_a_number() -> None:
+    channel = Channel(1)
+    for _ in range(KEPT + 5):
+        publish(channel.confirms, Tally())
+        channel.keep(Kept(b"x"))
+    assert list(channel.kept) == list(range(6, KEPT + 6))
+    channel.select(transactional=False)
+    for _ in range(3):
+        publish(channel.confirms, Tally())
+        channel.keep(Kept(b"y"))
+    channel.confirms.settle(KEPT + 7, multiple=True, acked=True)
+    channel.forget_settled()
+    assert list(channel.kept) == [KEPT + 8]
