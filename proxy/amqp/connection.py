@@ -99,8 +99,8 @@ class Connection:
         """Monotonic time, as of the last bytes."""
         # Agreed on in the handshake.
         self.frame_max = HANDSHAKE_FRAME_MAX
-        self.offered = 0
-        """The broker's channel_max; 0 for no limit."""
+        self.offered = 1
+        """The broker's channel_max; 0 for no limit. Until it is known, none can be kept back for us."""
         self.channel_max = 0
         """The client's highest channel number; one more is kept for us."""
         self.heartbeat = 0
