@@ -21,6 +21,13 @@ def ensure_package(package: str, binary: str) -> Path:
     return Path(found)
 
 
+def ensure_installed(package: str) -> None:
+    """Install Debian's `package` where it is missing: for one that brings no binary to look for."""
+    query = ["dpkg-query", "--show", "--showformat=${db:Status-Status}", package]
+    if not shutil.which("dpkg-query") or subprocess.run(query, capture_output=True, text=True).stdout != "installed":
+        install(package)
+
+
 def install(package: str) -> None:
     """Install a Debian package, needing root; its services start neither now nor at the next boot."""
     if not shutil.which("apt-get"):

@@ -192,6 +192,15 @@ def test_a_package_is_not_installed_when_its_binary_is_there() -> None:
     assert debian.ensure_package("no-such-package", "sh").name == "sh"
 
 
+def test_a_package_without_a_binary_is_not_installed_when_it_is_there() -> None:
+    debian.ensure_installed("base-files")
+
+
+def test_a_package_without_a_binary_is_installed_when_it_is_missing(bare_machine: None) -> None:
+    with pytest.raises(SetupError, match="no-such-package is missing"):
+        debian.ensure_installed("no-such-package")
+
+
 def test_the_command_runs_with_the_broker_and_its_status_is_passed_on() -> None:
     with serving(Overview) as amqp_url:
         script = 'echo "$BROKER $BROKER_MANAGEMENT_URL"; exit 7'
