@@ -100,6 +100,17 @@ class Route:
             route = target.behind
         return None
 
+    def leads_through(self) -> set[Name]:
+        """The exchanges that its messages may go through, itself among them."""
+        found, todo = {self.name}, [self]
+        while todo:
+            for target in todo.pop().targets:
+                name = (self.name[0], target.destination.name)
+                if not target.is_queue and name not in found:
+                    found.add(name)
+                    todo += [target.behind] if target.behind is not None else []
+        return found
+
 
 class RouteTable:
     """The routes of one virtual host of one cluster, made when first asked for and forgotten when anything changes."""
@@ -116,6 +127,7 @@ class RouteTable:
     def clear(self) -> None:
         """Forgets every route: what they were made from has changed."""
         self.routes.clear()
+        self._seen.clear()
         self.expires = inf
 
     def find(self, exchange: bytes) -> Route | Unread:
@@ -149,9 +161,8 @@ class RouteTable:
         for route in self.routes.values():
             if self._seen.get(route.name) != route.tally.published:
                 self._seen[route.name] = route.tally.published
-                for name in (route.name, *((self._vhost, t.destination.name) for t in route.targets if t.behind)):
-                    if name in router.entries:
-                        router.used_at[name] = router.clock()
+                for name in route.leads_through() & router.entries.keys():
+                    router.used_at[name] = router.clock()
 
     def _make(self, exchange: bytes) -> Route | Unread:
         router, tally = self._tables.router, self._tables.tallies.of
@@ -194,9 +205,12 @@ class RouteTable:
         entry = router.look((self._vhost, target.destination.name), self._asked)
         if isinstance(entry, Unknown):
             target.unread = Unread(entry.exchange, entry.why)
-        elif entry.passed is None and entry.known is not None:
+            return
+        self.expires = min(self.expires, router.fresh_until(entry))
+        if entry.passed is None and entry.known is not None:
             behind = self.find(target.name)
-            if isinstance(behind, Route):
+            # One that has become internal has no targets: the next reading of the ring before it passes that ring.
+            if isinstance(behind, Route) and behind.targets:
                 target.behind = behind
 
 
