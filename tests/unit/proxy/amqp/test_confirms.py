@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.amqp.channel import KEPT, Channel, Kept
 from proxy.amqp.confirms import Confirms
 from proxy.tally import Tally
 
@@ -242,68 +241,3 @@ def test_the_runs_of_settled_publishes_are_forgotten() -> None:
         assert len(confirms.runs) <= 2
     assert not confirms.above
     assert [outcomes(tally)[0] for tally in tallies] == [500, 500]
-
-
-# The channel's own bookkeeping of them.
-
-
-def test_an_id_says_number_and_flags_and_is_of_its_incarnation_only() -> None:
-    channel, other = Channel(1), Channel(1)
-    for asked in (0, 1):
-        for had_headers in (0, 1 << 13):
-            ring_id = channel.next_id(asked, had_headers)
-            assert 0 <= ring_id < 1 << 63
-            assert channel.read_id(ring_id) is None, "it was not published yet"
-            publish(channel.confirms, Tally())
-            read = channel.read_id(ring_id)
-            assert read is not None
-            assert (read.number, read.asked, read.had_headers) == (
-                channel.confirms.number,
-                bool(asked),
-                bool(had_headers),
-            )
-            assert other.nonce == channel.nonce or other.read_id(ring_id) is None
-    for foreign in (0, 1, (1 << 64) - 1, channel.nonce, channel.nonce | 5, channel.nonce ^ 1 << 40 | 1):
-        assert channel.read_id(foreign) is None
-
-
-def test_numbers_beyond_32_bits_are_read_back() -> None:
-    channel = Channel(1)
-    channel.confirms.number = (1 << 32) - 2
-    ids = []
-    for _ in range(4):
-        ids.append(channel.next_id(1, 0))
-        publish(channel.confirms, Tally())
-    assert [read.number for ring_id in ids if (read := channel.read_id(ring_id))] == [
-        (1 << 32) + n for n in (-1, 0, 1, 2)
-    ]
-
-
-def test_the_id_of_what_the_broker_has_answered_is_a_copys() -> None:
-    """A return comes before the ack, so what comes back later was published by the client, stamps and all."""
-    channel = Channel(1)
-    ids = []
-    for number in range(5):
-        if number == 1:
-            channel.select(transactional=False)
-        ids.append(channel.next_id(1, 0))
-        publish(channel.confirms, Tally())
-    channel.confirms.settle(2, multiple=False, acked=True)
-    channel.confirms.settle(4, multiple=False, acked=True)
-    numbers = [read.number if (read := channel.read_id(ring_id)) else None for ring_id in ids]
-    assert numbers == [1, None, 3, None, 5]
-
-
-def test_what_is_kept_goes_with_the_answers_or_beyond_a_number() -> None:
-    channel = Channel(1)
-    for _ in range(KEPT + 5):
-        publish(channel.confirms, Tally())
-        channel.keep(Kept(b"x"))
-    assert list(channel.kept) == list(range(6, KEPT + 6))
-    channel.select(transactional=False)
-    for _ in range(3):
-        publish(channel.confirms, Tally())
-        channel.keep(Kept(b"y"))
-    channel.confirms.settle(KEPT + 7, multiple=True, acked=True)
-    channel.forget_settled()
-    assert list(channel.kept) == [KEPT + 8]
