@@ -9,11 +9,14 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
-PURE = ("outcome", "topology", "belief", "declared", "selection", "router", "overlays", "changes", "config")
+PURE = ("outcome", "topology", "belief", "declared", "selection", "router", "tally", "overlays", "changes", "config")
 """Modules of proxy that decide and never wait: no event loop, no network."""
 
 PURE_MAY = {"config": {"yarl"}}
 """Of what is neither the standard library, ring nor pure."""
+
+LEGS = ("legs", "session", "listener")
+"""Modules of proxy.amqp that know of sockets; the others take bytes and give bytes."""
 
 IO = {
     "asyncio",
@@ -102,6 +105,19 @@ def test_pure_modules_import_no_io_and_only_pure_modules(name: str) -> None:
         assert top(imported) in allowed or module in pure, f"proxy/{name}.py imports {imported}"
 
 
+SANS_IO = [file for file in modules("proxy/amqp") if file.stem not in LEGS]
+
+
+@pytest.mark.parametrize("file", SANS_IO, ids=title)
+def test_amqp_takes_bytes_and_gives_bytes_but_for_its_legs(file: Path) -> None:
+    allowed = (sys.stdlib_module_names - IO) | {"ring"}
+    ours = {"proxy.__version__", *(f"proxy.{module}" for module in PURE)}
+    ours |= {f"proxy.amqp.{other.stem}" for other in SANS_IO}
+    for imported in imports_of(file):
+        module = ".".join(imported.split(".")[: 3 if imported.startswith("proxy.amqp") else 2])
+        assert top(imported) in allowed or module in ours, f"{title(file)} imports {imported}"
+
+
 @pytest.mark.parametrize("file", modules("proxy"), ids=title)
 def test_proxy_imports_what_the_distribution_declares(file: Path) -> None:
     """And nothing of the tests or the testbed; aiormq and pamqp come with aio-pika."""
@@ -112,10 +128,14 @@ def test_proxy_imports_what_the_distribution_declares(file: Path) -> None:
 
 @pytest.mark.parametrize("file", modules("proxy"), ids=title)
 def test_only_the_command_imports_the_app_and_only_the_app_the_listeners(file: Path) -> None:
-    users = {"proxy.app": {"proxy/cli.py"}, "proxy.cli": {"proxy/__main__.py"}}
+    users = {
+        "proxy.app": {"proxy/cli.py"},
+        "proxy.cli": {"proxy/__main__.py"},
+        "proxy.http": {"proxy/app.py"},
+        "proxy.amqp": {"proxy/app.py", "proxy/metrics.py"},
+    }
+    package = ".".join(file.relative_to(ROOT).parent.parts)
     for imported in imports_of(file):
         module = ".".join(imported.split(".")[:2])
-        if module in users:
+        if module in users and module != package:
             assert title(file) in users[module], f"{title(file)} imports {imported}"
-        if module == "proxy.http":
-            assert title(file) == "proxy/app.py" or title(file).startswith("proxy/http/"), imported
