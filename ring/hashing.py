@@ -20,4 +20,5 @@ def hash64(data: bytes) -> int:
 def slot_of(key: bytes) -> int:
     """The slot, 0 to SLOTS - 1, of a key: the top 20 bits of its hash."""
     # Not through hash64: this is on the way of every publish, and a call less is a tenth of a microsecond.
-    return mmh3.hash64(key, 0, True, False)[0] >> _SLOT_SHIFT
+    # By name: mmh3 5.3.1 overlooks a fourth positional argument.
+    return mmh3.hash64(key, 0, signed=False)[0] >> _SLOT_SHIFT
