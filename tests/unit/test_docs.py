@@ -3,6 +3,9 @@
 import re
 from pathlib import Path
 
+from proxy.amqp.listener import Brokers, Listener
+from proxy.amqp.routes import RouteTables
+from proxy.amqp.session import End, Shared
 from proxy.config import Settings, field_names
 from proxy.http.problems import _TITLES
 from proxy.management import Management
@@ -48,7 +51,11 @@ async def test_every_metric_is_documented_and_no_other() -> None:
     async with Management(Settings().management_url, 1) as api:
         selection = Selection(["*"], [], [])
         sync = Sync(api, router, selection, interval=15, settle_time=2, rewrite_dead_letters=False)
-        families = list(ProxyCollector(Counts(), router, sync, publisher).collect())
+        counts = Counts()
+        tables = RouteTables(router, selection, counts.tallies, lambda _: "")
+        dial = Brokers(Settings().brokers, None, 1).dial
+        listener = Listener(Shared(tables, sync, dial, 1, frozenset(), counts.amqp_latency.add))
+        families = list(ProxyCollector(counts, router, sync, publisher, listener).collect())
     suffix = {"counter": "_total", "info": "_info"}
     names = {family.name + suffix.get(family.type, "") for family in families}
     assert names == first_cells(section("Metrics"))
@@ -56,10 +63,11 @@ async def test_every_metric_is_documented_and_no_other() -> None:
 
 def test_every_problem_outcome_and_pass_reason_is_documented() -> None:
     assert set(_TITLES) == set(re.findall(r"^\| \d{3} \| `([a-z-]+)`", REFERENCE, flags=re.M))
+    for end in End:
+        assert f"`{end.value}`" in section("Metrics")
     for reason in PassReason:
         assert f"`{reason}`" in section("Metrics")
-    # `sent` is for AMQP publishes without confirms, which this version does not take.
-    for outcome in set(Outcome) - {Outcome.SENT}:
+    for outcome in Outcome:
         assert f"`{outcome}`" in REFERENCE or f'"{outcome}"' in REFERENCE
 
 

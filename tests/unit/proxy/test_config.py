@@ -63,7 +63,9 @@ def test_every_setting_can_be_given_in_all_three_places(tmp_path: Path) -> None:
         "broker_password_file": str(tmp_path / "secret"),
         "management_url": "https://u:p@broker.example:15671",
         "management_password_file": str(tmp_path / "secret"),
+        "broker_addresses": "rabbit-1:5672,[::1]:5673",
         "amqp_listen": "[::1]:1",
+        "allow_mechanisms": "EXTERNAL",
         "http_listen": "0.0.0.0:2",
         "admin_listen": "localhost:0",
         "route": "a*,%2F/b",
@@ -91,6 +93,8 @@ def test_every_setting_can_be_given_in_all_three_places(tmp_path: Path) -> None:
     for field in dataclasses.fields(Settings):
         assert getattr(by_flag, field.name) != getattr(defaults, field.name), field.name
     assert by_flag.amqp_listen == Address("::1", 1)
+    assert by_flag.brokers == (Address("rabbit-1", 5672), Address("::1", 5673))
+    assert Settings().brokers == (Address("localhost", 5672),)
     assert by_flag.route == ("a*", "%2F/b")
 
 
