@@ -15,6 +15,7 @@ from testbed import SetupError
 
 START_WITHIN = 20.0
 STOP_WITHIN = 30.0
+LISTENERS = ("http", "admin", "amqp")
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,8 @@ class Sidecar:
 
     http_url: str
     admin_url: str
+    amqp_address: str
+    """HOST:PORT for AMQP clients."""
     process: "subprocess.Popen[bytes]"
     log: Path
 
@@ -35,13 +38,13 @@ def running_sidecar(settings: Mapping[str, str]) -> Iterator[Sidecar]:
     """
     with tempfile.TemporaryDirectory(prefix="ringproxy-sidecar-") as folder:
         log = Path(folder, "log")
-        flags = {"http-listen": "127.0.0.1:0", "admin-listen": "127.0.0.1:0", **settings}
+        flags = {f"{what}-listen": "127.0.0.1:0" for what in LISTENERS} | dict(settings)
         command = [sys.executable, "-m", "proxy", "run", *(f"--{name}={value}" for name, value in flags.items())]
         with log.open("wb") as output:
             process = subprocess.Popen(command, stdout=output, stderr=output)
         try:
-            http, admin = _started(process, log)
-            yield Sidecar(http, admin, process, log)
+            http, admin, amqp = _started(process, log)
+            yield Sidecar(f"http://{http}", f"http://{admin}", amqp, process, log)
         finally:
             process.terminate()
             try:
@@ -53,13 +56,13 @@ def running_sidecar(settings: Mapping[str, str]) -> Iterator[Sidecar]:
             raise SetupError(f"the sidecar ended with status {status}:\n{log.read_text()}")
 
 
-def _started(process: "subprocess.Popen[bytes]", log: Path) -> tuple[str, str]:
-    """The URLs of its HTTP and admin listeners, once it is ready to publish."""
+def _started(process: "subprocess.Popen[bytes]", log: Path) -> list[str]:
+    """HOST:PORT of each of its listeners, once it is ready to publish."""
     deadline = time.monotonic() + START_WITHIN
     while time.monotonic() < deadline and process.poll() is None:
-        urls = [_listener(log, what) for what in ("http", "admin")]
-        if urls[0] and urls[1] and _ready(urls[1]):
-            return urls[0], urls[1]
+        addresses = [_listener(log, what) for what in LISTENERS]
+        if all(addresses) and _ready(f"http://{addresses[1]}"):
+            return addresses
         time.sleep(0.05)
     raise SetupError(f"the sidecar did not become ready within {START_WITHIN:g} s:\n{log.read_text()}")
 
@@ -68,7 +71,7 @@ def _listener(log: Path, what: str) -> str:
     marker = f" {what} listens on "
     for line in log.read_text().splitlines():
         if marker in line:
-            return "http://" + line.split(marker)[1]
+            return line.split(marker)[1].removeprefix("http://")
     return ""
 
 

@@ -6,22 +6,27 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from urllib.parse import quote
 
 import aiohttp
+from yarl import URL
 
 from ring.destination import Destination
 from ring.ring import fingerprint
 from testbed import SetupError
 from testbed.broker import Broker, running_broker
 from testbed.demo.load import IN_FLIGHT, Load
-from testbed.demo.oracle import History, Sent, Verdict, chi_squared, counted, judge, moved
+from testbed.demo.oracle import History, Sent, Verdict, chi_squared, judge, moved
+from testbed.demo.publisher import key_of
+from testbed.demo.race import TURNS, Lane, Race, race
 from testbed.demo.world import HASH, World, new_world
 from testbed.sidecar import Sidecar, running_sidecar
 
-MESSAGES = 20_000
-KEYS = [f"order-{n}" for n in range(MESSAGES)]
-SAMPLE = 10_000
-"""Messages after each change, of as many keys, by which it is told which keys moved."""
+MESSAGES = 100_000
+"""Messages over AMQP, of as many keys: through the sidecar, and again to the exchange itself."""
+SAMPLE = 4_000
+"""Messages by HTTP before and after each change, of as many keys, by which it is told which keys moved."""
+KEYS = [key_of(number) for number in range(SAMPLE)]
 WEIGHTS = {"orders.1": 1, "orders.2": 1, "orders.3": 2, "orders.4": 2}
 FIFTH, FIRST = ("orders.5", 1), ("orders.1", 1)
 EXCHANGE, NATIVE = "orders", "orders-native"
@@ -55,7 +60,7 @@ def main() -> int:
 
 
 async def demo(broker: Broker) -> int:
-    """The three acts: an even spread, changes while publishing goes on, the judgement."""
+    """The three acts: the race of pika programs, changes while publishing goes on, the judgement."""
     vhost = f"ringproxy-demo-{os.getpid()}"
     settings = {
         "broker-url": broker.amqp_url,
@@ -65,15 +70,15 @@ async def demo(broker: Broker) -> int:
     }
     async with new_world(broker, vhost) as world:
         await world.declare(EXCHANGE, WEIGHTS)
+        await world.declare(NATIVE, {native_name(queue): weight for queue, weight in WEIGHTS.items()})
         with running_sidecar(settings) as sidecar:
-            say(f"RabbitMQ {broker.version} ({broker.source}); sidecar at {sidecar.http_url}")
+            say(f"RabbitMQ {broker.version} ({broker.source})")
+            say(f"sidecar at amqp://{sidecar.amqp_address} and {sidecar.http_url}")
+            raced = await pika_act(broker, vhost, world, sidecar)
             history, load = History(WEIGHTS, GRACE), Load(sidecar.http_url, vhost, EXCHANGE, KEYS)
-            say(f"Publishing {MESSAGES:,} messages by HTTP, each answered once the broker has confirmed it:")
-            began = time.monotonic()
-            await load.run(lambda: len(load.sent) >= MESSAGES, progress)
-            rate = len(load.sent) / (time.monotonic() - began)
+            say("By HTTP now, each message answered once the broker has confirmed it.")
+            await load.run(lambda: len(load.sent) >= SAMPLE, progress)
             ours = [latest(load.sent)]
-            even = print_spread(ours[0], rate)
             say("Binding a fifth queue, then unbinding the first, while publishing goes on:")
             ours += await change_under_load(load, world, history, Rings(sidecar, vhost))
         say("The same on the exchange itself, for comparison:")
@@ -81,7 +86,31 @@ async def demo(broker: Broker) -> int:
         found = await world.drain([*WEIGHTS, FIFTH[0]], len(load.sent))
     print_moved(ours, natively)
     numbers = {queue: [int(body) for body in bodies] for queue, bodies in found.items()}
-    return conclude(load, judge(load.sent, numbers, history.eras()), even)
+    return conclude(load.problems, judge(load.sent, numbers, history.eras()), raced)
+
+
+async def pika_act(broker: Broker, vhost: str, world: World, sidecar: Sidecar) -> Verdict:
+    """The same pika program through the sidecar and to the exchange itself: rates, spread and what is wrong."""
+    say(f"An ordinary pika program publishes {MESSAGES:,} messages with confirms, through the sidecar's AMQP port and,")
+    say(f"turn about, to the exchange itself, {MESSAGES // TURNS:,} a turn:")
+    direct = URL(broker.amqp_url).with_path("/") / quote(vhost, safe="")
+    host, _, port = sidecar.amqp_address.rpartition(":")
+    proxied = direct.with_scheme("amqp").with_host(host).with_port(int(port))
+    through = Lane(str(proxied), EXCHANGE, {queue: queue for queue in WEIGHTS})
+    native = Lane(str(direct), NATIVE, {queue: native_name(queue) for queue in WEIGHTS})
+    result = await race(world, through, native, MESSAGES, say)
+    verdict = judge(through.sent(), result.through, History(WEIGHTS, GRACE).eras())
+    verdict.faults[:0] = through.problems + native.problems
+    if result.native.total() != len(native.confirmed):
+        verdict.faults.append(f"{NATIVE}: {len(native.confirmed)} confirmed, {result.native.total()} in its queues")
+    if not print_race(through, native, result):
+        verdict.faults.append("the spread through the sidecar is uneven")
+    return verdict
+
+
+def native_name(queue: str) -> str:
+    """The queue of the exchange that is used without the sidecar."""
+    return f"native-{queue}"
 
 
 class Rings:
@@ -137,15 +166,14 @@ async def more(load: Load, publishing: "asyncio.Task[None]", count: int) -> None
 
 async def native_changes(world: World) -> list[Keys]:
     """Where keys go on x-consistent-hash itself: before, after the fifth queue came, after the first left."""
-    names = {queue: f"native-{queue}" for queue in (*WEIGHTS, FIFTH[0])}
-    await world.declare(NATIVE, {names[queue]: weight for queue, weight in WEIGHTS.items()})
+    names = {queue: native_name(queue) for queue in (*WEIGHTS, FIFTH[0])}
     placed = []
     for step in range(3):
         if step == 1:
             await world.bind(NATIVE, names[FIFTH[0]], FIFTH[1])
         if step == 2:
             await world.unbind(NATIVE, names[FIRST[0]], FIRST[1])
-        await world.publish_natively(NATIVE, KEYS[:SAMPLE])
+        await world.publish_natively(NATIVE, KEYS)
         queues = [names[queue] for queue in (WEIGHTS if step == 0 else names)]
         found = await world.drain(queues, SAMPLE)
         placed.append({body.decode(): queue for queue, bodies in found.items() for body in bodies})
@@ -158,16 +186,20 @@ def latest(messages: Sequence[Sent]) -> Keys:
     return {message.key: message.queue for message in messages}
 
 
-def print_spread(placed: Keys, rate: float) -> bool:
-    """The table of how the keys spread, and whether they do so evenly. Keys and queues are always the same."""
-    counts, total = counted(placed), sum(WEIGHTS.values())
-    print(f"\n  {'queue':<10} {'weight':>6} {'expected':>9} {'got':>7}")
+def print_race(through: Lane, native: Lane, result: Race) -> bool:
+    """The table of rates and spreads, and whether ringproxy's is even. Keys and queues are always the same."""
+    ours, total = {queue: len(numbers) for queue, numbers in result.through.items()}, sum(WEIGHTS.values())
+    print(f"\n  {'queue':<22} {'weight':>6} {'expected':>9} {'ringproxy':>10} {'x-consistent-hash':>18}")
     for queue, weight in WEIGHTS.items():
-        print(f"  {queue:<10} {weight:>6} {len(placed) * weight / total:>9,.0f} {counts[queue]:>7,}")
-    chi = chi_squared(counts, WEIGHTS)
-    fits = "even" if chi <= ONE_PERCENT else "UNEVEN"
-    print(f"  chi-squared {chi:.2f}, 1% bound {ONE_PERCENT}: {fits}; {rate:,.0f} messages/s\n")
-    return chi <= ONE_PERCENT
+        expected = MESSAGES * weight / total
+        print(f"  {queue:<22} {weight:>6} {expected:>9,.0f} {ours[queue]:>10,} {result.native[queue]:>18,}")
+    chi = [chi_squared(counts, WEIGHTS) for counts in (ours, result.native)]
+    print(f"  {'chi-squared, 1% bound':<29} {ONE_PERCENT:>9} {chi[0]:>10.2f} {chi[1]:>18.2f}")
+    print(f"  {'confirmed':<39} {len(through.confirmed):>10,} {len(native.confirmed):>18,}")
+    print(f"  {'messages/s, median':<39} {through.rate:>10,.0f} {native.rate:>18,.0f}")
+    if native.rate:
+        print(f"  ringproxy has {through.rate / native.rate:.0%} of the rate of the exchange itself\n")
+    return chi[0] <= ONE_PERCENT
 
 
 def print_moved(ours: list[Keys], natively: list[Keys]) -> None:
@@ -183,19 +215,20 @@ def print_moved(ours: list[Keys], natively: list[Keys]) -> None:
     print(f"  (of {SAMPLE:,} keys)\n")
 
 
-def conclude(load: Load, verdict: Verdict, even: bool) -> int:
+def conclude(problems: list[str], verdict: Verdict, raced: Verdict) -> int:
     """The last lines, and the exit status."""
-    for fault in [*load.problems, *verdict.faults][:10]:
+    faults = [*raced.faults, *problems, *verdict.faults]
+    for fault in faults[:10]:
         print(f"  FAULT: {fault}")
-    faults = len(load.problems) + len(verdict.faults)
     print(
-        f"{verdict.judged:,} confirmed messages, each looked for in every queue: {faults} faults."
-        f" {verdict.by_one_ring:,} had one possible queue, the others were sent while a change took effect."
+        f"{raced.judged:,} messages confirmed over AMQP and {verdict.judged:,} by HTTP, each looked for in every queue:"
+        f" {len(faults)} faults.\n{raced.by_one_ring + verdict.by_one_ring:,} had one possible queue, the others were"
+        " sent while a change took effect."
     )
     if 2 * verdict.by_one_ring < verdict.judged:
-        print("  FAULT: most messages could have been in several queues, so this says little")
+        print("  FAULT: most messages by HTTP could have been in several queues, so this says little")
         return 1
-    if faults or not even:
+    if faults:
         return 1
     print("Every message is once in a queue that a ring in force between its send and its confirm says.")
     return 0
@@ -210,7 +243,7 @@ def progress(count: int) -> None:
     """How far it is, on one line of a terminal, now and then elsewhere."""
     if sys.stdout.isatty():
         print(f"\r  {count:,}", end="\r", flush=True)
-    elif count % 10_000 == 0:
+    elif count % 4_000 == 0:
         say(f"  {count:,}")
 
 

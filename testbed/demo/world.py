@@ -63,6 +63,10 @@ class World:
             pass
         return found
 
+    async def purge(self, queue: str) -> int:
+        """Empties a queue; how many messages were in it."""
+        return (await (await self._channel.get_queue(queue)).purge()).message_count or 0
+
     async def _more(self, found: dict[str, list[bytes]]) -> bool:
         """One more look for messages that had not reached their queue yet; whether there were any."""
         await asyncio.sleep(0.2)

@@ -1,0 +1,82 @@
+"""The same pika program by turns through the sidecar and to the broker itself: how fast each is, and what was lost."""
+
+import asyncio
+import json
+import statistics
+import sys
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from subprocess import PIPE
+
+from testbed.demo.oracle import Sent
+from testbed.demo.publisher import key_of
+from testbed.demo.world import World
+
+TURNS = 5
+"""An odd number, so that the median is one of the rates."""
+
+
+@dataclass
+class Lane:
+    """One of the two ways to publish, and what came of it."""
+
+    url: str
+    exchange: str
+    queues: Mapping[str, str]
+    """The name here of each queue."""
+    confirmed: list[int] = field(default_factory=list)
+    rates: list[float] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def rate(self) -> float:
+        """Confirmed messages a second, the median of the turns."""
+        return statistics.median(self.rates)
+
+    async def turn(self, first: int, count: int) -> None:
+        """Runs the program for so many messages, numbered from `first`."""
+        program = [sys.executable, "-m", "testbed.demo.publisher", self.url, self.exchange, str(first), str(count)]
+        process = await asyncio.create_subprocess_exec(*program, stdout=PIPE, process_group=0)
+        try:
+            output, _ = await process.communicate()
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+        # A program that failed has told why on standard error.
+        result = json.loads(
+            output if process.returncode == 0 else '{"confirmed": [], "seconds": 0, "problem": "failed"}'
+        )
+        confirmed: list[int] = result["confirmed"]
+        self.confirmed += confirmed
+        self.rates.append(len(confirmed) / result["seconds"] if result["seconds"] else 0.0)
+        if len(confirmed) != count:
+            self.problems.append(f"{self.exchange}: {len(confirmed)} of {count} confirmed: {result['problem']}")
+
+    def sent(self) -> list[Sent]:
+        """The confirmed messages for the judge; bindings do not change meanwhile, so times do not matter."""
+        return [Sent(number, key_of(number), 0.0, 0.0) for number in self.confirmed]
+
+
+@dataclass(frozen=True)
+class Race:
+    """What was found in the queues of both lanes, by queue."""
+
+    through: dict[str, list[int]]
+    native: Counter[str]
+
+
+async def race(world: World, through: Lane, native: Lane, messages: int, tell: Callable[[str], None]) -> Race:
+    """Publishes so many messages in each lane, by turns, and empties the queues after each turn."""
+    result, each = Race({queue: [] for queue in through.queues}, Counter()), messages // TURNS
+    for turn in range(TURNS):
+        for lane in (through, native) if turn % 2 == 0 else (native, through):
+            await lane.turn(turn * each, each)
+        found = await world.drain(through.queues.values(), each)
+        for queue, name in through.queues.items():
+            result.through[queue] += [int(body) for body in found[name]]
+        for queue, name in native.queues.items():
+            result.native[queue] += await world.purge(name)
+        tell(f"  turn {turn + 1}: sidecar {through.rates[-1]:,.0f}/s, exchange itself {native.rates[-1]:,.0f}/s")
+    return result
