@@ -16,6 +16,9 @@ from testbed.demo.world import World
 TURNS = 5
 """An odd number, so that the median is one of the rates."""
 
+LONGEST_TURN = 120.0
+"""Seconds after which a turn has failed: a confirm that does not come must not hold up the demo for ever."""
+
 
 @dataclass
 class Lane:
@@ -39,7 +42,8 @@ class Lane:
         program = [sys.executable, "-m", "testbed.demo.publisher", self.url, self.exchange, str(first), str(count)]
         process = await asyncio.create_subprocess_exec(*program, stdout=PIPE, process_group=0)
         try:
-            output, _ = await process.communicate()
+            async with asyncio.timeout(LONGEST_TURN):
+                output, _ = await process.communicate()
         finally:
             if process.returncode is None:
                 process.kill()
