@@ -65,14 +65,17 @@ class Confirms:
                 self._count(self._tally_of(number), number, number, 1, acked)
                 self.above.add(number)
             return
-        for tally, first, last in self._runs(low + 1, number):
-            self._count(tally, first, last, last - first + 1 - self._within(first, last), acked)
-        self.low = number
-        if self.above:
+        if number == low + 1:
+            # One at a time, in order: no look at all that is settled beyond, or many acks would take their square.
+            self._count(self._tally_of(number), number, number, 1, acked)
+        else:
+            for tally, first, last in self._runs(low + 1, number):
+                self._count(tally, first, last, last - first + 1 - self._within(first, last), acked)
             self.above = {n for n in self.above if n > number}
-            while self.low + 1 in self.above:
-                self.low += 1
-                self.above.remove(self.low)
+        self.low = number
+        while self.low + 1 in self.above:
+            self.low += 1
+            self.above.remove(self.low)
         while self.runs and self.runs[0][1] <= self.low:
             self.runs.popleft()
 

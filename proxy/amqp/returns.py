@@ -75,11 +75,23 @@ def body(channel: Channel, length: int) -> bytes | None:
 
 
 def _kept(channel: Channel, exchange: bytes, routing_key: bytes) -> Kept | None:
-    """The oldest publish that went out unstamped to the same place."""
-    for number, kept in channel.kept.items():
-        if kept.ring_id and (kept.sent_to, kept.sent_key) == (exchange, routing_key):
-            return channel.kept.pop(number)
-    return None
+    """The oldest unsettled publish that went out unstamped to the same place.
+
+    Which of several came back cannot be told: all that the client does not hear of are marked as failed, since one nack
+    too many is safe and an ack of a lost one is not.
+    """
+    alike = [
+        number
+        for number, kept in channel.kept.items()
+        if kept.ring_id
+        and (kept.sent_to, kept.sent_key) == (exchange, routing_key)
+        and not channel.confirms.settled(number)
+    ]
+    for number in alike[1:]:
+        known = channel.read_id(channel.kept[number].ring_id)
+        if known is not None and channel.confirms.answered and not known.asked and not exchange:
+            channel.confirms.returned[number] = True
+    return channel.kept.pop(alike[0]) if alike else None
 
 
 def _came_back(
@@ -112,6 +124,7 @@ def committed(c: Connection, channel: Channel, number: int) -> bytes | None:
     """tx.commit-ok. Where a publish came back that the client does not know of, the channel is closed in its place."""
     lost = sum(tell for n, tell in channel.confirms.returned.items() if n <= number)
     channel.confirms.settle(number, True, True)
+    channel.forget_settled()
     if not lost:
         return None
     text = f"{lost} publishes of this transaction had no queue left; the others may be there"

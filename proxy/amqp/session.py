@@ -185,6 +185,9 @@ class Session:
             log.warning("client %s: no broker: %s", self.client.peer, error)
             self._stop(End.UNREACHABLE)
             return
+        except Exception:
+            self._defect()
+            return
         self._task, self._connected = None, True
         self.broker.write([PROTOCOL_HEADER])
         if self._head:
@@ -321,6 +324,8 @@ class Session:
 
     def _keep_alive(self) -> None:
         """Heartbeats in the client's stead, while it is not read."""
+        if self._heartbeat is not None:
+            self._heartbeat.cancel()
         if (self._task is None and not self._draining) or not self.connection.heartbeat or self._over:
             return
         if not self.connection.client_skip and self.connection.opened:
