@@ -11,7 +11,8 @@ from collections.abc import AsyncIterator
 from aiohttp import web
 
 from proxy import __version__
-from proxy.amqp.listener import Brokers, Listener
+from proxy.amqp.brokers import Brokers
+from proxy.amqp.listener import Listener
 from proxy.amqp.routes import RouteTables
 from proxy.amqp.session import Shared
 from proxy.config import Address, ConfigError, Settings
@@ -104,7 +105,7 @@ def _amqp_listener(settings: Settings, router: Router, sync: Sync, selection: Se
             return ""
         return f"the broker is of cluster {cluster!r}, the management API of {sync.cluster!r}"
 
-    tls = ssl.create_default_context() if settings.broker_url.scheme == "amqps" else None
+    tls = ssl.create_default_context if settings.broker_url.scheme == "amqps" else None
     shared = Shared(
         RouteTables(router, selection, counts.tallies, mismatch),
         sync,

@@ -1,13 +1,12 @@
-"""The AMQP listener: takes connections, dials brokers for them, and at the end closes them in good order."""
+"""The AMQP listener: takes connections, and at the end closes them in good order."""
 
 import asyncio
 import contextlib
-import itertools
 import logging
-import ssl
 from collections import Counter
-from collections.abc import Callable, Sequence
 
+# For those who still import it from here.
+from proxy.amqp.brokers import Brokers as Brokers
 from proxy.amqp.legs import Leg
 from proxy.amqp.session import End, Session, Shared
 from proxy.config import Address
@@ -19,32 +18,6 @@ LAST_WORDS = 0.5
 
 TOUCH_INTERVAL = 5.0
 """Seconds between the times that the router hears which exchanges are in use."""
-
-
-class Brokers:
-    """The addresses of one cluster's nodes, tried in turn, each session from the next on."""
-
-    def __init__(self, addresses: Sequence[Address], tls: ssl.SSLContext | None, timeout: float) -> None:
-        """`timeout` in seconds is for all tries together."""
-        self._addresses, self._tls, self._timeout = tuple(addresses), tls, timeout
-        self._turn = itertools.cycle(range(len(addresses)))
-
-    async def dial(self, leg: Callable[[], Leg]) -> Leg:
-        """Connects a leg to the first that takes it. Raises OSError with what each said."""
-        start = next(self._turn)
-        faults = []
-        for address in (*self._addresses[start:], *self._addresses[:start]):
-            try:
-                async with asyncio.timeout(self._timeout / len(self._addresses)):
-                    _, connected = await asyncio.get_running_loop().create_connection(
-                        leg, address.host, address.port, ssl=self._tls
-                    )
-                    return connected
-            except TimeoutError:
-                faults.append(f"{address}: no answer in time")
-            except OSError as error:
-                faults.append(f"{address}: {error.strerror or error}")
-        raise OSError("; ".join(faults))
 
 
 class Listener:

@@ -15,7 +15,7 @@ PURE = ("outcome", "topology", "belief", "declared", "selection", "router", "tal
 PURE_MAY = {"config": {"yarl"}}
 """Of what is neither the standard library, ring nor pure."""
 
-LEGS = ("legs", "session", "listener")
+LEGS = ("legs", "session", "brokers", "listener")
 """Modules of proxy.amqp that know of sockets; the others take bytes and give bytes."""
 
 IO = {
