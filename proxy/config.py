@@ -7,10 +7,26 @@ import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Self, get_args, get_type_hints
+from typing import Any, Literal, Self, get_type_hints
 from urllib.parse import unquote
 
 from yarl import URL
+
+from proxy.values import Address as Address
+from proxy.values import ConfigError as ConfigError
+from proxy.values import (
+    check_text,
+    choice,
+    first_line,
+    listed,
+    parse_address,
+    parse_bool,
+    parse_integer,
+    parse_number,
+    parse_path,
+    parse_patterns,
+    parse_url,
+)
 
 ENVIRONMENT_PREFIX = "RINGPROXY_"
 
@@ -19,23 +35,9 @@ ENVIRONMENT_PREFIX = "RINGPROXY_"
 _KUBERNETES_HOST = "SERVICE_HOST"
 _KUBERNETES_LINK = re.compile(r"SERVICE_HOST|SERVICE_PORT(_.*)?|PORT(_[0-9]+_.*)?")
 
-_PORT = re.compile(r"[0-9]{1,5}", re.ASCII)
-
-
-class ConfigError(ValueError):
-    """A mistake in the settings; the message is one line that names the setting, the value and the reason."""
-
-
-class Address(NamedTuple):
-    """A listener's host and port; port 0 takes a free one."""
-
-    host: str
-    port: int
-
-    def __str__(self) -> str:
-        """As it is written: ``127.0.0.1:15680``, ``[::1]:15680``."""
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
-
+_POSITIVE = frozenset(
+    {"sync_interval", "management_timeout", "lookup_timeout", "confirm_timeout", "ring_max_age", "body_timeout"}
+)
 
 OnStale = Literal["serve", "refuse"]
 OnDeadLetter = Literal["pass", "rewrite"]
@@ -70,6 +72,21 @@ class Settings:
     )
     http_listen: Address = _setting(Address("127.0.0.1", 15680), "where HTTP publishes are taken")
     admin_listen: Address = _setting(Address("127.0.0.1", 15681), "where probes, metrics and rings are served")
+    http_socket: Path | None = _setting(None, "unix socket that takes HTTP publishes too, from anyone who may open it")
+    tokens_file: Path | None = _setting(None, "TOML file of bearer tokens and what each may publish to over HTTP")
+    insecure: bool = _setting(False, "take HTTP publishes from anyone, also where http_listen is no loopback address")
+    tls_cert_file: Path | None = _setting(None, "certificate chain (PEM) of the HTTP and AMQP listeners")
+    tls_key_file: Path | None = _setting(None, "private key (PEM) of tls_cert_file")
+    client_ca_file: Path | None = _setting(
+        None, "CA certificates (PEM): clients of the HTTP and AMQP listeners must show a certificate of theirs"
+    )
+    ca_file: Path | None = _setting(
+        None, "CA certificates (PEM) of the broker and the management API; the system's where empty"
+    )
+    client_cert_file: Path | None = _setting(
+        None, "certificate chain (PEM) to show to the broker and the management API"
+    )
+    client_key_file: Path | None = _setting(None, "private key (PEM) of client_cert_file")
     route: tuple[str, ...] = _setting(
         ("*",), "hash exchanges whose publishes a ring routes: NAME or VHOST/NAME patterns, percent-encoded"
     )
@@ -88,14 +105,28 @@ class Settings:
     lookup_timeout: float = _setting(5.0, "how long a publish waits for a ring or a broker connection")
     confirm_timeout: float = _setting(10.0, "how long a publish waits for the broker's confirm")
     drain_time: float = _setting(20.0, "limit of answering what is in flight after SIGTERM")
-    max_body: int = _setting(16 * 1024 * 1024, "largest HTTP body taken")
+    body_timeout: float = _setting(30.0, "how long an HTTP request may take to send the next part of its body")
+    broker_connections: int = _setting(1, "connections to the broker for HTTP publishes, each virtual host")
+    max_body: int = _setting(16 * 1024 * 1024, "largest HTTP body taken, and largest message of a batch")
+    max_batch: int = _setting(10_000, "most messages of one batch")
+    max_batch_body: int = _setting(128 * 1024 * 1024, "largest body of a batch, decompressed")
+    max_in_flight: int = _setting(10_000, "most HTTP publishes that wait for the broker's confirm")
+    max_in_flight_bytes: int = _setting(64 * 1024 * 1024, "most bytes of HTTP publishes that wait for the confirm")
     log_level: LogLevel = _setting("info", "least severe log lines to write")
 
     def __post_init__(self) -> None:
         """Checks what one field's parser cannot see."""
-        for name in ("sync_interval", "management_timeout", "lookup_timeout", "confirm_timeout", "ring_max_age"):
-            if getattr(self, name) <= 0:
-                raise ConfigError(f"{name}: {getattr(self, name):g} must be greater than 0")
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.name in _POSITIVE and value <= 0:
+                raise ConfigError(f"{field.name}: {value:g} must be greater than 0")
+            if type(value) is int and value < 1:
+                raise ConfigError(f"{field.name}: {value} must be at least 1")
+        self._check_urls()
+        self._check_listeners()
+        self._check_tls()
+
+    def _check_urls(self) -> None:
         for name, schemes in (("broker_url", {"amqp", "amqps"}), ("management_url", {"http", "https"})):
             if getattr(self, name).scheme not in schemes:
                 raise ConfigError(
@@ -103,16 +134,28 @@ class Settings:
                 )
         if ":" in (self.management_url.user or ""):
             raise ConfigError("management_url: HTTP's basic authentication has no way to tell a user with a ':'")
-        if self.max_body < 1:
-            raise ConfigError(f"max_body: {self.max_body} must be at least 1")
+        if any(not address.port for address in self.broker_addresses):
+            raise ConfigError("broker_addresses: port 0 reaches no broker")
+
+    def _check_listeners(self) -> None:
         taken: dict[Address, str] = {}
         for name in ("amqp_listen", "http_listen", "admin_listen"):
             address = getattr(self, name)
             if address.port and address in taken:
                 raise ConfigError(f"{name}: {address} is {taken[address]}'s address too")
             taken[address] = name
-        if any(not address.port for address in self.broker_addresses):
-            raise ConfigError("broker_addresses: port 0 reaches no broker")
+
+    def _check_tls(self) -> None:
+        for one, other in (("tls_cert_file", "tls_key_file"), ("client_cert_file", "client_key_file")):
+            for given, missing in ((one, other), (other, one)):
+                if getattr(self, given) is not None and getattr(self, missing) is None:
+                    raise ConfigError(f"{given}: needs {missing} too")
+        if self.client_ca_file is not None and self.tls_cert_file is None:
+            raise ConfigError("client_ca_file: clients show certificates over TLS only; set tls_cert_file")
+        if self.broker_url.scheme != "amqps" and self.management_url.scheme != "https":
+            for name in ("ca_file", "client_cert_file"):
+                if getattr(self, name) is not None:
+                    raise ConfigError(f"{name}: neither broker_url is amqps:// nor management_url https://")
 
     @property
     def default_vhost(self) -> str:
@@ -183,7 +226,7 @@ def _toml(value: Any) -> str:
         case tuple() if not isinstance(value, Address):
             return "[" + ", ".join(_toml(v) for v in value) + "]"
         case bool() | int() | float():
-            return repr(value)
+            return json.dumps(value)
         case URL():
             return _toml(hidden(value))
         case _:
@@ -229,12 +272,11 @@ def _attribute(name: str) -> str:
 
 def _secret(name: str, file: Path) -> str:
     try:
-        line = file.read_bytes().decode().partition("\n")[0].removesuffix("\r")
+        return first_line(file.read_bytes())
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{name}: {str(file)!r} cannot be read: {error}") from None
-    if not line:
-        raise ConfigError(f"{name}: {str(file)!r} has an empty first line")
-    return line
+    except ValueError as error:
+        raise ConfigError(f"{name}: {str(file)!r} {error}") from None
 
 
 def _parse(name: str, value: Any, where: str) -> Any:
@@ -242,126 +284,22 @@ def _parse(name: str, value: Any, where: str) -> Any:
     expected = get_type_hints(Settings)[name]
     try:
         if isinstance(value, str):
-            _check_text(value)
-        return _PARSERS.get(expected, _choice(expected))(value)
+            check_text(value)
+        return _PARSERS.get(expected, choice(expected))(value)
     except ConfigError as error:
         raise ConfigError(f"{where}{name.rstrip('_')}: {error}") from None
 
 
-def _check_text(value: str) -> None:
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        raise ConfigError("not UTF-8") from None
-
-
-def _shown(value: Any) -> str:
-    return repr(value) if not isinstance(value, bool) else str(value).lower()
-
-
-def _number(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        raise ConfigError(f"{_shown(value)} is not a number")
-    try:
-        number = float(value)
-    except (ValueError, OverflowError):
-        raise ConfigError(f"{value!r} is not a number") from None
-    if not 0 <= number < 1e9:
-        raise ConfigError(f"{value!r} is outside 0 to 1e9")
-    return number
-
-
-def _integer(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | str):
-        raise ConfigError(f"{_shown(value)} is not a whole number")
-    text = str(value)
-    if not (text.isascii() and text.isdigit() and len(text) < 16):
-        raise ConfigError(f"{value!r} is not a whole number from 0 up")
-    return int(text)
-
-
-def _address(value: Any) -> Address:
-    host, colon, port = str(value).rpartition(":")
-    if not colon or not (_PORT.fullmatch(port) and int(port) < 65536):
-        raise ConfigError(f"{value!r} is not HOST:PORT with a port from 0 to 65535")
-    if host.startswith("[") and host.endswith("]"):
-        host = host[1:-1]
-    elif ":" in host:
-        raise ConfigError(f"{value!r} is not HOST:PORT (an IPv6 address goes in brackets)")
-    if not _is_host(host):
-        raise ConfigError(f"{value!r} is not HOST:PORT: no name or address of a host")
-    return Address(host, int(port))
-
-
-def _is_host(host: str) -> bool:
-    try:
-        host.encode("idna")
-    except UnicodeError:
-        return False
-    # Empty would mean every interface; that is written 0.0.0.0 or [::].
-    return bool(host) and host.isprintable() and not set(" /@[]") & set(host)
-
-
-def _url(value: Any) -> URL:
-    # The value may hold a password, so it is not repeated.
-    try:
-        url = URL(str(value))
-        port = url.port
-    except ValueError:
-        raise ConfigError("not a URL; a '/', '?', '#' or '@' in a password is percent-encoded") from None
-    if not url.host or port == 0:
-        raise ConfigError("not a URL like amqp://user:password@host:5672/ or http://user:password@host:15672")
-    if url.query_string or url.fragment:
-        raise ConfigError("a URL's part after '?' or '#' would be ignored; leave it out")
-    return url
-
-
-def _path(value: Any) -> Path:
-    if not isinstance(value, str) or not value or "\0" in value:
-        raise ConfigError(f"{_shown(value)} is not a file's path")
-    return Path(value)
-
-
-def _patterns(value: Any) -> tuple[str, ...]:
-    items = [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
-    if not isinstance(items, list) or not all(isinstance(item, str) and item for item in items):
-        raise ConfigError(f"{_shown(value)} is not a list of patterns")
-    for item in items:
-        if item.count("/") > 1 or not all(item.split("/")):
-            raise ConfigError(f"{item!r} is not NAME or VHOST/NAME: a '/' in a name is written %2F")
-    return tuple(items)
-
-
-def _listed(parse: Callable[[Any], Any]) -> Callable[[Any], tuple[Any, ...]]:
-    """A list, or a string with commas between its items."""
-
-    def parse_list(value: Any) -> tuple[Any, ...]:
-        items = [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
-        if not isinstance(items, list):
-            raise ConfigError(f"{_shown(value)} is not a list")
-        return tuple(map(parse, items))
-
-    return parse_list
-
-
-def _choice(expected: Any) -> Callable[[Any], Any]:
-    def parse(value: Any) -> Any:
-        if value not in get_args(expected):
-            raise ConfigError(f"{_shown(value)} is not one of {', '.join(get_args(expected))}")
-        return value
-
-    return parse
-
-
 _PARSERS: dict[Any, Callable[[Any], Any]] = {
-    float: _number,
-    int: _integer,
-    Address: _address,
-    URL: _url,
-    Path | None: _path,
-    tuple[str, ...]: _patterns,
-    tuple[Address, ...]: _listed(_address),
-    tuple[Mechanism, ...]: _listed(_choice(Mechanism)),
+    bool: parse_bool,
+    float: parse_number,
+    int: parse_integer,
+    Address: parse_address,
+    URL: parse_url,
+    Path | None: parse_path,
+    tuple[str, ...]: parse_patterns,
+    tuple[Address, ...]: listed(parse_address),
+    tuple[Mechanism, ...]: listed(choice(Mechanism)),
 }
 
 

@@ -9,10 +9,22 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
-PURE = ("outcome", "topology", "belief", "declared", "selection", "router", "tally", "overlays", "changes", "config")
+PURE = (
+    "outcome",
+    "topology",
+    "belief",
+    "declared",
+    "selection",
+    "router",
+    "tally",
+    "overlays",
+    "changes",
+    "config",
+    "values",
+)
 """Modules of proxy that decide and never wait: no event loop, no network."""
 
-PURE_MAY = {"config": {"yarl"}}
+PURE_MAY = {"config": {"yarl"}, "values": {"yarl"}}
 """Of what is neither the standard library, ring nor pure."""
 
 LEGS = ("legs", "session", "brokers", "listener")

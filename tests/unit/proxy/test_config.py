@@ -68,6 +68,15 @@ def test_every_setting_can_be_given_in_all_three_places(tmp_path: Path) -> None:
         "allow_mechanisms": "EXTERNAL",
         "http_listen": "0.0.0.0:2",
         "admin_listen": "localhost:0",
+        "http_socket": "/run/ringproxy.sock",
+        "tokens_file": "tokens.toml",
+        "insecure": "true",
+        "tls_cert_file": "tls.crt",
+        "tls_key_file": "tls.key",
+        "client_ca_file": "clients.crt",
+        "ca_file": "ca.crt",
+        "client_cert_file": "client.crt",
+        "client_key_file": "client.key",
         "route": "a*,%2F/b",
         "shadow": "c",
         "pass": "d",
@@ -80,7 +89,13 @@ def test_every_setting_can_be_given_in_all_three_places(tmp_path: Path) -> None:
         "lookup_timeout": "2",
         "confirm_timeout": "4",
         "drain_time": "0",
+        "body_timeout": "5",
+        "broker_connections": "2",
         "max_body": "99",
+        "max_batch": "98",
+        "max_batch_body": "97",
+        "max_in_flight": "96",
+        "max_in_flight_bytes": "95",
         "log_level": "debug",
     }
     (tmp_path / "secret").write_text("s3cret\n")
@@ -143,6 +158,7 @@ def test_tomls_own_types(tmp_path: Path) -> None:
         ('broker_password_file = "a\\u0000b"', "broker_password_file"),
         ("http_listen = 8080", "http_listen"),
         ("http_listen = ['127.0.0.1:80']", "http_listen"),
+        ("insecure = 1", "insecure: 1 is not true or false"),
         ("on_stale = true", "on_stale: true is not one of serve, refuse"),
         ("on_stale = ['serve']", "on_stale"),
         ("sync_interval = ", "ringproxy.toml: not TOML"),
@@ -192,6 +208,13 @@ def test_an_unknown_variable_is_named(tmp_path: Path, variable: str) -> None:
         ("on_stale", ["", "Serve", "stale"]),
         ("on_dead_letter", ["", "route"]),
         ("log_level", ["", "INFO", "trace"]),
+        ("insecure", ["", "True", "yes", "1"]),
+        ("body_timeout", ["0", "x"]),
+        ("broker_connections", ["0", "1.5"]),
+        ("max_batch", ["0"]),
+        ("max_batch_body", ["0"]),
+        ("max_in_flight", ["0"]),
+        ("max_in_flight_bytes", ["0"]),
         ("route", ["a/b/c", "ok,a//b", "/", "/orders", "orders/", "\udcff"]),
         ("shadow", ["a/b/c"]),
         ("pass", ["a/b/c"]),
@@ -219,6 +242,26 @@ def test_any_text_is_a_setting_or_a_mistake_in_one_line(name: str, text: str) ->
 def test_one_address_for_two_listeners(tmp_path: Path) -> None:
     assert mistake(tmp_path, http_listen="h:1", admin_listen="h:1").startswith("admin_listen: ")
     assert load(tmp_path, http_listen="h:0", admin_listen="h:0").http_listen == Address("h", 0)
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        ({"tls_cert_file": "a"}, "tls_cert_file: needs tls_key_file too"),
+        ({"tls_key_file": "a"}, "tls_key_file: needs tls_cert_file too"),
+        ({"client_cert_file": "a", "broker_url": "amqps://h"}, "client_cert_file: needs client_key_file too"),
+        ({"client_key_file": "a", "broker_url": "amqps://h"}, "client_key_file: needs client_cert_file too"),
+        ({"client_ca_file": "a"}, "client_ca_file: clients show certificates over TLS only; set tls_cert_file"),
+        ({"ca_file": "a"}, "ca_file: neither broker_url is amqps:// nor management_url https://"),
+        ({"client_cert_file": "a", "client_key_file": "b"}, "client_cert_file: neither broker_url"),
+    ],
+)
+def test_settings_that_go_together(tmp_path: Path, flags: dict[str, str], told: str) -> None:
+    assert mistake(tmp_path, **flags).startswith(told)
+
+
+def test_tls_to_the_management_api_alone_is_enough_for_its_files(tmp_path: Path) -> None:
+    assert load(tmp_path, ca_file="a", management_url="https://h").ca_file == Path("a")
 
 
 def test_service_links_of_kubernetes_are_not_settings(tmp_path: Path) -> None:
@@ -382,6 +425,7 @@ def test_describe_hides_passwords_and_only_those(tmp_path: Path) -> None:
         {"route": "new\nline,tab\t,del\x7f,esc\x1b"},
         {"http_listen": "[::1]:0", "on_stale": "refuse", "max_body": "1"},
         {"broker_url": "amqps://h/%2Fprod", "management_url": "https://h/below/"},
+        {"insecure": "true", "tls_cert_file": "a", "tls_key_file": "b"},
     ],
 )
 def test_describe_is_toml_that_gives_the_same_settings(tmp_path: Path, flags: dict[str, str]) -> None:
