@@ -5,6 +5,7 @@ import re
 from proxy.amqp.channel import EXPECT_BODY, EXPECT_HEADER, EXPECT_METHOD, Channel, State
 from proxy.amqp.connection import Connection, Phase, Refused, Stale
 from proxy.amqp.frames import (
+    ACCESS_REFUSED,
     BASIC_PUBLISH,
     BODY,
     CHANNEL_CLOSE,
@@ -18,6 +19,7 @@ from proxy.amqp.frames import (
     HEARTBEAT,
     LEAST_HEADER,
     METHOD,
+    NOT_FOUND,
     OVERHEAD,
     REPLY_SUCCESS,
     U16,
@@ -32,8 +34,6 @@ from proxy.amqp.frames import (
     shorted,
 )
 from ring.destination import Destination
-
-ACCESS_REFUSED, NOT_FOUND = 403, 404
 
 _EXCHANGE = re.compile(rb"exchange '([^']*)'")
 _DEFAULT_EXCHANGE = (b"amq.default", b"")

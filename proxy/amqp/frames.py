@@ -11,6 +11,9 @@ OVERHEAD = 8
 SLACK = OVERHEAD
 """Bytes beyond frame_max that RabbitMQ takes (3.10 and 4.3, run): clients such as rabbitmq-client forget those."""
 
+LEAST_FRAME_MAX = 4096
+"""What every peer takes before a limit is agreed on (AMQP section 4.2.3)."""
+
 FRAME = Struct(">BHI")
 """Of a frame's first seven bytes: type, channel, payload size."""
 U16, U32, U64 = Struct(">H"), Struct(">I"), Struct(">Q")
@@ -32,6 +35,7 @@ CONNECTION_SECURE_OK = _id(10, 21)
 CONNECTION_TUNE, CONNECTION_TUNE_OK = _id(10, 30), _id(10, 31)
 CONNECTION_OPEN, CONNECTION_OPEN_OK = _id(10, 40), _id(10, 41)
 CONNECTION_CLOSE, CONNECTION_CLOSE_OK = _id(10, 50), _id(10, 51)
+CONNECTION_BLOCKED, CONNECTION_UNBLOCKED = _id(10, 60), _id(10, 61)
 CONNECTION_UPDATE_SECRET = _id(10, 70)
 CHANNEL_OPEN = _id(20, 10)
 CHANNEL_CLOSE, CHANNEL_CLOSE_OK = _id(20, 40), _id(20, 41)
@@ -54,6 +58,7 @@ MANDATORY = 1
 """The first bit of basic.publish."""
 
 REPLY_SUCCESS, CONNECTION_FORCED = 200, 320
+ACCESS_REFUSED, NOT_FOUND, PRECONDITION_FAILED = 403, 404, 406
 FRAME_ERROR, SYNTAX_ERROR, COMMAND_INVALID, CHANNEL_ERROR, UNEXPECTED_FRAME = 501, 502, 503, 504, 505
 NOT_ALLOWED, INTERNAL_ERROR = 530, 541
 

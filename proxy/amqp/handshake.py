@@ -23,6 +23,7 @@ from proxy.amqp.frames import (
     FRAME_ERROR,
     HEADER,
     HEARTBEAT,
+    LEAST_FRAME_MAX,
     METHOD,
     NOT_ALLOWED,
     OVERHEAD,
@@ -39,9 +40,6 @@ from ring.hashing import RING_FORMAT
 
 _TAKEN_HEADERS = PROTOCOL_HEADER, b"AMQP\x01\x01\x00\x09"
 """The second is AMQP 0-9's: RabbitMQ takes it for 0-9-1 (3.10 and 4.3, run), and Perl's clients send it."""
-
-LEAST_FRAME_MAX = 4096
-"""What every peer takes before a limit is agreed on (AMQP section 4.2.3)."""
 
 LENT = frozenset({b"EXTERNAL", b"ANONYMOUS"})
 """Mechanisms that tell the broker of the peer of its connection, which is this proxy: it would lend its identity."""

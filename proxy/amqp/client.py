@@ -1,0 +1,437 @@
+"""The side of a connection that publishes for this sidecar itself: bytes in, bytes out, every publish answered once."""
+
+import re
+import secrets
+from collections.abc import Callable
+from enum import Enum
+from struct import error as StructError  # noqa: N812 - the standard library's exceptions begin small
+from typing import NamedTuple, Protocol
+
+from proxy import __version__
+from proxy.amqp import table
+from proxy.amqp.content import HEADERS, STAMP_ID, headers_at, table_at
+from proxy.amqp.frames import (
+    ACCESS_REFUSED,
+    BASIC_ACK,
+    BASIC_NACK,
+    BASIC_PUBLISH,
+    BASIC_RETURN,
+    BODY,
+    CHANNEL_CLOSE,
+    CHANNEL_CLOSE_OK,
+    CHANNEL_OPEN,
+    CONFIRM_SELECT,
+    CONNECTION_BLOCKED,
+    CONNECTION_CLOSE,
+    CONNECTION_CLOSE_OK,
+    CONNECTION_OPEN,
+    CONNECTION_OPEN_OK,
+    CONNECTION_START,
+    CONNECTION_START_OK,
+    CONNECTION_TUNE,
+    CONNECTION_TUNE_OK,
+    CONNECTION_UNBLOCKED,
+    END,
+    FRAME,
+    FRAME_ERROR,
+    HEADER,
+    LEAST_FRAME_MAX,
+    METHOD,
+    NOT_FOUND,
+    OVERHEAD,
+    PRECONDITION_FAILED,
+    REPLY_SUCCESS,
+    U16,
+    U32,
+    U64,
+    Fault,
+    close_frame,
+    method_frame,
+    short_string,
+    shorted,
+)
+from proxy.amqp.properties import HEADERS_FLAG, Properties, content_header, encoded_headers
+from proxy.outcome import Outcome
+from proxy.tally import Tally
+from ring.hashing import RING_FORMAT
+
+HEARTBEAT = 20
+"""Seconds; the broker's own where that is shorter."""
+
+MAX_CHANNELS = 256
+"""Channels of one connection: one for each exchange that is published to."""
+
+_LONGEST_FRAME = 1 << 24
+_CAPABILITIES = dict.fromkeys(("publisher_confirms", "basic.nack", "connection.blocked"), True)
+_CAPABILITIES["authentication_failure_close"] = True
+_TOO_LARGE = re.compile(rb"larger than configured max size (\d+)")
+_REFUSALS = frozenset({ACCESS_REFUSED, NOT_FOUND, PRECONDITION_FAILED})
+"""Reply codes that say of a publish that it was not routed."""
+
+
+class Verdict(NamedTuple):
+    """What became of a publish that was sent, and the broker's words where it had any."""
+
+    outcome: Outcome
+    detail: str = ""
+    code: int = 0
+    """The reply code with which the broker closed the channel over it; 0 where it did not."""
+
+
+class Receiver(Protocol):
+    """Who is told of a publish's fate."""
+
+    def settled(self, index: int, verdict: Verdict) -> None:
+        """Called once for each publish, `index` being the caller's own."""
+
+
+class Content(NamedTuple):
+    """What a publish carries."""
+
+    properties: Properties
+    body: bytes
+
+
+class Full(Exception):  # noqa: N818 - a limit, not an error
+    """All channels are in use."""
+
+
+class Stage(Enum):
+    """How far a connection has come."""
+
+    OPENING = "opening"
+    OPEN = "open"
+    CLOSED = "closed"
+
+
+CONFIRMED, NACKED = Verdict(Outcome.CONFIRMED), Verdict(Outcome.NACKED, "the broker answered basic.nack")
+UNROUTABLE = Verdict(Outcome.UNROUTABLE, "there was no queue for it")
+
+
+class Channel:
+    """One channel in confirm mode and its unsettled publishes; numbers are delivery tags, from 1."""
+
+    __slots__ = ("exchange", "id", "low", "nonce", "number", "pending", "returned")
+
+    def __init__(self, channel_id: int, exchange: bytes) -> None:
+        """For publishes to one exchange."""
+        self.id, self.exchange = channel_id, exchange
+        self.number = self.low = 0
+        """Of the last publish; and up to which all are settled."""
+        self.pending: dict[int, tuple[Receiver, int, Tally]] = {}
+        self.returned: set[int] = set()
+        # Positive int64s: the nonce tells this channel's publishes from those of others.
+        self.nonce = (secrets.randbits(30) | 1 << 30) << 32
+
+    def settle(self, number: int, multiple: bool, verdict: Verdict) -> int:
+        """Tells of one publish, or of all up to it; returns of how many. An answer to nothing is ignored."""
+        if number > self.number:
+            raise Fault(FRAME_ERROR, f"the broker confirmed {number}, the last publish was {self.number}")
+        pending, first = self.pending, number
+        if multiple:
+            first = self.low + 1
+            self.low = max(self.low, number)
+        told = 0
+        for n in range(first, number + 1):
+            entry = pending.pop(n, None)
+            if entry is not None:
+                told += 1
+                receiver, index, tally = entry
+                if self.returned and n in self.returned:
+                    self.returned.discard(n)
+                    tally.unroutable += 1
+                    receiver.settled(index, UNROUTABLE)
+                elif verdict is CONFIRMED:
+                    tally.settled += 1
+                    receiver.settled(index, verdict)
+                else:
+                    _count(tally, verdict.outcome)
+                    receiver.settled(index, verdict)
+        while self.low < self.number and self.low + 1 not in pending:
+            self.low += 1
+        return told
+
+
+def _count(tally: Tally, outcome: Outcome) -> None:
+    match outcome:
+        case Outcome.NACKED:
+            tally.nacked += 1
+        case Outcome.UNKNOWN:
+            tally.unknown += 1
+        case _:
+            tally.unavailable += 1
+
+
+class Client:
+    """The state of one connection."""
+
+    def __init__(self, user: str, password: str, vhost: str) -> None:
+        """Nothing is sent before the broker's connection.start: the protocol header is the caller's."""
+        self._user, self._password, self._vhost = user, password, vhost
+        self.stage = Stage.OPENING
+        self.out: list[bytes] = []
+        """To be written, in this order."""
+        self.fault, self.code = "", 0
+        """Why the broker closed the connection, and its reply code."""
+        self.blocked = ""
+        """Why the broker takes no publishes now; empty where it does."""
+        self.cluster: str | None = None
+        """The name that the broker's cluster gives itself."""
+        self.frame_max, self.heartbeat = _LONGEST_FRAME, HEARTBEAT
+        self.most_body = 0
+        """The broker's largest message, in bytes, as far as it has said; 0 for not yet."""
+        self.channels: dict[bytes, Channel] = {}
+        """By exchange."""
+        self.in_flight = 0
+        self.refusals: dict[bytes, str] = {}
+        """By exchange, why the broker closed its channel last."""
+        self._by_id: dict[int, Channel] = {}
+        self._closing: set[int] = set()
+        self._channel_max = MAX_CHANNELS
+        self._rest = b""
+        self._returning = 0
+        """The channel on which the header of a returned message is due; 0 for none."""
+
+    # What is sent.
+
+    def publish(
+        self, exchange: bytes, method: bytes, stamps: bytes, content: Content, told: tuple[Receiver, int, Tally]
+    ) -> None:
+        """Queues one mandatory publish: `method` is basic.publish up to its bits, `stamps` entries before its ring id.
+
+        Raises Full, and ValueError for properties that do not fit a frame; then nothing is sent.
+        """
+        channel = self.channels.get(exchange) or self._open(exchange)
+        number = channel.number + 1
+        properties, body = content
+        stamps = stamps + U64.pack(channel.nonce + number)
+        headers = properties.get(HEADERS_FLAG, b"\0\0\0\0")
+        headers = U32.pack(len(stamps) + len(headers) - 4) + stamps + headers[4:]
+        payload = content_header(len(body), {**properties, HEADERS_FLAG: headers})
+        room = self.frame_max - OVERHEAD
+        if len(payload) > room:
+            raise ValueError(f"properties and headers are {len(payload)} bytes, the broker takes {room}")
+        channel.number = number
+        channel.pending[number] = told
+        self.in_flight += 1
+        told[2].published += 1
+        out, channel_id = self.out, channel.id
+        out += (
+            FRAME.pack(METHOD, channel_id, len(method) + 1) + method + b"\x01\xce",
+            FRAME.pack(HEADER, channel_id, len(payload)) + payload,
+        )
+        if len(body) <= room:
+            out += (b"\xce" + FRAME.pack(BODY, channel_id, len(body)), body, b"\xce") if body else (b"\xce",)
+            return
+        out.append(b"\xce")
+        whole = memoryview(body)
+        for at in range(0, len(body), room):
+            part = whole[at : at + room]
+            out += (FRAME.pack(BODY, channel_id, len(part)), part, b"\xce")  # type: ignore[arg-type]
+
+    def _open(self, exchange: bytes) -> Channel:
+        """A channel for an exchange; what is published on it need not wait for the answers."""
+        most = min(MAX_CHANNELS, self._channel_max)
+        if len(self._by_id) + len(self._closing) >= most:
+            idle = next((c for c in self._by_id.values() if not c.pending and c.exchange), None)
+            if idle is None or len(self._closing) >= most // 2:
+                raise Full(f"all {most} channels of the connection to the broker are in use")
+            self._drop(idle)
+            self._closing.add(idle.id)
+            self.out.append(close_frame(idle.id, REPLY_SUCCESS, "no more publishes for now"))
+        taken = self._by_id.keys() | self._closing
+        channel_id = next(n for n in range(1, most + len(self._closing) + 1) if n not in taken)
+        channel = Channel(channel_id, exchange)
+        self.channels[exchange] = self._by_id[channel_id] = channel
+        self.out += (method_frame(channel_id, CHANNEL_OPEN, b"\0"), method_frame(channel_id, CONFIRM_SELECT, b"\0"))
+        return channel
+
+    def _drop(self, channel: Channel) -> None:
+        self._by_id.pop(channel.id, None)
+        self.channels.pop(channel.exchange, None)
+
+    def close(self) -> None:
+        """Queues a connection.close."""
+        if self.stage is Stage.OPEN:
+            self.out.append(close_frame(0, REPLY_SUCCESS, "ringproxy has no more to publish"))
+
+    def marks(self) -> list[tuple[Channel, int]]:
+        """Each channel with unsettled publishes, and the number of its last."""
+        return [(channel, channel.number) for channel in self._by_id.values() if channel.pending]
+
+    def give_up(self, channel: Channel, number: int, why: str) -> None:
+        """All publishes up to that one are waited for no more; an answer that still comes is ignored."""
+        self.in_flight -= channel.settle(number, True, Verdict(Outcome.UNKNOWN, why))
+
+    def lost(self, why: str) -> None:
+        """The connection is gone: of what the broker has not answered, nobody knows."""
+        self.stage = Stage.CLOSED
+        self.out.clear()
+        for channel in list(self._by_id.values()):
+            self.give_up(channel, channel.number, why)
+            self._drop(channel)
+
+    # What is received.
+
+    def feed(self, data: bytes) -> None:
+        """Takes bytes of the broker, in any chunking. Raises Fault for what is not AMQP 0-9-1."""
+        if self._rest:
+            data = self._rest + data
+        i, end = 0, len(data)
+        try:
+            while end - i >= OVERHEAD:
+                kind, number, size = FRAME.unpack_from(data, i)
+                stop = i + OVERHEAD + size
+                if stop > end:
+                    self._check_size(size)
+                    break
+                if data[stop - 1] != END:
+                    raise Fault(FRAME_ERROR, "a frame without its end octet")
+                if kind == METHOD:
+                    self._on_method(number, U32.unpack_from(data, i + 7)[0], data, i + 11, stop - 1)
+                elif kind == HEADER and number == self._returning:
+                    self._on_returned(number, data, i + 7, stop - 1)
+                i = stop
+        except (StructError, IndexError):
+            raise Fault(FRAME_ERROR, "a frame shorter than what it should hold") from None
+        self._rest = data[i:]
+
+    def _check_size(self, size: int) -> None:
+        if size > max(self.frame_max, LEAST_FRAME_MAX):
+            raise Fault(FRAME_ERROR, f"a frame of {size} bytes, {self.frame_max} are agreed")
+
+    def _on_method(self, number: int, method: int, data: bytes, at: int, stop: int) -> None:
+        if method == BASIC_ACK:
+            self._answered(number, U64.unpack_from(data, at)[0], data[at + 8], CONFIRMED)
+            return
+        handler = (_ON_CHANNEL if number else _ON_CONNECTION).get(method)
+        if handler is not None:
+            handler(self, number, data[at:stop])
+
+    def _answered(self, number: int, tag: int, bits: int, verdict: Verdict) -> None:
+        channel = self._by_id.get(number)
+        if channel is not None:
+            self.in_flight -= channel.settle(tag, bool(bits & 1), verdict)
+
+    def _on_start(self, _: int, data: bytes) -> None:
+        first = 6
+        stop = first + U32.unpack_from(data, 2)[0]
+        entry = table.find(data, first, stop, b"cluster_name")
+        name = table.text_of(data, entry) if entry else None
+        self.cluster = name.decode(errors="replace") if name is not None else None
+        properties = {
+            "product": "ringproxy",
+            "version": __version__,
+            "platform": "Python",
+            "connection_name": f"ringproxy {self._vhost}",
+            "ringproxy_version": __version__,
+            "ringproxy_ring_format": str(RING_FORMAT),
+            "capabilities": _CAPABILITIES,
+        }
+        response = f"\0{self._user}\0{self._password}".encode()
+        arguments = encoded_headers(properties) + shorted(b"PLAIN") + U32.pack(len(response)) + response
+        self.out.append(method_frame(0, CONNECTION_START_OK, arguments + shorted(b"en_US")))
+
+    def _on_tune(self, _: int, data: bytes) -> None:
+        channel_max, frame_max, heartbeat = U16.unpack_from(data)[0], U32.unpack_from(data, 2)[0], data[6:8]
+        self._channel_max = min(channel_max or MAX_CHANNELS, MAX_CHANNELS)
+        self.frame_max = frame_max or _LONGEST_FRAME
+        offered = U16.unpack(heartbeat)[0]
+        self.heartbeat = min(offered, HEARTBEAT) if offered else HEARTBEAT
+        answer = U16.pack(self._channel_max) + U32.pack(frame_max) + U16.pack(self.heartbeat)
+        vhost = shorted(self._vhost.encode("utf-8", "surrogateescape"))
+        self.out += (method_frame(0, CONNECTION_TUNE_OK, answer), method_frame(0, CONNECTION_OPEN, vhost + b"\0\0"))
+
+    def _on_open_ok(self, _: int, __: bytes) -> None:
+        self.stage = Stage.OPEN
+
+    def _on_blocked(self, _: int, data: bytes) -> None:
+        self.blocked = short_string(data, 0, len(data))[0].decode(errors="replace") or "no reason given"
+
+    def _on_unblocked(self, _: int, __: bytes) -> None:
+        self.blocked = ""
+
+    def _on_close(self, _: int, data: bytes) -> None:
+        self.code = U16.unpack_from(data)[0]
+        self.fault = short_string(data, 2, len(data))[0].decode(errors="replace")
+        self.stage = Stage.CLOSED
+        self.out[:] = [method_frame(0, CONNECTION_CLOSE_OK)]
+
+    def _on_close_ok(self, _: int, __: bytes) -> None:
+        self.stage = Stage.CLOSED
+
+    def _on_nack(self, number: int, data: bytes) -> None:
+        self._answered(number, U64.unpack_from(data)[0], data[8], NACKED)
+
+    def _on_return(self, number: int, _: bytes) -> None:
+        self._returning = number
+
+    def _on_returned(self, number: int, data: bytes, start: int, end: int) -> None:
+        """Its ack comes after it (5,413 of 5,413, run); the ring id is ours, so the number is in it."""
+        self._returning = 0
+        channel = self._by_id.get(number)
+        flags, at = headers_at(data, start, end)
+        if channel is None or not flags & HEADERS:
+            return
+        entry = table.find(data, *table_at(data, at, end), STAMP_ID)
+        if entry is not None and entry.kind == ord("l"):
+            publish = U64.unpack_from(data, entry.value)[0] - channel.nonce
+            if publish in channel.pending:
+                channel.returned.add(publish)
+
+    def _on_channel_close(self, number: int, data: bytes) -> None:
+        """What is in flight on it is lost with it; only where that is one publish is it known what is to blame."""
+        self.out.append(method_frame(number, CHANNEL_CLOSE_OK))
+        self._closing.discard(number)
+        channel = self._by_id.get(number)
+        if channel is None:
+            return
+        code = U16.unpack_from(data)[0]
+        text, at = short_string(data, 2, len(data))
+        words = self._in_words(channel.exchange, code, text)
+        self._drop(channel)
+        found = _TOO_LARGE.search(text)
+        if found is not None:
+            self.most_body = int(found[1])
+        alone = len(channel.pending) == 1 and code in _REFUSALS and U32.unpack_from(data, at)[0] == BASIC_PUBLISH
+        outcome = Outcome.INVALID if alone else Outcome.UNKNOWN
+        detail = words if alone else f"the channel was lost before the confirm: {words}"
+        self.in_flight -= channel.settle(channel.number, True, Verdict(outcome, detail, code))
+
+    def _in_words(self, exchange: bytes, code: int, text: bytes) -> str:
+        """Why the broker closed a channel; where a permission is missing, which."""
+        words = text.decode(errors="replace")
+        if code != ACCESS_REFUSED or "internal exchange" in words:
+            return words
+        wanted = f"exchange {exchange.decode(errors='replace')!r}" if exchange else "amq.default"
+        why = "" if exchange else ": publishes go straight to the queues"
+        self.refusals[exchange] = words = f"the broker's user needs write permission on {wanted}{why} ({words})"
+        return words
+
+    @property
+    def refused(self) -> list[str]:
+        """Why publishes to some exchanges are not permitted, but for those that have been confirmed since."""
+        alive = {exchange for exchange, channel in self.channels.items() if channel.low}
+        return [why for exchange, why in self.refusals.items() if exchange not in alive]
+
+    def _on_channel_close_ok(self, number: int, _: bytes) -> None:
+        self._closing.discard(number)
+
+
+_Handler = Callable[[Client, int, bytes], None]
+
+_ON_CONNECTION: dict[int, _Handler] = {
+    CONNECTION_START: Client._on_start,
+    CONNECTION_TUNE: Client._on_tune,
+    CONNECTION_OPEN_OK: Client._on_open_ok,
+    CONNECTION_BLOCKED: Client._on_blocked,
+    CONNECTION_UNBLOCKED: Client._on_unblocked,
+    CONNECTION_CLOSE: Client._on_close,
+    CONNECTION_CLOSE_OK: Client._on_close_ok,
+}
+_ON_CHANNEL: dict[int, _Handler] = {
+    BASIC_NACK: Client._on_nack,
+    BASIC_RETURN: Client._on_return,
+    CHANNEL_CLOSE: Client._on_channel_close,
+    CHANNEL_CLOSE_OK: Client._on_channel_close_ok,
+}

@@ -1,0 +1,241 @@
+"""One connection to the broker that stays up: dialled again after each loss, written to once a turn of the loop."""
+
+import asyncio
+import logging
+import random
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+
+from proxy.amqp.client import Channel, Client, Stage
+from proxy.amqp.frames import ACCESS_REFUSED, HEARTBEAT_FRAME, NOT_ALLOWED, PROTOCOL_HEADER, Fault
+
+log = logging.getLogger(__name__)
+
+LONGEST_PAUSE = 10.0
+"""Seconds between tries to connect, at most."""
+
+BUFFER = 1 << 20
+"""Bytes waiting to be sent from which no more is published: the broker does not read."""
+
+_TICK = 0.1
+"""Seconds between looks at what has waited too long: a confirm, a heartbeat."""
+
+
+class Socket(asyncio.Protocol):
+    """One incarnation of a link's connection."""
+
+    def __init__(self, link: "Link", client: Client) -> None:
+        """Not connected yet."""
+        self.link, self.client = link, client
+        self.transport: asyncio.Transport | None = None
+        self.closed = asyncio.get_running_loop().create_future()
+        self.paused = False
+        self.heard_at = self.wrote_at = time.monotonic()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Says what is spoken."""
+        assert isinstance(transport, asyncio.Transport)
+        transport.set_write_buffer_limits(high=BUFFER)
+        self.transport = transport
+        transport.write(PROTOCOL_HEADER)
+
+    def data_received(self, data: bytes) -> None:
+        """Feeds the client; what it answers goes out at once."""
+        self.heard_at = time.monotonic()
+        client = self.client
+        before = client.stage, client.blocked
+        try:
+            client.feed(data)
+        except Fault as fault:
+            client.fault = f"the broker sent what is not AMQP 0-9-1: {fault}"
+            self.end()
+            return
+        if client.out:
+            self.flush()
+        if (client.stage, client.blocked) != before:
+            self.link.changed()
+        if client.stage is Stage.CLOSED:
+            self.end()
+
+    def flush(self) -> None:
+        """Writes what is queued."""
+        out = self.client.out
+        if out and self.transport is not None:
+            self.wrote_at = time.monotonic()
+            self.transport.write(b"".join(out))
+        out.clear()
+
+    def end(self) -> None:
+        """Closes the socket; what is still to be written gets a moment only."""
+        transport = self.transport
+        if transport is not None:
+            transport.close()
+            asyncio.get_running_loop().call_later(1.0, transport.abort)
+
+    def pause_writing(self) -> None:
+        """The broker does not read."""
+        self.paused = True
+        self.link.changed()
+
+    def resume_writing(self) -> None:
+        """It does again."""
+        self.paused = False
+        self.link.changed()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """Nothing more will come."""
+        self.transport = None
+        if not self.closed.done():
+            self.closed.set_result(None)
+
+
+class Link:
+    """A connection as one user to one virtual host, whatever becomes of the sockets under it."""
+
+    def __init__(
+        self,
+        dial: Callable[[Callable[[], Socket]], Awaitable[Socket]],
+        login: Callable[[], tuple[str, str]],
+        vhost: str,
+        *,
+        open_timeout: float,
+        confirm_timeout: float,
+    ) -> None:
+        """`dial` raises OSError; `login` gives user and password, asked at each try. Times in seconds."""
+        self._dial, self._login, self.vhost = dial, login, vhost
+        self._open_timeout, self._confirm_timeout = open_timeout, confirm_timeout
+        self.client: Client | None = None
+        """Of the present connection; None while there is none."""
+        self.clear = False
+        """Whether a publish may be sent now."""
+        self.cleared = asyncio.Event()
+        self.fault = "not connected yet"
+        """Why there is no connection; empty while there is one."""
+        self.login_refused = False
+        """The broker's last word was that this user may not log in, or not to this virtual host."""
+        self.cluster: str | None = None
+        self.connects = 0
+        self._socket: Socket | None = None
+        self._due = False
+        self._marks: deque[tuple[float, list[tuple[Channel, int]]]] = deque()
+
+    @property
+    def why(self) -> str:
+        """Why no publish can be sent now."""
+        if self.client is None:
+            return f"no connection to the broker: {self.fault}"
+        if self.client.blocked:
+            return f"the broker takes no publishes: {self.client.blocked}"
+        return "the broker reads no more of what was sent to it"
+
+    def changed(self) -> None:
+        """Looks anew at whether publishes may be sent."""
+        socket = self._socket
+        client = socket.client if socket is not None else None
+        opened = client is not None and client.stage is Stage.OPEN
+        if opened and self.client is None:
+            assert client is not None
+            self.client, self.fault, self.cluster, self.login_refused = client, "", client.cluster, False
+            self.connects += 1
+            self.cleared.set()
+        self.clear = opened and client is not None and not client.blocked and socket is not None and not socket.paused
+        if self.clear:
+            self.cleared.set()
+        else:
+            self.cleared.clear()
+
+    def wake(self) -> None:
+        """What was queued at the client goes out at the end of this turn of the loop, all in one write."""
+        if not self._due:
+            self._due = True
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._due = False
+        if self._socket is not None:
+            self._socket.flush()
+
+    async def run(self, wanted: Callable[[], bool]) -> None:
+        """Connects again and again, until a connection has failed and is not wanted any more."""
+        pause = 0.1
+        while True:
+            started = time.monotonic()
+            fault = await self._connection()
+            if fault != self.fault:
+                log.warning("broker, virtual host %r: %s", self.vhost, fault)
+            self.fault = fault
+            if not wanted():
+                return
+            pause = 0.1 if time.monotonic() - started > LONGEST_PAUSE else min(pause * 2, LONGEST_PAUSE)
+            await asyncio.sleep(random.uniform(0, pause))
+
+    async def _connection(self) -> str:
+        """One connection from its beginning to its end; returns why it ended."""
+        client = Client(*self._login(), self.vhost)
+        socket: Socket | None = None
+        try:
+            async with asyncio.timeout(self._open_timeout):
+                socket = self._socket = await self._dial(lambda: Socket(self, client))
+                while client.stage is Stage.OPENING and not socket.closed.done():
+                    await self._wait(socket)
+            if client.stage is Stage.OPEN:
+                log.info("connected to the broker, virtual host %r", self.vhost)
+                while not socket.closed.done():
+                    await self._wait(socket)
+                    self._tick(socket, time.monotonic())
+        except OSError as error:
+            return str(error)
+        except TimeoutError:
+            return "no AMQP answer in time"
+        finally:
+            self._ended(client, socket)
+        return self._in_words(client)
+
+    async def _wait(self, socket: Socket) -> None:
+        await asyncio.wait((socket.closed,), timeout=_TICK)
+
+    def _tick(self, socket: Socket, now: float) -> None:
+        client, marks = socket.client, self._marks
+        if client.in_flight:
+            marks.append((now, client.marks()))
+        while marks and marks[0][0] + self._confirm_timeout <= now:
+            for channel, number in marks.popleft()[1]:
+                client.give_up(channel, number, f"no confirm within {self._confirm_timeout:g} s")
+        if now - socket.heard_at > 2 * client.heartbeat:
+            client.fault = "the broker has sent no heartbeat"
+            if socket.transport is not None:
+                socket.transport.abort()
+        elif now - socket.wrote_at > client.heartbeat / 2 and socket.transport is not None and not socket.paused:
+            socket.wrote_at = now
+            socket.transport.write(HEARTBEAT_FRAME)
+
+    def _ended(self, client: Client, socket: Socket | None) -> None:
+        if client.code in (ACCESS_REFUSED, NOT_ALLOWED) and self.client is None:
+            self.login_refused = True
+        self.client = self._socket = None
+        self._marks.clear()
+        self.changed()
+        client.lost(f"the connection was lost before the confirm: {self._in_words(client)}")
+        if socket is not None and socket.transport is not None:
+            socket.transport.abort()
+
+    def _in_words(self, client: Client) -> str:
+        if client.code:
+            return f"the broker closed the connection: {client.code} {client.fault}"
+        return client.fault or "the connection was lost"
+
+    def abandon(self, why: str) -> None:
+        """Waits for no confirm any more: each publish in flight is `unknown`."""
+        if self.client is not None:
+            for channel, number in self.client.marks():
+                self.client.give_up(channel, number, why)
+
+    async def aclose(self) -> None:
+        """Closes the connection in good order, as far as the broker answers."""
+        socket = self._socket
+        if socket is None:
+            return
+        socket.client.close()
+        socket.flush()
+        await asyncio.wait((socket.closed,))
