@@ -12,12 +12,12 @@ from urllib.parse import unquote
 
 from yarl import URL
 
+from proxy.credentials import secret
 from proxy.values import Address as Address
 from proxy.values import ConfigError as ConfigError
 from proxy.values import (
     check_text,
     choice,
-    first_line,
     listed,
     parse_address,
     parse_bool,
@@ -188,7 +188,7 @@ class Settings:
         changes: dict[str, Any] = {}
         for url, file in (("broker_url", self.broker_password_file), ("management_url", self.management_password_file)):
             if file is not None:
-                changes[url] = getattr(self, url).with_password(_secret(f"{url.split('_')[0]}_password_file", file))
+                changes[url] = getattr(self, url).with_password(secret(f"{url.split('_')[0]}_password_file", file))
         for name in ("broker_url", "management_url"):
             if changes.get(name, getattr(self, name)).password == HIDDEN:
                 kind = name.removesuffix("_url")
@@ -268,15 +268,6 @@ def _environment_values(environment: Mapping[str, str]) -> dict[str, str]:
 
 def _attribute(name: str) -> str:
     return "pass_" if name == "pass" else name
-
-
-def _secret(name: str, file: Path) -> str:
-    try:
-        return first_line(file.read_bytes())
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{name}: {str(file)!r} cannot be read: {error}") from None
-    except ValueError as error:
-        raise ConfigError(f"{name}: {str(file)!r} {error}") from None
 
 
 def _parse(name: str, value: Any, where: str) -> Any:

@@ -2,7 +2,8 @@
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+import ssl
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Self
 from urllib.parse import quote
@@ -10,6 +11,7 @@ from urllib.parse import quote
 import aiohttp
 from yarl import URL
 
+from proxy.credentials import Credentials, of_url
 from proxy.topology import (
     Binding,
     Exchange,
@@ -44,11 +46,20 @@ class ManagementError(Exception):
 class Management:
     """A client of one management API, at most eight requests at a time. Use as an async context manager."""
 
-    def __init__(self, url: URL, timeout: float) -> None:
-        """`url` holds the credentials; `timeout` in seconds limits one request, its body included."""
+    def __init__(
+        self,
+        url: URL,
+        timeout: float,
+        credentials: Credentials | None = None,
+        tls: Callable[[], ssl.SSLContext] | None = None,
+    ) -> None:
+        """`timeout` in seconds limits one request, its body included.
+
+        `credentials`, where not those in the URL, and `tls`, where not the system's, are asked for at each request.
+        """
         self._base = url.with_user(None).with_password(None).with_query(None).with_fragment(None)
-        # A URL without a user means guest with its password, as an amqp:// URL does.
-        self._auth = aiohttp.encode_basic_auth(url.user or "guest", url.password or ("" if url.user else "guest"))
+        self._credentials = credentials or (lambda: of_url(url))
+        self._tls = tls
         self._timeout = timeout
         self._session: aiohttp.ClientSession | None = None
 
@@ -56,7 +67,7 @@ class Management:
         """Opens the session; nothing is requested yet."""
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=_CONNECTIONS),
-            headers={"Authorization": self._auth, "Accept": "application/json"},
+            headers={"Accept": "application/json"},
             timeout=aiohttp.ClientTimeout(total=self._timeout),
             # Proxies in the environment are for the way out, not for the broker beside us.
             trust_env=False,
@@ -118,8 +129,10 @@ class Management:
             raise RuntimeError("the management client is not open")
         shown = _shown(path)
         url = URL(f"{str(self._base).rstrip('/')}{shown}?columns={','.join(columns)}", encoded=True)
+        authorization = {"Authorization": aiohttp.encode_basic_auth(*self._credentials())}
+        tls = self._tls() if self._tls is not None else True
         try:
-            async with self._session.get(url, allow_redirects=False) as response:
+            async with self._session.get(url, headers=authorization, ssl=tls, allow_redirects=False) as response:
                 if response.status == 404:
                     return None
                 if response.status != 200:

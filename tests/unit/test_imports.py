@@ -24,7 +24,7 @@ PURE = (
 )
 """Modules of proxy that decide and never wait: no event loop, no network."""
 
-PURE_MAY = {"config": {"yarl"}, "values": {"yarl"}}
+PURE_MAY = {"config": {"yarl"}, "values": {"yarl"}, "credentials": {"yarl"}}
 """Of what is neither the standard library, ring nor pure."""
 
 LEGS = ("legs", "session", "brokers", "listener")

@@ -1,4 +1,3 @@
-import base64
 import dataclasses
 import tomllib
 from pathlib import Path
@@ -18,7 +17,7 @@ from proxy.config import (
     help_of,
     hidden,
 )
-from proxy.management import Management
+from proxy.credentials import of_url
 
 
 def load(
@@ -315,28 +314,24 @@ SECRET = "s3cret/@:%41 é€"
 QUOTED = "s3cret%2F%40%3A%2541%20%C3%A9%E2%82%AC"
 
 
-def basic(user: str, password: str) -> str:
-    return "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
-
-
-def test_a_password_with_any_characters_reaches_the_management_client(tmp_path: Path) -> None:
+def test_a_password_with_any_characters_can_be_given_in_a_url(tmp_path: Path) -> None:
     url = load(tmp_path, management_url=f"http://us%40er:{QUOTED}@h:1").management_url
     assert url.password == SECRET
-    assert Management(url, 1)._auth == basic("us@er", SECRET)
+    assert of_url(url) == ("us@er", SECRET)
 
 
 @pytest.mark.parametrize(
-    ("url", "auth"),
+    ("url", "login"),
     [
-        ("http://h", basic("guest", "guest")),
-        ("http://me@h", basic("me", "")),
-        ("http://me:@h", basic("me", "")),
-        ("http://me:x@h", basic("me", "x")),
+        ("http://h", ("guest", "guest")),
+        ("http://me@h", ("me", "")),
+        ("http://me:@h", ("me", "")),
+        ("http://me:x@h", ("me", "x")),
     ],
 )
-def test_a_url_without_a_user_means_guest(url: str, auth: str) -> None:
+def test_a_url_without_a_user_means_guest(url: str, login: tuple[str, str]) -> None:
     """As in amqp:// URLs; a user without a password has none."""
-    assert Management(URL(url), 1)._auth == auth
+    assert of_url(URL(url)) == login
 
 
 def test_a_user_that_basic_authentication_cannot_tell_is_a_mistake(tmp_path: Path) -> None:
@@ -358,7 +353,7 @@ def test_a_secret_is_the_first_line_of_its_file(tmp_path: Path, ending: str) -> 
     )
     assert settings.broker_url.password == settings.management_url.password == SECRET
     assert (settings.broker_url.user, settings.default_vhost) == ("me", "v")
-    assert Management(settings.management_url, 1)._auth == basic("guest", SECRET)
+    assert of_url(settings.management_url) == ("guest", SECRET)
 
 
 def test_a_secret_is_not_stripped(tmp_path: Path) -> None:
