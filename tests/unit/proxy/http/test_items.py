@@ -1,0 +1,359 @@
+"""Bodies of batches, fed whole, in single bytes and in any chunking, to items; and how they may break."""
+
+import gzip
+import json
+import tracemalloc
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.http import items as module
+from proxy.http.items import BodyError, Item, Items
+
+ROOMY = 1 << 20
+
+
+class Read:
+    """What came of a body."""
+
+    def __init__(self, chunks: Iterable[bytes], items: Items) -> None:
+        self.items: list[Item] = []
+        self.error: BodyError | None = None
+        try:
+            for chunk in chunks:
+                for item in items.feed(chunk):
+                    self.items.append(item)
+            for item in items.end():
+                self.items.append(item)
+        except BodyError as error:
+            self.error = error
+        assert self.error is None or self.error.index == len(self.items)
+
+    @property
+    def said(self) -> object:
+        return self.items, str(self.error), self.error and self.error.too_large
+
+
+def made(*, ndjson: bool = False, gzip: bool = False, most_bytes: int = ROOMY, most_item: int = ROOMY) -> Items:
+    return Items(ndjson=ndjson, gzip=gzip, most_bytes=most_bytes, most_item=most_item)
+
+
+def pieces(data: bytes, size: int) -> Iterator[bytes]:
+    return (data[at : at + size] for at in range(0, len(data), size))
+
+
+def read(body: bytes, *, ndjson: bool = False, most_bytes: int = ROOMY, most_item: int = ROOMY) -> Read:
+    """The body fed whole, which single bytes and threes must give too."""
+    whole, *others = [
+        Read(chunks, made(ndjson=ndjson, most_bytes=most_bytes, most_item=most_item))
+        for chunks in ([body], pieces(body, 1), pieces(body, 3))
+    ]
+    for other in others:
+        assert other.said == whole.said
+    return whole
+
+
+def cut(data: bytes, places: Sequence[int]) -> list[bytes]:
+    return [data[a:b] for a, b in pairwise(sorted({0, len(data), *(place % (len(data) + 1) for place in places)}))]
+
+
+A, B = {"key": "a", "payload": "x"}, {"key": "b", "payload": [1, -2.5e3, None, True, "ß€😀\n"]}
+
+WHOLE = {
+    "two": (json.dumps({"messages": [A, B]}), [A, B]),
+    "compact": (json.dumps({"messages": [A, B]}, separators=(",", ":")), [A, B]),
+    "over lines": (json.dumps({"messages": [A, B]}, indent="\t"), [A, B]),
+    "not ASCII": (json.dumps({"messages": [A, B]}, ensure_ascii=False), [A, B]),
+    "none": ('{"messages":[]}', []),
+    "empty ones": ('{"messages":[{},{} , {}]}', [{}, {}, {}]),
+    "space everywhere": ('\r\n { \t"messages" : [ {"key":"a"} \n,\n {} ] \n} \n', [{"key": "a"}, {}]),
+    "brackets in strings": ('{"messages":[{"payload":"]},{[\\"\\\\"}]}', [{"payload": ']},{["\\'}]),
+    "half a pair": ('{"messages":[{"payload":"\\ud800"}]}', [{"payload": "\ud800"}]),
+    "a pair": ('{"messages":[{"payload":"\\ud83d\\ude00"}]}', [{"payload": "😀"}]),
+    "long digits": ('{"messages":[{"payload":' + "7" * 5000 + ".5}]}", [{"payload": float("inf")}]),
+}
+
+
+@pytest.mark.parametrize(("body", "items"), WHOLE.values(), ids=WHOLE)
+def test_a_list_of_items(body: str, items: list[Item]) -> None:
+    assert read(body.encode()).said == (items, "None", None)
+
+
+LINES = {
+    "two": (f"{json.dumps(A)}\n{json.dumps(B)}\n", [A, B]),
+    "no last line end": (f"{json.dumps(A)}\n{json.dumps(B)}", [A, B]),
+    "as Windows ends lines": (f"{json.dumps(A)}\r\n{json.dumps(B)}\r\n", [A, B]),
+    "blank lines": (f"\n  \n\t{json.dumps(A)} \n\r\n\n{json.dumps(B)}\n\n ", [A, B]),
+    "not ASCII": (json.dumps(B, ensure_ascii=False), [B]),
+    "other line ends in a string": ('{"key":"a\u2028b\x85c"}', [{"key": "a\u2028b\x85c"}]),
+    "nothing": ("", []),
+}
+
+
+@pytest.mark.parametrize(("body", "items"), LINES.values(), ids=LINES)
+def test_an_item_a_line(body: str, items: list[Item]) -> None:
+    assert read(body.encode(), ndjson=True).said == (items, "None", None)
+
+
+BROKEN = {
+    b"": (0, "messages[0]: the body ends before the list does"),
+    b"\xef\xbb\xbf{}": (0, "body: begins with a byte order mark"),
+    b"[{}]": (0, "body: '[' where { should be"),
+    b'{"message":[]}': (0, 'body: \'"\' where "messages" should be'),
+    b'{"messages":{}}': (0, "body: '{' where [ should be"),
+    b'{"messages":null}': (0, "body: 'n' where [ should be"),
+    b"{}": (0, "body: '}' where \"messages\" should be"),
+    b'{"messages"': (0, "messages[0]: the body ends before the list does"),
+    b'{"mess': (0, "messages[0]: the body ends before the list does"),
+    b'{"messages":[': (0, "messages[0]: the body ends before the list does"),
+    b'{"messages":[1]}': (0, "messages[0]: begins with '1', not as an object"),
+    b'{"messages":[{},"a"]}': (1, "messages[1]: begins with '\"', not as an object"),
+    b'{"messages":[{},]}': (1, "messages[1]: begins with ']', not as an object"),
+    b'{"messages":[{}{}]}': (1, "body: '{' where , or ] should be"),
+    b'{"messages":[{}}': (1, "body: '}' where , or ] should be"),
+    b'{"messages":[{}],"more":1}': (1, "body: ',' where } should be"),
+    b'{"messages":[{}]': (1, "messages[1]: the body ends before the list does"),
+    b'{"messages":[{}]}}': (1, "body: '}' where nothing more should be"),
+    b'{"messages":[{}]} {"messages":[{}]}': (1, "body: '{' where nothing more should be"),
+    b'{"messages":[{}]}\x00': (1, "body: '\\x00' where nothing more should be"),
+    b'{"messages":[{},{"key"': (1, "messages[1]: the body ends before the list does"),
+    b'{"messages":[{},{"key":"a': (1, "messages[1]: the body ends before the list does"),
+    b'{"messages":[{},{"key":"a"': (1, "messages[1]: the body ends before the list does"),
+    b'{"messages":[{},{"key":x}]}': (1, "messages[1]: Expecting value at character 7 of the item"),
+    b'{"messages":[{},{"key":x}, ' + b"{}, " * 50: (1, "messages[1]: Expecting value at character 7 of the item"),
+    b'{"messages":[{"a":"\n"}]}': (0, "messages[0]: Invalid control character at at character 6 of the item"),
+    b'{"messages":[{"a":NaN}]}': (0, "messages[0]: NaN is not JSON"),
+    b'{"messages":[{"a":[-Infinity]}]}': (0, "messages[0]: -Infinity is not JSON"),
+    b'{"messages":[{"a":' + b"[" * 99_999 + b"]" * 99_999 + b"}]}": (0, "messages[0]: is nested too deeply"),
+    b'{"messages":[{},{"key":"\xff"}]}': (1, "messages[1]: the byte 0xff is not UTF-8 here"),
+    b'{"messages":[{"key":"\xc3': (0, "messages[0]: the body ends inside a character"),
+    b'{"messages":[{"key":x,"payload":"yyyyyyyyyyy\xff': (0, "messages[0]: Expecting value at character 7 of the item"),
+}
+
+
+@pytest.mark.parametrize(("body", "index", "text"), [(body, *error) for body, error in BROKEN.items()])
+def test_what_breaks_a_list(body: bytes, index: int, text: str) -> None:
+    error = read(body).error
+    assert error is not None
+    assert (error.index, str(error), error.too_large) == (index, text, False)
+
+
+BROKEN_LINES = {
+    b"\xef\xbb\xbf{}": (0, "body: begins with a byte order mark"),
+    b'{}\n{"a":\n1}': (1, "messages[1]: Expecting value at character 5 of the item"),
+    b"{}\n{} {}\n": (1, "messages[1]: something follows the object on its line"),
+    b"{},\n{}": (0, "messages[0]: something follows the object on its line"),
+    b"{}\n[]\n{}": (1, "messages[1]: begins with '[', not as an object"),
+    b'{}\n\n{"a": "b': (1, "messages[1]: Unterminated string starting at at character 6 of the item"),
+    b'{}\n{"a": Infinity}': (1, "messages[1]: Infinity is not JSON"),
+    b'{"a": ' + b"[" * 99_999: (0, "messages[0]: is nested too deeply"),
+    b"{}\n{}\xff\n": (1, "messages[1]: the byte 0xff is not UTF-8 here"),
+    b"\x0b{}": (0, "messages[0]: begins with '\\x0b', not as an object"),
+}
+
+
+@pytest.mark.parametrize(("body", "index", "text"), [(body, *error) for body, error in BROKEN_LINES.items()])
+def test_what_breaks_lines(body: bytes, index: int, text: str) -> None:
+    error = read(body, ndjson=True).error
+    assert error is not None
+    assert (error.index, str(error), error.too_large) == (index, text, False)
+
+
+@pytest.mark.parametrize("ndjson", [False, True])
+def test_a_number_of_too_many_digits(ndjson: bool) -> None:
+    item = b'{"a":' + b"7" * 5000 + b"}"
+    body = item if ndjson else b'{"messages":[' + item + b"]}"
+    error = read(body, ndjson=ndjson).error
+    assert error is not None
+    assert str(error).startswith("messages[0]: Exceeds the limit (4300 digits) for integer string conversion")
+
+
+# Limits.
+
+
+@pytest.mark.parametrize("ndjson", [False, True])
+def test_the_body_may_have_just_the_bytes_that_are_the_most(ndjson: bool) -> None:
+    body = b"{}\n{}" if ndjson else b'{"messages":[{},{}]}'
+    assert read(body, ndjson=ndjson, most_bytes=len(body)).said == ([{}, {}], "None", None)
+    for size in range(len(body)):
+        found = read(body, ndjson=ndjson, most_bytes=size)
+        assert found.error is not None
+        assert found.error.too_large
+        assert str(found.error) == f"messages[{found.error.index}]: the body has more than {size} bytes"
+    assert found.error
+    assert found.error.index == 2 - ndjson
+
+
+@pytest.mark.parametrize("ndjson", [False, True])
+def test_an_item_may_have_just_the_characters_that_are_the_most(ndjson: bool) -> None:
+    item = json.dumps({"payload": "ä" * 80}, ensure_ascii=False)
+    body = (f"{{}}\n{item}\n" if ndjson else f'{{"messages":[{{}},{item}]}}').encode()
+    assert len(read(body, ndjson=ndjson, most_item=len(item)).items) == 2
+    for most in range(2, len(item)):
+        error = read(body, ndjson=ndjson, most_item=most).error
+        assert error is not None
+        assert (error.index, str(error), error.too_large) == (1, f"messages[1]: has more than {most} characters", True)
+
+
+def test_an_item_without_end_is_not_gathered() -> None:
+    items = made(most_bytes=1 << 30, most_item=100_000)
+    assert list(items.feed(b'{"messages":[{"payload":"')) == []
+    for _ in range(100_000 // 1000):
+        assert list(items.feed(b"x" * 1000)) == []
+    with pytest.raises(BodyError, match=r"messages\[0\]: has more than 100000 characters"):
+        list(items.feed(b"x" * 50_000))
+
+
+def test_space_is_not_gathered() -> None:
+    items = made(most_bytes=1 << 30, most_item=1000)
+    for part in (b"{", b'"messages"', b":", b"[", b"{}", b",", b"{}", b"]", b"}", b""):
+        for _ in range(100):
+            assert list(items.feed(b" " * 1000)) == []
+        list(items.feed(part))
+    assert list(items.end()) == []
+
+
+def test_a_large_item_in_small_chunks_is_not_scanned_for_every_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    scans = 0
+
+    def counted(window: str, i: int) -> object:
+        nonlocal scans
+        scans += 1
+        return scan(window, i)
+
+    scan = module._decode
+    monkeypatch.setattr(module, "_decode", counted)
+    item = {"payload": "x" * 500_000}
+    body = json.dumps({"messages": [item]}).encode()
+    assert Read(pieces(body, 100), made()).items == [item]
+    assert scans < 40
+
+
+# Compressed.
+
+
+def zipped(body: bytes, chunk: int) -> Read:
+    return Read(pieces(body, chunk), made(gzip=True))
+
+
+LIST = json.dumps({"messages": [A, B] * 50}).encode()
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 100_000])
+def test_gzip(chunk: int) -> None:
+    assert zipped(gzip.compress(LIST), chunk).said == ([A, B] * 50, "None", None)
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 100_000])
+def test_gzip_of_several_members(chunk: int) -> None:
+    body = b"".join(gzip.compress(part) for part in (LIST[:99], b"", LIST[99:1234], LIST[1234:], b""))
+    assert zipped(body, chunk).said == ([A, B] * 50, "None", None)
+
+
+BROKEN_GZIP = {
+    "not gzip": (LIST, "the body is not gzip: Error -3 while decompressing data: incorrect header check"),
+    "zlib": (zlib.compress(LIST), "the body is not gzip: Error -3 while decompressing data: incorrect header check"),
+    "nothing": (b"", "the body ends before its gzip does"),
+    "no checksum": (gzip.compress(LIST)[:-8], "the body ends before its gzip does"),
+    "a wrong checksum": (gzip.compress(LIST)[:-8] + bytes(8), "the body is not gzip: Error -3 .*incorrect data check"),
+    "garbage": (gzip.compress(LIST) + b"garbage", "the body is not gzip: Error -3 .*incorrect header check"),
+    "a null behind": (gzip.compress(LIST) + b"\0", "the body ends before its gzip does"),
+    "half a second member": (gzip.compress(LIST) + gzip.compress(b"  ")[:10], "the body ends before its gzip does"),
+}
+
+
+@pytest.mark.parametrize(("body", "text"), BROKEN_GZIP.values(), ids=BROKEN_GZIP)
+@pytest.mark.parametrize("chunk", [1, 7, 100_000])
+def test_what_breaks_gzip(body: bytes, text: str, chunk: int) -> None:
+    error = zipped(body, chunk).error
+    assert error is not None
+    with pytest.raises(BodyError, match=rf"^messages\[\d+\]: {text}"):
+        raise error
+
+
+def test_a_bomb_is_let_out_no_farther_than_the_limit() -> None:
+    body = gzip.compress(b'{"messages":[' + b" " * (200 << 20))
+    tracemalloc.start()
+    try:
+        items = made(gzip=True, most_bytes=10 << 20)
+        with pytest.raises(BodyError, match=r"^messages\[0\]: the body has more than 10485760 bytes$") as raised:
+            list(items.feed(body))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert raised.value.too_large
+    assert peak < 2 << 20
+
+
+def test_a_bomb_of_items_is_let_out_as_they_are_taken() -> None:
+    items = made(gzip=True, most_bytes=1 << 30)
+    taken = items.feed(gzip.compress(b'{"messages":[' + b"{}," * (32 << 20)))
+    tracemalloc.start()
+    try:
+        assert [next(taken) for _ in range(10_000)] == [{}] * 10_000
+        assert tracemalloc.get_traced_memory()[1] < 4 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_compressed_bytes_count_too() -> None:
+    empty = gzip.compress(b"")
+    found = Read(pieces(empty * 1000, 1000), made(gzip=True, most_bytes=10_000))
+    assert found.error is not None
+    assert found.error.too_large
+
+
+# Any chunking gives the same.
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4),
+    max_leaves=10,
+)
+ITEMS = st.lists(st.dictionaries(st.text(max_size=5), VALUES, max_size=4), max_size=6)
+
+
+@st.composite
+def bodies(draw: st.DrawFn) -> tuple[bool, list[Item], bytes]:
+    ndjson, items, ascii_only = draw(st.booleans()), draw(ITEMS), draw(st.booleans())
+    if ndjson:
+        ends = [draw(st.sampled_from(["\n", "\r\n", "\n\n \n"])) for _ in items]
+        texts = [json.dumps(item, ensure_ascii=ascii_only) + end for item, end in zip(items, ends, strict=True)]
+        body = "".join(texts)
+    else:
+        body = json.dumps({"messages": items}, ensure_ascii=ascii_only, indent=draw(st.sampled_from([None, 1])))
+    return ndjson, items, body.encode("utf-8", "surrogatepass")
+
+
+PLACES = st.lists(st.integers(0, 1 << 16), max_size=12)
+
+
+@given(bodies(), PLACES, st.booleans())
+def test_any_chunking_gives_the_items(drawn: tuple[bool, list[Item], bytes], places: list[int], gzipped: bool) -> None:
+    ndjson, items, body = drawn
+    data = gzip.compress(body, 1) if gzipped else body
+    assert Read(cut(data, places), made(ndjson=ndjson, gzip=gzipped)).said == (items, "None", None)
+
+
+@given(bodies(), PLACES, st.data())
+def test_any_chunking_of_any_damage_gives_the_same_error(
+    drawn: tuple[bool, list[Item], bytes], places: list[int], data: st.DataObject
+) -> None:
+    ndjson, _, body = drawn
+    at = data.draw(st.integers(0, len(body)))
+    put = data.draw(
+        st.sampled_from([b"", b"\xff", b'"', b"{", b"}", b"]", b",", b"\\", b"1", b"-", b"x", b"\n", b"NaN"])
+    )
+    kept = data.draw(st.sampled_from([len(body), at, at + 1, at + 20]))
+    most_bytes = data.draw(st.sampled_from([ROOMY, max(0, len(body) - 7)]))
+    most_item = data.draw(st.sampled_from([ROOMY, 20]))
+    damaged = body[:at] + put + body[at:kept]
+    whole, cut_up, bytewise = [
+        Read(chunks, made(ndjson=ndjson, most_bytes=most_bytes, most_item=most_item))
+        for chunks in ([damaged], cut(damaged, places), pieces(damaged, 1))
+    ]
+    assert cut_up.said == whole.said == bytewise.said
