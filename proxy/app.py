@@ -5,8 +5,9 @@ import contextlib
 import logging
 import os
 import signal
-import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
+from pathlib import Path
+from typing import Any
 
 from aiohttp import web
 
@@ -15,16 +16,22 @@ from proxy.amqp.brokers import Brokers
 from proxy.amqp.listener import Listener
 from proxy.amqp.routes import RouteTables
 from proxy.amqp.session import Shared
-from proxy.config import Address, ConfigError, Settings
+from proxy.config import Address, ConfigError, Settings, is_loopback
+from proxy.files import Files
 from proxy.http.admin import Admin
-from proxy.http.ingest import Ingest
+from proxy.http.application import application
+from proxy.http.dispatch import Dispatch
+from proxy.http.gate import Gate
 from proxy.http.problems import ProblemRunner
+from proxy.limits import Limits
 from proxy.management import Management
 from proxy.metrics import Counts, ProxyCollector, registry
 from proxy.publisher import Publisher
 from proxy.router import Router
 from proxy.selection import Selection, named
 from proxy.sync import Sync
+from proxy.tls import ServerTls
+from proxy.unix_socket import unix_socket
 from ring.hashing import RING_FORMAT
 
 log = logging.getLogger(__name__)
@@ -40,7 +47,11 @@ async def run(settings: Settings) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, _on_signal, stop)
-    async with Management(settings.management_url, settings.management_timeout) as api:
+    _warn_of_open_doors(settings)
+    files = Files(settings)
+    async with Management(
+        settings.management_url, settings.management_timeout, files.management_login, files.management_tls
+    ) as api:
         router = Router(settings.ring_max_age, settings.on_stale == "refuse")
         selection = Selection(settings.route, settings.shadow, settings.pass_)
         sync = Sync(
@@ -52,41 +63,57 @@ async def run(settings: Settings) -> None:
             rewrite_dead_letters=settings.on_dead_letter == "rewrite",
             named=named([*settings.route, *settings.shadow], settings.default_vhost),
         )
+        dial = Brokers(settings.brokers, files.broker_tls, settings.lookup_timeout).dial
         publisher = Publisher(
-            settings.broker_url, connect_timeout=settings.lookup_timeout, confirm_timeout=settings.confirm_timeout
+            dial,
+            files.broker_login,
+            connections=settings.broker_connections,
+            connect_timeout=settings.lookup_timeout,
+            confirm_timeout=settings.confirm_timeout,
         )
         counts = Counts()
-        listener = _amqp_listener(settings, router, sync, selection, counts)
-        ingest = Ingest(
-            router,
-            sync,
-            publisher,
-            counts,
-            default_vhost=settings.default_vhost,
-            lookup_timeout=settings.lookup_timeout,
+
+        def routes(ingress: str) -> RouteTables:
+            return RouteTables(router, selection, counts.tallies[ingress], sync.mismatch)
+
+        listener = Listener(
+            Shared(
+                routes("amqp"),
+                sync,
+                dial,
+                settings.lookup_timeout,
+                frozenset(mechanism.encode() for mechanism in settings.allow_mechanisms),
+                counts.amqp_latency.add,
+            )
         )
+        limits = Limits(settings.max_in_flight, settings.max_in_flight_bytes)
+        gate = Gate(router, files.access, limits, counts, body_timeout=settings.body_timeout)
+        dispatch = Dispatch(router, sync, routes("http"), publisher, settings.lookup_timeout)
+        ingress = application(settings, gate, dispatch, publisher, counts, router, sync)
         admin = Admin(
             router,
             sync,
             publisher,
             registry(ProxyCollector(counts, router, sync, publisher, listener)),
             default_vhost=settings.default_vhost,
-            draining=lambda: ingest.draining,
+            draining=lambda: gate.draining,
             lookup_timeout=settings.lookup_timeout,
         )
         async with (
             _listening("admin", admin.application(), settings.admin_listen),
-            _syncing(sync),
+            _running(sync.run()),
+            _running(files.watch()),
             _closed_in_time(publisher),
-            _listening("http", ingest.application(settings.max_body), settings.http_listen) as http,
-            _listening_amqp(listener, settings.amqp_listen),
+            _listening("http", ingress, settings.http_listen, files.server_tls) as http,
+            _listening_on_socket(http, settings.http_socket),
+            _listening_amqp(listener, settings.amqp_listen, files.server_tls),
         ):
             publisher.connect(settings.default_vhost)
             admin.started = True
             await stop.wait()
-            ingest.draining = True
+            gate.draining = True
             await asyncio.gather(
-                _drain(http, ingest, publisher, settings.drain_time), listener.drain(settings.drain_time)
+                _drain(http, gate, publisher, settings.drain_time), listener.drain(settings.drain_time)
             )
 
 
@@ -99,29 +126,21 @@ def _on_signal(stop: asyncio.Event) -> None:
     stop.set()
 
 
-def _amqp_listener(settings: Settings, router: Router, sync: Sync, selection: Selection, counts: Counts) -> Listener:
-    def mismatch(cluster: str | None) -> str:
-        if cluster is None or sync.cluster is None or cluster == sync.cluster:
-            return ""
-        return f"the broker is of cluster {cluster!r}, the management API of {sync.cluster!r}"
-
-    tls = ssl.create_default_context if settings.broker_url.scheme == "amqps" else None
-    shared = Shared(
-        RouteTables(router, selection, counts.tallies, mismatch),
-        sync,
-        Brokers(settings.brokers, tls, settings.lookup_timeout).dial,
-        settings.lookup_timeout,
-        frozenset(mechanism.encode() for mechanism in settings.allow_mechanisms),
-        counts.amqp_latency.add,
-    )
-    return Listener(shared)
+def _warn_of_open_doors(settings: Settings) -> None:
+    if settings.is_open:
+        log.warning(
+            "insecure: ANYONE who reaches %s publishes with this sidecar's rights; no tokens_file, no client_ca_file",
+            settings.http_listen,
+        )
+    elif settings.tokens_file and not settings.tls_cert_file and not is_loopback(settings.http_listen.host):
+        log.warning("tokens_file: tokens cross the network to %s in the clear: no tls_cert_file", settings.http_listen)
 
 
 @contextlib.asynccontextmanager
-async def _listening_amqp(listener: Listener, address: Address) -> AsyncIterator[None]:
+async def _listening_amqp(listener: Listener, address: Address, tls: ServerTls | None) -> AsyncIterator[None]:
     """The AMQP listener, up on entry. Raises ConfigError where its address cannot be bound."""
     try:
-        bound = await listener.start(address)
+        bound = await listener.start(address, tls.context if tls else None)
     except OSError as error:
         raise ConfigError(f"amqp_listen: {address} cannot be bound: {error.strerror}") from None
     log.info("amqp listens on %s", bound)
@@ -132,8 +151,8 @@ async def _listening_amqp(listener: Listener, address: Address) -> AsyncIterator
 
 
 @contextlib.asynccontextmanager
-async def _syncing(sync: Sync) -> AsyncIterator[None]:
-    task = asyncio.create_task(sync.run())
+async def _running(forever: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    task = asyncio.create_task(forever)
     try:
         yield
     finally:
@@ -154,14 +173,16 @@ async def _closed_in_time(publisher: Publisher) -> AsyncIterator[None]:
 
 
 @contextlib.asynccontextmanager
-async def _listening(what: str, app: web.Application, address: Address) -> AsyncIterator[ProblemRunner]:
+async def _listening(
+    what: str, app: web.Application, address: Address, tls: ServerTls | None = None
+) -> AsyncIterator[ProblemRunner]:
     """A listener, up on entry. Raises ConfigError where its address cannot be bound."""
     # Bodies are payloads: they are published as they are, compressed or not.
     runner = ProblemRunner(app, access_log=None, shutdown_timeout=_LAST_WORDS, auto_decompress=False)
     await runner.setup()
     try:
         try:
-            await web.TCPSite(runner, address.host, address.port).start()
+            await web.TCPSite(runner, address.host, address.port, ssl_context=tls.context if tls else None).start()
         except OSError as error:
             raise ConfigError(f"{what}_listen: {address} cannot be bound: {error.strerror}") from None
         for bound in runner.addresses:
@@ -171,13 +192,25 @@ async def _listening(what: str, app: web.Application, address: Address) -> Async
         await runner.cleanup()
 
 
-async def _drain(http: ProblemRunner, ingest: Ingest, publisher: Publisher, drain_time: float) -> None:
+@contextlib.asynccontextmanager
+async def _listening_on_socket(http: ProblemRunner, path: Path | None) -> AsyncIterator[None]:
+    """A listener's unix socket, where there is a path for one. Raises ConfigError where it cannot be bound."""
+    if path is None:
+        yield
+        return
+    with unix_socket("http_socket", path) as bound:
+        await web.SockSite(http, bound).start()
+        log.info("http listens on %s", path)
+        yield
+
+
+async def _drain(http: ProblemRunner, gate: Gate, publisher: Publisher, drain_time: float) -> None:
     """Stops accepting, then waits until all requests are answered, `drain_time` seconds at most."""
     for site in http.sites:
         await site.stop()
     try:
         async with asyncio.timeout(drain_time):
-            await ingest.idle.wait()
+            await gate.idle.wait()
     except TimeoutError:
-        log.warning("%d requests were still unanswered at the end of the drain time", ingest.active)
+        log.warning("%d requests were still unanswered at the end of the drain time", gate.active)
         publisher.abandon()

@@ -1,6 +1,7 @@
 """Every setting, in one typed place: defaults, then a TOML file, then the environment, then flags; the last wins."""
 
 import dataclasses
+import ipaddress
 import json
 import re
 import tomllib
@@ -144,6 +145,11 @@ class Settings:
             if address.port and address in taken:
                 raise ConfigError(f"{name}: {address} is {taken[address]}'s address too")
             taken[address] = name
+        if self.is_open and not self.insecure:
+            raise ConfigError(
+                f"http_listen: whoever reaches {self.http_listen} could publish, and it is no loopback address: set "
+                "tokens_file or client_ca_file (or insecure = true)"
+            )
 
     def _check_tls(self) -> None:
         for one, other in (("tls_cert_file", "tls_key_file"), ("client_cert_file", "client_key_file")):
@@ -156,6 +162,11 @@ class Settings:
             for name in ("ca_file", "client_cert_file"):
                 if getattr(self, name) is not None:
                     raise ConfigError(f"{name}: neither broker_url is amqps:// nor management_url https://")
+
+    @property
+    def is_open(self) -> bool:
+        """Whether anyone publishes over HTTP, from other machines too."""
+        return not (is_loopback(self.http_listen.host) or self.tokens_file or self.client_ca_file)
 
     @property
     def default_vhost(self) -> str:
@@ -194,6 +205,14 @@ class Settings:
                 kind = name.removesuffix("_url")
                 raise ConfigError(f"{name}: the password is {HIDDEN!r}, as `config` shows it: set {kind}_password_file")
         return dataclasses.replace(self, **changes)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches it: 127.0.0.0/8, ::1 and localhost; any other name is not looked up."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
 
 
 def field_names() -> tuple[str, ...]:

@@ -3,7 +3,9 @@
 import asyncio
 import contextlib
 import logging
+import ssl
 from collections import Counter
+from collections.abc import Callable
 
 # For those who still import it from here.
 from proxy.amqp.brokers import Brokers as Brokers
@@ -20,6 +22,22 @@ TOUCH_INTERVAL = 5.0
 """Seconds between the times that the router hears which exchanges are in use."""
 
 
+class _Arrival(asyncio.Protocol):
+    """A connection until it is there, with TLS until the end of its handshake: a session is none before."""
+
+    def __init__(self, accept: Callable[[], Leg | None]) -> None:
+        self._accept = accept
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Hands the socket over to a session's leg."""
+        leg = self._accept()
+        if leg is None:
+            transport.close()
+            return
+        transport.set_protocol(leg)
+        leg.connection_made(transport)
+
+
 class Listener:
     """The sessions, and the socket that they come from."""
 
@@ -31,6 +49,7 @@ class Listener:
         """Sessions, since the start."""
         self.ends: Counter[End] = Counter()
         self._server: asyncio.Server | None = None
+        self._draining = False
         self._empty = asyncio.Event()
         self._touching: asyncio.Task[None] | None = None
 
@@ -54,13 +73,18 @@ class Listener:
             shared.broker_frames + sum(c.broker_frames for c in live),
         )
 
-    async def start(self, address: Address) -> Address:
+    async def start(self, address: Address, tls: ssl.SSLContext | None = None) -> Address:
         """Listens; the address with the port that it got. Raises OSError."""
-        self._server = await asyncio.get_running_loop().create_server(self._accept, address.host, address.port)
+        self._server = await asyncio.get_running_loop().create_server(
+            lambda: _Arrival(self._accept), address.host, address.port, ssl=tls
+        )
         self._touching = asyncio.create_task(self._touch())
         return Address(*self._server.sockets[0].getsockname()[:2])
 
-    def _accept(self) -> Leg:
+    def _accept(self) -> Leg | None:
+        """The client's leg of a new session; None for what came too late."""
+        if self._draining:
+            return None
         session = Session(self._shared, self._ended)
         self.sessions.add(session)
         self._empty.clear()
@@ -82,6 +106,7 @@ class Listener:
 
     async def drain(self, within: float) -> None:
         """Takes no more connections, and returns once all sessions have ended; `within` seconds later it ends them."""
+        self._draining = True
         if self._server is not None:
             self._server.close()
         for session in list(self.sessions):

@@ -21,6 +21,9 @@ PURE = (
     "changes",
     "config",
     "values",
+    "watched",
+    "credentials",
+    "access",
 )
 """Modules of proxy that decide and never wait: no event loop, no network."""
 

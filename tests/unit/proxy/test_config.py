@@ -239,8 +239,32 @@ def test_any_text_is_a_setting_or_a_mistake_in_one_line(name: str, text: str) ->
 
 
 def test_one_address_for_two_listeners(tmp_path: Path) -> None:
-    assert mistake(tmp_path, http_listen="h:1", admin_listen="h:1").startswith("admin_listen: ")
-    assert load(tmp_path, http_listen="h:0", admin_listen="h:0").http_listen == Address("h", 0)
+    assert mistake(tmp_path, http_listen="localhost:1", admin_listen="localhost:1").startswith("admin_listen: ")
+    assert load(tmp_path, http_listen="localhost:0", admin_listen="localhost:0").http_listen == Address("localhost", 0)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.9.10", "[::1]", "localhost", "LocalHost"])
+def test_loopback_is_open_to_all(tmp_path: Path, host: str) -> None:
+    assert load(tmp_path, http_listen=f"{host}:1").is_open is False
+
+
+@pytest.mark.parametrize(
+    "host", ["0.0.0.0", "[::]", "10.0.0.1", "192.168.127.1", "[fe80::1]", "h", "localhost.example"]
+)
+def test_any_other_address_wants_to_know_who_publishes(tmp_path: Path, host: str) -> None:
+    message = mistake(tmp_path, http_listen=f"{host}:1")
+    assert message.startswith("http_listen: ")
+    for setting in ("tokens_file", "client_ca_file", "insecure", f"{host}:1"):
+        assert setting in message
+    tls = {"tls_cert_file": "a", "tls_key_file": "b"}
+    assert mistake(tmp_path, http_listen=f"{host}:1", **tls).startswith("http_listen: ")
+    assert load(tmp_path, http_listen=f"{host}:1", tokens_file="t").is_open is False
+    assert load(tmp_path, http_listen=f"{host}:1", client_ca_file="c", **tls).is_open is False
+    assert load(tmp_path, http_listen=f"{host}:1", insecure="true").is_open is True
+
+
+def test_listeners_that_do_not_take_publishes_over_http_may_be_anywhere(tmp_path: Path) -> None:
+    assert load(tmp_path, admin_listen="0.0.0.0:1", amqp_listen="0.0.0.0:2").is_open is False
 
 
 @pytest.mark.parametrize(
