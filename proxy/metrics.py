@@ -19,9 +19,9 @@ from proxy.amqp.listener import Listener
 from proxy.amqp.session import End
 from proxy.outcome import Outcome
 from proxy.publisher import Publisher
-from proxy.router import Name, Passed, Routed, Router
+from proxy.router import Name, PassReason, Router
 from proxy.sync import Sync
-from proxy.tally import Tallies
+from proxy.tally import Tallies, Tally
 from ring.destination import Destination
 from ring.hashing import RING_FORMAT
 
@@ -52,60 +52,54 @@ class Latency:
 
 
 class Counts:
-    """What the ingresses count: HTTP by the message, AMQP in tallies."""
+    """What the ingresses count: by tallies all that went out, by outcome what never did."""
 
     def __init__(self) -> None:
         """All zero."""
-        self.tallies = Tallies()
+        self.tallies = {"http": Tallies(), "amqp": Tallies()}
+        """By ingress."""
         self.http_latency, self.amqp_latency = Latency(), Latency()
         self.publishes: Counter[tuple[str, Name, Outcome]] = Counter()
-        self.passed: Counter[tuple[Name, str]] = Counter()
-        self.shadowed: Counter[tuple[Name, Destination]] = Counter()
-        self.value_missing: Counter[Name] = Counter()
-
-    def decided(self, name: Name, decision: Routed | Passed) -> None:
-        """Counts what the router said of a message that is about to be sent."""
-        routed = decision.shadow if isinstance(decision, Passed) else decision
-        if isinstance(decision, Passed):
-            self.passed[name, decision.reason] += 1
-            if decision.shadow is not None:
-                self.shadowed[name, decision.shadow.destination] += 1
-        if routed is not None and routed.value_missing:
-            self.value_missing[name] += 1
+        """Messages that were never sent."""
 
     def all_publishes(self) -> Counter[tuple[str, Name, Outcome]]:
-        """Of both ingresses."""
+        """By ingress, exchange and outcome."""
         total = self.publishes.copy()
-        for (name, reason), tally in list(self.tallies.by_way.items()):
+        for ingress, name, reason, tally in self._tallies():
             acknowledged = Outcome.CONFIRMED if reason is None else Outcome.PASSED
             for outcome, count in tally.outcomes(acknowledged).items():
                 if count:
-                    total["amqp", name, outcome] += count
+                    total[ingress, name, outcome] += count
         return total
 
     def all_passed(self) -> Counter[tuple[Name, str]]:
-        """Of both ingresses."""
-        total = self.passed.copy()
-        for (name, reason), tally in list(self.tallies.by_way.items()):
+        """By exchange and reason."""
+        total: Counter[tuple[Name, str]] = Counter()
+        for _, name, reason, tally in self._tallies():
             if reason is not None:
                 total[name, reason] += tally.published
         return total
 
     def all_shadowed(self) -> Counter[tuple[Name, Destination]]:
-        """Of both ingresses."""
-        total = self.shadowed.copy()
-        for (name, _), tally in list(self.tallies.by_way.items()):
+        """By exchange and where its ring would have sent them."""
+        total: Counter[tuple[Name, Destination]] = Counter()
+        for _, name, _, tally in self._tallies():
             for destination, count in tally.shadowed.items():
                 total[name, destination] += count
         return total
 
     def all_value_missing(self) -> Counter[Name]:
-        """Of both ingresses."""
-        total = self.value_missing.copy()
-        for (name, _), tally in list(self.tallies.by_way.items()):
+        """By exchange."""
+        total: Counter[Name] = Counter()
+        for _, name, _, tally in self._tallies():
             if tally.value_missing:
                 total[name] += tally.value_missing
         return total
+
+    def _tallies(self) -> Iterator[tuple[str, Name, PassReason | None, Tally]]:
+        for ingress, tallies in self.tallies.items():
+            for (name, reason), tally in list(tallies.by_way.items()):
+                yield ingress, name, reason, tally
 
 
 class ProxyCollector(Collector):

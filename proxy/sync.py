@@ -196,6 +196,12 @@ class Sync:
             self._overlays.add(name, declaration, now)
             self._router.expect(name, now, certain=entry is None or is_news(name, entry, declaration))
 
+    def mismatch(self, broker: str | None) -> str:
+        """Why a broker that gives its cluster this name is not the one whose bindings are read; empty where it is."""
+        if broker is None or self.cluster is None or broker == self.cluster:
+            return ""
+        return f"the broker is of cluster {broker!r}, the management API of {self.cluster!r}"
+
     async def look_up(self, name: Name, within: float) -> None:
         """Returns once the exchange is in the table and fresh. Raises Absent, or NotReadable after `within` seconds.
 

@@ -145,21 +145,12 @@ class Channel:
                     tally.settled += 1
                     receiver.settled(index, verdict)
                 else:
-                    _count(tally, verdict.outcome)
+                    tally.nacked += verdict.outcome is Outcome.NACKED
+                    tally.unknown += verdict.outcome is Outcome.UNKNOWN
                     receiver.settled(index, verdict)
         while self.low < self.number and self.low + 1 not in pending:
             self.low += 1
         return told
-
-
-def _count(tally: Tally, outcome: Outcome) -> None:
-    match outcome:
-        case Outcome.NACKED:
-            tally.nacked += 1
-        case Outcome.UNKNOWN:
-            tally.unknown += 1
-        case _:
-            tally.unavailable += 1
 
 
 class Client:

@@ -109,7 +109,7 @@ class Link:
         """Of the present connection; None while there is none."""
         self.clear = False
         """Whether a publish may be sent now."""
-        self.cleared = asyncio.Event()
+        self._news = asyncio.Event()
         self.fault = "not connected yet"
         """Why there is no connection; empty while there is one."""
         self.login_refused = False
@@ -134,16 +134,17 @@ class Link:
         socket = self._socket
         client = socket.client if socket is not None else None
         opened = client is not None and client.stage is Stage.OPEN
-        if opened and self.client is None:
-            assert client is not None
+        if client is not None and opened and self.client is None:
             self.client, self.fault, self.cluster, self.login_refused = client, "", client.cluster, False
             self.connects += 1
-            self.cleared.set()
         self.clear = opened and client is not None and not client.blocked and socket is not None and not socket.paused
-        if self.clear:
-            self.cleared.set()
-        else:
-            self.cleared.clear()
+        self._news.set()
+        self._news = asyncio.Event()
+
+    async def settled(self) -> None:
+        """Returns once a publish may be sent, or the broker has refused this user."""
+        while not self.clear and not self.login_refused:
+            await self._news.wait()
 
     def wake(self) -> None:
         """What was queued at the client goes out at the end of this turn of the loop, all in one write."""
@@ -156,21 +157,21 @@ class Link:
         if self._socket is not None:
             self._socket.flush()
 
-    async def run(self, wanted: Callable[[], bool]) -> None:
-        """Connects again and again, until a connection has failed and is not wanted any more."""
+    async def run(self, wanted: Callable[[bool], bool]) -> None:
+        """Connects again and again for as long as that is wanted; it is told whether there is a connection now."""
         pause = 0.1
         while True:
             started = time.monotonic()
-            fault = await self._connection()
+            fault = await self._connection(wanted)
             if fault != self.fault:
                 log.warning("broker, virtual host %r: %s", self.vhost, fault)
             self.fault = fault
-            if not wanted():
+            if not wanted(False):
                 return
             pause = 0.1 if time.monotonic() - started > LONGEST_PAUSE else min(pause * 2, LONGEST_PAUSE)
             await asyncio.sleep(random.uniform(0, pause))
 
-    async def _connection(self) -> str:
+    async def _connection(self, wanted: Callable[[bool], bool]) -> str:
         """One connection from its beginning to its end; returns why it ended."""
         client = Client(*self._login(), self.vhost)
         socket: Socket | None = None
@@ -184,6 +185,8 @@ class Link:
                 while not socket.closed.done():
                     await self._wait(socket)
                     self._tick(socket, time.monotonic())
+                    if not client.in_flight and not wanted(True):
+                        await self.aclose()
         except OSError as error:
             return str(error)
         except TimeoutError:
@@ -211,8 +214,7 @@ class Link:
             socket.transport.write(HEARTBEAT_FRAME)
 
     def _ended(self, client: Client, socket: Socket | None) -> None:
-        if client.code in (ACCESS_REFUSED, NOT_ALLOWED) and self.client is None:
-            self.login_refused = True
+        self.login_refused = client.code in (ACCESS_REFUSED, NOT_ALLOWED) and self.client is None
         self.client = self._socket = None
         self._marks.clear()
         self.changed()

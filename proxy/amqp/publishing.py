@@ -38,7 +38,8 @@ def publish(c: Connection, channel: Channel, data: bytes, i: int, end: int) -> b
     if route.plain:
         target = route.targets[route.owners[slot_of(channel.key)]]
     else:
-        found = route.target(channel.key, data, start, stop) if route.stamp else None
+        choice = route.choose(channel.key, data, start, stop) if route.stamp else None
+        found = choice.target if choice is not None else None
         if found is not None and found.unread is not None:
             c.held = found.unread
             return None

@@ -18,7 +18,8 @@ from ring.hashing import slot_of
 MOST_ROUTES = 10_000
 """Routes of one table; clients choose the names."""
 
-_PUBLISH = U32.pack(BASIC_PUBLISH) + b"\0\0"
+PUBLISH = U32.pack(BASIC_PUBLISH) + b"\0\0"
+"""basic.publish up to the exchange."""
 
 
 class Target:
@@ -31,7 +32,7 @@ class Target:
         self.destination = destination
         self.is_queue = destination.kind == "queue"
         self.name = destination.name.encode()
-        self.method = _PUBLISH + (b"\0" + shorted(self.name) if self.is_queue else shorted(self.name))
+        self.method = PUBLISH + (b"\0" + shorted(self.name) if self.is_queue else shorted(self.name))
         """basic.publish up to the bits, for an exchange up to the routing key."""
         self.behind: Route | None = None
         """The ring of a destination that is an exchange with one."""
@@ -52,14 +53,25 @@ UNANSWERED = Unread(NOWHERE, "a declaration before it has no answer yet")
 """Stands for no exchange: only the broker's answer is waited for."""
 
 
+class Choice(NamedTuple):
+    """Where a message goes, by which ring, and the slot of that ring."""
+
+    target: Target
+    by: "Route"
+    slot: int
+
+
 class Route:
     """What happens to publishes to one exchange."""
 
-    __slots__ = ("hashed", "hashed_name", "name", "owners", "plain", "shadowed", "stamp", "tally", "targets")
+    __slots__ = (
+        "fingerprint", "hashed", "hashed_name", "name", "owners", "plain", "reason", "shadowed", "stamp", "tally",
+        "targets",
+    )  # fmt: skip
 
-    def __init__(self, name: Name, tally: Tally, entry: Entry | None = None) -> None:
-        """Passed, unless an entry with a ring is given."""
-        self.name, self.tally = name, tally
+    def __init__(self, name: Name, tally: Tally, reason: PassReason | None, entry: Entry | None = None) -> None:
+        """Passed for a reason; where that is None or SHADOW, an entry with a ring is given."""
+        self.name, self.tally, self.reason = name, tally, reason
         self.shadowed = entry is not None and entry.passed is PassReason.SHADOW
         """Passed, and counted where its ring would have sent it."""
         self.targets: tuple[Target, ...] = ()
@@ -70,6 +82,7 @@ class Route:
             self.owners = entry.known.ring.owner_index
             self.stamp = content.stamp_of_exchange(name[1].encode())
         known = entry.known if entry else None
+        self.fingerprint = known.fingerprint if known is not None else ""
         by_key = known is not None and known.hashed.source == "routing_key" and not self.shadowed
         self.plain = by_key and all(target.is_queue for target in self.targets)
         """The routing key alone leads to a queue."""
@@ -79,7 +92,7 @@ class Route:
         if known is not None and known.hashed.source != "routing_key":
             self.hashed, self.hashed_name = known.hashed, known.hashed.name.encode()
 
-    def target(self, key: bytes, header: bytes, start: int, end: int) -> Target | None:
+    def choose(self, key: bytes, header: bytes, start: int, end: int) -> Choice | None:
         """Where a message goes, following rings behind rings; None where they form a cycle.
 
         `header` holds its content header's payload from `start` to `end`. Raises Fault for one that cannot be read.
@@ -92,11 +105,12 @@ class Route:
             if route.hashed is not None:
                 value = content.hashed_value(route.hashed, route.hashed_name, header, start, end)
                 missing |= value is None
-            target = route.targets[route.owners[slot_of(value or b"")]]
+            slot = slot_of(value or b"")
+            target = route.targets[route.owners[slot]]
             if target.behind is None:
                 if target.unread is None:
                     self.tally.value_missing += missing
-                return target
+                return Choice(target, route, slot)
             route = target.behind
         return None
 
@@ -117,7 +131,7 @@ class RouteTable:
 
     def __init__(self, vhost: str, cluster: str | None, tables: "RouteTables", asked: float = inf) -> None:
         """`cluster` is the name that the broker of these sessions gives itself; None for none. `asked`: see `once`."""
-        self._vhost, self._cluster, self._tables, self._asked = vhost, cluster, tables, asked
+        self._vhost, self.cluster, self._tables, self._asked = vhost, cluster, tables, asked
         self.routes: dict[bytes, Route] = {}
         """Those made so far, for the hot loop; always this same dict."""
         self._seen: dict[Name, int] = {}
@@ -137,12 +151,12 @@ class RouteTable:
 
     def once(self, exchange: bytes, asked: float) -> Route | Unread:
         """The route of one publish that has waited since `asked`: what was declared after that is not its concern."""
-        return RouteTable(self._vhost, self._cluster, self._tables, asked).find(exchange)
+        return RouteTable(self._vhost, self.cluster, self._tables, asked).find(exchange)
 
     def absent(self, exchange: bytes) -> Route:
         """For a publish to an exchange that does not exist, for the broker to refuse."""
         name = (self._vhost, exchange.decode(errors="replace"))
-        return Route(name, self._tables.tallies.of(NOWHERE, PassReason.ABSENT))
+        return Route(name, self._tables.tallies.of(NOWHERE, PassReason.ABSENT), PassReason.ABSENT)
 
     @property
     def tallies(self) -> Tallies:
@@ -171,23 +185,23 @@ class RouteTable:
         except UnicodeDecodeError:
             return self.absent(exchange)  # no exchange has such a name
         if not exchange:
-            return self._put(exchange, Route(name, tally(name, PassReason.TYPE)))
+            return self._put(exchange, Route(name, tally(name, PassReason.TYPE), PassReason.TYPE))
         if self._tables.selection.mode(*name) is Mode.PASS:
             known = name if name in router.entries else NOWHERE
-            return self._put(exchange, Route(name, tally(known, PassReason.MODE_PASS)))
+            return self._put(exchange, Route(name, tally(known, PassReason.MODE_PASS), PassReason.MODE_PASS))
         entry = router.look(name, self._asked)
         if isinstance(entry, Unknown):
             return Unread(entry.exchange, entry.why)
-        if entry.exchange_type in RING_TYPES and (why := self._tables.mismatch(self._cluster)):
+        if entry.exchange_type in RING_TYPES and (why := self._tables.mismatch(self.cluster)):
             return Unread(name, why, hopeless=True)
         self.expires = min(self.expires, router.fresh_until(entry))
         if entry.known is not None and entry.passed is PassReason.SHADOW:
-            return self._put(exchange, Route(name, tally(name, entry.passed), entry))
+            return self._put(exchange, Route(name, tally(name, entry.passed), entry.passed, entry))
         if entry.internal or entry.passed or entry.known is None:
             reason = PassReason.INTERNAL if entry.internal else entry.passed or PassReason.NO_BINDINGS
-            return self._put(exchange, Route(name, tally(name, reason)))
+            return self._put(exchange, Route(name, tally(name, reason), reason))
         # Put before its targets are linked: rings may form a cycle.
-        route = self._put(exchange, Route(name, tally(name, None), entry))
+        route = self._put(exchange, Route(name, tally(name, None), None, entry))
         for target in route.targets:
             if not target.is_queue:
                 self._link(target)

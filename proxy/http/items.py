@@ -254,7 +254,7 @@ class _List(_Text):
         self._keep(text)
         if self._size < self._due and not now:
             return
-        window = self._kept()
+        window, self._stuck = self._kept(), ""
         i = self._due = 0
         while not self._due and (i := _space(window, i).end()) < len(window):  # type: ignore[union-attr]
             c, state = window[i], self._state
@@ -290,7 +290,7 @@ class _List(_Text):
         """None; raises BodyError if the list has not ended."""
         yield from self.take("", now=True)
         if self._state is not _State.DONE:
-            raise self._error(self._stuck or "the body ends before the list does")
+            raise self._error(self._stuck or "the body ends before it is whole")
 
     def _item(self, window: str, i: int) -> tuple[Item, int] | None:
         """The object that begins at i and where it ends; None if it is not whole yet."""

@@ -4,26 +4,43 @@ from collections.abc import Mapping
 from urllib.parse import parse_qsl, unquote_to_bytes
 
 from aiohttp import web
-from aiohttp.http_exceptions import HttpProcessingError
 
+from proxy.amqp.properties import (
+    HEADER_NAME,
+    HEADERS_FLAG,
+    PERSISTENT,
+    SHORT_STRING,
+    Properties,
+    PropertyError,
+    encoded,
+    encoded_headers,
+)
 from proxy.http.problems import ProblemError, invalid
 from proxy.outcome import Outcome
-from proxy.router import Message, Name
+from proxy.router import Name
 
-SHORT_STRING = 255
-"""Bytes of a routing key or a name, at most: an AMQP 0-9-1 short string (section 4.2.5.3)."""
-
-HEADER_NAME = 128
-"""Bytes of a header's name, at most (section 4.2.5.5)."""
-
-_HEADER_PREFIX = "amqp-header-"
+_HEADER_PREFIX = b"amqp-header-"
 
 _PROPERTIES = {
-    "content_type": "Content-Type",
-    "content_encoding": "Content-Encoding",
-    "message_id": "Amqp-Message-Id",
-    "correlation_id": "Amqp-Correlation-Id",
+    b"content-type": "content_type",
+    b"content-encoding": "content_encoding",
+    b"amqp-delivery-mode": "delivery_mode",
+    b"amqp-priority": "priority",
+    b"amqp-correlation-id": "correlation_id",
+    b"amqp-reply-to": "reply_to",
+    b"amqp-expiration": "expiration",
+    b"amqp-message-id": "message_id",
+    b"amqp-timestamp": "timestamp",
+    b"amqp-type": "type",
+    b"amqp-app-id": "app_id",
 }
+"""Which property an HTTP header is. Not user_id: the broker closes the channel for any but its own user's name."""
+
+_TRACES = frozenset({b"traceparent", b"tracestate"})
+"""W3C Trace Context, carried as AMQP headers of these names."""
+
+STAMPS = frozenset({"x-ring-exchange", "x-ring-routing-key", "x-ring-id"})
+"""The headers of our own; a client's are replaced."""
 
 # The management API has no page for a name that is a step in a path, also where percent-encoded (run); `amq.default` is
 # its word for the default exchange, which AMQP knows by the empty name only.
@@ -31,16 +48,16 @@ _NO_PAGE = frozenset({".", "..", "amq.default"})
 
 # Sender-selected distribution: the broker closes the channel, and with it everybody's messages in flight, over one that
 # is not an array, which an HTTP header cannot be (run); and copies to other queues would bypass the ring.
-_FAN_OUT = frozenset({"CC", "BCC"})
+FAN_OUT = frozenset({"CC", "BCC"})
 
 
 def query_of(request: web.Request, allowed: set[str]) -> dict[str, str]:
     """The query's parameters, any bytes kept as surrogates; each at most once and none but those allowed."""
-    pairs = parse_qsl(
-        request.rel_url.raw_query_string, keep_blank_values=True, encoding="utf-8", errors="surrogateescape"
-    )
+    text = request.rel_url.raw_query_string
     query: dict[str, str] = {}
-    for name, value in pairs:
+    if not text:
+        return query
+    for name, value in parse_qsl(text, keep_blank_values=True, encoding="utf-8", errors="surrogateescape"):
         if name not in allowed:
             raise invalid(f"query parameter {name[:60]!r}", f"not one of {', '.join(sorted(allowed))}")
         if name in query:
@@ -49,53 +66,71 @@ def query_of(request: web.Request, allowed: set[str]) -> dict[str, str]:
     return query
 
 
-def message_of(request: web.Request) -> Message:
-    """What can be hashed, from the headers `Routing-Key`, `Amqp-Header-*`, `Amqp-Message-Id` and their like."""
+def message_of(request: web.Request, query: Mapping[str, str]) -> tuple[bytes | None, Properties]:
+    """The routing key, None where there is none, and the properties that a request's headers give its message."""
+    key: bytes | None = None
+    properties: Properties = {}
     headers: dict[str, object] = {}
-    for raw_name, raw_value in request.raw_headers:
-        name = raw_name.decode("ascii", "replace")
-        if name.lower().startswith(_HEADER_PREFIX):
-            amqp_name = _header_name(name)
-            if amqp_name in headers:
-                raise invalid(name, "given twice")
-            headers[amqp_name] = utf8(name, raw_value)
-    properties: dict[str, object] = {}
-    for field, header in _PROPERTIES.items():
-        if (value := _header(request, header)) is not None:
-            properties[field] = utf8(header, short(header, value))
-    if (value := _header(request, "Amqp-Timestamp")) is not None:
-        if not (value.isdigit() and len(value) <= 11):
-            raise invalid("Amqp-Timestamp", f"{value[:40]!r} is not a number of seconds since 1970")
-        properties["timestamp"] = int(value)
-    routing_key = short("Routing-Key", _header(request, "Routing-Key") or b"")
-    utf8("Routing-Key", routing_key)
-    return Message(routing_key, headers, properties)
+    for raw_name, value in request.raw_headers:
+        lower = raw_name.lower()
+        name = _PROPERTIES.get(lower)
+        if name is not None:
+            _put(properties, name, raw_name.decode("ascii", "replace"), value)
+        elif lower == b"routing-key":
+            if key is not None:
+                raise invalid("Routing-Key", "given twice")
+            key = value
+        elif lower in _TRACES:
+            headers[lower.decode()] = utf8(lower.decode(), value)
+        elif lower.startswith(b"amqp-"):
+            _put_header(headers, raw_name.decode("ascii", "replace"), lower, value)
+    if headers:
+        properties[HEADERS_FLAG] = encoded_headers(headers)
+    return _key_of(key, query), {**PERSISTENT, **properties}
 
 
-async def body_of(request: web.Request) -> bytes:
-    """The whole body, as it is. Raises ProblemError where it breaks off, aiohttp's 413 where it is too large."""
+def _key_of(key: bytes | None, query: Mapping[str, str]) -> bytes | None:
+    """The routing key of the header, or of the query."""
+    if "key" in query:
+        if key is not None:
+            raise invalid("key", "given in the query and as Routing-Key")
+        key = query["key"].encode("utf-8", "surrogateescape")
+    if key is not None:
+        utf8("Routing-Key", short("Routing-Key", key))
+    return key
+
+
+def _put(properties: Properties, name: str, field: str, value: bytes) -> None:
     try:
-        return await request.read()
-    except (ConnectionError, HttpProcessingError, web.RequestPayloadError) as error:
-        # Nobody may be there any more to read this, but no more did this sidecar do wrong.
-        raise invalid("body", f"it ended before it was whole: {error}") from None
+        flag, data = encoded(name, utf8(field, value))
+    except PropertyError as error:
+        raise invalid(field, str(error)) from None
+    if flag in properties:
+        raise invalid(field, "given twice")
+    properties[flag] = data
 
 
-def _header_name(name: str) -> str:
-    amqp_name = name[len(_HEADER_PREFIX) :]
-    if not 0 < len(amqp_name) <= HEADER_NAME:
-        raise invalid(name[:60], f"the header's own name has {len(amqp_name)} bytes, not 1 to {HEADER_NAME}")
-    if amqp_name in _FAN_OUT:
-        raise invalid(name, "sends copies to other queues, which a ring must not, and RabbitMQ takes no text for it")
-    return amqp_name
+def _put_header(headers: dict[str, object], field: str, lower: bytes, value: bytes) -> None:
+    if not lower.startswith(_HEADER_PREFIX):
+        raise invalid(field[:60], "no property of that name is taken")
+    name = field[len(_HEADER_PREFIX) :]
+    if not 0 < len(name) <= HEADER_NAME:
+        raise invalid(field[:60], f"the header's own name has {len(name)} bytes, not 1 to {HEADER_NAME}")
+    if name in FAN_OUT:
+        raise invalid(field, "sends copies to other queues, which a ring must not, and RabbitMQ takes no text for it")
+    if name in headers:
+        raise invalid(field, "given twice")
+    text = utf8(field, value)
+    if name not in STAMPS:
+        headers[name] = text
 
 
-def _header(request: web.Request, name: str) -> bytes | None:
-    """A header's bytes; None where it is missing."""
-    values = request.headers.getall(name, [])
-    if len(values) > 1:
-        raise invalid(name, "given twice")
-    return values[0].encode("utf-8", "surrogateescape") if values else None
+def prefers(request: web.Request, what: str) -> bool:
+    """Whether the client prefers an answer that is ``return=minimal`` or ``return=representation`` (RFC 7240)."""
+    for value in request.headers.getall("Prefer", ()):
+        if f"return={what}" in (part.partition(";")[0].strip().lower() for part in value.split(",")):
+            return True
+    return False
 
 
 def short(field: str, value: bytes) -> bytes:

@@ -2,7 +2,8 @@
 
 import json
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
 
 from aiohttp import web
 
@@ -17,11 +18,17 @@ _RETRY_AFTER = "1"
 _TITLES = {
     "bad-request": "The request is malformed",
     "no-routing-key": "The message has no routing key",
+    "unauthorized": "The request says nothing valid of who sends it",
+    "forbidden": "Publishing there is not permitted",
     "internal-exchange": "The exchange is internal",
     "unknown-exchange": "The exchange does not exist",
     "not-found": "There is nothing at this address",
     "method-not-allowed": "The address does not take this method",
-    "too-large": "The body is too large",
+    "timeout": "The body came too slowly",
+    "too-large": "The request is too large",
+    "media-type": "The body is of a type that is not taken here",
+    "batch-failed": "Not every message of the batch was confirmed",
+    "too-many": "Too much is in flight",
     "unroutable": "The broker returned the message",
     "nacked": "The broker refused the message",
     "unavailable": "The message was not sent",
@@ -34,10 +41,23 @@ _TITLES = {
 class ProblemError(Exception):
     """A problem to answer with. `kind` is the stable last part of the answer's `type`."""
 
-    def __init__(self, status: int, kind: str, detail: str, outcome: Outcome, *, retryable: bool = False) -> None:
-        """`detail` is for people, and names the field and the value where the request is at fault."""
+    def __init__(
+        self,
+        status: int,
+        kind: str,
+        detail: str,
+        outcome: Outcome,
+        *,
+        retryable: bool = False,
+        more: Mapping[str, Any] | None = None,
+    ) -> None:
+        """`detail` is for people, and names the field and the value where the request is at fault.
+
+        `more` are members of the answer beside those that all problems have.
+        """
         super().__init__(detail)
         self.status, self.kind, self.detail, self.outcome, self.retryable = status, kind, detail, outcome, retryable
+        self.more = more or {}
 
     def response(self) -> web.Response:
         """The answer."""
@@ -48,13 +68,16 @@ class ProblemError(Exception):
             "detail": self.detail,
             "outcome": self.outcome,
             "retryable": self.retryable,
+            **self.more,
         }
-        headers = {"Retry-After": _RETRY_AFTER} if self.status == 503 else {}
+        headers = {"Retry-After": _RETRY_AFTER} if self.status in (429, 503) else {}
+        if self.status == 401:
+            headers["WWW-Authenticate"] = "Bearer"
         response = web.Response(
             body=json.dumps(body).encode(), status=self.status, content_type=CONTENT_TYPE, headers=headers
         )
-        if self.outcome is Outcome.REJECTED:
-            # Draining, or too much: the client does well to go elsewhere.
+        if self.kind in ("draining", "timeout"):
+            # The client does well to go elsewhere; or the rest of its body would be taken for a request.
             response.force_close()
         return response
 
@@ -62,6 +85,11 @@ class ProblemError(Exception):
 def invalid(field: str, problem: str) -> ProblemError:
     """A 400 that names the field: ``invalid("Routing-Key", "'...' has 256 bytes, 255 are the most")``."""
     return ProblemError(400, "bad-request", f"{field}: {problem}", Outcome.INVALID)
+
+
+def unavailable(detail: str) -> ProblemError:
+    """A 503 for a message that was not sent."""
+    return ProblemError(503, "unavailable", detail, Outcome.UNAVAILABLE, retryable=True)
 
 
 @web.middleware

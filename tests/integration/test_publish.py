@@ -211,5 +211,5 @@ def test_the_brokers_connection_list_tells_version_and_ring_format(sidecar: Side
     shown = wait_until("the connection in the broker's list", properties)
     assert isinstance(shown, dict)
     assert shown["product"] == "ringproxy"
-    assert shown["ring_format"] == 1
-    assert shown["version"]
+    assert shown["ringproxy_ring_format"] == "1"
+    assert shown["ringproxy_version"]

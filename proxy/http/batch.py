@@ -1,0 +1,164 @@
+"""Many messages in one request: sent as they are read, answered once the broker has answered for the last."""
+
+import asyncio
+import time
+from collections import Counter
+from typing import Any
+
+from proxy.amqp.client import CONFIRMED, Verdict
+from proxy.http.dispatch import Dispatch, Outlet, Placed
+from proxy.http.message import Message
+from proxy.http.problems import ProblemError
+from proxy.http.receipts import receipt
+from proxy.limits import Limits
+from proxy.outcome import Outcome
+
+RETRYABLE = frozenset({Outcome.NACKED, Outcome.UNROUTABLE, Outcome.UNAVAILABLE, Outcome.UNKNOWN})
+"""Outcomes of which sending again may make a confirm."""
+
+_LONGEST_DETAIL = 300
+
+
+class _Entry:
+    """One message of the batch, and what became of it."""
+
+    __slots__ = ("id", "key", "placed", "retryable", "size", "verdict")
+
+    def __init__(self, message_id: str | None, key: bytes | None, size: int) -> None:
+        self.id, self.key, self.size = message_id, key, size
+        self.placed: Placed | None = None
+        self.verdict: Verdict | None = None
+        self.retryable = True
+
+
+class Batch:
+    """The messages of one request, in their order. After a key's first failure nothing more of that key is sent.
+
+    Nor is anything once a message could not be sent for want of a broker or a ring: each would wait as long.
+    """
+
+    def __init__(self, dispatch: Dispatch, limits: Limits, outlet: Outlet) -> None:
+        """Empty."""
+        self._dispatch, self._limits, self._outlet = dispatch, limits, outlet
+        self._entries: list[_Entry] = []
+        self._unsettled = 0
+        self._settled = asyncio.Event()
+        self._failed: dict[bytes | None, bool] = {}
+        """By key whether sending again may help."""
+        self._stopped = ""
+        self.sent_at = 0.0
+        """When the last message was sent, monotonic; 0 where none was."""
+
+    def __len__(self) -> int:
+        """Messages so far."""
+        return len(self._entries)
+
+    async def add(self, message_id: str | None, message: Message) -> None:
+        """Sends one more message, once there is room for it."""
+        entry = _Entry(message_id, message.key, len(message.body))
+        index = len(self._entries)
+        self._entries.append(entry)
+        if not self._limits.has_room:
+            await self._limits.room()
+        if self._failed and message.key in self._failed:
+            again = self._failed[message.key]
+            self._fail(entry, Verdict(Outcome.REJECTED, "an earlier message with its key failed"), again)
+            return
+        if self._stopped:
+            self._fail(entry, Verdict(Outcome.REJECTED, f"not sent after an earlier message: {self._stopped}"), True)
+            return
+        self._limits.take(1, entry.size)
+        self._unsettled += 1
+        try:
+            entry.placed = await self._dispatch.send(self._outlet, message, self, index)
+        except ProblemError as problem:
+            self._limits.give(1, entry.size)
+            self._unsettled -= 1
+            if problem.outcome is Outcome.UNAVAILABLE:
+                self._stopped = problem.detail
+            self._fail(entry, Verdict(problem.outcome, problem.detail), problem.retryable)
+
+    def refuse(self, message_id: str | None, key: bytes | None, why: str) -> None:
+        """One more message, which is malformed."""
+        entry = _Entry(message_id, key, 0)
+        self._entries.append(entry)
+        self._fail(entry, Verdict(Outcome.INVALID, why), False)
+
+    def settled(self, index: int, verdict: Verdict) -> None:
+        """The broker has answered for one."""
+        entry = self._entries[index]
+        self._limits.give(1, entry.size)
+        if verdict is CONFIRMED:
+            entry.verdict = verdict
+        else:
+            self._fail(entry, verdict, verdict.outcome in RETRYABLE)
+        self._unsettled -= 1
+        if not self._unsettled:
+            self._settled.set()
+
+    def _fail(self, entry: _Entry, verdict: Verdict, retryable: bool) -> None:
+        entry.verdict, entry.retryable = verdict, retryable
+        self._failed.setdefault(entry.key, retryable)
+
+    async def done(self) -> None:
+        """Returns once the fate of every message is known, and what showed a ring to be stale was read again."""
+        self.sent_at = time.monotonic()
+        while self._unsettled:
+            self._settled.clear()
+            await self._settled.wait()
+        stale = {
+            (entry.placed.route, entry.placed.choice): entry.placed
+            for entry in self._entries
+            if entry.placed is not None and entry.verdict is not None and entry.verdict.outcome is Outcome.UNROUTABLE
+        }
+        by_target = {(route, choice.target if choice else None): placed for (route, choice), placed in stale.items()}
+        await asyncio.gather(*(self._dispatch.refresh(p, "messages were returned") for p in by_target.values()))
+
+    def unsent(self) -> Counter[Outcome]:
+        """How many the broker never took, by outcome: what the publisher has not counted."""
+        outcomes = (entry.verdict.outcome for entry in self._entries if entry.verdict is not None)
+        return Counter(o for o in outcomes if o in (Outcome.INVALID, Outcome.REJECTED, Outcome.UNAVAILABLE))
+
+    @property
+    def is_confirmed(self) -> bool:
+        """Whether every message is."""
+        return not self._failed
+
+    def summary(self) -> dict[str, Any]:
+        """Of a batch that is confirmed."""
+        passed = sum(entry.placed is not None and entry.placed.reason is not None for entry in self._entries)
+        count = len(self._entries)
+        return {"outcome": Outcome.CONFIRMED, "messages": count, "confirmed": count - passed, "passed": passed}
+
+    def results(self) -> list[dict[str, Any]]:
+        """One for each message, in their order."""
+        return [_result(entry) for entry in self._entries]
+
+    def problem(self) -> ProblemError:
+        """Of a batch of which something failed."""
+        verdicts = [entry.verdict for entry in self._entries if entry.verdict is not None]
+        outcomes = {verdict.outcome for verdict in verdicts}
+        failures = [entry for entry in self._entries if entry.verdict is not CONFIRMED]
+        first = next(v for v in verdicts if v is not CONFIRMED)
+        again = any(entry.retryable for entry in failures)
+        return ProblemError(
+            503 if again else 422,
+            "batch-failed",
+            f"{len(failures)} of {len(self._entries)} messages are not confirmed; the first: {first.detail}"[:500],
+            outcomes.pop() if len(outcomes) == 1 else Outcome.UNKNOWN,
+            retryable=again,
+            more={"results": self.results()},
+        )
+
+
+def _result(entry: _Entry) -> dict[str, Any]:
+    named = {} if entry.id is None else {"id": entry.id}
+    if entry.verdict is CONFIRMED and entry.placed is not None:
+        return named | receipt(entry.placed)
+    verdict = entry.verdict or Verdict(Outcome.UNKNOWN)
+    return {
+        **named,
+        "outcome": verdict.outcome,
+        "detail": verdict.detail[:_LONGEST_DETAIL],
+        "retryable": entry.retryable,
+    }

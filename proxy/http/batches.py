@@ -1,0 +1,148 @@
+"""``POST /v1/exchanges/{exchange}/publish/batch``: JSON or lines of it, gzip or not, of any length."""
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from aiohttp import web
+
+from proxy.http.batch import Batch
+from proxy.http.dispatch import Dispatch, Outlet
+from proxy.http.fields import ItemError, message_of
+from proxy.http.gate import INGRESS, Admitted, Gate
+from proxy.http.items import BodyError, Item, Items
+from proxy.http.parsing import name_of, prefers, query_of
+from proxy.http.problems import ProblemError, unavailable
+from proxy.http.receipts import json_answer, minimal
+from proxy.metrics import Counts
+from proxy.outcome import Outcome
+from proxy.publisher import Publisher, Unavailable
+from proxy.router import Name
+
+_FORMS = {
+    "application/json": False,
+    "application/x-ndjson": True,
+    "application/ndjson": True,
+    "application/jsonl": True,
+}
+"""By media type: whether each line is an item."""
+
+_JSON_SHARE = 6
+"""Characters of JSON for a byte of payload, at most: an escaped control character."""
+
+
+class Batches:
+    """Batches, for every endpoint that takes one."""
+
+    def __init__(
+        self,
+        gate: Gate,
+        dispatch: Dispatch,
+        publisher: Publisher,
+        counts: Counts,
+        *,
+        default_vhost: str,
+        max_body: int,
+        max_batch: int,
+        max_batch_body: int,
+    ) -> None:
+        """`max_body` bytes of one message, `max_batch` messages, `max_batch_body` bytes of the body, decompressed."""
+        self._gate, self._dispatch, self._publisher, self._counts = gate, dispatch, publisher, counts
+        self._default_vhost = default_vhost
+        self._max_body, self._max_batch, self._max_batch_body = max_body, max_batch, max_batch_body
+
+    def routes(self) -> list[web.RouteDef]:
+        """What it answers."""
+        return [web.post("/v1/exchanges/{exchange:[^/]+}/publish/batch", self.publish)]
+
+    async def publish(self, request: web.Request) -> web.Response:
+        """The batch's answer."""
+        with self._gate.admitted() as admitted:
+            name = name_of(request, query_of(request, {"vhost"}), self._default_vhost)
+            self._gate.check(request, name, admitted)
+            items = self._items(request)
+            return await self.sent(request, admitted, name, lambda batch: self._read(request, admitted, items, batch))
+
+    async def sent(
+        self,
+        request: web.Request,
+        admitted: Admitted,
+        name: Name,
+        fill: Callable[[Batch], Coroutine[Any, Any, None]],
+    ) -> web.Response:
+        """The answer to what `fill` adds to a batch. Raises ProblemError where not all of it is confirmed."""
+        self._gate.take(admitted, 0)
+        try:
+            batch = Batch(self._dispatch, self._gate.limits, Outlet.of(name, self._publisher.lanes(name[0])))
+        except Unavailable as error:
+            raise unavailable(str(error)) from None
+        broken: ProblemError | None = None
+        try:
+            await fill(batch)
+        except ProblemError as problem:
+            broken = problem
+        started = time.monotonic()
+        await batch.done()
+        admitted.counted = bool(len(batch))
+        for outcome, count in batch.unsent().items():
+            self._counts.publishes[INGRESS, name, outcome] += count
+        if broken is not None:
+            broken.more = {"results": batch.results()}
+            if len(batch):
+                broken.outcome = Outcome.UNKNOWN
+            raise broken
+        if not batch.is_confirmed:
+            raise batch.problem()
+        self._counts.http_latency.add(time.monotonic() - started)
+        if prefers(request, "minimal"):
+            return minimal()
+        answer = batch.summary()
+        if prefers(request, "representation"):
+            answer["results"] = batch.results()
+        return json_answer(answer)
+
+    def _items(self, request: web.Request) -> Items:
+        """Raises ProblemError 413 or 415."""
+        ndjson = _FORMS.get(request.content_type)
+        if ndjson is None:
+            detail = f"Content-Type: {request.content_type!r} is not one of {', '.join(_FORMS)}"
+            raise ProblemError(415, "media-type", detail, Outcome.INVALID)
+        coding = request.headers.get("Content-Encoding", "identity").strip().lower()
+        if coding not in ("gzip", "identity"):
+            detail = f"Content-Encoding: {coding[:60]!r} is neither gzip nor identity"
+            raise ProblemError(415, "media-type", detail, Outcome.INVALID)
+        if (request.content_length or 0) > self._max_batch_body:
+            detail = f"body: more than {self._max_batch_body} bytes"
+            raise ProblemError(413, "too-large", detail, Outcome.INVALID)
+        most_item = self._max_body * _JSON_SHARE
+        return Items(ndjson=ndjson, gzip=coding == "gzip", most_bytes=self._max_batch_body, most_item=most_item)
+
+    async def _read(self, request: web.Request, admitted: Admitted, items: Items, batch: Batch) -> None:
+        """Sends what is read. Raises ProblemError where the body cannot be read on."""
+        try:
+            async for part in self._gate.parts(request):
+                for item in items.feed(part):
+                    await self._add(batch, item)
+                # Others take their turn between the parts, also where the next one is there already.
+                await asyncio.sleep(0)
+            for item in items.end():
+                await self._add(batch, item)
+        except BodyError as error:
+            if error.too_large:
+                raise ProblemError(413, "too-large", str(error), Outcome.INVALID) from None
+            raise ProblemError(400, "bad-request", str(error), Outcome.INVALID) from None
+
+    async def _add(self, batch: Batch, item: Item) -> None:
+        index = len(batch)
+        if index >= self._max_batch:
+            raise BodyError(index, f"messages: more than {self._max_batch}", too_large=True)
+        try:
+            message_id, message = message_of(item)
+        except ItemError as error:
+            batch.refuse(error.id, error.key, f"messages[{index}].{error}")
+            return
+        if len(message.body) > self._max_body:
+            batch.refuse(message_id, message.key, f"messages[{index}].payload: more than {self._max_body} bytes")
+            return
+        await batch.add(message_id, message)

@@ -1,0 +1,74 @@
+"""Where a key would go: asked of the same table that routes publishes, and nothing is published."""
+
+from typing import Any
+
+from aiohttp import web
+
+from proxy.http.gate import Gate
+from proxy.http.parsing import name_of, query_of, short
+from proxy.http.problems import ProblemError, unavailable
+from proxy.http.receipts import json_answer
+from proxy.lookups import Absent, NotReadable
+from proxy.outcome import Outcome
+from proxy.router import Message, Name, Passed, Routed, Router
+from proxy.sync import Sync
+
+
+class Question:
+    """``GET /v1/exchanges/{exchange}/route``."""
+
+    def __init__(self, gate: Gate, router: Router, sync: Sync, *, default_vhost: str, lookup_timeout: float) -> None:
+        """`default_vhost` is taken where a request names none; seconds."""
+        self._gate, self._router, self._sync = gate, router, sync
+        self._default_vhost, self._lookup_timeout = default_vhost, lookup_timeout
+
+    def routes(self) -> list[web.RouteDef]:
+        """What it answers."""
+        return [web.get("/v1/exchanges/{exchange:[^/]+}/route", self.route, allow_head=False)]
+
+    async def route(self, request: web.Request) -> web.Response:
+        """Where ``?key=`` goes."""
+        query = query_of(request, {"vhost", "key"})
+        if "key" not in query:
+            raise ProblemError(400, "no-routing-key", "key: missing in the query", Outcome.INVALID)
+        key = short("key", query["key"].encode("utf-8", "surrogateescape"))
+        name = name_of(request, query, self._default_vhost)
+        self._gate.check(request, name)
+        decision = await self._decide(name, Message(key, key=key))
+        answer: dict[str, Any] = {"vhost": name[0], "exchange": name[1], "key": query["key"]}
+        if isinstance(decision, Passed):
+            answer |= {"outcome": Outcome.PASSED, "reason": decision.reason}
+            if decision.shadow is not None:
+                answer["would_be"] = _place(decision.shadow)
+        else:
+            runner_up = decision.by.ring.runner_up(decision.slot)
+            answer |= _place(decision)
+            answer["runner_up"] = {"type": runner_up.kind, "name": runner_up.name} if runner_up else None
+            answer["hashed"] = str(decision.by.hashed)
+        return json_answer(answer)
+
+    async def _decide(self, name: Name, message: Message) -> Routed | Passed:
+        """The router's decision, after looking up what it does not know. Raises ProblemError."""
+        asked = self._router.clock()
+        while not isinstance(decision := self._router.decide(name, message, asked), Routed | Passed):
+            left = asked + self._lookup_timeout - self._router.clock()
+            if left <= 0:
+                raise unavailable(f"exchange {name[1]!r} could not be read in time")
+            await self._look_up(name, decision.exchange, left)
+        return decision
+
+    async def _look_up(self, name: Name, wanted: Name, within: float) -> None:
+        try:
+            await self._sync.look_up(wanted, within)
+        except Absent as absent:
+            if wanted == name:
+                raise ProblemError(404, "unknown-exchange", f"exchange: {absent}", Outcome.INVALID) from None
+            await self._sync.refresh(name, "an exchange behind it is gone")
+            raise unavailable(str(absent)) from None
+        except NotReadable as error:
+            raise unavailable(f"exchange {wanted[1]!r} cannot be read: {error}") from None
+
+
+def _place(routed: Routed) -> dict[str, Any]:
+    destination = {"type": routed.destination.kind, "name": routed.destination.name}
+    return {"destination": destination, "slot": routed.slot, "ring": routed.by.fingerprint}
