@@ -2,16 +2,20 @@ import base64
 import gzip
 import socket
 from email.utils import formatdate
+from pathlib import Path
 
 import pytest
 from aiohttp import web
+from aiohttp.test_utils import TestServer
 from yarl import URL
 
 from proxy import management
 from proxy.management import MAX_RETRY_AFTER, Management, ManagementError
+from proxy.tls import ServerTls, client_tls
 from proxy.topology import CONSISTENT_HASH, Binding, Exchange, TopologyError
 from ring.destination import Destination
 from ring.hashed import HashedValue
+from tests.certificates import Authority
 from tests.unit.proxy.fake_management import (
     FakeManagement,
     Fault,
@@ -60,6 +64,35 @@ async def test_what_it_asks_and_what_it_gives(fake: FakeManagement, api: Managem
     assert await api.dead_letters_by_own_name("/", "other") is False
     credentials = base64.b64encode(b"reader:hush").decode()
     assert fake.authorizations == {f"Basic {credentials}"}
+
+
+async def test_it_logs_in_as_whoever_it_is_now(fake: FakeManagement) -> None:
+    passwords = iter(["old", "ne:w é"])
+    async with Management(fake.url, 10, lambda: ("me", next(passwords))) as api:
+        await api.vhosts()
+        await api.vhosts()
+    expected = {"Basic " + base64.b64encode(text.encode()).decode() for text in ("me:old", "me:ne:w é")}
+    assert fake.authorizations == expected
+
+
+async def test_tls_is_asked_for_at_each_request(fake: FakeManagement, tmp_path: Path) -> None:
+    """A context for each version of the files: a connection made with the one before it is not used any more."""
+    trusted, other = Authority(tmp_path, "trusted"), Authority(tmp_path, "other")
+    ca = tmp_path / "ca.crt"
+    ca.write_bytes(trusted.certificate.read_bytes())
+    tls = ServerTls(*trusted.issue("server"), None)
+    app = web.Application()
+    app.router.add_get("/{path:.*}", fake.handle)
+    server = TestServer(app)
+    await server.start_server(ssl=tls.context)
+    url = URL.build(scheme="https", host="127.0.0.1", port=server.port)
+    async with server, Management(url, 10, tls=client_tls(ca, None, None)) as api:
+        assert await api.vhosts() == {"/"}
+        ca.write_bytes(other.certificate.read_bytes())
+        with pytest.raises(ManagementError, match="certificate verify failed"):
+            await api.vhosts()
+        ca.write_bytes(trusted.certificate.read_bytes())
+        assert await api.vhosts() == {"/"}
 
 
 async def test_404_is_an_answer_where_something_may_be_missing(fake: FakeManagement, api: Management) -> None:
