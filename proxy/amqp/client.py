@@ -50,7 +50,7 @@ from proxy.amqp.frames import (
     short_string,
     shorted,
 )
-from proxy.amqp.properties import HEADERS_FLAG, Properties, content_header, encoded_headers
+from proxy.amqp.properties import Header, encoded_headers
 from proxy.outcome import Outcome
 from proxy.tally import Tally
 from ring.hashing import RING_FORMAT
@@ -85,13 +85,6 @@ class Receiver(Protocol):
         """Called once for each publish, `index` being the caller's own."""
 
 
-class Content(NamedTuple):
-    """What a publish carries."""
-
-    properties: Properties
-    body: bytes
-
-
 class Full(Exception):  # noqa: N818 - a limit, not an error
     """All channels are in use."""
 
@@ -103,6 +96,8 @@ class Stage(Enum):
     OPEN = "open"
     CLOSED = "closed"
 
+
+_FRAME, _U64 = FRAME.pack, U64.pack
 
 CONFIRMED, NACKED = Verdict(Outcome.CONFIRMED), Verdict(Outcome.NACKED, "the broker answered basic.nack")
 UNROUTABLE = Verdict(Outcome.UNROUTABLE, "there was no queue for it")
@@ -160,7 +155,7 @@ class Client:
         """Nothing is sent before the broker's connection.start: the protocol header is the caller's."""
         self._user, self._password, self._vhost = user, password, vhost
         self.stage = Stage.OPENING
-        self.out: list[bytes] = []
+        self.out: list[bytes | memoryview] = []
         """To be written, in this order."""
         self.fault, self.code = "", 0
         """Why the broker closed the connection, and its reply code."""
@@ -186,7 +181,13 @@ class Client:
     # What is sent.
 
     def publish(
-        self, exchange: bytes, method: bytes, stamps: bytes, content: Content, told: tuple[Receiver, int, Tally]
+        self,
+        exchange: bytes,
+        method: bytes,
+        header: Header,
+        stamps: bytes,
+        body: bytes,
+        told: tuple[Receiver, int, Tally],
     ) -> None:
         """Queues one mandatory publish: `method` is basic.publish up to its bits, `stamps` entries before its ring id.
 
@@ -194,31 +195,30 @@ class Client:
         """
         channel = self.channels.get(exchange) or self._open(exchange)
         number = channel.number + 1
-        properties, body = content
-        stamps = stamps + U64.pack(channel.nonce + number)
-        headers = properties.get(HEADERS_FLAG, b"\0\0\0\0")
-        headers = U32.pack(len(stamps) + len(headers) - 4) + stamps + headers[4:]
-        payload = content_header(len(body), {**properties, HEADERS_FLAG: headers})
-        room = self.frame_max - OVERHEAD
+        size, room, channel_id = len(body), self.frame_max - OVERHEAD, channel.id
+        payload = header.payload(size, stamps + _U64(channel.nonce + number))
         if len(payload) > room:
             raise ValueError(f"properties and headers are {len(payload)} bytes, the broker takes {room}")
         channel.number = number
         channel.pending[number] = told
         self.in_flight += 1
         told[2].published += 1
-        out, channel_id = self.out, channel.id
-        out += (
-            FRAME.pack(METHOD, channel_id, len(method) + 1) + method + b"\x01\xce",
-            FRAME.pack(HEADER, channel_id, len(payload)) + payload,
+        parts = (
+            _FRAME(METHOD, channel_id, len(method) + 1),
+            method,
+            b"\x01\xce",
+            _FRAME(HEADER, channel_id, len(payload)),
+            payload,
+            b"\xce",
         )
-        if len(body) <= room:
-            out += (b"\xce" + FRAME.pack(BODY, channel_id, len(body)), body, b"\xce") if body else (b"\xce",)
-            return
-        out.append(b"\xce")
-        whole = memoryview(body)
-        for at in range(0, len(body), room):
-            part = whole[at : at + room]
-            out += (FRAME.pack(BODY, channel_id, len(part)), part, b"\xce")  # type: ignore[arg-type]
+        if 0 < size <= room:
+            self.out.append(b"".join((*parts, _FRAME(BODY, channel_id, size), body, b"\xce")))
+        else:
+            self.out.append(b"".join(parts))
+            whole = memoryview(body)
+            for at in range(0, size, room):
+                part = whole[at : at + room]
+                self.out += (_FRAME(BODY, channel_id, len(part)), part, b"\xce")
 
     def _open(self, exchange: bytes) -> Channel:
         """A channel for an exchange; what is published on it need not wait for the answers."""

@@ -1,8 +1,8 @@
 """Properties and headers of a message of our own making, as the bytes of its content header (AMQP section 4.2.6.1)."""
 
 from collections.abc import Callable, Mapping
-from struct import pack
-from typing import Any
+from struct import Struct, pack
+from typing import Any, NamedTuple
 
 from proxy.amqp.frames import BASIC, U32
 
@@ -29,10 +29,35 @@ class PropertyError(ValueError):
     """A property or header that cannot be sent; the message says what is wrong with its value."""
 
 
-def content_header(size: int, properties: Properties) -> bytes:
-    """The payload of a content header frame for a body of `size` bytes."""
-    values = b"".join([properties[flag] for flag in sorted(properties, reverse=True)])
-    return pack(">HHQH", BASIC, 0, size, sum(properties)) + values
+class Header(NamedTuple):
+    """Properties as the bytes of a content header, apart at the headers, to which stamps are added."""
+
+    flags: int
+    """With that of the headers."""
+    before: bytes
+    headers: bytes
+    """Entries, without the table's length."""
+    after: bytes
+
+    @classmethod
+    def of(cls, properties: Properties) -> "Header":
+        """Of these properties."""
+        if properties is PERSISTENT:
+            return _PERSISTENT
+        before = [properties[flag] for flag in sorted(properties, reverse=True) if flag > HEADERS_FLAG]
+        after = [properties[flag] for flag in sorted(properties, reverse=True) if flag < HEADERS_FLAG]
+        headers = properties.get(HEADERS_FLAG, b"")[4:]
+        return cls(sum(properties) | HEADERS_FLAG, b"".join(before), headers, b"".join(after))
+
+    def payload(self, size: int, stamps: bytes = b"") -> bytes:
+        """The payload of a content header frame for a body of `size` bytes, `stamps` put first among the headers."""
+        flags, before, headers, after = self
+        head = _HEAD(BASIC, 0, size, flags)
+        return b"".join((head, before, _U32(len(stamps) + len(headers)), stamps, headers, after))
+
+
+_HEAD, _U32 = Struct(">HHQH").pack, U32.pack
+_PERSISTENT = Header(HEADERS_FLAG | 1 << 12, b"", b"", b"\x02")
 
 
 def encoded(name: str, value: object) -> tuple[int, bytes]:

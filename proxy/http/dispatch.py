@@ -3,14 +3,13 @@
 import asyncio
 import contextlib
 from dataclasses import dataclass
-from struct import pack
 from typing import NamedTuple
 
 from proxy.amqp import content
-from proxy.amqp.client import Content, Full, Receiver
-from proxy.amqp.frames import shorted
+from proxy.amqp.client import Full, Receiver
+from proxy.amqp.frames import U32, shorted
 from proxy.amqp.link import Link
-from proxy.amqp.properties import content_header
+from proxy.amqp.properties import Header
 from proxy.amqp.routes import PUBLISH, Choice, Route, RouteTable, RouteTables, Unread
 from proxy.http.message import Message
 from proxy.http.problems import ProblemError, invalid, unavailable
@@ -38,7 +37,7 @@ class Outlet:
 
 
 class Placed(NamedTuple):
-    """Where a message went: where its ring chose, or, for a reason, to the exchange itself."""
+    """Where a message went: where a ring chose, or, for a reason, to the exchange itself."""
 
     route: Route
     choice: Choice | None
@@ -66,15 +65,14 @@ class Dispatch:
         while True:
             table = lanes.table
             route = table.routes.get(outlet.exchange) if table is not None else None
-            if route is None or table is None or self._too_old(table, outlet):
+            if route is None or table is None or table.expires < self._router.clock():
                 asked = asked or self._router.clock()
                 table, route = await self._found(outlet, asked)
             if message.key is None and (route.hashed is None or not route.stamp):
                 raise ProblemError(400, "no-routing-key", "Routing-Key: the header is missing", Outcome.INVALID)
             if route.plain:
                 slot = slot_of(key)
-                target = route.targets[route.owners[slot]]
-                placed = Placed(route, Choice(target, route, slot), None)
+                placed = Placed(route, Choice(route.targets[route.owners[slot]], route, slot), None)
             else:
                 self._refuse_internal(outlet)
                 placed = self._placed(route, key, message)
@@ -89,16 +87,11 @@ class Dispatch:
                 return placed
             await self._cleared(lanes, link)
 
-    def _too_old(self, table: RouteTable, outlet: Outlet) -> bool:
-        return table.expires < self._router.clock() or (
-            outlet.name not in self._router.entries and bool(outlet.exchange)
-        )
-
     def _placed(self, route: Route, key: bytes, message: Message) -> Placed:
         """By a ring that hashes something else than the key, by rings behind rings, or passed."""
         choice = None
         if route.stamp:
-            header = content_header(len(message.body), message.properties)
+            header = Header.of(message.properties).payload(len(message.body))
             choice = route.choose(key, header, 0, len(header))
             if choice is None:
                 return Placed(route, None, PassReason.CYCLE)
@@ -120,7 +113,7 @@ class Dispatch:
         tally = route.tally
         if placed.choice is not None and placed.reason is None:
             target = placed.choice.target
-            stamps = b"".join((route.stamp, pack(">I", len(key)), key, content.STAMP_ID_ENTRY))
+            stamps = b"".join((route.stamp, U32.pack(len(key)), key, content.STAMP_ID_ENTRY))
             exchange, method = (b"", target.method) if target.is_queue else (target.name, target.method + shorted(key))
         else:
             exchange, stamps = outlet.exchange, content.STAMP_ID_ENTRY
@@ -130,7 +123,7 @@ class Dispatch:
             detail = f"body: {len(message.body)} bytes, the broker takes {client.most_body}"
             raise ProblemError(413, "too-large", detail, Outcome.INVALID)
         try:
-            client.publish(exchange, method, stamps, Content(message.properties, message.body), (*told, tally))
+            client.publish(exchange, method, Header.of(message.properties), stamps, message.body, (*told, tally))
         except ValueError as error:
             raise invalid("headers", str(error)) from None
         except Full as full:
