@@ -32,6 +32,11 @@ class Unavailable(Exception):  # noqa: N818 - the caller turns it into an outcom
 class LoginRefused(Unavailable):
     """The broker does not let this user in, or not into this virtual host."""
 
+    def __init__(self, message: str, code: int) -> None:
+        """`code` is the broker's reply code."""
+        super().__init__(message)
+        self.code = code
+
 
 class Lanes:
     """The connections of one user to one virtual host; publishes of one slot share one, which keeps their order."""
@@ -127,7 +132,7 @@ class Publisher:
             async with asyncio.timeout(self._connect_timeout):
                 await link.settled()
         if not link.clear:
-            raise LoginRefused(link.why) if link.login_refused else Unavailable(link.why)
+            raise LoginRefused(link.why, link.login_refused) if link.login_refused else Unavailable(link.why)
 
     def faults(self) -> Mapping[str, str]:
         """By virtual host: why this sidecar's own connections are down; empty where they are up."""

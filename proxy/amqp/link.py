@@ -112,8 +112,8 @@ class Link:
         self._news = asyncio.Event()
         self.fault = "not connected yet"
         """Why there is no connection; empty while there is one."""
-        self.login_refused = False
-        """The broker's last word was that this user may not log in, or not to this virtual host."""
+        self.login_refused = 0
+        """The reply code with which the broker last refused this user, or this user the virtual host; 0 for neither."""
         self.cluster: str | None = None
         self.connects = 0
         self._socket: Socket | None = None
@@ -135,7 +135,7 @@ class Link:
         client = socket.client if socket is not None else None
         opened = client is not None and client.stage is Stage.OPEN
         if client is not None and opened and self.client is None:
-            self.client, self.fault, self.cluster, self.login_refused = client, "", client.cluster, False
+            self.client, self.fault, self.cluster, self.login_refused = client, "", client.cluster, 0
             self.connects += 1
         self.clear = opened and client is not None and not client.blocked and socket is not None and not socket.paused
         self._news.set()
@@ -214,7 +214,8 @@ class Link:
             socket.transport.write(HEARTBEAT_FRAME)
 
     def _ended(self, client: Client, socket: Socket | None) -> None:
-        self.login_refused = client.code in (ACCESS_REFUSED, NOT_ALLOWED) and self.client is None
+        refused = client.code in (ACCESS_REFUSED, NOT_ALLOWED) and self.client is None
+        self.login_refused = client.code if refused else 0
         self.client = self._socket = None
         self._marks.clear()
         self.changed()

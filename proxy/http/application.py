@@ -5,6 +5,7 @@ from aiohttp import web
 from proxy.config import Settings
 from proxy.http import docs
 from proxy.http.batches import Batches
+from proxy.http.compat import Compat
 from proxy.http.dispatch import Dispatch
 from proxy.http.gate import Gate
 from proxy.http.ingest import Ingest
@@ -38,9 +39,10 @@ def application(
         max_batch=settings.max_batch,
         max_batch_body=settings.max_batch_body,
     )
+    compat = Compat(gate, dispatch, publisher, max_body=most)
     question = Question(gate, router, sync, default_vhost=vhost, lookup_timeout=settings.lookup_timeout)
     app = web.Application(middlewares=[problem_middleware])
-    for part in (single, batches, question):
+    for part in (single, batches, compat, question):
         app.add_routes(part.routes())
     app.add_routes(docs.routes())
     return app

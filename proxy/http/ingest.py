@@ -18,15 +18,17 @@ from proxy.publisher import Publisher, Unavailable
 from proxy.router import Name
 
 
-class _One:
+class One:
     """Waits for the fate of one message."""
 
     __slots__ = ("fate",)
 
     def __init__(self) -> None:
+        """Not known yet."""
         self.fate: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
 
     def settled(self, index: int, verdict: Verdict) -> None:
+        """It is known."""
         if not self.fate.done():
             self.fate.set_result(verdict)
 
@@ -61,7 +63,7 @@ class Ingest:
             outlet = Outlet.of(name, self._publisher.lanes(name[0]))
         except Unavailable as error:
             raise unavailable(str(error)) from None
-        one = _One()
+        one = One()
         placed = await self._dispatch.send(outlet, message, one, 0)
         admitted.name = name
         started = time.monotonic()

@@ -1,0 +1,172 @@
+"""The management API's own publish, for programs that were written for it: they change the port and no more.
+
+What it takes and answers was tried on RabbitMQ 3.10.8. Its credentials are a broker user's, and the broker judges them:
+the message goes out on a connection of that user's own, with that user's permissions.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import unquote_to_bytes
+
+from aiohttp import BasicAuth, web
+
+from proxy.amqp.client import CONFIRMED
+from proxy.amqp.frames import ACCESS_REFUSED
+from proxy.amqp.properties import NAMES, PropertyError, encoded, utf8
+from proxy.http.dispatch import Dispatch, Outlet
+from proxy.http.fields import from_base64, properties_of, unsized_short_string
+from proxy.http.gate import Admitted, Gate
+from proxy.http.ingest import One
+from proxy.http.message import Message
+from proxy.http.problems import ProblemError, unavailable
+from proxy.outcome import Outcome
+from proxy.publisher import Login, LoginRefused, Publisher, Unavailable
+
+_REQUIRED = ("routing_key", "properties", "payload", "payload_encoding")
+_DEFAULT_EXCHANGE = "amq.default"
+_NACKED = "rejected Unable to publish message. Check queue limits."
+
+
+class _BadError(ProblemError):
+    """A 400 in the management API's words."""
+
+    def __init__(self, reason: object) -> None:
+        super().__init__(400, "bad-request", str(reason), Outcome.INVALID)
+        self.reason = reason
+
+
+class Compat:
+    """``POST /api/exchanges/{vhost}/{name}/publish``."""
+
+    def __init__(self, gate: Gate, dispatch: Dispatch, publisher: Publisher, *, max_body: int) -> None:
+        """`max_body` in bytes, of the request."""
+        self._gate, self._dispatch, self._publisher, self._max_body = gate, dispatch, publisher, max_body
+
+    def routes(self) -> list[web.RouteDef]:
+        """What it answers."""
+        return [web.post("/api/exchanges/{vhost:[^/]+}/{exchange:[^/]+}/publish", self.publish)]
+
+    async def publish(self, request: web.Request) -> web.Response:
+        """Its answer: whether a queue took the message, or an error as the management API words it."""
+        try:
+            with self._gate.admitted() as admitted:
+                login = _login(request)
+                vhost, exchange = (_name(part) for part in request.rel_url.raw_path.split("/")[3:5])
+                message = _message(await self._gate.body(request, admitted, self._max_body), login[0])
+                name = vhost, "" if exchange == _DEFAULT_EXCHANGE else exchange
+                return _json(200, {"routed": await self._routed(admitted, name, login, message)})
+        except ProblemError as problem:
+            return _error(problem)
+
+    async def _routed(self, admitted: Admitted, name: tuple[str, str], login: Login, message: Message) -> bool:
+        try:
+            outlet = Outlet.of(name, self._publisher.lanes(name[0], login))
+        except Unavailable as error:
+            raise unavailable(str(error)) from None
+        one = One()
+        await self._dispatch.send(outlet, message, one, 0)
+        admitted.name = name
+        verdict = await one.fate
+        if verdict is CONFIRMED:
+            return True
+        if verdict.outcome is Outcome.UNROUTABLE:
+            return False
+        admitted.counted = verdict.outcome is not Outcome.INVALID
+        match verdict.outcome:
+            case Outcome.INVALID:
+                raise _BadError(f"{verdict.code} {verdict.detail}")
+            case Outcome.NACKED:
+                raise ProblemError(400, "nacked", _NACKED, verdict.outcome, retryable=True)
+            case _:
+                raise ProblemError(504, "unknown", verdict.detail, verdict.outcome, retryable=True)
+
+
+def _login(request: web.Request) -> Login:
+    """Raises ProblemError 401."""
+    try:
+        given = BasicAuth.decode(request.headers.get("Authorization", ""), encoding="utf-8")
+    except ValueError:
+        raise ProblemError(401, "unauthorized", "Authorization: no Basic credentials", Outcome.INVALID) from None
+    return given.login, given.password
+
+
+def _name(part: str) -> str:
+    try:
+        name = unquote_to_bytes(part).decode()
+    except UnicodeDecodeError:
+        raise _BadError(f"{part[:60]!r} is not UTF-8") from None
+    if name in (".", ".."):
+        raise _BadError(f"404 NOT_FOUND - no page for {name!r}")
+    return name
+
+
+def _message(body: bytes, user: str) -> Message:
+    """Raises _BadError."""
+    try:
+        asked = json.loads(body)
+    except (ValueError, RecursionError):
+        raise _BadError("not_json") from None
+    if not isinstance(asked, dict):
+        raise _BadError("not_json")
+    missing = ",\n ".join(f"{{key_missing,{name}}}" for name in _REQUIRED if name not in asked)
+    if missing:
+        raise _BadError(f"[{missing}]")
+    try:
+        key = unsized_short_string(asked["routing_key"])
+        return Message(key, _properties(asked["properties"], user), _payload(asked))
+    except PropertyError as error:
+        raise _BadError(str(error)) from None
+
+
+def _properties(given: object, user: str) -> dict[int, bytes]:
+    """Those that AMQP knows; others are ignored, as the management API does."""
+    if not isinstance(given, Mapping):
+        raise PropertyError("properties: not an object")
+    known: dict[str, Any] = {name: value for name, value in given.items() if name in NAMES}
+    if known.get("user_id") == user:
+        del known["user_id"]
+        return properties_of(known, "properties.") | dict((encoded("user_id", user),))
+    return properties_of(known, "properties.")
+
+
+def _payload(asked: Mapping[str, Any]) -> bytes:
+    payload, encoding = asked["payload"], asked["payload_encoding"]
+    if not isinstance(payload, str):
+        raise _BadError("payload_not_string")
+    if encoding == "string":
+        return utf8(payload)
+    if encoding != "base64":
+        raise _BadError(["unsupported_encoding", encoding])
+    try:
+        return from_base64(payload)
+    except PropertyError:
+        raise _BadError(["not_base64", payload[:60]]) from None
+
+
+def _error(problem: ProblemError) -> web.Response:
+    """A problem in the management API's form, with what became of the message."""
+    status, error, reason = problem.status, problem.kind.replace("-", "_"), getattr(problem, "reason", problem.detail)
+    headers = {}
+    refused = problem.__cause__
+    if isinstance(refused, LoginRefused):
+        status, error = 401, "not_authorized"
+        reason = "Login failed" if refused.code == ACCESS_REFUSED else "Access refused."
+    elif status == 401:
+        error = "not_authorized"
+    elif problem.kind == "unknown-exchange":
+        status, error, reason = 400, "bad_request", f"404 NOT_FOUND - {problem.detail}"
+    elif problem.outcome is Outcome.NACKED:
+        error = "bad_request"
+    if status == 401:
+        headers["WWW-Authenticate"] = 'Basic realm="RabbitMQ Management"'
+    elif status in (429, 503):
+        headers["Retry-After"] = "1"
+    outcome, retryable = (Outcome.INVALID, False) if status == 401 else (problem.outcome, problem.retryable)
+    return _json(status, {"error": error, "reason": reason, "outcome": outcome, "retryable": retryable}, headers)
+
+
+def _json(status: int, answer: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> web.Response:
+    return web.Response(
+        body=json.dumps(answer).encode(), status=status, content_type="application/json", headers=headers
+    )
