@@ -47,8 +47,8 @@ async def run(settings: Settings) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, _on_signal, stop)
-    _warn_of_open_doors(settings)
     files = Files(settings)
+    _warn_of_open_doors(settings)
     async with Management(
         settings.management_url, settings.management_timeout, files.management_login, files.management_tls
     ) as api:
