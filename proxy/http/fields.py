@@ -95,6 +95,16 @@ def _headers(value: object) -> dict[str, object]:
     return {name: content for name, content in value.items() if name not in _STAMPS}
 
 
+def given(field: str, encode: Callable[[object], bytes], item: Mapping[str, object]) -> bytes | None:
+    """A field's value, encoded; None where it is missing. Raises PropertyError that names the field."""
+    if field not in item:
+        return None
+    try:
+        return encode(item[field])
+    except PropertyError as error:
+        raise PropertyError(f"{field}: {error}") from None
+
+
 def as_json(value: object) -> bytes:
     """The value as compact JSON in UTF-8. Raises PropertyError."""
     try:
@@ -122,22 +132,12 @@ def unsized_short_string(value: object) -> bytes:
     return short_string(value)[1:]
 
 
-def _given(field: str, encode: Callable[[object], bytes], item: Mapping[str, object]) -> bytes | None:
-    """A field's value, encoded; None where it is missing. Raises PropertyError that names the field."""
-    if field not in item:
-        return None
-    try:
-        return encode(item[field])
-    except PropertyError as error:
-        raise PropertyError(f"{field}: {error}") from None
-
-
 def _id(item: Item) -> str | None:
-    return None if _given("id", short_string, item) is None else str(item["id"])
+    return None if given("id", short_string, item) is None else str(item["id"])
 
 
 def _key(item: Item) -> bytes | None:
-    return _given("key", unsized_short_string, item)
+    return given("key", unsized_short_string, item)
 
 
 def _readable(read: Callable[[Item], _T | None], item: Item) -> _T | None:
@@ -155,7 +155,7 @@ def _payload(item: Item) -> bytes:
     encoding = item.get("payload_encoding", "string")
     if not isinstance(encoding, str) or encoding not in _PAYLOADS:
         raise PropertyError(f"payload_encoding: {str(encoding)[:40]!r} is not one of {', '.join(_PAYLOADS)}")
-    payload = _given("payload", _PAYLOADS[encoding], item)
+    payload = given("payload", _PAYLOADS[encoding], item)
     if payload is None:
         raise PropertyError("payload: missing")
     return payload

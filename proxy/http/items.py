@@ -127,11 +127,12 @@ class _Gunzip:
             yield piece
 
 
-def _refuse(constant: str) -> NoReturn:
+def refuse_constant(constant: str) -> NoReturn:
+    """For a decoder's `parse_constant`: Python takes NaN and the infinities, JSON has none (RFC 8259 section 6)."""
     raise ValueError(f"{constant} is not JSON")
 
 
-_decode = json.JSONDecoder(parse_constant=_refuse).raw_decode
+_decode = json.JSONDecoder(parse_constant=refuse_constant).raw_decode
 
 
 def _at(error: json.JSONDecodeError, start: int) -> str:
@@ -297,6 +298,10 @@ class _List(_Text):
         try:
             found: tuple[Item, int] = _decode(window, i)
         except (ValueError, RecursionError) as error:
+            most = i + self._most_item + _NEAR
+            if len(window) > most:
+                # What lies behind the longest item must not matter: it may be there or not.
+                return self._item(window[:most], i)
             if (wrong := self._wrong(error, window, i)) is not None:
                 raise wrong from None
             return None
@@ -306,7 +311,7 @@ class _List(_Text):
 
     def _wrong(self, error: ValueError | RecursionError, window: str, i: int) -> BodyError | None:
         """What is wrong with the object that begins at i; None if more text may mend it."""
-        overfull = len(window) - i > self._most_item + _NEAR
+        overfull = len(window) - i == self._most_item + _NEAR
         if isinstance(error, json.JSONDecodeError):
             unfinished = error.msg.startswith("Unterminated") or error.pos == len(window)
             if error.pos - i > self._most_item or (unfinished and overfull):
