@@ -43,7 +43,7 @@ class Lanes:
 
     def __init__(self, vhost: str, links: tuple[Link, ...], guest: bool) -> None:
         """A `guest` is a user other than this sidecar's own."""
-        self.vhost, self.links, self._guest = vhost, links, guest
+        self.vhost, self.links, self.guest = vhost, links, guest
         self.kept = False
         """Never given up."""
         self.wanted_at = time.monotonic()
@@ -59,10 +59,10 @@ class Lanes:
 
     def wanted(self, connected: bool) -> bool:
         """Whether a connection is to stay, or, where it is lost, to be made again."""
-        if self._guest and any(link.login_refused for link in self.links):
+        if self.guest and any(link.login_refused for link in self.links):
             return False
         recent = time.monotonic() - self.wanted_at < FORGET_AFTER
-        return recent or self.kept or (connected and not self._guest)
+        return recent or self.kept or (connected and not self.guest)
 
 
 class Publisher:

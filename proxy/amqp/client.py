@@ -171,6 +171,8 @@ class Client:
         self.in_flight = 0
         self.refusals: dict[bytes, str] = {}
         """By exchange, why the broker closed its channel last."""
+        self.news: list[str] = []
+        """What is worth a line of the log; for the caller to take."""
         self._by_id: dict[int, Channel] = {}
         self._closing: set[int] = set()
         self._channel_max = MAX_CHANNELS
@@ -396,7 +398,10 @@ class Client:
             return words
         wanted = f"exchange {exchange.decode(errors='replace')!r}" if exchange else "amq.default"
         why = "" if exchange else ": publishes go straight to the queues"
-        self.refusals[exchange] = words = f"the broker's user needs write permission on {wanted}{why} ({words})"
+        words = f"the broker's user needs write permission on {wanted}{why} ({words})"
+        if self.refusals.get(exchange) != words:
+            self.news.append(words)
+        self.refusals[exchange] = words
         return words
 
     @property

@@ -53,6 +53,8 @@ class Socket(asyncio.Protocol):
             return
         if client.out:
             self.flush()
+        while client.news:
+            log.warning("broker, virtual host %r: %s", self.link.vhost, client.news.pop())
         if (client.stage, client.blocked) != before:
             self.link.changed()
         if client.stage is Stage.CLOSED:

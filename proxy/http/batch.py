@@ -9,7 +9,7 @@ from proxy.amqp.client import CONFIRMED, Verdict
 from proxy.http.dispatch import Dispatch, Outlet, Placed
 from proxy.http.message import Message
 from proxy.http.problems import ProblemError
-from proxy.http.receipts import receipt
+from proxy.http.receipts import in_words, receipt
 from proxy.limits import Limits
 from proxy.outcome import Outcome
 
@@ -139,12 +139,12 @@ class Batch:
         verdicts = [entry.verdict for entry in self._entries if entry.verdict is not None]
         outcomes = {verdict.outcome for verdict in verdicts}
         failures = [entry for entry in self._entries if entry.verdict is not CONFIRMED]
-        first = next(v for v in verdicts if v is not CONFIRMED)
+        first = _result(failures[0])["detail"]
         again = any(entry.retryable for entry in failures)
         return ProblemError(
             503 if again else 422,
             "batch-failed",
-            f"{len(failures)} of {len(self._entries)} messages are not confirmed; the first: {first.detail}"[:500],
+            f"{len(failures)} of {len(self._entries)} messages are not confirmed; the first: {first}"[:500],
             outcomes.pop() if len(outcomes) == 1 else Outcome.UNKNOWN,
             retryable=again,
             more={"results": self.results()},
@@ -156,9 +156,10 @@ def _result(entry: _Entry) -> dict[str, Any]:
     if entry.verdict is CONFIRMED and entry.placed is not None:
         return named | receipt(entry.placed)
     verdict = entry.verdict or Verdict(Outcome.UNKNOWN)
+    detail = in_words(entry.placed, verdict) if entry.placed is not None else verdict.detail
     return {
         **named,
         "outcome": verdict.outcome,
-        "detail": verdict.detail[:_LONGEST_DETAIL],
+        "detail": detail[:_LONGEST_DETAIL],
         "retryable": entry.retryable,
     }

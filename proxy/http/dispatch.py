@@ -85,7 +85,7 @@ class Dispatch:
             if link.clear and link.cluster == table.cluster:
                 self._publish(link, placed, table, outlet, message, (receiver, index))
                 return placed
-            await self._cleared(lanes, link)
+            await self._connected(lanes, link)
 
     def _placed(self, route: Route, key: bytes, message: Message) -> Placed:
         """By a ring that hashes something else than the key, by rings behind rings, or passed."""
@@ -137,10 +137,13 @@ class Dispatch:
             placed.route.tally.shadowed[placed.choice.target.destination] += 1
         return placed.route.tally
 
-    async def _cleared(self, lanes: Lanes, link: Link) -> None:
-        """Waits until a connection takes publishes, and takes the routes of the cluster that it has reached."""
+    async def _connected(self, lanes: Lanes, link: Link | None) -> None:
+        """Waits until that connection, or any, takes publishes, and takes the routes of the cluster it has reached."""
         try:
-            await self._publisher.cleared(link)
+            if link is None:
+                link = await self._publisher.connected(lanes)
+            else:
+                await self._publisher.cleared(link)
         except Unavailable as error:
             raise unavailable(str(error)) from error
         if lanes.table is None or lanes.table.cluster != link.cluster:
@@ -148,23 +151,21 @@ class Dispatch:
 
     async def _found(self, outlet: Outlet, asked: float) -> tuple[RouteTable, Route]:
         """The route of an exchange that is not known, or not freshly enough; as of now, nothing is awaited after it."""
-        lanes = outlet.lanes
-        try:
-            link = await self._publisher.connected(lanes)
-        except Unavailable as error:
-            raise unavailable(str(error)) from error
-        if lanes.table is None or lanes.table.cluster != link.cluster:
-            lanes.table = self._tables.table(lanes.vhost, link.cluster)
-        table = lanes.table
-        if table.expires < self._router.clock():
-            table.clear()
+        lanes, unseen = outlet.lanes, bool(outlet.exchange) and outlet.name not in self._router.entries
+        if unseen and not lanes.guest:
+            # Of what does not exist nobody need connect first; but a guest learns that only once the broker knows him.
+            await self._look_up(outlet, outlet.name, asked)
+        await self._connected(lanes, None)
+        assert lanes.table is not None
+        if lanes.table.expires < self._router.clock():
+            lanes.table.clear()
         if outlet.exchange and outlet.name not in self._router.entries:
             await self._look_up(outlet, outlet.name, asked)
-        found = table.find(outlet.exchange)
+        found = lanes.table.find(outlet.exchange)
         while isinstance(found, Unread):
             await self._read(outlet, found, asked)
-            found = table.once(outlet.exchange, asked)
-        return table, found
+            found = lanes.table.once(outlet.exchange, asked)
+        return lanes.table, found
 
     def _refuse_internal(self, outlet: Outlet) -> None:
         entry = self._router.entries.get(outlet.name)

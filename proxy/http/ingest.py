@@ -68,11 +68,12 @@ class Ingest:
         admitted.name = name
         started = time.monotonic()
         verdict = await one.fate
+        if verdict.outcome is not Outcome.UNKNOWN:
+            self._counts.http_latency.add(time.monotonic() - started)
         if verdict is not CONFIRMED:
             # The publisher counts all that the broker took.
             admitted.counted = verdict.outcome is not Outcome.INVALID
             raise await failure(self._dispatch, placed, verdict)
-        self._counts.http_latency.add(time.monotonic() - started)
         return minimal() if prefers(request, "minimal") else receipt_answer(placed)
 
 

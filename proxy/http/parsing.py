@@ -22,17 +22,11 @@ from proxy.router import Name
 _HEADER_PREFIX = b"amqp-header-"
 
 _PROPERTIES = {
-    b"content-type": "content_type",
-    b"content-encoding": "content_encoding",
-    b"amqp-delivery-mode": "delivery_mode",
-    b"amqp-priority": "priority",
-    b"amqp-correlation-id": "correlation_id",
-    b"amqp-reply-to": "reply_to",
-    b"amqp-expiration": "expiration",
-    b"amqp-message-id": "message_id",
-    b"amqp-timestamp": "timestamp",
-    b"amqp-type": "type",
-    b"amqp-app-id": "app_id",
+    field.lower().encode(): (field, field.removeprefix("Amqp-").lower().replace("-", "_"))
+    for field in (
+        *("Content-Type", "Content-Encoding", "Amqp-Delivery-Mode", "Amqp-Priority", "Amqp-Correlation-Id"),
+        *("Amqp-Reply-To", "Amqp-Expiration", "Amqp-Message-Id", "Amqp-Timestamp", "Amqp-Type", "Amqp-App-Id"),
+    )
 }
 """Which property an HTTP header is. Not user_id: the broker closes the channel for any but its own user's name."""
 
@@ -73,9 +67,9 @@ def message_of(request: web.Request, query: Mapping[str, str]) -> tuple[bytes | 
     headers: dict[str, object] = {}
     for raw_name, value in request.raw_headers:
         lower = raw_name.lower()
-        name = _PROPERTIES.get(lower)
-        if name is not None:
-            _put(properties, name, raw_name.decode("ascii", "replace"), value)
+        known = _PROPERTIES.get(lower)
+        if known is not None:
+            _put(properties, *known, value)
         elif lower == b"routing-key":
             if key is not None:
                 raise invalid("Routing-Key", "given twice")
@@ -100,7 +94,7 @@ def _key_of(key: bytes | None, query: Mapping[str, str]) -> bytes | None:
     return key
 
 
-def _put(properties: Properties, name: str, field: str, value: bytes) -> None:
+def _put(properties: Properties, field: str, name: str, value: bytes) -> None:
     try:
         flag, data = encoded(name, utf8(field, value))
     except PropertyError as error:

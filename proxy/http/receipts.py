@@ -10,7 +10,7 @@ from aiohttp import web
 from proxy.amqp.client import Verdict
 from proxy.amqp.frames import ACCESS_REFUSED, NOT_FOUND
 from proxy.http.dispatch import Dispatch, Placed
-from proxy.http.problems import ProblemError
+from proxy.http.problems import ProblemError, unavailable
 from proxy.outcome import Outcome
 from ring.destination import Destination
 
@@ -58,9 +58,21 @@ def _start(destination: Destination, fingerprint: str) -> bytes:
     return json.dumps(whole).encode().removesuffix(b"0}")
 
 
+def in_words(placed: Placed, verdict: Verdict) -> str:
+    """Why a message that was sent is not confirmed."""
+    if verdict.outcome is not Outcome.UNROUTABLE:
+        return verdict.detail
+    if placed.choice is None or placed.reason is not None:
+        return f"exchange {placed.route.name[1]!r} has no queue for it"
+    destination = placed.choice.target.destination
+    if destination.kind == "queue":
+        return f"there is no queue {destination.name!r}"
+    return f"exchange {destination.name!r} has no queue for it"
+
+
 async def failure(dispatch: Dispatch, placed: Placed, verdict: Verdict) -> ProblemError:
     """The problem of a message that was sent and is not confirmed, once its ring was read again where that may help."""
-    outcome, detail = verdict.outcome, verdict.detail
+    outcome, detail = verdict.outcome, in_words(placed, verdict)
     if outcome is Outcome.UNROUTABLE:
         await dispatch.refresh(placed, "a message was returned")
     elif verdict.code == NOT_FOUND:
@@ -70,6 +82,8 @@ async def failure(dispatch: Dispatch, placed: Placed, verdict: Verdict) -> Probl
     # The broker refused this one message, and nothing else was in flight beside it.
     if verdict.code == ACCESS_REFUSED:
         return ProblemError(403, "forbidden", detail, outcome)
-    if verdict.code == NOT_FOUND:
-        return ProblemError(404, "unknown-exchange", f"exchange: {detail}", outcome)
-    return ProblemError(400, "bad-request", f"message: {detail}", outcome)
+    if verdict.code != NOT_FOUND:
+        return ProblemError(400, "bad-request", f"message: {detail}", outcome)
+    if placed.choice is not None and placed.reason is None:
+        return unavailable(detail)
+    return ProblemError(404, "unknown-exchange", f"exchange: {detail}", outcome)

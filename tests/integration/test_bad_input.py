@@ -132,7 +132,7 @@ def test_header_that_is_not_utf8(sidecar: Sidecar, vhost: VirtualHost, header: s
     assert "UTF-8" in detail
 
 
-@pytest.mark.parametrize("value", ["yesterday", "-1", "1.5", "123456789012", "", "0x10"])
+@pytest.mark.parametrize("value", ["yesterday", "-1", "1.5", "9223372036854775808", "", "0x10"])
 def test_timestamp_that_is_none(sidecar: Sidecar, vhost: VirtualHost, value: str) -> None:
     assert refused(sidecar, publish_path("orders", vhost.name), {"Amqp-Timestamp": value}).startswith("Amqp-Timestamp:")
 
@@ -152,7 +152,7 @@ def test_headers_that_fit_in_no_frame(sidecar: Sidecar, vhost: VirtualHost) -> N
     """A broker closes the connection for a frame over its limit, and with it everything in flight."""
     headers = {f"Amqp-Header-{n}": "v" * 8000 for n in range(20)}
 
-    assert refused(sidecar, publish_path("orders", vhost.name), headers).startswith("Amqp-Header-*:")
+    assert refused(sidecar, publish_path("orders", vhost.name), headers).startswith("headers:")
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_headers_that_fit_in_no_frame(sidecar: Sidecar, vhost: VirtualHost) -> N
         ("/v1/exchanges/orders/publish?vhost=%FF", "vhost"),
         (f"/v1/exchanges/orders/publish?vhost={'v' * 256}", "vhost"),
         ("/v1/exchanges/orders/publish?vhost=a&vhost=b", "'vhost'"),
-        ("/v1/exchanges/orders/publish?key=k", "'key'"),
+        ("/v1/exchanges/orders/publish?key=k", "key: given in the query and as Routing-Key"),
         ("/v1/exchanges/orders/publish?mandatory=", "'mandatory'"),
         ("/v1/exchanges/orders/publish?%FF=", "query parameter"),
     ],

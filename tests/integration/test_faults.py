@@ -281,7 +281,7 @@ def test_a_user_without_the_right_to_publish_to_queues(
 
         answer = sidecar.publish("orders", "k", vhost=vhost.name)
 
-        detail = answer.problem(504, "unknown", "unknown", retryable=True)
+        detail = answer.problem(403, "forbidden", "invalid", retryable=False)
         assert "needs write permission on amq.default" in detail
         assert "access to exchange" in detail
         assert "needs write permission on amq.default" in sidecar.log()

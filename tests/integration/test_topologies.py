@@ -98,7 +98,8 @@ def test_an_exchange_that_leaves_the_ring(start_sidecar: StartSidecar, vhost: Vi
     vhost.bind("orders", "q")
     vhost.delete_exchange("fan")
 
-    sidecar.publish("orders", "k", vhost=vhost.name).problem(504, "unknown", "unknown", retryable=True)
+    answer = sidecar.publish("orders", "k", vhost=vhost.name)
+    assert "no exchange 'fan'" in answer.problem(503, "unavailable", "unavailable", retryable=True)
     assert sidecar.publish("orders", "k", vhost=vhost.name).queue() == "q"
 
 
