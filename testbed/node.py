@@ -8,6 +8,8 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
 
 from testbed import SetupError
 from testbed.installation import Installation
@@ -20,6 +22,14 @@ STOP_SECONDS = 60
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
+class Certificates(NamedTuple):
+    """PEM files of a node that also listens with TLS, and lets in only whom its CA vouches for."""
+
+    ca: Path
+    certificate: Path
+    key: Path
+
+
 class Node:
     """A node that can be stopped, killed and started again: its ports and its data stay the same.
 
@@ -27,19 +37,29 @@ class Node:
     nodes that share it and the supervisor know each other's names and cookie.
     """
 
-    def __init__(self, installation: Installation, supervisor: Supervisor, epmd_port: int) -> None:
+    def __init__(
+        self,
+        installation: Installation,
+        supervisor: Supervisor,
+        epmd_port: int,
+        certificates: Certificates | None = None,
+    ) -> None:
         """Choose the ports and write the configuration; nothing runs yet."""
         self._installation = installation
         self._supervisor = supervisor
         self._epmd_port = epmd_port
-        self._amqp_port, self._management_port, self._distribution_port = free_ports(3)
+        self._amqp_port, self._management_port, self._distribution_port, amqps, https = free_ports(5)
         self._process: Process | None = None
         self.name = f"rabbit-{self._amqp_port}@localhost"
         self.amqp_url = f"amqp://guest:guest@127.0.0.1:{self._amqp_port}/"
         self.management_url = f"http://guest:guest@127.0.0.1:{self._management_port}"
+        self.amqps_url = f"amqps://guest:guest@localhost:{amqps}/"
+        self.https_url = f"https://guest:guest@localhost:{https}"
         self.folder = supervisor.folder / self.name
         self.log = self.folder / "log"
         self._write_configuration()
+        if certificates is not None:
+            self._write_tls_configuration(certificates, amqps, https)
 
     @property
     def pid(self) -> int:
@@ -96,6 +116,20 @@ class Node:
         )
         (self.folder / "enabled_plugins").write_text(f"[{','.join(PLUGINS)}].\n")
 
+    def _write_tls_configuration(self, certificates: Certificates, amqps: int, https: int) -> None:
+        lines = [
+            f"listeners.ssl.1 = 127.0.0.1:{amqps}",
+            "management.ssl.ip = 127.0.0.1",
+            f"management.ssl.port = {https}",
+        ]
+        for prefix in ("ssl_options", "management.ssl"):
+            lines += [f"{prefix}.verify = verify_peer", f"{prefix}.fail_if_no_peer_cert = true"]
+            for option, source in zip(("cacertfile", "certfile", "keyfile"), certificates, strict=True):
+                # Copied: this folder is what an installation in a folder of its own sees.
+                (self.folder / option).write_bytes(source.read_bytes())
+                lines.append(f"{prefix}.{option} = {self.folder / option}")
+        (self.folder / "conf.d" / "tls.conf").write_text("\n".join(lines) + "\n")
+
     def _environment(self) -> dict[str, str]:
         """Every place where the package's scripts would otherwise find the machine's own RabbitMQ."""
         return {
@@ -123,10 +157,10 @@ class Node:
 
 
 @contextmanager
-def private_node(installation: Installation) -> Iterator[Node]:
+def private_node(installation: Installation, certificates: Certificates | None = None) -> Iterator[Node]:
     """Give a node, not yet started, and leave nothing of it behind."""
     with Supervisor() as supervisor:
-        yield Node(installation, supervisor, start_epmd(installation, supervisor))
+        yield Node(installation, supervisor, start_epmd(installation, supervisor), certificates)
 
 
 def start_epmd(installation: Installation, supervisor: Supervisor) -> int:
