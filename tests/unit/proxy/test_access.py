@@ -1,5 +1,6 @@
 import hashlib
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -79,6 +80,17 @@ def test_what_is_no_known_token_is_told_without_it(file: Path, authorization: st
         Access(file).check(authorization, "shop", "orders")
     assert told in str(raised.value)
     assert "s3cret" not in str(raised.value)
+
+
+def test_the_documented_file_is_one(tmp_path: Path) -> None:
+    text = (Path(__file__).parents[3] / "docs/security.md").read_text()
+    (example,) = re.findall(r"```toml\n(.*?)```", text, re.S)
+    (tmp_path / "tokens.toml").write_text(example)
+    checked = Access(tmp_path / "tokens.toml")
+    (token,) = re.findall(r'^token = "(.*)"$', example, re.M)
+    checked.check(f"Bearer {token}", "shop", "orders.eu")
+    checked.check(f"Bearer {token}", "/", "audit")
+    checked.check("Bearer abc", "any", "import.eu")  # what every text on SHA-256 takes for its example
 
 
 def test_decisions_are_remembered_up_to_a_bound(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

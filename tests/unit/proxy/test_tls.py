@@ -1,4 +1,5 @@
 import os
+import re
 import ssl
 import subprocess
 from pathlib import Path
@@ -74,6 +75,16 @@ def test_the_certificates_please_strict_clients(made: Path, server: Pair) -> Non
     client = ssl.create_default_context(cafile=made / "one.crt")
     client.verify_flags |= ssl.VERIFY_X509_STRICT
     assert shake_hands(ServerTls(server.certificate, server.key, None).context, client)[0] == "one-server"
+
+
+def test_the_documented_commands_make_certificates_that_work(tmp_path: Path) -> None:
+    text = (Path(__file__).parents[3] / "docs/security.md").read_text()
+    (commands,) = [block for block in re.findall(r"```sh\n(.*?)```", text, re.S) if "-keyout" in block]
+    subprocess.run(["sh", "-ec", commands], cwd=tmp_path, check=True, capture_output=True)
+    listener = ServerTls(tmp_path / "tls.crt", tmp_path / "tls.key", tmp_path / "ca.crt")
+    client = client_tls(tmp_path / "ca.crt", tmp_path / "client.crt", tmp_path / "client.key")()
+    client.verify_flags |= ssl.VERIFY_X509_STRICT
+    assert shake_hands(listener.context, client) == ("ringproxy", "client")
 
 
 def test_tls_1_1_is_too_old(made: Path, server: Pair) -> None:
