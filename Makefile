@@ -5,7 +5,7 @@ INSTALLED := .venv/.installed
 # The unit tests, the checks and the image do not depend on the broker: with one chosen, only what does is run.
 TESTS := $(if $(BROKER),tests/integration --ignore=tests/integration/test_image.py,tests/unit tests/integration)
 
-.PHONY: help demo test check lock clean
+.PHONY: help demo test bench check lock clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -15,6 +15,9 @@ demo: $(INSTALLED) ## Show the proxy at work with a real RabbitMQ
 
 test: $(if $(BROKER),,check) $(INSTALLED) ## Check and test; with BROKER=sid (or another), test against that RabbitMQ
 	.venv/bin/pytest $(TESTS)
+
+bench: $(INSTALLED) ## Measure how fast it is, for docs/performance.md; with BROKER=sid, on that RabbitMQ
+	.venv/bin/python -m bench
 
 check: $(INSTALLED) ## Lint, formatting and types
 	.venv/bin/ruff check .

@@ -1,0 +1,94 @@
+"""`python -m bench`, or `make bench`: measure, print the tables, and write them into docs/performance.md."""
+
+import argparse
+import asyncio
+import datetime
+import os
+import platform
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+
+from bench import BenchError, report
+from bench.contenders import Stage
+from bench.freeze import Freeze
+from bench.report import Results
+from bench.rounds import in_turn
+from bench.world import World, running_world
+from testbed import SetupError
+
+DOCUMENT = Path(__file__).parents[1] / "docs" / "performance.md"
+
+PARTS = "throughput", "latency", "freeze"
+ROUNDS, SECONDS, FREEZE = 5, 3, 60
+
+
+def main() -> int:
+    """The exit status: 0 also where a goal is missed, 1 where a measurement failed, 2 where none could begin."""
+    signal.signal(signal.SIGTERM, _exit)
+    options = _options()
+    choice = os.environ.get("BROKER", "")
+    try:
+        with running_world(choice) as world:
+            results = _measured(world, options)
+            text = report.markdown(results, _conditions(world, choice, options))
+    except BenchError as error:
+        print(f"bench: {error}", file=sys.stderr)
+        return 1
+    except SetupError as error:
+        print(f"bench: {error}", file=sys.stderr)
+        return 2
+    print(text)
+    if options == _options([]):
+        DOCUMENT.write_text(report.replaced(DOCUMENT.read_text(), text))
+    else:
+        print(f"\nnot written to {DOCUMENT.name}: that is for whole runs", file=sys.stderr)
+    return 0
+
+
+def _options(arguments: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__, allow_abbrev=False)
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"only these, of {', '.join(PARTS)}")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"of each contender (default {ROUNDS})")
+    parser.add_argument("--seconds", type=int, default=SECONDS, help=f"of each round (default {SECONDS})")
+    parser.add_argument("--freeze", type=int, default=FREEZE, help=f"seconds of the frozen broker (default {FREEZE})")
+    options = parser.parse_args(arguments)
+    if not set(options.parts) <= set(PARTS):
+        parser.error(f"a part is one of {', '.join(PARTS)}")
+    return options
+
+
+def _measured(world: World, options: argparse.Namespace) -> Results:
+    results, parts, stage = Results(), options.parts or PARTS, Stage(world)
+    if "throughput" in parts:
+        results.batch_connections = stage.best_batch_connections(options.seconds)
+        racers = {contender.title: contender.measure for contender in stage.contenders(results.batch_connections)}
+        results.throughput = in_turn(racers, options.rounds, options.seconds)
+    if "latency" in parts:
+        results.latency = in_turn(stage.at_fixed_rate(), options.rounds, options.seconds)
+    if "freeze" in parts:
+        results.frozen = asyncio.run(Freeze(world).run(options.freeze))
+    return results
+
+
+def _conditions(world: World, choice: str, options: argparse.Namespace) -> list[str]:
+    given = " ".join(sys.argv[1:])
+    command = f"make bench{f' BROKER={choice}' if choice else ''}"
+    if given:
+        command = f"{f'BROKER={choice} ' if choice else ''}python -m bench {given}"
+    return [
+        f"`{command}`, {datetime.date.today().isoformat()}",
+        f"RabbitMQ {world.version}, Python {platform.python_version()}, event loop of sidecar and bare handler:"
+        f" {world.event_loop}",
+        f"{os.cpu_count()} cores, which the broker, the sidecar and the clients share",
+        f"medians of {options.rounds} rounds of {options.seconds} s, all contenders in turn; ratios within each round",
+    ]
+
+
+def _exit(number: int, frame: FrameType | None) -> None:
+    sys.exit(128 + number)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

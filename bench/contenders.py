@@ -1,0 +1,98 @@
+"""Who is compared with whom: publishing by AMQP and by HTTP, as fast as it goes and at a fixed rate."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+from bench import direct, messages, wire
+from bench.latency import Latency, latency
+from bench.rounds import Contender
+from bench.world import QUEUES, World
+from bench.wrk import answers_per_second
+
+DIRECT, DIRECT_TRANSIENT = "AMQP, straight to the queues", "AMQP, straight to the queues, transient"
+SINGLE_TRANSIENT = "single, transient"
+JSON, JSON_TRANSIENT = "batches, JSON", "batches, JSON, transient"
+NDJSON, GZIP = "batches, NDJSON", "batches, JSON with gzip"
+SINGLE, BARE, MANAGEMENT = "single", "bare handler, nothing published", "management API"
+
+CONNECTIONS = 32
+"""Of single requests."""
+BATCH_CONNECTIONS = 1, 2, 4, 8
+"""Those that are tried for batches."""
+
+PERSISTENT, TRANSIENT = 2, 1
+
+
+class Stage:
+    """The contenders on one world, and the files of their requests."""
+
+    def __init__(self, world: World) -> None:
+        """Writes the files."""
+        self._world = world
+        self._sidecar = world.sidecar.process.pid
+        self._singles = self._saved("singles", messages.singles())
+        self._bare = self._saved("bare", messages.singles("/"))
+        self._management = self._saved("management", messages.management(world.node.management_url))
+        self._batches = {
+            JSON: self._saved("json", messages.json_batches()),
+            JSON_TRANSIENT: self._saved("transient", messages.transient_batches()),
+            NDJSON: self._saved("ndjson", messages.ndjson_batches()),
+            GZIP: self._saved("gzip", messages.gzip_batches()),
+        }
+
+    def best_batch_connections(self, seconds: float) -> int:
+        """Of those tried for so many seconds each, the number that gets the most batches through."""
+        return max(BATCH_CONNECTIONS, key=lambda number: self._batch(JSON, number).run(seconds)[0])
+
+    def contenders(self, batch_connections: int) -> list[Contender]:
+        """All of them."""
+        world, broker = self._world, self._world.node.pid
+        return [
+            self._direct(DIRECT, PERSISTENT),
+            self._batch(JSON, batch_connections),
+            self._batch(NDJSON, batch_connections),
+            self._batch(GZIP, batch_connections),
+            self._direct(DIRECT_TRANSIENT, TRANSIENT),
+            self._batch(JSON_TRANSIENT, batch_connections),
+            Contender(SINGLE, self._wrk(world.sidecar.http_url, self._singles, CONNECTIONS, 1), broker, self._sidecar),
+            Contender(BARE, self._wrk(world.bare_url, self._bare, CONNECTIONS, 1), None, world.bare_pid),
+            Contender(MANAGEMENT, self._wrk(world.node.management_url, self._management, CONNECTIONS, 1), broker, None),
+        ]
+
+    def at_fixed_rate(self) -> dict[str, Callable[[float], Latency]]:
+        """Those whose latency is measured, by title."""
+        world = self._world
+        transient = self._saved("singles-transient", messages.transient_singles())
+        return {
+            SINGLE: partial(latency, world.sidecar.http_url, self._singles),
+            SINGLE_TRANSIENT: partial(latency, world.sidecar.http_url, transient),
+            BARE: partial(latency, world.bare_url, self._bare),
+            DIRECT: partial(latency, world.node.amqp_url, self._frames("frames", PERSISTENT)),
+            DIRECT_TRANSIENT: partial(latency, world.node.amqp_url, self._frames("frames-transient", TRANSIENT)),
+        }
+
+    def _frames(self, name: str, mode: int) -> Path:
+        return self._saved(name, [direct.message(queue, mode) for queue in QUEUES])
+
+    def _saved(self, name: str, requests: Sequence[bytes]) -> Path:
+        path = self._world.folder / name
+        wire.save(path, requests)
+        return path
+
+    def _direct(self, title: str, mode: int) -> Contender:
+        url = self._world.node.amqp_url
+        return Contender(
+            title, lambda seconds: direct.messages_per_second(url, mode, QUEUES, seconds), self._world.node.pid, None
+        )
+
+    def _batch(self, title: str, connections: int) -> Contender:
+        run = self._wrk(self._world.sidecar.http_url, self._batches[title], connections, messages.BATCH)
+        return Contender(title, run, self._world.node.pid, self._sidecar)
+
+    def _wrk(self, url: str, requests: Path, connections: int, each: int) -> Callable[[float], tuple[float, int]]:
+        def run(seconds: float) -> tuple[float, int]:
+            rate, count = answers_per_second(self._world.wrk, url, requests, connections, seconds)
+            return rate * each, count * each
+
+        return run

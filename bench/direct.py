@@ -1,0 +1,162 @@
+"""The limit: publishes straight to the queues over one connection, made of bytes prepared beforehand.
+
+`python -m bench.direct AMQP_URL MODE SECONDS QUEUE...` prints how many messages were confirmed, and the seconds until
+then; MODE is the delivery mode, 1 for transient messages, 2 for persistent ones.
+"""
+
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from struct import Struct
+from urllib.parse import urlsplit
+
+from bench import BenchError
+from proxy.amqp.frames import (
+    BASIC,
+    BASIC_ACK,
+    BASIC_PUBLISH,
+    BODY,
+    CHANNEL_OPEN,
+    CONFIRM_SELECT,
+    CONNECTION_OPEN,
+    CONNECTION_START_OK,
+    CONNECTION_TUNE_OK,
+    FRAME,
+    HEADER,
+    PROTOCOL_HEADER,
+    U16,
+    U32,
+    method_frame,
+    shorted,
+)
+
+SIZE = 128
+CHUNK = 500
+"""Messages a write."""
+WINDOW = 5000
+"""Messages without a confirm, at most."""
+
+_HEADER = Struct(">HHQHB")
+"""A content header with one property of one octet: class, weight, body size, property flags, the property."""
+_DELIVERY_MODE = 1 << 12
+
+_ACK = Struct(">BHIIQBB")
+"""A whole frame of basic.ack: type, channel, size, method, delivery tag, multiple, end octet. No other is awaited."""
+
+
+def messages_per_second(amqp_url: str, mode: int, queues: Sequence[str], seconds: float) -> tuple[float, int]:
+    """Publish for so many seconds, in a process of its own; the rate of confirms, and how many there were.
+
+    Raises BenchError if the broker says anything but acks.
+    """
+    command = [sys.executable, "-m", "bench.direct", amqp_url, str(mode), f"{seconds:g}", *queues]
+    run = subprocess.run(command, capture_output=True, text=True)
+    if run.returncode != 0:
+        raise BenchError(f"the direct publisher failed: {run.stderr}")
+    count, took = run.stdout.split()
+    return int(count) / float(took), int(count)
+
+
+def message(queue: str, mode: int) -> bytes:
+    """The frames of one message of that delivery mode to a queue, by the default exchange."""
+    method = method_frame(1, BASIC_PUBLISH, U16.pack(0) + shorted(b"") + shorted(queue.encode()) + b"\0")
+    header = _HEADER.pack(BASIC, 0, SIZE, _DELIVERY_MODE, mode)
+    return b"".join(
+        (method, FRAME.pack(HEADER, 1, len(header)), header, b"\xce", FRAME.pack(BODY, 1, SIZE), b"x" * SIZE, b"\xce")
+    )
+
+
+class Confirmed:
+    """Which delivery tags are confirmed, all up to `upto` and some above."""
+
+    def __init__(self) -> None:
+        """None so far."""
+        self.upto = 0
+        self._above: set[int] = set()
+        self._rest = b""
+
+    def feed(self, data: bytes) -> None:
+        """Takes bytes of the broker. Raises BenchError for any frame but an ack."""
+        data = self._rest + data
+        whole = len(data) // _ACK.size * _ACK.size
+        self._rest = data[whole:]
+        for _, _, _, method, tag, multiple, _ in _ACK.iter_unpack(data[:whole]):
+            if method != BASIC_ACK:
+                raise BenchError(f"not only acks: {data[:200]!r}")
+            if not multiple:
+                self._above.add(tag)
+            elif tag > self.upto:
+                self.upto = tag
+        self._above = {tag for tag in self._above if tag > self.upto}
+        while self.upto + 1 in self._above:
+            self.upto += 1
+            self._above.remove(self.upto)
+
+
+def publish(sock: socket.socket, chunk: bytes, seconds: float) -> tuple[int, float]:
+    """Writes a chunk of CHUNK messages again and again; how many were confirmed, and the seconds until the last was.
+
+    A write may block while confirms wait to be read: those of a window fit into the socket's buffers.
+    """
+    confirmed, sent = Confirmed(), 0
+    begun = time.perf_counter()
+    while time.perf_counter() < begun + seconds or confirmed.upto < sent:
+        while sent - confirmed.upto <= WINDOW - CHUNK and time.perf_counter() < begun + seconds:
+            sock.sendall(chunk)
+            sent += CHUNK
+        confirmed.feed(_received(sock))
+    return sent, time.perf_counter() - begun
+
+
+def connect(amqp_url: str) -> socket.socket:
+    """A connection to the broker with channel 1 in confirm mode, without heartbeats."""
+    url = urlsplit(amqp_url)
+    sock = socket.create_connection((url.hostname or "127.0.0.1", url.port or 5672))
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.sendall(PROTOCOL_HEADER)
+    _answer(sock)
+    plain = f"\0{url.username}\0{url.password}".encode()
+    login = U32.pack(0) + shorted(b"PLAIN") + U32.pack(len(plain)) + plain + shorted(b"en_US")
+    sock.sendall(method_frame(0, CONNECTION_START_OK, login))
+    channels_and_frame_max = _answer(sock)[11:17]
+    sock.sendall(method_frame(0, CONNECTION_TUNE_OK, channels_and_frame_max + U16.pack(0)))
+    for channel, method, arguments in (
+        (0, CONNECTION_OPEN, shorted(b"/") + shorted(b"") + b"\0"),
+        (1, CHANNEL_OPEN, shorted(b"")),
+        (1, CONFIRM_SELECT, b"\0"),
+    ):
+        sock.sendall(method_frame(channel, method, arguments))
+        answer = _answer(sock)
+        if U32.unpack_from(answer, FRAME.size) != (method + 1,):  # each of the three has its -ok as the next number
+            raise BenchError(f"the broker answers {answer!r}")
+    return sock
+
+
+def _answer(sock: socket.socket) -> bytes:
+    """The one frame that the broker has to say now."""
+    data = b""
+    while len(data) < FRAME.size or len(data) < FRAME.unpack_from(data)[2] + 8:
+        data += _received(sock)
+    return data
+
+
+def _received(sock: socket.socket) -> bytes:
+    data = sock.recv(1 << 18)
+    if not data:
+        raise BenchError("the broker closed the connection")
+    return data
+
+
+def main() -> None:
+    """What `python -m bench.direct` does."""
+    amqp_url, mode, seconds, *queues = sys.argv[1:]
+    messages = [message(queue, int(mode)) for queue in queues]
+    chunk = b"".join(messages[number % len(messages)] for number in range(CHUNK))
+    with connect(amqp_url) as sock:
+        print(*publish(sock, chunk, float(seconds)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,132 @@
+"""What becomes of full load while the broker is frozen, and how soon after it is back publishes are confirmed again."""
+
+import asyncio
+import itertools
+import os
+import signal
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+
+from bench import BenchError, messages
+from bench.load import Client
+from bench.process import peak_memory
+from bench.wire import Answer
+from bench.world import World
+from proxy.config import Settings
+
+SINGLES, BATCHES = 64, 16
+"""Connections that publish single messages, and those that publish batches of 500: more than may be in flight."""
+
+ALLOWED = frozenset({429, 503, 504})
+"""Statuses other than 2xx that tell a client to come again."""
+
+LIMIT = Settings().confirm_timeout + Settings().lookup_timeout + 1
+"""Seconds within which every request is answered."""
+
+_BEFORE = 5.0
+_CALM = 5.0
+"""Seconds without a refusal, after which the recovery is over."""
+_RECOVERED_WITHIN = 60.0
+
+
+@dataclass
+class Answered:
+    """What was answered to one kind of request."""
+
+    statuses: Counter[int] = field(default_factory=Counter)
+    """Since the freeze began; 0 for a connection that ended without an answer."""
+    slowest: float = 0.0
+    """Seconds."""
+    first_confirm: float | None = None
+    """When the first confirm came after the freeze (time.perf_counter)."""
+    last_refusal: float | None = None
+    """When the last answer came that was no confirm."""
+
+    def add(self, answer: Answer | None, took: float, *, thawed: bool) -> None:
+        """Counts an answer."""
+        self.statuses[answer.status if answer else 0] += 1
+        self.slowest = max(self.slowest, took)
+        if answer is None or answer.status // 100 != 2:
+            self.last_refusal = time.perf_counter()
+        elif thawed and self.first_confirm is None:
+            self.first_confirm = time.perf_counter()
+
+
+@dataclass(frozen=True)
+class Frozen:
+    """The result."""
+
+    seconds: float
+    """For which the broker was frozen."""
+    statuses: Counter[int]
+    """Of the answers since then; 0 for a connection that ended without one."""
+    slowest: float
+    """Seconds that the slowest answer took."""
+    recovery: float | None
+    """Seconds from the end of the freeze to the last refusal or the first confirms; None if refusals went on."""
+    peak_before: int
+    """The most memory of the sidecar up to the freeze, in bytes."""
+    peak: int
+    """The most memory of the sidecar up to the end."""
+
+
+class Freeze:
+    """Clients of both kinds, and what they were answered."""
+
+    def __init__(self, world: World) -> None:
+        """Nothing runs yet."""
+        self._world = world
+        self._thawed = False
+        self.singles, self.batches = Answered(), Answered()
+        single, batch = itertools.cycle(messages.singles()), itertools.cycle(messages.json_batches())
+        url = world.sidecar.http_url
+        self._clients = [Client(url, single, self._on_single) for _ in range(SINGLES)]
+        self._clients += [Client(url, batch, self._on_batch) for _ in range(BATCHES)]
+
+    async def run(self, seconds: float) -> Frozen:
+        """Full load, the freeze, and the recovery."""
+        pid = self._world.sidecar.process.pid
+        running = [asyncio.create_task(client.run()) for client in self._clients]
+        await asyncio.sleep(_BEFORE)
+        if not {*self.singles.statuses, *self.batches.statuses} <= {200, 429}:
+            raise BenchError(f"before the freeze: {self.singles.statuses}, {self.batches.statuses}")
+        self.singles, self.batches = Answered(), Answered()
+        peak_before = peak_memory(pid)
+        os.kill(self._world.node.pid, signal.SIGSTOP)
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            os.kill(self._world.node.pid, signal.SIGCONT)
+        recovery = await self._recovery()
+        for client in self._clients:
+            client.stop()
+        await asyncio.wait(running, timeout=LIMIT)
+        slowest = max(self.singles.slowest, self.batches.slowest, *self._unanswered())
+        statuses = self.singles.statuses + self.batches.statuses
+        return Frozen(seconds, statuses, slowest, recovery, peak_before, peak_memory(pid))
+
+    async def _recovery(self) -> float | None:
+        self._thawed, begun = True, time.perf_counter()
+        while time.perf_counter() < begun + _RECOVERED_WITHIN:
+            await asyncio.sleep(0.1)
+            marks = [begun]
+            for kind in (self.singles, self.batches):
+                if kind.first_confirm is None:
+                    break
+                marks += [kind.first_confirm, kind.last_refusal or begun]
+            else:
+                if time.perf_counter() > max(marks) + _CALM:
+                    return max(marks) - begun
+        return None
+
+    def _unanswered(self) -> list[float]:
+        """How long the requests have waited that were never answered."""
+        now = time.perf_counter()
+        return [now - client.waits_since for client in self._clients if client.waits_since is not None]
+
+    def _on_single(self, answer: Answer | None, took: float) -> None:
+        self.singles.add(answer, took, thawed=self._thawed)
+
+    def _on_batch(self, answer: Answer | None, took: float) -> None:
+        self.batches.add(answer, took, thawed=self._thawed)

@@ -1,0 +1,76 @@
+"""The contenders' rounds: each runs for some seconds, in turn, again and again, so that all meet the same machine."""
+
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, TypeVar
+
+from bench.process import cpu_seconds
+
+T = TypeVar("T")
+
+_REST = 0.3
+"""Seconds in which what one contender has left behind is cleared away."""
+
+
+class Spread(NamedTuple):
+    """Of one figure over the rounds."""
+
+    median: float
+    least: float
+    most: float
+
+    @classmethod
+    def of(cls, figures: Sequence[float]) -> "Spread":
+        """Of these figures."""
+        return cls(statistics.median(figures), min(figures), max(figures))
+
+
+class Throughput(NamedTuple):
+    """Of one round."""
+
+    rate: float
+    """Messages a second."""
+    broker: float | None
+    """CPU time of the broker per message, in microseconds; None where it has no part."""
+    server: float | None
+    """CPU time per message of the sidecar or the bare handler, in microseconds; None where neither has a part."""
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One way to publish."""
+
+    title: str
+    run: Callable[[float], tuple[float, int]]
+    """For so many seconds; messages a second, and messages."""
+    broker: int | None
+    server: int | None
+    """Pids, None for what has no part in it."""
+
+    def measure(self, seconds: float) -> Throughput:
+        """One round."""
+        before = [_cpu_seconds(pid) for pid in (self.broker, self.server)]
+        rate, count = self.run(seconds)
+        after = [_cpu_seconds(pid) for pid in (self.broker, self.server)]
+        spent = [a if a is None or b is None else (a - b) / count * 1e6 for a, b in zip(after, before, strict=True)]
+        return Throughput(rate, *spent)
+
+
+def _cpu_seconds(pid: int | None) -> float | None:
+    return None if pid is None else cpu_seconds(pid)
+
+
+def in_turn(measures: Mapping[str, Callable[[float], T]], rounds: int, seconds: float) -> dict[str, list[T]]:
+    """So many rounds of each, in turn, after one of a second that does not count."""
+    found: dict[str, list[T]] = {title: [] for title in measures}
+    for number in range(rounds + 1):
+        for title, measure in measures.items():
+            result = measure(seconds if number else 1)
+            time.sleep(_REST)
+            if number:
+                found[title].append(result)
+                print(f"round {number}  {title}: {result}", file=sys.stderr, flush=True)
+    return found

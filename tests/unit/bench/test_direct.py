@@ -1,0 +1,51 @@
+"""The direct publisher's frames and its count of confirms."""
+
+import random
+
+import pytest
+from pamqp import body, commands, frame, header
+
+from bench import BenchError, direct
+from bench.direct import Confirmed
+
+
+def test_a_message_is_a_publish_of_its_size_and_mode_to_the_queue() -> None:
+    data, found = direct.message("bench.q1", 2), []
+    while data:
+        size, channel, part = frame.unmarshal(data)
+        assert channel == 1
+        found.append(part)
+        data = data[size:]
+    publish, head, payload = found
+    assert isinstance(publish, commands.Basic.Publish)
+    assert isinstance(head, header.ContentHeader)
+    assert isinstance(payload, body.ContentBody)
+    assert (publish.exchange, publish.routing_key) == ("", "bench.q1")
+    assert (head.body_size, head.properties.delivery_mode) == (direct.SIZE, 2)
+    assert payload.value is not None
+    assert len(payload.value) == direct.SIZE
+
+
+def acks(tags: list[tuple[int, bool]]) -> bytes:
+    return b"".join(frame.marshal(commands.Basic.Ack(tag, multiple), 1) for tag, multiple in tags)
+
+
+def test_confirms_count_up_to_the_first_gap_in_any_order_and_chunking() -> None:
+    confirmed = Confirmed()
+    confirmed.feed(acks([(2, False), (3, False)]))
+    assert confirmed.upto == 0
+    confirmed.feed(acks([(1, False)]))
+    assert confirmed.upto == 3
+    confirmed.feed(acks([(6, False), (5, True), (8, False)]))
+    assert confirmed.upto == 6
+    tags = [(tag, False) for tag in range(7, 100) if tag != 8]
+    random.Random(7).shuffle(tags)
+    data = acks(tags)
+    for at in range(0, len(data), 5):
+        confirmed.feed(data[at : at + 5])
+    assert confirmed.upto == 99
+
+
+def test_a_nack_is_no_confirm() -> None:
+    with pytest.raises(BenchError):
+        Confirmed().feed(frame.marshal(commands.Basic.Nack(1), 1))

@@ -1,0 +1,92 @@
+"""The report says which goals were reached, and replaces no more than itself."""
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from bench import report
+from bench.contenders import BARE, DIRECT, DIRECT_TRANSIENT, JSON, JSON_TRANSIENT, MANAGEMENT, SINGLE, SINGLE_TRANSIENT
+from bench.freeze import LIMIT, Frozen
+from bench.latency import Latency
+from bench.report import Results, goals, markdown, replaced
+from bench.rounds import Throughput
+
+DOCUMENT = Path(__file__).parents[3] / "docs" / "performance.md"
+
+
+def rates(*figures: float) -> list[Throughput]:
+    return [Throughput(figure, 20.0, None) for figure in figures]
+
+
+THROUGHPUT = {
+    DIRECT: rates(1000, 2000, 1000),
+    JSON: rates(800, 1400, 650),
+    DIRECT_TRANSIENT: rates(1000, 1000, 1000),
+    JSON_TRANSIENT: rates(600, 900, 500),
+    SINGLE: rates(40, 40, 40),
+    BARE: rates(100, 100, 100),
+    MANAGEMENT: rates(8, 8, 8),
+}
+LATENCY = {
+    SINGLE: [Latency(1.5, 5.0)],
+    SINGLE_TRANSIENT: [Latency(1.0, 2.0)],
+    BARE: [Latency(0.5, 1.0)],
+}
+
+
+def frozen(statuses: dict[int, int], slowest: float, recovery: float | None, peak: int) -> Frozen:
+    return Frozen(60, Counter(statuses), slowest, recovery, 50 << 20, peak)
+
+
+def test_ratios_are_those_within_a_round_and_their_median_decides() -> None:
+    found = [(goal.reached, goal.spread, goal.met) for goal in goals(Results(throughput=THROUGHPUT))]
+    assert found == [
+        ("0.70", "0.65 to 0.80", True),
+        ("0.60", "0.50 to 0.90", False),
+        ("0.40", "0.40 to 0.40", True),
+        ("5.00", "5.00 to 5.00", False),
+    ]
+
+
+def test_latencies_count_above_the_bare_handlers() -> None:
+    found = [(goal.reached, goal.met) for goal in goals(Results(latency=LATENCY))]
+    assert found == [("1.00", False), ("0.50", True), ("4.00", False), ("1.00", True)]
+
+
+def test_a_freeze_that_went_well_meets_every_goal() -> None:
+    good = frozen({200: 10, 429: 1, 503: 1, 504: 1}, LIMIT, 0.0, (256 << 20) - 1)
+    assert all(goal.met for goal in goals(Results(frozen=good)))
+
+
+@pytest.mark.parametrize("status", [0, 400, 500, 502])
+def test_any_other_answer_misses_its_goal_and_is_named(status: int) -> None:
+    (missed,) = [goal for goal in goals(Results(frozen=frozen({200: 1, status: 1}, 1, 0, 1))) if not goal.met]
+    assert str(status) in missed.reached
+
+
+def test_memory_time_and_recovery_are_goals() -> None:
+    assert [goal.met for goal in goals(Results(frozen=frozen({200: 1}, LIMIT + 0.1, None, 256 << 20)))] == [
+        *(False, True, False, False),
+    ]
+
+
+def test_a_missed_goal_shows() -> None:
+    text = markdown(Results(throughput=THROUGHPUT, batch_connections=4), ["some machine"])
+    assert "- some machine" in text
+    assert text.count("| yes |") == 2
+    assert text.count("| **no** |") == 2
+    assert "| AMQP, straight to the queues | 1,000 | 1,000 to 2,000 | 20.0 | |" in text
+
+
+def test_the_report_takes_the_place_of_the_last_one() -> None:
+    document = f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n"
+    once = replaced(document, "new")
+    assert once == f"before\n{report.BEGIN}\n\nnew\n\n{report.END}\nafter\n"
+    assert replaced(once, "new") == once
+    with pytest.raises(ValueError, match="figures: begin"):
+        replaced("no markers", "new")
+
+
+def test_the_document_has_a_place_for_it() -> None:
+    assert "x" in replaced(DOCUMENT.read_text(), "x")
