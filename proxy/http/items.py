@@ -99,8 +99,7 @@ class Items:
     def _broken(self, detail: str, *, too_large: bool = False) -> Iterator[Item]:
         """What there is before the body's own fault, which may be an earlier one."""
         yield from self._parser.take("", now=True)
-        index = self._parser.count
-        raise BodyError(index, f"messages[{index}]: {detail}", too_large=too_large)
+        raise self._parser.error(detail, too_large=too_large)
 
 
 class _Gunzip:
@@ -148,15 +147,16 @@ class _Text:
         self._parts: list[str] = []
         self._size = 0
 
-    def _error(self, detail: str, *, too_large: bool = False) -> BodyError:
+    def error(self, detail: str, *, too_large: bool = False) -> BodyError:
+        """At the item that would be next."""
         return BodyError(self.count, f"messages[{self.count}]: {detail}", too_large=too_large)
 
     def _too_long(self) -> BodyError:
-        return self._error(f"has more than {self._most_item} characters", too_large=True)
+        return self.error(f"has more than {self._most_item} characters", too_large=True)
 
     def _unreadable(self, error: ValueError | RecursionError) -> BodyError:
         """Of what the scanner gives up on at no given place."""
-        return self._error("is nested too deeply" if isinstance(error, RecursionError) else str(error))
+        return self.error("is nested too deeply" if isinstance(error, RecursionError) else str(error))
 
     def _keep(self, text: str) -> None:
         self._parts.append(text)
@@ -196,15 +196,15 @@ class _Lines(_Text):
         if not line:
             return
         if line[0] != "{":
-            raise self._error(f"begins with {line[0]!r}, not as an object")
+            raise self.error(f"begins with {line[0]!r}, not as an object")
         try:
             item, end = _decode(line)
         except json.JSONDecodeError as error:
-            raise self._error(_at(error, 0)) from None
+            raise self.error(_at(error, 0)) from None
         except (ValueError, RecursionError) as error:
             raise self._unreadable(error) from None
         if end < len(line):
-            raise self._error("something follows the object on its line")
+            raise self.error("something follows the object on its line")
         yield item
         self.count += 1
 
@@ -291,7 +291,7 @@ class _List(_Text):
         """None; raises BodyError if the list has not ended."""
         yield from self.take("", now=True)
         if self._state is not _State.DONE:
-            raise self._error(self._stuck or "the body ends before it is whole")
+            raise self.error(self._stuck or "the body ends before it is whole")
 
     def _item(self, window: str, i: int) -> tuple[Item, int] | None:
         """The object that begins at i and where it ends; None if it is not whole yet."""
@@ -317,7 +317,7 @@ class _List(_Text):
             if error.pos - i > self._most_item or (unfinished and overfull):
                 return self._too_long()
             if not unfinished and error.pos <= len(window) - _NEAR:
-                return self._error(_at(error, i))
+                return self.error(_at(error, i))
             self._stuck = "" if unfinished else _at(error, i)
             return None
         # A number too long to be whole may yet turn out a fraction.
@@ -328,7 +328,7 @@ class _List(_Text):
 
     def _misplaced(self, c: str) -> BodyError:
         if self._state in (_State.ITEM, _State.FIRST):
-            return self._error(f"begins with {c!r}, not as an object")
+            return self.error(f"begins with {c!r}, not as an object")
         due = " or ".join(_MOVES[self._state]) or "nothing more"
         if self._state is _State.NAME:
             due = _NAME
