@@ -4,7 +4,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from proxy import __version__
-from proxy.http.schemas import PROBLEMS, SCHEMAS, URN, Json, Problem, ref, short, text
+from proxy.http.schemas import MOST_EXPIRATION, MOST_TIMESTAMP, PROBLEMS, SCHEMAS, URN, Json, Problem, ref, short, text
+from proxy.outcome import Outcome
 
 _EVERYWHERE = ("bad-request", "not-found", "method-not-allowed", "internal")
 _OF_AN_EXCHANGE = (*_EVERYWHERE, "no-routing-key", "unauthorized", "forbidden", "unknown-exchange", "unavailable")
@@ -15,29 +16,33 @@ _OF_A_PUBLISH = (
 
 _RETRY_AFTER = {"Retry-After": {"required": True, "description": "Seconds.", "schema": text(pattern="^[0-9]+$")}}
 _HEADERS_OF_STATUS = {
-    401: {"WWW-Authenticate": {"required": True, "schema": {"const": "Bearer"}}},
+    401: {"WWW-Authenticate": {"required": True, "schema": text(pattern="^(Bearer|Basic )")}},
     405: {"Allow": {"required": True, "schema": {"type": "string"}}},
     429: _RETRY_AFTER,
     503: _RETRY_AFTER,
 }
 
 
-def _answers(*answers: tuple[int, Json], problems: Iterable[str]) -> Json:
+def _answers(*answers: tuple[int, Json], problems: Iterable[str], of_a_batch: bool = False) -> Json:
     """Successes by status, and the problems of these kinds."""
     made = {str(status): answer for status, answer in answers}
     kinds = set(problems)
     for status in sorted({p.status for p in PROBLEMS if p.kind in kinds}):
-        made[str(status)] = _problem(status, [p for p in PROBLEMS if p.status == status and p.kind in kinds])
+        found = [p for p in PROBLEMS if p.status == status and p.kind in kinds]
+        made[str(status)] = _problem(status, found, of_a_batch)
     return made
 
 
-def _problem(status: int, problems: list[Problem]) -> Json:
-    outcomes = sorted({outcome.value for p in problems for outcome in p.outcomes})
+def _problem(status: int, problems: list[Problem], of_a_batch: bool) -> Json:
+    outcomes = {outcome.value for p in problems for outcome in p.outcomes}
+    if of_a_batch and status in (400, 408, 413):
+        # Found in the middle of the body: messages before that were sent.
+        outcomes.add(Outcome.UNKNOWN.value)
     (retryable,) = {p.retryable for p in problems}
     narrowed = {
         "type": {"enum": [URN + p.kind for p in problems]},
         "status": {"const": status},
-        "outcome": {"enum": outcomes},
+        "outcome": {"enum": sorted(outcomes)},
         "retryable": {"const": retryable},
     }
     answer: Json = {
@@ -61,8 +66,8 @@ def _parameter(where: str, name: str, schema: Json, **more: Any) -> Json:
     return {"name": name, "in": where, "description": description, "schema": schema, **more}
 
 
-def _digits(description: str, pattern: str) -> Json:
-    return text(description, pattern=f"^{pattern}$")
+def _integer(most: int, description: str, least: int = 0) -> Json:
+    return {"type": "integer", "minimum": least, "maximum": most, "description": description}
 
 
 _PARAMETERS = {
@@ -73,10 +78,7 @@ _PARAMETERS = {
     "pathVhost": _parameter(
         "path", "vhost", short("Virtual host, percent-encoded.", minLength=1), required=True, example="/"
     ),
-    "pathName": _parameter(
-        "path", "name", short("The exchange, percent-encoded.", minLength=1), required=True, example="orders"
-    ),
-    "key": _parameter("query", "key", short("The routing key, where no header or attribute gives it.")),
+    "key": _parameter("query", "key", short("The routing key, in place of the header or attribute.")),
     "hashedKey": _parameter(
         "query", "key", short("The value that the exchange hashes."), required=True, example="customer-17"
     ),
@@ -102,10 +104,10 @@ _MESSAGE = [
     _parameter("header", "Amqp-Reply-To", short("Queue for answers.")),
     _parameter("header", "Amqp-Type", short("The message's kind.")),
     _parameter("header", "Amqp-App-Id", short("Who sent it.")),
-    _parameter("header", "Amqp-Expiration", _digits("Milliseconds until the broker drops it.", "[0-9]{1,9}")),
-    _parameter("header", "Amqp-Priority", _digits("0 to 255.", "([0-9]{1,2}|1[0-9]{2}|2[0-4][0-9]|25[0-5])")),
-    _parameter("header", "Amqp-Timestamp", _digits("Seconds since 1970.", "[0-9]{1,11}")),
-    _parameter("header", "Amqp-Delivery-Mode", _digits("2: persistent (the default); 1: not.", "[12]")),
+    _parameter("header", "Amqp-Expiration", _integer(MOST_EXPIRATION, "Milliseconds until the broker drops it.")),
+    _parameter("header", "Amqp-Priority", _integer(255, "For priority queues.")),
+    _parameter("header", "Amqp-Timestamp", _integer(MOST_TIMESTAMP, "Seconds since 1970.")),
+    _parameter("header", "Amqp-Delivery-Mode", _integer(2, "2: persistent (the default); 1: not.", 1)),
     _parameter("header", "traceparent", text("Becomes an AMQP header; so does `tracestate`.")),
     _parameter("header", "tracestate", text()),
 ]
@@ -124,7 +126,7 @@ _EVENT = {
     "data": {"total": 9.5},
 }
 _LINES = "".join(f'{{"id": "{n}", "key": "customer-17", "payload": "message {n}"}}\n' for n in (1, 2))
-_NDJSON = {"schema": text("An Item a line."), "example": _LINES}
+_NDJSON = {"schema": text("An item a line, as in `messages`.")}
 _ANYTHING = {"schema": text(contentMediaType="application/octet-stream")}
 _PLACE = {"destination": {"type": "queue", "name": "orders.2"}, "slot": 700801, "ring": "4d0be03c0be2a2ba"}
 _RECEIPT = {"example": {"outcome": "confirmed", **_PLACE}}
@@ -148,7 +150,8 @@ _PUBLISH: Json = {
     "description": "The body, as it is, is the payload. It is published persistent and mandatory, to the queue that "
     "the ring of the exchange's bindings chooses for the routing key; a 2xx is the broker's confirm.\n\n"
     "`Amqp-Header-<name>: <value>` becomes a message header of that name, as spelled; not `CC` and `BCC`. An exchange "
-    "that hashes a header or a property takes it from there. `Content-Type` becomes the message's content type.",
+    "that hashes a header or a property takes it from there. `Content-Type` becomes the message's content type.\n\n"
+    "A header that starts with `Amqp-` and is none of these is a 400, so that no misspelt one is lost.",
     "parameters": [*_use("exchange", "vhost", "key", "prefer"), *_MESSAGE],
     "requestBody": {
         "description": "The payload: any bytes, up to `max_body`.",
@@ -172,7 +175,7 @@ _BATCH: Json = {
         "required": True,
         "content": {
             "application/json": {"schema": ref("Batch"), "example": {"messages": _ITEMS}},
-            "application/x-ndjson": _NDJSON,
+            "application/x-ndjson": _NDJSON | {"example": _LINES},
             "application/ndjson": _NDJSON,
             "application/jsonl": _NDJSON,
         },
@@ -188,6 +191,7 @@ _BATCH: Json = {
         ),
         _MINIMAL,
         problems=(*_OF_A_PUBLISH, "media-type", "batch-failed"),
+        of_a_batch=True,
     ),
 }
 
@@ -219,17 +223,33 @@ _EVENTS: Json = {
         (200, _json("The broker confirmed every event.", "Receipt", "BatchReceipt", **_RECEIPT)),
         _MINIMAL,
         problems=(*_OF_A_PUBLISH, "media-type", "batch-failed"),
+        of_a_batch=True,
     ),
 }
 
 _MANAGEMENT_ERRORS = {
-    "400": "The request is malformed, or the broker does not take the message.",
-    "401": "The broker does not know the user, or the password is another.",
-    "404": "There is no such exchange or virtual host.",
-    "413": "The body is too large.",
-    "503": "The message was not confirmed, and may be sent again.",
-    "504": "It is not known whether the message arrived.",
+    400: "The request is malformed, there is no such exchange or virtual host, or the broker refused the message.",
+    401: "The broker does not let the user in, or not into the virtual host.",
+    403: "The user may not publish there, or the exchange is internal.",
+    408: "The body came too slowly.",
+    413: "The body is too large.",
+    429: "Too much is in flight already.",
+    503: "Never sent: no broker, no ring known to be good, or this sidecar is shutting down.",
+    504: "No confirm came in time: it may be in the queue or not.",
 }
+
+
+def _management_errors() -> Json:
+    """In the management API's form, but for what is found before its path is known to be meant."""
+    errors = _answers(problems=_EVERYWHERE)
+    for status, when in _MANAGEMENT_ERRORS.items():
+        answer = errors.setdefault(str(status), {"content": {}})
+        answer["description"] = when
+        answer["content"]["application/json"] = {"schema": ref("ManagementError")}
+        if status in _HEADERS_OF_STATUS:
+            answer["headers"] = _HEADERS_OF_STATUS[status]
+    return dict(sorted(errors.items()))
+
 
 _COMPATIBLE: Json = {
     "operationId": "publishAsManagement",
@@ -239,7 +259,7 @@ _COMPATIBLE: Json = {
     "need change nothing but the port. The message goes where the ring says.\n\n"
     'The one operation where a 200 may be no confirm: `{"routed": false}` says that no queue took the message.',
     "security": [{"basic": []}],
-    "parameters": _use("pathVhost", "pathName"),
+    "parameters": _use("pathVhost", "exchange"),
     "requestBody": {
         "required": True,
         "content": {
@@ -263,7 +283,7 @@ _COMPATIBLE: Json = {
                 }
             },
         },
-        **{status: _json(why, "ManagementError") for status, why in _MANAGEMENT_ERRORS.items()},
+        **_management_errors(),
     },
 }
 
@@ -277,8 +297,8 @@ _ROUTE: Json = {
 }
 
 
-def _document(operation: str, summary: str, media_type: str) -> Json:
-    answer = {"description": summary, "content": {media_type: {"schema": {}}}}
+def _document(operation: str, summary: str, media_type: str, kind: str) -> Json:
+    answer = {"description": summary + ".", "content": {media_type: {"schema": {"type": kind}}}}
     return {
         "operationId": operation,
         "tags": ["Look up"],
@@ -309,10 +329,12 @@ DOCUMENT: Json = {
         "/v1/exchanges/{exchange}/publish": {"post": _PUBLISH},
         "/v1/exchanges/{exchange}/publish/batch": {"post": _BATCH},
         "/v1/exchanges/{exchange}/events": {"post": _EVENTS},
-        "/api/exchanges/{vhost}/{name}/publish": {"post": _COMPATIBLE},
+        "/api/exchanges/{vhost}/{exchange}/publish": {"post": _COMPATIBLE},
         "/v1/exchanges/{exchange}/route": {"get": _ROUTE},
-        "/openapi.json": {"get": _document("openapi", "This interface as an OpenAPI document", "application/json")},
-        "/docs": {"get": _document("docs", "This interface as a page to read", "text/html")},
+        "/openapi.json": {
+            "get": _document("openapi", "This interface as an OpenAPI document", "application/json", "object")
+        },
+        "/docs": {"get": _document("docs", "This interface as a page to read", "text/html", "string")},
     },
     "components": {
         "parameters": _PARAMETERS,

@@ -156,7 +156,8 @@ def _parameter(parameter: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _body(kind: str, media: Mapping[str, Any]) -> str:
-    shown = f"<p><code>{escape(kind)}</code>: {_value(media['schema'])}</p>"
+    schema = media["schema"]
+    shown = f"<p><code>{escape(kind)}</code>: {_value(schema)}</p>{_prose(schema.get('description', ''))}"
     if (example := media.get("example")) is not None:
         shown += f"<details><summary>Example</summary><pre>{escape(_as_body(example))}</pre></details>"
     return shown

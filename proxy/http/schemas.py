@@ -44,7 +44,10 @@ PROBLEMS = (
     Problem(503, "batch-failed", _OF_A_BATCH, True, "Messages of the batch failed, and some may be retried."),
     Problem(504, "unknown", (Outcome.UNKNOWN,), True, "No confirm came in time: it may be in the queue or not."),
 )
-"""A batch-failed problem has the outcome that all its messages share, else `unknown`."""
+"""A batch-failed problem has the outcome that all its messages share, else `unknown`. So has a batch's problem that was
+found in the middle of its body."""
+
+MOST_EXPIRATION, MOST_TIMESTAMP = (1 << 32) - 1, (1 << 63) - 1
 
 URN = "urn:ringproxy:problem:"
 
@@ -106,7 +109,14 @@ def _item(description: str, encoding: str, payload: Json, *required: str) -> Jso
     }
 
 
-_TIME = text("RFC 3339.", format="date-time")
+_NO_CONTROLS = "^[^\\u0000-\\u001f\\u007f-\\u009f]*$"
+
+
+def _attribute(description: str = "", **more: Any) -> Json:
+    return text(description, minLength=1, pattern=_NO_CONTROLS, **more)
+
+
+_BASE64 = text(contentEncoding="base64", pattern="^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$")
 
 SCHEMAS: Json = {
     "Outcome": {
@@ -156,7 +166,7 @@ SCHEMAS: Json = {
     "Base64Item": _item(
         "The body is the payload decoded.",
         "base64",
-        text(contentEncoding="base64", pattern="^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"),
+        _BASE64,
         "payload_encoding",
     ),
     "JsonItem": _item(
@@ -182,9 +192,9 @@ SCHEMAS: Json = {
             "priority": whole(255, "For priority queues."),
             "correlation_id": short("Ties an answer to its question."),
             "reply_to": short("Queue for answers."),
-            "expiration": whole(4294967295, "Milliseconds until the broker drops the message."),
+            "expiration": whole(MOST_EXPIRATION, "Milliseconds until the broker drops the message."),
             "message_id": short("The message's name."),
-            "timestamp": whole((1 << 63) - 1, "Seconds since 1970."),
+            "timestamp": whole(MOST_TIMESTAMP, "Seconds since 1970."),
             "type": short("The message's kind."),
             "app_id": short("Who sent it."),
             "headers": ref("Headers"),
@@ -192,7 +202,7 @@ SCHEMAS: Json = {
     },
     "BatchReceipt": record(
         {
-            "outcome": {"enum": ["confirmed", "passed"]},
+            "outcome": {"const": "confirmed"},
             "messages": {"type": "integer", "minimum": 0},
             "confirmed": {"type": "integer", "minimum": 0},
             "passed": {"type": "integer", "minimum": 0},
@@ -215,22 +225,30 @@ SCHEMAS: Json = {
     "CloudEvent": record(
         {
             "specversion": {"const": "1.0"},
-            "id": text(minLength=1),
-            "source": text("A URI reference.", minLength=1),
-            "type": text(minLength=1),
+            "id": _attribute(),
+            "source": _attribute("A URI reference."),
+            "type": _attribute(),
         },
         {
-            "subject": text(minLength=1),
-            "time": _TIME,
-            "datacontenttype": text("Becomes the message's content type.", minLength=1),
-            "dataschema": text("A URI.", minLength=1),
-            "partitionkey": text("The routing key.", minLength=1, maxLength=255),
+            "subject": _attribute(),
+            "time": _attribute("RFC 3339.", format="date-time"),
+            "datacontenttype": _attribute("Becomes the message's content type.", maxLength=255),
+            "dataschema": _attribute("A URI."),
+            "partitionkey": _attribute("The routing key.", maxLength=255),
             "data": {"description": "Any JSON; a string as it stands where `datacontenttype` is not JSON."},
-            "data_base64": text("Bytes, in place of `data`.", contentEncoding="base64"),
+            "data_base64": _BASE64 | {"description": "Bytes, in place of `data`."},
         },
-        patternProperties={"^[a-z0-9]+$": {"description": "An extension attribute."}},
-        additionalProperties={"not": {}},
-        description="A CloudEvent in the JSON format, version 1.0.",
+        propertyNames={"pattern": "^([a-z0-9]+|data_base64)$"},
+        additionalProperties={
+            "type": ["string", "boolean", "integer"],
+            "minimum": -(1 << 31),
+            "maximum": (1 << 31) - 1,
+            "pattern": _NO_CONTROLS,
+            "description": "An extension attribute.",
+        },
+        **{"not": {"required": ["data", "data_base64"]}},
+        description="A CloudEvent in the JSON format, version 1.0; extension attributes are members too. "
+        "An attribute that is null is as if it were not there.",
     ),
     "ManagementPublish": record(
         {
@@ -242,7 +260,13 @@ SCHEMAS: Json = {
         description="As RabbitMQ's management API takes it.",
     ),
     "ManagementError": record(
-        {"error": text(), "reason": text()}, description="An error in the management API's own form."
+        {
+            "error": text(),
+            "reason": {"type": ["string", "array"], "description": "Why; what was sent may be repeated in it."},
+            "outcome": _OUTCOME,
+            "retryable": _RETRYABLE,
+        },
+        description="An error in the management API's own form, and what became of the message.",
     ),
     "Problem": record(
         {
