@@ -4,6 +4,8 @@ import re
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from proxy import access
 from proxy.access import Access, Forbidden, Unauthorized, read_tokens
@@ -146,6 +148,29 @@ def test_a_mistake_in_the_file_names_file_token_and_field(file: Path, text: str,
     assert told in message
     assert "\n" not in message
     assert "s3cret" not in message
+
+
+@pytest.fixture(scope="module")
+def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("fuzzed") / "tokens.toml"
+
+
+@given(
+    st.text()
+    | st.lists(st.sampled_from([*FILE.splitlines(), "publish = ['a/b/c']", "token = 'a b'", "name = 1", "[x]"])).map(
+        "\n".join
+    )
+)
+def test_any_text_is_a_file_of_tokens_or_a_mistake_in_one_line(scratch: Path, text: str) -> None:
+    scratch.write_text(text, encoding="utf-8", newline="")
+    told = "tokens_file: "
+    try:
+        read_tokens(scratch)
+    except ConfigError as error:
+        told = str(error)
+    assert told.startswith("tokens_file: ")
+    assert "\n" not in told
+    assert TOKEN not in told
 
 
 def test_a_file_that_is_missing_or_no_text(tmp_path: Path) -> None:
