@@ -7,6 +7,7 @@ from proxy.http import docs
 from proxy.http.batches import Batches
 from proxy.http.compat import Compat
 from proxy.http.dispatch import Dispatch
+from proxy.http.events import Events
 from proxy.http.gate import Gate
 from proxy.http.ingest import Ingest
 from proxy.http.problems import problem_middleware
@@ -39,10 +40,11 @@ def application(
         max_batch=settings.max_batch,
         max_batch_body=settings.max_batch_body,
     )
+    events = Events(gate, single, batches, default_vhost=vhost, max_body=most, max_batch=settings.max_batch)
     compat = Compat(gate, dispatch, publisher, max_body=most)
     question = Question(gate, router, sync, default_vhost=vhost, lookup_timeout=settings.lookup_timeout)
     app = web.Application(middlewares=[problem_middleware])
-    for part in (single, batches, compat, question):
+    for part in (single, batches, events, compat, question):
         app.add_routes(part.routes())
     app.add_routes(docs.routes())
     return app

@@ -80,11 +80,11 @@ def message_of(request: web.Request, query: Mapping[str, str]) -> tuple[bytes | 
             _put_header(headers, raw_name.decode("ascii", "replace"), lower, value)
     if headers:
         properties[HEADERS_FLAG] = encoded_headers(headers)
-    return _key_of(key, query), {**PERSISTENT, **properties}
+    return key_of(key, query), {**PERSISTENT, **properties}
 
 
-def _key_of(key: bytes | None, query: Mapping[str, str]) -> bytes | None:
-    """The routing key of the header, or of the query."""
+def key_of(key: bytes | None, query: Mapping[str, str]) -> bytes | None:
+    """The routing key, given in a header or in the query; None for neither. Raises ProblemError."""
     if "key" in query:
         if key is not None:
             raise invalid("key", "given in the query and as Routing-Key")
