@@ -13,9 +13,9 @@ class Limits:
         self.messages = self.bytes = 0
         self._waiting: deque[asyncio.Future[None]] = deque()
 
-    def full(self, size: int) -> str:
-        """Why one more message of `size` bytes is too much; empty where it is not."""
-        if self.messages >= self._most_messages:
+    def full(self, messages: int, size: int) -> str:
+        """Why so many more messages, or bytes, are too much; empty where they are not."""
+        if self.messages + messages > self._most_messages:
             return f"{self.messages} messages are in flight, max_in_flight is {self._most_messages}"
         if self.bytes and self.bytes + size > self._most_bytes:
             return f"{self.bytes} bytes are in flight, max_in_flight_bytes is {self._most_bytes}"
@@ -35,8 +35,11 @@ class Limits:
 
     @property
     def has_room(self) -> bool:
-        """Whether batches may go on: half of both limits is kept for single messages."""
-        return self.messages * 2 < self._most_messages and self.bytes * 2 < self._most_bytes
+        """Whether batches may go on: half of both limits is kept for single messages.
+
+        Where no message is under way one always may, however small the limits are.
+        """
+        return not self.messages or (self.messages * 2 < self._most_messages and self.bytes * 2 < self._most_bytes)
 
     async def room(self) -> None:
         """Returns once there is room for more of a batch; those who wait take turns."""

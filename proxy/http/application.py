@@ -39,6 +39,7 @@ def application(
         max_body=most,
         max_batch=settings.max_batch,
         max_batch_body=settings.max_batch_body,
+        patience=settings.lookup_timeout,
     )
     events = Events(gate, single, batches, default_vhost=vhost, max_body=most, max_batch=settings.max_batch)
     compat = Compat(gate, dispatch, publisher, max_body=most)

@@ -6,10 +6,11 @@ from collections import Counter
 from typing import Any
 
 from proxy.amqp.client import CONFIRMED, Verdict
+from proxy.amqp.routes import Route, Target
 from proxy.http.dispatch import Dispatch, Outlet, Placed
 from proxy.http.message import Message
 from proxy.http.problems import ProblemError
-from proxy.http.receipts import in_words, receipt
+from proxy.http.receipts import is_stale, judged, receipt
 from proxy.limits import Limits
 from proxy.outcome import Outcome
 
@@ -37,9 +38,9 @@ class Batch:
     Nor is anything once a message could not be sent for want of a broker or a ring: each would wait as long.
     """
 
-    def __init__(self, dispatch: Dispatch, limits: Limits, outlet: Outlet) -> None:
-        """Empty."""
-        self._dispatch, self._limits, self._outlet = dispatch, limits, outlet
+    def __init__(self, dispatch: Dispatch, limits: Limits, outlet: Outlet, patience: float) -> None:
+        """Empty. `patience` in seconds is for room for one more message."""
+        self._dispatch, self._limits, self._outlet, self._patience = dispatch, limits, outlet, patience
         self._entries: list[_Entry] = []
         self._unsettled = 0
         self._settled = asyncio.Event()
@@ -58,14 +59,14 @@ class Batch:
         entry = _Entry(message_id, message.key, len(message.body))
         index = len(self._entries)
         self._entries.append(entry)
-        if not self._limits.has_room:
-            await self._limits.room()
+        if not (self._limits.has_room or self._stopped):
+            await self._room()
         if self._failed and message.key in self._failed:
             again = self._failed[message.key]
             self._fail(entry, Verdict(Outcome.REJECTED, "an earlier message with its key failed"), again)
             return
         if self._stopped:
-            self._fail(entry, Verdict(Outcome.REJECTED, f"not sent after an earlier message: {self._stopped}"), True)
+            self._fail(entry, Verdict(Outcome.REJECTED, self._stopped), True)
             return
         self._limits.take(1, entry.size)
         self._unsettled += 1
@@ -75,8 +76,16 @@ class Batch:
             self._limits.give(1, entry.size)
             self._unsettled -= 1
             if problem.outcome is Outcome.UNAVAILABLE:
-                self._stopped = problem.detail
+                self._stopped = f"not sent after an earlier message: {problem.detail}"
             self._fail(entry, Verdict(problem.outcome, problem.detail), problem.retryable)
+
+    async def _room(self) -> None:
+        """Waits for room, or stops the batch where others leave none."""
+        try:
+            async with asyncio.timeout(self._patience):
+                await self._limits.room()
+        except TimeoutError:
+            self._stopped = f"too much was in flight for {self._patience:g} s"
 
     def refuse(self, message_id: str | None, key: bytes | None, why: str) -> None:
         """One more message, which is malformed."""
@@ -91,6 +100,8 @@ class Batch:
         if verdict is CONFIRMED:
             entry.verdict = verdict
         else:
+            if entry.placed is not None:
+                verdict = judged(entry.placed, verdict)
             self._fail(entry, verdict, verdict.outcome in RETRYABLE)
         self._unsettled -= 1
         if not self._unsettled:
@@ -106,13 +117,14 @@ class Batch:
         while self._unsettled:
             self._settled.clear()
             await self._settled.wait()
-        stale = {
-            (entry.placed.route, entry.placed.choice): entry.placed
-            for entry in self._entries
-            if entry.placed is not None and entry.verdict is not None and entry.verdict.outcome is Outcome.UNROUTABLE
-        }
-        by_target = {(route, choice.target if choice else None): placed for (route, choice), placed in stale.items()}
-        await asyncio.gather(*(self._dispatch.refresh(p, "messages were returned") for p in by_target.values()))
+        stale: dict[tuple[Route, Target | None], Placed] = {}
+        for entry in self._entries:
+            if entry.placed is not None and entry.verdict is not None and is_stale(entry.verdict):
+                choice = entry.placed.choice
+                stale[entry.placed.route, choice.target if choice else None] = entry.placed
+        await asyncio.gather(
+            *(self._dispatch.refresh(placed, "messages of a batch did not reach it") for placed in stale.values())
+        )
 
     def unsent(self) -> Counter[Outcome]:
         """How many the broker never took, by outcome: what the publisher has not counted."""
@@ -156,10 +168,9 @@ def _result(entry: _Entry) -> dict[str, Any]:
     if entry.verdict is CONFIRMED and entry.placed is not None:
         return named | receipt(entry.placed)
     verdict = entry.verdict or Verdict(Outcome.UNKNOWN)
-    detail = in_words(entry.placed, verdict) if entry.placed is not None else verdict.detail
     return {
         **named,
         "outcome": verdict.outcome,
-        "detail": detail[:_LONGEST_DETAIL],
+        "detail": verdict.detail[:_LONGEST_DETAIL],
         "retryable": entry.retryable,
     }

@@ -13,11 +13,11 @@ from proxy.http.fields import ItemError, message_of
 from proxy.http.gate import INGRESS, Admitted, Gate
 from proxy.http.items import BodyError, Item, Items
 from proxy.http.parsing import name_of, prefers, query_of
-from proxy.http.problems import ProblemError, unavailable
+from proxy.http.problems import ProblemError
 from proxy.http.receipts import json_answer, minimal
 from proxy.metrics import Counts
 from proxy.outcome import Outcome
-from proxy.publisher import Publisher, Unavailable
+from proxy.publisher import Publisher
 from proxy.router import Name
 
 _FORMS = {
@@ -28,8 +28,11 @@ _FORMS = {
 }
 """By media type: whether each line is an item."""
 
-_JSON_SHARE = 6
-"""Characters of JSON for a byte of payload, at most: an escaped control character."""
+_BUFFER = 1 << 17
+"""Bytes of a body that wait to be read, at most: aiohttp's."""
+
+_JSON_SHARE = 2
+"""Characters of an item's JSON for a byte of payload, at most: base64 and common escapes need less."""
 
 
 class Batches:
@@ -46,10 +49,14 @@ class Batches:
         max_body: int,
         max_batch: int,
         max_batch_body: int,
+        patience: float,
     ) -> None:
-        """`max_body` bytes of one message, `max_batch` messages, `max_batch_body` bytes of the body, decompressed."""
+        """`max_body` bytes of one message, `max_batch` messages, `max_batch_body` bytes of the body, decompressed.
+
+        `patience` in seconds is for room for one more message.
+        """
         self._gate, self._dispatch, self._publisher, self._counts = gate, dispatch, publisher, counts
-        self._default_vhost = default_vhost
+        self._default_vhost, self._patience = default_vhost, patience
         self._max_body, self._max_batch, self._max_batch_body = max_body, max_batch, max_batch_body
 
     def routes(self) -> list[web.RouteDef]:
@@ -58,10 +65,11 @@ class Batches:
 
     async def publish(self, request: web.Request) -> web.Response:
         """The batch's answer."""
-        with self._gate.admitted() as admitted:
+        with self._gate.admitted(0) as admitted:
             name = name_of(request, query_of(request, {"vhost"}), self._default_vhost)
             self._gate.check(request, name, admitted)
             items = self._items(request)
+            self._gate.take(admitted, _BUFFER)
             return await self.sent(request, admitted, name, lambda batch: self._read(request, admitted, items, batch))
 
     async def sent(
@@ -72,11 +80,8 @@ class Batches:
         fill: Callable[[Batch], Coroutine[Any, Any, None]],
     ) -> web.Response:
         """The answer to what `fill` adds to a batch. Raises ProblemError where not all of it is confirmed."""
-        self._gate.take(admitted, 0)
-        try:
-            batch = Batch(self._dispatch, self._gate.limits, Outlet.of(name, self._publisher.lanes(name[0])))
-        except Unavailable as error:
-            raise unavailable(str(error)) from None
+        outlet = Outlet.of(name, self._publisher.lanes(name[0]))
+        batch = Batch(self._dispatch, self._gate.limits, outlet, self._patience)
         broken: ProblemError | None = None
         try:
             await fill(batch)
@@ -115,7 +120,7 @@ class Batches:
         if (request.content_length or 0) > self._max_batch_body:
             detail = f"body: more than {self._max_batch_body} bytes"
             raise ProblemError(413, "too-large", detail, Outcome.INVALID)
-        most_item = self._max_body * _JSON_SHARE
+        most_item = self._max_body * _JSON_SHARE + _BUFFER
         return Items(ndjson=ndjson, gzip=coding == "gzip", most_bytes=self._max_batch_body, most_item=most_item)
 
     async def _read(self, request: web.Request, admitted: Admitted, items: Items, batch: Batch) -> None:
@@ -124,6 +129,8 @@ class Batches:
             async for part in self._gate.parts(request):
                 for item in items.feed(part):
                     await self._add(batch, item)
+                if items.held > admitted.size:
+                    self._gate.take(admitted, items.held - admitted.size)
                 # Others take their turn between the parts, also where the next one is there already.
                 await asyncio.sleep(0)
             for item in items.end():

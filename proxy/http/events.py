@@ -51,6 +51,9 @@ class Events:
                 form = form_of(request.headers.get("Content-Type", ""))
             except ValueError as error:
                 raise ProblemError(415, "media-type", str(error), Outcome.INVALID) from None
+            if form is not Form.BINARY and request.headers.get("Content-Encoding", "identity") != "identity":
+                detail = f"Content-Encoding: not taken with {form.value}"
+                raise ProblemError(415, "media-type", detail, Outcome.INVALID)
             body = await self._gate.body(request, admitted, self._max_body)
             try:
                 if form is Form.BATCHED:

@@ -21,10 +21,11 @@ INGRESS = "http"
 class Admitted:
     """A request that is being answered, and what it holds of the limits."""
 
-    __slots__ = ("counted", "name", "size")
+    __slots__ = ("counted", "messages", "name", "size")
 
-    def __init__(self) -> None:
+    def __init__(self, messages: int) -> None:
         """Of no exchange yet."""
+        self.messages = messages
         self.name = NOWHERE
         """Where its problem counts: an exchange that is known to exist, or NOWHERE."""
         self.size = 0
@@ -47,12 +48,15 @@ class Gate:
         self.idle.set()
 
     @contextmanager
-    def admitted(self) -> Iterator[Admitted]:
-        """One request, from its first byte to its answer; a problem that ends it is counted. Raises ProblemError."""
-        request = Admitted()
+    def admitted(self, messages: int = 1) -> Iterator[Admitted]:
+        """One request, from its first byte to its answer; a problem that ends it is counted. Raises ProblemError.
+
+        `messages` is how many it counts for; those of a batch count themselves, each while it is under way.
+        """
+        request = Admitted(messages)
         self.active += 1
         self.idle.clear()
-        self.limits.take(1, 0)
+        self.limits.take(messages, 0)
         try:
             if self.draining:
                 detail = "send it to another sidecar, or again later"
@@ -63,7 +67,7 @@ class Gate:
                 self._counts.publishes[INGRESS, request.name, problem.outcome] += 1
             raise
         finally:
-            self.limits.give(1, request.size)
+            self.limits.give(messages, request.size)
             self.active -= 1
             if not self.active:
                 self.idle.set()
@@ -80,8 +84,8 @@ class Gate:
             raise ProblemError(403, "forbidden", str(error), Outcome.INVALID) from None
 
     def take(self, admitted: Admitted, size: int) -> None:
-        """Counts bytes that a request is about to hold. Raises ProblemError 429."""
-        why = self.limits.full(size)
+        """Counts bytes that a request is about to hold. Raises ProblemError 429, also for a message too many."""
+        why = self.limits.full(0, size)
         if why:
             raise ProblemError(429, "too-many", why, Outcome.REJECTED, retryable=True)
         self.limits.take(0, size)

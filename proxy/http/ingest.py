@@ -10,11 +10,10 @@ from proxy.http.dispatch import Dispatch, Outlet
 from proxy.http.gate import Admitted, Gate
 from proxy.http.message import Message
 from proxy.http.parsing import message_of, name_of, prefers, query_of
-from proxy.http.problems import unavailable
 from proxy.http.receipts import failure, minimal, receipt_answer
 from proxy.metrics import Counts
 from proxy.outcome import Outcome
-from proxy.publisher import Publisher, Unavailable
+from proxy.publisher import Publisher
 from proxy.router import Name
 
 
@@ -59,10 +58,7 @@ class Ingest:
 
     async def confirmed(self, request: web.Request, admitted: Admitted, name: Name, message: Message) -> web.Response:
         """The answer to one message, once the broker has given its own. Raises ProblemError but for a confirm."""
-        try:
-            outlet = Outlet.of(name, self._publisher.lanes(name[0]))
-        except Unavailable as error:
-            raise unavailable(str(error)) from None
+        outlet = Outlet.of(name, self._publisher.lanes(name[0]))
         one = One()
         placed = await self._dispatch.send(outlet, message, one, 0)
         admitted.name = name

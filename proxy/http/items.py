@@ -65,6 +65,11 @@ class Items:
         if self._compressed_left < 0:
             yield from self._too_large()
 
+    @property
+    def held(self) -> int:
+        """Characters of an item that is not whole yet."""
+        return self._parser.size
+
     def end(self) -> Iterator[Item]:
         """The items that only the end of the body makes whole. Raises BodyError where it ends too early."""
         if self._gunzip is not None and not self._gunzip.whole:
@@ -145,7 +150,8 @@ class _Text:
         self.count = 0
         self._most_item = most_item
         self._parts: list[str] = []
-        self._size = 0
+        self.size = 0
+        """Characters of it."""
 
     def error(self, detail: str, *, too_large: bool = False) -> BodyError:
         """At the item that would be next."""
@@ -160,13 +166,13 @@ class _Text:
 
     def _keep(self, text: str) -> None:
         self._parts.append(text)
-        self._size += len(text)
+        self.size += len(text)
 
     def _kept(self) -> str:
         """All that was kept; no longer kept then."""
         text = "".join(self._parts)
         self._parts.clear()
-        self._size = 0
+        self.size = 0
         return text
 
 
@@ -182,7 +188,7 @@ class _Lines(_Text):
             self._keep(lines.pop())
             for line in lines:
                 yield from self._line(line)
-        if self._size > self._most_item:
+        if self.size > self._most_item:
             raise self._too_long()
 
     def end(self) -> Iterator[Item]:
@@ -253,7 +259,7 @@ class _List(_Text):
     def take(self, text: str, *, now: bool = False) -> Iterator[Item]:
         """The items that are whole by now; `now`: also where a look is not due."""
         self._keep(text)
-        if self._size < self._due and not now:
+        if self.size < self._due and not now:
             return
         window, self._stuck = self._kept(), ""
         i = self._due = 0

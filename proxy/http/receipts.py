@@ -10,7 +10,7 @@ from aiohttp import web
 from proxy.amqp.client import Verdict
 from proxy.amqp.frames import ACCESS_REFUSED, NOT_FOUND
 from proxy.http.dispatch import Dispatch, Placed
-from proxy.http.problems import ProblemError, unavailable
+from proxy.http.problems import ProblemError
 from proxy.outcome import Outcome
 from ring.destination import Destination
 
@@ -58,32 +58,37 @@ def _start(destination: Destination, fingerprint: str) -> bytes:
     return json.dumps(whole).encode().removesuffix(b"0}")
 
 
-def in_words(placed: Placed, verdict: Verdict) -> str:
-    """Why a message that was sent is not confirmed."""
+def judged(placed: Placed, verdict: Verdict) -> Verdict:
+    """The verdict on a message that is not confirmed, with what is known of where it went."""
+    routed = placed.choice is not None and placed.reason is None
+    if verdict.outcome is Outcome.INVALID and verdict.code == NOT_FOUND and routed:
+        # The exchange that its ring chose is gone, which another try does not meet again.
+        return verdict._replace(outcome=Outcome.UNAVAILABLE)
     if verdict.outcome is not Outcome.UNROUTABLE:
-        return verdict.detail
-    if placed.choice is None or placed.reason is not None:
-        return f"exchange {placed.route.name[1]!r} has no queue for it"
-    destination = placed.choice.target.destination
-    if destination.kind == "queue":
-        return f"there is no queue {destination.name!r}"
-    return f"exchange {destination.name!r} has no queue for it"
+        return verdict
+    destination = placed.choice.target.destination if placed.choice is not None and routed else None
+    if destination is not None and destination.kind == "queue":
+        return verdict._replace(detail=f"there is no queue {destination.name!r}")
+    exchange = destination.name if destination is not None else placed.route.name[1]
+    return verdict._replace(detail=f"exchange {exchange!r} has no queue for it")
+
+
+def is_stale(verdict: Verdict) -> bool:
+    """Whether a verdict shows that the ring, or what is known of the exchange, is no longer so."""
+    return verdict.outcome is Outcome.UNROUTABLE or verdict.code == NOT_FOUND
 
 
 async def failure(dispatch: Dispatch, placed: Placed, verdict: Verdict) -> ProblemError:
     """The problem of a message that was sent and is not confirmed, once its ring was read again where that may help."""
-    outcome, detail = verdict.outcome, in_words(placed, verdict)
-    if outcome is Outcome.UNROUTABLE:
-        await dispatch.refresh(placed, "a message was returned")
-    elif verdict.code == NOT_FOUND:
-        await dispatch.refresh(placed, "an exchange that was published to is gone")
+    verdict = judged(placed, verdict)
+    outcome, detail = verdict.outcome, verdict.detail
+    if is_stale(verdict):
+        await dispatch.refresh(placed, "a message did not reach it")
     if outcome is not Outcome.INVALID:
         return ProblemError(504 if outcome is Outcome.UNKNOWN else 503, outcome.value, detail, outcome, retryable=True)
     # The broker refused this one message, and nothing else was in flight beside it.
     if verdict.code == ACCESS_REFUSED:
         return ProblemError(403, "forbidden", detail, outcome)
-    if verdict.code != NOT_FOUND:
-        return ProblemError(400, "bad-request", f"message: {detail}", outcome)
-    if placed.choice is not None and placed.reason is None:
-        return unavailable(detail)
-    return ProblemError(404, "unknown-exchange", f"exchange: {detail}", outcome)
+    if verdict.code == NOT_FOUND:
+        return ProblemError(404, "unknown-exchange", f"exchange: {detail}", outcome)
+    return ProblemError(400, "bad-request", f"message: {detail}", outcome)
