@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -112,6 +112,19 @@ class Sidecar:
             all_headers["Routing-Key"] = key
         return self.ask("POST", publish_path(exchange, vhost), body, all_headers)
 
+    def batch(
+        self,
+        exchange: str,
+        messages: Iterable[Mapping[str, Any]] | bytes,
+        *,
+        vhost: str | None = None,
+        headers: Headers = None,
+    ) -> Answer:
+        """Items as JSON; bytes are a body as it is, JSON too unless `headers` say otherwise."""
+        body = messages if isinstance(messages, bytes) else json.dumps({"messages": list(messages)}).encode()
+        all_headers = {"Content-Type": "application/json"} | dict(headers or {})
+        return self.ask("POST", publish_path(exchange, vhost, "publish/batch"), body, all_headers)
+
     def route(self, exchange: str, key: str, *, vhost: str | None = None) -> Answer:
         query = {"key": key} if vhost is None else {"key": key, "vhost": vhost}
         return self.ask("GET", f"/v1/exchanges/{quote(exchange, safe='')}/route?{urlencode(query)}")
@@ -133,6 +146,13 @@ class Sidecar:
             if sample.partition("{")[0] == name and all(label in sample for label in wanted):
                 total += float(value)
         return total
+
+    def memory(self, what: str = "VmRSS") -> int:
+        """Bytes resident now; `VmHWM` for the most so far."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        found = re.search(rf"^{what}:\s+(\d+) kB$", status, re.MULTILINE)
+        assert found, status
+        return int(found[1]) * 1024
 
     def ring(self, vhost: str, exchange: str) -> Any:
         """What it knows of an exchange."""
@@ -193,9 +213,10 @@ def _escaped(label: str) -> str:
     return label.replace("\\", "\\\\").replace('"', '\\"')
 
 
-def publish_path(exchange: str, vhost: str | None = None) -> str:
-    query = "" if vhost is None else "?" + urlencode({"vhost": vhost})
-    return f"/v1/exchanges/{quote(exchange, safe='')}/publish{query}"
+def publish_path(exchange: str, vhost: str | None = None, what: str = "publish", **more: str) -> str:
+    """`more` are other parameters of the query."""
+    query = urlencode(more if vhost is None else {"vhost": vhost, **more})
+    return f"/v1/exchanges/{quote(exchange, safe='')}/{what}{query and '?' + query}"
 
 
 def ask(port: int, method: str, path: str, body: bytes | None, headers: Headers) -> Answer:

@@ -1,16 +1,19 @@
 """A publish lands once, where the ring says, as it was sent."""
 
 import gzip
+import http.client
 import random
+from contextlib import closing
 
 import pytest
 
 from ring.destination import Destination
 from ring.hashing import slot_of
 from ring.ring import Ring
-from tests.integration.broker_api import NAME_SHAPES, VirtualHost, wait_until
+from tests.integration.broker_api import DEADLINE_SECONDS, NAME_SHAPES, VirtualHost, wait_until
 from tests.integration.conftest import Login, StartSidecar
-from tests.integration.sidecar import Answer, Sidecar
+from tests.integration.rings import owner
+from tests.integration.sidecar import Answer, Sidecar, publish_path
 
 WEIGHTS = {"q1": 1, "q2": 2, "q3": 3}
 KEYS = [f"key {n}" for n in range(60)]
@@ -61,22 +64,132 @@ def test_body_and_its_description_are_kept(sidecar: Sidecar, vhost: VirtualHost,
     assert message.properties["delivery_mode"] == 2
 
 
-def test_properties_and_headers_are_carried(sidecar: Sidecar, vhost: VirtualHost) -> None:
+def test_every_property_and_header_is_carried(sidecar: Sidecar, vhost: VirtualHost) -> None:
     vhost.ring("orders", ["q"])
-    headers = {
-        "Amqp-Message-Id": "id é",
-        "Amqp-Correlation-Id": "correlated",
-        "Amqp-Timestamp": "1700000000",
+    properties = {
+        "Content-Type": ("content_type", "text/x-é"),
+        "Content-Encoding": ("content_encoding", "br"),
+        "Amqp-Priority": ("priority", 255),
+        "Amqp-Correlation-Id": ("correlation_id", "correlated"),
+        "Amqp-Reply-To": ("reply_to", "answers"),
+        "Amqp-Expiration": ("expiration", "3600000"),
+        "Amqp-Message-Id": ("message_id", "id é"),
+        "Amqp-Timestamp": ("timestamp", 1700000000),
+        "Amqp-Type": ("type", "created"),
+        "Amqp-App-Id": ("app_id", "shop"),
+    }
+    carried = {
         "Amqp-Header-customer": "Å & co",
         "Amqp-Header-empty": "",
+        "traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
+        "tracestate": "a=1,b=2",
     }
+    headers = {field: str(value) for field, (_, value) in properties.items()} | carried
 
     assert sidecar.publish("orders", "k", vhost=vhost.name, headers=headers).status == 200
 
     (message,) = vhost.drain("q")
-    properties = {name: message.properties[name] for name in ("message_id", "correlation_id", "timestamp")}
-    assert properties == {"message_id": "id é", "correlation_id": "correlated", "timestamp": 1700000000}
-    assert (message.headers["customer"], message.headers["empty"]) == ("Å & co", "")
+    got = {name: value for name, value in message.properties.items() if name != "headers"}
+    assert got == dict(properties.values()) | {"delivery_mode": 2}
+    assert {name: value for name, value in message.headers.items() if not name.startswith("x-ring-")} == {
+        name.removeprefix("Amqp-Header-"): value for name, value in carried.items()
+    }
+
+
+def test_persistent_unless_asked_otherwise(sidecar: Sidecar, vhost: VirtualHost) -> None:
+    vhost.ring("orders", ["q"])
+
+    for headers in ({}, {"Amqp-Delivery-Mode": "2"}, {"Amqp-Delivery-Mode": "1"}):
+        assert sidecar.publish("orders", "k", vhost=vhost.name, headers=headers).status == 200
+
+    assert [m.properties["delivery_mode"] for m in vhost.drain("q")] == [2, 2, 1]
+
+
+def test_the_key_of_the_query_is_that_of_the_header(sidecar: Sidecar, vhost: VirtualHost) -> None:
+    vhost.ring("orders", WEIGHTS)
+
+    for key in (*KEYS[:10], "ü&=+/ %", ""):
+        by_query = sidecar.ask("POST", publish_path("orders", vhost.name, key=key), b"")
+        assert by_query.receipt() == sidecar.publish("orders", key, vhost=vhost.name).receipt()
+
+    keys = [m.headers["x-ring-routing-key"] for messages in vhost.drain_all().values() for m in messages]
+    assert sorted(keys) == sorted([*KEYS[:10], "ü&=+/ %", ""] * 2)
+
+
+@pytest.mark.parametrize("prefer", ["return=minimal", "respond-async, Return=Minimal; x=y"])
+def test_a_client_that_wants_no_receipt(sidecar: Sidecar, vhost: VirtualHost, prefer: str) -> None:
+    vhost.ring("orders", ["q"])
+
+    answer = sidecar.publish("orders", "k", b"b", vhost=vhost.name, headers={"Prefer": prefer})
+
+    assert (answer.status, answer.body, answer.headers["preference-applied"]) == (204, b"", "return=minimal")
+    assert [m.body for m in vhost.drain("q")] == [b"b"]
+    # A problem is told all the same.
+    gone = sidecar.publish("none", "k", vhost=vhost.name, headers={"Prefer": prefer})
+    gone.problem(404, "unknown-exchange", "invalid", retryable=False)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field"),
+    [
+        ({"hash_header": "customer"}, "Amqp-Header-customer"),
+        ({"hash_property": "message_id"}, "Amqp-Message-Id"),
+        ({"hash_property": "correlation_id"}, "Amqp-Correlation-Id"),
+        ({"hash_property": "timestamp"}, "Amqp-Timestamp"),
+    ],
+)
+def test_an_exchange_that_hashes_something_else_needs_no_key(
+    sidecar: Sidecar, vhost: VirtualHost, arguments: dict[str, str], field: str
+) -> None:
+    vhost.ring("orders", WEIGHTS, **arguments)
+    values = [str(1000 + n) for n in range(30)]
+
+    for value in values:
+        answer = sidecar.publish("orders", None, value.encode(), vhost=vhost.name, headers={field: value})
+        assert answer.queue() == owner(WEIGHTS, value)
+    without = sidecar.publish("orders", "its key does not matter", vhost=vhost.name)
+
+    assert without.queue() == owner(WEIGHTS, "")
+    landed = {m.body.decode(): queue for queue, messages in vhost.drain_all().items() for m in messages}
+    assert landed == {value: owner(WEIGHTS, value) for value in values} | {"": owner(WEIGHTS, "")}
+    assert len(set(landed.values())) == len(WEIGHTS)
+
+
+def test_an_exchange_without_a_ring_is_published_to_as_it_is(sidecar: Sidecar, vhost: VirtualHost) -> None:
+    vhost.exchange("topic", "topic")
+    vhost.queue("q")
+    vhost.bind("topic", "q", "a.*")
+
+    answer = sidecar.publish("topic", "a.b", b"passed", vhost=vhost.name, headers={"Amqp-Type": "t"})
+
+    assert answer.receipt() == {"outcome": "passed", "exchange": "topic", "reason": "type"}
+    (message,) = vhost.drain("q")
+    assert (message.body, message.exchange, message.routing_key) == (b"passed", "topic", "a.b")
+    assert message.properties["type"] == "t"
+    nowhere = sidecar.publish("topic", "b", vhost=vhost.name)
+    assert "'topic'" in nowhere.problem(503, "unroutable", "unroutable", retryable=True)
+    sidecar.publish("topic", None, vhost=vhost.name).problem(400, "no-routing-key", "invalid", retryable=False)
+
+
+def test_keys_keep_their_order_through_singles_and_a_batch(sidecar: Sidecar, vhost: VirtualHost) -> None:
+    queues = ["q1", "q2", "q3", "q4"]
+    vhost.ring("orders", queues)
+    keys = ["a", "b", "c", "d", "e"]
+    sent = [(keys[n * 7 % 11 % 5], n) for n in range(2000)]
+    with closing(http.client.HTTPConnection("127.0.0.1", sidecar.port, timeout=DEADLINE_SECONDS)) as connection:
+        for key, n in sent:
+            connection.request("POST", publish_path("orders", vhost.name), b"%d" % n, {"Routing-Key": key})
+            answer = connection.getresponse()
+            assert (answer.status, bool(answer.read())) == (200, True)
+    batch = sidecar.batch("orders", [{"key": k, "payload": str(2000 + n)} for k, n in sent], vhost=vhost.name)
+    assert batch.receipt() == {"outcome": "confirmed", "messages": 2000, "confirmed": 2000, "passed": 0}
+
+    landed = vhost.drain_all()
+
+    expected: dict[str, list[int]] = {}
+    for key, n in [*sent, *((key, 2000 + n) for key, n in sent)]:
+        expected.setdefault(owner(queues, key), []).append(n)
+    assert {queue: [int(m.body) for m in messages] for queue, messages in landed.items()} == expected
 
 
 def test_consumers_learn_exchange_and_routing_key(sidecar: Sidecar, vhost: VirtualHost) -> None:
