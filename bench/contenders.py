@@ -31,12 +31,13 @@ class Stage:
         """Writes the files."""
         self._world = world
         self._sidecar = world.sidecar.process.pid
-        self._singles = self._saved("singles", messages.singles())
+        self._singles = self._saved("single", messages.singles())
+        self._transient = self._saved("single-transient", messages.transient_singles())
         self._bare = self._saved("bare", messages.singles("/"))
         self._management = self._saved("management", messages.management(world.node.management_url))
         self._batches = {
             JSON: self._saved("json", messages.json_batches()),
-            JSON_TRANSIENT: self._saved("transient", messages.transient_batches()),
+            JSON_TRANSIENT: self._saved("json-transient", messages.transient_batches()),
             NDJSON: self._saved("ndjson", messages.ndjson_batches()),
             GZIP: self._saved("gzip", messages.gzip_batches()),
         }
@@ -56,6 +57,12 @@ class Stage:
             self._direct(DIRECT_TRANSIENT, TRANSIENT),
             self._batch(JSON_TRANSIENT, batch_connections),
             Contender(SINGLE, self._wrk(world.sidecar.http_url, self._singles, CONNECTIONS, 1), broker, self._sidecar),
+            Contender(
+                SINGLE_TRANSIENT,
+                self._wrk(world.sidecar.http_url, self._transient, CONNECTIONS, 1),
+                broker,
+                self._sidecar,
+            ),
             Contender(BARE, self._wrk(world.bare_url, self._bare, CONNECTIONS, 1), None, world.bare_pid),
             Contender(MANAGEMENT, self._wrk(world.node.management_url, self._management, CONNECTIONS, 1), broker, None),
         ]
@@ -63,10 +70,9 @@ class Stage:
     def at_fixed_rate(self) -> dict[str, Callable[[float], Latency]]:
         """Those whose latency is measured, by title."""
         world = self._world
-        transient = self._saved("singles-transient", messages.transient_singles())
         return {
             SINGLE: partial(latency, world.sidecar.http_url, self._singles),
-            SINGLE_TRANSIENT: partial(latency, world.sidecar.http_url, transient),
+            SINGLE_TRANSIENT: partial(latency, world.sidecar.http_url, self._transient),
             BARE: partial(latency, world.bare_url, self._bare),
             DIRECT: partial(latency, world.node.amqp_url, self._frames("frames", PERSISTENT)),
             DIRECT_TRANSIENT: partial(latency, world.node.amqp_url, self._frames("frames-transient", TRANSIENT)),

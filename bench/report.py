@@ -75,6 +75,12 @@ def goals(results: Results) -> list[Goal]:
             (0.7, f"batches of {BATCH} messages ÷ AMQP, straight to the queues", JSON, DIRECT),
             (0.7, f"batches of {BATCH} transient messages ÷ the same of AMQP", JSON_TRANSIENT, DIRECT_TRANSIENT),
             (0.4, f"single messages, {contenders.CONNECTIONS} connections ÷ bare handler", SINGLE, BARE),
+            (
+                0.4,
+                f"single transient messages, {contenders.CONNECTIONS} connections ÷ bare handler",
+                SINGLE_TRANSIENT,
+                BARE,
+            ),
             (6.0, f"single messages, {contenders.CONNECTIONS} connections ÷ management API", SINGLE, MANAGEMENT),
         ):
             pairs = zip(results.throughput[one], results.throughput[other], strict=True)

@@ -11,7 +11,7 @@ from bench.process import cpu_seconds
 
 T = TypeVar("T")
 
-_REST = 0.3
+_REST = 0.1
 """Seconds in which what one contender has left behind is cleared away."""
 
 
