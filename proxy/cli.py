@@ -1,12 +1,13 @@
 """The command ring-proxy: run, config, explain, diff."""
 
 import argparse
-import asyncio
 import io
 import logging
 import os
 import sys
 from pathlib import Path
+
+import uvloop
 
 from proxy import __version__
 from proxy.app import run
@@ -87,10 +88,9 @@ def _run(options: argparse.Namespace) -> int:
     logging.basicConfig(
         level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
     )
-    # These tell of every reconnection in their own words; the publisher says it once.
-    for noisy in ("aio_pika", "aiormq", "aiohttp"):
-        logging.getLogger(noisy).setLevel(logging.CRITICAL)
-    asyncio.run(run(settings))
+    # It tells of what clients do in its own words; the answer says it.
+    logging.getLogger("aiohttp").setLevel(logging.CRITICAL)
+    uvloop.run(run(settings))
     logging.shutdown()
     # At once: the interpreter's own end would wait for the thread that may be building a ring.
     os._exit(0)

@@ -1,7 +1,7 @@
 """The two sockets of a session as asyncio protocols: they only feed, write, and pause each other."""
 
 import asyncio
-from typing import Protocol
+from typing import Protocol, cast
 
 BUFFER = 1 << 18
 """Bytes waiting to be sent on one leg from which the other is no longer read."""
@@ -33,7 +33,7 @@ class Leg(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The socket is there."""
-        assert isinstance(transport, asyncio.Transport)
+        transport = cast(asyncio.Transport, transport)  # uvloop's are not of the class
         transport.set_write_buffer_limits(high=BUFFER)
         self._transport = transport
         if self._holds:

@@ -6,6 +6,7 @@ import random
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
+from typing import cast
 
 from proxy.amqp.client import Channel, Client, Stage
 from proxy.amqp.frames import ACCESS_REFUSED, HEARTBEAT_FRAME, NOT_ALLOWED, PROTOCOL_HEADER, Fault
@@ -35,7 +36,7 @@ class Socket(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Says what is spoken."""
-        assert isinstance(transport, asyncio.Transport)
+        transport = cast(asyncio.Transport, transport)  # uvloop's are not of the class
         transport.set_write_buffer_limits(high=BUFFER)
         self.transport = transport
         transport.write(PROTOCOL_HEADER)
