@@ -59,7 +59,7 @@ HEARTBEAT = 20
 """Seconds; the broker's own where that is shorter."""
 
 MAX_CHANNELS = 256
-"""Channels of one connection: one for each exchange that is published to."""
+"""Channels of one connection, at most: one for each exchange that is published to, and those that are being closed."""
 
 _LONGEST_FRAME = 1 << 24
 _CAPABILITIES = dict.fromkeys(("publisher_confirms", "basic.nack", "connection.blocked"), True)
@@ -82,7 +82,7 @@ class Receiver(Protocol):
     """Who is told of a publish's fate."""
 
     def settled(self, index: int, verdict: Verdict) -> None:
-        """Called once for each publish, `index` being the caller's own."""
+        """Called once for each publish, `index` being the caller's own. Must not raise: others are told after it."""
 
 
 class Full(Exception):  # noqa: N818 - a limit, not an error
@@ -94,10 +94,14 @@ class Stage(Enum):
 
     OPENING = "opening"
     OPEN = "open"
+    CLOSING = "closing"
+    """Nothing more may be published; answers may still come."""
     CLOSED = "closed"
 
 
 _FRAME, _U64 = FRAME.pack, U64.pack
+_ACK = 9
+"""Bytes of the arguments of basic.ack."""
 
 CONFIRMED, NACKED = Verdict(Outcome.CONFIRMED), Verdict(Outcome.NACKED, "the broker answered basic.nack")
 UNROUTABLE = Verdict(Outcome.UNROUTABLE, "there was no queue for it")
@@ -106,13 +110,15 @@ UNROUTABLE = Verdict(Outcome.UNROUTABLE, "there was no queue for it")
 class Channel:
     """One channel in confirm mode and its unsettled publishes; numbers are delivery tags, from 1."""
 
-    __slots__ = ("exchange", "id", "low", "nonce", "number", "pending", "returned")
+    __slots__ = ("exchange", "given_up", "id", "low", "nonce", "number", "pending", "returned")
 
     def __init__(self, channel_id: int, exchange: bytes) -> None:
         """For publishes to one exchange."""
         self.id, self.exchange = channel_id, exchange
         self.number = self.low = 0
         """Of the last publish; and up to which all are settled."""
+        self.given_up = -1
+        """Of the last publish that was settled without the broker's answer; below 0 for none."""
         self.pending: dict[int, tuple[Receiver, int, Tally]] = {}
         self.returned: set[int] = set()
         # Positive int64s: the nonce tells this channel's publishes from those of others.
@@ -141,7 +147,9 @@ class Channel:
                     receiver.settled(index, verdict)
                 else:
                     tally.nacked += verdict.outcome is Outcome.NACKED
-                    tally.unknown += verdict.outcome is Outcome.UNKNOWN
+                    if verdict.outcome is Outcome.UNKNOWN:
+                        tally.unknown += 1
+                        self.given_up = n
                     receiver.settled(index, verdict)
         while self.low < self.number and self.low + 1 not in pending:
             self.low += 1
@@ -177,8 +185,8 @@ class Client:
         self._closing: set[int] = set()
         self._channel_max = MAX_CHANNELS
         self._rest = b""
-        self._returning = 0
-        """The channel on which the header of a returned message is due; 0 for none."""
+        self._returning: set[int] = set()
+        """Channels on which the header of a returned message is due."""
 
     # What is sent.
 
@@ -224,28 +232,35 @@ class Client:
 
     def _open(self, exchange: bytes) -> Channel:
         """A channel for an exchange; what is published on it need not wait for the answers."""
-        most = min(MAX_CHANNELS, self._channel_max)
-        if len(self._by_id) + len(self._closing) >= most:
-            idle = next((c for c in self._by_id.values() if not c.pending and c.exchange), None)
-            if idle is None or len(self._closing) >= most // 2:
-                raise Full(f"all {most} channels of the connection to the broker are in use")
-            self._drop(idle)
-            self._closing.add(idle.id)
-            self.out.append(close_frame(idle.id, REPLY_SUCCESS, "no more publishes for now"))
+        most = self._channel_max
+        if len(self._by_id) + len(self._closing) >= most - most // 4:
+            # Early: until the broker has answered, a channel that is being closed counts.
+            self._close_idle()
         taken = self._by_id.keys() | self._closing
-        channel_id = next(n for n in range(1, most + len(self._closing) + 1) if n not in taken)
+        channel_id = next((n for n in range(1, most + 1) if n not in taken), None)
+        if channel_id is None:
+            raise Full(f"all {most} channels of the connection to the broker are in use")
         channel = Channel(channel_id, exchange)
         self.channels[exchange] = self._by_id[channel_id] = channel
         self.out += (method_frame(channel_id, CHANNEL_OPEN, b"\0"), method_frame(channel_id, CONFIRM_SELECT, b"\0"))
         return channel
+
+    def _close_idle(self) -> None:
+        """Queues a channel.close for the channel that was opened first of the idle; the queues' own goes last."""
+        idle = min((c for c in self._by_id.values() if not c.pending), key=lambda c: not c.exchange, default=None)
+        if idle is not None:
+            self._drop(idle)
+            self._closing.add(idle.id)
+            self.out.append(close_frame(idle.id, REPLY_SUCCESS, "no more publishes for now"))
 
     def _drop(self, channel: Channel) -> None:
         self._by_id.pop(channel.id, None)
         self.channels.pop(channel.exchange, None)
 
     def close(self) -> None:
-        """Queues a connection.close."""
+        """Queues a connection.close; nothing may be published after it."""
         if self.stage is Stage.OPEN:
+            self.stage = Stage.CLOSING
             self.out.append(close_frame(0, REPLY_SUCCESS, "ringproxy has no more to publish"))
 
     def marks(self) -> list[tuple[Channel, int]]:
@@ -254,7 +269,8 @@ class Client:
 
     def give_up(self, channel: Channel, number: int, why: str) -> None:
         """All publishes up to that one are waited for no more; an answer that still comes is ignored."""
-        self.in_flight -= channel.settle(number, True, Verdict(Outcome.UNKNOWN, why))
+        told = channel.settle(number, True, Verdict(Outcome.UNKNOWN, why))
+        self.in_flight -= told
 
     def lost(self, why: str) -> None:
         """The connection is gone: of what the broker has not answered, nobody knows."""
@@ -282,7 +298,7 @@ class Client:
                     raise Fault(FRAME_ERROR, "a frame without its end octet")
                 if kind == METHOD:
                     self._on_method(number, U32.unpack_from(data, i + 7)[0], data, i + 11, stop - 1)
-                elif kind == HEADER and number == self._returning:
+                elif kind == HEADER and number in self._returning:
                     self._on_returned(number, data, i + 7, stop - 1)
                 i = stop
         except (StructError, IndexError):
@@ -294,9 +310,11 @@ class Client:
             raise Fault(FRAME_ERROR, f"a frame of {size} bytes, {self.frame_max} are agreed")
 
     def _on_method(self, number: int, method: int, data: bytes, at: int, stop: int) -> None:
-        if method == BASIC_ACK:
+        if method == BASIC_ACK and stop - at >= _ACK:
             self._answered(number, U64.unpack_from(data, at)[0], data[at + 8], CONFIRMED)
             return
+        if at > stop or method == BASIC_ACK:
+            raise StructError
         handler = (_ON_CHANNEL if number else _ON_CONNECTION).get(method)
         if handler is not None:
             handler(self, number, data[at:stop])
@@ -304,7 +322,8 @@ class Client:
     def _answered(self, number: int, tag: int, bits: int, verdict: Verdict) -> None:
         channel = self._by_id.get(number)
         if channel is not None:
-            self.in_flight -= channel.settle(tag, bool(bits & 1), verdict)
+            told = channel.settle(tag, bool(bits & 1), verdict)
+            self.in_flight -= told
 
     def _on_start(self, _: int, data: bytes) -> None:
         first = 6
@@ -327,6 +346,8 @@ class Client:
 
     def _on_tune(self, _: int, data: bytes) -> None:
         channel_max, frame_max, heartbeat = U16.unpack_from(data)[0], U32.unpack_from(data, 2)[0], data[6:8]
+        if 0 < frame_max < LEAST_FRAME_MAX:
+            raise Fault(FRAME_ERROR, f"frames of {frame_max} bytes, {LEAST_FRAME_MAX} are the least")
         self._channel_max = min(channel_max or MAX_CHANNELS, MAX_CHANNELS)
         self.frame_max = frame_max or _LONGEST_FRAME
         offered = U16.unpack(heartbeat)[0]
@@ -357,25 +378,28 @@ class Client:
         self._answered(number, U64.unpack_from(data)[0], data[8], NACKED)
 
     def _on_return(self, number: int, _: bytes) -> None:
-        self._returning = number
+        self._returning.add(number)
 
     def _on_returned(self, number: int, data: bytes, start: int, end: int) -> None:
         """Its ack comes after it (5,413 of 5,413, run); the ring id is ours, so the number is in it."""
-        self._returning = 0
+        self._returning.discard(number)
         channel = self._by_id.get(number)
-        flags, at = headers_at(data, start, end)
-        if channel is None or not flags & HEADERS:
+        if channel is None:
             return
-        entry = table.find(data, *table_at(data, at, end), STAMP_ID)
-        if entry is not None and entry.kind == ord("l"):
-            publish = U64.unpack_from(data, entry.value)[0] - channel.nonce
-            if publish in channel.pending:
-                channel.returned.add(publish)
+        flags, at = headers_at(data, start, end)
+        entry = table.find(data, *table_at(data, at, end), STAMP_ID) if flags & HEADERS else None
+        publish = U64.unpack_from(data, entry.value)[0] - channel.nonce if entry and entry.kind == ord("l") else 0
+        if not 0 < publish <= channel.number:
+            # Which one came back is not known, and none of those that did may be told as confirmed.
+            raise Fault(FRAME_ERROR, "a message came back that this sidecar has not sent")
+        if publish in channel.pending:
+            channel.returned.add(publish)
 
     def _on_channel_close(self, number: int, data: bytes) -> None:
         """What is in flight on it is lost with it; only where that is one publish is it known what is to blame."""
         self.out.append(method_frame(number, CHANNEL_CLOSE_OK))
         self._closing.discard(number)
+        self._returning.discard(number)
         channel = self._by_id.get(number)
         if channel is None:
             return
@@ -386,10 +410,14 @@ class Client:
         found = _TOO_LARGE.search(text)
         if found is not None:
             self.most_body = int(found[1])
-        alone = len(channel.pending) == 1 and code in _REFUSALS and U32.unpack_from(data, at)[0] == BASIC_PUBLISH
+        last = channel.number
+        # The broker takes publishes in turn: an answer for the one before means that it was not to blame.
+        alone = channel.pending.keys() == {last} and channel.given_up != last - 1
+        alone = alone and code in _REFUSALS and U32.unpack_from(data, at)[0] == BASIC_PUBLISH
         outcome = Outcome.INVALID if alone else Outcome.UNKNOWN
         detail = words if alone else f"the channel was lost before the confirm: {words}"
-        self.in_flight -= channel.settle(channel.number, True, Verdict(outcome, detail, code))
+        told = channel.settle(last, True, Verdict(outcome, detail, code))
+        self.in_flight -= told
 
     def _in_words(self, exchange: bytes, code: int, text: bytes) -> str:
         """Why the broker closed a channel; where a permission is missing, which."""
