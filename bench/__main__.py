@@ -64,7 +64,7 @@ def _options(arguments: list[str] | None = None) -> argparse.Namespace:
 def _measured(world: World, options: argparse.Namespace) -> Results:
     results, parts, stage = Results(), options.parts or PARTS, Stage(world)
     if "throughput" in parts:
-        results.batch_connections = stage.best_batch_connections(1)
+        results.batch_connections = stage.best_batch_connections()
         racers = {contender.title: contender.measure for contender in stage.contenders(results.batch_connections)}
         results.throughput = in_turn(racers, options.rounds, options.seconds)
     if "latency" in parts:

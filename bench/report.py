@@ -121,9 +121,9 @@ def _throughput(results: Results) -> str:
         rates = _shown(Spread.of([r.rate for r in rounds]), ",.0f")
         rows.append([title, *rates, _median([r.broker for r in rounds]), _median([r.server for r in rounds])])
     heads = ["", "messages/s", "least to most", "broker CPU, µs a message", "sidecar CPU, µs a message"]
-    note = f"Batches over {results.batch_connections} connections, the best of"
     tried = ", ".join(map(str, contenders.BATCH_CONNECTIONS))
-    return f"{_table(heads, rows)}\n\n{note} {tried}. Beside the bare handler's name it is its own CPU."
+    note = f"Connections of the batches: {results.batch_connections}, the best of {tried}."
+    return f"{_table(heads, rows)}\n\n{note} In the bare handler's row it is its own CPU time, not the sidecar's."
 
 
 def _median(figures: Sequence[float | None]) -> str:
