@@ -1,7 +1,6 @@
 """A client whose handshake is over, and who is told what became of its publishes."""
 
 from collections.abc import Callable
-from itertools import count
 from struct import pack, unpack_from
 
 from pamqp import commands
@@ -63,13 +62,15 @@ class Wire:
         c.feed(start() + tune(channel_max, frame_max, heartbeat) + OPEN_OK)
         assert c.stage is Stage.OPEN
         self.sent()
-        self._index = count()
+        self.published = 0
 
     def publish(
         self, to: bytes = b"", data: bytes = b"", method: bytes = TO_Q, header: Header = PERSISTENT_HEADER
     ) -> int:
-        index = next(self._index)
+        """Its index; nothing has happened where it raises."""
+        index = self.published
         self.client.publish(to, method, header, STAMP_ID_ENTRY, data, (self.told, index, self.tally))
+        self.published += 1
         return index
 
     def publishes(self, number: int, to: bytes = b"") -> None:
@@ -81,7 +82,7 @@ class Wire:
         self.client.out.clear()
         return data
 
-    def ids(self, number: int = 0) -> list[int]:
+    def ids(self) -> list[int]:
         """The ring ids that went out."""
         return [unpack_from(">q", one.header, len(one.header) - 9)[0] for one in published(self.sent())]
 

@@ -254,7 +254,7 @@ def test_headers_that_fit_no_frame_are_the_senders_mistake() -> None:
     # It has no number; and its channel serves on.
     w.publish(header=exact)
     assert len(split(w.sent())[-1].payload) == 4088
-    assert w.fed(ack(1, 1)) == {1: Outcome.CONFIRMED}
+    assert w.fed(ack(1, 1)) == {0: Outcome.CONFIRMED}
 
 
 # Channels.
@@ -315,7 +315,7 @@ def test_a_broker_with_one_channel_only() -> None:
         w.publish(b"b")
     w.fed(method(1, *CLOSE_OK))
     w.publish(b"b")
-    assert w.fed(ack(1, 1)) == {0: Outcome.CONFIRMED, 3: Outcome.CONFIRMED}
+    assert w.fed(ack(1, 1)) == {0: Outcome.CONFIRMED, 1: Outcome.CONFIRMED}
 
 
 def test_a_channel_anew_begins_anew() -> None:
@@ -699,7 +699,7 @@ def orders(n: int) -> dict[str, list[bytes]]:
 
 @pytest.mark.parametrize("order", orders(1))
 def test_acks_cost_the_same_in_any_order_and_number(order: str) -> None:
-    n = 100_000
+    n = 20_000
     w = Wire()
     w.publishes(n)
     w.sent()
