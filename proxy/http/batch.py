@@ -35,18 +35,23 @@ class _Entry:
 class Batch:
     """The messages of one request, in their order. After a key's first failure nothing more of that key is sent.
 
-    Nor is anything once a message could not be sent for want of a broker or a ring: each would wait as long.
+    Nor is anything once a message could not be sent for want of an exchange, a ring or a broker, or the broker did not
+    answer for one: each would wait as long.
     """
 
-    def __init__(self, dispatch: Dispatch, limits: Limits, outlet: Outlet, patience: float) -> None:
-        """Empty. `patience` in seconds is for room for one more message."""
+    def __init__(self, dispatch: Dispatch, limits: Limits, outlet: Outlet, patience: float, what: str) -> None:
+        """Empty. `patience` in seconds is for room for one more message; `what` the request calls its messages."""
         self._dispatch, self._limits, self._outlet, self._patience = dispatch, limits, outlet, patience
+        self._what = what
         self._entries: list[_Entry] = []
         self._unsettled = 0
         self._settled = asyncio.Event()
         self._failed: dict[bytes | None, bool] = {}
         """By key whether sending again may help."""
         self._stopped = ""
+        """Why nothing more is sent."""
+        self._again = True
+        """Whether sending again may help what was not sent for that reason."""
         self.sent_at = 0.0
         """When the last message was sent, monotonic; 0 where none was."""
 
@@ -66,7 +71,7 @@ class Batch:
             self._fail(entry, Verdict(Outcome.REJECTED, "an earlier message with its key failed"), again)
             return
         if self._stopped:
-            self._fail(entry, Verdict(Outcome.REJECTED, self._stopped), True)
+            self._fail(entry, Verdict(Outcome.REJECTED, self._stopped), self._again)
             return
         self._limits.take(1, entry.size)
         self._unsettled += 1
@@ -75,9 +80,19 @@ class Batch:
         except ProblemError as problem:
             self._limits.give(1, entry.size)
             self._unsettled -= 1
-            if problem.outcome is Outcome.UNAVAILABLE:
-                self._stopped = f"not sent after an earlier message: {problem.detail}"
-            self._fail(entry, Verdict(problem.outcome, problem.detail), problem.retryable)
+            if problem.outcome is Outcome.UNAVAILABLE or problem.status in (403, 404):
+                self._stop(problem.detail, problem.retryable)
+            self._fail(entry, Verdict(problem.outcome, self._in_words(problem, index)), problem.retryable)
+
+    def _in_words(self, problem: ProblemError, index: int) -> str:
+        """The detail of a message that was not sent, with its place in the request where the message is to blame."""
+        if problem.kind == "no-routing-key":
+            return f"{self._what}[{index}].key: missing"
+        return f"{self._what}[{index}].{problem.detail}" if problem.status in (400, 413) else problem.detail
+
+    def _stop(self, why: str, again: bool) -> None:
+        if not self._stopped:
+            self._stopped, self._again = f"not sent after an earlier message: {why}", again
 
     async def _room(self) -> None:
         """Waits for room, or stops the batch where others leave none."""
@@ -102,6 +117,8 @@ class Batch:
         else:
             if entry.placed is not None:
                 verdict = judged(entry.placed, verdict)
+            if verdict.outcome is Outcome.UNKNOWN:
+                self._stop(verdict.detail, True)
             self._fail(entry, verdict, verdict.outcome in RETRYABLE)
         self._unsettled -= 1
         if not self._unsettled:

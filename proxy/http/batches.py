@@ -78,10 +78,15 @@ class Batches:
         admitted: Admitted,
         name: Name,
         fill: Callable[[Batch], Coroutine[Any, Any, None]],
+        what: str = "messages",
     ) -> web.Response:
-        """The answer to what `fill` adds to a batch. Raises ProblemError where not all of it is confirmed."""
+        """The answer to what `fill` adds to a batch; `what` the request calls it.
+
+        Raises ProblemError where not all of it is confirmed.
+        """
         outlet = Outlet.of(name, self._publisher.lanes(name[0]))
-        batch = Batch(self._dispatch, self._gate.limits, outlet, self._patience)
+        await self._dispatch.check(outlet)
+        batch = Batch(self._dispatch, self._gate.limits, outlet, self._patience, what)
         broken: ProblemError | None = None
         try:
             await fill(batch)

@@ -55,6 +55,13 @@ class Dispatch:
         self._router, self._sync, self._tables, self._publisher = router, sync, tables, publisher
         self._lookup_timeout = lookup_timeout
 
+    async def check(self, outlet: Outlet) -> None:
+        """Returns once it is known where an exchange's messages go. Raises ProblemError 403, 404 or 503."""
+        table = outlet.lanes.table
+        if table is None or outlet.exchange not in table.routes or table.expires < self._router.clock():
+            await self._found(outlet, self._router.clock())
+        self._refuse_internal(outlet)
+
     async def send(self, outlet: Outlet, message: Message, receiver: Receiver, index: int) -> Placed:
         """Publishes one message, of whose fate `receiver` is told; waits only for what must be read or connected first.
 

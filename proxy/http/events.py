@@ -59,7 +59,7 @@ class Events:
                 if form is Form.BATCHED:
                     events = batched(body)
                     return await self._batches.sent(
-                        request, admitted, name, lambda batch: self._fill(batch, events, query)
+                        request, admitted, name, lambda batch: self._fill(batch, events, query), "events"
                     )
                 message = binary(request.raw_headers, body) if form is Form.BINARY else structured(body)
             except ItemError as error:

@@ -20,6 +20,8 @@ from tests.integration.broker_api import DEADLINE_SECONDS, wait_until
 COMMAND = str(Path(sys.executable).with_name("ring-proxy"))
 
 Headers = Mapping[str, str] | None
+Body = bytes | Iterable[bytes] | None
+"""What is not bytes goes out in chunks."""
 
 _NEVER_IN_A_LOG = ("Traceback", "Warning:", "a defect while", "never retrieved", "never awaited", "was destroyed")
 
@@ -129,7 +131,7 @@ class Sidecar:
         query = {"key": key} if vhost is None else {"key": key, "vhost": vhost}
         return self.ask("GET", f"/v1/exchanges/{quote(exchange, safe='')}/route?{urlencode(query)}")
 
-    def ask(self, method: str, path: str, body: bytes | None = None, headers: Headers = None) -> Answer:
+    def ask(self, method: str, path: str, body: Body = None, headers: Headers = None) -> Answer:
         """Of the listener that takes publishes."""
         return ask(self.port, method, path, body, headers)
 
@@ -219,7 +221,7 @@ def publish_path(exchange: str, vhost: str | None = None, what: str = "publish",
     return f"/v1/exchanges/{quote(exchange, safe='')}/{what}{query and '?' + query}"
 
 
-def ask(port: int, method: str, path: str, body: bytes | None, headers: Headers) -> Answer:
+def ask(port: int, method: str, path: str, body: Body, headers: Headers) -> Answer:
     with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=DEADLINE_SECONDS)) as connection:
         encoded = {name: value.encode() for name, value in (headers or {}).items()}
         connection.request(method, path, body, encoded)
