@@ -5,7 +5,7 @@ import contextlib
 import logging
 import os
 import signal
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,10 @@ log = logging.getLogger(__name__)
 
 _LAST_WORDS = 0.5
 """Seconds for the last bytes of answers, once everything is answered or the drain time is over."""
+
+
+TOUCH_INTERVAL = 5.0
+"""Seconds between the times that the router hears which exchanges are in use."""
 
 
 async def run(settings: Settings) -> None:
@@ -73,12 +77,13 @@ async def run(settings: Settings) -> None:
         )
         counts = Counts()
 
-        def routes(ingress: str) -> RouteTables:
-            return RouteTables(router, selection, counts.tallies[ingress], sync.mismatch)
-
+        tables = {
+            ingress: RouteTables(router, selection, tallies, sync.mismatch)
+            for ingress, tallies in counts.tallies.items()
+        }
         listener = Listener(
             Shared(
-                routes("amqp"),
+                tables["amqp"],
                 sync,
                 dial,
                 settings.lookup_timeout,
@@ -88,7 +93,7 @@ async def run(settings: Settings) -> None:
         )
         limits = Limits(settings.max_in_flight, settings.max_in_flight_bytes)
         gate = Gate(router, files.access, limits, counts, body_timeout=settings.body_timeout)
-        dispatch = Dispatch(router, sync, routes("http"), publisher, settings.lookup_timeout)
+        dispatch = Dispatch(router, sync, tables["http"], publisher, settings.lookup_timeout)
         ingress = application(settings, gate, dispatch, publisher, counts, router, sync)
         admin = Admin(
             router,
@@ -103,6 +108,7 @@ async def run(settings: Settings) -> None:
             _listening("admin", admin.application(), settings.admin_listen),
             _running(sync.run()),
             _running(files.watch()),
+            _running(_touching(tables.values())),
             _closed_in_time(publisher),
             _listening("http", ingress, settings.http_listen, files.server_tls) as http,
             _listening_on_socket(http, settings.http_socket),
@@ -148,6 +154,13 @@ async def _listening_amqp(listener: Listener, address: Address, tls: ServerTls |
         yield
     finally:
         listener.close()
+
+
+async def _touching(tables: Iterable[RouteTables]) -> None:
+    while True:
+        await asyncio.sleep(TOUCH_INTERVAL)
+        for each in tables:
+            each.touch()
 
 
 @contextlib.asynccontextmanager

@@ -6,12 +6,13 @@ import logging
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import uvloop
 
 from proxy import __version__
 from proxy.app import run
-from proxy.config import ENVIRONMENT_PREFIX, ConfigError, Settings, describe, field_names, help_of
+from proxy.config import ENVIRONMENT_PREFIX, SWITCHES, ConfigError, Settings, describe, field_names, help_of
 from proxy.questions import QuestionError, diff, explain
 from ring.hashing import RING_FORMAT
 
@@ -74,7 +75,10 @@ def _parser() -> argparse.ArgumentParser:
 def _add_settings(command: argparse.ArgumentParser) -> None:
     command.add_argument("--config", metavar="FILE", help="TOML file of settings, overridden by environment and flags")
     for name in field_names():
-        command.add_argument(f"--{name.replace('_', '-')}", dest=f"set_{name}", metavar="VALUE", help=help_of(name))
+        # A switch such as --insecure needs no value.
+        more: dict[str, Any] = {"nargs": "?", "const": "true"} if name in SWITCHES else {}
+        flag = f"--{name.replace('_', '-')}"
+        command.add_argument(flag, dest=f"set_{name}", metavar="VALUE", help=help_of(name), **more)
 
 
 def _settings(options: argparse.Namespace) -> Settings:

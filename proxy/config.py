@@ -220,6 +220,10 @@ def field_names() -> tuple[str, ...]:
     return tuple(f.name.rstrip("_") for f in dataclasses.fields(Settings))
 
 
+SWITCHES = frozenset(field.name for field in dataclasses.fields(Settings) if field.type is bool)
+"""Settings that are on or off."""
+
+
 def describe(settings: Settings) -> str:
     """The settings as a TOML file that gives them again but for the passwords, which are hidden."""
     lines = []

@@ -55,11 +55,11 @@ class Leg(asyncio.Protocol):
         self._session.received(self, data)
 
     def eof_received(self) -> bool:
-        """Keeps the socket open to send: the peer may have closed its half only."""
+        """Keeps the socket open to send, where it has halves (TLS has none): the peer may have closed its own only."""
         self._ended = True
         self._session.at_end(self)
         self._close_if_done()
-        return True
+        return self._transport is not None and self._transport.can_write_eof()
 
     def connection_lost(self, error: Exception | None) -> None:
         """The session ends."""

@@ -18,9 +18,6 @@ log = logging.getLogger(__name__)
 LAST_WORDS = 0.5
 """Seconds for the close handshake of sessions that did not end in time."""
 
-TOUCH_INTERVAL = 5.0
-"""Seconds between the times that the router hears which exchanges are in use."""
-
 
 class _Arrival(asyncio.Protocol):
     """A connection until it is there, with TLS until the end of its handshake: a session is none before."""
@@ -51,7 +48,6 @@ class Listener:
         self._server: asyncio.Server | None = None
         self._draining = False
         self._empty = asyncio.Event()
-        self._touching: asyncio.Task[None] | None = None
 
     @property
     def shared(self) -> Shared:
@@ -78,7 +74,6 @@ class Listener:
         self._server = await asyncio.get_running_loop().create_server(
             lambda: _Arrival(self._accept), address.host, address.port, ssl=tls
         )
-        self._touching = asyncio.create_task(self._touch())
         return Address(*self._server.sockets[0].getsockname()[:2])
 
     def _accept(self) -> Leg | None:
@@ -98,11 +93,6 @@ class Listener:
         self._shared.broker_frames += session.connection.broker_frames
         if not self.sessions:
             self._empty.set()
-
-    async def _touch(self) -> None:
-        while True:
-            await asyncio.sleep(TOUCH_INTERVAL)
-            self._shared.tables.touch()
 
     async def drain(self, within: float) -> None:
         """Takes no more connections, and returns once all sessions have ended; `within` seconds later it ends them."""
@@ -131,8 +121,6 @@ class Listener:
         """Drops whatever is left."""
         if self._server is not None:
             self._server.close()
-        if self._touching is not None:
-            self._touching.cancel()
         for session in list(self.sessions):
             session.abort()
         for task in self._shared.tasks:
