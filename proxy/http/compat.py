@@ -27,6 +27,11 @@ _REQUIRED = ("routing_key", "properties", "payload", "payload_encoding")
 _DEFAULT_EXCHANGE = "amq.default"
 _NACKED = "rejected Unable to publish message. Check queue limits."
 
+_WORDS = {
+    "unknown-exchange": "404 NOT_FOUND - no exchange",
+    "internal-exchange": "403 ACCESS_REFUSED - cannot publish to internal exchange",
+}
+
 
 class _BadError(ProblemError):
     """A 400 in the management API's words."""
@@ -65,7 +70,12 @@ class Compat:
         except Unavailable as error:
             raise unavailable(str(error)) from None
         one = One()
-        await self._dispatch.send(outlet, message, one, 0)
+        try:
+            await self._dispatch.send(outlet, message, one, 0)
+        except ProblemError as problem:
+            if problem.kind not in _WORDS:
+                raise
+            raise _BadError(f"{_WORDS[problem.kind]} '{name[1]}' in vhost '{name[0]}'") from None
         admitted.name = name
         verdict = await one.fate
         if verdict is CONFIRMED:
@@ -104,7 +114,7 @@ def _name(part: str) -> str:
 def _message(body: bytes, user: str) -> Message:
     """Raises _BadError."""
     try:
-        asked = json.loads(body)
+        asked = json.loads(body or b"{}")
     except (ValueError, RecursionError):
         raise _BadError("not_json") from None
     if not isinstance(asked, dict):
@@ -139,7 +149,8 @@ def _payload(asked: Mapping[str, Any]) -> bytes:
     if encoding != "base64":
         raise _BadError(["unsupported_encoding", encoding])
     try:
-        return from_base64(payload)
+        # It may be in lines, as the program `base64` writes it.
+        return from_base64("".join(payload.split()))
     except PropertyError:
         raise _BadError(["not_base64", payload[:60]]) from None
 
@@ -154,8 +165,6 @@ def _error(problem: ProblemError) -> web.Response:
         reason = "Login failed" if refused.code == ACCESS_REFUSED else "Access refused."
     elif status == 401:
         error = "not_authorized"
-    elif problem.kind == "unknown-exchange":
-        status, error, reason = 400, "bad_request", f"404 NOT_FOUND - {problem.detail}"
     elif problem.outcome is Outcome.NACKED:
         error = "bad_request"
     if status == 401:
@@ -168,5 +177,8 @@ def _error(problem: ProblemError) -> web.Response:
 
 def _json(status: int, answer: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> web.Response:
     return web.Response(
-        body=json.dumps(answer).encode(), status=status, content_type="application/json", headers=headers
+        body=json.dumps(answer, separators=(",", ":")).encode(),
+        status=status,
+        content_type="application/json",
+        headers=headers,
     )

@@ -1,0 +1,345 @@
+"""The management API's publish: each request is put to the broker and to the sidecar, and the answers are compared."""
+
+import base64
+import http.client
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+import pytest
+
+from testbed.broker import Broker
+from tests.integration.broker_api import DEADLINE_SECONDS, BrokerApi, VirtualHost
+from tests.integration.conftest import StartSidecar
+from tests.integration.rings import owner
+from tests.integration.sidecar import Answer, Sidecar
+
+QUEUES = ["q1", "q2", "q3"]
+PASSWORD = "pw ü:@"
+OWN_WORDS = {"outcome", "retryable"}
+"""What the sidecar's errors say beside the management API's members."""
+
+OK: dict[str, Any] = {"properties": {}, "routing_key": "k", "payload": "x", "payload_encoding": "string"}
+
+
+@pytest.fixture
+def home(api: BrokerApi, vhost: VirtualHost) -> Iterator[VirtualHost]:
+    """Users of the broker: one who may all, one who may not write, one whom the virtual host does not know."""
+    for user in ("may", "may not", "stranger"):
+        api.ask("PUT", "users", user, body={"password": PASSWORD, "tags": "management"})
+    vhost.permit("may", ".*", ".*", ".*")
+    vhost.permit("may not", ".*", "^$", ".*")
+    vhost.ring("orders", QUEUES)
+    yield vhost
+    for user in ("may", "may not", "stranger"):
+        api.ask("DELETE", "users", user)
+
+
+def basic(user: str, password: str = PASSWORD) -> str:
+    return "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
+
+
+def path_of(vhost: str, exchange: str) -> str:
+    return f"/api/exchanges/{quote(vhost, safe='')}/{quote(exchange, safe='')}/publish"
+
+
+def post(port: int, path: str, body: bytes, authorization: str | None) -> Answer:
+    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=DEADLINE_SECONDS)) as connection:
+        connection.request("POST", path, body, {} if authorization is None else {"Authorization": authorization})
+        response = connection.getresponse()
+        return Answer(response.status, {k.lower(): v for k, v in response.getheaders()}, response.read())
+
+
+class Both:
+    """The broker's management API and the sidecar, asked the same."""
+
+    def __init__(self, broker: Broker, sidecar: Sidecar, vhost: str) -> None:
+        self._ports = urlsplit(broker.management_url).port or 15672, sidecar.port
+        self._vhost = vhost
+
+    def ask(
+        self,
+        asked: dict[str, Any] | bytes,
+        exchange: str = "orders",
+        authorization: str | None = basic("may"),
+        vhost: str | None = None,
+    ) -> tuple[Answer, Answer]:
+        """The broker's answer, the sidecar's."""
+        body = asked if isinstance(asked, bytes) else json.dumps(asked).encode()
+        path = path_of(self._vhost if vhost is None else vhost, exchange)
+        native, ours = (post(port, path, body, authorization) for port in self._ports)
+        return native, ours
+
+
+@pytest.fixture
+def both(broker: Broker, sidecar: Sidecar, home: VirtualHost) -> Both:
+    return Both(broker, sidecar, home.name)
+
+
+def without(field: str) -> dict[str, Any]:
+    return {name: value for name, value in OK.items() if name != field}
+
+
+@pytest.mark.parametrize("exchange", ["orders", "nowhere", "amq.default", "topic"])
+@pytest.mark.parametrize("key", ["k", "q1", "", "a.b"])
+def test_whether_it_was_routed(both: Both, home: VirtualHost, exchange: str, key: str) -> None:
+    home.exchange("nowhere", "fanout")
+    home.exchange("topic", "topic")
+    home.bind("topic", "q2", "a.*")
+
+    native, ours = both.ask(OK | {"routing_key": key}, exchange)
+
+    assert (ours.status, ours.body) == (native.status, native.body)
+    assert ours.headers["content-type"] == native.headers["content-type"]
+    landed = home.drain_all()
+    assert sum(map(len, landed.values())) == (2 if native.json["routed"] else 0)
+    if exchange == "orders":
+        assert owner(QUEUES, key) in landed
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        *(without(field) for field in OK),
+        {"properties": {}},
+        b"",
+        b"{",
+        b"[]",
+        b"7",
+        b"\xff",
+        OK | {"payload_encoding": "hex"},
+        OK | {"payload_encoding": 7},
+        OK | {"payload_encoding": "base64", "payload": "***"},
+        OK | {"payload_encoding": "base64", "payload": "YQ"},
+        OK | {"payload": 7},
+        OK | {"payload": None},
+    ],
+)
+def test_a_malformed_request(both: Both, home: VirtualHost, asked: dict[str, Any] | bytes) -> None:
+    native, ours = both.ask(asked)
+
+    assert native.status == 400
+    assert ours.status == 400
+    assert {name: value for name, value in ours.json.items() if name not in OWN_WORDS} == native.json
+    assert (ours.json["outcome"], ours.json["retryable"]) == ("invalid", False)
+    assert home.drain_all() == {}
+
+
+@pytest.mark.parametrize("exchange", ["none", "inner"])
+def test_an_exchange_that_takes_nothing(both: Both, home: VirtualHost, exchange: str) -> None:
+    home.exchange("inner", internal=True)
+
+    native, ours = both.ask(OK, exchange)
+
+    assert (native.status, ours.status) == (400, 400)
+    assert {name: value for name, value in ours.json.items() if name not in OWN_WORDS} == native.json
+    assert ours.json["outcome"] == "invalid"
+
+
+def test_a_full_queue(both: Both, home: VirtualHost) -> None:
+    home.exchange("narrow")
+    home.queue("full", x_max_length=1, x_overflow="reject-publish")
+    home.bind("narrow", "full")
+    assert any(both.ask(OK, "narrow")[1].status == 400 for _ in range(3))
+
+    native, ours = both.ask(OK, "narrow")
+
+    assert (native.status, ours.status) == (400, 400)
+    assert {name: value for name, value in ours.json.items() if name not in OWN_WORDS} == native.json
+    assert (ours.json["outcome"], ours.json["retryable"]) == ("nacked", True)
+
+
+@pytest.mark.parametrize("authorization", [basic("may", "wrong"), basic("nobody"), basic("")])
+def test_whom_the_broker_does_not_know(both: Both, home: VirtualHost, authorization: str) -> None:
+    native, ours = both.ask(OK, authorization=authorization)
+
+    assert (native.status, ours.status) == (401, 401)
+    assert {name: value for name, value in ours.json.items() if name not in OWN_WORDS} == native.json
+    assert ours.headers["www-authenticate"] == native.headers["www-authenticate"]
+    assert home.drain_all() == {}
+
+
+def test_who_is_permitted_later_is_let_in(sidecar: Sidecar, home: VirtualHost, api: BrokerApi) -> None:
+    path, body = path_of(home.name, "orders"), json.dumps(OK).encode()
+    assert post(sidecar.port, path, body, basic("stranger")).status == 401
+
+    home.permit("stranger", "", ".*", "")
+
+    assert post(sidecar.port, path, body, basic("stranger")).json == {"routed": True}
+    api.ask("PUT", "users", "stranger", body={"password": "changed", "tags": "management"})
+    assert post(sidecar.port, path, body, basic("stranger", "no longer it")).status == 401
+    assert post(sidecar.port, path, body, basic("stranger", "changed")).json == {"routed": True}
+
+
+DIFFERENCES = {
+    # The management API says nothing more; the sidecar says what is missing.
+    "no credentials": (OK, "orders", None, "home", (401, None), (401, "not_authorized")),
+    "credentials that are none": (OK, "orders", "Basic !!!", "home", (400, None), (401, "not_authorized")),
+    # As later versions spell it, and from the broker's refusal of the connection.
+    "a strange virtual host": (
+        OK,
+        "orders",
+        basic("stranger"),
+        "home",
+        (401, "not_authorised"),
+        (401, "not_authorized"),
+    ),
+    "no virtual host": (OK, "orders", basic("may"), "nonesuch", (401, "not_authorised"), (401, "not_authorized")),
+    # The sidecar publishes straight to the queue, and so needs another permission.
+    "no permission to write": (OK, "orders", basic("may not"), "home", (400, "bad_request"), (400, "bad_request")),
+    # 3.10 cuts or drops what AMQP cannot hold.
+    "a key of 256 bytes": (
+        OK | {"routing_key": "k" * 256},
+        "orders",
+        basic("may"),
+        "home",
+        (200, None),
+        (400, "bad_request"),
+    ),
+    "a key that is no text": (
+        OK | {"routing_key": 7},
+        "orders",
+        basic("may"),
+        "home",
+        (200, None),
+        (400, "bad_request"),
+    ),
+    "a priority of 300": (
+        OK | {"properties": {"priority": 300}},
+        "orders",
+        basic("may"),
+        "home",
+        (200, None),
+        (400, "bad_request"),
+    ),
+    "a list of properties": (
+        OK | {"properties": ["a"]},
+        "orders",
+        basic("may"),
+        "home",
+        (500, None),
+        (400, "bad_request"),
+    ),
+    # Copies would bypass the ring.
+    "copies": (
+        OK | {"properties": {"headers": {"CC": ["q1"]}}},
+        "orders",
+        basic("may"),
+        "home",
+        (200, None),
+        (400, "bad_request"),
+    ),
+    # What AMQP has and the management API's JSON has not.
+    "a null header": (
+        OK | {"properties": {"headers": {"a": None}}},
+        "orders",
+        basic("may"),
+        "home",
+        (400, "bad_request"),
+        (200, None),
+    ),
+}
+"""What is asked, where and by whom; how the management API and the sidecar answer: status, and the member `error`."""
+
+
+@pytest.mark.parametrize("name", DIFFERENCES)
+def test_differences(both: Both, home: VirtualHost, name: str) -> None:
+    asked, exchange, authorization, where, *expected = DIFFERENCES[name]
+
+    answers = both.ask(asked, exchange, authorization, home.name if where == "home" else where)
+
+    told = [(a.status, a.json.get("error") if a.body and a.status != 500 else None) for a in answers]
+    assert told == expected
+    confirmed = sum(answer.status == 200 for answer in answers)
+    assert sum(map(len, home.drain_all().values())) == confirmed
+
+
+def test_permission_is_asked_of_the_queues_exchange(both: Both, home: VirtualHost) -> None:
+    native, ours = both.ask(OK, authorization=basic("may not"))
+
+    assert "access to exchange 'orders'" in native.json["reason"]
+    assert "access to exchange 'amq.default'" in ours.json["reason"]
+
+
+def test_properties_and_payloads_arrive_as_they_do_natively(both: Both, home: VirtualHost) -> None:
+    data = bytes(range(256))
+    properties = {
+        "content_type": "text/plain",
+        "content_encoding": "br",
+        "delivery_mode": 2,
+        "priority": 7,
+        "correlation_id": "c",
+        "reply_to": "r",
+        "expiration": "3600000",
+        "message_id": "m",
+        "timestamp": 1700000000,
+        "type": "t",
+        "user_id": "may",
+        "app_id": "a",
+        "headers": {"text": "ü", "number": 7, "yes": True, "in": {"a": [1, "b"]}},
+        "nonesuch": 1,
+    }
+    asked = [
+        OK | {"properties": properties, "payload": "žluť"},
+        OK | {"payload": base64.encodebytes(data).decode(), "payload_encoding": "base64"},
+        OK | {"name": "elsewhere", "vhost": "elsewhere", "more": 1},
+    ]
+
+    for one in asked:
+        native, ours = both.ask(one)
+        assert (ours.status, ours.body) == (native.status, native.body) == (200, b'{"routed":true}')
+
+    # Native routing need not agree with the ring: what went each way is told by the exchange.
+    landed = [m for messages in home.drain_all().values() for m in messages]
+    for body in ("žluť".encode(), data, b"x"):
+        native_message, our_message = sorted((m for m in landed if m.body == body), key=lambda m: m.exchange == "")
+        assert (native_message.exchange, our_message.exchange) == ("orders", "")
+        stamped = dict(our_message.properties)
+        headers = {name: value for name, value in our_message.headers.items() if not name.startswith("x-ring-")}
+        stamped.pop("headers")
+        assert stamped | ({"headers": headers} if headers else {}) == dict(native_message.properties)
+
+
+def test_rabbitmqadmin_by_changing_the_port(
+    broker: Broker, start_sidecar: StartSidecar, home: VirtualHost, tmp_path: Path
+) -> None:
+    """The script that the broker itself serves."""
+    sidecar = start_sidecar()
+    script = tmp_path / "rabbitmqadmin"
+    url = urlsplit(broker.management_url)
+    with closing(http.client.HTTPConnection(url.hostname or "", url.port, timeout=DEADLINE_SECONDS)) as connection:
+        connection.request("GET", "/cli/rabbitmqadmin")
+        script.write_bytes(connection.getresponse().read())
+
+    def run(port: int, *arguments: str, given: str = "") -> tuple[int, str]:
+        login = ["-u", "may", "-p", PASSWORD, "-V", home.name]
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", script, "-P", str(port), *login, *arguments],
+            input=given,
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_SECONDS,
+        )
+        return done.returncode, done.stdout + done.stderr
+
+    for arguments in (
+        ("publish", "exchange=orders", "routing_key=k", "payload=from the shell"),
+        ("publish", "routing_key=q3", "payload=to the queue"),
+        ("publish", "exchange=orders", "routing_key=k", "payload=", 'properties={"delivery_mode":2,"type":"t"}'),
+        ("publish", "exchange=orders", "routing_key=k", "payload=AAH/", "payload_encoding=base64"),
+        ("publish", "routing_key=nonesuch", "payload=to nowhere"),
+        ("publish", "exchange=nonesuch", "routing_key=k", "payload=to nowhere"),
+    ):
+        native = run(url.port or 15672, *arguments)
+        assert run(sidecar.port, *arguments) == native
+        assert "Traceback" not in native[1]
+    assert run(sidecar.port, "publish", "exchange=orders", "routing_key=k", given="from a pipe")[0] == 0
+
+    bodies = sorted(m.body for messages in home.drain_all().values() for m in messages)
+    twice = [b"from the shell", b"to the queue", b"", b"\x00\x01\xff"]
+    assert bodies == sorted([*twice, *twice, b"from a pipe"])
