@@ -127,7 +127,7 @@ _EVENT = {
 }
 _LINES = "".join(f'{{"id": "{n}", "key": "customer-17", "payload": "message {n}"}}\n' for n in (1, 2))
 _NDJSON = {"schema": text("An item a line, as in `messages`.")}
-_ANYTHING = {"schema": text(contentMediaType="application/octet-stream")}
+_ANYTHING = {"schema": {"contentMediaType": "application/octet-stream"}}
 _PLACE = {"destination": {"type": "queue", "name": "orders.2"}, "slot": 700801, "ring": "4d0be03c0be2a2ba"}
 _RECEIPT = {"example": {"outcome": "confirmed", **_PLACE}}
 _MINIMAL = (

@@ -116,6 +116,10 @@ def _attribute(description: str = "", **more: Any) -> Json:
     return text(description, minLength=1, pattern=_NO_CONTROLS, **more)
 
 
+def _optional(description: str = "", **more: Any) -> Json:
+    return _attribute(description, **more) | {"type": ["string", "null"]}
+
+
 _BASE64 = text(contentEncoding="base64", pattern="^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$")
 
 SCHEMAS: Json = {
@@ -230,17 +234,17 @@ SCHEMAS: Json = {
             "type": _attribute(),
         },
         {
-            "subject": _attribute(),
-            "time": _attribute("RFC 3339.", format="date-time"),
-            "datacontenttype": _attribute("Becomes the message's content type.", maxLength=255),
-            "dataschema": _attribute("A URI."),
-            "partitionkey": _attribute("The routing key.", maxLength=255),
+            "subject": _optional(),
+            "time": _optional("RFC 3339.", format="date-time"),
+            "datacontenttype": _optional("Becomes the message's content type.", maxLength=255),
+            "dataschema": _optional("A URI."),
+            "partitionkey": _optional("The routing key.", maxLength=255),
             "data": {"description": "Any JSON; a string as it stands where `datacontenttype` is not JSON."},
-            "data_base64": _BASE64 | {"description": "Bytes, in place of `data`."},
+            "data_base64": _BASE64 | {"type": ["string", "null"], "description": "Bytes, in place of `data`."},
         },
         propertyNames={"pattern": "^([a-z0-9]+|data_base64)$"},
         additionalProperties={
-            "type": ["string", "boolean", "integer"],
+            "type": ["string", "boolean", "integer", "null"],
             "minimum": -(1 << 31),
             "maximum": (1 << 31) - 1,
             "pattern": _NO_CONTROLS,
