@@ -42,7 +42,7 @@ class Socket(asyncio.Protocol):
         transport.write(PROTOCOL_HEADER)
 
     def data_received(self, data: bytes) -> None:
-        """Feeds the client; what it answers goes out at once."""
+        """Feeds the client."""
         self.heard_at = time.monotonic()
         client = self.client
         before = client.stage, client.blocked
@@ -53,12 +53,14 @@ class Socket(asyncio.Protocol):
             self.end()
             return
         if client.out:
-            self.flush()
+            # Publishes are among it, and more of them may come in this turn of the loop.
+            self.link.wake()
         while client.news:
             log.warning("broker, virtual host %r: %s", self.link.vhost, client.news.pop())
         if (client.stage, client.blocked) != before:
             self.link.changed()
         if client.stage is Stage.CLOSED:
+            self.flush()
             self.end()
 
     def flush(self) -> None:

@@ -1,6 +1,7 @@
 """What an HTTP request says: which exchange, which message. Every mistake is a 400 that names the field."""
 
 from collections.abc import Mapping
+from functools import lru_cache
 from urllib.parse import parse_qsl, unquote_to_bytes
 
 from aiohttp import web
@@ -145,9 +146,14 @@ def utf8(field: str, value: bytes) -> str:
 
 def name_of(request: web.Request, query: Mapping[str, str], default_vhost: str) -> Name:
     """The virtual host and exchange that a request names. Raises ProblemError."""
-    vhost = short("vhost", query.get("vhost", default_vhost).encode("utf-8", "surrogateescape"))
     # Of the raw path: aiohttp's own decoding leaves bytes that are not UTF-8 as they stand, `%FF`.
-    exchange = utf8("exchange", short("exchange", unquote_to_bytes(request.rel_url.raw_path.split("/")[3])))
+    return _named(request.rel_url.raw_path.split("/", 4)[3], query.get("vhost", default_vhost))
+
+
+@lru_cache(maxsize=1024)
+def _named(exchange_part: str, vhost_text: str) -> Name:
+    vhost = short("vhost", vhost_text.encode("utf-8", "surrogateescape"))
+    exchange = utf8("exchange", short("exchange", unquote_to_bytes(exchange_part)))
     if exchange in _NO_PAGE:
         detail = f"exchange: {exchange!r} is no exchange that the management API could show"
         raise ProblemError(404, "unknown-exchange", detail, Outcome.INVALID)
