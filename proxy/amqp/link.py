@@ -19,6 +19,8 @@ LONGEST_PAUSE = 10.0
 BUFFER = 1 << 20
 """Bytes waiting to be sent from which no more is published: the broker does not read."""
 
+_CLOSED = "this sidecar closed the connection"
+
 _TICK = 0.1
 """Seconds between looks at what has waited too long: a confirm, a heartbeat."""
 
@@ -49,9 +51,8 @@ class Socket(asyncio.Protocol):
         try:
             client.feed(data)
         except Fault as fault:
-            client.fault = f"the broker sent what is not AMQP 0-9-1: {fault}"
-            self.end()
-            return
+            client.fault, client.stage = f"the broker sent what is not AMQP 0-9-1: {fault}", Stage.CLOSED
+            client.out.clear()
         if client.out:
             # Publishes are among it, and more of them may come in this turn of the loop.
             self.link.wake()
@@ -91,6 +92,10 @@ class Socket(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         """Nothing more will come."""
         self.transport = None
+        if error is not None and not self.client.fault:
+            self.client.fault = f"the connection was lost: {error}"
+        self.client.stage = Stage.CLOSED
+        self.link.changed()
         if not self.closed.done():
             self.closed.set_result(None)
 
@@ -128,8 +133,8 @@ class Link:
     @property
     def why(self) -> str:
         """Why no publish can be sent now."""
-        if self.client is None:
-            return f"no connection to the broker: {self.fault}"
+        if self.client is None or self.client.stage is not Stage.OPEN:
+            return f"no connection to the broker: {self.fault or 'it was lost just now'}"
         if self.client.blocked:
             return f"the broker takes no publishes: {self.client.blocked}"
         return "the broker reads no more of what was sent to it"
@@ -167,9 +172,14 @@ class Link:
         pause = 0.1
         while True:
             started = time.monotonic()
-            fault = await self._connection(wanted)
+            try:
+                fault = await self._connection(wanted)
+            except Exception as error:
+                log.exception("a defect while connecting to the broker, or connected")
+                fault = f"a defect, see this sidecar's log: {type(error).__name__}"
             if fault != self.fault:
-                log.warning("broker, virtual host %r: %s", self.vhost, fault)
+                level = logging.INFO if fault == _CLOSED else logging.WARNING
+                log.log(level, "broker, virtual host %r: %s", self.vhost, fault)
             self.fault = fault
             if not wanted(False):
                 return
@@ -183,6 +193,9 @@ class Link:
         try:
             async with asyncio.timeout(self._open_timeout):
                 socket = self._socket = await self._dial(lambda: Socket(self, client))
+                # Its first bytes may have come before it was known here.
+                socket.flush()
+                self.changed()
                 while client.stage is Stage.OPENING and not socket.closed.done():
                     await self._wait(socket)
             if client.stage is Stage.OPEN:
@@ -192,10 +205,10 @@ class Link:
                     self._tick(socket, time.monotonic())
                     if not client.in_flight and not wanted(True):
                         await self.aclose()
-        except OSError as error:
-            return str(error)
         except TimeoutError:
             return "no AMQP answer in time"
+        except OSError as error:
+            return str(error)
         finally:
             self._ended(client, socket)
         return self._in_words(client)
@@ -240,10 +253,15 @@ class Link:
                 self.client.give_up(channel, number, why)
 
     async def aclose(self) -> None:
-        """Closes the connection in good order, as far as the broker answers."""
+        """Closes the connection in good order, as far as the broker answers in time."""
         socket = self._socket
         if socket is None:
             return
-        socket.client.close()
-        socket.flush()
-        await asyncio.wait((socket.closed,))
+        if socket.client.stage is Stage.OPEN:
+            socket.client.close()
+            socket.client.fault = _CLOSED
+            socket.flush()
+            self.changed()
+            await asyncio.wait((socket.closed,), timeout=self._open_timeout)
+        if socket.transport is not None:
+            socket.transport.abort()
