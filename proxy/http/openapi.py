@@ -316,7 +316,7 @@ DOCUMENT: Json = {
         "description": "Publishes go straight to the queue that a consistent-hash ring of the exchange's bindings "
         "chooses, and are answered with a 2xx only once the broker has confirmed them.\n\n"
         "Every other answer is an RFC 9457 problem that says what became of the message (`outcome`) and whether "
-        "sending it again may help (`retryable`). A query parameter that is not listed is a 400.",
+        "sending it again may help (`retryable`). Under `/v1`, a query parameter that is not listed is a 400.",
         "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
     },
     "servers": [{"url": "/"}],
