@@ -1,57 +1,30 @@
 """Sessions on a node of the test's own, whose settings and alarms the tests can change."""
 
-import os
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 from pamqp.commands import Basic, Connection
 from pika import BlockingConnection, ConnectionParameters
 from pika.exceptions import AMQPConnectionError
 
-from testbed.broker import installation
-from testbed.node import Node, start_epmd
-from testbed.supervisor import Supervisor
+from testbed.node import Node
 from tests.integration.broker_api import DEADLINE_SECONDS, BrokerApi, VirtualHost, wait_until
 from tests.integration.conftest import StartSidecar
+from tests.integration.own_node import Control, own_node, private_only
 from tests.integration.rings import owner
 from tests.integration.sidecar import Sidecar
 from tests.integration.wire_client import Client
 
-BROKER = os.environ.get("BROKER", "")
-
-pytestmark = pytest.mark.skipif(
-    BROKER.startswith(("amqp:", "docker:")), reason="this broker is not a private node of the testbed"
-)
+pytestmark = private_only
 
 QUEUES = ["q1", "q2", "q3"]
-Control = Callable[..., None]
 
 
 @pytest.fixture(scope="module")
 def running() -> Iterator[tuple[Node, Control]]:
     """A node with one channel more than usual, and its rabbitmqctl."""
-    rabbitmq = installation(BROKER)
-    with Supervisor() as supervisor:
-        epmd_port = start_epmd(rabbitmq, supervisor)
-        node = Node(rabbitmq, supervisor, epmd_port)
-        (node.folder / "conf.d" / "more.conf").write_text("channel_max = 2048\n")
-        node.start()
-        control = str(Path(rabbitmq.server or "").with_name("rabbitmqctl"))
-        environment = {
-            "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
-            "LANG": "C.UTF-8",
-            "HOME": str(supervisor.folder),
-            "ERL_EPMD_PORT": str(epmd_port),
-            "RABBITMQ_CONF_ENV_FILE": "/dev/null",
-        }
-
-        def ctl(*arguments: str) -> None:
-            command = rabbitmq.command([control, "--node", node.name, *arguments], supervisor.folder)
-            log = supervisor.folder / "rabbitmqctl.log"
-            assert supervisor.spawn(command, environment, log).wait(DEADLINE_SECONDS), log.read_text()
-
-        yield node, ctl
+    with own_node("channel_max = 2048\n") as made:
+        yield made
 
 
 @pytest.fixture

@@ -1,0 +1,338 @@
+"""Limits, and a broker that stalls: every answer comes in time, is true, and costs bounded memory."""
+
+import itertools
+import os
+import signal
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import pytest
+
+from testbed.node import Node
+from tests.integration.broker_api import DEADLINE_SECONDS, BrokerApi, VirtualHost, wait_until
+from tests.integration.conftest import Login, StartSidecar
+from tests.integration.own_node import Control, own_node, private_only
+from tests.integration.relay import relay
+from tests.integration.sidecar import Answer, Sidecar, publish_path
+
+QUEUES = ["q1", "q2"]
+NOT_PUBLISHED = {"invalid", "rejected", "unavailable"}
+
+
+class Told:
+    """What clients were told of each message; bodies begin with its number."""
+
+    def __init__(self, sidecar: Sidecar, vhost: str) -> None:
+        self._sidecar, self._vhost = sidecar, vhost
+        self._numbers = itertools.count()
+        self.outcomes: dict[int, str] = {}
+        self.answers: list[tuple[float, Answer]] = []
+        """How long each took, in seconds."""
+
+    def single(self, size: int = 0) -> Answer:
+        number = next(self._numbers)
+        started = time.monotonic()
+        answer = self._sidecar.publish("orders", f"{number}", _body(number, size), vhost=self._vhost)
+        self.answers.append((time.monotonic() - started, answer))
+        self.outcomes[number] = answer.json["outcome"]
+        return answer
+
+    def batch(self, count: int, size: int = 0) -> Answer:
+        numbers = [next(self._numbers) for _ in range(count)]
+        items = [{"key": f"{n}", "payload": _body(n, size).decode()} for n in numbers]
+        started = time.monotonic()
+        wanted = {"Prefer": "return=representation"}
+        answer = self._sidecar.batch("orders", items, vhost=self._vhost, headers=wanted)
+        self.answers.append((time.monotonic() - started, answer))
+        results = answer.json.get("results") or [answer.json] * count
+        for number, result in zip(numbers, results, strict=True):
+            self.outcomes[number] = result["outcome"]
+        return answer
+
+    def check(self, vhost: VirtualHost) -> Counter[str]:
+        """That what is in the queues is what clients were told; how many of each outcome."""
+        landed = Counter(int(m.body.split()[0]) for messages in vhost.drain_all().values() for m in messages)
+        assert max(landed.values(), default=1) == 1
+        for number, outcome in self.outcomes.items():
+            if outcome == "confirmed":
+                assert number in landed, number
+            elif outcome in NOT_PUBLISHED:
+                assert number not in landed, (number, outcome)
+        return Counter(self.outcomes.values())
+
+
+def _body(number: int, size: int) -> bytes:
+    return b"%d " % number + b"x" * size
+
+
+def in_flight(sidecar: Sidecar) -> float:
+    return sidecar.metric("ringproxy_in_flight")
+
+
+def too_many(answer: Answer, limit: str) -> None:
+    assert limit in answer.problem(429, "too-many", "rejected", retryable=True)
+    assert answer.headers["retry-after"] == "1"
+
+
+def test_more_messages_than_may_be_in_flight(start_sidecar: StartSidecar, login: Login, vhost: VirtualHost) -> None:
+    vhost.ring("orders", QUEUES)
+    with relay(login.broker_url) as (link, broker_url), ThreadPoolExecutor(8) as pool:
+        sidecar = start_sidecar(broker_url=broker_url, max_in_flight="5", lookup_timeout="1")
+        told = Told(sidecar, vhost.name)
+        assert told.single().status == 200
+        link.freeze()
+        held: list[Future[Answer]] = [pool.submit(told.single) for _ in range(5)]
+        wait_until("all in flight", lambda: in_flight(sidecar) == 5)
+
+        for _ in range(3):
+            too_many(told.single(), "max_in_flight is 5")
+        # A batch waits for room, and no longer than for a ring.
+        late = told.batch(2)
+        assert "too much was in flight for 1 s" in late.problem(503, "batch-failed", "rejected", retryable=True)
+
+        link.thaw()
+        assert [future.result().status for future in held] == [200] * 5
+        assert told.single().status == told.batch(20).status == 200
+    assert told.check(vhost) == {"confirmed": 27, "rejected": 5}
+    assert sidecar.metric("ringproxy_publishes_total", outcome="rejected") == 5
+    assert in_flight(sidecar) == 0
+
+
+def test_more_bytes_than_may_be_in_flight(start_sidecar: StartSidecar, login: Login, vhost: VirtualHost) -> None:
+    vhost.ring("orders", QUEUES)
+    with relay(login.broker_url) as (link, broker_url), ThreadPoolExecutor(8) as pool:
+        sidecar = start_sidecar(broker_url=broker_url, max_in_flight_bytes="100000")
+        told = Told(sidecar, vhost.name)
+        # One message always may, however large.
+        assert told.single(300_000).status == 200
+        link.freeze()
+        held = [pool.submit(told.single, 45_000) for _ in range(2)]
+        wait_until("both in flight", lambda: in_flight(sidecar) == 2)
+
+        too_many(told.single(45_000), "max_in_flight_bytes is 100000")
+        chunks = sidecar.ask("POST", publish_path("orders", vhost.name, key="k"), iter([b"9 ", b"x" * 45_000]))
+        too_many(chunks, "max_in_flight_bytes is 100000")
+        held.append(pool.submit(told.single, 1000))
+        wait_until("a small one more", lambda: in_flight(sidecar) == 3)
+
+        link.thaw()
+        assert [future.result().status for future in held] == [200] * 3
+    assert told.check(vhost) == {"confirmed": 4, "rejected": 1}
+
+
+def test_a_batch_does_not_wait_for_each_confirm_that_never_comes(
+    start_sidecar: StartSidecar, login: Login, vhost: VirtualHost
+) -> None:
+    vhost.ring("orders", QUEUES)
+    with relay(login.broker_url) as (link, broker_url):
+        sidecar = start_sidecar(broker_url=broker_url, max_in_flight="40", confirm_timeout="0.5", lookup_timeout="5")
+        told = Told(sidecar, vhost.name)
+        assert told.single().status == 200
+        link.freeze()
+
+        answer = told.batch(400)
+
+        assert answer.problem(503, "batch-failed", "unknown", retryable=True)
+        assert told.answers[-1][0] < 5
+        link.thaw()
+        wait_until("works again", lambda: told.single().status == 200)
+        outcomes = told.check(vhost)
+    assert 1 <= outcomes["unknown"] <= 40
+    assert outcomes["rejected"] >= 360
+
+
+@pytest.mark.parametrize("length", ["Content-Length: 1000", "Transfer-Encoding: chunked"])
+def test_a_slow_sender(start_sidecar: StartSidecar, vhost: VirtualHost, length: str) -> None:
+    vhost.ring("orders", QUEUES)
+    sidecar = start_sidecar(body_timeout="0.3")
+    head = f"POST {publish_path('orders', vhost.name, key='k')} HTTP/1.1\r\nHost: x\r\n{length}\r\n\r\n"
+
+    (answer,) = sidecar.raw(f"{head}5\r\nhello\r\n".encode())
+
+    assert "0.3 s" in answer.problem(408, "timeout", "invalid", retryable=True)
+    assert answer.headers["connection"] == "close"
+    assert vhost.drain_all() == {}
+
+
+def test_a_slow_sender_of_a_batch(start_sidecar: StartSidecar, vhost: VirtualHost) -> None:
+    vhost.ring("orders", ["q"])
+    sidecar = start_sidecar(body_timeout="0.3")
+    head = f"POST {publish_path('orders', vhost.name, 'publish/batch')} HTTP/1.1\r\nHost: x\r\n"
+    head += "Content-Type: application/x-ndjson\r\nContent-Length: 1000\r\n\r\n"
+
+    (answer,) = sidecar.raw(f'{head}{{"key":"k","payload":"whole"}}\n{{"key":"k","pay'.encode())
+
+    assert "0.3 s" in answer.problem(408, "timeout", "unknown", retryable=True)
+    assert [result["outcome"] for result in answer.json["results"]] == ["confirmed"]
+    assert [m.body for m in vhost.drain("q")] == [b"whole"]
+
+
+def test_slow_senders_of_small_parts_are_waited_for(start_sidecar: StartSidecar, vhost: VirtualHost) -> None:
+    vhost.ring("orders", ["q"])
+    sidecar = start_sidecar(body_timeout="1")
+    with socket.create_connection(("127.0.0.1", sidecar.port), DEADLINE_SECONDS) as connection:
+        head = f"POST {publish_path('orders', vhost.name, key='k')} HTTP/1.1\r\nHost: x\r\nContent-Length: 8\r\n\r\n"
+        connection.sendall(head.encode())
+        # Longer in all than the limit for one part.
+        for part in (b"a", b"b", b"c", b"d", b"e", b"f", b"g", b"h"):
+            assert not _readable(connection, 0.2)
+            connection.sendall(part)
+        assert connection.recv(65536).startswith(b"HTTP/1.1 200 ")
+    assert [m.body for m in vhost.drain("q")] == [b"abcdefgh"]
+
+
+def _readable(connection: socket.socket, seconds: float) -> bool:
+    connection.settimeout(seconds)
+    try:
+        return bool(connection.recv(1, socket.MSG_PEEK))
+    except TimeoutError:
+        return False
+    finally:
+        connection.settimeout(DEADLINE_SECONDS)
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[tuple[Node, Control]]:
+    """A node that takes no message over a million bytes."""
+    with own_node("max_message_size = 1000000\n") as made:
+        yield made
+
+
+@pytest.fixture
+def home(running: tuple[Node, Control]) -> VirtualHost:
+    made = VirtualHost(BrokerApi(running[0].management_url), "/", [])
+    made.ring("orders", QUEUES)
+    made.drain_all()
+    return made
+
+
+StartBeside = Callable[..., Sidecar]
+
+
+@pytest.fixture
+def start_beside(start_sidecar: StartSidecar, running: tuple[Node, Control]) -> StartBeside:
+    """Starts sidecars of that node."""
+    node = running[0]
+
+    def start(**changes: str) -> Sidecar:
+        return start_sidecar(broker_url=node.amqp_url, management_url=node.management_url, **changes)
+
+    return start
+
+
+@private_only
+def test_a_message_that_is_too_large_for_the_broker(start_beside: StartBeside, home: VirtualHost) -> None:
+    sidecar = start_beside()
+    told = Told(sidecar, "/")
+    assert told.single(999_990).status == 200
+    connects = sidecar.metric("ringproxy_broker_connects_total")
+    with ThreadPoolExecutor(12) as pool:
+        beside = [pool.submit(told.single) for _ in range(40)]
+        large = [pool.submit(told.single, 1_000_000) for _ in range(3)]
+        answers = [future.result() for future in large]
+    small = {future.result().status for future in beside}
+
+    # The broker's word costs it its channel, and whatever is in flight there; from then on it is known.
+    assert small <= {200, 504}
+    assert {answer.status for answer in answers} <= {400, 413, 504}
+    last = told.single(1_000_000)
+    assert "1000000" in last.problem(413, "too-large", "invalid", retryable=False)
+    assert told.single().status == 200
+    assert sidecar.metric("ringproxy_broker_connects_total") == connects
+    told.check(home)
+
+
+@private_only
+def test_the_first_message_that_is_too_large_is_told_so(start_beside: StartBeside, home: VirtualHost) -> None:
+    sidecar = start_beside()
+    told = Told(sidecar, "/")
+
+    answer = told.single(1_000_000)
+
+    assert answer.status in (400, 413)
+    assert (answer.json["outcome"], answer.json["retryable"]) == ("invalid", False)
+    assert "1000000" in answer.json["detail"]
+    batch = told.batch(3, 1_000_000)
+    assert batch.problem(422, "batch-failed", "invalid", retryable=False).startswith("3 of 3 messages")
+    assert "messages[0].body: " in batch.json["results"][0]["detail"]
+    told.check(home)
+
+
+@private_only
+def test_a_memory_alarm(start_beside: StartBeside, running: tuple[Node, Control], home: VirtualHost) -> None:
+    sidecar = start_beside(confirm_timeout="1", lookup_timeout="0.5")
+    told = Told(sidecar, "/")
+    assert told.single().status == 200
+    ctl = running[1]
+    ctl("set_vm_memory_high_watermark", "0.0000001")
+    try:
+        # The broker tells a connection that it is blocked once it publishes; what it publishes until then waits there.
+        wait_until("blocked", lambda: told.single().status == 503)
+        for _ in range(2):
+            detail = told.single().problem(503, "unavailable", "unavailable", retryable=True)
+            assert "low on memory" in detail
+        batch = told.batch(50)
+        assert batch.status == 503
+        assert "low on memory" in batch.json["detail"]
+    finally:
+        ctl("set_vm_memory_high_watermark", "0.6")
+
+    wait_until("works again", lambda: told.single().status == 200)
+    assert told.batch(50).status == 200
+    assert told.check(home)["unavailable"] >= 3
+
+
+@private_only
+def test_a_frozen_broker_under_load(
+    start_beside: StartBeside, running: tuple[Node, Control], home: VirtualHost
+) -> None:
+    sidecar = start_beside(confirm_timeout="1", lookup_timeout="1", max_in_flight="300")
+    told = Told(sidecar, "/")
+    assert told.single().status == told.batch(10).status == 200
+    frozen = threading.Event()
+    stop = threading.Event()
+    # Of those asked while it is frozen.
+    answers: list[tuple[float, Answer]] = []
+
+    def load(ask: Callable[[], Answer]) -> None:
+        while not stop.is_set():
+            was_frozen, started = frozen.is_set(), time.monotonic()
+            answer = ask()
+            if was_frozen and frozen.is_set():
+                answers.append((time.monotonic() - started, answer))
+
+    node = running[0]
+    with ThreadPoolExecutor(40) as pool:
+        workers = [pool.submit(load, lambda: told.single(4000)) for _ in range(32)]
+        workers += [pool.submit(load, lambda: told.batch(200, 4000)) for _ in range(4)]
+        try:
+            wait_until("some load", lambda: len(told.outcomes) > 1000)
+            os.kill(node.pid, signal.SIGSTOP)
+            frozen.set()
+            try:
+                started = time.monotonic()
+                wait_until("five seconds", lambda: time.monotonic() - started > 5)
+                memory = sidecar.memory("VmHWM")
+                assert sidecar.admin("/livez").status == 200
+            finally:
+                frozen.clear()
+                os.kill(node.pid, signal.SIGCONT)
+            wait_until("works again", lambda: told.single().status == 200)
+        finally:
+            stop.set()
+        for worker in workers:
+            worker.result()
+
+    assert {answer.status for _, answer in answers} <= {429, 503, 504}
+    assert len(answers) > 40
+    # Both waits at the most, and what a busy machine takes beside them.
+    assert max(seconds for seconds, _ in answers) < 2 + 2
+    assert memory < 256 << 20
+    wait_until("nothing is left", lambda: in_flight(sidecar) == 0)
+    outcomes = told.check(home)
+    assert outcomes["unknown"] > 0
+    assert outcomes["confirmed"] > 1000
