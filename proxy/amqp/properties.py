@@ -1,6 +1,7 @@
 """Properties and headers of a message of our own making, as the bytes of its content header (AMQP section 4.2.6.1)."""
 
 from collections.abc import Callable, Mapping
+from math import isfinite
 from struct import Struct, pack
 from typing import Any, NamedTuple
 
@@ -14,6 +15,8 @@ HEADER_NAME = 128
 
 MOST_DEPTH = 16
 """Tables and lists within each other in one header."""
+
+_DIRECT_REPLY = "amq.rabbitmq.reply-to"
 
 _LONGEST_EXPIRATION = (1 << 32) - 1
 """Milliseconds; RabbitMQ closes the channel, with all that is in flight on it, for more."""
@@ -121,6 +124,13 @@ def _headers(value: object) -> bytes:
     return encoded_headers(value)
 
 
+def _reply_to(value: object) -> bytes:
+    """Direct reply-to needs a consumer on the channel; without one RabbitMQ closes the channel (3.10, run)."""
+    if value == _DIRECT_REPLY:
+        raise PropertyError(f"{value!r} has no consumer here")
+    return short_string(value)
+
+
 _ENCODERS: dict[str, tuple[int, Callable[[object], bytes]]] = {
     "content_type": (1 << 15, short_string),
     "content_encoding": (1 << 14, short_string),
@@ -128,7 +138,7 @@ _ENCODERS: dict[str, tuple[int, Callable[[object], bytes]]] = {
     "delivery_mode": (1 << 12, lambda value: bytes((_mode(value),))),
     "priority": (1 << 11, lambda value: bytes((_octet(value),))),
     "correlation_id": (1 << 10, short_string),
-    "reply_to": (1 << 9, short_string),
+    "reply_to": (1 << 9, _reply_to),
     "expiration": (1 << 8, lambda value: short_string(str(_expiration(value)))),
     "message_id": (1 << 7, short_string),
     "timestamp": (1 << 6, lambda value: pack(">Q", _timestamp(value))),
@@ -168,7 +178,7 @@ def _value(value: object, depth: int) -> bytes:
         case int():
             return _integer(value)
         case float():
-            return b"d" + pack(">d", value)
+            return _float(value)
         case None:
             return b"V"
         case list():
@@ -186,6 +196,13 @@ def _integer(value: int) -> bytes:
     if -(1 << 63) <= value < 1 << 63:
         return b"l" + pack(">q", value)
     raise PropertyError(f"{_shown(value)} does not fit 64 bits")
+
+
+def _float(value: float) -> bytes:
+    """RabbitMQ ends the connection over one that is not finite (3.10, run)."""
+    if not isfinite(value):
+        raise PropertyError(f"{value} is no finite number")
+    return b"d" + pack(">d", value)
 
 
 def _list(values: list[object], depth: int) -> bytes:

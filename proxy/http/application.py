@@ -13,7 +13,6 @@ from proxy.http.ingest import Ingest
 from proxy.http.problems import problem_middleware
 from proxy.http.question import Question
 from proxy.metrics import Counts
-from proxy.publisher import Publisher
 from proxy.router import Router
 from proxy.sync import Sync
 
@@ -22,18 +21,16 @@ def application(
     settings: Settings,
     gate: Gate,
     dispatch: Dispatch,
-    publisher: Publisher,
     counts: Counts,
     router: Router,
     sync: Sync,
 ) -> web.Application:
     """All of it, on the parts that answer."""
     vhost, most = settings.default_vhost, settings.max_body
-    single = Ingest(gate, dispatch, publisher, counts, default_vhost=vhost, max_body=most)
+    single = Ingest(gate, dispatch, counts, default_vhost=vhost, max_body=most)
     batches = Batches(
         gate,
         dispatch,
-        publisher,
         counts,
         default_vhost=vhost,
         max_body=most,
@@ -42,7 +39,7 @@ def application(
         patience=settings.lookup_timeout,
     )
     events = Events(gate, single, batches, default_vhost=vhost, max_body=most, max_batch=settings.max_batch)
-    compat = Compat(gate, dispatch, publisher, max_body=most)
+    compat = Compat(gate, dispatch, max_body=most)
     question = Question(gate, router, sync, default_vhost=vhost, lookup_timeout=settings.lookup_timeout)
     app = web.Application(middlewares=[problem_middleware])
     for part in (single, batches, events, compat, question):

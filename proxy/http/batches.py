@@ -7,8 +7,8 @@ from typing import Any
 
 from aiohttp import web
 
-from proxy.http.batch import Batch
-from proxy.http.dispatch import Dispatch, Outlet
+from proxy.http.batch import MESSAGES, Batch, Words
+from proxy.http.dispatch import Dispatch
 from proxy.http.fields import ItemError, message_of
 from proxy.http.gate import INGRESS, Admitted, Gate
 from proxy.http.items import BodyError, Item, Items
@@ -17,7 +17,6 @@ from proxy.http.problems import ProblemError
 from proxy.http.receipts import json_answer, minimal
 from proxy.metrics import Counts
 from proxy.outcome import Outcome
-from proxy.publisher import Publisher
 from proxy.router import Name
 
 _FORMS = {
@@ -42,7 +41,6 @@ class Batches:
         self,
         gate: Gate,
         dispatch: Dispatch,
-        publisher: Publisher,
         counts: Counts,
         *,
         default_vhost: str,
@@ -55,7 +53,7 @@ class Batches:
 
         `patience` in seconds is for room for one more message.
         """
-        self._gate, self._dispatch, self._publisher, self._counts = gate, dispatch, publisher, counts
+        self._gate, self._dispatch, self._counts = gate, dispatch, counts
         self._default_vhost, self._patience = default_vhost, patience
         self._max_body, self._max_batch, self._max_batch_body = max_body, max_batch, max_batch_body
 
@@ -78,15 +76,12 @@ class Batches:
         admitted: Admitted,
         name: Name,
         fill: Callable[[Batch], Coroutine[Any, Any, None]],
-        what: str = "messages",
+        words: Words = MESSAGES,
     ) -> web.Response:
-        """The answer to what `fill` adds to a batch; `what` the request calls it.
-
-        Raises ProblemError where not all of it is confirmed.
-        """
-        outlet = Outlet.of(name, self._publisher.lanes(name[0]))
+        """The answer to what `fill` adds to a batch. Raises ProblemError where not all of it is confirmed."""
+        outlet = await self._dispatch.outlet(name)
         await self._dispatch.check(outlet)
-        batch = Batch(self._dispatch, self._gate.limits, outlet, self._patience, what)
+        batch = Batch(self._dispatch, self._gate.limits, outlet, self._patience, words)
         broken: ProblemError | None = None
         try:
             await fill(batch)

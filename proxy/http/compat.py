@@ -14,14 +14,14 @@ from aiohttp import BasicAuth, web
 from proxy.amqp.client import CONFIRMED
 from proxy.amqp.frames import ACCESS_REFUSED
 from proxy.amqp.properties import NAMES, PropertyError, encoded, utf8
-from proxy.http.dispatch import Dispatch, Outlet
+from proxy.http.dispatch import Dispatch
 from proxy.http.fields import from_base64, properties_of, unsized_short_string
 from proxy.http.gate import Admitted, Gate
 from proxy.http.ingest import One
 from proxy.http.message import Message
-from proxy.http.problems import ProblemError, unavailable
+from proxy.http.problems import ProblemError
 from proxy.outcome import Outcome
-from proxy.publisher import Login, LoginRefused, Publisher, Unavailable
+from proxy.publisher import Login, LoginRefused
 
 _REQUIRED = ("routing_key", "properties", "payload", "payload_encoding")
 _DEFAULT_EXCHANGE = "amq.default"
@@ -44,9 +44,9 @@ class _BadError(ProblemError):
 class Compat:
     """``POST /api/exchanges/{vhost}/{name}/publish``."""
 
-    def __init__(self, gate: Gate, dispatch: Dispatch, publisher: Publisher, *, max_body: int) -> None:
+    def __init__(self, gate: Gate, dispatch: Dispatch, *, max_body: int) -> None:
         """`max_body` in bytes, of the request."""
-        self._gate, self._dispatch, self._publisher, self._max_body = gate, dispatch, publisher, max_body
+        self._gate, self._dispatch, self._max_body = gate, dispatch, max_body
 
     def routes(self) -> list[web.RouteDef]:
         """What it answers."""
@@ -65,10 +65,7 @@ class Compat:
             return _error(problem)
 
     async def _routed(self, admitted: Admitted, name: tuple[str, str], login: Login, message: Message) -> bool:
-        try:
-            outlet = Outlet.of(name, self._publisher.lanes(name[0], login))
-        except Unavailable as error:
-            raise unavailable(str(error)) from None
+        outlet = await self._dispatch.outlet(name, login)
         one = One()
         try:
             await self._dispatch.send(outlet, message, one, 0)
@@ -98,6 +95,8 @@ def _login(request: web.Request) -> Login:
         given = BasicAuth.decode(request.headers.get("Authorization", ""), encoding="utf-8")
     except ValueError:
         raise ProblemError(401, "unauthorized", "Authorization: no Basic credentials", Outcome.INVALID) from None
+    if "\0" in given.login + given.password:
+        raise ProblemError(401, "unauthorized", "Authorization: a NUL in the credentials", Outcome.INVALID)
     return given.login, given.password
 
 

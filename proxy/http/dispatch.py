@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from proxy.amqp import content
@@ -15,25 +14,21 @@ from proxy.http.message import Message
 from proxy.http.problems import ProblemError, invalid, unavailable
 from proxy.lookups import Absent, NotReadable
 from proxy.outcome import Outcome
-from proxy.publisher import Lanes, Publisher, Unavailable
+from proxy.publisher import Lanes, Login, Publisher, Unavailable
 from proxy.router import Name, PassReason, Router
 from proxy.sync import Sync
 from proxy.tally import Tally
 from ring.hashing import slot_of
 
 
-@dataclass(frozen=True)
-class Outlet:
+class Outlet(NamedTuple):
     """What the messages of one request have in common: where they are published to, and over which connections."""
 
     name: Name
     lanes: Lanes
     exchange: bytes
 
-    @classmethod
-    def of(cls, name: Name, lanes: Lanes) -> "Outlet":
-        """Of an exchange in a virtual host."""
-        return cls(name, lanes, name[1].encode())
+_NO_KEY = "routing key: missing; it is the header Routing-Key, ?key= or an event's partitionkey"
 
 
 class Placed(NamedTuple):
@@ -62,6 +57,19 @@ class Dispatch:
             await self._found(outlet, self._router.clock())
         self._refuse_internal(outlet)
 
+    async def outlet(self, name: Name, login: Login | None = None) -> Outlet:
+        """The way to an exchange, as this sidecar's own user or another.
+
+        Raises ProblemError where there is no such exchange: for one of a client's choice nobody shall connect. But of
+        another user the broker judges first.
+        """
+        if login is None and name not in self._router.entries:
+            await self._look_up(name, name, self._router.clock())
+        try:
+            return Outlet(name, self._publisher.lanes(name[0], login), name[1].encode())
+        except Unavailable as error:
+            raise unavailable(str(error)) from None
+
     async def send(self, outlet: Outlet, message: Message, receiver: Receiver, index: int) -> Placed:
         """Publishes one message, of whose fate `receiver` is told; waits only for what must be read or connected first.
 
@@ -76,7 +84,7 @@ class Dispatch:
                 asked = asked or self._router.clock()
                 table, route = await self._found(outlet, asked)
             if message.key is None and (route.hashed is None or not route.stamp):
-                raise ProblemError(400, "no-routing-key", "Routing-Key: the header is missing", Outcome.INVALID)
+                raise ProblemError(400, "no-routing-key", _NO_KEY, Outcome.INVALID)
             if route.plain:
                 slot = slot_of(key)
                 placed = Placed(route, Choice(route.targets[route.owners[slot]], route, slot), None)
@@ -158,16 +166,13 @@ class Dispatch:
 
     async def _found(self, outlet: Outlet, asked: float) -> tuple[RouteTable, Route]:
         """The route of an exchange that is not known, or not freshly enough; as of now, nothing is awaited after it."""
-        lanes, unseen = outlet.lanes, bool(outlet.exchange) and outlet.name not in self._router.entries
-        if unseen and not lanes.guest:
-            # Of what does not exist nobody need connect first; but a guest learns that only once the broker knows him.
-            await self._look_up(outlet, outlet.name, asked)
+        lanes = outlet.lanes
         await self._connected(lanes, None)
         assert lanes.table is not None
         if lanes.table.expires < self._router.clock():
             lanes.table.clear()
         if outlet.exchange and outlet.name not in self._router.entries:
-            await self._look_up(outlet, outlet.name, asked)
+            await self._look_up(outlet.name, outlet.name, asked)
         found = lanes.table.find(outlet.exchange)
         while isinstance(found, Unread):
             await self._read(outlet, found, asked)
@@ -183,9 +188,9 @@ class Dispatch:
     async def _read(self, outlet: Outlet, unread: Unread, asked: float) -> None:
         if unread.hopeless:
             raise unavailable(unread.why)
-        await self._look_up(outlet, unread.name, asked)
+        await self._look_up(outlet.name, unread.name, asked)
 
-    async def _look_up(self, outlet: Outlet, wanted: Name, asked: float) -> None:
+    async def _look_up(self, name: Name, wanted: Name, asked: float) -> None:
         """Raises ProblemError where the exchange does not exist or cannot be read in time."""
         left = asked + self._lookup_timeout - self._router.clock()
         if left <= 0:
@@ -193,9 +198,9 @@ class Dispatch:
         try:
             await self._sync.look_up(wanted, left)
         except Absent as absent:
-            if wanted == outlet.name:
+            if wanted == name:
                 raise ProblemError(404, "unknown-exchange", f"exchange: {absent}", Outcome.INVALID) from None
-            await self._sync.refresh(outlet.name, "an exchange behind it is gone")
+            await self._sync.refresh(name, "an exchange behind it is gone")
             raise unavailable(str(absent)) from None
         except NotReadable as error:
             raise unavailable(f"exchange {wanted[1]!r} cannot be read: {error}") from None

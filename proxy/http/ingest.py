@@ -6,14 +6,13 @@ import time
 from aiohttp import web
 
 from proxy.amqp.client import CONFIRMED, Verdict
-from proxy.http.dispatch import Dispatch, Outlet
+from proxy.http.dispatch import Dispatch
 from proxy.http.gate import Admitted, Gate
 from proxy.http.message import Message
 from proxy.http.parsing import message_of, name_of, prefers, query_of
 from proxy.http.receipts import failure, minimal, receipt_answer
 from proxy.metrics import Counts
 from proxy.outcome import Outcome
-from proxy.publisher import Publisher
 from proxy.router import Name
 
 
@@ -35,11 +34,9 @@ class One:
 class Ingest:
     """Publishes of single messages, for every endpoint that takes one."""
 
-    def __init__(
-        self, gate: Gate, dispatch: Dispatch, publisher: Publisher, counts: Counts, *, default_vhost: str, max_body: int
-    ) -> None:
+    def __init__(self, gate: Gate, dispatch: Dispatch, counts: Counts, *, default_vhost: str, max_body: int) -> None:
         """`default_vhost` is taken where a request names none; `max_body` in bytes."""
-        self._gate, self._dispatch, self._publisher, self._counts = gate, dispatch, publisher, counts
+        self._gate, self._dispatch, self._counts = gate, dispatch, counts
         self._default_vhost, self._max_body = default_vhost, max_body
 
     def routes(self) -> list[web.RouteDef]:
@@ -58,7 +55,7 @@ class Ingest:
 
     async def confirmed(self, request: web.Request, admitted: Admitted, name: Name, message: Message) -> web.Response:
         """The answer to one message, once the broker has given its own. Raises ProblemError but for a confirm."""
-        outlet = Outlet.of(name, self._publisher.lanes(name[0]))
+        outlet = await self._dispatch.outlet(name)
         one = One()
         placed = await self._dispatch.send(outlet, message, one, 0)
         admitted.name = name
