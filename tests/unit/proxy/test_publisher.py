@@ -1,143 +1,305 @@
-"""Only what no real broker can be made to show; the rest is in tests/integration."""
+"""Who has connections, for how long, and what those who wait for one are told."""
 
 import asyncio
-import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import aclosing, asynccontextmanager
-from typing import Any
+import contextlib
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 
-import aio_pika
-import aiormq
 import pytest
-from yarl import URL
 
-from proxy.publisher import Publish, Publisher, Unavailable
+from proxy import publisher as publisher_module
+from proxy.amqp.brokers import Brokers
+from proxy.amqp.content import STAMP_ID_ENTRY
+from proxy.amqp.link import Link
+from proxy.config import Address
+from proxy.outcome import Outcome
+from proxy.publisher import Lanes, LoginRefused, Publisher, Unavailable
+from proxy.tally import Tally
+from tests.unit.proxy.amqp.client_wire import PERSISTENT_HEADER, TO_Q, Told, blocked
+from tests.unit.proxy.amqp.wire import ack, close_channel
+from tests.unit.proxy.fake_broker import FakeBroker, eventually, free_address, listening
 
-MESSAGE = Publish("", "q", b"body", {})
-SECRET = "s3cret/@:%41 é"
-QUOTED = "s3cret%2F%40%3A%2541%20%C3%A9"
-
-Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+GUEST = "guest", "s3cret é"
+CLOSE = 10, 50
 
 
 @asynccontextmanager
-async def listening(talk: Talk) -> AsyncIterator[URL]:
-    """Something that listens where the broker should, and what it says."""
+async def publishing(
+    broker: FakeBroker, *, before: Sequence[Address] = (), connections: int = 1, connect_timeout: float = 5
+) -> AsyncIterator[Publisher]:
+    """A publisher to a broker that listens; in the end every connection is closed, and nothing is in flight.
 
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    `before` are addresses to try before the broker's.
+    """
+    async with listening(broker):
+        made = Publisher(
+            Brokers([*before, broker.address], None, 5).dial,
+            lambda: ("me", "own"),
+            connections=connections,
+            connect_timeout=connect_timeout,
+            confirm_timeout=10,
+        )
         try:
-            await talk(reader, writer)
+            yield made
         finally:
-            writer.close()
-
-    server = await asyncio.start_server(answer, "127.0.0.1", 0)
-    try:
-        yield URL(f"amqp://me:{QUOTED}@127.0.0.1:{server.sockets[0].getsockname()[1]}/")
-    finally:
-        server.close()
+            async with asyncio.timeout(5):
+                await made.aclose()
+        assert made.in_flight == 0
+        await broker.until(lambda: all(visit.ended for visit in broker.visits))
 
 
-def publisher_of(url: URL) -> Publisher:
-    return Publisher(url, connect_timeout=0.3, confirm_timeout=10)
+def publish(link: Link, told: Told, exchange: bytes = b"", index: int = 0) -> None:
+    assert link.client is not None
+    link.client.publish(exchange, TO_Q, PERSISTENT_HEADER, STAMP_ID_ENTRY, b"x", (told, index, Tally()))
+    link.wake()
 
 
-async def eventually(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
-        while not holds():  # noqa: ASYNC110 - what is awaited has no event
-            await asyncio.sleep(0.005)
+async def up(publisher: Publisher, lanes: Lanes) -> Link:
+    link = await publisher.connected(lanes)
+    assert link.clear
+    return link
 
 
-async def silent(reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
-    while await reader.read(1000):
-        pass
+# Connections.
 
 
-async def rubbish(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    await reader.read(8)
-    writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+async def test_the_own_ones_are_kept_and_shared() -> None:
+    broker = FakeBroker()
+    async with publishing(broker, connections=3) as publisher:
+        assert (publisher.faults(), publisher.cluster("v")) == ({}, None)
+        publisher.connect("v")
+        assert publisher.faults() == {"v": "not connected yet"}
+        lanes = publisher.lanes("v")
+        await eventually(lambda: all(link.clear for link in lanes.links))
+        assert publisher.lanes("v") is lanes
+        assert publisher.faults() == {"v": ""}
+        assert (publisher.cluster("v"), publisher.cluster("w")) == ("rabbit@fake", None)
+        assert (len(broker.visits), publisher.connects) == (3, 3)
+        assert {visit.vhost for visit in broker.visits} == {"v"}
+        # Another virtual host has its own.
+        other = await up(publisher, publisher.lanes("w"))
+        assert other.vhost == "w"
+        assert set(publisher.faults()) == {"v", "w"}
 
 
-async def another_version(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    await reader.read(8)
-    writer.write(b"AMQP\x00\x01\x00\x00")
+async def test_one_that_is_up_stands_for_all() -> None:
+    broker = FakeBroker()
+    async with publishing(broker, connections=2) as publisher:
+        lanes = publisher.lanes("v")
+        await eventually(lambda: all(link.clear for link in lanes.links))
+        broker.greeting = b""
+        broker.visits[0].drop()
+        await eventually(lambda: sum(link.clear for link in lanes.links) == 1)
+        assert publisher.faults() == {"v": ""}
+        assert await up(publisher, lanes) in lanes.links
 
 
-async def hang_up(_: asyncio.StreamReader, __: asyncio.StreamWriter) -> None:
-    return
+async def test_the_next_address_where_the_first_refuses() -> None:
+    async with publishing(FakeBroker(), before=[free_address()]) as publisher:
+        await up(publisher, publisher.lanes("v"))
 
 
-@pytest.mark.parametrize("talk", [silent, rubbish, another_version, hang_up])
-async def test_what_is_no_broker_makes_publishes_unavailable_in_time(
-    talk: Talk, caplog: pytest.LogCaptureFixture
-) -> None:
-    async with listening(talk) as url, aclosing(publisher_of(url)) as publisher:
-        with pytest.raises(Unavailable, match="no connection to the broker"):
-            await publisher.publish("/", MESSAGE)
-        await eventually(lambda: publisher.faults()["/"] not in ("", "not connected yet"))
+async def test_counts() -> None:
+    broker = FakeBroker()
+    async with publishing(broker) as publisher:
+        own, guest = publisher.lanes("v"), publisher.lanes("v", GUEST)
+        told = Told()
+        for index, lanes in enumerate((own, guest)):
+            publish(await up(publisher, lanes), told, index=index)
+        assert (publisher.in_flight, publisher.connects) == (2, 2)
+        await broker.until(lambda: all(visit.bodies for visit in broker.visits))
+        broker.visits[0].say(ack(1, 1))
+        await eventually(lambda: publisher.in_flight == 1)
+
+
+async def test_what_the_broker_refuses_is_told_without_repetition() -> None:
+    broker = FakeBroker()
+    async with publishing(broker, connections=2) as publisher:
+        assert publisher.refusals("v") == []
+        lanes = publisher.lanes("v")
+        await eventually(lambda: all(link.clear for link in lanes.links))
+        told = Told()
+        for index, link in enumerate(lanes.links):
+            publish(link, told, b"e", index)
+        await broker.until(lambda: all(visit.bodies for visit in broker.visits))
+        for visit in broker.visits:
+            visit.say(close_channel(1, 403, b"ACCESS_REFUSED - no"))
+        await eventually(lambda: len(told.verdicts) == 2)
+        (refusal,) = publisher.refusals("v")
+        assert "exchange 'e'" in refusal
+
+
+# Waiting.
+
+
+async def test_it_is_unavailable_in_time() -> None:
+    async with publishing(FakeBroker(greeting=b""), connect_timeout=0.1) as publisher:
+        lanes = publisher.lanes("v")
+        with pytest.raises(Unavailable, match="no connection to the broker: "):
+            await publisher.connected(lanes)
+        await eventually(lambda: publisher.faults() == {"v": "no AMQP answer in time"})
         assert (publisher.in_flight, publisher.connects) == (0, 0)
-        told = caplog.text + publisher.faults()["/"]
-        assert "s3cret" not in told
-        assert QUOTED not in told
 
 
-async def test_nobody_listens(caplog: pytest.LogCaptureFixture) -> None:
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))
-        url = URL(f"amqp://me:{QUOTED}@127.0.0.1:{bound.getsockname()[1]}/")
-        async with aclosing(publisher_of(url)) as publisher:
-            with pytest.raises(Unavailable, match=r"no connection to the broker: .*"):
-                await publisher.publish("/", MESSAGE)
-            assert "s3cret" not in caplog.text + publisher.faults()["/"]
-            # Tried several times meanwhile, told once.
-            assert len([r for r in caplog.records if r.name == "proxy.publisher"]) == 1
+async def test_it_is_unavailable_while_the_broker_takes_no_publishes() -> None:
+    broker = FakeBroker()
+    async with publishing(broker, connect_timeout=0.5) as publisher:
+        link = await up(publisher, publisher.lanes("v"))
+        broker.visits[0].say(blocked("low on memory"))
+        await eventually(lambda: not link.clear)
+        with pytest.raises(Unavailable, match="the broker takes no publishes: low on memory"):
+            await publisher.cleared(link)
+        # There is a connection all the same, for what is not a publish.
+        assert await publisher.connected(publisher.lanes("v")) is link
+        assert publisher.faults() == {"v": ""}
 
 
-class Tries:
-    """Stands for aio_pika.connect: keeps what it was asked for, and fails."""
-
-    def __init__(self, error: Exception) -> None:
-        self._error = error
-        self.urls: list[URL] = []
-
-    async def __call__(self, url: URL, **_: Any) -> None:
-        self.urls.append(url)
-        raise self._error
-
-
-@pytest.mark.parametrize("error", [ZeroDivisionError("ours"), ValueError("theirs"), KeyError("x"), RuntimeError()])
-async def test_it_tries_again_whatever_was_raised(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
-    tries = Tries(error)
-    monkeypatch.setattr(aio_pika, "connect", tries)
-    async with aclosing(publisher_of(URL("amqp://h"))) as publisher:
-        publisher.connect("/")
-        await eventually(lambda: len(tries.urls) > 2)
-        fault = publisher.faults()["/"]
-        assert fault
-        assert fault != "not connected yet"
+async def test_all_that_wait_go_on_together() -> None:
+    broker = FakeBroker(greeting=b"")
+    async with publishing(broker, connect_timeout=5) as publisher:
+        lanes = publisher.lanes("v")
+        waiting = [asyncio.create_task(publisher.connected(lanes)) for _ in range(5)]
+        visit = await broker.visit()
+        assert not any(task.done() for task in waiting)
+        visit.say(FakeBroker().greeting)
+        assert {(await task).clear for task in waiting} == {True}
 
 
-@pytest.mark.parametrize(
-    "vhost", ["/", "prod", "/prod", "//", "a/b", "a//b", "a/../b", "é", "a b", "?", "#", "%", "%41", "@", "a:b", "+"]
-)
-async def test_the_library_reads_virtual_host_user_and_password_as_they_are(
-    monkeypatch: pytest.MonkeyPatch, vhost: str
-) -> None:
-    tries = Tries(OSError("down"))
-    monkeypatch.setattr(aio_pika, "connect", tries)
-    async with aclosing(publisher_of(URL(f"amqp://us%40er:{QUOTED}@h:5/default"))) as publisher:
-        publisher.connect(vhost)
-        await eventually(lambda: bool(tries.urls))
-    read = aiormq.Connection(aio_pika.connection.make_url(tries.urls[0]))
-    assert read.vhost == vhost
-    assert (read.url.user, read.url.password, read.url.host, read.url.port) == ("us@er", SECRET, "h", 5)
+# Other users.
 
 
-async def test_closing_ends_every_task() -> None:
-    before = asyncio.all_tasks()
-    async with listening(silent) as url:
-        publisher = publisher_of(url)
-        for vhost in ("/", "other"):
-            publisher.connect(vhost)
-        await eventually(lambda: len(publisher.faults()) == 2)
+async def test_a_refused_guest_is_told_at_once_and_tried_anew() -> None:
+    broker = FakeBroker(refuse=403)
+    async with publishing(broker, connect_timeout=60) as publisher:
+        publisher.connect("other")
+        started = time.monotonic()
+        for n in range(2):
+            with pytest.raises(LoginRefused, match="403 REFUSED - said the fake") as refused:
+                await publisher.connected(publisher.lanes("v", GUEST))
+            assert refused.value.code == 403
+            await eventually(lambda: ("v", GUEST) not in publisher._lanes)
+            assert sum(b"guest" in login for visit in broker.visits for login in visit.logins) == n + 1
+        assert time.monotonic() - started < 30
+        broker.refuse = 0
+        await up(publisher, publisher.lanes("v", GUEST))
+        assert f"\0{GUEST[0]}\0{GUEST[1]}".encode() in broker.visits[-1].logins[0]
+
+
+async def test_one_login_of_its_own_refused_is_tried_again_by_itself() -> None:
+    broker = FakeBroker(refuse=530)
+    async with publishing(broker) as publisher:
+        publisher.connect("v")
+        lanes = publisher.lanes("v")
+        with pytest.raises(LoginRefused) as refused:
+            await publisher.connected(lanes)
+        assert refused.value.code == 530
+        await broker.visit(2)
+        broker.refuse = 0
+        await eventually(lambda: publisher.faults() == {"v": ""})
+        assert publisher.lanes("v") is lanes
+
+
+async def test_guests_are_not_those_whose_faults_show() -> None:
+    async with publishing(FakeBroker(refuse=403)) as publisher:
+        with pytest.raises(LoginRefused):
+            await publisher.connected(publisher.lanes("v", GUEST))
+        assert (publisher.faults(), publisher.refusals("v"), publisher.cluster("v")) == ({}, [], None)
+
+
+async def test_no_more_guests_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publisher_module, "MOST_GUESTS", 2)
+    async with publishing(FakeBroker(), connections=4) as publisher:
+        publisher.connect("v")
+        lanes = publisher.lanes("v", ("a", ""))
+        assert len(lanes.links) == 1
+        publisher.lanes("w", ("a", ""))
+        with pytest.raises(Unavailable, match="2 users other than"):
+            publisher.lanes("v", ("b", ""))
+        assert publisher.lanes("v", ("a", "")) is lanes
+        # The sidecar's own are not counted.
+        publisher.lanes("x")
+
+
+# The end.
+
+
+async def test_idle_guests_are_closed_and_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    broker = FakeBroker()
+    async with publishing(broker) as publisher:
+        own = publisher.lanes("v")
+        link = await up(publisher, publisher.lanes("v", GUEST))
+        await up(publisher, own)
+        told = Told()
+        publish(link, told)
+        monkeypatch.setattr(publisher_module, "FORGET_AFTER", 0.0)
+        visit = next(visit for visit in broker.visits if b"guest" in visit.logins[0])
+        await broker.until(lambda: visit.bodies != [])
+        assert CLOSE not in visit.methods
+        visit.say(ack(1, 1))
+        await eventually(lambda: list(publisher._lanes) == [("v", None)])
+        assert told.outcomes == {0: Outcome.CONFIRMED}
+        assert CLOSE in visit.methods
+        assert publisher.connects == 2
+        # This sidecar's own stay as long as they are up.
+        assert own.link.clear
+        # And a guest that comes again finds the door open.
+        monkeypatch.undo()
+        await up(publisher, publisher.lanes("v", GUEST))
+        assert publisher.connects == 3
+
+
+async def test_what_cannot_be_connected_is_given_up_unless_it_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publisher_module, "FORGET_AFTER", 0.0)
+    async with publishing(FakeBroker(refuse=530), connections=2) as publisher:
+        publisher.connect("kept")
+        publisher.lanes("gone")
+        await eventually(lambda: set(publisher.faults()) == {"kept"})
+        with pytest.raises(Unavailable):
+            await publisher.connected(publisher.lanes("gone"))
+
+
+async def test_abandoned() -> None:
+    broker = FakeBroker()
+    async with publishing(broker) as publisher:
+        told = Told()
+        for index, login in enumerate((None, GUEST)):
+            publish(await up(publisher, publisher.lanes("v", login)), told, index=index)
+        publisher.abandon()
+        assert told.outcomes == {0: Outcome.UNKNOWN, 1: Outcome.UNKNOWN}
+        assert told.of(0).detail == "this sidecar ended before the confirm came"
+        assert publisher.in_flight == 0
+
+
+@pytest.mark.parametrize("polite", [True, False])
+async def test_closing_is_quick_whatever_the_broker_does(polite: bool) -> None:
+    broker = FakeBroker(polite=polite)
+    told = Told()
+    async with publishing(broker, connections=2) as publisher:
+        lanes = publisher.lanes("v")
+        await eventually(lambda: all(link.clear for link in lanes.links))
+        for index, link in enumerate(lanes.links):
+            publish(link, told, index=index)
+        started = time.monotonic()
         await publisher.aclose()
-        await eventually(lambda: not any("_stay_connected" in repr(task) for task in asyncio.all_tasks() - before))
+        assert time.monotonic() - started < 2
+        assert told.outcomes == {0: Outcome.UNKNOWN, 1: Outcome.UNKNOWN}
+        assert publisher._lanes == {}
+        await broker.until(lambda: all(visit.ended for visit in broker.visits))
+        assert all(CLOSE in visit.methods for visit in broker.visits)
+
+
+async def test_closing_while_it_connects() -> None:
+    broker = FakeBroker(greeting=b"")
+    async with publishing(broker) as publisher:
+        waiting = asyncio.create_task(publisher.connected(publisher.lanes("v")))
+        await broker.visit()
+        await publisher.aclose()
+        waiting.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await waiting
+
+
+async def test_closing_what_never_began() -> None:
+    async with publishing(FakeBroker()):
+        pass
