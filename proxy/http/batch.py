@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import Counter
-from typing import Any
+from typing import Any, NamedTuple
 
 from proxy.amqp.client import CONFIRMED, Verdict
 from proxy.amqp.routes import Route, Target
@@ -18,6 +18,16 @@ RETRYABLE = frozenset({Outcome.NACKED, Outcome.UNROUTABLE, Outcome.UNAVAILABLE, 
 """Outcomes of which sending again may make a confirm."""
 
 _LONGEST_DETAIL = 300
+
+
+class Words(NamedTuple):
+    """What a request calls its list of messages, and the routing key of one."""
+
+    messages: str
+    key: str
+
+
+MESSAGES = Words("messages", "key")
 
 
 class _Entry:
@@ -39,10 +49,10 @@ class Batch:
     answer for one: each would wait as long.
     """
 
-    def __init__(self, dispatch: Dispatch, limits: Limits, outlet: Outlet, patience: float, what: str) -> None:
-        """Empty. `patience` in seconds is for room for one more message; `what` the request calls its messages."""
+    def __init__(self, dispatch: Dispatch, limits: Limits, outlet: Outlet, patience: float, words: Words) -> None:
+        """Empty. `patience` in seconds is for room for one more message."""
         self._dispatch, self._limits, self._outlet, self._patience = dispatch, limits, outlet, patience
-        self._what = what
+        self._words = words
         self._entries: list[_Entry] = []
         self._unsettled = 0
         self._settled = asyncio.Event()
@@ -64,7 +74,7 @@ class Batch:
         entry = _Entry(message_id, message.key, len(message.body))
         index = len(self._entries)
         self._entries.append(entry)
-        if not (self._limits.has_room or self._stopped):
+        if not (self._limits.has_room or self._stopped or message.key in self._failed):
             await self._room()
         if self._failed and message.key in self._failed:
             again = self._failed[message.key]
@@ -73,12 +83,12 @@ class Batch:
         if self._stopped:
             self._fail(entry, Verdict(Outcome.REJECTED, self._stopped), self._again)
             return
-        self._limits.take(1, entry.size)
+        self._limits.take_batched(entry.size)
         self._unsettled += 1
         try:
             entry.placed = await self._dispatch.send(self._outlet, message, self, index)
         except ProblemError as problem:
-            self._limits.give(1, entry.size)
+            self._limits.give_batched(entry.size)
             self._unsettled -= 1
             if problem.outcome is Outcome.UNAVAILABLE or problem.status in (403, 404):
                 self._stop(problem.detail, problem.retryable)
@@ -87,8 +97,8 @@ class Batch:
     def _in_words(self, problem: ProblemError, index: int) -> str:
         """The detail of a message that was not sent, with its place in the request where the message is to blame."""
         if problem.kind == "no-routing-key":
-            return f"{self._what}[{index}].key: missing"
-        return f"{self._what}[{index}].{problem.detail}" if problem.status in (400, 413) else problem.detail
+            return f"{self._words.messages}[{index}].{self._words.key}: missing"
+        return f"{self._words.messages}[{index}].{problem.detail}" if problem.status in (400, 413) else problem.detail
 
     def _stop(self, why: str, again: bool) -> None:
         if not self._stopped:
@@ -111,7 +121,7 @@ class Batch:
     def settled(self, index: int, verdict: Verdict) -> None:
         """The broker has answered for one."""
         entry = self._entries[index]
-        self._limits.give(1, entry.size)
+        self._limits.give_batched(entry.size)
         if verdict is CONFIRMED:
             entry.verdict = verdict
         else:

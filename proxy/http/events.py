@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from aiohttp import web
 
-from proxy.http.batch import Batch
+from proxy.http.batch import Batch, Words
 from proxy.http.batches import Batches
 from proxy.http.cloudevents import Form, batched, binary, form_of, message_of, structured
 from proxy.http.fields import ItemError
@@ -15,6 +15,8 @@ from proxy.http.message import Message
 from proxy.http.parsing import key_of, name_of, query_of
 from proxy.http.problems import ProblemError
 from proxy.outcome import Outcome
+
+_WORDS = Words("events", "partitionkey")
 
 _YIELD_EVERY = 256
 """Events of a batch between turns of others."""
@@ -59,7 +61,7 @@ class Events:
                 if form is Form.BATCHED:
                     events = batched(body)
                     return await self._batches.sent(
-                        request, admitted, name, lambda batch: self._fill(batch, events, query), "events"
+                        request, admitted, name, lambda batch: self._fill(batch, events, query), _WORDS
                     )
                 message = binary(request.raw_headers, body) if form is Form.BINARY else structured(body)
             except ItemError as error:
