@@ -18,6 +18,9 @@ MOST_DEPTH = 16
 
 _DIRECT_REPLY = "amq.rabbitmq.reply-to"
 
+_STREAM_FILTER = "x-stream-filter-value"
+"""RabbitMQ 4.3 ends the connection over one that is no string, where the queue is a stream (run)."""
+
 _LONGEST_EXPIRATION = (1 << 32) - 1
 """Milliseconds; RabbitMQ closes the channel, with all that is in flight on it, for more."""
 
@@ -160,6 +163,8 @@ def _table(headers: Mapping[Any, object], depth: int) -> bytes:
         if not 0 < len(encoded_name) <= HEADER_NAME:
             raise PropertyError(f"the name {_shown(name)} has {len(encoded_name)} bytes, not 1 to {HEADER_NAME}")
         try:
+            if name == _STREAM_FILTER:
+                utf8(value)
             entries.append(bytes((len(encoded_name),)) + encoded_name + _value(value, depth))
         except PropertyError as error:
             raise PropertyError(f"{name}: {error}") from None
