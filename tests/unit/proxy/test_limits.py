@@ -1,8 +1,16 @@
 """Limits: who is refused, who waits, and in which order."""
 
 import asyncio
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
 
 from proxy.limits import Limits
+
+
+def room(limits: Limits) -> bool:
+    return limits.has_room
 
 
 def test_requests_are_refused_at_the_limit() -> None:
@@ -19,30 +27,30 @@ def test_requests_are_refused_at_the_limit() -> None:
 def test_a_batch_has_half_whatever_bytes_requests_hold() -> None:
     limits = Limits(4, 100)
     limits.take(1, 100)
-    assert limits.has_room
+    assert room(limits)
     limits.take_batched(10)
-    assert limits.has_room
+    assert room(limits)
     limits.take_batched(10)
-    assert not limits.has_room
+    assert not room(limits)
     limits.give_batched(10)
     limits.take_batched(40)
-    assert not limits.has_room
+    assert not room(limits)
 
 
 def test_a_batch_has_what_single_messages_leave() -> None:
     limits = Limits(8, 100)
     limits.take(7, 0)
     limits.take_batched(1)
-    assert not limits.has_room
+    assert not room(limits)
     limits.give(1, 0)
-    assert limits.has_room
+    assert room(limits)
 
 
 def test_one_message_of_a_batch_always_may() -> None:
     limits = Limits(1, 1)
-    assert limits.has_room
+    assert room(limits)
     limits.take_batched(1000)
-    assert not limits.has_room
+    assert not room(limits)
 
 
 async def test_those_who_wait_take_turns() -> None:
@@ -75,3 +83,104 @@ async def test_who_leaves_passes_his_turn_on() -> None:
     first.cancel()
     await asyncio.wait_for(second, 1)
     assert first.cancelled()
+
+
+async def idle() -> None:
+    """Everything that can go on has gone on."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def test_none_starves_beside_others_that_take_all_they_can() -> None:
+    limits = Limits(20, 1000)
+    taken: Counter[int] = Counter()
+
+    async def batch(number: int) -> None:
+        while True:
+            if not limits.has_room:
+                await limits.room()
+            limits.take_batched(1)
+            taken[number] += 1
+
+    tasks = [asyncio.create_task(batch(number)) for number in range(4)]
+    for _ in range(100):
+        await idle()
+        assert limits.messages == 10
+        for _ in range(10):
+            limits.give_batched(1)
+    assert taken.total() == 1000
+    assert all(200 <= taken[number] <= 300 for number in range(4)), taken
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_who_comes_later_goes_later() -> None:
+    limits = Limits(2, 100)
+    limits.take_batched(1)
+    first = asyncio.create_task(limits.room())
+    await idle()
+    limits.give_batched(1)
+    # There is room, but it is the first one's.
+    assert not limits.has_room
+    second = asyncio.create_task(limits.room())
+    await first
+    limits.take_batched(1)
+    await idle()
+    assert not second.done()
+    limits.give_batched(1)
+    await asyncio.wait_for(second, 1)
+    assert limits.has_room
+
+
+steps = st.lists(
+    st.tuples(st.sampled_from(["come", "come", "end", "end", "leave", "request"]), st.integers(0, 9)), max_size=60
+)
+
+
+@given(steps, st.integers(1, 12), st.integers(1, 40))
+def test_nobody_waits_while_there_is_room_and_nobody_overtakes(
+    steps: list[tuple[str, int]], most: int, most_bytes: int
+) -> None:
+    asyncio.run(life(steps, most, most_bytes))
+
+
+async def life(steps: list[tuple[str, int]], most: int, most_bytes: int) -> None:
+    limits = Limits(most, most_bytes)
+    under_way: list[int] = []
+    """Sizes."""
+    waiting: list[asyncio.Task[None]] = []
+    admitted: list[int] = []
+    held, came = 0, 0
+
+    async def come(number: int, size: int) -> None:
+        await limits.room()
+        assert not under_way or (len(under_way) * 2 < most and sum(under_way) * 2 < most_bytes)
+        limits.take_batched(size)
+        under_way.append(size)
+        admitted.append(number)
+
+    for what, number in steps:
+        match what:
+            case "come":
+                waiting.append(asyncio.create_task(come(came, number)))
+                came += 1
+            case "end" if under_way:
+                limits.give_batched(under_way.pop(number % len(under_way)))
+            case "leave" if waiting:
+                waiting[number % len(waiting)].cancel()
+            case "request":
+                limits.take(1, number)
+                held += number
+                assert limits.full(0, 0) == "" or limits.messages > most or limits.bytes > most_bytes
+        if number % 2:
+            await idle()
+            waiting = [task for task in waiting if not task.done()]
+            assert not (waiting and limits.has_room)
+            assert limits.bytes == held + sum(under_way)
+    await idle()
+    while waiting := [task for task in waiting if not task.done()]:
+        assert under_way
+        limits.give_batched(under_way.pop())
+        await idle()
+    assert admitted == sorted(admitted)
