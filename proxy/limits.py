@@ -1,7 +1,6 @@
 """How much may be under way at once: messages and bytes taken from HTTP clients and not answered yet."""
 
 import asyncio
-from collections import deque
 
 
 class Limits:
@@ -15,7 +14,7 @@ class Limits:
         self._most_messages, self._most_bytes = most_messages, most_bytes
         self.messages = self.bytes = 0
         self._batched = self._batched_bytes = 0
-        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._turn, self._freed = asyncio.Lock(), asyncio.Event()
 
     def full(self, messages: int, size: int) -> str:
         """Why so many more messages, or bytes, are too much; empty where they are not."""
@@ -34,6 +33,8 @@ class Limits:
         """Counts them out."""
         self.messages -= messages
         self.bytes -= size
+        if self._turn.locked() and self._has_room:
+            self._freed.set()
 
     def take_batched(self, size: int) -> None:
         """Counts one message of a batch in."""
@@ -43,38 +44,23 @@ class Limits:
 
     def give_batched(self, size: int) -> None:
         """Counts one message of a batch out."""
-        self.give(1, size)
         self._batched -= 1
         self._batched_bytes -= size
-        if self._waiting and self.has_room:
-            self._wake()
+        self.give(1, size)
 
     @property
     def has_room(self) -> bool:
-        """Whether one more message of a batch may go: always where none is under way, however small the limits are."""
+        """Whether one more message of a batch may go now: where none is under way always, however small the limits."""
+        return self._has_room and not self._turn.locked()
+
+    @property
+    def _has_room(self) -> bool:
         few = self._batched * 2 < self._most_messages and self.messages < self._most_messages
         return (few and self._batched_bytes * 2 < self._most_bytes) or not self._batched
 
     async def room(self) -> None:
         """Returns once there is room for more of a batch; those who wait take turns."""
-        wait = self._waiting.append
-        while not self.has_room:
-            waiter = asyncio.get_running_loop().create_future()
-            wait(waiter)
-            # Who was woken and finds none keeps his turn.
-            wait = self._waiting.appendleft
-            try:
-                await waiter
-            except asyncio.CancelledError:
-                if waiter.done() and not waiter.cancelled():
-                    self._wake()
-                raise
-        # There may be room for the next too, or who was let in has nothing to send after all.
-        self._wake()
-
-    def _wake(self) -> None:
-        while self._waiting:
-            waiter = self._waiting.popleft()
-            if not waiter.done():
-                waiter.set_result(None)
-                return
+        async with self._turn:  # which lets them in as they came
+            while not self._has_room:
+                self._freed.clear()
+                await self._freed.wait()
