@@ -2,6 +2,7 @@
 
 import socket
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import quote
 
 import pytest
@@ -81,8 +82,9 @@ def test_body_over_the_limit(start_sidecar: StartSidecar, vhost: VirtualHost) ->
 
     assert small.publish("orders", "k", b"x" * 1000, vhost=vhost.name).status == 200
     for size in (1001, 3_000_000):
-        answer = small.publish("orders", "k", b"x" * size, vhost=vhost.name)
-        assert answer.problem(413, "too-large", "invalid", retryable=False).startswith("body:")
+        for body in (b"x" * size, iter([b"x" * 1000, b"x" * (size - 1000)])):
+            answer = small.ask("POST", publish_path("orders", vhost.name, key="k"), body)
+            assert answer.problem(413, "too-large", "invalid", retryable=False).startswith("body:")
     assert small.publish("orders", "k", b"small again", vhost=vhost.name).status == 200
 
     assert [len(m.body) for m in vhost.drain("q")] == [6, 1000, 11]
@@ -135,6 +137,48 @@ def test_header_that_is_not_utf8(sidecar: Sidecar, vhost: VirtualHost, header: s
 @pytest.mark.parametrize("value", ["yesterday", "-1", "1.5", "9223372036854775808", "", "0x10"])
 def test_timestamp_that_is_none(sidecar: Sidecar, vhost: VirtualHost, value: str) -> None:
     assert refused(sidecar, publish_path("orders", vhost.name), {"Amqp-Timestamp": value}).startswith("Amqp-Timestamp:")
+
+
+@pytest.mark.parametrize(
+    ("header", "value"),
+    [
+        ("Amqp-Expiration", "soon"),
+        ("Amqp-Expiration", "1.5"),
+        ("Amqp-Expiration", "-1"),
+        ("Amqp-Expiration", "4294967296"),
+        ("Amqp-Priority", "256"),
+        ("Amqp-Priority", "high"),
+        ("Amqp-Delivery-Mode", "0"),
+        ("Amqp-Delivery-Mode", "3"),
+        ("Amqp-Delivery-Mode", "persistent"),
+        ("Amqp-Type", "x" * 256),
+        ("Amqp-Reply-To", "x" * 256),
+        ("Amqp-App-Id", "x" * 256),
+        ("Amqp-User-Id", "guest"),
+        ("Amqp-Cluster-Id", "c"),
+        ("Amqp-Routing-Key", "k"),
+        ("Amqp-Nonesuch", "v"),
+        ("Amqp-", "v"),
+    ],
+)
+def test_properties_over_which_the_broker_would_close_everybodys_channel(
+    sidecar: Sidecar, vhost: VirtualHost, header: str, value: str
+) -> None:
+    """Or that there are not, or that a sidecar cannot vouch for."""
+    unknown = sidecar.metric("ringproxy_publishes_total", outcome="unknown")
+
+    def publish(n: int) -> int:
+        headers = {header: value} if n == 10 else {}
+        return sidecar.publish("beside", "k", vhost=vhost.name, headers=headers).status
+
+    vhost.ring("beside", ["beside"])
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(publish, range(20))) == [200] * 10 + [400] + [200] * 9
+
+    assert len(vhost.drain("beside")) == 19
+    assert sidecar.metric("ringproxy_publishes_total", outcome="unknown") == unknown
+    detail = refused(sidecar, publish_path("orders", vhost.name), {header: value})
+    assert detail.startswith(f"{header}:")
 
 
 def test_header_names_too_long_or_empty(sidecar: Sidecar, vhost: VirtualHost) -> None:
