@@ -88,11 +88,13 @@ class Batch:
         try:
             entry.placed = await self._dispatch.send(self._outlet, message, self, index)
         except ProblemError as problem:
-            self._limits.give_batched(entry.size)
-            self._unsettled -= 1
             if problem.outcome is Outcome.UNAVAILABLE or problem.status in (403, 404):
                 self._stop(problem.detail, problem.retryable)
             self._fail(entry, Verdict(problem.outcome, self._in_words(problem, index)), problem.retryable)
+        finally:
+            if entry.placed is None:
+                self._limits.give_batched(entry.size)
+                self._unsettled -= 1
 
     def _in_words(self, problem: ProblemError, index: int) -> str:
         """The detail of a message that was not sent, with its place in the request where the message is to blame."""
