@@ -162,6 +162,35 @@ def test_a_batch_does_not_wait_for_room_for_long(start_sidecar: StartSidecar, lo
     assert (outcomes["unknown"], outcomes["rejected"]) == (1, 2)
 
 
+def test_connections_lost_under_load(start_sidecar: StartSidecar, login: Login, vhost: VirtualHost) -> None:
+    vhost.ring("orders", QUEUES)
+    stop = threading.Event()
+    with relay(login.broker_url) as (link, broker_url), ThreadPoolExecutor(12) as pool:
+        sidecar = start_sidecar(broker_url=broker_url, lookup_timeout="2")
+        told = Told(sidecar, vhost.name)
+
+        def load(ask: Callable[[], Answer]) -> None:
+            while not stop.is_set():
+                ask()
+
+        workers = [pool.submit(load, told.single) for _ in range(8)]
+        workers += [pool.submit(load, lambda: told.batch(300)) for _ in range(2)]
+        try:
+            for _ in range(3):
+                before = len(told.outcomes)
+                wait_until("more load", lambda before=before: len(told.outcomes) > before + 500)  # type: ignore[misc]
+                link.cut()
+                link.open()
+                wait_until("works again", lambda: told.single().status == 200)
+        finally:
+            stop.set()
+        for worker in workers:
+            worker.result()
+    outcomes = told.check(vhost)
+    assert outcomes["confirmed"] > 1000
+    assert set(outcomes) <= {"confirmed", "unknown", "unavailable", "rejected"}
+
+
 @pytest.mark.parametrize("length", ["Content-Length: 1000", "Transfer-Encoding: chunked"])
 def test_a_slow_sender(start_sidecar: StartSidecar, vhost: VirtualHost, length: str) -> None:
     vhost.ring("orders", QUEUES)

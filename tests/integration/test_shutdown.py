@@ -4,6 +4,7 @@ import signal
 import socket
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -97,6 +98,48 @@ def test_the_drain_time_limits_it(start_sidecar: StartSidecar, login: Login, vho
     assert len(load.refused) == 2
     for answer in load.refused:
         assert "ended before the confirm" in answer.problem(504, "unknown", "unknown", retryable=True)
+
+
+def test_a_batch_that_is_being_sent_is_taken_to_its_end(start_sidecar: StartSidecar, vhost: VirtualHost) -> None:
+    vhost.ring("orders", ["q"])
+    sidecar = start_sidecar()
+    sidecar.wait_ready()
+    line = b'{"key":"k","payload":"p"}\n'
+    path = publish_path("orders", vhost.name, "publish/batch")
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/x-ndjson\r\n"
+    with socket.create_connection(("127.0.0.1", sidecar.port), DEADLINE_SECONDS) as connection:
+        connection.sendall(f"{head}Content-Length: {len(line) * 20}\r\n\r\n".encode() + line * 10)
+        wait_until("half of it", lambda: sidecar.metric("ringproxy_publishes_total", outcome="confirmed") == 10)
+        sidecar.signal(signal.SIGTERM)
+        wait_until("draining", lambda: sidecar.admin("/readyz").status == 503)
+        connection.sendall(line * 10)
+        answer = connection.recv(65536)
+    assert sidecar.process.wait(DEADLINE_SECONDS) == 0
+
+    assert answer.startswith(b"HTTP/1.1 200 ")
+    assert b'"confirmed": 20' in answer
+    assert len(vhost.drain("q")) == 20
+    assert "unanswered at the end" not in sidecar.log()
+
+
+def test_a_batch_is_told_what_became_of_it_at_the_end_of_the_drain_time(
+    start_sidecar: StartSidecar, login: Login, vhost: VirtualHost
+) -> None:
+    vhost.ring("orders", ["q"])
+    with relay(login.broker_url) as (link, broker_url), ThreadPoolExecutor(1) as pool:
+        sidecar = start_sidecar(broker_url=broker_url, drain_time="0.5", confirm_timeout="600")
+        sidecar.wait_ready()
+        assert sidecar.publish("orders", "k", b"before", vhost=vhost.name).status == 200
+        link.freeze()
+        items = [{"key": f"{n}", "payload": f"{n}"} for n in range(30)]
+        waiting = pool.submit(sidecar.batch, "orders", items, vhost=vhost.name)
+        wait_until("all in flight", lambda: sidecar.metric("ringproxy_in_flight") == 30)
+        sidecar.signal(signal.SIGTERM)
+        answer = waiting.result()
+        assert sidecar.process.wait(DEADLINE_SECONDS) == 0
+
+    assert "ended before the confirm" in answer.problem(503, "batch-failed", "unknown", retryable=True)
+    assert [result["outcome"] for result in answer.json["results"]] == ["unknown"] * 30
 
 
 def test_a_ring_being_built_does_not_delay_the_end(start_sidecar: StartSidecar, vhost: VirtualHost) -> None:
