@@ -72,6 +72,11 @@ class Access:
         """Reads the file. Raises ConfigError."""
         self._tokens = Watched([file], lambda: read_tokens(file)) if file is not None else None
 
+    @property
+    def is_open(self) -> bool:
+        """Whether there is nothing to check."""
+        return self._tokens is None
+
     def check(self, authorization: str | None, vhost: str, exchange: str) -> None:
         """Returns where that Authorization header may publish there. Raises Unauthorized or Forbidden."""
         if self._tokens is not None:

@@ -127,6 +127,7 @@ class Link:
         self.cluster: str | None = None
         self.connects = 0
         self._socket: Socket | None = None
+        self._loop = asyncio.get_running_loop()
         self._due = False
         self._marks: deque[tuple[float, list[tuple[Channel, int]]]] = deque()
 
@@ -160,7 +161,7 @@ class Link:
         """What was queued at the client goes out at the end of this turn of the loop, all in one write."""
         if not self._due:
             self._due = True
-            asyncio.get_running_loop().call_soon(self._flush)
+            self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
         self._due = False

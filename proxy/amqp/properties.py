@@ -50,10 +50,14 @@ class Header(NamedTuple):
         """Of these properties."""
         if properties is PERSISTENT:
             return _PERSISTENT
-        before = [properties[flag] for flag in sorted(properties, reverse=True) if flag > HEADERS_FLAG]
-        after = [properties[flag] for flag in sorted(properties, reverse=True) if flag < HEADERS_FLAG]
-        headers = properties.get(HEADERS_FLAG, b"")[4:]
-        return cls(sum(properties) | HEADERS_FLAG, b"".join(before), headers, b"".join(after))
+        flags, before, after = HEADERS_FLAG, b"", b""
+        for flag in sorted(properties, reverse=True):
+            flags |= flag
+            if flag > HEADERS_FLAG:
+                before += properties[flag]
+            elif flag < HEADERS_FLAG:
+                after += properties[flag]
+        return cls(flags, before, properties.get(HEADERS_FLAG, b"")[4:], after)
 
     def payload(self, size: int, stamps: bytes = b"") -> bytes:
         """The payload of a content header frame for a body of `size` bytes, `stamps` put first among the headers."""

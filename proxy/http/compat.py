@@ -66,7 +66,7 @@ class Compat:
 
     async def _routed(self, admitted: Admitted, name: tuple[str, str], login: Login, message: Message) -> bool:
         outlet = await self._dispatch.outlet(name, login)
-        one = One()
+        one = One(self._gate.loop)
         try:
             await self._dispatch.send(outlet, message, one, 0)
         except ProblemError as problem:

@@ -69,6 +69,7 @@ class Gate:
         """`body_timeout` in seconds is for each next part of a body."""
         self._router, self._access, self.limits, self._counts = router, access, limits, counts
         self._body_timeout = body_timeout
+        self.loop = asyncio.get_running_loop()
         self.draining = False
         self.active = 0
         """Requests that are not answered yet."""
@@ -87,6 +88,8 @@ class Gate:
         """Whether the client may publish there. Raises ProblemError 401 or 403."""
         if admitted is not None and name in self._router.entries:
             admitted.name = name
+        if self._access.is_open:
+            return
         try:
             self._access.check(request.headers.get("Authorization"), *name)
         except Unauthorized as error:

@@ -21,9 +21,9 @@ class One:
 
     __slots__ = ("fate",)
 
-    def __init__(self) -> None:
-        """Not known yet."""
-        self.fate: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Not known yet. (To find the running loop costs a system call.)"""
+        self.fate: asyncio.Future[Verdict] = loop.create_future()
 
     def settled(self, index: int, verdict: Verdict) -> None:
         """It is known."""
@@ -56,7 +56,7 @@ class Ingest:
     async def confirmed(self, request: web.Request, admitted: Admitted, name: Name, message: Message) -> web.Response:
         """The answer to one message, once the broker has given its own. Raises ProblemError but for a confirm."""
         outlet = await self._dispatch.outlet(name)
-        one = One()
+        one = One(self._gate.loop)
         placed = await self._dispatch.send(outlet, message, one, 0)
         admitted.name = name
         started = time.monotonic()

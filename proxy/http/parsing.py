@@ -70,7 +70,11 @@ def message_of(request: web.Request, query: Mapping[str, str]) -> tuple[bytes | 
         lower = raw_name.lower()
         known = _PROPERTIES.get(lower)
         if known is not None:
-            _put(properties, *known, value)
+            field, name = known
+            flag, data = (_repeated if name in _REPEATED else _property)(field, name, value)
+            if flag in properties:
+                raise invalid(field, "given twice")
+            properties[flag] = data
         elif lower == b"routing-key":
             if key is not None:
                 raise invalid("Routing-Key", "given twice")
@@ -95,14 +99,16 @@ def key_of(key: bytes | None, query: Mapping[str, str]) -> bytes | None:
     return key
 
 
-def _put(properties: Properties, field: str, name: str, value: bytes) -> None:
+def _property(field: str, name: str, value: bytes) -> tuple[int, bytes]:
     try:
-        flag, data = encoded(name, utf8(field, value))
+        return encoded(name, utf8(field, value))
     except PropertyError as error:
         raise invalid(field, str(error)) from None
-    if flag in properties:
-        raise invalid(field, "given twice")
-    properties[flag] = data
+
+
+_repeated = lru_cache(maxsize=1024)(_property)
+_REPEATED = frozenset({"content_type", "content_encoding", "delivery_mode", "priority", "type", "app_id"})
+"""Properties that many messages have alike."""
 
 
 def _put_header(headers: dict[str, object], field: str, lower: bytes, value: bytes) -> None:
