@@ -61,6 +61,16 @@ class Both:
     def __init__(self, broker: Broker, sidecar: Sidecar, vhost: str) -> None:
         self._ports = urlsplit(broker.management_url).port or 15672, sidecar.port
         self._vhost = vhost
+        self.is_model = broker.version.startswith("3.")
+        """Whether it is one of those whose words the sidecar took over; 4.x words and refuses some things otherwise."""
+
+    def refused(self, native: Answer, ours: Answer, status: int) -> None:
+        """That both refused alike, but for what the sidecar says beside."""
+        told = {name: value for name, value in ours.json.items() if name not in OWN_WORDS}
+        assert (ours.status, sorted(told)) == (status, ["error", "reason"])
+        if self.is_model:
+            assert (native.status, native.json) == (status, told)
+        assert native.status >= 400
 
     def ask(
         self,
@@ -123,9 +133,7 @@ def test_whether_it_was_routed(both: Both, home: VirtualHost, exchange: str, key
 def test_a_malformed_request(both: Both, home: VirtualHost, asked: dict[str, Any] | bytes) -> None:
     native, ours = both.ask(asked)
 
-    assert native.status == 400
-    assert ours.status == 400
-    assert {name: value for name, value in ours.json.items() if name not in OWN_WORDS} == native.json
+    both.refused(native, ours, 400)
     assert (ours.json["outcome"], ours.json["retryable"]) == ("invalid", False)
     assert home.drain_all() == {}
 
@@ -136,8 +144,7 @@ def test_an_exchange_that_takes_nothing(both: Both, home: VirtualHost, exchange:
 
     native, ours = both.ask(OK, exchange)
 
-    assert (native.status, ours.status) == (400, 400)
-    assert {name: value for name, value in ours.json.items() if name not in OWN_WORDS} == native.json
+    both.refused(native, ours, 400)
     assert ours.json["outcome"] == "invalid"
 
 
@@ -149,8 +156,7 @@ def test_a_full_queue(both: Both, home: VirtualHost) -> None:
 
     native, ours = both.ask(OK, "narrow")
 
-    assert (native.status, ours.status) == (400, 400)
-    assert {name: value for name, value in ours.json.items() if name not in OWN_WORDS} == native.json
+    both.refused(native, ours, 400)
     assert (ours.json["outcome"], ours.json["retryable"]) == ("nacked", True)
 
 
@@ -158,9 +164,9 @@ def test_a_full_queue(both: Both, home: VirtualHost) -> None:
 def test_whom_the_broker_does_not_know(both: Both, home: VirtualHost, authorization: str) -> None:
     native, ours = both.ask(OK, authorization=authorization)
 
-    assert (native.status, ours.status) == (401, 401)
-    assert {name: value for name, value in ours.json.items() if name not in OWN_WORDS} == native.json
-    assert ours.headers["www-authenticate"] == native.headers["www-authenticate"]
+    both.refused(native, ours, 401)
+    assert ours.headers["www-authenticate"] == 'Basic realm="RabbitMQ Management"'
+    assert native.headers.get("www-authenticate") == ours.headers["www-authenticate"] or not both.is_model
     assert home.drain_all() == {}
 
 
@@ -254,7 +260,8 @@ def test_differences(both: Both, home: VirtualHost, name: str) -> None:
     answers = both.ask(asked, exchange, authorization, home.name if where == "home" else where)
 
     told = [(a.status, a.json.get("error") if a.body and a.status != 500 else None) for a in answers]
-    assert told == expected
+    assert told[1] == expected[1]
+    assert told[0] == expected[0] or not both.is_model
     confirmed = sum(answer.status == 200 for answer in answers)
     assert sum(map(len, home.drain_all().values())) == confirmed
 
@@ -314,7 +321,10 @@ def test_rabbitmqadmin_by_changing_the_port(
     url = urlsplit(broker.management_url)
     with closing(http.client.HTTPConnection(url.hostname or "", url.port, timeout=DEADLINE_SECONDS)) as connection:
         connection.request("GET", "/cli/rabbitmqadmin")
-        script.write_bytes(connection.getresponse().read())
+        response = connection.getresponse()
+        if response.status == 404:
+            pytest.skip("this broker serves no rabbitmqadmin, as 4.3 and later do not")
+        script.write_bytes(response.read())
 
     def run(port: int, *arguments: str, given: str = "") -> tuple[int, str]:
         login = ["-u", "may", "-p", PASSWORD, "-V", home.name]
