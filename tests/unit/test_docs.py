@@ -3,7 +3,8 @@
 import re
 from pathlib import Path
 
-from proxy.amqp.listener import Brokers, Listener
+from proxy.amqp.brokers import Brokers
+from proxy.amqp.listener import Listener
 from proxy.amqp.routes import RouteTables
 from proxy.amqp.session import End, Shared
 from proxy.config import Settings, field_names
@@ -47,13 +48,13 @@ def test_defaults_are_the_documented_ones() -> None:
 
 async def test_every_metric_is_documented_and_no_other() -> None:
     router = Router(300, False)
-    publisher = Publisher(Settings().broker_url, connect_timeout=1, confirm_timeout=1)
+    dial = Brokers(Settings().brokers, None, 1).dial
+    publisher = Publisher(dial, lambda: ("", ""), connections=1, connect_timeout=1, confirm_timeout=1)
     async with Management(Settings().management_url, 1) as api:
         selection = Selection(["*"], [], [])
         sync = Sync(api, router, selection, interval=15, settle_time=2, rewrite_dead_letters=False)
         counts = Counts()
-        tables = RouteTables(router, selection, counts.tallies, lambda _: "")
-        dial = Brokers(Settings().brokers, None, 1).dial
+        tables = RouteTables(router, selection, counts.tallies["amqp"], lambda _: "")
         listener = Listener(Shared(tables, sync, dial, 1, frozenset(), counts.amqp_latency.add))
         families = list(ProxyCollector(counts, router, sync, publisher, listener).collect())
     suffix = {"counter": "_total", "info": "_info"}
