@@ -294,6 +294,20 @@ def test_channels_stay_within_what_is_agreed() -> None:
     w.publish(b"9")
 
 
+def test_both_sides_may_close_a_channel_at_once() -> None:
+    w = Wire(channel_max=1)
+    w.publish(b"a")
+    w.client.give_up(w.channel(b"a"), 1, "too late")
+    with pytest.raises(Full):
+        w.publish(b"b")
+    w.sent()
+    w.fed(close_channel(1, 404, b"gone"))
+    w.publish(b"b")
+    assert [one.id for one in split(w.sent())[:2]] == [CLOSE_OK, OPEN]
+    # The answer to our own close is for the channel that was.
+    assert w.fed(method(1, *CLOSE_OK), ack(1, 1)) == {0: Outcome.UNKNOWN, 1: Outcome.CONFIRMED}
+
+
 def test_the_channel_to_the_queues_is_the_last_to_be_closed() -> None:
     w = Wire(channel_max=4)
     w.publish()
