@@ -16,6 +16,9 @@ log = logging.getLogger(__name__)
 FORGET_AFTER = 30.0
 """Seconds without a publish after which connections that cannot be made, or are another user's, are given up."""
 
+GUEST_AGE = 60.0
+"""Seconds after which another user has to log in anew: the password may have changed, or a permission."""
+
 MOST_GUESTS = 64
 """Connections on behalf of users other than this sidecar's own."""
 
@@ -46,7 +49,7 @@ class Lanes:
         self.vhost, self.links, self.guest = vhost, links, guest
         self.kept = False
         """Never given up."""
-        self.wanted_at = time.monotonic()
+        self.begun_at = self.wanted_at = time.monotonic()
         """When a publish last asked for them."""
         self.table: RouteTable | None = None
         """The routes of its cluster, for whoever publishes."""
@@ -58,11 +61,14 @@ class Lanes:
         return next((link for link in self.links if link.client is not None), self.links[0])
 
     def wanted(self, connected: bool) -> bool:
-        """Whether a connection is to stay, or, where it is lost, to be made again."""
-        if self.guest and any(link.login_refused for link in self.links):
-            return False
-        recent = time.monotonic() - self.wanted_at < FORGET_AFTER
-        return recent or self.kept or (connected and not self.guest)
+        """Whether a connection is to stay, or, where it is lost, to be made again.
+
+        A guest's never is made again: at the next request the broker judges anew.
+        """
+        if self.guest:
+            return connected and time.monotonic() - self.wanted_at < FORGET_AFTER
+        connected = connected or any(link.client is not None for link in self.links)
+        return connected or self.kept or time.monotonic() - self.wanted_at < FORGET_AFTER
 
 
 class Publisher:
@@ -81,6 +87,8 @@ class Publisher:
         self._dial, self._login, self._connections = dial, login, connections
         self._connect_timeout, self._confirm_timeout = connect_timeout, confirm_timeout
         self._lanes: dict[tuple[str, Login | None], Lanes] = {}
+        self._running: set[Lanes] = set()
+        """Those, and such as go on only for what is in flight."""
         self._connects = 0
         """Of connections that were given up since."""
 
@@ -90,6 +98,9 @@ class Publisher:
         Raises Unavailable where too many other users have connections.
         """
         lanes = self._lanes.get((vhost, login))
+        if lanes is not None and login is not None and time.monotonic() - lanes.begun_at > GUEST_AGE:
+            # It goes on for what is in flight on it; the password may have changed.
+            lanes = None
         if lanes is None:
             if login is not None and sum(other is not None for _, other in self._lanes) >= MOST_GUESTS:
                 raise Unavailable(f"{MOST_GUESTS} users other than this sidecar's own have connections")
@@ -109,27 +120,23 @@ class Publisher:
 
     async def _run(self, lanes: Lanes, key: tuple[str, Login | None]) -> None:
         """Until nobody wants them any more: a virtual host may have been deleted."""
+        self._running.add(lanes)
         try:
             await asyncio.gather(*(link.run(lanes.wanted) for link in lanes.links))
         finally:
+            self._running.discard(lanes)
             self._connects += sum(link.connects for link in lanes.links)
-            del self._lanes[key]
+            if self._lanes.get(key) is lanes:
+                del self._lanes[key]
 
     def connect(self, vhost: str) -> None:
         """Starts connecting to a virtual host as this sidecar's own user, and stays connected for good."""
         self.lanes(vhost).kept = True
 
-    async def connected(self, lanes: Lanes) -> Link:
-        """Returns one of the connections once it is up. Raises Unavailable."""
-        link = lanes.link
-        if link.client is None:
-            await self.cleared(link)
-        return link
-
-    async def cleared(self, link: Link) -> None:
-        """Returns once a publish may be sent. Raises Unavailable."""
+    async def cleared(self, link: Link, within: float) -> None:
+        """Returns once a publish may be sent. Raises Unavailable after so many seconds, or where there is no hope."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._connect_timeout):
+            async with asyncio.timeout(within):
                 await link.settled()
         if not link.clear:
             raise LoginRefused(link.why, link.login_refused) if link.login_refused else Unavailable(link.why)
@@ -162,7 +169,7 @@ class Publisher:
         return sum(link.client.in_flight for link in self._links() if link.client is not None)
 
     def _links(self) -> Iterator[Link]:
-        return itertools.chain.from_iterable(lanes.links for lanes in list(self._lanes.values()))
+        return itertools.chain.from_iterable(lanes.links for lanes in list(self._running))
 
     def abandon(self) -> None:
         """Ends the wait for every confirm: each publish in flight is `unknown`."""
@@ -171,7 +178,7 @@ class Publisher:
 
     async def aclose(self) -> None:
         """Closes every connection, in good order where the broker answers at once; what is in flight is unknown."""
-        tasks = [lanes.task for lanes in self._lanes.values() if lanes.task is not None]
+        tasks = [lanes.task for lanes in self._running if lanes.task is not None]
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_LAST_WORDS):
                 await asyncio.gather(*(link.aclose() for link in self._links()))

@@ -31,6 +31,7 @@ from proxy.amqp.frames import (
     CONNECTION_TUNE,
     CONNECTION_TUNE_OK,
     CONNECTION_UNBLOCKED,
+    CONTENT_TOO_LARGE,
     END,
     FRAME,
     FRAME_ERROR,
@@ -416,7 +417,8 @@ class Client:
         alone = alone and code in _REFUSALS and U32.unpack_from(data, at)[0] == BASIC_PUBLISH
         outcome = Outcome.INVALID if alone else Outcome.UNKNOWN
         detail = words if alone else f"the channel was lost before the confirm: {words}"
-        told = channel.settle(last, True, Verdict(outcome, detail, code))
+        # RabbitMQ says 406, for which AMQP has a code of its own.
+        told = channel.settle(last, True, Verdict(outcome, detail, CONTENT_TOO_LARGE if found else code))
         self.in_flight -= told
 
     def _in_words(self, exchange: bytes, code: int, text: bytes) -> str:

@@ -21,6 +21,12 @@ BUFFER = 1 << 20
 
 _CLOSED = "this sidecar closed the connection"
 
+DOUBT_AFTER = 5.0
+"""Seconds for which a connection's word for its cluster's name is not doubted."""
+
+_MARKS = 100
+"""How finely the time for a confirm is measured."""
+
 _TICK = 0.1
 """Seconds between looks at what has waited too long: a confirm, a heartbeat."""
 
@@ -128,7 +134,8 @@ class Link:
         self.connects = 0
         self._socket: Socket | None = None
         self._loop = asyncio.get_running_loop()
-        self._due = False
+        self._due = self._over = False
+        self._opened_at = 0.0
         self._marks: deque[tuple[float, list[tuple[Channel, int]]]] = deque()
 
     @property
@@ -148,14 +155,22 @@ class Link:
         if client is not None and opened and self.client is None:
             self.client, self.fault, self.cluster, self.login_refused = client, "", client.cluster, 0
             self.connects += 1
+            self._opened_at = time.monotonic()
         self.clear = opened and client is not None and not client.blocked and socket is not None and not socket.paused
         self._news.set()
         self._news = asyncio.Event()
 
     async def settled(self) -> None:
-        """Returns once a publish may be sent, or the broker has refused this user."""
-        while not self.clear and not self.login_refused:
+        """Returns once a publish may be sent, or the broker has refused this user, or nobody connects any more."""
+        while not (self.clear or self.login_refused or self._over):
             await self._news.wait()
+
+    def doubt(self) -> None:
+        """Connects anew: the broker's cluster may have another name by now than when it told it."""
+        if self._socket is not None and time.monotonic() - self._opened_at > DOUBT_AFTER:
+            self._socket.client.close()
+            self._socket.flush()
+            self.changed()
 
     def wake(self) -> None:
         """What was queued at the client goes out at the end of this turn of the loop, all in one write."""
@@ -183,6 +198,8 @@ class Link:
                 log.log(level, "broker, virtual host %r: %s", self.vhost, fault)
             self.fault = fault
             if not wanted(False):
+                self._over = True
+                self.changed()
                 return
             pause = 0.1 if time.monotonic() - started > LONGEST_PAUSE else min(pause * 2, LONGEST_PAUSE)
             await asyncio.sleep(random.uniform(0, pause))
@@ -219,7 +236,7 @@ class Link:
 
     def _tick(self, socket: Socket, now: float) -> None:
         client, marks = socket.client, self._marks
-        if client.in_flight:
+        if client.in_flight and (not marks or now - marks[-1][0] >= self._confirm_timeout / _MARKS):
             marks.append((now, client.marks()))
         while marks and marks[0][0] + self._confirm_timeout <= now:
             for channel, number in marks.popleft()[1]:

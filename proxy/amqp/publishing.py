@@ -43,6 +43,7 @@ def publish(c: Connection, channel: Channel, data: bytes, i: int, end: int) -> b
         if found is not None and found.unread is not None:
             c.held = found.unread
             return None
+        route.tally.value_missing += choice is not None and choice.missing
         if found is None or route.shadowed:
             return _passed(c, channel, route, found, data[i:end])
         target = found

@@ -59,6 +59,8 @@ class Choice(NamedTuple):
     target: Target
     by: "Route"
     slot: int
+    missing: bool
+    """Some ring on the way hashes a header or property that the message lacks."""
 
 
 class Route:
@@ -99,7 +101,7 @@ class Route:
         Nothing may be published to a target that is `unread`: once it is read, there is a new route to ask.
         """
         route = self
-        missing = 0
+        missing = False
         for _ in range(MAX_HOPS):
             value: bytes | None = key
             if route.hashed is not None:
@@ -108,9 +110,7 @@ class Route:
             slot = slot_of(value or b"")
             target = route.targets[route.owners[slot]]
             if target.behind is None:
-                if target.unread is None:
-                    self.tally.value_missing += missing
-                return Choice(target, route, slot)
+                return Choice(target, route, slot, missing)
             route = target.behind
         return None
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from proxy.amqp.client import CONFIRMED, Verdict
 from proxy.amqp.routes import Route, Target
-from proxy.http.dispatch import Dispatch, Outlet, Placed
+from proxy.http.dispatch import Dispatch, Order, Outlet, Placed
 from proxy.http.message import Message
 from proxy.http.problems import ProblemError
 from proxy.http.receipts import is_stale, judged, receipt
@@ -33,10 +33,10 @@ MESSAGES = Words("messages", "key")
 class _Entry:
     """One message of the batch, and what became of it."""
 
-    __slots__ = ("id", "key", "placed", "retryable", "size", "verdict")
+    __slots__ = ("id", "order", "placed", "retryable", "size", "verdict")
 
-    def __init__(self, message_id: str | None, key: bytes | None, size: int) -> None:
-        self.id, self.key, self.size = message_id, key, size
+    def __init__(self, message_id: str | None, size: int, order: Order = None) -> None:
+        self.id, self.size, self.order = message_id, size, order
         self.placed: Placed | None = None
         self.verdict: Verdict | None = None
         self.retryable = True
@@ -56,37 +56,29 @@ class Batch:
         self._entries: list[_Entry] = []
         self._unsettled = 0
         self._settled = asyncio.Event()
-        self._failed: dict[bytes | None, bool] = {}
-        """By key whether sending again may help."""
+        self._confirmed = True
+        self._failed: set[Order] = set()
+        """Keys of which nothing more is sent."""
         self._stopped = ""
         """Why nothing more is sent."""
         self._again = True
         """Whether sending again may help what was not sent for that reason."""
-        self.sent_at = 0.0
-        """When the last message was sent, monotonic; 0 where none was."""
 
     def __len__(self) -> int:
         """Messages so far."""
         return len(self._entries)
 
     async def add(self, message_id: str | None, message: Message) -> None:
-        """Sends one more message, once there is room for it."""
-        entry = _Entry(message_id, message.key, len(message.body))
+        """Sends one more message, once there is room for it, unless an earlier one has failed by then."""
+        entry = _Entry(message_id, len(message.body))
         index = len(self._entries)
         self._entries.append(entry)
-        if not (self._limits.has_room or self._stopped or message.key in self._failed):
+        if not (self._limits.has_room or self._stopped):
             await self._room()
-        if self._failed and message.key in self._failed:
-            again = self._failed[message.key]
-            self._fail(entry, Verdict(Outcome.REJECTED, "an earlier message with its key failed"), again)
-            return
-        if self._stopped:
-            self._fail(entry, Verdict(Outcome.REJECTED, self._stopped), self._again)
-            return
         self._limits.take_batched(entry.size)
         self._unsettled += 1
         try:
-            entry.placed = await self._dispatch.send(self._outlet, message, self, index)
+            await self._send(entry, index, message)
         except ProblemError as problem:
             if problem.outcome is Outcome.UNAVAILABLE or problem.status in (403, 404):
                 self._stop(problem.detail, problem.retryable)
@@ -95,6 +87,24 @@ class Batch:
             if entry.placed is None:
                 self._limits.give_batched(entry.size)
                 self._unsettled -= 1
+
+    async def _send(self, entry: _Entry, index: int, message: Message) -> None:
+        dispatch, outlet = self._dispatch, self._outlet
+        asked = time.monotonic()
+        while entry.placed is None:
+            # Looked at after each wait: a message must not overtake one of its key that has failed meanwhile.
+            entry.order = dispatch.order_of(outlet, message)
+            if self._stopped:
+                self._fail(entry, Verdict(Outcome.REJECTED, self._stopped), self._again)
+                return
+            if self._failed and entry.order in self._failed:
+                self._fail(entry, Verdict(Outcome.REJECTED, "an earlier message with its key failed"), True)
+                return
+            step = dispatch.attempt(outlet, message, self, index, asked)
+            if isinstance(step, Placed):
+                entry.placed = step
+            else:
+                await step
 
     def _in_words(self, problem: ProblemError, index: int) -> str:
         """The detail of a message that was not sent, with its place in the request where the message is to blame."""
@@ -115,8 +125,8 @@ class Batch:
             self._stopped = f"too much was in flight for {self._patience:g} s"
 
     def refuse(self, message_id: str | None, key: bytes | None, why: str) -> None:
-        """One more message, which is malformed."""
-        entry = _Entry(message_id, key, 0)
+        """One more message, which is malformed; `key` is None where that cannot be read, or there is none."""
+        entry = _Entry(message_id, 0, key)
         self._entries.append(entry)
         self._fail(entry, Verdict(Outcome.INVALID, why), False)
 
@@ -138,11 +148,12 @@ class Batch:
 
     def _fail(self, entry: _Entry, verdict: Verdict, retryable: bool) -> None:
         entry.verdict, entry.retryable = verdict, retryable
-        self._failed.setdefault(entry.key, retryable)
+        self._confirmed = False
+        if entry.order is not None:
+            self._failed.add(entry.order)
 
     async def done(self) -> None:
         """Returns once the fate of every message is known, and what showed a ring to be stale was read again."""
-        self.sent_at = time.monotonic()
         while self._unsettled:
             self._settled.clear()
             await self._settled.wait()
@@ -163,7 +174,7 @@ class Batch:
     @property
     def is_confirmed(self) -> bool:
         """Whether every message is."""
-        return not self._failed
+        return self._confirmed
 
     def summary(self) -> dict[str, Any]:
         """Of a batch that is confirmed."""

@@ -12,14 +12,15 @@ from urllib.parse import unquote_to_bytes
 from aiohttp import BasicAuth, web
 
 from proxy.amqp.client import CONFIRMED
-from proxy.amqp.frames import ACCESS_REFUSED
+from proxy.amqp.frames import ACCESS_REFUSED, CONTENT_TOO_LARGE, PRECONDITION_FAILED
 from proxy.amqp.properties import NAMES, PropertyError, encoded, utf8
 from proxy.http.dispatch import Dispatch
 from proxy.http.fields import from_base64, properties_of, unsized_short_string
 from proxy.http.gate import Admitted, Gate
 from proxy.http.ingest import One
 from proxy.http.message import Message
-from proxy.http.problems import ProblemError
+from proxy.http.problems import ProblemError, unavailable
+from proxy.http.receipts import is_stale, judged
 from proxy.outcome import Outcome
 from proxy.publisher import Login, LoginRefused
 
@@ -68,7 +69,7 @@ class Compat:
         outlet = await self._dispatch.outlet(name, login)
         one = One(self._gate.loop)
         try:
-            await self._dispatch.send(outlet, message, one, 0)
+            placed = await self._dispatch.send(outlet, message, one, 0)
         except ProblemError as problem:
             if problem.kind not in _WORDS:
                 raise
@@ -77,14 +78,20 @@ class Compat:
         verdict = await one.fate
         if verdict is CONFIRMED:
             return True
-        if verdict.outcome is Outcome.UNROUTABLE:
-            return False
         admitted.counted = verdict.outcome is not Outcome.INVALID
+        verdict = judged(placed, verdict)
+        if is_stale(verdict):
+            await self._dispatch.refresh(placed, "a message did not reach it")
         match verdict.outcome:
+            case Outcome.UNROUTABLE:
+                return False
             case Outcome.INVALID:
-                raise _BadError(f"{verdict.code} {verdict.detail}")
+                code = PRECONDITION_FAILED if verdict.code == CONTENT_TOO_LARGE else verdict.code
+                raise _BadError(f"{code} {verdict.detail}")
             case Outcome.NACKED:
                 raise ProblemError(400, "nacked", _NACKED, verdict.outcome, retryable=True)
+            case Outcome.UNAVAILABLE:
+                raise unavailable(verdict.detail)
             case _:
                 raise ProblemError(504, "unknown", verdict.detail, verdict.outcome, retryable=True)
 

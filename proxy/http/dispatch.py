@@ -2,7 +2,8 @@
 
 import asyncio
 import contextlib
-from typing import NamedTuple
+from collections.abc import Coroutine
+from typing import Any, NamedTuple
 
 from proxy.amqp import content
 from proxy.amqp.client import Full, Receiver
@@ -20,6 +21,13 @@ from proxy.sync import Sync
 from proxy.tally import Tally
 from ring.hashing import slot_of
 
+_ANY_CLUSTER = frozenset({PassReason.TYPE, PassReason.MODE_PASS})
+"""Why an exchange is passed whatever its bindings are."""
+
+
+Order = bytes | int | None
+"""What messages have in common whose order matters: a routing key, or the slot of what else their exchange hashes."""
+
 
 class Outlet(NamedTuple):
     """What the messages of one request have in common: where they are published to, and over which connections."""
@@ -27,6 +35,7 @@ class Outlet(NamedTuple):
     name: Name
     lanes: Lanes
     exchange: bytes
+
 
 _NO_KEY = "routing key: missing; it is the header Routing-Key, ?key= or an event's partitionkey"
 
@@ -52,9 +61,9 @@ class Dispatch:
 
     async def check(self, outlet: Outlet) -> None:
         """Returns once it is known where an exchange's messages go. Raises ProblemError 403, 404 or 503."""
-        table = outlet.lanes.table
-        if table is None or outlet.exchange not in table.routes or table.expires < self._router.clock():
-            await self._found(outlet, self._router.clock())
+        asked = self._router.clock()
+        while not isinstance(step := self._route(outlet, asked), Route):
+            await step
         self._refuse_internal(outlet)
 
     async def outlet(self, name: Name, login: Login | None = None) -> Outlet:
@@ -75,32 +84,55 @@ class Dispatch:
 
         Raises ProblemError where nothing was sent.
         """
-        lanes, asked = outlet.lanes, 0.0
-        key = message.key or b""
-        while True:
-            table = lanes.table
-            route = table.routes.get(outlet.exchange) if table is not None else None
-            if route is None or table is None or table.expires < self._router.clock():
-                asked = asked or self._router.clock()
-                table, route = await self._found(outlet, asked)
-            if message.key is None and (route.hashed is None or not route.stamp):
-                raise ProblemError(400, "no-routing-key", _NO_KEY, Outcome.INVALID)
-            if route.plain:
-                slot = slot_of(key)
-                placed = Placed(route, Choice(route.targets[route.owners[slot]], route, slot), None)
-            else:
-                self._refuse_internal(outlet)
-                placed = self._placed(route, key, message)
-                slot = placed.choice.slot if placed.choice is not None else slot_of(key)
-                if placed.choice is not None and placed.choice.target.unread is not None:
-                    asked = asked or self._router.clock()
-                    await self._read(outlet, placed.choice.target.unread, asked)
-                    continue
-            link = lanes.links[slot % len(lanes.links)]
-            if link.clear and link.cluster == table.cluster:
-                self._publish(link, placed, table, outlet, message, (receiver, index))
-                return placed
-            await self._connected(lanes, link)
+        asked = self._router.clock()
+        while not isinstance(step := self.attempt(outlet, message, receiver, index, asked), Placed):
+            await step
+        return step
+
+    def attempt(
+        self, outlet: Outlet, message: Message, receiver: Receiver, index: int, asked: float
+    ) -> Placed | Coroutine[Any, Any, None]:
+        """Publishes a message at once, or gives what must be awaited before the next attempt.
+
+        `asked` is when the first attempt was, monotonic. Raises ProblemError where there is no use in another.
+        """
+        route = self._route(outlet, asked)
+        if not isinstance(route, Route):
+            return route
+        lanes, key = outlet.lanes, message.key or b""
+        if message.key is None and (route.hashed is None or not route.stamp):
+            raise ProblemError(400, "no-routing-key", _NO_KEY, Outcome.INVALID)
+        if route.plain:
+            slot = slot_of(key)
+            placed = Placed(route, Choice(route.targets[route.owners[slot]], route, slot, False), None)
+        else:
+            self._refuse_internal(outlet)
+            placed = self._placed(route, key, message)
+            slot = placed.choice.slot if placed.choice is not None else slot_of(key)
+            if placed.choice is not None and placed.choice.target.unread is not None:
+                return self._look_up(outlet.name, placed.choice.target.unread.name, asked)
+        link = lanes.links[slot % len(lanes.links)]
+        if not link.clear:
+            return self._cleared(link, asked)
+        if route.reason not in _ANY_CLUSTER and (why := self._tables.mismatch(link.cluster)):
+            link.doubt()
+            raise unavailable(why)
+        self._publish(link, placed, outlet, message, (receiver, index))
+        return placed
+
+    def order_of(self, outlet: Outlet, message: Message) -> Order:
+        """What it is about a message that keeps its place behind those with the same."""
+        route = self._table(outlet.lanes).routes.get(outlet.exchange)
+        if route is None or route.hashed is None:
+            return message.key
+        choice = self._placed(route, message.key or b"", message).choice
+        return choice.slot if choice is not None else message.key
+
+    def _table(self, lanes: Lanes) -> RouteTable:
+        """The routes, whatever the cluster: that is looked at for each publish."""
+        if lanes.table is None:
+            lanes.table = self._tables.table(lanes.vhost, None)
+        return lanes.table
 
     def _placed(self, route: Route, key: bytes, message: Message) -> Placed:
         """By a ring that hashes something else than the key, by rings behind rings, or passed."""
@@ -118,7 +150,6 @@ class Dispatch:
         self,
         link: Link,
         placed: Placed,
-        table: RouteTable,
         outlet: Outlet,
         message: Message,
         told: tuple[Receiver, int],
@@ -133,7 +164,7 @@ class Dispatch:
         else:
             exchange, stamps = outlet.exchange, content.STAMP_ID_ENTRY
             method = PUBLISH + shorted(exchange) + shorted(key)
-            tally = self._count_passed(placed, table)
+            tally = self._count_passed(placed)
         if 0 < client.most_body < len(message.body):
             detail = f"body: {len(message.body)} bytes, the broker takes {client.most_body}"
             raise ProblemError(413, "too-large", detail, Outcome.INVALID)
@@ -143,52 +174,48 @@ class Dispatch:
             raise invalid("headers", str(error)) from None
         except Full as full:
             raise unavailable(str(full)) from None
+        if placed.choice is not None:
+            route.tally.value_missing += placed.choice.missing
         link.wake()
 
-    def _count_passed(self, placed: Placed, table: RouteTable) -> Tally:
+    def _count_passed(self, placed: Placed) -> Tally:
         if placed.reason is PassReason.CYCLE:
-            return table.tallies.of(placed.route.name, PassReason.CYCLE)
+            return self._tables.tallies.of(placed.route.name, PassReason.CYCLE)
         if placed.choice is not None:
             placed.route.tally.shadowed[placed.choice.target.destination] += 1
         return placed.route.tally
 
-    async def _connected(self, lanes: Lanes, link: Link | None) -> None:
-        """Waits until that connection, or any, takes publishes, and takes the routes of the cluster it has reached."""
+    async def _cleared(self, link: Link, asked: float) -> None:
+        """Waits until a connection takes publishes."""
         try:
-            if link is None:
-                link = await self._publisher.connected(lanes)
-            else:
-                await self._publisher.cleared(link)
+            await self._publisher.cleared(link, asked + self._lookup_timeout - self._router.clock())
         except Unavailable as error:
             raise unavailable(str(error)) from error
-        if lanes.table is None or lanes.table.cluster != link.cluster:
-            lanes.table = self._tables.table(lanes.vhost, link.cluster)
 
-    async def _found(self, outlet: Outlet, asked: float) -> tuple[RouteTable, Route]:
-        """The route of an exchange that is not known, or not freshly enough; as of now, nothing is awaited after it."""
-        lanes = outlet.lanes
-        await self._connected(lanes, None)
-        assert lanes.table is not None
-        if lanes.table.expires < self._router.clock():
-            lanes.table.clear()
-        if outlet.exchange and outlet.name not in self._router.entries:
-            await self._look_up(outlet.name, outlet.name, asked)
-        found = lanes.table.find(outlet.exchange)
-        while isinstance(found, Unread):
-            await self._read(outlet, found, asked)
-            found = lanes.table.once(outlet.exchange, asked)
-        return lanes.table, found
+    def _route(self, outlet: Outlet, asked: float) -> Route | Coroutine[Any, Any, None]:
+        """Where an exchange's messages go, or what must be awaited to know it."""
+        lanes, exchange = outlet.lanes, outlet.exchange
+        table = self._table(lanes)
+        route = table.routes.get(exchange)
+        if table.expires < self._router.clock():
+            table.clear()
+        elif route is not None:
+            return route
+        if lanes.guest and lanes.link.client is None:
+            # The broker judges him before he learns what there is.
+            return self._cleared(lanes.link, asked)
+        if exchange and outlet.name not in self._router.entries:
+            return self._look_up(outlet.name, outlet.name, asked)
+        found = table.find(exchange)
+        if isinstance(found, Unread):
+            found = table.once(exchange, asked)
+        return found if isinstance(found, Route) else self._look_up(outlet.name, found.name, asked)
 
     def _refuse_internal(self, outlet: Outlet) -> None:
         entry = self._router.entries.get(outlet.name)
         if entry is not None and entry.internal:
             detail = f"exchange: {outlet.name[1]!r} is internal, and takes messages from other exchanges only"
             raise ProblemError(403, "internal-exchange", detail, Outcome.INVALID)
-
-    async def _read(self, outlet: Outlet, unread: Unread, asked: float) -> None:
-        if unread.hopeless:
-            raise unavailable(unread.why)
-        await self._look_up(outlet.name, unread.name, asked)
 
     async def _look_up(self, name: Name, wanted: Name, asked: float) -> None:
         """Raises ProblemError where the exchange does not exist or cannot be read in time."""

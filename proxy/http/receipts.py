@@ -8,7 +8,7 @@ from typing import Any
 from aiohttp import web
 
 from proxy.amqp.client import Verdict
-from proxy.amqp.frames import ACCESS_REFUSED, NOT_FOUND
+from proxy.amqp.frames import ACCESS_REFUSED, CONTENT_TOO_LARGE, NOT_FOUND
 from proxy.http.dispatch import Dispatch, Placed
 from proxy.http.problems import ProblemError
 from proxy.outcome import Outcome
@@ -35,7 +35,7 @@ def receipt(placed: Placed) -> dict[str, Any]:
 def place(placed: Placed) -> dict[str, Any]:
     """Where a ring sent a message."""
     assert placed.choice is not None
-    target, by, slot = placed.choice
+    target, by, slot, _ = placed.choice
     destination = {"type": target.destination.kind, "name": target.destination.name}
     return {"destination": destination, "slot": slot, "ring": by.fingerprint}
 
@@ -44,7 +44,7 @@ def receipt_answer(placed: Placed) -> web.Response:
     """The same as a 200, made fast."""
     if placed.choice is None or placed.reason is not None:
         return json_answer(receipt(placed))
-    target, by, slot = placed.choice
+    target, by, slot, _ = placed.choice
     return web.Response(body=_start(target.destination, by.fingerprint) + b"%d}" % slot, headers=_JSON)
 
 
@@ -64,13 +64,18 @@ def judged(placed: Placed, verdict: Verdict) -> Verdict:
     if verdict.outcome is Outcome.INVALID and verdict.code == NOT_FOUND and routed:
         # The exchange that its ring chose is gone, which another try does not meet again.
         return verdict._replace(outcome=Outcome.UNAVAILABLE)
-    if verdict.outcome is not Outcome.UNROUTABLE:
+    if verdict.outcome not in (Outcome.UNROUTABLE, Outcome.NACKED):
         return verdict
     destination = placed.choice.target.destination if placed.choice is not None and routed else None
-    if destination is not None and destination.kind == "queue":
-        return verdict._replace(detail=f"there is no queue {destination.name!r}")
-    exchange = destination.name if destination is not None else placed.route.name[1]
-    return verdict._replace(detail=f"exchange {exchange!r} has no queue for it")
+    to_queue = destination is not None and destination.kind == "queue"
+    name = destination.name if destination is not None else placed.route.name[1]
+    if verdict.outcome is Outcome.UNROUTABLE:
+        what = f"there is no queue {name!r}" if to_queue else f"exchange {name!r} has no queue for it"
+        return verdict._replace(detail=what)
+    if to_queue:
+        return verdict
+    why = f"a queue behind exchange {name!r} refused it; another may have taken it"
+    return verdict._replace(outcome=Outcome.UNKNOWN, detail=why)
 
 
 def is_stale(verdict: Verdict) -> bool:
@@ -91,4 +96,6 @@ async def failure(dispatch: Dispatch, placed: Placed, verdict: Verdict) -> Probl
         return ProblemError(403, "forbidden", detail, outcome)
     if verdict.code == NOT_FOUND:
         return ProblemError(404, "unknown-exchange", f"exchange: {detail}", outcome)
+    if verdict.code == CONTENT_TOO_LARGE:
+        return ProblemError(413, "too-large", f"body: {detail}", outcome)
     return ProblemError(400, "bad-request", f"message: {detail}", outcome)
