@@ -334,17 +334,17 @@ def names(*exchanges: str) -> list[Name]:
     return [(VHOST, name) for name in exchanges]
 
 
-def test_a_missing_value_counts_once_wherever_it_is_missing() -> None:
+def test_a_missing_value_is_told_wherever_it_is_missing() -> None:
     by_header = ring(queue("q1"), queue("q2"), hashed=HashedValue("header", "h"))
     outer = ring(exchange("y"), hashed=HashedValue("header", "h"))
     t = Tables({"x": outer, "y": by_header, "k": QUEUES})
-    target = t.target("x")
-    assert target is not None
-    assert target.destination == by_header.ring.owner_of(b"")
-    assert t.tallies.of((VHOST, "x"), None).value_missing == 1
-    assert t.tallies.of((VHOST, "y"), None).value_missing == 0
-    t.target("k")
-    assert t.tallies.of((VHOST, "k"), None).value_missing == 0
+    choice = t.route("x").choose(b"key", EMPTY, 0, len(EMPTY))
+    assert choice is not None
+    assert choice.target.destination == by_header.ring.owner_of(b"")
+    assert choice.missing
+    by_key = t.route("k").choose(b"key", EMPTY, 0, len(EMPTY))
+    assert by_key is not None
+    assert not by_key.missing
 
 
 def test_destinations_are_as_the_ring_has_them() -> None:
