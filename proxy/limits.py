@@ -2,6 +2,9 @@
 
 import asyncio
 
+LEAST_RATE = 1 << 16
+"""Bytes a second that a client must send of a body, and read of an answer, to get more time than `body_timeout`."""
+
 
 class Limits:
     """Counts what is under way. Requests are refused at a limit; messages of batches wait while half of it is theirs.
@@ -16,11 +19,14 @@ class Limits:
         self._batched = self._batched_bytes = 0
         self._turn, self._freed = asyncio.Lock(), asyncio.Event()
 
-    def full(self, messages: int, size: int) -> str:
-        """Why so many more messages, or bytes, are too much; empty where they are not."""
-        if self.messages + messages > self._most_messages:
+    def full(self, size: int, held: int = 0) -> str:
+        """Why so many more bytes are too much for a request that holds `held`; empty where they are not.
+
+        One that holds none yet may also be a message too many. The only one that holds any may go on, however large.
+        """
+        if not held and self.messages > self._most_messages:
             return f"{self.messages} messages are in flight, max_in_flight is {self._most_messages}"
-        if self.bytes and self.bytes + size > self._most_bytes:
+        if self.bytes > held and self.bytes + size > self._most_bytes:
             return f"{self.bytes} bytes are in flight, max_in_flight_bytes is {self._most_bytes}"
         return ""
 

@@ -10,13 +10,16 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from proxy.access import Access, Forbidden, Unauthorized
 from proxy.http.problems import ProblemError, invalid
-from proxy.limits import Limits
+from proxy.limits import LEAST_RATE, Limits
 from proxy.metrics import Counts
 from proxy.outcome import Outcome
 from proxy.router import Name, Router
 from proxy.tally import NOWHERE
 
 INGRESS = "http"
+
+_FIRST = 1 << 16
+"""Bytes of a body that count before they have come, at most."""
 
 
 class Admitted:
@@ -66,7 +69,7 @@ class Gate:
     """Counts requests in and out."""
 
     def __init__(self, router: Router, access: Access, limits: Limits, counts: Counts, *, body_timeout: float) -> None:
-        """`body_timeout` in seconds is for each next part of a body."""
+        """`body_timeout` in seconds is for a body, which gets a second more with each `LEAST_RATE` bytes of it."""
         self._router, self._access, self.limits, self._counts = router, access, limits, counts
         self._body_timeout = body_timeout
         self.loop = asyncio.get_running_loop()
@@ -98,8 +101,8 @@ class Gate:
             raise ProblemError(403, "forbidden", str(error), Outcome.INVALID) from None
 
     def take(self, admitted: Admitted, size: int) -> None:
-        """Counts bytes that a request is about to hold. Raises ProblemError 429, also for a message too many."""
-        why = self.limits.full(0, size)
+        """Counts bytes that a request is about to hold. Raises ProblemError 429, at first also for its message."""
+        why = self.limits.full(size, admitted.size)
         if why:
             raise ProblemError(429, "too-many", why, Outcome.REJECTED, retryable=True)
         self.limits.take(0, size)
@@ -107,37 +110,47 @@ class Gate:
 
     async def body(self, request: web.Request, admitted: Admitted, most: int) -> bytes:
         """The whole body, as it is. Raises ProblemError: 400 where it breaks off, 408, 413, 429."""
-        length = request.content_length
-        if length is not None and length > most:
-            raise too_large(most)
-        self.take(admitted, length or 0)
-        if request.content.is_eof() and length is not None:
-            return request.content.read_nowait()
+        content, length = request.content, request.content_length
+        if length is not None:
+            if length > most:
+                raise too_large(most)
+            if content.is_eof():
+                self.take(admitted, length)
+                return content.read_nowait()
+        # What has not come takes no memory, and must not take the place of what has.
+        self.take(admitted, min(length or 0, _FIRST))
         parts, size = [], 0
         async for part in self.parts(request):
             size += len(part)
             if size > most:
                 raise too_large(most)
-            if length is None:
-                self.take(admitted, len(part))
+            if size > admitted.size:
+                self.take(admitted, size - admitted.size)
             parts.append(part)
         return b"".join(parts)
 
     async def parts(self, request: web.Request) -> AsyncIterator[bytes]:
-        """The body's bytes as they come. Raises ProblemError where it breaks off or comes too slowly."""
-        content = request.content
+        """The body's bytes as they come. Raises ProblemError where it breaks off or comes too slowly.
+
+        Only the time counts that is spent waiting for the client.
+        """
+        content, clock = request.content, self.loop.time
+        left = self._body_timeout
         while True:
+            asked = clock()
             try:
-                async with asyncio.timeout(self._body_timeout):
+                async with asyncio.timeout(left):
                     part = await content.readany()
             except TimeoutError:
-                detail = f"body: nothing came for {self._body_timeout:g} s"
+                detail = f"body: slower than {LEAST_RATE} bytes a second, and {self._body_timeout:g} s"
                 raise ProblemError(408, "timeout", detail, Outcome.INVALID, retryable=True) from None
             except (ConnectionError, HttpProcessingError, web.RequestPayloadError) as error:
                 # Nobody may be there any more to read this, but no more did this sidecar do wrong.
                 raise invalid("body", f"it ended before it was whole: {error}") from None
             if not part:
                 return
+            # Time that is not used is not saved up, or much that came fast could be held for long.
+            left = min(self._body_timeout, left - (clock() - asked) + len(part) / LEAST_RATE)
             yield part
 
 

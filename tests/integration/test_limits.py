@@ -3,7 +3,6 @@
 import itertools
 import os
 import signal
-import socket
 import threading
 import time
 from collections import Counter
@@ -13,7 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import pytest
 
 from testbed.node import Node
-from tests.integration.broker_api import DEADLINE_SECONDS, BrokerApi, VirtualHost, wait_until
+from tests.integration.broker_api import BrokerApi, VirtualHost, wait_until
 from tests.integration.conftest import Login, StartSidecar
 from tests.integration.own_node import Control, own_node, private_only
 from tests.integration.relay import relay
@@ -215,30 +214,6 @@ def test_a_slow_sender_of_a_batch(start_sidecar: StartSidecar, vhost: VirtualHos
     assert "0.3 s" in answer.problem(408, "timeout", "unknown", retryable=True)
     assert [result["outcome"] for result in answer.json["results"]] == ["confirmed"]
     assert [m.body for m in vhost.drain("q")] == [b"whole"]
-
-
-def test_slow_senders_of_small_parts_are_waited_for(start_sidecar: StartSidecar, vhost: VirtualHost) -> None:
-    vhost.ring("orders", ["q"])
-    sidecar = start_sidecar(body_timeout="0.8")
-    with socket.create_connection(("127.0.0.1", sidecar.port), DEADLINE_SECONDS) as connection:
-        head = f"POST {publish_path('orders', vhost.name, key='k')} HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\n"
-        connection.sendall(head.encode())
-        # Longer in all than the limit for one part.
-        for part in (b"a", b"b", b"c", b"d", b"e"):
-            assert not _readable(connection, 0.2)
-            connection.sendall(part)
-        assert connection.recv(65536).startswith(b"HTTP/1.1 200 ")
-    assert [m.body for m in vhost.drain("q")] == [b"abcde"]
-
-
-def _readable(connection: socket.socket, seconds: float) -> bool:
-    connection.settimeout(seconds)
-    try:
-        return bool(connection.recv(1, socket.MSG_PEEK))
-    except TimeoutError:
-        return False
-    finally:
-        connection.settimeout(DEADLINE_SECONDS)
 
 
 @pytest.fixture(scope="module")

@@ -15,13 +15,25 @@ def room(limits: Limits) -> bool:
 
 def test_requests_are_refused_at_the_limit() -> None:
     limits = Limits(2, 100)
-    limits.take(1, 60)
-    assert limits.full(1, 40) == ""
-    assert limits.full(1, 41) == "60 bytes are in flight, max_in_flight_bytes is 100"
+    limits.take(2, 60)
+    assert limits.full(40) == ""
+    assert limits.full(41) == "60 bytes are in flight, max_in_flight_bytes is 100"
     limits.take(1, 40)
-    assert limits.full(1, 0) == "2 messages are in flight, max_in_flight is 2"
-    limits.give(2, 100)
-    assert limits.full(1, 1000) == ""
+    assert limits.full(0) == "3 messages are in flight, max_in_flight is 2"
+    limits.give(3, 100)
+    assert limits.full(1000) == ""
+
+
+def test_a_request_that_holds_bytes_is_refused_more_only_beside_others() -> None:
+    limits = Limits(2, 100)
+    limits.take(1, 80)
+    assert limits.full(1000, 80) == ""
+    limits.take(1, 10)
+    assert limits.full(10, 80) == ""
+    assert limits.full(11, 80) == "90 bytes are in flight, max_in_flight_bytes is 100"
+    # Its message was let in before.
+    limits.take(1, 0)
+    assert limits.full(10, 80) == ""
 
 
 def test_a_batch_has_half_whatever_bytes_requests_hold() -> None:

@@ -16,7 +16,7 @@ from aiohttp.test_utils import make_mocked_request
 from proxy.access import Access
 from proxy.http.gate import Gate
 from proxy.http.problems import ProblemError, ProblemRunner, problem_middleware
-from proxy.limits import Limits
+from proxy.limits import LEAST_RATE, Limits
 from proxy.metrics import Counts
 from proxy.outcome import Outcome
 from proxy.router import Router
@@ -37,6 +37,7 @@ class Case:
         self.held: list[tuple[int, int]] = []
         """Messages and bytes that counted once a body was read."""
         self.come = asyncio.Event()
+        self.most = 50
 
     @property
     def counted(self) -> dict[tuple[str, Any, Outcome], int]:
@@ -45,7 +46,7 @@ class Case:
     async def answer(self, request: web.Request) -> web.Response:
         with self.gate.admitted() as admitted:
             self.come.set()
-            body = await self.gate.body(request, admitted, 50)
+            body = await self.gate.body(request, admitted, self.most)
             self.held.append((self.limits.messages, self.limits.bytes))
             return web.Response(body=body)
 
@@ -139,19 +140,78 @@ async def test_a_body_that_comes_too_slowly() -> None:
     case = Case(body_timeout=0.1)
     async with case.listening() as client:
         client.post(b"x", length=2)
-        assert await client.problem() == (408, "timeout", "body: nothing came for 0.1 s")
+        assert await client.problem() == (408, "timeout", "body: slower than 65536 bytes a second, and 0.1 s")
         assert b"connection: close" in client.head.lower()
     assert case.counted == {("http", NOWHERE, Outcome.INVALID): 1}
 
 
 async def test_a_body_that_comes_slowly_but_comes() -> None:
-    case = Case(body_timeout=0.5)
+    case = Case(body_timeout=1)
     async with case.listening() as client:
         client.post(b"", length=4)
         for _ in range(4):
-            await asyncio.sleep(0.2)
+            await asyncio.sleep(0.1)
             client.writer.write(b"x")
         assert await client.answer() == (200, b"xxxx")
+
+
+@pytest.mark.parametrize("length", [1000, None])
+async def test_a_body_that_comes_slowly_for_ever(length: int | None) -> None:
+    """However short the time between its parts."""
+    case = Case(body_timeout=0.4, size=10_000)
+    case.most = 1000
+    async with case.listening() as client:
+        client.post(b"", *([] if length else ["Transfer-Encoding: chunked"]), length=length)
+        started = case.gate.loop.time()
+        answer = asyncio.create_task(client.problem())
+        while not answer.done():
+            client.writer.write(b"x" if length else b"1\r\nx\r\n")
+            await asyncio.wait([answer], timeout=0.05)
+        assert (await answer)[:2] == (408, "timeout")
+        assert 0.3 < case.gate.loop.time() - started < 5
+
+
+async def test_a_body_has_more_time_the_more_of_it_has_come() -> None:
+    """But what came fast saves up no time to hold it for."""
+    case = Case(body_timeout=0.5, size=10 * LEAST_RATE)
+    case.most = 10 * LEAST_RATE
+    async with case.listening() as client:
+        started = case.gate.loop.time()
+        client.post(b"", length=5 * LEAST_RATE // 4)
+        for _ in range(5):
+            await asyncio.sleep(0.2)
+            client.writer.write(b"x" * (LEAST_RATE // 4))
+        assert (await client.answer())[0] == 200
+        assert case.gate.loop.time() - started > 0.9
+        started = case.gate.loop.time()
+        client.post(b"x" * 8 * LEAST_RATE, length=9 * LEAST_RATE)
+        assert (await client.problem())[:2] == (408, "timeout")
+        assert case.gate.loop.time() - started < 5
+
+
+async def test_what_has_not_come_of_a_body_is_not_counted() -> None:
+    case = Case(size=3 * LEAST_RATE)
+    case.most = 10 * LEAST_RATE
+    async with case.listening() as client:
+        client.post(b"x", length=10 * LEAST_RATE)
+        await case.come.wait()
+        # The start of it is, whether it has come or not.
+        assert case.limits.bytes == LEAST_RATE
+        client.writer.write(b"x" * 2 * LEAST_RATE)
+        for _ in range(10_000):
+            if case.limits.bytes > 2 * LEAST_RATE:
+                break
+            await asyncio.sleep(0.001)
+        assert case.limits.bytes == 2 * LEAST_RATE + 1
+        # Beside another, the rest of it is too much.
+        case.limits.take(0, 1)
+        client.writer.write(b"x" * LEAST_RATE)
+        assert (await client.problem())[:2] == (429, "too-many")
+        case.limits.give(0, 1)
+    async with case.listening() as client:
+        # Alone it may go on, however large.
+        client.post(b"x" * 10 * LEAST_RATE, length=10 * LEAST_RATE)
+        assert (await client.answer())[0] == 200
 
 
 async def test_a_body_that_breaks_off() -> None:
@@ -188,13 +248,16 @@ async def test_bytes_beyond_the_limit_are_refused() -> None:
         detail = "50 bytes are in flight, max_in_flight_bytes is 60"
         assert await client.problem() == (429, "too-many", detail)
         case.limits.give(0, 50)
-    async with Case(size=20).listening() as client:
+    case = Case(size=20)
+    case.limits.take(0, 1)
+    async with case.listening() as client:
         # Where the length is not told, as soon as it is too much.
         client.post(b"", "Transfer-Encoding: chunked")
         client.chunk(b"x" * 15)
         await asyncio.sleep(0.05)
         client.chunk(b"x" * 15)
         assert (await client.problem())[:2] == (429, "too-many")
+        case.limits.give(0, 1)
 
 
 async def test_messages_beyond_the_limit_are_refused() -> None:
