@@ -127,12 +127,13 @@ class Batches:
         """Sends what is read. Raises ProblemError where the body cannot be read on."""
         try:
             async for part in self._gate.parts(request):
-                for item in items.feed(part):
-                    await self._add(batch, item)
-                if items.held > admitted.size:
-                    self._gate.take(admitted, items.held - admitted.size)
-                # Others take their turn between the parts, also where the next one is there already.
-                await asyncio.sleep(0)
+                for piece in items.pieces(part):
+                    for item in piece:
+                        await self._add(batch, item)
+                    if items.held > admitted.size:
+                        self._gate.take(admitted, items.held - admitted.size)
+                    # Others take their turn between the pieces, also where the next one is there already.
+                    await asyncio.sleep(0)
             for item in items.end():
                 await self._add(batch, item)
         except BodyError as error:

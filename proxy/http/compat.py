@@ -14,6 +14,7 @@ from aiohttp import BasicAuth, web
 from proxy.amqp.client import CONFIRMED
 from proxy.amqp.frames import ACCESS_REFUSED, CONTENT_TOO_LARGE, PRECONDITION_FAILED
 from proxy.amqp.properties import NAMES, PropertyError, encoded, utf8
+from proxy.http.decoding import DecodingError, decoded
 from proxy.http.dispatch import Dispatch
 from proxy.http.fields import from_base64, properties_of, unsized_short_string
 from proxy.http.gate import Admitted, Gate
@@ -118,10 +119,12 @@ def _name(part: str) -> str:
 
 
 def _message(body: bytes, user: str) -> Message:
-    """Raises _BadError."""
+    """Raises ProblemError 400 or 413."""
     try:
-        asked = json.loads(body or b"{}")
-    except (ValueError, RecursionError):
+        asked = decoded(body or b"{}")
+    except DecodingError as error:
+        if error.too_large:
+            raise ProblemError(413, "too-large", f"body: {error}", Outcome.INVALID) from None
         raise _BadError("not_json") from None
     if not isinstance(asked, dict):
         raise _BadError("not_json")

@@ -41,10 +41,10 @@ _not_base64 = re.compile(r"[^A-Za-z0-9+/=]").search
 class ItemError(ValueError):
     """An item that is no message; the text names the field and what is wrong with its value."""
 
-    def __init__(self, detail: str, id_: str | None, key: bytes | None) -> None:
-        """The item's own id and routing key, where they are right."""
+    def __init__(self, detail: str, id_: str | None, key: bytes | None, *, too_large: bool = False) -> None:
+        """The item's own id and routing key, where they are right; `too_large` makes it a 413."""
         super().__init__(detail)
-        self.id, self.key = id_, key
+        self.id, self.key, self.too_large = id_, key, too_large
 
 
 def message_of(item: Item) -> tuple[str | None, Message]:

@@ -9,12 +9,14 @@ import re
 import zlib
 from collections.abc import Generator, Iterator
 from enum import Enum, auto
-from typing import Any, NoReturn
+from typing import Any
+
+from proxy.http.decoding import MOST_STRUCTURE, TOO_MUCH, Structure, exceeds, refuse_constant, said
 
 Item = dict[str, Any]
 
 _PIECE = 65536
-"""Bytes that are decompressed at a time."""
+"""Bytes that are decompressed and read at a time: half a millisecond's work where they are many items."""
 
 _NEAR = 16
 """Characters. What breaks off gives an error no farther from its end, unless inside a string (`-Infinity` has 9)."""
@@ -26,6 +28,7 @@ _GZIP = 16 + zlib.MAX_WBITS
 
 _another = re.compile(r"[ \t\n\r]*,[ \t\n\r]*(?=\{)").match
 _space = re.compile(r"[ \t\n\r]*").match
+_line_ends = re.compile(r"\n\n+").sub
 
 
 class BodyError(ValueError):
@@ -48,22 +51,24 @@ class Items:
         self._begun = False
         self._most_bytes = self._left = self._compressed_left = most_bytes
 
-    def feed(self, data: bytes) -> Iterator[Item]:
-        """The items that are whole by now; to be taken to the last before the next call.
+    def pieces(self, data: bytes) -> Iterator[Iterator[Item]]:
+        """The items that are whole by now, by the piece of data that made them so: others take turns between pieces.
 
-        Raises BodyError after the items before the fault; nothing can be fed from then on.
+        Each piece is to be taken to its last item before the next, and all of them before the next call. Raises
+        BodyError after the items before the fault; nothing can be taken from then on.
         """
         if self._gunzip is None:
-            yield from self._bytes(data)
+            for at in range(0, len(data), _PIECE):
+                yield self._bytes(data[at : at + _PIECE])
             return
         self._compressed_left -= len(data)
         try:
             for piece in self._gunzip.pieces(data):
-                yield from self._bytes(piece)
+                yield self._bytes(piece)
         except zlib.error as error:
-            yield from self._broken(f"the body is not gzip: {error}")
+            yield self._broken(f"the body is not gzip: {error}")
         if self._compressed_left < 0:
-            yield from self._too_large()
+            yield self._too_large()
 
     @property
     def held(self) -> int:
@@ -131,11 +136,6 @@ class _Gunzip:
             yield piece
 
 
-def refuse_constant(constant: str) -> NoReturn:
-    """For a decoder's `parse_constant`: Python takes NaN and the infinities, JSON has none (RFC 8259 section 6)."""
-    raise ValueError(f"{constant} is not JSON")
-
-
 _decode = json.JSONDecoder(parse_constant=refuse_constant).raw_decode
 
 
@@ -152,6 +152,10 @@ class _Text:
         self._parts: list[str] = []
         self.size = 0
         """Characters of it."""
+        self._structure = Structure(MOST_STRUCTURE + _NEAR)
+        """Of it, where it is long enough to count."""
+        self._counted = 0
+        """Parts that are counted in it."""
 
     def error(self, detail: str, *, too_large: bool = False) -> BodyError:
         """At the item that would be next."""
@@ -160,20 +164,32 @@ class _Text:
     def _too_long(self) -> BodyError:
         return self.error(f"has more than {self._most_item} characters", too_large=True)
 
-    def _unreadable(self, error: ValueError | RecursionError) -> BodyError:
-        """Of what the scanner gives up on at no given place."""
-        return self.error("is nested too deeply" if isinstance(error, RecursionError) else str(error))
+    def _too_structured(self) -> BodyError:
+        return self.error(TOO_MUCH(MOST_STRUCTURE), too_large=True)
 
     def _keep(self, text: str) -> None:
         self._parts.append(text)
         self.size += len(text)
+        if self.size > MOST_STRUCTURE:
+            for part in self._parts[self._counted :]:
+                self._structure.add(part)
+            self._counted = len(self._parts)
 
     def _kept(self) -> str:
-        """All that was kept; no longer kept then."""
+        """All that was kept, in one part from now on."""
         text = "".join(self._parts)
-        self._parts.clear()
-        self.size = 0
+        self._parts = [text]
+        self._counted = min(self._counted, 1)
         return text
+
+    def _drop(self) -> None:
+        """Keeps nothing."""
+        self._parts, self.size = [], 0
+        if self._counted:
+            self._structure, self._counted = Structure(MOST_STRUCTURE + _NEAR), 0
+
+
+_BLANK = " \t\r"
 
 
 class _Lines(_Text):
@@ -181,38 +197,53 @@ class _Lines(_Text):
 
     def take(self, text: str, *, now: bool = False) -> Iterator[Item]:
         """The items of the lines that are whole by now."""
-        lines = text.split("\n")
-        self._keep(lines[0])
-        if len(lines) > 1:
-            lines[0] = self._kept()
+        if "\n\n" in text:
+            text = _line_ends("\n", text)
+        first, *lines = text.split("\n")
+        self._keep(first)
+        if lines:
+            yield from self._first()
             self._keep(lines.pop())
             for line in lines:
-                yield from self._line(line)
-        if self.size > self._most_item:
-            raise self._too_long()
+                if bare := line.strip(_BLANK):
+                    yield self._item(line, bare)
+                    self.count += 1
+        self._check()
 
     def end(self) -> Iterator[Item]:
         """The last line's."""
-        return self._line(self._kept())
+        return self._first()
 
-    def _line(self, line: str) -> Iterator[Item]:
+    def _first(self) -> Iterator[Item]:
+        """The item of the line that was kept."""
+        self._check()
+        line = self._kept()
+        self._drop()
+        if bare := line.strip(_BLANK):
+            yield self._item(line, bare)
+            self.count += 1
+
+    def _check(self) -> None:
+        if self.size > self._most_item:
+            raise self._too_long()
+        if self._structure.size > MOST_STRUCTURE:
+            raise self._too_structured()
+
+    def _item(self, line: str, bare: str) -> Item:
+        """That of a line, which is `bare` without the space around it."""
         if len(line) > self._most_item:
             raise self._too_long()
-        line = line.strip(" \t\r")
-        if not line:
-            return
-        if line[0] != "{":
-            raise self.error(f"begins with {line[0]!r}, not as an object")
+        if bare[0] != "{":
+            raise self.error(f"begins with {bare[0]!r}, not as an object")
         try:
-            item, end = _decode(line)
+            found: tuple[Item, int] = _decode(bare)
         except json.JSONDecodeError as error:
             raise self.error(_at(error, 0)) from None
         except (ValueError, RecursionError) as error:
-            raise self._unreadable(error) from None
-        if end < len(line):
+            raise self.error(said(error)) from None
+        if found[1] < len(bare):
             raise self.error("something follows the object on its line")
-        yield item
-        self.count += 1
+        return found[0]
 
 
 class _State(Enum):
@@ -259,7 +290,7 @@ class _List(_Text):
     def take(self, text: str, *, now: bool = False) -> Iterator[Item]:
         """The items that are whole by now; `now`: also where a look is not due."""
         self._keep(text)
-        if self.size < self._due and not now:
+        if self.size < self._due and not now and not self._overfull:
             return
         window, self._stuck = self._kept(), ""
         i = self._due = 0
@@ -277,7 +308,14 @@ class _List(_Text):
                 i += len(_NAME)
             else:
                 raise self._misplaced(c)
-        self._keep(window[i:])
+        if i:
+            self._drop()
+            self._keep(window[i:])
+
+    @property
+    def _overfull(self) -> bool:
+        """Whether there is too much of an item, if it is one: what breaks off near the end is counted apart."""
+        return self._structure.size > MOST_STRUCTURE + _NEAR
 
     def _items(self, window: str, i: int) -> Generator[Item, None, int]:
         """The objects in a row from i on; returns where they stop, and sets `_due` if one is not whole."""
@@ -310,10 +348,18 @@ class _List(_Text):
                 return self._item(window[:most], i)
             if (wrong := self._wrong(error, window, i)) is not None:
                 raise wrong from None
+            if i == 0 and self._overfull:
+                raise self._too_structured() from None
             return None
         if found[1] - i > self._most_item:
             raise self._too_long()
+        if self._is_too_structured(window, i, found[1]):
+            raise self._too_structured()
         return found
+
+    def _is_too_structured(self, window: str, i: int, end: int) -> bool:
+        """Whether that part of the window is; looked at only where all of it is."""
+        return self._structure.size > MOST_STRUCTURE and end - i > MOST_STRUCTURE and exceeds(window[i:end])
 
     def _wrong(self, error: ValueError | RecursionError, window: str, i: int) -> BodyError | None:
         """What is wrong with the object that begins at i; None if more text may mend it."""
@@ -323,14 +369,16 @@ class _List(_Text):
             if error.pos - i > self._most_item or (unfinished and overfull):
                 return self._too_long()
             if not unfinished and error.pos <= len(window) - _NEAR:
+                if self._is_too_structured(window, i, error.pos):
+                    return self._too_structured()
                 return self.error(_at(error, i))
             self._stuck = "" if unfinished else _at(error, i)
             return None
         # A number too long to be whole may yet turn out a fraction.
         if not overfull and len(window) - len(window.rstrip("0123456789")) > _MOST_DIGITS:
-            self._stuck = str(error)
+            self._stuck = said(error)
             return None
-        return self._unreadable(error)
+        return self.error(said(error))
 
     def _misplaced(self, c: str) -> BodyError:
         if self._state in (_State.ITEM, _State.FIRST):

@@ -32,7 +32,7 @@ PURE = (
 PURE_MAY = {"config": {"yarl"}, "values": {"yarl"}, "credentials": {"yarl"}}
 """Of what is neither the standard library, ring nor pure."""
 
-HTTP_PURE = ("message", "items", "fields", "cloudevents", "schemas", "openapi", "page")
+HTTP_PURE = ("message", "decoding", "items", "fields", "cloudevents", "schemas", "openapi", "page")
 """Modules of proxy.http that turn bytes into messages, or describe the interface, and know nothing of a request."""
 
 LEGS = ("legs", "session", "brokers", "listener", "link")

@@ -5,13 +5,14 @@ import json
 import tracemalloc
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.http import items as module
+from proxy.http.decoding import MOST_STRUCTURE
 from proxy.http.items import BodyError, Item, Items
 
 ROOMY = 1 << 20
@@ -25,8 +26,9 @@ class Read:
         self.error: BodyError | None = None
         try:
             for chunk in chunks:
-                for item in items.feed(chunk):
-                    self.items.append(item)
+                for piece in items.pieces(chunk):
+                    for item in piece:
+                        self.items.append(item)
             for item in items.end():
                 self.items.append(item)
         except BodyError as error:
@@ -40,6 +42,11 @@ class Read:
 
 def made(*, ndjson: bool = False, gzip: bool = False, most_bytes: int = ROOMY, most_item: int = ROOMY) -> Items:
     return Items(ndjson=ndjson, gzip=gzip, most_bytes=most_bytes, most_item=most_item)
+
+
+def fed(items: Items, data: bytes) -> Iterator[Item]:
+    """The items, over all pieces."""
+    return chain.from_iterable(items.pieces(data))
 
 
 def pieces(data: bytes, size: int) -> Iterator[bytes]:
@@ -87,6 +94,7 @@ LINES = {
     "two": (f"{json.dumps(A)}\n{json.dumps(B)}\n", [A, B]),
     "no last line end": (f"{json.dumps(A)}\n{json.dumps(B)}", [A, B]),
     "as Windows ends lines": (f"{json.dumps(A)}\r\n{json.dumps(B)}\r\n", [A, B]),
+    "many line ends": (f"\n\n\n{json.dumps(A)}\n\n\n\n{json.dumps(B)}\n\n\n", [A, B]),
     "blank lines": (f"\n  \n\t{json.dumps(A)} \n\r\n\n{json.dumps(B)}\n\n ", [A, B]),
     "not ASCII": (json.dumps(B, ensure_ascii=False), [B]),
     "other line ends in a string": ('{"key":"a\u2028b\x85c"}', [{"key": "a\u2028b\x85c"}]),
@@ -129,7 +137,7 @@ BROKEN = {
     b'{"messages":[{"a":"\n"}]}': (0, "messages[0]: Invalid control character at at character 6 of the item"),
     b'{"messages":[{"a":NaN}]}': (0, "messages[0]: NaN is not JSON"),
     b'{"messages":[{"a":[-Infinity]}]}': (0, "messages[0]: -Infinity is not JSON"),
-    b'{"messages":[{"a":' + b"[" * 99_999 + b"]" * 99_999 + b"}]}": (0, "messages[0]: is nested too deeply"),
+    b'{"messages":[{"a":' + b"[" * 99_999 + b"]" * 99_999 + b"}]}": (0, "messages[0]: nested too deeply"),
     b'{"messages":[{},{"key":"\xff"}]}': (1, "messages[1]: the byte 0xff is not UTF-8 here"),
     b'{"messages":[{"key":"\xc3': (0, "messages[0]: the body ends inside a character"),
     b'{"messages":[{"key":x,"payload":"yyyyyyyyyyy\xff': (0, "messages[0]: Expecting value at character 7 of the item"),
@@ -151,7 +159,7 @@ BROKEN_LINES = {
     b"{}\n[]\n{}": (1, "messages[1]: begins with '[', not as an object"),
     b'{}\n\n{"a": "b': (1, "messages[1]: Unterminated string starting at at character 6 of the item"),
     b'{}\n{"a": Infinity}': (1, "messages[1]: Infinity is not JSON"),
-    b'{"a": ' + b"[" * 99_999: (0, "messages[0]: is nested too deeply"),
+    b'{"a": ' + b"[" * 99_999: (0, "messages[0]: nested too deeply"),
     b"{}\n{}\xff\n": (1, "messages[1]: the byte 0xff is not UTF-8 here"),
     b"\x0b{}": (0, "messages[0]: begins with '\\x0b', not as an object"),
 }
@@ -170,7 +178,7 @@ def test_a_number_of_too_many_digits(ndjson: bool) -> None:
     body = item if ndjson else b'{"messages":[' + item + b"]}"
     error = read(body, ndjson=ndjson).error
     assert error is not None
-    assert str(error).startswith("messages[0]: Exceeds the limit (4300 digits) for integer string conversion")
+    assert str(error) == "messages[0]: a number is too long"
 
 
 # Limits.
@@ -200,21 +208,80 @@ def test_an_item_may_have_just_the_characters_that_are_the_most(ndjson: bool) ->
         assert (error.index, str(error), error.too_large) == (1, f"messages[1]: has more than {most} characters", True)
 
 
+def in_a_body(item: str, *, ndjson: bool) -> bytes:
+    """Between others, as in a long body."""
+    return (f"{{}}\n{item}\n{{}}" if ndjson else f'{{"messages":[{{}},{item},{{}}]}}').encode()
+
+
+def structured(size: int) -> str:
+    """An item of so many characters, and a string that has as many again."""
+    return '{"payload":[' + "1," * ((size - 8) // 2) + "1" * (size % 2) + f'1],"a":"{"x" * size}"}}'
+
+
+@pytest.mark.parametrize("ndjson", [False, True])
+@pytest.mark.parametrize("chunk", [1, 1000, 65536, 1 << 20])
+def test_an_item_may_have_just_the_structure_that_is_the_most(ndjson: bool, chunk: int) -> None:
+    for size, index in ((MOST_STRUCTURE, 3), (MOST_STRUCTURE + 1, 1), (MOST_STRUCTURE + 10_000, 1)):
+        found = Read(pieces(in_a_body(structured(size), ndjson=ndjson), chunk), made(ndjson=ndjson, most_bytes=1 << 21))
+        assert len(found.items) == index
+        if index == 1:
+            assert found.error is not None
+            assert str(found.error) == "messages[1]: has more than 262144 characters outside its strings"
+            assert found.error.too_large
+        else:
+            assert found.error is None
+
+
+@pytest.mark.parametrize("ndjson", [False, True])
+def test_a_long_string_is_no_structure_and_neither_are_many_items(ndjson: bool) -> None:
+    long = json.dumps({"payload": 'line of "text"\n' * 100_000})
+    many = ("\n" if ndjson else ",").join(["{}"] * 200_000)
+    body = in_a_body(long + ("\n" if ndjson else ",") + many, ndjson=ndjson)
+    for chunk in (999, 65536, len(body)):
+        found = Read(pieces(body, chunk), made(ndjson=ndjson, most_bytes=1 << 23, most_item=1 << 22))
+        assert found.error is None
+        assert len(found.items) == 200_003
+
+
+@pytest.mark.parametrize("ndjson", [False, True])
+@pytest.mark.parametrize("chunk", [1000, 65536, 1 << 20])
+def test_what_breaks_an_item_before_its_structure_is_too_much(ndjson: bool, chunk: int) -> None:
+    for before in (MOST_STRUCTURE - 20_000, MOST_STRUCTURE + 20_000):
+        item = '{"a":' + " " * before + "x" + " " * 100_000 + "}"
+        error = Read(pieces(in_a_body(item, ndjson=ndjson), chunk), made(ndjson=ndjson)).error
+        assert error is not None
+        # A line has its end, so it is seen first that there is too much of it.
+        assert error.too_large is (ndjson or before > MOST_STRUCTURE)
+
+
+@pytest.mark.parametrize("ndjson", [False, True])
+def test_an_item_of_many_small_values_is_not_decoded(ndjson: bool) -> None:
+    body = in_a_body('{"payload":[' + "{}," * (4 << 20) + "1]}", ndjson=ndjson)
+    items = made(ndjson=ndjson, most_bytes=1 << 30, most_item=1 << 25)
+    tracemalloc.start()
+    try:
+        with pytest.raises(BodyError, match=r"^messages\[1\]: has more than 262144 characters outside its strings$"):
+            list(fed(items, body))
+        assert tracemalloc.get_traced_memory()[1] < 12 << 20
+    finally:
+        tracemalloc.stop()
+
+
 def test_an_item_without_end_is_not_gathered() -> None:
     items = made(most_bytes=1 << 30, most_item=100_000)
-    assert list(items.feed(b'{"messages":[{"payload":"')) == []
+    assert list(fed(items, b'{"messages":[{"payload":"')) == []
     for _ in range(100_000 // 1000):
-        assert list(items.feed(b"x" * 1000)) == []
+        assert list(fed(items, b"x" * 1000)) == []
     with pytest.raises(BodyError, match=r"messages\[0\]: has more than 100000 characters"):
-        list(items.feed(b"x" * 50_000))
+        list(fed(items, b"x" * 50_000))
 
 
 def test_space_is_not_gathered() -> None:
     items = made(most_bytes=1 << 30, most_item=1000)
     for part in (b"{", b'"messages"', b":", b"[", b"{}", b",", b"{}", b"]", b"}", b""):
         for _ in range(100):
-            assert list(items.feed(b" " * 1000)) == []
-        list(items.feed(part))
+            assert list(fed(items, b" " * 1000)) == []
+        list(fed(items, part))
     assert list(items.end()) == []
 
 
@@ -282,7 +349,7 @@ def test_a_bomb_is_let_out_no_farther_than_the_limit() -> None:
     try:
         items = made(gzip=True, most_bytes=10 << 20)
         with pytest.raises(BodyError, match=r"^messages\[0\]: the body has more than 10485760 bytes$") as raised:
-            list(items.feed(body))
+            list(fed(items, body))
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -292,13 +359,33 @@ def test_a_bomb_is_let_out_no_farther_than_the_limit() -> None:
 
 def test_a_bomb_of_items_is_let_out_as_they_are_taken() -> None:
     items = made(gzip=True, most_bytes=1 << 30)
-    taken = items.feed(gzip.compress(b'{"messages":[' + b"{}," * (32 << 20)))
+    taken = fed(items, gzip.compress(b'{"messages":[' + b"{}," * (32 << 20)))
     tracemalloc.start()
     try:
         assert [next(taken) for _ in range(10_000)] == [{}] * 10_000
         assert tracemalloc.get_traced_memory()[1] < 4 << 20
     finally:
         tracemalloc.stop()
+
+
+@pytest.mark.parametrize("blank", ["\n", "\r\n", " \n"])
+def test_a_bomb_of_blank_lines_is_let_out_by_the_piece(blank: str) -> None:
+    items = made(ndjson=True, gzip=True, most_bytes=1 << 30)
+    data = gzip.compress((blank * (2 << 20) + "{}\n" + blank * (2 << 20)).encode(), 1)
+    found = [list(piece) for piece in items.pieces(data)]
+    assert len(found) >= len(blank) * (4 << 20) // 65536
+    assert [item for piece in found for item in piece] == [{}]
+    assert items.held < 4
+
+
+@pytest.mark.parametrize("ndjson", [False, True])
+@pytest.mark.parametrize("gzipped", [False, True])
+def test_a_long_part_comes_in_pieces(ndjson: bool, gzipped: bool) -> None:
+    body = (b"{}\n" * 100_000) if ndjson else b'{"messages":[' + b",".join([b"{}"] * 100_000) + b"]}"
+    items = made(ndjson=ndjson, gzip=gzipped)
+    counts = [len(list(piece)) for piece in items.pieces(gzip.compress(body) if gzipped else body)]
+    assert sum(counts) == 100_000
+    assert max(counts) <= 65536 // 3 + 1
 
 
 def test_compressed_bytes_count_too() -> None:

@@ -1,0 +1,91 @@
+"""JSON text that anybody may have written: how much of it is decoded at once, and what is said where it is wrong; pure.
+
+Decoding makes a value of a few characters into fifty bytes and more, all in one step; only strings stay as long.
+"""
+
+import json
+from typing import NoReturn
+
+MOST_STRUCTURE = 262144
+"""Characters outside the strings of a text that is decoded at once."""
+
+TOO_MUCH = "has more than {} characters outside its strings".format
+
+_SLICE = 65536
+
+
+class DecodingError(ValueError):
+    """A text that is not decoded; the message says why."""
+
+    def __init__(self, detail: str, *, too_large: bool = False) -> None:
+        """`too_large` makes it a 413."""
+        super().__init__(detail)
+        self.too_large = too_large
+
+
+class _ConstantError(ValueError):
+    """A word that is not JSON."""
+
+
+def refuse_constant(constant: str) -> NoReturn:
+    """For a decoder's `parse_constant`: Python takes NaN and the infinities, JSON has none (RFC 8259 section 6)."""
+    raise _ConstantError(f"{constant} is not JSON")
+
+
+def said(error: ValueError | RecursionError) -> str:
+    """What is wrong with a text that a decoder gave up on."""
+    if isinstance(error, RecursionError):
+        return "nested too deeply"
+    if isinstance(error, json.JSONDecodeError | UnicodeDecodeError | _ConstantError):
+        return str(error)
+    return "a number is too long"
+
+
+def decoded(body: bytes, most_structure: int = MOST_STRUCTURE) -> object:
+    """The value that the body is in JSON, which is in UTF-8. Raises DecodingError."""
+    try:
+        text = body.decode()
+        if exceeds(text, most_structure):
+            raise DecodingError(TOO_MUCH(most_structure), too_large=True)
+        return json.loads(text, parse_constant=refuse_constant)
+    except DecodingError:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise DecodingError(said(error)) from None
+
+
+def exceeds(text: str, most: int = MOST_STRUCTURE) -> bool:
+    """Whether more than so many characters of JSON lie outside its strings."""
+    if len(text) <= most:
+        return False
+    structure = Structure(most)
+    structure.add(text)
+    return structure.size > most
+
+
+class Structure:
+    """Counts the characters of a JSON text outside its strings, as it comes: 5 ms a MiB, of most texts 3."""
+
+    def __init__(self, most: int) -> None:
+        """Counts no farther than to somewhat above `most`."""
+        self.size = 0
+        self._most = most
+        self._inside = 0
+        """1 inside a string."""
+        self._cut = ""
+        """The first half of what a backslash escapes."""
+
+    def add(self, text: str) -> None:
+        """Counts the next part of the text."""
+        for at in range(0, len(text), _SLICE):
+            if self.size > self._most:
+                return
+            self._add(text[at : at + _SLICE])
+
+    def _add(self, text: str) -> None:
+        # Without what is escaped, each quote begins or ends a string.
+        text = (self._cut + text).replace("\\\\", "")
+        self._cut = "\\" if text.endswith("\\") else ""
+        parts = text.replace('\\"', "").split('"')
+        self.size += sum(map(len, parts[self._inside :: 2]))
+        self._inside ^= (len(parts) - 1) & 1
