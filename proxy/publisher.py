@@ -47,8 +47,8 @@ class Lanes:
     def __init__(self, vhost: str, links: tuple[Link, ...], guest: bool) -> None:
         """A `guest` is a user other than this sidecar's own."""
         self.vhost, self.links, self.guest = vhost, links, guest
-        self.kept = False
-        """Never given up."""
+        self.kept = self.over = False
+        """Never given up; or given up, all together: one that ended alone would be missed."""
         self.begun_at = self.wanted_at = time.monotonic()
         """When a publish last asked for them."""
         self.table: RouteTable | None = None
@@ -65,10 +65,13 @@ class Lanes:
 
         A guest's never is made again: at the next request the broker judges anew.
         """
+        recent = time.monotonic() - self.wanted_at < FORGET_AFTER
         if self.guest:
-            return connected and time.monotonic() - self.wanted_at < FORGET_AFTER
-        connected = connected or any(link.client is not None for link in self.links)
-        return connected or self.kept or time.monotonic() - self.wanted_at < FORGET_AFTER
+            self.over = self.over or not (connected and recent)
+        else:
+            connected = connected or any(link.client is not None for link in self.links)
+            self.over = self.over or not (connected or self.kept or recent)
+        return not self.over
 
 
 class Publisher:
@@ -97,14 +100,16 @@ class Publisher:
 
         Raises Unavailable where too many other users have connections.
         """
-        lanes = self._lanes.get((vhost, login))
+        key = vhost, login
+        lanes = self._lanes.get(key)
         if lanes is not None and login is not None and time.monotonic() - lanes.begun_at > GUEST_AGE:
             # It goes on for what is in flight on it; the password may have changed.
             lanes = None
-        if lanes is None:
-            if login is not None and sum(other is not None for _, other in self._lanes) >= MOST_GUESTS:
+        if lanes is None or lanes.over:
+            others = sum(other[1] is not None for other in self._lanes if other != key)
+            if login is not None and others >= MOST_GUESTS:
                 raise Unavailable(f"{MOST_GUESTS} users other than this sidecar's own have connections")
-            lanes = self._lanes[vhost, login] = self._begun(vhost, login)
+            lanes = self._lanes[key] = self._begun(vhost, login)
         lanes.wanted_at = time.monotonic()
         return lanes
 
@@ -115,12 +120,12 @@ class Publisher:
             for _ in range(self._connections if login is None else 1)
         )
         lanes = Lanes(vhost, links, login is not None)
+        self._running.add(lanes)
         lanes.task = asyncio.create_task(self._run(lanes, (vhost, login)))
         return lanes
 
     async def _run(self, lanes: Lanes, key: tuple[str, Login | None]) -> None:
         """Until nobody wants them any more: a virtual host may have been deleted."""
-        self._running.add(lanes)
         try:
             await asyncio.gather(*(link.run(lanes.wanted) for link in lanes.links))
         finally:

@@ -85,6 +85,11 @@ class Socket(asyncio.Protocol):
             transport.close()
             asyncio.get_running_loop().call_later(1.0, transport.abort)
 
+    def abort(self) -> None:
+        """Closes it at once."""
+        if self.transport is not None:
+            self.transport.abort()
+
     def pause_writing(self) -> None:
         """The broker does not read."""
         self.paused = True
@@ -167,10 +172,14 @@ class Link:
 
     def doubt(self) -> None:
         """Connects anew: the broker's cluster may have another name by now than when it told it."""
-        if self._socket is not None and time.monotonic() - self._opened_at > DOUBT_AFTER:
-            self._socket.client.close()
-            self._socket.flush()
-            self.changed()
+        socket = self._socket
+        if (
+            socket is not None
+            and socket.client.stage is Stage.OPEN
+            and time.monotonic() - self._opened_at > DOUBT_AFTER
+        ):
+            self._close(socket)
+            self._loop.call_later(self._open_timeout, socket.abort)
 
     def wake(self) -> None:
         """What was queued at the client goes out at the end of this turn of the loop, all in one write."""
@@ -243,8 +252,7 @@ class Link:
                 client.give_up(channel, number, f"no confirm within {self._confirm_timeout:g} s")
         if now - socket.heard_at > 2 * client.heartbeat:
             client.fault = "the broker has sent no heartbeat"
-            if socket.transport is not None:
-                socket.transport.abort()
+            socket.abort()
         elif now - socket.wrote_at > client.heartbeat / 2 and socket.transport is not None and not socket.paused:
             socket.wrote_at = now
             socket.transport.write(HEARTBEAT_FRAME)
@@ -256,8 +264,8 @@ class Link:
         self._marks.clear()
         self.changed()
         client.lost(f"the connection was lost before the confirm: {self._in_words(client)}")
-        if socket is not None and socket.transport is not None:
-            socket.transport.abort()
+        if socket is not None:
+            socket.abort()
 
     def _in_words(self, client: Client) -> str:
         if client.code:
@@ -276,10 +284,13 @@ class Link:
         if socket is None:
             return
         if socket.client.stage is Stage.OPEN:
-            socket.client.close()
-            socket.client.fault = _CLOSED
-            socket.flush()
-            self.changed()
+            self._close(socket)
             await asyncio.wait((socket.closed,), timeout=self._open_timeout)
-        if socket.transport is not None:
-            socket.transport.abort()
+        socket.abort()
+
+    def _close(self, socket: Socket) -> None:
+        """Nothing more is published on it; what is in flight may still be answered."""
+        socket.client.close()
+        socket.client.fault = _CLOSED
+        socket.flush()
+        self.changed()

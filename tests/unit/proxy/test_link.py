@@ -437,6 +437,24 @@ async def test_no_publish_falls_between_closing_and_the_next_connection() -> Non
             await again(link, broker, Told(), 0)
 
 
+@pytest.mark.parametrize("polite", [True, False])
+async def test_a_doubted_link_connects_anew(polite: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the broker does not answer its goodbye."""
+    broker = FakeBroker(polite=polite)
+    async with up(broker, open_timeout=0.3) as (link, visit, told):
+        link.doubt()
+        assert link.clear
+        monkeypatch.setattr(link_module, "DOUBT_AFTER", 0.0)
+        publish(link, told, 0)
+        link.doubt()
+        link.doubt()
+        assert not link.clear
+        await broker.until(lambda: visit.ended)
+        assert visit.methods.count(CLOSE) == 1
+        assert await told.all(1) == [Outcome.UNKNOWN]
+        await again(link, broker, told, 1)
+
+
 async def test_abandoned() -> None:
     broker = FakeBroker()
     async with up(broker) as (link, visit, told):

@@ -55,10 +55,10 @@ def publish(link: Link, told: Told, exchange: bytes = b"", index: int = 0) -> No
     link.wake()
 
 
-async def up(publisher: Publisher, lanes: Lanes) -> Link:
-    link = await publisher.connected(lanes)
-    assert link.clear
-    return link
+async def up(publisher: Publisher, lanes: Lanes, within: float = 10) -> Link:
+    await publisher.cleared(lanes.link, within)
+    assert lanes.link.clear
+    return lanes.link
 
 
 # Connections.
@@ -135,31 +135,28 @@ async def test_what_the_broker_refuses_is_told_without_repetition() -> None:
 
 async def test_it_is_unavailable_in_time() -> None:
     async with publishing(FakeBroker(greeting=b""), connect_timeout=0.1) as publisher:
-        lanes = publisher.lanes("v")
         with pytest.raises(Unavailable, match="no connection to the broker: "):
-            await publisher.connected(lanes)
+            await up(publisher, publisher.lanes("v"), within=0.1)
         await eventually(lambda: publisher.faults() == {"v": "no AMQP answer in time"})
         assert (publisher.in_flight, publisher.connects) == (0, 0)
 
 
 async def test_it_is_unavailable_while_the_broker_takes_no_publishes() -> None:
     broker = FakeBroker()
-    async with publishing(broker, connect_timeout=0.5) as publisher:
+    async with publishing(broker) as publisher:
         link = await up(publisher, publisher.lanes("v"))
         broker.visits[0].say(blocked("low on memory"))
         await eventually(lambda: not link.clear)
         with pytest.raises(Unavailable, match="the broker takes no publishes: low on memory"):
-            await publisher.cleared(link)
-        # There is a connection all the same, for what is not a publish.
-        assert await publisher.connected(publisher.lanes("v")) is link
+            await publisher.cleared(link, 0.1)
         assert publisher.faults() == {"v": ""}
 
 
 async def test_all_that_wait_go_on_together() -> None:
     broker = FakeBroker(greeting=b"")
-    async with publishing(broker, connect_timeout=5) as publisher:
+    async with publishing(broker) as publisher:
         lanes = publisher.lanes("v")
-        waiting = [asyncio.create_task(publisher.connected(lanes)) for _ in range(5)]
+        waiting = [asyncio.create_task(up(publisher, lanes)) for _ in range(5)]
         visit = await broker.visit()
         assert not any(task.done() for task in waiting)
         visit.say(FakeBroker().greeting)
@@ -171,12 +168,12 @@ async def test_all_that_wait_go_on_together() -> None:
 
 async def test_a_refused_guest_is_told_at_once_and_tried_anew() -> None:
     broker = FakeBroker(refuse=403)
-    async with publishing(broker, connect_timeout=60) as publisher:
+    async with publishing(broker) as publisher:
         publisher.connect("other")
         started = time.monotonic()
         for n in range(2):
             with pytest.raises(LoginRefused, match="403 REFUSED - said the fake") as refused:
-                await publisher.connected(publisher.lanes("v", GUEST))
+                await up(publisher, publisher.lanes("v", GUEST), within=60)
             assert refused.value.code == 403
             await eventually(lambda: ("v", GUEST) not in publisher._lanes)
             assert sum(b"guest" in login for visit in broker.visits for login in visit.logins) == n + 1
@@ -192,7 +189,7 @@ async def test_one_login_of_its_own_refused_is_tried_again_by_itself() -> None:
         publisher.connect("v")
         lanes = publisher.lanes("v")
         with pytest.raises(LoginRefused) as refused:
-            await publisher.connected(lanes)
+            await up(publisher, lanes)
         assert refused.value.code == 530
         await broker.visit(2)
         broker.refuse = 0
@@ -203,7 +200,7 @@ async def test_one_login_of_its_own_refused_is_tried_again_by_itself() -> None:
 async def test_guests_are_not_those_whose_faults_show() -> None:
     async with publishing(FakeBroker(refuse=403)) as publisher:
         with pytest.raises(LoginRefused):
-            await publisher.connected(publisher.lanes("v", GUEST))
+            await up(publisher, publisher.lanes("v", GUEST))
         assert (publisher.faults(), publisher.refusals("v"), publisher.cluster("v")) == ({}, [], None)
 
 
@@ -249,6 +246,40 @@ async def test_idle_guests_are_closed_and_forgotten(monkeypatch: pytest.MonkeyPa
         assert publisher.connects == 3
 
 
+async def test_a_guest_of_a_broker_that_is_gone_is_told_at_once() -> None:
+    """Nobody connects anew for one who may not be let in any more; the next request does."""
+    broker = FakeBroker()
+    async with publishing(broker) as publisher:
+        lanes = publisher.lanes("v", GUEST)
+        await up(publisher, lanes)
+        broker.visits[0].drop()
+        await eventually(lambda: not lanes.link.clear)
+        async with asyncio.timeout(5):
+            with pytest.raises(Unavailable, match="connection was lost"):
+                await publisher.cleared(lanes.link, 60)
+        await eventually(lambda: not publisher._lanes)
+        assert await up(publisher, publisher.lanes("v", GUEST)) is not lanes.link
+
+
+async def test_a_guest_logs_in_anew_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    broker = FakeBroker()
+    async with publishing(broker) as publisher:
+        told = Told()
+        publish(first := await up(publisher, publisher.lanes("v", GUEST)), told)
+        assert publisher.lanes("v", GUEST).link is first
+        monkeypatch.setattr(publisher_module, "GUEST_AGE", 0.0)
+        lanes = publisher.lanes("v", GUEST)
+        assert lanes.link is not first
+        monkeypatch.setattr(publisher_module, "GUEST_AGE", 60.0)
+        await up(publisher, lanes)
+        # The other goes on for what is in flight, and is the publisher's until the end.
+        assert first.clear
+        assert (publisher.in_flight, publisher.connects) == (1, 2)
+        publisher.abandon()
+        assert told.outcomes == {0: Outcome.UNKNOWN}
+        assert publisher.lanes("v", GUEST) is lanes
+
+
 async def test_what_cannot_be_connected_is_given_up_unless_it_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(publisher_module, "FORGET_AFTER", 0.0)
     async with publishing(FakeBroker(refuse=530), connections=2) as publisher:
@@ -256,7 +287,41 @@ async def test_what_cannot_be_connected_is_given_up_unless_it_is_kept(monkeypatc
         publisher.lanes("gone")
         await eventually(lambda: set(publisher.faults()) == {"kept"})
         with pytest.raises(Unavailable):
-            await publisher.connected(publisher.lanes("gone"))
+            await up(publisher, publisher.lanes("gone"))
+
+
+async def test_links_of_one_virtual_host_are_given_up_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that ended alone would be missed, for each message of its slots, as long as the others are up."""
+    monkeypatch.setattr(publisher_module, "FORGET_AFTER", 0.0)
+    broker = FakeBroker(refuse=530)
+    async with publishing(broker, connections=2) as publisher:
+        before = publisher.lanes("v")
+        await eventually(lambda: before.over)
+        # The other one may be waiting for its next try.
+        monkeypatch.undo()
+        broker.refuse = 0
+        lanes = publisher.lanes("v")
+        assert lanes is not before
+        await eventually(lambda: all(link.clear for link in lanes.links))
+        await eventually(lambda: before.task is not None and before.task.done())
+        assert publisher.lanes("v") is lanes
+        assert not any(link.client for link in before.links)
+
+
+async def test_a_guest_is_no_other_user_to_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publisher_module, "MOST_GUESTS", 1)
+    async with publishing(FakeBroker()) as publisher:
+        await up(publisher, publisher.lanes("v", GUEST))
+        monkeypatch.setattr(publisher_module, "GUEST_AGE", 0.0)
+        await up(publisher, publisher.lanes("v", GUEST))
+
+
+async def test_closing_at_once() -> None:
+    async with publishing(FakeBroker()) as publisher:
+        lanes = publisher.lanes("v")
+        await publisher.aclose()
+        assert lanes.task is not None
+        assert lanes.task.done()
 
 
 async def test_abandoned() -> None:
@@ -292,7 +357,7 @@ async def test_closing_is_quick_whatever_the_broker_does(polite: bool) -> None:
 async def test_closing_while_it_connects() -> None:
     broker = FakeBroker(greeting=b"")
     async with publishing(broker) as publisher:
-        waiting = asyncio.create_task(publisher.connected(publisher.lanes("v")))
+        waiting = asyncio.create_task(up(publisher, publisher.lanes("v")))
         await broker.visit()
         await publisher.aclose()
         waiting.cancel()
