@@ -2,8 +2,8 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Mapping
-from typing import cast
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
@@ -14,7 +14,7 @@ from proxy.amqp.frames import NOT_FOUND
 from proxy.amqp.properties import PERSISTENT
 from proxy.amqp.routes import Choice, Route
 from proxy.http.batch import MESSAGES, Batch, Words
-from proxy.http.dispatch import Dispatch, Outlet, Placed
+from proxy.http.dispatch import Dispatch, Order, Outlet, Placed
 from proxy.http.message import Message
 from proxy.http.problems import ProblemError, invalid, unavailable
 from proxy.limits import Limits
@@ -32,7 +32,7 @@ PASSED = Placed(Route(("/", "topic"), Tally(), PassReason.TYPE), None, PassReaso
 
 
 def placed(target: int = 0) -> Placed:
-    return Placed(ROUTE, Choice(ROUTE.targets[target], ROUTE, 5), None)
+    return Placed(ROUTE, Choice(ROUTE.targets[target], ROUTE, 5, False), None)
 
 
 class FakeDispatch:
@@ -42,13 +42,22 @@ class FakeDispatch:
         self.at_once = at_once
         self.problems: dict[int, Exception] = {}
         self.places: dict[int, Placed] = {}
+        self.waits: dict[int, Coroutine[Any, Any, None]] = {}
+        """What must be awaited before a message goes."""
         self.sent: list[tuple[int, Message]] = []
         self.waiting: dict[int, Receiver] = {}
         self.refreshed: list[Placed] = []
 
-    async def send(self, outlet: Outlet, message: Message, receiver: Receiver, index: int) -> Placed:
+    def order_of(self, outlet: Outlet, message: Message) -> Order:
+        return message.key
+
+    def attempt(
+        self, outlet: Outlet, message: Message, receiver: Receiver, index: int, asked: float
+    ) -> Placed | Coroutine[Any, Any, None]:
         if index in self.problems:
             raise self.problems[index]
+        if index in self.waits:
+            return self.waits.pop(index)
         self.sent.append((index, message))
         self.waiting[index] = receiver
         verdict = self.at_once(index)
@@ -132,7 +141,6 @@ async def test_every_message_confirmed() -> None:
     ]
     assert case.batch.unsent() == Counter()
     assert case.dispatch.refreshed == []
-    assert case.batch.sent_at > 0
 
 
 async def test_an_empty_batch_is_done() -> None:
@@ -158,7 +166,7 @@ async def test_after_a_keys_failure_nothing_more_of_that_key_is_sent(verdict: Ve
     await case.add("b", "a", "b")
     await case.done()
     assert case.dispatch.indices == [0, 1, 2, 4]
-    rejected = {"outcome": Outcome.REJECTED, "detail": "an earlier message with its key failed", "retryable": again}
+    rejected = {"outcome": Outcome.REJECTED, "detail": "an earlier message with its key failed", "retryable": True}
     results = case.batch.results()
     assert (results[3], results[5]) == (rejected, rejected)
     assert results[1]["outcome"] is verdict.outcome
@@ -167,13 +175,32 @@ async def test_after_a_keys_failure_nothing_more_of_that_key_is_sent(verdict: Ve
     assert not case.batch.is_confirmed
 
 
-async def test_messages_without_a_key_are_of_one_key() -> None:
+async def test_messages_without_an_order_fail_alone() -> None:
     case = Case(answers({0: NACKED}))
     for key in (None, None, b""):
         await case.batch.add(None, Message(key, PERSISTENT, b""))
         await idle()
     await case.done()
-    assert case.outcomes == [Outcome.NACKED, Outcome.REJECTED, Outcome.CONFIRMED]
+    assert case.outcomes == [Outcome.NACKED, Outcome.CONFIRMED, Outcome.CONFIRMED]
+    assert not case.batch.is_confirmed
+
+
+async def test_what_fails_while_one_waits_for_a_reading_is_not_overtaken() -> None:
+    case = Case(lambda index: None)
+    read = asyncio.Event()
+
+    async def wait() -> None:
+        await read.wait()
+
+    case.dispatch.waits[1] = wait()
+    await case.add("a")
+    adding = asyncio.create_task(case.add("a"))
+    await idle()
+    case.dispatch.settle(0, NACKED)
+    read.set()
+    await adding
+    await case.done()
+    assert case.outcomes == [Outcome.NACKED, Outcome.REJECTED]
 
 
 async def test_a_malformed_message_fails_its_key() -> None:
