@@ -227,11 +227,11 @@ class Link:
                     await self._wait(socket)
             if client.stage is Stage.OPEN:
                 log.info("connected to the broker, virtual host %r", self.vhost)
-                while not socket.closed.done():
-                    await self._wait(socket)
-                    self._tick(socket, time.monotonic())
-                    if not client.in_flight and not wanted(True):
-                        await self.aclose()
+            while not socket.closed.done():
+                await self._wait(socket)
+                self._tick(socket, time.monotonic())
+                if not client.in_flight and not wanted(True):
+                    await self.aclose()
         except TimeoutError:
             return "no AMQP answer in time"
         except OSError as error:

@@ -443,7 +443,6 @@ async def test_a_doubted_link_connects_anew(polite: bool, monkeypatch: pytest.Mo
     broker = FakeBroker(polite=polite)
     async with up(broker, open_timeout=0.3) as (link, visit, told):
         link.doubt()
-        assert link.clear
         monkeypatch.setattr(link_module, "DOUBT_AFTER", 0.0)
         publish(link, told, 0)
         link.doubt()
