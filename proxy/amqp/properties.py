@@ -88,23 +88,33 @@ def short_string(value: object) -> bytes:
     """Text as a short string, with its length. Raises PropertyError."""
     text = utf8(value)
     if len(text) > SHORT_STRING:
-        raise PropertyError(f"{_shown(value)} has {len(text)} bytes, {SHORT_STRING} are the most")
+        raise PropertyError(f"{shown(value)} has {len(text)} bytes, {SHORT_STRING} are the most")
     return bytes((len(text),)) + text
 
 
 def utf8(value: object) -> bytes:
     """Text as UTF-8. Raises PropertyError for what is not text, or has half a character."""
     if not isinstance(value, str):
-        raise PropertyError(f"{_shown(value)} is not a string")
+        raise PropertyError(f"{shown(value)} is not a string")
     try:
         return value.encode()
     except UnicodeEncodeError:
-        raise PropertyError(f"{_shown(value)} is not Unicode text") from None
+        raise PropertyError(f"{shown(value)} is not Unicode text") from None
 
 
-def _shown(value: object) -> str:
-    shown = repr(value)
-    return shown if len(shown) <= 60 else shown[:57] + "..."
+def shown(value: object) -> str:
+    """A value for an error's text, in 60 characters at most; of what may be large or deep just what it is."""
+    if isinstance(value, str | bytes):
+        text = repr(value[:60])
+    elif value is None or isinstance(value, int | float):
+        text = repr(value)
+    else:
+        text = _KINDS.get(type(value)) or f"a {type(value).__name__}"
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+_KINDS: dict[type, str] = {dict: "an object", list: "a list"}
+"""As JSON calls them."""
 
 
 def _whole(most: int, least: int = 0) -> Callable[[object], int]:
@@ -113,7 +123,7 @@ def _whole(most: int, least: int = 0) -> Callable[[object], int]:
         if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= 20:
             number = int(value)
         if isinstance(number, bool) or not isinstance(number, int) or not least <= number <= most:
-            raise PropertyError(f"{_shown(value)} is not a whole number from {least} to {most}")
+            raise PropertyError(f"{shown(value)} is not a whole number from {least} to {most}")
         return number
 
     return check
@@ -127,7 +137,7 @@ _timestamp = _whole((1 << 63) - 1)
 
 def _headers(value: object) -> bytes:
     if not isinstance(value, Mapping):
-        raise PropertyError(f"{_shown(value)} is not an object")
+        raise PropertyError(f"{shown(value)} is not an object")
     return encoded_headers(value)
 
 
@@ -165,7 +175,7 @@ def _table(headers: Mapping[Any, object], depth: int) -> bytes:
     for name, value in headers.items():
         encoded_name = utf8(name)
         if not 0 < len(encoded_name) <= HEADER_NAME:
-            raise PropertyError(f"the name {_shown(name)} has {len(encoded_name)} bytes, not 1 to {HEADER_NAME}")
+            raise PropertyError(f"the name {shown(name)} has {len(encoded_name)} bytes, not 1 to {HEADER_NAME}")
         try:
             if name == _STREAM_FILTER:
                 utf8(value)
@@ -195,7 +205,7 @@ def _value(value: object, depth: int) -> bytes:
         case Mapping():
             return b"F" + _table(value, depth + 1)
         case _:
-            raise PropertyError(f"{_shown(value)} is of no type that a header takes")
+            raise PropertyError(f"{shown(value)} is of no type that a header takes")
 
 
 def _integer(value: int) -> bytes:
@@ -204,7 +214,7 @@ def _integer(value: int) -> bytes:
         return b"I" + pack(">i", value)
     if -(1 << 63) <= value < 1 << 63:
         return b"l" + pack(">q", value)
-    raise PropertyError(f"{_shown(value)} does not fit 64 bits")
+    raise PropertyError(f"{shown(value)} does not fit 64 bits")
 
 
 def _float(value: float) -> bytes:

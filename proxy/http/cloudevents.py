@@ -17,6 +17,7 @@ from proxy.amqp.properties import (
     encoded,
     encoded_headers,
     short_string,
+    shown,
     utf8,
 )
 from proxy.http.decoding import MOST_STRUCTURE, DecodingError, decoded
@@ -193,13 +194,13 @@ def _check(name: str, value: object) -> None:
         if (control := _control(value)) is not None:
             raise PropertyError(f"{control[0]!r} is not allowed in it")
     elif name in _STRINGS:
-        raise PropertyError(f"{value!r:.40} is not a string")
+        raise PropertyError(f"{shown(value)} is not a string")
     elif not isinstance(value, int) or not -_MOST - 1 <= value <= _MOST:
-        raise PropertyError(f"{value!r:.40} is neither a string nor true, false or an integer of 32 bits")
+        raise PropertyError(f"{shown(value)} is neither a string nor true, false or an integer of 32 bits")
     if name == "specversion" and value != "1.0":
-        raise PropertyError(f"{value!r:.40} is not '1.0'")
+        raise PropertyError(f"{shown(value)} is not '1.0'")
     if name == "time" and not _is_real_time(str(value)):
-        raise PropertyError(f"{value!r:.40} is not a time as in RFC 3339")
+        raise PropertyError(f"{shown(value)} is not a time as in RFC 3339")
 
 
 def _is_real_time(text: str) -> bool:

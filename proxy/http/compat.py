@@ -13,7 +13,7 @@ from aiohttp import BasicAuth, web
 
 from proxy.amqp.client import CONFIRMED
 from proxy.amqp.frames import ACCESS_REFUSED, CONTENT_TOO_LARGE, PRECONDITION_FAILED
-from proxy.amqp.properties import NAMES, PropertyError, encoded, utf8
+from proxy.amqp.properties import NAMES, SHORT_STRING, PropertyError, encoded, shown, utf8
 from proxy.http.decoding import DecodingError, decoded
 from proxy.http.dispatch import Dispatch
 from proxy.http.fields import from_base64, properties_of, unsized_short_string
@@ -105,6 +105,10 @@ def _login(request: web.Request) -> Login:
         raise ProblemError(401, "unauthorized", "Authorization: no Basic credentials", Outcome.INVALID) from None
     if "\0" in given.login + given.password:
         raise ProblemError(401, "unauthorized", "Authorization: a NUL in the credentials", Outcome.INVALID)
+    if max(len(given.login.encode()), len(given.password.encode())) > SHORT_STRING:
+        # The broker takes 4,096 bytes in a frame before it knows who is there.
+        detail = f"Authorization: a name or password of more than {SHORT_STRING} bytes"
+        raise ProblemError(401, "unauthorized", detail, Outcome.INVALID)
     return given.login, given.password
 
 
@@ -156,10 +160,14 @@ def _payload(asked: Mapping[str, Any]) -> bytes:
     if encoding == "string":
         return utf8(payload)
     if encoding != "base64":
-        raise _BadError(["unsupported_encoding", encoding])
-    try:
+        # Just text is given back: of anything else there may be much.
+        raise _BadError(["unsupported_encoding", encoding[:60] if isinstance(encoding, str) else shown(encoding)])
+    text = payload
+    for space in " \t\r\n":
         # It may be in lines, as the program `base64` writes it.
-        return from_base64("".join(payload.split()))
+        text = text.replace(space, "")
+    try:
+        return from_base64(text)
     except PropertyError:
         raise _BadError(["not_base64", payload[:60]]) from None
 

@@ -16,6 +16,7 @@ from proxy.amqp.properties import (
     encoded,
     encoded_headers,
     short_string,
+    shown,
     utf8,
 )
 from proxy.http.items import Item
@@ -154,7 +155,7 @@ _PAYLOADS: dict[str, Callable[[object], bytes]] = {"string": utf8, "base64": fro
 def _payload(item: Item) -> bytes:
     encoding = item.get("payload_encoding", "string")
     if not isinstance(encoding, str) or encoding not in _PAYLOADS:
-        raise PropertyError(f"payload_encoding: {str(encoding)[:40]!r} is not one of {', '.join(_PAYLOADS)}")
+        raise PropertyError(f"payload_encoding: {shown(encoding)} is not one of {', '.join(_PAYLOADS)}")
     payload = given("payload", _PAYLOADS[encoding], item)
     if payload is None:
         raise PropertyError("payload: missing")

@@ -271,7 +271,7 @@ WRONG: dict[str, tuple[dict[str, object], str]] = {
         {"ext": 1 << 31},
         "ext: 2147483648 is neither a string nor true, false or an integer of 32 bits",
     ),
-    "a list": ({"ext": []}, "ext: [] is neither a string nor true, false or an integer of 32 bits"),
+    "a list": ({"ext": []}, "ext: a list is neither a string nor true, false or an integer of 32 bits"),
     "a control character": ({"ext": "a\x85"}, "ext: '\\x85' is not allowed in it"),
     "half a character": ({"ext": "\ud800"}, "ext: '\\ud800' is not Unicode text"),
     "half a character as id": ({"id": "\ud800"}, "id: '\\ud800' is not Unicode text"),
@@ -283,6 +283,16 @@ WRONG: dict[str, tuple[dict[str, object], str]] = {
     "base64 of a number": ({"data_base64": 5}, "data_base64: 5 is not a string"),
     "data with half a character": ({"data": "\ud800"}, "data: '\"\\ud800\"' is not Unicode text"),
 }
+
+
+@pytest.mark.parametrize("name", [*EVENT, "datacontenttype", "partitionkey", "time", "ext", "data", "data_base64"])
+def test_what_is_nested_deeply_is_not_shown(name: str) -> None:
+    deep: object = 1
+    for _ in range(100_000):
+        deep = [deep]
+    with pytest.raises(ItemError) as raised:
+        message_of(EVENT | {"datacontenttype": "text/plain"} | {name: deep})
+    assert len(str(raised.value)) < 200
 
 
 @pytest.mark.parametrize(("members", "text"), WRONG.values(), ids=WRONG)
@@ -348,6 +358,22 @@ def test_bodies_that_are_not_json(body: bytes, text: str) -> None:
     for read in (structured, batched):
         with pytest.raises(ItemError, match=f"^{text}$"):
             read(body)
+
+
+def test_bodies_of_many_small_values() -> None:
+    one = json.dumps(EVENT | {"data": [{}] * 100_000}).encode()
+    many = json.dumps([EVENT | {"data": [{}] * 30_000}] * 10).encode()
+    for read, body, most in ((structured, one, 262144), (batched, many, 1048576)):
+        with pytest.raises(ItemError, match=f"^body: has more than {most} characters outside its strings$") as raised:
+            read(body)
+        assert raised.value.too_large
+
+
+def test_a_long_batch_and_long_data() -> None:
+    attributes = {"time": TIMES[0], "subject": "s", "partitionkey": "k", "datacontenttype": "application/json"}
+    event = EVENT | attributes | {"data": {"order": 17, "name": "x", "of": [1, 2, 3]}}
+    assert batched(json.dumps([event] * 10_000).encode()) == [event] * 10_000
+    assert from_json(datacontenttype="text/plain", data='{"a":[1,2]}' * 100_000).body == b'{"a":[1,2]}' * 100_000
 
 
 def test_bodies_of_another_kind() -> None:

@@ -101,7 +101,7 @@ WRONG: dict[str, tuple[Item, str]] = {
     "an unknown field": ({"colour": 1}, "colour: unknown field"),
     "the first of unknown fields": ({"z": 1, "payloads": ""}, "payloads: unknown field"),
     "no payload": ({"payload_encoding": "json"}, "payload: missing"),
-    "a payload that is no text": ({"payload": {"a": 1}}, "payload: {'a': 1} is not a string"),
+    "a payload that is no text": ({"payload": {"a": 1}}, "payload: an object is not a string"),
     "half a character": ({"payload": "a\ud800"}, "payload: 'a\\ud800' is not Unicode text"),
     "half a character in JSON": (
         {"payload": ["\ud800"], "payload_encoding": "json"},
@@ -117,7 +117,7 @@ WRONG: dict[str, tuple[Item, str]] = {
     ),
     "an encoding that is no text": (
         {"payload": "", "payload_encoding": ["json"]},
-        "payload_encoding: \"['json']\" is not one of string, base64, json",
+        "payload_encoding: a list is not one of string, base64, json",
     ),
     "no base64": ({"payload": "AA_A", "payload_encoding": "base64"}, "payload: not base64 at character 2, '_'"),
     "base64 in lines": (
@@ -216,6 +216,25 @@ def test_a_payload_nested_too_deeply_to_write() -> None:
         deep = [deep]
     with pytest.raises(ItemError, match=r"^payload: nested too deeply$"):
         message_of({"payload": deep, "payload_encoding": "json"})
+
+
+FIELDS = ("id", "key", "payload", "payload_encoding", "content_type", "headers", "properties")
+
+
+@pytest.mark.parametrize("name", [*FIELDS, "priority", "type", "timestamp", "header"])
+@pytest.mark.parametrize("make", [list, dict])
+def test_what_is_nested_deeply_is_not_shown(name: str, make: type) -> None:
+    deep: object = 1
+    for _ in range(100_000):
+        deep = [deep] if make is list else {"a": deep}
+    item: Item = {"key": "k", "payload": "x"}
+    if name in FIELDS:
+        item[name] = deep
+    else:
+        item["properties"] = {"headers": {"a": deep}} if name == "header" else {name: deep}
+    with pytest.raises(ItemError) as raised:
+        message_of(item)
+    assert len(str(raised.value)) < 200
 
 
 def test_headers_nested_too_deeply() -> None:
