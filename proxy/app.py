@@ -22,7 +22,7 @@ from proxy.http.admin import Admin
 from proxy.http.application import application
 from proxy.http.dispatch import Dispatch
 from proxy.http.gate import Gate
-from proxy.http.problems import ProblemRunner
+from proxy.http.server import SPARE, Bounds, ProblemRunner
 from proxy.limits import Limits
 from proxy.management import Management
 from proxy.metrics import Counts, ProxyCollector, registry
@@ -104,13 +104,14 @@ async def run(settings: Settings) -> None:
             draining=lambda: gate.draining,
             lookup_timeout=settings.lookup_timeout,
         )
+        bounds = Bounds(settings.body_timeout, settings.max_in_flight + SPARE, limits)
         async with (
-            _listening("admin", admin.application(), settings.admin_listen),
+            _listening("admin", admin.application(), settings.admin_listen, bounds),
             _running(sync.run()),
             _running(files.watch()),
             _running(_touching(tables.values())),
             _closed_in_time(publisher),
-            _listening("http", ingress, settings.http_listen, files.server_tls) as http,
+            _listening("http", ingress, settings.http_listen, bounds, files.server_tls) as http,
             _listening_on_socket(http, settings.http_socket),
             _listening_amqp(listener, settings.amqp_listen, files.server_tls),
         ):
@@ -187,11 +188,10 @@ async def _closed_in_time(publisher: Publisher) -> AsyncIterator[None]:
 
 @contextlib.asynccontextmanager
 async def _listening(
-    what: str, app: web.Application, address: Address, tls: ServerTls | None = None
+    what: str, app: web.Application, address: Address, bounds: Bounds, tls: ServerTls | None = None
 ) -> AsyncIterator[ProblemRunner]:
     """A listener, up on entry. Raises ConfigError where its address cannot be bound."""
-    # Bodies are payloads: they are published as they are, compressed or not.
-    runner = ProblemRunner(app, access_log=None, shutdown_timeout=_LAST_WORDS, auto_decompress=False)
+    runner = ProblemRunner(app, bounds, shutdown_timeout=_LAST_WORDS)
     await runner.setup()
     try:
         try:

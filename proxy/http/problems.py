@@ -116,37 +116,3 @@ async def problem_middleware(
     except Exception:
         log.exception("a defect while answering %s %s", request.method, request.path)
         return ProblemError(500, "internal", "see this sidecar's log", Outcome.UNKNOWN, retryable=True).response()
-
-
-class _Protocol(web.RequestHandler):
-    """Answers what is not HTTP at all, which no middleware sees, with a problem too."""
-
-    __slots__ = ()
-
-    def handle_error(
-        self,
-        request: web.BaseRequest,
-        status: int = 500,
-        exc: BaseException | None = None,
-        message: str | None = None,
-    ) -> web.StreamResponse:
-        """A 400 that shows what could not be parsed; the connection is closed, since its place in the bytes is lost."""
-        if status >= 500:
-            return super().handle_error(request, status, exc, message)
-        detail = " ".join((message or str(exc) or "not HTTP").split())
-        response = ProblemError(status, "bad-request", f"request: {detail[:300]}", Outcome.INVALID).response()
-        response.force_close()
-        return response
-
-
-class _Server(web.Server):
-    def __call__(self) -> web.RequestHandler:
-        return _Protocol(self, loop=self._loop, **self._kwargs)
-
-
-class ProblemRunner(web.AppRunner):
-    """An application's runner whose connections answer malformed HTTP with problems."""
-
-    async def _make_server(self) -> web.Server:
-        made = await super()._make_server()
-        return _Server(made.request_handler, request_factory=made.request_factory, loop=made._loop, **made._kwargs)

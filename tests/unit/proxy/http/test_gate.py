@@ -15,7 +15,8 @@ from aiohttp.test_utils import make_mocked_request
 
 from proxy.access import Access
 from proxy.http.gate import Gate
-from proxy.http.problems import ProblemError, ProblemRunner, problem_middleware
+from proxy.http.problems import ProblemError, problem_middleware
+from proxy.http.server import Bounds, ProblemRunner
 from proxy.limits import LEAST_RATE, Limits
 from proxy.metrics import Counts
 from proxy.outcome import Outcome
@@ -54,7 +55,7 @@ class Case:
     async def listening(self) -> AsyncIterator["Client"]:
         app = web.Application(middlewares=[problem_middleware])
         app.router.add_post("/", self.answer)
-        runner = ProblemRunner(app, access_log=None, shutdown_timeout=0.1, auto_decompress=False)
+        runner = ProblemRunner(app, Bounds(30, 10, self.limits), shutdown_timeout=0.1)
         await runner.setup()
         try:
             await web.TCPSite(runner, "127.0.0.1", 0).start()

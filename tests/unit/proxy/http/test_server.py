@@ -1,0 +1,180 @@
+"""Connections: how many there may be, and how long one may ask nothing or read nothing."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, closing
+
+import pytest
+from aiohttp import web
+
+from proxy.http import server
+from proxy.http.server import Bounds, ProblemRunner
+from proxy.limits import Limits
+
+ANSWER = b"x" * (16 << 20)
+"""More than a kernel keeps for who does not read."""
+
+REQUEST = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+class Case:
+    """A listener."""
+
+    def __init__(self, seconds: float = 30, connections: int = 10, answer: bytes = b"hello") -> None:
+        self.limits = Limits(10, 1 << 20)
+        self._bounds, self._answer = Bounds(seconds, connections, self.limits), answer
+        self.asked = asyncio.Event()
+        self._runner: ProblemRunner | None = None
+
+    async def _get(self, request: web.Request) -> web.Response:
+        self.asked.set()
+        return web.Response(body=self._answer)
+
+    @asynccontextmanager
+    async def listening(self) -> AsyncIterator[None]:
+        app = web.Application()
+        app.router.add_get("/", self._get)
+        self._runner = runner = ProblemRunner(app, self._bounds, shutdown_timeout=0.1)
+        await runner.setup()
+        try:
+            await web.TCPSite(runner, "127.0.0.1", 0).start()
+            yield
+        finally:
+            await runner.cleanup()
+
+    def unsent(self) -> int:
+        """Bytes of answers that the kernel has not taken."""
+        assert self._runner is not None
+        assert self._runner.server is not None
+        transports = (connection.transport for connection in self._runner.server.connections)
+        return sum(to.get_write_buffer_size() for to in transports if to is not None)
+
+    @asynccontextmanager
+    async def connected(self) -> AsyncIterator["Client"]:
+        assert self._runner is not None
+        with closing(socket.socket()) as connection:
+            connection.setblocking(False)
+            await asyncio.get_running_loop().sock_connect(connection, self._runner.addresses[0])
+            yield Client(connection)
+
+
+class Client:
+    """A connection that reads only when it is told to."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection, self._loop = connection, asyncio.get_running_loop()
+
+    async def send(self, data: bytes) -> None:
+        await self._loop.sock_sendall(self._connection, data)
+
+    async def read(self, most: int = 1 << 18) -> bytes:
+        """Nothing at the end, whether that came in good order or not."""
+        async with asyncio.timeout(10):
+            try:
+                return await self._loop.sock_recv(self._connection, most)
+            except ConnectionResetError:
+                return b""
+
+    async def is_answered(self) -> bool:
+        await self.send(REQUEST)
+        return (await self.read()).startswith(b"HTTP/1.1 200 ")
+
+
+async def until_counted(limits: Limits, there: bool) -> None:
+    async with asyncio.timeout(10):
+        for _ in range(10_000):
+            if bool(limits.bytes) == there:
+                return
+            await asyncio.sleep(0.001)
+    raise AssertionError(limits.bytes)
+
+
+async def test_connections_beyond_the_most_are_closed(caplog: pytest.LogCaptureFixture) -> None:
+    case = Case(connections=2)
+    async with case.listening(), case.connected() as first:
+        assert await first.is_answered()
+        async with case.connected() as second:
+            assert await second.is_answered()
+            for _ in range(3):
+                async with case.connected() as third:
+                    assert await third.read() == b""
+            assert await first.is_answered()
+        for _ in range(100):
+            async with case.connected() as third:
+                await third.send(REQUEST)
+                if await third.read():
+                    break
+            await asyncio.sleep(0.01)
+        else:
+            raise AssertionError("what is closed still counts")
+    assert [r.message for r in caplog.records] == ["2 HTTP connections are open: further ones are closed"]
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET / HTTP/1.1\r\nHost: x\r\n"])
+async def test_who_asks_nothing_is_cut_off(sent: bytes) -> None:
+    case = Case(seconds=0.2)
+    async with case.listening(), case.connected() as client, case.connected() as other:
+        assert await other.is_answered()
+        await client.send(sent)
+        started = asyncio.get_running_loop().time()
+        assert await client.read() == b""
+        assert 0.1 < asyncio.get_running_loop().time() - started < 5
+        assert await other.is_answered()
+
+
+async def test_a_second_head_that_does_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert server._OPTIONS["keepalive_timeout"] == 75
+    monkeypatch.setattr(server, "_OPTIONS", {**server._OPTIONS, "keepalive_timeout": 0.2})
+    case = Case()
+    async with case.listening(), case.connected() as client:
+        assert await client.is_answered()
+        await client.send(REQUEST[:-2])
+        assert await client.read() == b""
+
+
+async def test_an_answer_that_is_not_read() -> None:
+    case = Case(seconds=0.3, answer=ANSWER)
+    async with case.listening(), case.connected() as client, case.connected() as other:
+        for each in (client, other):
+            await each.send(REQUEST)
+        await until_counted(case.limits, there=True)
+        assert case.limits.full(1) != ""
+        await until_counted(case.limits, there=False)
+        read = 0
+        while part := await client.read():
+            read += len(part)
+        assert read < len(ANSWER)
+
+
+async def test_the_end_of_an_answer_that_is_not_read() -> None:
+    """A connection stays open, though it is closed, until all is sent."""
+    case = Case(seconds=0.3, answer=b"x" * 20_000)
+    async with case.listening(), case.connected() as client:
+        while not case.unsent():
+            case.asked.clear()
+            await client.send(REQUEST)
+            await case.asked.wait()
+            await asyncio.sleep(0.001)
+        await client.send(REQUEST.replace(b"Host", b"Connection: close\r\nHost"))
+        await until_counted(case.limits, there=True)
+        assert case.limits.bytes < 1 << 16
+        await until_counted(case.limits, there=False)
+        assert case.unsent() == 0
+
+
+async def test_an_answer_that_is_read_slowly() -> None:
+    """But no more slowly than may be."""
+    case = Case(seconds=0.5, answer=ANSWER)
+    async with case.listening(), case.connected() as client:
+        started = asyncio.get_running_loop().time()
+        await client.send(REQUEST)
+        read = 0
+        while read < len(ANSWER):
+            part = await client.read()
+            assert part
+            read += len(part)
+            # 256 KiB at most, in a time that is worth one.
+            await asyncio.sleep(0.02)
+        assert asyncio.get_running_loop().time() - started > 1
+        await until_counted(case.limits, there=False)
