@@ -160,8 +160,7 @@ def _payload(asked: Mapping[str, Any]) -> bytes:
     if encoding == "string":
         return utf8(payload)
     if encoding != "base64":
-        # Just text is given back: of anything else there may be much.
-        raise _BadError(["unsupported_encoding", encoding[:60] if isinstance(encoding, str) else shown(encoding)])
+        raise _BadError(["unsupported_encoding", _echoed(encoding)])
     text = payload
     for space in " \t\r\n":
         # It may be in lines, as the program `base64` writes it.
@@ -170,6 +169,13 @@ def _payload(asked: Mapping[str, Any]) -> bytes:
         return from_base64(text)
     except PropertyError:
         raise _BadError(["not_base64", payload[:60]]) from None
+
+
+def _echoed(value: object) -> str | int | None:
+    """A value as the management API gives it back, but not all of one that may be large, deep or no JSON."""
+    if isinstance(value, str):
+        return value[:60]
+    return value if value is None or isinstance(value, int) else shown(value)
 
 
 def _error(problem: ProblemError) -> web.Response:
