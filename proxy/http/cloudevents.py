@@ -4,9 +4,10 @@ The context attributes become headers `cloudEvents_<name>`, as in its AMQP bindi
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from datetime import date
 from enum import Enum
+from types import MappingProxyType
 from urllib.parse import unquote_to_bytes
 
 from proxy.amqp.properties import (
@@ -22,7 +23,7 @@ from proxy.amqp.properties import (
 )
 from proxy.http.decoding import MOST_STRUCTURE, DecodingError, decoded
 from proxy.http.fields import ItemError, as_json, from_base64, given, properties_of, unsized_short_string
-from proxy.http.message import Message
+from proxy.http.message import TRACES, Message, put_trace
 
 _HTTP_PREFIX = "ce-"
 _AMQP_PREFIX = "cloudEvents_"
@@ -75,7 +76,7 @@ def form_of(content_type: str) -> Form:
     raise ValueError(f"Content-Type: {media_type[:60]!r} is neither {known}")
 
 
-def binary(headers: Iterable[tuple[bytes, bytes]], body: bytes) -> Message:
+def binary(headers: Collection[tuple[bytes, bytes]], body: bytes) -> Message:
     """The event in a request's raw headers, with the body as its data. Raises ItemError that names the header."""
     attributes: dict[str, object] = {}
     properties = dict(PERSISTENT)
@@ -87,7 +88,7 @@ def binary(headers: Iterable[tuple[bytes, bytes]], body: bytes) -> Message:
                 properties |= properties_of({"content_encoding": value.decode("utf-8", "surrogateescape")}, "")
             else:
                 attributes[header.removeprefix(_HTTP_PREFIX)] = _unescaped(header, value)
-        return _message(attributes, properties, body, _HTTP_PREFIX)
+        return _message(attributes, properties, body, _HTTP_PREFIX, _traces(headers))
     except PropertyError as error:
         raise _wrong(error, attributes) from None
 
@@ -118,6 +119,20 @@ def message_of(event: object) -> tuple[str | None, Message]:
         return _readable(attributes.get("id")), _message(attributes, PERSISTENT, body, "")
     except PropertyError as error:
         raise _wrong(error, attributes) from None
+
+
+def _traces(headers: Collection[tuple[bytes, bytes]]) -> dict[str, str]:
+    """Those of the request, which are not the event's own."""
+    traces: dict[str, str] = {}
+    for raw_name, value in headers:
+        if (name := TRACES.get(raw_name.lower())) is not None:
+            try:
+                put_trace(traces, name, value.decode())
+            except UnicodeDecodeError:
+                raise PropertyError(f"{name}: {value[:40]!r} is not UTF-8") from None
+            except PropertyError as error:
+                raise PropertyError(f"{name}: {error}") from None
+    return traces
 
 
 def _given_once(headers: Iterable[tuple[bytes, bytes]]) -> Iterator[tuple[str, bytes]]:
@@ -160,8 +175,14 @@ def _data(event: dict[str, object], content_type: object) -> bytes:
     return given("data_base64", from_base64, event) or b"" if data is None else data
 
 
-def _message(attributes: Mapping[str, object], properties: Properties, body: bytes, prefix: str) -> Message:
-    """Of an event's attributes. Raises PropertyError that names one, after the prefix."""
+def _message(
+    attributes: Mapping[str, object],
+    properties: Properties,
+    body: bytes,
+    prefix: str,
+    traces: Mapping[str, str] = MappingProxyType({}),
+) -> Message:
+    """Of an event's attributes, with these other headers. Raises PropertyError that names one, after the prefix."""
     for name in _REQUIRED:
         if name not in attributes:
             raise PropertyError(f"{prefix}{name}: missing")
@@ -177,7 +198,7 @@ def _message(attributes: Mapping[str, object], properties: Properties, body: byt
             field = "content-type" if prefix and name == "datacontenttype" else f"{prefix}{name[:60]}"
             raise PropertyError(f"{field}: {error}") from None
     headers = {_AMQP_PREFIX + name: value for name, value in attributes.items() if name != "datacontenttype"}
-    properties[HEADERS_FLAG] = encoded_headers(headers)
+    properties[HEADERS_FLAG] = encoded_headers({**traces, **headers})
     if _readable(attributes["id"]) is not None:
         flag, properties[flag] = encoded("message_id", attributes["id"])
     return Message(key, properties, body)
@@ -215,7 +236,7 @@ def _is_real_time(text: str) -> bool:
 
 
 def _wrong(error: PropertyError, attributes: Mapping[str, object]) -> ItemError:
-    key = _readable(attributes.get("partitionkey"))
+    key = _readable(attributes["partitionkey"]) if "partitionkey" in attributes else ""
     return ItemError(str(error), _readable(attributes.get("id")), None if key is None else key.encode())
 
 

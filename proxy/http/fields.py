@@ -20,17 +20,12 @@ from proxy.amqp.properties import (
     utf8,
 )
 from proxy.http.items import Item
-from proxy.http.message import Message
+from proxy.http.message import FAN_OUT, STAMPS, Message
 
 _T = TypeVar("_T")
 
 _PLAIN = frozenset({"id", "key", "payload"})
 _FIELDS = _PLAIN | {"payload_encoding", "content_type", "headers", "properties"}
-
-_STAMPS = frozenset({"x-ring-exchange", "x-ring-routing-key", "x-ring-id"})
-"""Headers that this proxy sets itself."""
-
-_FAN_OUT = frozenset({"CC", "BCC"})
 
 _JSON_TYPE: Properties = dict((encoded("content_type", "application/json"),))
 
@@ -43,7 +38,10 @@ class ItemError(ValueError):
     """An item that is no message; the text names the field and what is wrong with its value."""
 
     def __init__(self, detail: str, id_: str | None, key: bytes | None, *, too_large: bool = False) -> None:
-        """The item's own id and routing key, where they are right; `too_large` makes it a 413."""
+        """The item's own id, where it is right, and its routing key: empty where it has none, None where it is wrong.
+
+        `too_large` makes it a 413.
+        """
         super().__init__(detail)
         self.id, self.key, self.too_large = id_, key, too_large
 
@@ -66,7 +64,7 @@ def message_of(item: Item) -> tuple[str | None, Message]:
         detail = "payload: not Unicode text"
     except PropertyError as error:
         detail = str(error)
-    raise ItemError(detail, _readable(_id, item), _readable(_key, item))
+    raise ItemError(detail, _readable(_id, item), _readable(_key, {"key": ""} | item))
 
 
 def properties_of(values: Mapping[str, object], prefix: str) -> Properties:
@@ -91,9 +89,9 @@ def _headers(value: object) -> dict[str, object]:
     """The headers but for those that this proxy sets itself."""
     if not isinstance(value, dict):
         raise PropertyError("not an object")
-    if fan_out := _FAN_OUT & value.keys():
+    if fan_out := FAN_OUT & value.keys():
         raise PropertyError(f"{min(fan_out)}: sends copies to other queues, which a ring must not")
-    return {name: content for name, content in value.items() if name not in _STAMPS}
+    return {name: content for name, content in value.items() if name not in STAMPS}
 
 
 def given(field: str, encode: Callable[[object], bytes], item: Mapping[str, object]) -> bytes | None:

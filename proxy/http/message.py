@@ -2,7 +2,27 @@
 
 from typing import NamedTuple
 
-from proxy.amqp.properties import Properties
+from proxy.amqp.properties import Properties, PropertyError
+
+STAMPS = frozenset({"x-ring-exchange", "x-ring-routing-key", "x-ring-id"})
+"""Headers that this proxy sets itself; a client's are dropped."""
+
+FAN_OUT = frozenset({"CC", "BCC"})
+"""Headers of sender-selected distribution: copies to other queues would bypass the ring, and RabbitMQ closes the
+channel, and with it everybody's messages in flight, over one that is not an array (run)."""
+
+TRACES = {b"traceparent": "traceparent", b"tracestate": "tracestate"}
+"""HTTP headers in lower case that become a message's headers (W3C Trace Context)."""
+
+
+def put_trace(traces: dict[str, str], name: str, value: str) -> None:
+    """Adds one of TRACES; several `tracestate` are one list (section 3.3.1). Raises PropertyError."""
+    if name not in traces:
+        traces[name] = value
+    elif name == "tracestate":
+        traces[name] += "," + value
+    else:
+        raise PropertyError("given twice")
 
 
 class Message(NamedTuple):

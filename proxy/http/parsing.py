@@ -16,6 +16,7 @@ from proxy.amqp.properties import (
     encoded,
     encoded_headers,
 )
+from proxy.http.message import FAN_OUT, STAMPS, TRACES, put_trace
 from proxy.http.problems import ProblemError, invalid
 from proxy.outcome import Outcome
 from proxy.router import Name
@@ -31,19 +32,9 @@ _PROPERTIES = {
 }
 """Which property an HTTP header is. Not user_id: the broker closes the channel for any but its own user's name."""
 
-_TRACES = frozenset({b"traceparent", b"tracestate"})
-"""W3C Trace Context, carried as AMQP headers of these names."""
-
-STAMPS = frozenset({"x-ring-exchange", "x-ring-routing-key", "x-ring-id"})
-"""The headers of our own; a client's are replaced."""
-
 # The management API has no page for a name that is a step in a path, also where percent-encoded (run); `amq.default` is
 # its word for the default exchange, which AMQP knows by the empty name only.
 _NO_PAGE = frozenset({".", "..", "amq.default"})
-
-# Sender-selected distribution: the broker closes the channel, and with it everybody's messages in flight, over one that
-# is not an array, which an HTTP header cannot be (run); and copies to other queues would bypass the ring.
-FAN_OUT = frozenset({"CC", "BCC"})
 
 
 def query_of(request: web.Request, allowed: set[str]) -> dict[str, str]:
@@ -66,6 +57,7 @@ def message_of(request: web.Request, query: Mapping[str, str]) -> tuple[bytes | 
     key: bytes | None = None
     properties: Properties = {}
     headers: dict[str, object] = {}
+    traces: dict[str, str] = {}
     for raw_name, value in request.raw_headers:
         lower = raw_name.lower()
         known = _PROPERTIES.get(lower)
@@ -79,12 +71,12 @@ def message_of(request: web.Request, query: Mapping[str, str]) -> tuple[bytes | 
             if key is not None:
                 raise invalid("Routing-Key", "given twice")
             key = value
-        elif lower in _TRACES:
-            headers[lower.decode()] = utf8(lower.decode(), value)
+        elif lower in TRACES:
+            _put_trace(traces, TRACES[lower], value)
         elif lower.startswith(b"amqp-"):
             _put_header(headers, raw_name.decode("ascii", "replace"), lower, value)
-    if headers:
-        properties[HEADERS_FLAG] = encoded_headers(headers)
+    if headers or traces:
+        properties[HEADERS_FLAG] = _encoded_headers(headers, traces)
     return key_of(key, query), {**PERSISTENT, **properties}
 
 
@@ -109,6 +101,19 @@ def _property(field: str, name: str, value: bytes) -> tuple[int, bytes]:
 _repeated = lru_cache(maxsize=1024)(_property)
 _REPEATED = frozenset({"content_type", "content_encoding", "delivery_mode", "priority", "type", "app_id"})
 """Properties that many messages have alike."""
+
+
+def _encoded_headers(headers: Mapping[str, object], traces: Mapping[str, str]) -> bytes:
+    if both := traces.keys() & headers.keys():
+        raise invalid(f"Amqp-Header-{min(both)}", f"given as {min(both)} too")
+    return encoded_headers({**headers, **traces})
+
+
+def _put_trace(traces: dict[str, str], name: str, value: bytes) -> None:
+    try:
+        put_trace(traces, name, utf8(name, value))
+    except PropertyError as error:
+        raise invalid(name, str(error)) from None
 
 
 def _put_header(headers: dict[str, object], field: str, lower: bytes, value: bytes) -> None:

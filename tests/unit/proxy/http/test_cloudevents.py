@@ -170,6 +170,28 @@ def test_a_long_id_is_no_message_id() -> None:
         assert ("message_id" in properties) is kept
 
 
+def test_a_key_that_is_missing_and_one_that_is_none() -> None:
+    for members, key in (
+        ({}, b""),
+        ({"partitionkey": None}, b""),
+        ({"partitionkey": 5}, None),
+        ({"partitionkey": ""}, None),
+    ):
+        with pytest.raises(ItemError) as raised:
+            message_of(EVENT | {"ext": []} | members)
+        assert raised.value.key == key
+
+
+def test_the_trace_of_a_request_goes_along() -> None:
+    given = raw(HEADERS | {"ce-traceparent": "the event's own", "TraceParent": "00-1-2-01", "tracestate": "a=1"})
+    headers = properties_of(binary([*given, (b"Tracestate", b"b=%41, c=3")], b""))["headers"]
+    assert {name: value for name, value in headers.items() if "trace" in name} == {
+        "cloudEvents_traceparent": "the event's own",
+        "traceparent": "00-1-2-01",
+        "tracestate": "a=1,b=%41, c=3",
+    }
+
+
 def test_events_of_a_batch_one_by_one() -> None:
     first, second, third = batched(
         json.dumps([EVENT | {"id": "a", "partitionkey": "k"}, EVENT | {"id": ""}, 5]).encode()
@@ -309,6 +331,8 @@ WRONG_HEADERS: dict[str, tuple[list[tuple[bytes, bytes]], str]] = {
     "another version": ([(b"ce-specversion", b"0.3")], "ce-specversion: given twice"),
     "twice": ([(b"CE-ID", b"2")], "ce-id: given twice"),
     "two content types": ([(b"content-type", b"a/b"), (b"Content-Type", b"a/b")], "content-type: given twice"),
+    "two traces": ([(b"traceparent", b"1"), (b"Traceparent", b"1")], "traceparent: given twice"),
+    "a trace in another encoding": ([(b"tracestate", b"\xe4")], "tracestate: b'\\xe4' is not UTF-8"),
     "no content type": ([(b"content-type", b"")], "content-type: empty"),
     "a long encoding": (
         [(b"content-encoding", b"x" * 256)],

@@ -197,6 +197,13 @@ def test_a_key_that_is_none(key: object) -> None:
     assert (raised.value.id, raised.value.key) == ("7", None)
 
 
+def test_a_key_that_is_missing_is_not_one_that_is_none() -> None:
+    for item in ({"payload": 5}, {"payload": "\ud800"}, {"payload": "x", "colour": 1}):
+        with pytest.raises(ItemError) as raised:
+            message_of(item)
+        assert raised.value.key == b""
+
+
 @pytest.mark.parametrize("own_id", [7, None, "i" * 256, "\ud800"])
 def test_an_id_that_is_none(own_id: object) -> None:
     with pytest.raises(ItemError, match=r"^id: ") as raised:

@@ -119,9 +119,23 @@ def test_what_cannot_be_a_property(name: str, value: str, words: str) -> None:
     assert words in refused((name, value))
 
 
-@pytest.mark.parametrize("name", ["Content-Type", "Amqp-Message-Id", "Amqp-Delivery-Mode", "Amqp-Header-a"])
+@pytest.mark.parametrize(
+    "name", ["Content-Type", "Amqp-Message-Id", "Amqp-Delivery-Mode", "Amqp-Header-a", "traceparent"]
+)
 def test_nothing_is_given_twice(name: str) -> None:
     assert refused((name, "1"), (name, "1")) == f"{name}: given twice"
+
+
+def test_several_lists_of_a_trace_are_one() -> None:
+    given = [("tracestate", "a=1"), ("traceparent", "00-1-2-01"), ("Tracestate", "b=2,c=3"), ("tracestate", "")]
+    headers = properties_of(message(*given))["headers"]
+    assert headers == {"tracestate": "a=1,b=2,c=3,", "traceparent": "00-1-2-01"}
+
+
+@pytest.mark.parametrize("name", ["traceparent", "tracestate"])
+def test_a_trace_is_given_in_one_way(name: str) -> None:
+    twice = [(name, "x"), (f"Amqp-Header-{name}", "x")]
+    assert refused(*twice) == refused(*reversed(twice)) == f"Amqp-Header-{name}: given as {name} too"
 
 
 def test_headers_that_differ_in_case_are_two() -> None:
