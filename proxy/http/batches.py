@@ -113,6 +113,9 @@ class Batches:
         if ndjson is None:
             detail = f"Content-Type: {request.content_type!r} is not one of {', '.join(_FORMS)}"
             raise ProblemError(415, "media-type", detail, Outcome.INVALID)
+        if (charset := request.charset) is not None and charset.lower() != "utf-8":
+            detail = f"Content-Type: {charset[:60]!r} is not utf-8, as all JSON is"
+            raise ProblemError(415, "media-type", detail, Outcome.INVALID)
         coding = request.headers.get("Content-Encoding", "identity").strip().lower()
         if coding not in ("gzip", "identity"):
             detail = f"Content-Encoding: {coding[:60]!r} is neither gzip nor identity"

@@ -176,7 +176,7 @@ def test_a_bad_message_near_the_end(sidecar: Sidecar, vhost: VirtualHost) -> Non
         ({"key": 7, "payload": "p"}, "messages[1].key: 7 is not a string"),
         ({"key": "k"}, "messages[1].payload: missing"),
         ({"payload": "p"}, "messages[1].key: missing"),
-        ({"key": "k", "payload": {}}, "messages[1].payload: {} is not a string"),
+        ({"key": "k", "payload": {}}, "messages[1].payload: an object is not a string"),
         ({"key": "k", "payload": "p", "payload_encoding": "hex"}, "messages[1].payload_encoding: 'hex'"),
         ({"key": "k", "payload": "p", "id": "i" * 256}, "messages[1].id: 'iiii"),
         ({"key": "k", "payload": "p", "headers": []}, "messages[1].headers: "),
@@ -256,7 +256,12 @@ def test_what_is_no_batch(sidecar: Sidecar, vhost: VirtualHost, body: bytes, det
 
 @pytest.mark.parametrize(
     "headers",
-    [{"Content-Type": "text/plain"}, {"Content-Type": "application/cloudevents+json"}, {"Content-Encoding": "br"}],
+    [
+        {"Content-Type": "text/plain"},
+        {"Content-Type": "application/cloudevents+json"},
+        {"Content-Type": "application/json; charset=latin-1"},
+        {"Content-Encoding": "br"},
+    ],
 )
 def test_types_that_are_not_taken(sidecar: Sidecar, vhost: VirtualHost, headers: dict[str, str]) -> None:
     vhost.ring("orders", ["q"])
@@ -267,6 +272,18 @@ def test_types_that_are_not_taken(sidecar: Sidecar, vhost: VirtualHost, headers:
 
     assert detail.startswith(f"{next(iter(headers))}:")
     assert landed(vhost) == {}
+
+
+@pytest.mark.parametrize("charset", ["utf-8", '"UTF-8"'])
+def test_the_encoding_may_be_named(sidecar: Sidecar, vhost: VirtualHost, charset: str) -> None:
+    vhost.ring("orders", ["q"])
+
+    answer = sidecar.batch(
+        "orders", numbered(2), vhost=vhost.name, headers={"Content-Type": f"application/json; charset={charset}"}
+    )
+
+    assert answer.status == 200
+    assert len(landed(vhost)["q"]) == 2
 
 
 def test_an_unknown_exchange_is_looked_up_once(sidecar: Sidecar, vhost: VirtualHost) -> None:
