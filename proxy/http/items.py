@@ -16,7 +16,7 @@ from proxy.http.decoding import MOST_STRUCTURE, TOO_MUCH, Structure, exceeds, re
 Item = dict[str, Any]
 
 _PIECE = 65536
-"""Bytes that are decompressed and read at a time: half a millisecond's work where they are many items."""
+"""Bytes that are decompressed and read at a time: of usual items a millisecond's work."""
 
 _NEAR = 16
 """Characters. What breaks off gives an error no farther from its end, unless inside a string (`-Infinity` has 9)."""
