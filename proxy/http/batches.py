@@ -30,6 +30,9 @@ _FORMS = {
 _BUFFER = 1 << 17
 """Bytes of a body that wait to be read, at most: aiohttp's."""
 
+_ENTRY = 1 << 10
+"""Bytes that a message takes until its batch is answered, at most: its id, key and detail."""
+
 _JSON_SHARE = 2
 """Characters of an item's JSON for a byte of payload, at most: base64 and common escapes need less."""
 
@@ -132,22 +135,24 @@ class Batches:
             async for part in self._gate.parts(request):
                 for piece in items.pieces(part):
                     for item in piece:
-                        await self._add(batch, item)
-                    if items.held > admitted.size:
-                        self._gate.take(admitted, items.held - admitted.size)
+                        await self._add(admitted, batch, item)
+                    held = items.held + len(batch) * _ENTRY
+                    if held > admitted.size:
+                        self._gate.take(admitted, held - admitted.size)
                     # Others take their turn between the pieces, also where the next one is there already.
                     await asyncio.sleep(0)
             for item in items.end():
-                await self._add(batch, item)
+                await self._add(admitted, batch, item)
         except BodyError as error:
             if error.too_large:
                 raise ProblemError(413, "too-large", str(error), Outcome.INVALID) from None
             raise ProblemError(400, "bad-request", str(error), Outcome.INVALID) from None
 
-    async def _add(self, batch: Batch, item: Item) -> None:
+    async def _add(self, admitted: Admitted, batch: Batch, item: Item) -> None:
         index = len(batch)
         if index >= self._max_batch:
             raise BodyError(index, f"messages: more than {self._max_batch}", too_large=True)
+        self._gate.take(admitted, _ENTRY)
         try:
             message_id, message = message_of(item)
         except ItemError as error:
