@@ -65,7 +65,8 @@ class Events:
                     )
                 message = binary(request.raw_headers, body) if form is Form.BINARY else structured(body)
             except ItemError as error:
-                raise ProblemError(400, "bad-request", str(error), Outcome.INVALID) from None
+                status, kind = (413, "too-large") if error.too_large else (400, "bad-request")
+                raise ProblemError(status, kind, str(error), Outcome.INVALID) from None
             return await self._single.confirmed(request, admitted, name, _keyed(message, query))
 
     async def _fill(self, batch: Batch, events: list[object], query: Mapping[str, str]) -> None:
@@ -75,7 +76,8 @@ class Events:
             try:
                 event_id, message = message_of(event)
             except ItemError as error:
-                batch.refuse(error.id, error.key, f"events[{index}].{error}")
+                key = key_of(None, query) if error.key == b"" else error.key
+                batch.refuse(error.id, key, f"events[{index}].{error}")
             else:
                 await batch.add(event_id, _keyed(message, query))
             if index % _YIELD_EVERY == _YIELD_EVERY - 1:
