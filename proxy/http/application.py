@@ -1,6 +1,6 @@
 """The HTTP ingress as one aiohttp application: every endpoint that publishes, and what describes them."""
 
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 
 from proxy.config import Settings
 from proxy.http import docs
@@ -10,9 +10,10 @@ from proxy.http.dispatch import Dispatch
 from proxy.http.events import Events
 from proxy.http.gate import Gate
 from proxy.http.ingest import Ingest
-from proxy.http.problems import problem_middleware
+from proxy.http.problems import ProblemError, problem_middleware
 from proxy.http.question import Question
 from proxy.metrics import Counts
+from proxy.outcome import Outcome
 from proxy.router import Router
 from proxy.sync import Sync
 
@@ -42,7 +43,25 @@ def application(
     compat = Compat(gate, dispatch, max_body=most)
     question = Question(gate, router, sync, default_vhost=vhost, lookup_timeout=settings.lookup_timeout)
     app = web.Application(middlewares=[problem_middleware])
-    for part in (single, batches, events, compat, question):
-        app.add_routes(part.routes())
-    app.add_routes(docs.routes())
+    for part in (single, batches, events, compat, question, docs):
+        for route in part.routes():
+            kwargs = {**route.kwargs, "expect_handler": _expect}
+            app.add_routes([web.RouteDef(route.method, route.path, route.handler, kwargs)])
     return app
+
+
+async def _expect(request: web.Request) -> web.StreamResponse | None:
+    """Lets the body come (RFC 9110, section 10.1.1); an answer to what else is expected."""
+    expected = request.headers.get("Expect", "")
+    if request.version < HttpVersion11:
+        return None
+    if expected.lower() == "100-continue":
+        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        # Or nothing else could be answered any more.
+        request.writer.output_size = 0
+        return None
+    detail = f"Expect: {expected[:60]!r} is not 100-continue"
+    response = ProblemError(417, "bad-request", detail, Outcome.INVALID).response()
+    # The body may not come now, and what comes instead would be taken for it.
+    response.force_close()
+    return response

@@ -35,7 +35,7 @@ def _answers(*answers: tuple[int, Json], problems: Iterable[str], of_a_batch: bo
 
 def _problem(status: int, problems: list[Problem], of_a_batch: bool) -> Json:
     outcomes = {outcome.value for p in problems for outcome in p.outcomes}
-    if of_a_batch and status in (400, 408, 413):
+    if of_a_batch and status in (400, 408, 413, 429):
         # Found in the middle of the body: messages before that were sent.
         outcomes.add(Outcome.UNKNOWN.value)
     (retryable,) = {p.retryable for p in problems}

@@ -34,6 +34,7 @@ PROBLEMS = (
     Problem(408, "timeout", _INVALID, True, "The body came too slowly."),
     Problem(413, "too-large", _INVALID, False, "The body, decompressed, or a message of it is over its limit."),
     Problem(415, "media-type", _INVALID, False, "The body is of a type or encoding that is not taken here."),
+    Problem(417, "bad-request", _INVALID, False, "`Expect` is not `100-continue`."),
     Problem(422, "batch-failed", _OF_A_BATCH, False, "Messages of the batch failed, and none of them may be retried."),
     Problem(429, "too-many", (Outcome.REJECTED,), True, "Too much is in flight already."),
     Problem(500, "internal", (Outcome.UNKNOWN,), True, "A defect of this sidecar; its log has it."),

@@ -349,3 +349,32 @@ def test_names_that_only_paths_have(sidecar: Sidecar, vhost: VirtualHost, exchan
     answer = sidecar.ask("POST", path, b"", {"Routing-Key": "k"})
 
     assert repr(exchange) in answer.problem(404, "unknown-exchange", "invalid", retryable=False)
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("POST", "/v1/exchanges/orders/publish"),
+        ("POST", "/v1/exchanges/orders/publish/batch"),
+        ("POST", "/v1/exchanges/orders/events"),
+        ("POST", "/api/exchanges/%2F/orders/publish"),
+        ("GET", "/v1/exchanges/orders/route?key=k"),
+        ("GET", "/docs"),
+        ("GET", "/openapi.json"),
+    ],
+)
+def test_what_is_expected_and_not_known(sidecar: Sidecar, method: str, path: str) -> None:
+    answer = sidecar.ask(method, path, b"", {"Expect": "miracles"})
+
+    assert answer.problem(417, "bad-request", "invalid", retryable=False) == "Expect: 'miracles' is not 100-continue"
+    assert answer.headers["connection"] == "close"
+
+
+def test_clients_of_http_1_0_may_expect_anything(sidecar: Sidecar, vhost: VirtualHost) -> None:
+    request = raw_publish(vhost, b"Routing-Key: k", b"Expect: miracles").replace(b" HTTP/1.1\r\n", b" HTTP/1.0\r\n")
+
+    (answer,) = sidecar.raw(request)
+
+    assert answer.status == 200
+    vhost.drain_all()
+    assert sidecar.publish("orders", "before", b"before", vhost=vhost.name).status == 200
