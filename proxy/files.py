@@ -1,12 +1,15 @@
 """What the files that settings name hold: tokens, certificates and passwords, as they are now."""
 
 import asyncio
+import logging
 
 from proxy.access import Access
 from proxy.config import Settings
 from proxy.credentials import credentials
 from proxy.tls import ServerTls, client_tls
 from proxy.watched import LOOK_INTERVAL
+
+log = logging.getLogger(__name__)
 
 
 class Files:
@@ -33,8 +36,11 @@ class Files:
 
     async def watch(self) -> None:
         """Looks at those files, for ever, that nothing looks at when it uses what they hold."""
+        looks = [self.access.refresh, *([self.server_tls.refresh] if self.server_tls else [])]
         while True:
             await asyncio.sleep(LOOK_INTERVAL)
-            self.access.refresh()
-            if self.server_tls is not None:
-                self.server_tls.refresh()
+            for look in looks:
+                try:
+                    look()
+                except Exception:
+                    log.exception("a defect while reading files again; what was read before stays in force")
