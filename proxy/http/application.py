@@ -1,5 +1,8 @@
 """The HTTP ingress as one aiohttp application: every endpoint that publishes, and what describes them."""
 
+import re
+from collections.abc import Awaitable
+
 from aiohttp import HttpVersion11, web
 
 from proxy.config import Settings
@@ -12,6 +15,7 @@ from proxy.http.gate import Gate
 from proxy.http.ingest import Ingest
 from proxy.http.problems import ProblemError, problem_middleware
 from proxy.http.question import Question
+from proxy.http.server import HOT
 from proxy.metrics import Counts
 from proxy.outcome import Outcome
 from proxy.router import Router
@@ -47,7 +51,19 @@ def application(
         for route in part.routes():
             kwargs = {**route.kwargs, "expect_handler": _expect}
             app.add_routes([web.RouteDef(route.method, route.path, route.handler, kwargs)])
+    app[HOT] = lambda request: _hot(single, request)
     return app
+
+
+def _hot(single: Ingest, request: web.BaseRequest) -> Awaitable[web.StreamResponse] | None:
+    """The answer to the publish of a single message, where nothing about the request is out of the ordinary."""
+    if request.method == "POST" and _is_single(request.raw_path) and "Expect" not in request.headers:
+        assert isinstance(request, web.Request)
+        return problem_middleware(request, single.publish)
+    return None
+
+
+_is_single = re.compile(r"/v1/exchanges/[^/?#]+/publish(?:\?[^#]*)?").fullmatch
 
 
 async def _expect(request: web.Request) -> web.StreamResponse | None:

@@ -8,7 +8,7 @@ come, and answers that are not read.
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NamedTuple, cast
 
 from aiohttp import web
@@ -24,6 +24,15 @@ _KEEP_ALIVE = 75.0
 
 SPARE = 1000
 """Connections beyond `max_in_flight`: for those who are told that it is reached, and those who ask nothing."""
+
+
+Hot = Callable[[web.BaseRequest], Awaitable[web.StreamResponse] | None]
+
+HOT: web.AppKey[Hot] = web.AppKey("hot")
+"""What of an application answers some requests past its routing and middleware, and gives None for the others.
+
+Those cost an eighth of a single message (medians of 117 and 102 us of CPU a request, in turn).
+"""
 
 
 class Bounds(NamedTuple):
@@ -47,7 +56,16 @@ class ProblemRunner(web.AppRunner):
         self._bounds = bounds
 
     async def _make_server(self) -> web.Server:
-        return _Server(await super()._make_server(), self._bounds)
+        made = await super()._make_server()
+        hot, rest = self.app.get(HOT), made.request_handler
+        if hot is not None:
+
+            async def handle(request: web.BaseRequest) -> web.StreamResponse:
+                answer = hot(request)
+                return await (rest(request) if answer is None else answer)
+
+            made.request_handler = handle
+        return _Server(made, self._bounds)
 
 
 class _Server(web.Server):
