@@ -64,6 +64,11 @@ class LookUps:
                 fault = shared.fault if shared is not None else ""
                 raise NotReadable(fault or "no answer of the management API in time") from None
 
+    def close(self) -> None:
+        """Ends every look-up."""
+        for shared in self.under_way.values():
+            shared.task.cancel()
+
     def _joined(self, name: Name) -> _LookUp:
         """The look-up under way, or a new one."""
         shared = self.under_way.get(name)

@@ -131,6 +131,7 @@ class Sync:
         finally:
             for task in self._running.values():
                 task.cancel()
+            self._look_ups.close()
             self._assembly.close()
 
     def _start_due(self) -> None:
