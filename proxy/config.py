@@ -106,7 +106,7 @@ class Settings:
     lookup_timeout: float = _setting(5.0, "how long a publish waits for a ring or a broker connection")
     confirm_timeout: float = _setting(10.0, "how long a publish waits for the broker's confirm")
     drain_time: float = _setting(20.0, "limit of answering what is in flight after SIGTERM")
-    body_timeout: float = _setting(30.0, "how long an HTTP body may take, and a second more for each 64 KiB of it; an answer likewise")
+    body_timeout: float = _setting(30.0, "how long an HTTP body, or an answer, may take, and a second more for 64 KiB")
     broker_connections: int = _setting(1, "connections to the broker for HTTP publishes, each virtual host")
     max_body: int = _setting(16 * 1024 * 1024, "largest HTTP body taken, and largest message of a batch")
     max_batch: int = _setting(10_000, "most messages of one batch")

@@ -13,6 +13,7 @@ from urllib.parse import unquote_to_bytes
 from proxy.amqp.properties import (
     HEADERS_FLAG,
     PERSISTENT,
+    Header,
     Properties,
     PropertyError,
     encoded,
@@ -201,7 +202,7 @@ def _message(
     properties[HEADERS_FLAG] = encoded_headers({**traces, **headers})
     if _readable(attributes["id"]) is not None:
         flag, properties[flag] = encoded("message_id", attributes["id"])
-    return Message(key, properties, body)
+    return Message(key, Header.of(properties), body)
 
 
 def _check(name: str, value: object) -> None:

@@ -13,7 +13,7 @@ from aiohttp import BasicAuth, web
 
 from proxy.amqp.client import CONFIRMED
 from proxy.amqp.frames import ACCESS_REFUSED, CONTENT_TOO_LARGE, PRECONDITION_FAILED
-from proxy.amqp.properties import NAMES, SHORT_STRING, PropertyError, encoded, shown, utf8
+from proxy.amqp.properties import NAMES, SHORT_STRING, Header, PropertyError, encoded, shown, utf8
 from proxy.http.decoding import DecodingError, decoded
 from proxy.http.dispatch import Dispatch
 from proxy.http.fields import from_base64, properties_of, unsized_short_string
@@ -137,7 +137,7 @@ def _message(body: bytes, user: str) -> Message:
         raise _BadError(f"[{missing}]")
     try:
         key = unsized_short_string(asked["routing_key"])
-        return Message(key, _properties(asked["properties"], user), _payload(asked))
+        return Message(key, Header.of(_properties(asked["properties"], user)), _payload(asked))
     except PropertyError as error:
         raise _BadError(str(error)) from None
 

@@ -9,7 +9,6 @@ from proxy.amqp import content
 from proxy.amqp.client import Full, Receiver
 from proxy.amqp.frames import U32, shorted
 from proxy.amqp.link import Link
-from proxy.amqp.properties import Header
 from proxy.amqp.routes import PUBLISH, Choice, Route, RouteTable, RouteTables, Unread
 from proxy.http.message import Message
 from proxy.http.problems import ProblemError, invalid, unavailable
@@ -138,7 +137,7 @@ class Dispatch:
         """By a ring that hashes something else than the key, by rings behind rings, or passed."""
         choice = None
         if route.stamp:
-            header = Header.of(message.properties).payload(len(message.body))
+            header = message.header.payload(len(message.body))
             choice = route.choose(key, header, 0, len(header))
             if choice is None:
                 return Placed(route, None, PassReason.CYCLE)
@@ -169,7 +168,7 @@ class Dispatch:
             detail = f"body: {len(message.body)} bytes, the broker takes {client.most_body}"
             raise ProblemError(413, "too-large", detail, Outcome.INVALID)
         try:
-            client.publish(exchange, method, Header.of(message.properties), stamps, message.body, (*told, tally))
+            client.publish(exchange, method, message.header, stamps, message.body, (*told, tally))
         except ValueError as error:
             raise invalid("headers", str(error)) from None
         except Full as full:

@@ -6,6 +6,7 @@ import time
 from aiohttp import web
 
 from proxy.amqp.client import CONFIRMED, Verdict
+from proxy.amqp.properties import Header
 from proxy.http.dispatch import Dispatch
 from proxy.http.gate import Admitted, Gate
 from proxy.http.message import Message
@@ -51,7 +52,7 @@ class Ingest:
             self._gate.check(request, name, admitted)
             key, properties = message_of(request, query)
             body = await self._gate.body(request, admitted, self._max_body)
-            return await self.confirmed(request, admitted, name, Message(key, properties, body))
+            return await self.confirmed(request, admitted, name, Message(key, Header.of(properties), body))
 
     async def confirmed(self, request: web.Request, admitted: Admitted, name: Name, message: Message) -> web.Response:
         """The answer to one message, once the broker has given its own. Raises ProblemError but for a confirm."""

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from proxy.amqp.properties import Properties, PropertyError
+from proxy.amqp.properties import Header, PropertyError
 
 STAMPS = frozenset({"x-ring-exchange", "x-ring-routing-key", "x-ring-id"})
 """Headers that this proxy sets itself; a client's are dropped."""
@@ -31,7 +31,7 @@ class Message(NamedTuple):
     key: bytes | None
     """Routing key, at most 255 bytes; None where none was given."""
 
-    properties: Properties
-    """Persistent unless asked otherwise. Messages may share one dict: nobody changes it."""
+    header: Header
+    """Its properties: persistent unless asked otherwise."""
 
     body: bytes

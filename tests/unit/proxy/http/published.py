@@ -1,6 +1,5 @@
 """What a message would be for its consumer, as another library reads it."""
 
-from struct import pack
 from typing import Any
 
 from pamqp.header import ContentHeader
@@ -11,8 +10,7 @@ from proxy.http.message import Message
 def properties_of(message: Message) -> dict[str, Any]:
     """The properties by name, without those that are not set."""
     read = ContentHeader()
-    flags = sorted(message.properties, reverse=True)
-    read.unmarshal(pack(">HHQH", 60, 0, 0, sum(flags)) + b"".join(message.properties[flag] for flag in flags))
+    read.unmarshal(message.header.payload(0))
     # That library always has the one and calls the other so.
     found = {name.replace("message_type", "type"): value for name, value in read.properties if name != "cluster_id"}
-    return {name: value for name, value in found.items() if value is not None}
+    return {name: value for name, value in found.items() if value is not None and value != {}}

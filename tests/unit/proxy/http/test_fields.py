@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from proxy.amqp.properties import PERSISTENT
+from proxy.amqp.properties import PERSISTENT, Header
 from proxy.http.fields import ItemError, message_of
 from proxy.http.items import Item
 from proxy.http.message import Message
@@ -15,14 +15,14 @@ from tests.unit.proxy.http.published import properties_of
 @pytest.mark.parametrize("key", ["k", "", "ключ", "k" * 255, "ß" * 127])
 @pytest.mark.parametrize("payload", ["x", "", "😀\n"])
 def test_a_key_and_a_payload(key: str, payload: str) -> None:
-    expected = Message(key.encode(), PERSISTENT, payload.encode())
+    expected = Message(key.encode(), Header.of(PERSISTENT), payload.encode())
     assert message_of({"key": key, "payload": payload}) == (None, expected)
     assert message_of({"id": "7", "key": key, "payload": payload}) == ("7", expected)
 
 
 def test_no_key_is_none() -> None:
-    assert message_of({"payload": "x"}) == (None, Message(None, PERSISTENT, b"x"))
-    assert message_of({"payload": "x", "id": "ä"}) == ("ä", Message(None, PERSISTENT, b"x"))
+    assert message_of({"payload": "x"}) == (None, Message(None, Header.of(PERSISTENT), b"x"))
+    assert message_of({"payload": "x", "id": "ä"}) == ("ä", Message(None, Header.of(PERSISTENT), b"x"))
 
 
 PAYLOADS = {
@@ -94,7 +94,7 @@ def test_the_headers_of_the_proxy_are_dropped() -> None:
     stamps: dict[str, object] = {"x-ring-exchange": "e", "x-ring-routing-key": "k", "x-ring-id": 1}
     read = properties_of(message_of({"payload": "x", "headers": {**stamps, "x-ring-other": 1}})[1])
     assert read == {"delivery_mode": 2, "headers": {"x-ring-other": 1}}
-    assert message_of({"payload": "x", "headers": stamps})[1].properties == PERSISTENT
+    assert message_of({"payload": "x", "headers": stamps})[1].header == Header.of(PERSISTENT)
 
 
 WRONG: dict[str, tuple[Item, str]] = {

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from multidict import CIMultiDict
 
-from proxy.amqp.properties import PERSISTENT
+from proxy.amqp.properties import PERSISTENT, Header
 from proxy.http.message import Message
 from proxy.http.parsing import message_of, name_of, prefers, query_of
 from proxy.http.problems import ProblemError
@@ -22,7 +22,8 @@ def request(*headers: tuple[str, str], path: str = PUBLISH) -> web.Request:
 
 def message(*headers: tuple[str, str], path: str = PUBLISH) -> Message:
     made = request(*headers, path=path)
-    return Message(*message_of(made, query_of(made, {"vhost", "key"})), b"")
+    key, properties = message_of(made, query_of(made, {"vhost", "key"}))
+    return Message(key, Header.of(properties), b"")
 
 
 def refused(*headers: tuple[str, str], path: str = PUBLISH) -> str:
@@ -60,7 +61,7 @@ def test_routing_keys_that_are_none(path: str) -> None:
 
 
 def test_a_message_is_persistent_and_no_more_unless_it_says_so() -> None:
-    assert message().properties == PERSISTENT
+    assert message().header == Header.of(PERSISTENT)
     assert properties_of(message(("Amqp-Delivery-Mode", "1")))["delivery_mode"] == 1
 
 
@@ -144,7 +145,7 @@ def test_headers_that_differ_in_case_are_two() -> None:
 
 def test_a_clients_own_stamps_are_dropped() -> None:
     names = ("x-ring-exchange", "x-ring-routing-key", "x-ring-id")
-    assert message(*((f"Amqp-Header-{name}", "forged") for name in names)).properties == PERSISTENT
+    assert message(*((f"Amqp-Header-{name}", "forged") for name in names)).header == Header.of(PERSISTENT)
 
 
 # Names.
