@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from enum import Enum
@@ -110,7 +111,7 @@ class Session:
 
     def received(self, leg: Leg, data: bytes) -> None:
         """Bytes of either side."""
-        self.connection.now = self._loop.time()
+        self.connection.now = time.monotonic()
         try:
             if leg is self.broker:
                 self._shared.broker_bytes += len(data)
@@ -243,18 +244,18 @@ class Session:
     async def _look_up(self) -> None:
         """Until the publish that is held can go on, or its channel is closed."""
         c = self.connection
-        asked = self._loop.time()
+        asked = time.monotonic()
         try:
             while (unread := c.held) is not None and c.phase is Phase.RUNNING:
                 waiting = len(c.client_rest)
                 if unread is UNANSWERED:
                     await self._declared()
-                    fault, asked = "", self._loop.time()
+                    fault, asked = "", time.monotonic()
                 else:
                     fault = await self._resolve(unread, asked)
                 if not c.running:
                     break
-                c.now = self._loop.time()
+                c.now = time.monotonic()
                 if fault:
                     self._refuse_publish(unread, fault)
                 c.held = None
@@ -264,7 +265,7 @@ class Session:
                 self.broker.write(c.to_broker)
                 self.client.write(c.to_client)
                 if len(c.client_rest) < waiting:
-                    asked = self._loop.time()
+                    asked = time.monotonic()
         except Exception:
             self._defect()
         finally:
@@ -286,7 +287,7 @@ class Session:
         """Reads the exchange that a publish has waited for since `asked`; why that failed, or empty."""
         c, sync = self.connection, self._shared.sync
         _, exchange = publishing.held_publish(c)
-        left = asked + self._shared.lookup_timeout - self._loop.time()
+        left = asked + self._shared.lookup_timeout - time.monotonic()
         if unread.hopeless or left <= 0:
             return unread.why
         try:
