@@ -94,7 +94,7 @@ async def run(settings: Settings) -> None:
         limits = Limits(settings.max_in_flight, settings.max_in_flight_bytes)
         gate = Gate(router, files.access, limits, counts, body_timeout=settings.body_timeout)
         dispatch = Dispatch(router, sync, tables["http"], publisher, settings.lookup_timeout)
-        ingress = application(settings, gate, dispatch, counts, router, sync)
+        ingress = application(settings, gate, dispatch, counts, router)
         admin = Admin(
             router,
             sync,

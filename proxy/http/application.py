@@ -19,7 +19,6 @@ from proxy.http.server import HOT
 from proxy.metrics import Counts
 from proxy.outcome import Outcome
 from proxy.router import Router
-from proxy.sync import Sync
 
 
 def application(
@@ -28,7 +27,6 @@ def application(
     dispatch: Dispatch,
     counts: Counts,
     router: Router,
-    sync: Sync,
 ) -> web.Application:
     """All of it, on the parts that answer."""
     vhost, most = settings.default_vhost, settings.max_body
@@ -45,7 +43,7 @@ def application(
     )
     events = Events(gate, single, batches, default_vhost=vhost, max_body=most, max_batch=settings.max_batch)
     compat = Compat(gate, dispatch, max_body=most)
-    question = Question(gate, router, sync, default_vhost=vhost, lookup_timeout=settings.lookup_timeout)
+    question = Question(gate, router, dispatch, default_vhost=vhost)
     app = web.Application(middlewares=[problem_middleware])
     for part in (single, batches, events, compat, question, docs):
         for route in part.routes():

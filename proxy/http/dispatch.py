@@ -72,7 +72,7 @@ class Dispatch:
         another user the broker judges first.
         """
         if login is None and name not in self._router.entries:
-            await self._look_up(name, name, self._router.clock())
+            await self.look_up(name, name, self._router.clock())
         try:
             return Outlet(name, self._publisher.lanes(name[0], login), name[1].encode())
         except Unavailable as error:
@@ -109,7 +109,7 @@ class Dispatch:
             placed = self._placed(route, key, message)
             slot = placed.choice.slot if placed.choice is not None else slot_of(key)
             if placed.choice is not None and placed.choice.target.unread is not None:
-                return self._look_up(outlet.name, placed.choice.target.unread.name, asked)
+                return self.look_up(outlet.name, placed.choice.target.unread.name, asked)
         link = lanes.links[slot % len(lanes.links)]
         if not link.clear:
             return self._cleared(link, asked)
@@ -204,11 +204,11 @@ class Dispatch:
             # The broker judges him before he learns what there is.
             return self._cleared(lanes.link, asked)
         if exchange and outlet.name not in self._router.entries:
-            return self._look_up(outlet.name, outlet.name, asked)
+            return self.look_up(outlet.name, outlet.name, asked)
         found = table.find(exchange)
         if isinstance(found, Unread):
             found = table.once(exchange, asked)
-        return found if isinstance(found, Route) else self._look_up(outlet.name, found.name, asked)
+        return found if isinstance(found, Route) else self.look_up(outlet.name, found.name, asked)
 
     def _refuse_internal(self, outlet: Outlet) -> None:
         entry = self._router.entries.get(outlet.name)
@@ -216,8 +216,11 @@ class Dispatch:
             detail = f"exchange: {outlet.name[1]!r} is internal, and takes messages from other exchanges only"
             raise ProblemError(403, "internal-exchange", detail, Outcome.INVALID)
 
-    async def _look_up(self, name: Name, wanted: Name, asked: float) -> None:
-        """Raises ProblemError where the exchange does not exist or cannot be read in time."""
+    async def look_up(self, name: Name, wanted: Name, asked: float) -> None:
+        """Returns once an exchange is read on which publishes to `name` wait since `asked`, monotonic.
+
+        Raises ProblemError where it does not exist or cannot be read in time.
+        """
         left = asked + self._lookup_timeout - self._router.clock()
         if left <= 0:
             raise unavailable(f"exchange {wanted[1]!r} could not be read in time")

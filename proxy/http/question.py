@@ -4,23 +4,22 @@ from typing import Any
 
 from aiohttp import web
 
+from proxy.http.dispatch import Dispatch
 from proxy.http.gate import Gate
 from proxy.http.parsing import name_of, query_of, short
-from proxy.http.problems import ProblemError, unavailable
+from proxy.http.problems import ProblemError
 from proxy.http.receipts import json_answer
-from proxy.lookups import Absent, NotReadable
 from proxy.outcome import Outcome
 from proxy.router import Message, Name, Passed, Routed, Router
-from proxy.sync import Sync
 
 
 class Question:
     """``GET /v1/exchanges/{exchange}/route``."""
 
-    def __init__(self, gate: Gate, router: Router, sync: Sync, *, default_vhost: str, lookup_timeout: float) -> None:
-        """`default_vhost` is taken where a request names none; seconds."""
-        self._gate, self._router, self._sync = gate, router, sync
-        self._default_vhost, self._lookup_timeout = default_vhost, lookup_timeout
+    def __init__(self, gate: Gate, router: Router, dispatch: Dispatch, *, default_vhost: str) -> None:
+        """`default_vhost` is taken where a request names none."""
+        self._gate, self._router, self._dispatch = gate, router, dispatch
+        self._default_vhost = default_vhost
 
     def routes(self) -> list[web.RouteDef]:
         """What it answers."""
@@ -51,22 +50,8 @@ class Question:
         """The router's decision, after looking up what it does not know. Raises ProblemError."""
         asked = self._router.clock()
         while not isinstance(decision := self._router.decide(name, message, asked), Routed | Passed):
-            left = asked + self._lookup_timeout - self._router.clock()
-            if left <= 0:
-                raise unavailable(f"exchange {name[1]!r} could not be read in time")
-            await self._look_up(name, decision.exchange, left)
+            await self._dispatch.look_up(name, decision.exchange, asked)
         return decision
-
-    async def _look_up(self, name: Name, wanted: Name, within: float) -> None:
-        try:
-            await self._sync.look_up(wanted, within)
-        except Absent as absent:
-            if wanted == name:
-                raise ProblemError(404, "unknown-exchange", f"exchange: {absent}", Outcome.INVALID) from None
-            await self._sync.refresh(name, "an exchange behind it is gone")
-            raise unavailable(str(absent)) from None
-        except NotReadable as error:
-            raise unavailable(f"exchange {wanted[1]!r} cannot be read: {error}") from None
 
 
 def _place(routed: Routed) -> dict[str, Any]:
