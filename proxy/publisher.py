@@ -3,15 +3,12 @@
 import asyncio
 import contextlib
 import itertools
-import logging
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 
 from proxy.amqp.client import Client
 from proxy.amqp.link import Link, Socket
 from proxy.amqp.routes import RouteTable
-
-log = logging.getLogger(__name__)
 
 FORGET_AFTER = 30.0
 """Seconds without a publish after which connections that cannot be made, or are another user's, are given up."""
@@ -52,7 +49,7 @@ class Lanes:
         self.begun_at = self.wanted_at = time.monotonic()
         """When a publish last asked for them."""
         self.table: RouteTable | None = None
-        """The routes of its cluster, for whoever publishes."""
+        """The routes of the virtual host, for whoever publishes."""
         self.task: asyncio.Task[None] | None = None
 
     @property

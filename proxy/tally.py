@@ -1,4 +1,4 @@
-"""What became of the publishes that the AMQP ingress took, as plain integers that a scrape reads."""
+"""What became of the publishes that an ingress took, as plain integers that a scrape reads."""
 
 from collections import Counter
 

@@ -1,1 +1,1 @@
-"""The AMQP ingress: one client connection is one broker connection, and only publishes to ring exchanges change."""
+"""AMQP 0-9-1: the ingress, where only publishes to ring exchanges change, and the connections of our own publisher."""

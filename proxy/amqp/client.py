@@ -1,15 +1,14 @@
 """The side of a connection that publishes for this sidecar itself: bytes in, bytes out, every publish answered once."""
 
 import re
-import secrets
 from collections.abc import Callable
 from enum import Enum
 from struct import error as StructError  # noqa: N812 - the standard library's exceptions begin small
-from typing import NamedTuple, Protocol
 
 from proxy import __version__
 from proxy.amqp import table
 from proxy.amqp.content import HEADERS, STAMP_ID, headers_at, table_at
+from proxy.amqp.fate import CONFIRMED, NACKED, Channel, Receiver, Verdict
 from proxy.amqp.frames import (
     ACCESS_REFUSED,
     BASIC_ACK,
@@ -70,22 +69,6 @@ _REFUSALS = frozenset({ACCESS_REFUSED, NOT_FOUND, PRECONDITION_FAILED})
 """Reply codes that say of a publish that it was not routed."""
 
 
-class Verdict(NamedTuple):
-    """What became of a publish that was sent, and the broker's words where it had any."""
-
-    outcome: Outcome
-    detail: str = ""
-    code: int = 0
-    """The reply code with which the broker closed the channel over it; 0 where it did not."""
-
-
-class Receiver(Protocol):
-    """Who is told of a publish's fate."""
-
-    def settled(self, index: int, verdict: Verdict) -> None:
-        """Called once for each publish, `index` being the caller's own. Must not raise: others are told after it."""
-
-
 class Full(Exception):  # noqa: N818 - a limit, not an error
     """All channels are in use."""
 
@@ -103,58 +86,6 @@ class Stage(Enum):
 _FRAME, _U64 = FRAME.pack, U64.pack
 _ACK = 9
 """Bytes of the arguments of basic.ack."""
-
-CONFIRMED, NACKED = Verdict(Outcome.CONFIRMED), Verdict(Outcome.NACKED, "the broker answered basic.nack")
-UNROUTABLE = Verdict(Outcome.UNROUTABLE, "there was no queue for it")
-
-
-class Channel:
-    """One channel in confirm mode and its unsettled publishes; numbers are delivery tags, from 1."""
-
-    __slots__ = ("exchange", "given_up", "id", "low", "nonce", "number", "pending", "returned")
-
-    def __init__(self, channel_id: int, exchange: bytes) -> None:
-        """For publishes to one exchange."""
-        self.id, self.exchange = channel_id, exchange
-        self.number = self.low = 0
-        """Of the last publish; and up to which all are settled."""
-        self.given_up = -1
-        """Of the last publish that was settled without the broker's answer; below 0 for none."""
-        self.pending: dict[int, tuple[Receiver, int, Tally]] = {}
-        self.returned: set[int] = set()
-        # Positive int64s: the nonce tells this channel's publishes from those of others.
-        self.nonce = (secrets.randbits(30) | 1 << 30) << 32
-
-    def settle(self, number: int, multiple: bool, verdict: Verdict) -> int:
-        """Tells of one publish, or of all up to it; returns of how many. An answer to nothing is ignored."""
-        if number > self.number:
-            raise Fault(FRAME_ERROR, f"the broker confirmed {number}, the last publish was {self.number}")
-        pending, first = self.pending, number
-        if multiple:
-            first = self.low + 1
-            self.low = max(self.low, number)
-        told = 0
-        for n in range(first, number + 1):
-            entry = pending.pop(n, None)
-            if entry is not None:
-                told += 1
-                receiver, index, tally = entry
-                if self.returned and n in self.returned:
-                    self.returned.discard(n)
-                    tally.unroutable += 1
-                    receiver.settled(index, UNROUTABLE)
-                elif verdict is CONFIRMED:
-                    tally.settled += 1
-                    receiver.settled(index, verdict)
-                else:
-                    tally.nacked += verdict.outcome is Outcome.NACKED
-                    if verdict.outcome is Outcome.UNKNOWN:
-                        tally.unknown += 1
-                        self.given_up = n
-                    receiver.settled(index, verdict)
-        while self.low < self.number and self.low + 1 not in pending:
-            self.low += 1
-        return told
 
 
 class Client:

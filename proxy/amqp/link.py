@@ -8,7 +8,8 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import cast
 
-from proxy.amqp.client import Channel, Client, Stage
+from proxy.amqp.client import Client, Stage
+from proxy.amqp.fate import Channel
 from proxy.amqp.frames import ACCESS_REFUSED, HEARTBEAT_FRAME, NOT_ALLOWED, PROTOCOL_HEADER, Fault
 
 log = logging.getLogger(__name__)

@@ -5,7 +5,7 @@ import time
 from collections import Counter
 from typing import Any, NamedTuple
 
-from proxy.amqp.client import CONFIRMED, Verdict
+from proxy.amqp.fate import CONFIRMED, Verdict
 from proxy.amqp.routes import Route, Target
 from proxy.http.dispatch import Dispatch, Order, Outlet, Placed
 from proxy.http.message import Message
@@ -80,6 +80,7 @@ class Batch:
         try:
             await self._send(entry, index, message)
         except ProblemError as problem:
+            entry.order = self._dispatch.order_of(self._outlet, message)
             if problem.outcome is Outcome.UNAVAILABLE or problem.status in (403, 404):
                 self._stop(problem.detail, problem.retryable)
             self._fail(entry, Verdict(problem.outcome, self._in_words(problem, index)), problem.retryable)
@@ -93,16 +94,15 @@ class Batch:
         asked = time.monotonic()
         while entry.placed is None:
             # Looked at after each wait: a message must not overtake one of its key that has failed meanwhile.
-            entry.order = dispatch.order_of(outlet, message)
             if self._stopped:
                 self._fail(entry, Verdict(Outcome.REJECTED, self._stopped), self._again)
                 return
-            if self._failed and entry.order in self._failed:
+            if self._failed and dispatch.order_of(outlet, message) in self._failed:
                 self._fail(entry, Verdict(Outcome.REJECTED, "an earlier message with its key failed"), True)
                 return
             step = dispatch.attempt(outlet, message, self, index, asked)
             if isinstance(step, Placed):
-                entry.placed = step
+                entry.placed, entry.order = step, step.order(message.key)
             else:
                 await step
 

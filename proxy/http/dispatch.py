@@ -6,7 +6,8 @@ from collections.abc import Coroutine
 from typing import Any, NamedTuple
 
 from proxy.amqp import content
-from proxy.amqp.client import Full, Receiver
+from proxy.amqp.client import Full
+from proxy.amqp.fate import Receiver
 from proxy.amqp.frames import U32, shorted
 from proxy.amqp.link import Link
 from proxy.amqp.routes import PUBLISH, Choice, Route, RouteTable, RouteTables, Unread
@@ -46,6 +47,10 @@ class Placed(NamedTuple):
     choice: Choice | None
     """With a reason, what a shadowed ring would have chosen."""
     reason: PassReason | None
+
+    def order(self, key: bytes | None) -> Order:
+        """What it is about a message with that routing key that keeps its place behind those with the same."""
+        return key if self.route.hashed is None or self.choice is None else self.choice.slot
 
 
 class Dispatch:
@@ -120,12 +125,11 @@ class Dispatch:
         return placed
 
     def order_of(self, outlet: Outlet, message: Message) -> Order:
-        """What it is about a message that keeps its place behind those with the same."""
+        """The same of a message that is not placed yet."""
         route = self._table(outlet.lanes).routes.get(outlet.exchange)
         if route is None or route.hashed is None:
             return message.key
-        choice = self._placed(route, message.key or b"", message).choice
-        return choice.slot if choice is not None else message.key
+        return self._placed(route, message.key or b"", message).order(message.key)
 
     def _table(self, lanes: Lanes) -> RouteTable:
         """The routes, whatever the cluster: that is looked at for each publish."""

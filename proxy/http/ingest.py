@@ -5,7 +5,7 @@ import time
 
 from aiohttp import web
 
-from proxy.amqp.client import CONFIRMED, Verdict
+from proxy.amqp.fate import CONFIRMED, Verdict
 from proxy.amqp.properties import Header
 from proxy.http.dispatch import Dispatch
 from proxy.http.gate import Admitted, Gate

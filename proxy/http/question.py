@@ -8,7 +8,7 @@ from proxy.http.dispatch import Dispatch
 from proxy.http.gate import Gate
 from proxy.http.parsing import name_of, query_of, short
 from proxy.http.problems import ProblemError
-from proxy.http.receipts import json_answer
+from proxy.http.receipts import json_answer, place
 from proxy.outcome import Outcome
 from proxy.router import Message, Name, Passed, Routed, Router
 
@@ -55,5 +55,4 @@ class Question:
 
 
 def _place(routed: Routed) -> dict[str, Any]:
-    destination = {"type": routed.destination.kind, "name": routed.destination.name}
-    return {"destination": destination, "slot": routed.slot, "ring": routed.by.fingerprint}
+    return place(routed.destination, routed.slot, routed.by.fingerprint)

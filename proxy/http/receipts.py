@@ -7,7 +7,7 @@ from typing import Any
 
 from aiohttp import web
 
-from proxy.amqp.client import Verdict
+from proxy.amqp.fate import Verdict
 from proxy.amqp.frames import ACCESS_REFUSED, CONTENT_TOO_LARGE, NOT_FOUND
 from proxy.http.dispatch import Dispatch, Placed
 from proxy.http.problems import ProblemError
@@ -29,15 +29,13 @@ def receipt(placed: Placed) -> dict[str, Any]:
     """Of a message that is confirmed."""
     if placed.choice is None or placed.reason is not None:
         return {"outcome": Outcome.PASSED, "exchange": placed.route.name[1], "reason": placed.reason}
-    return {"outcome": Outcome.CONFIRMED, **place(placed)}
-
-
-def place(placed: Placed) -> dict[str, Any]:
-    """Where a ring sent a message."""
-    assert placed.choice is not None
     target, by, slot, _ = placed.choice
-    destination = {"type": target.destination.kind, "name": target.destination.name}
-    return {"destination": destination, "slot": slot, "ring": by.fingerprint}
+    return {"outcome": Outcome.CONFIRMED, **place(target.destination, slot, by.fingerprint)}
+
+
+def place(destination: Destination, slot: int, fingerprint: str) -> dict[str, Any]:
+    """Where a ring sends a message."""
+    return {"destination": {"type": destination.kind, "name": destination.name}, "ring": fingerprint, "slot": slot}
 
 
 def receipt_answer(placed: Placed) -> web.Response:
@@ -48,13 +46,12 @@ def receipt_answer(placed: Placed) -> web.Response:
     return web.Response(body=_start(target.destination, by.fingerprint) + b"%d}" % slot, headers=_JSON)
 
 
-_JSON = {"Content-Type": "application/json; charset=utf-8"}
+_JSON = {"Content-Type": "application/json"}
 
 
 @lru_cache(maxsize=10_000)
 def _start(destination: Destination, fingerprint: str) -> bytes:
-    where = {"type": destination.kind, "name": destination.name}
-    whole = {"outcome": Outcome.CONFIRMED, "destination": where, "ring": fingerprint, "slot": 0}
+    whole = {"outcome": Outcome.CONFIRMED, **place(destination, 0, fingerprint)}
     return json.dumps(whole).encode().removesuffix(b"0}")
 
 

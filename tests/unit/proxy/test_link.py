@@ -11,8 +11,8 @@ import pytest
 
 from proxy.amqp import link as link_module
 from proxy.amqp.brokers import Brokers
-from proxy.amqp.client import Verdict
 from proxy.amqp.content import STAMP_ID_ENTRY
+from proxy.amqp.fate import Verdict
 from proxy.amqp.frames import PROTOCOL_HEADER
 from proxy.amqp.link import Link, Socket
 from proxy.outcome import Outcome

@@ -6,8 +6,9 @@ from struct import pack, unpack_from
 from pamqp import commands
 from pamqp.common import FieldTable
 
-from proxy.amqp.client import Channel, Client, Stage, Verdict
+from proxy.amqp.client import Client, Stage
 from proxy.amqp.content import STAMP_ID_ENTRY
+from proxy.amqp.fate import Channel, Verdict
 from proxy.amqp.properties import Header, encoded
 from proxy.amqp.routes import Target
 from proxy.outcome import Outcome

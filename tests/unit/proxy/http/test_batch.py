@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.amqp.client import CONFIRMED, NACKED, UNROUTABLE, Receiver, Verdict
+from proxy.amqp.fate import CONFIRMED, NACKED, UNROUTABLE, Receiver, Verdict
 from proxy.amqp.frames import NOT_FOUND
 from proxy.amqp.properties import PERSISTENT, Header
 from proxy.amqp.routes import Choice, Route
