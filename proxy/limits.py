@@ -39,12 +39,13 @@ class Limits:
         """Counts them out."""
         self.messages -= messages
         self.bytes -= size
-        if self._turn.locked() and self._has_room:
+        if self._turn.locked() and self._has_room():
             self._freed.set()
 
     def take_batched(self, size: int) -> None:
         """Counts one message of a batch in."""
-        self.take(1, size)
+        self.messages += 1
+        self.bytes += size
         self._batched += 1
         self._batched_bytes += size
 
@@ -57,9 +58,8 @@ class Limits:
     @property
     def has_room(self) -> bool:
         """Whether one more message of a batch may go now: where none is under way always, however small the limits."""
-        return self._has_room and not self._turn.locked()
+        return not self._turn.locked() and self._has_room()
 
-    @property
     def _has_room(self) -> bool:
         few = self._batched * 2 < self._most_messages and self.messages < self._most_messages
         return (few and self._batched_bytes * 2 < self._most_bytes) or not self._batched
@@ -67,6 +67,6 @@ class Limits:
     async def room(self) -> None:
         """Returns once there is room for more of a batch; those who wait take turns."""
         async with self._turn:  # which lets them in as they came
-            while not self._has_room:
+            while not self._has_room():
                 self._freed.clear()
                 await self._freed.wait()

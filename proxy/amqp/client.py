@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable
 from enum import Enum
+from struct import Struct
 from struct import error as StructError  # noqa: N812 - the standard library's exceptions begin small
 
 from proxy import __version__
@@ -11,6 +12,7 @@ from proxy.amqp.content import HEADERS, STAMP_ID, headers_at, table_at
 from proxy.amqp.fate import CONFIRMED, NACKED, Channel, Receiver, Verdict
 from proxy.amqp.frames import (
     ACCESS_REFUSED,
+    BASIC,
     BASIC_ACK,
     BASIC_NACK,
     BASIC_PUBLISH,
@@ -83,7 +85,13 @@ class Stage(Enum):
     CLOSED = "closed"
 
 
-_FRAME, _U64 = FRAME.pack, U64.pack
+_FRAME, _U32, _U64 = FRAME.pack, U32.pack, U64.pack
+_HEAD = Struct(">2sBHIHHQH").pack
+"""Bits and end of a basic.publish, and how its content header begins."""
+_BODY = Struct(">BBHI").pack
+"""End of a content header, and how the body begins."""
+_PAYLOAD = 18
+"""Bytes of a content header's payload but for the properties: class, weight, size, flags; length of the headers."""
 _ACK = 9
 """Bytes of the arguments of basic.ack."""
 
@@ -138,25 +146,31 @@ class Client:
         channel = self.channels.get(exchange) or self._open(exchange)
         number = channel.number + 1
         size, room, channel_id = len(body), self.frame_max - OVERHEAD, channel.id
-        payload = header.payload(size, stamps + _U64(channel.nonce + number))
-        if len(payload) > room:
-            raise ValueError(f"properties and headers are {len(payload)} bytes, the broker takes {room}")
+        flags, before, headers, after = header
+        entries = len(stamps) + 8 + len(headers)
+        payload = _PAYLOAD + len(before) + entries + len(after)
+        if payload > room:
+            raise ValueError(f"properties and headers are {payload} bytes, the broker takes {room}")
         channel.number = number
         channel.pending[number] = told
         self.in_flight += 1
         told[2].published += 1
-        parts = (
+        # One join of few parts: this is the most expensive step of a publish.
+        self.out += (
             _FRAME(METHOD, channel_id, len(method) + 1),
             method,
-            b"\x01\xce",
-            _FRAME(HEADER, channel_id, len(payload)),
-            payload,
-            b"\xce",
+            _HEAD(b"\x01\xce", HEADER, channel_id, payload, BASIC, 0, size, flags),
+            before,
+            _U32(entries),
+            stamps,
+            _U64(channel.nonce + number),
+            headers,
+            after,
         )
         if 0 < size <= room:
-            self.out.append(b"".join((*parts, _FRAME(BODY, channel_id, size), body, b"\xce")))
+            self.out += (_BODY(END, BODY, channel_id, size), body, b"\xce")
         else:
-            self.out.append(b"".join(parts))
+            self.out.append(b"\xce")
             whole = memoryview(body)
             for at in range(0, size, room):
                 part = whole[at : at + room]

@@ -79,7 +79,9 @@ class Events:
                 key = key_of(None, query) if error.key == b"" else error.key
                 batch.refuse(error.id, key, f"events[{index}].{error}")
             else:
-                await batch.add(event_id, _keyed(message, query))
+                step = batch.add(event_id, _keyed(message, query))
+                if step is not None:
+                    await step
             if index % _YIELD_EVERY == _YIELD_EVERY - 1:
                 await asyncio.sleep(0)
 

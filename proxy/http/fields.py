@@ -28,9 +28,9 @@ _T = TypeVar("_T")
 _PLAIN = frozenset({"id", "key", "payload"})
 _PERSISTENT = Header.of(PERSISTENT)
 
-_MOST_ALIKE = 1024
-_headers_made: dict[tuple[object, ...], Header] = {}
-"""By what items of a batch may have alike."""
+_MOST_ALIKE, _LONGEST_ALIKE = 1024, 1024
+_headers_made: dict[str, Header] = {}
+"""By the text of all that an item has beside its payload: what items of a batch have alike is encoded once."""
 
 _FIELDS = _PLAIN | {"payload_encoding", "content_type", "headers", "properties"}
 
@@ -55,17 +55,18 @@ class ItemError(ValueError):
 
 def message_of(item: Item) -> tuple[str | None, Message]:
     """An item's own id, if it has one, and its message. Raises ItemError."""
-    key, payload, more = item.get("key"), item.get("payload"), len(item) - 2
+    key, payload = item.get("key"), item.get("payload")
     try:
         if (
             type(key) is str
             and type(payload) is str
             and key.isascii()
             and len(key) <= SHORT_STRING
-            and more == ("id" in item)
+            and "payload_encoding" not in item
         ):
             # Apart for speed: in a third of the time.
-            return _id(item) if more else None, Message(key.encode(), _PERSISTENT, payload.encode())
+            message_id = _id(item) if "id" in item else None
+            return message_id, Message(key.encode(), _header(item), payload.encode())
         return _id(item), Message(_key(item), _header(item), _payload(item))
     except UnicodeEncodeError:
         detail = "payload: not Unicode text"
@@ -169,20 +170,20 @@ def _payload(item: Item) -> bytes:
 
 def _header(item: Item) -> Header:
     """What is beside the payload; made once where items have it alike. Raises PropertyError."""
-    named = item.get("properties")
-    if type(named) is not dict or "headers" in item or not item.keys() <= _FIELDS:
-        return Header.of(_properties(item))
-    # With their types: 1 and true are equal, and not the same here.
-    alike = (item.get("content_type"), item.get("payload_encoding"), *named.items(), *map(type, named.values()))
+    beside = {name: value for name, value in item.items() if name not in _PLAIN}
+    if not beside:
+        return _PERSISTENT
     try:
-        header = _headers_made.get(alike)
-    except TypeError:  # there are lists or objects among them
+        alike = repr(beside)
+    except RecursionError:
         return Header.of(_properties(item))
+    header = _headers_made.get(alike)
     if header is None:
         header = Header.of(_properties(item))
-        if len(_headers_made) >= _MOST_ALIKE:
-            _headers_made.clear()
-        _headers_made[alike] = header
+        if len(alike) <= _LONGEST_ALIKE:
+            if len(_headers_made) >= _MOST_ALIKE:
+                _headers_made.clear()
+            _headers_made[alike] = header
     return header
 
 

@@ -195,7 +195,7 @@ async def life(steps: list[tuple[str, int]], most: int, most_bytes: int) -> None
         if number % 2:
             await idle()
             waiting = [task for task in waiting if not task.done()]
-            assert not (waiting and limits._has_room)
+            assert not (waiting and limits._has_room())
             assert (limits.messages, limits.bytes) == (len(held) + len(under_way), sum(held) + sum(under_way))
     await idle()
     while waiting := [task for task in waiting if not task.done()]:

@@ -93,7 +93,12 @@ class Case:
 
     async def add(self, *keys: str) -> None:
         for key in keys:
-            await self.batch.add(None, Message(key.encode(), Header.of(PERSISTENT), b"body of " + key.encode()))
+            await self.put(None, key.encode(), b"body of " + key.encode())
+
+    async def put(self, message_id: str | None, key: bytes | None, body: bytes = b"x") -> None:
+        step = self.batch.add(message_id, Message(key, Header.of(PERSISTENT), body))
+        if step is not None:
+            await step
 
     async def done(self) -> None:
         async with asyncio.timeout(10):
@@ -120,9 +125,9 @@ async def idle() -> None:
 async def test_every_message_confirmed() -> None:
     case = Case(lambda index: None)
     case.dispatch.places = {1: PASSED, 2: placed(1)}
-    await case.batch.add("first", Message(b"k", Header.of(PERSISTENT), b"1"))
-    await case.batch.add(None, Message(None, Header.of(PERSISTENT), b"2"))
-    await case.batch.add("", Message(b"k", Header.of(PERSISTENT), b"3"))
+    await case.put("first", b"k", b"1")
+    await case.put(None, None, b"2")
+    await case.put("", b"k", b"3")
     assert [message.body for _, message in case.dispatch.sent] == [b"1", b"2", b"3"]
     assert (len(case.batch), case.limits.messages, case.limits.bytes) == (3, 3, 3)
     done = asyncio.create_task(case.done())
@@ -178,7 +183,7 @@ async def test_after_a_keys_failure_nothing_more_of_that_key_is_sent(verdict: Ve
 async def test_messages_without_an_order_fail_alone() -> None:
     case = Case(answers({0: NACKED}))
     for key in (None, None, b""):
-        await case.batch.add(None, Message(key, Header.of(PERSISTENT), b""))
+        await case.put(None, key, b"")
         await idle()
     await case.done()
     assert case.outcomes == [Outcome.NACKED, Outcome.CONFIRMED, Outcome.CONFIRMED]
@@ -442,9 +447,7 @@ class Trial:
             return
         if fate in PROBLEMS:
             self.case.dispatch.problems[index] = PROBLEMS[fate]
-        adding = asyncio.create_task(
-            self.case.batch.add(str(index), Message(key.encode(), Header.of(PERSISTENT), b"x"))
-        )
+        adding = asyncio.create_task(self.case.put(str(index), key.encode()))
         await idle()
         while not adding.done():
             self.settle(self.waiting[0])
