@@ -14,7 +14,8 @@ class Tally:
     """Counts of one exchange's publishes by one way: its ring, or a reason to pass. They only ever grow."""
 
     __slots__ = (
-        "nacked", "published", "sent", "settled", "shadowed", "unavailable", "unknown", "unroutable", "value_missing",
+        "nacked", "published", "rerouted", "sent", "settled", "shadowed", "unavailable", "unknown", "unroutable",
+        "value_missing",
     )  # fmt: skip
 
     published: int
@@ -23,12 +24,26 @@ class Tally:
     """Of these, acknowledged by the broker."""
     shadowed: Counter[Destination]
     """Where a shadowed ring would have sent them."""
+    rerouted: int
+    """Of those that came back, such as were published again."""
 
     def __init__(self) -> None:
         """All zero."""
         self.published = self.settled = self.nacked = self.unroutable = 0
-        self.sent = self.unknown = self.unavailable = self.value_missing = 0
+        self.rerouted = self.sent = self.unknown = self.unavailable = self.value_missing = 0
         self.shadowed = Counter()
+
+    def add(self, outcome: Outcome) -> None:
+        """Counts one that came back, by what became of it in the end."""
+        match outcome:
+            case Outcome.CONFIRMED:
+                self.settled += 1
+            case Outcome.NACKED:
+                self.nacked += 1
+            case Outcome.UNROUTABLE:
+                self.unroutable += 1
+            case _:
+                self.unknown += 1
 
     def outcomes(self, acknowledged: Outcome) -> dict[Outcome, int]:
         """By outcome; `acknowledged` is what an ack means here: confirmed by a ring's queue, or passed."""

@@ -3,9 +3,12 @@
 import secrets
 from collections import deque
 from enum import IntEnum
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from proxy.amqp.confirms import Confirms
+
+if TYPE_CHECKING:
+    from proxy.amqp.reroute import Rerouted
 
 KEPT = 1024
 """Publishes remembered on a channel where the broker answers none, so that nothing tells when one is done with."""
@@ -79,15 +82,17 @@ class Return(NamedTuple):
     """The method frame, held back until the content header tells whose it is; empty after that."""
     left: int = 0
     """Bytes of a body still to come that the client must not see."""
+    came: "Rerouted | None" = None
+    """As what it is published again."""
 
 
 class Channel:
     """Belongs to one incarnation: a number that is opened again gets a new one."""
 
     __slots__ = (
-        "bits", "confirming", "confirms", "declaring", "exchange", "expect", "frame", "id", "kept", "key", "last_queue",
-        "left", "nonce", "owed_close_ok", "pending", "refusal", "returning", "routed", "sampled", "sampled_at", "state",
-        "transactional", "withheld",
+        "away", "bits", "confirming", "confirms", "declaring", "exchange", "expect", "frame", "id", "kept", "key",
+        "last_queue", "late", "left", "nonce", "owed_close_ok", "pending", "refusal", "returning", "routed", "sampled",
+        "sampled_at", "state", "transactional", "withheld",
     )  # fmt: skip
 
     def __init__(self, number: int) -> None:
@@ -117,6 +122,10 @@ class Channel:
         self.nonce = secrets.randbits(63 - _NONCE) << _NONCE
         self.kept: dict[int, Kept] = {}
         self.returning: Return | None = None
+        self.away = 0
+        """How many of its publishes came back and are on their way again."""
+        self.late: list[bytes] = []
+        """Answers of the broker that the client gets once that is over: what they say depends on it."""
         self.sampled = 0
         """The publish whose confirm is timed; 0 for none."""
         self.sampled_at = 0.0
@@ -142,11 +151,15 @@ class Channel:
     def read_id(self, ring_id: int) -> RingId | None:
         """What a ring id says; None where the message that came back is a copy, which a client has forwarded.
 
-        That is one of another channel, or of a publish that the broker has answered: a return comes before its ack.
+        That is one of another channel, or of a publish that the broker has answered, as a return comes before its ack,
+        or of one that came back already.
         """
         last = self.confirms.number
         number = last - (last - ring_id & _NUMBER)
-        if ring_id >> _NONCE != self.nonce >> _NONCE or number < 1 or self.confirms.settled(number):
+        confirms = self.confirms
+        if ring_id >> _NONCE != self.nonce >> _NONCE or number < 1:
+            return None
+        if confirms.settled(number) or number in confirms.returned:
             return None
         return RingId(number, bool(ring_id & _ASKED), bool(ring_id & _HAD_HEADERS))
 

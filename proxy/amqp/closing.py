@@ -63,8 +63,44 @@ def refuse(c: Connection, code: int, text: str, method: int = 0) -> None:
     late_from_client(c, b"")
 
 
+def leave(c: Connection, data: bytes, i: int, end: int) -> bytes | None:
+    """The client's connection.close: a message that comes back after it could not be published again.
+
+    So the broker gets it once it has confirmed what was published; channels on which it confirms nothing are closed
+    before, as all that comes back comes before the close-ok.
+    """
+    for channel in c.channels.values():
+        unsure = channel.routed and not channel.confirms.answered and channel.state is State.OPEN
+        if unsure and channel.expect == EXPECT_METHOD:
+            channel.state, channel.refusal = State.REFUSING, b""
+            c.tell_broker(_goodbye(channel))
+    if not awaits_answers(c):
+        c.phase = Phase.ENDING
+        return None
+    c.phase, c.goodbye = Phase.LEAVING, data[i:end]
+    return b""
+
+
+def left(c: Connection) -> None:
+    """Nothing can come back any more, or it takes too long."""
+    c.phase = Phase.ENDING
+    c.tell_broker(c.goodbye)
+
+
+def awaits_answers(c: Connection) -> bool:
+    """Whether the broker has yet to answer something of what the client has sent whole."""
+    if c.broker_held is not None or (c.reroutes is not None and c.reroutes.under_way):
+        return True
+    inside = c.client_body if c.client_skip else 0
+    return any(
+        channel.state is State.REFUSING or channel.awaits(number == inside) for number, channel in c.channels.items()
+    )
+
+
 def late_from_client(c: Connection, data: bytes) -> None:
     """What the client sends once one side has sent connection.close."""
+    if c.phase is Phase.LEAVING:
+        return  # which is nothing that matters
     if c.phase is Phase.ENDING:
         data, c.client_rest = c.client_rest + data, b""
         if c.client_dropping:
@@ -227,6 +263,9 @@ def _broker_closes(c: Connection, channel: Channel, method: int, data: bytes, i:
 
 
 def _broker_agrees(c: Connection, channel: Channel, method: int, data: bytes, i: int, end: int) -> bytes | None:
+    if channel.away and c.phase <= Phase.LEAVING:
+        channel.late.append(data[i:end])
+        return b""
     if channel.state is State.REFUSING:
         channel.state = State.REFUSED
         owed = method_frame(channel.id, CHANNEL_CLOSE_OK) if channel.owed_close_ok else b""

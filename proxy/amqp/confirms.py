@@ -1,14 +1,32 @@
 """Which of a channel's publishes the broker has answered; numbers count them from 1, in the order they go out."""
 
 from collections import deque
+from typing import NamedTuple
 
+from proxy.outcome import Outcome
 from proxy.tally import Tally
 
 
-class Confirms:
-    """Counts each publish once, in the tally of its exchange, whatever mix of single and multiple answers comes."""
+class Came(NamedTuple):
+    """What became of a publish that came back."""
 
-    __slots__ = ("above", "answered", "base", "low", "number", "returned", "runs", "tally")
+    outcome: Outcome
+    acked: bool
+    """What the client is told: an ack or a nack."""
+
+
+Told = tuple[int, bool, bool]
+"""An answer to a publish, or to all up to it: number, multiple, and whether it is an ack."""
+
+
+class Confirms:
+    """Counts each publish once, in the tally of its exchange, whatever mix of single and multiple answers comes.
+
+    Publishes that came back and are on their way again keep the broker's acks for them waiting: a publish is settled
+    once its client is told.
+    """
+
+    __slots__ = ("above", "answered", "base", "due", "low", "number", "returned", "runs", "tally", "waiting")
 
     number: int
     """Of the last publish."""
@@ -20,15 +38,20 @@ class Confirms:
     """All publishes up to this one are settled."""
     above: set[int]
     """Beyond `low`, those that are settled too."""
-    returned: dict[int, bool]
-    """Unsettled publishes that came back, and whether the client must be told that they failed."""
+    returned: dict[int, Came | None]
+    """Unsettled publishes that came back; None for one that is on its way again."""
+    waiting: set[int]
+    """Of those, such as the broker has acked; the client is told once it is known what became of them."""
+    due: int
+    """The broker has acked all up to this one, which the client has not been told for the sake of some of those."""
 
     def __init__(self) -> None:
         """Before the first publish; nothing is answered yet."""
-        self.number = self.base = self.low = 0
+        self.number = self.base = self.low = self.due = 0
         self.answered = False
         self.above = set()
         self.returned = {}
+        self.waiting = set()
         self.tally: Tally | None = None
         self.runs: deque[tuple[Tally, int]] = deque()
         """Of publishes before the present run of one tally: the tally and the last number of each run."""
@@ -56,7 +79,7 @@ class Confirms:
         return self.answered and (self.base < number <= self.low or number in self.above)
 
     def settle(self, number: int, multiple: bool, acked: bool) -> None:
-        """Counts the broker's answer to one publish, or to all up to it; an answer to nothing is ignored."""
+        """Counts an answer to one publish, or to all up to it; an answer to nothing is ignored."""
         if number > self.number or number <= self.low:
             return
         low = self.low
@@ -83,31 +106,71 @@ class Confirms:
         """All publishes up to this one were rolled back: they never were."""
         if number > self.low:
             self.low = number
-            self.returned = {n: tell for n, tell in self.returned.items() if n > number}
+            self.returned = {n: came for n, came in self.returned.items() if n > number}
             while self.runs and self.runs[0][1] <= self.low:
                 self.runs.popleft()
 
-    def answers(self, number: int, multiple: bool) -> list[tuple[int, bool, bool]]:
-        """What to tell the client for the broker's ack of a publish, or of all up to it: (number, multiple, is an ack).
+    def answers(self, number: int, multiple: bool) -> list[Told]:
+        """What to tell the client, which is settled with that, for the broker's ack of a publish, or of all up to it.
 
-        A publish that came back without the client's knowledge is nacked instead. An ack of nothing stays as it is.
+        Nothing yet of what came back and is on its way again; a nack for what failed. An ack of nothing stays as it is.
         """
         if not self.low < number <= self.number:
             return [(number, multiple, True)]
-        told, low = [], self.low
-        for failed in sorted(n for n, tell in self.returned.items() if tell):
-            if failed == number or (multiple and failed < number):
-                # Clients may ignore an ack that names what they have been told of (aiormq does).
-                last = failed - 1
-                while last in self.above:
-                    last -= 1
-                if multiple and last > low:
-                    told.append((last, True, True))
-                told.append((failed, False, False))
-                low = failed
-        if number > low:
-            told.append((number, multiple, True))
-        return told
+        if not multiple and number in self.returned:
+            self.waiting.add(number)
+            return self._told_of(number)
+        if multiple:
+            self.due = max(self.due, number)
+            return self._overdue()
+        self.settle(number, False, True)
+        return [(number, False, True)]
+
+    def refused(self, number: int, multiple: bool) -> list[Told]:
+        """The same for its nack: what came back and was on its way again is not waited for any more."""
+        self.settle(number, multiple, False)
+        return [(number, multiple, False), *(self._overdue() if self.due else [])]
+
+    def decide(self, number: int, came: Came) -> list[Told]:
+        """What to tell the client, and is settled with that, now that it is known what became of one that came back."""
+        if number not in self.returned:
+            return []
+        self.returned[number] = came
+        return self._told_of(number) + (self._overdue() if self.due else [])
+
+    def _told_of(self, number: int) -> list[Told]:
+        """The answer to one that came back, if both are known: the broker's ack, and what became of it."""
+        came = self.returned[number]
+        if came is None or number not in self.waiting:
+            return []
+        self.waiting.discard(number)
+        self.settle(number, False, came.acked)
+        return [(number, False, came.acked)]
+
+    def _overdue(self) -> list[Told]:
+        """The answers to all up to `due`, as far as what became of those that came back is known."""
+        told: list[Told] = []
+        for number in sorted(n for n in self.returned if n <= self.due):
+            came = self.returned[number]
+            if came is None:
+                return told + self._all_up_to(number - 1)
+            if not came.acked:
+                told += [*self._all_up_to(number - 1), (number, False, False)]
+                self.settle(number, False, False)
+                self.waiting.discard(number)
+        due, self.due = self.due, 0
+        return told + self._all_up_to(due)
+
+    def _all_up_to(self, number: int) -> list[Told]:
+        """One ack for all up to that number that the client has not been told of, if there are any."""
+        # Clients may ignore an ack that names what they have been told of (aiormq does).
+        while number in self.above:
+            number -= 1
+        if number <= self.low:
+            return []
+        self.settle(number, True, True)
+        self.waiting = {n for n in self.waiting if n > number}
+        return [(number, True, True)]
 
     def abandon(self) -> None:
         """The channel is gone: of what the broker has not answered, nobody knows."""
@@ -117,14 +180,18 @@ class Confirms:
             self.low = self.number
             self.above.clear()
             self.returned.clear()
+            self.waiting.clear()
+            self.due = 0
 
     def _count(self, tally: Tally, first: int, last: int, count: int, acked: bool) -> None:
         """Counts the `count` publishes of a range that were not settled before."""
         if self.returned:
             for number in [n for n in self.returned if first <= n <= last]:
-                del self.returned[number]
-                tally.unroutable += 1
-                count -= 1
+                came = self.returned.pop(number)
+                self.waiting.discard(number)
+                if came is not None:
+                    tally.add(came.outcome)
+                    count -= 1
         if acked:
             tally.settled += count
         else:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from enum import IntEnum
 from math import inf
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from proxy.amqp.channel import Channel
 from proxy.amqp.routes import Route, RouteTable, Unread
@@ -11,6 +11,9 @@ from proxy.declared import Declaration
 from proxy.router import Name
 from proxy.tally import Tallies
 from ring.destination import Destination
+
+if TYPE_CHECKING:
+    from proxy.amqp.reroute import Reroutes
 
 HANDSHAKE_FRAME_MAX = 1 << 17
 """Bytes of a frame taken before tune-ok; the broker has a limit of its own."""
@@ -25,9 +28,11 @@ class Phase(IntEnum):
     HANDSHAKE = 0
     """Until the client's connection.open."""
     RUNNING = 1
-    ENDING = 2
-    """One side has sent connection.close: all passes as it is."""
-    REFUSING = 3
+    LEAVING = 2
+    """The client has sent connection.close; the broker gets it once nothing can come back any more."""
+    ENDING = 3
+    """One side has sent the other connection.close: all passes as it is."""
+    REFUSING = 4
     """We have sent connection.close: only Close and Close-Ok count, to either side."""
 
 
@@ -59,11 +64,12 @@ class Connection:
     """The state of one session, for `rewrite.from_client` and `rewrite.from_broker`."""
 
     __slots__ = (
-        "allowed_mechanisms", "broker_done", "broker_dropping", "broker_frames", "broker_lost", "broker_phase",
-        "broker_rest", "broker_skip", "channel_max", "channels", "client_body", "client_done", "client_dropping",
-        "client_frames", "client_rest", "client_skip", "cluster", "confirmed", "events", "for_broker", "for_client",
-        "forced", "frame_max", "framing_lost", "heartbeat", "held", "now", "offered", "opened", "phase", "routes",
-        "table", "tables", "to_broker", "to_client", "vhost",
+        "allowed_mechanisms", "broker_done", "broker_dropping", "broker_frames", "broker_held", "broker_lost",
+        "broker_phase", "broker_rest", "broker_skip", "channel_max", "channels", "client_body", "client_done",
+        "client_dropping", "client_frames", "client_rest", "client_skip", "cluster", "confirmed", "events",
+        "for_broker", "for_client", "forced", "frame_max", "framing_lost", "gathering", "goodbye", "heartbeat", "held",
+        "now", "offered", "opened", "phase", "released", "reread", "reroutes", "resumed", "routes", "spare", "table",
+        "tables", "to_broker", "to_client", "vhost",
     )  # fmt: skip
 
     def __init__(
@@ -95,6 +101,23 @@ class Connection:
         """What the first frame of `client_rest` waits for. Nothing is read of the client meanwhile."""
         self.forced: Route | None = None
         """What to do with that frame, where there is no route to find."""
+        self.broker_held: Stale | Unread | None = None
+        """What must be read before the first frame of `broker_rest`, of a message that came back, is taken.
+
+        Nothing is read of the broker meanwhile.
+        """
+        self.resumed = False
+        """That has been read, as far as it can be."""
+        self.reread: dict[Stale, float] = {}
+        """When that was, monotonic."""
+        self.reroutes: Reroutes | None = None
+        """Our channel, where something came back."""
+        self.gathering = 0
+        """Contents under way whose body frames must be whole: they go elsewhere than to the client as they come."""
+        self.released: list[Channel] = []
+        """Channels whose late answers are due."""
+        self.goodbye = b""
+        """The client's connection.close, until the broker gets it."""
         self.now = 0.0
         """Monotonic time, as of the last bytes."""
         # Agreed on in the handshake.
@@ -103,6 +126,8 @@ class Connection:
         """The broker's channel_max; 0 for no limit. Until it is known, none can be kept back for us."""
         self.channel_max = 0
         """The client's highest channel number; one more is kept for us."""
+        self.spare = 0
+        """The number of that channel; 0 where there is none."""
         self.heartbeat = 0
         self.vhost = ""
         self.cluster: str | None = None
@@ -129,6 +154,11 @@ class Connection:
     def waits(self) -> bool:
         """Whether a publish is held."""
         return self.held is not None
+
+    @property
+    def broker_waits(self) -> bool:
+        """Whether a message that came back is held."""
+        return self.broker_held is not None
 
     @property
     def running(self) -> bool:

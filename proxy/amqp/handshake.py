@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from proxy import __version__
-from proxy.amqp import table
+from proxy.amqp import closing, table
 from proxy.amqp.channel import Channel
 from proxy.amqp.connection import MOST_FRAME_MAX, Connection, Phase
 from proxy.amqp.frames import (
@@ -176,6 +176,7 @@ def _tune_ok(c: Connection, data: bytes, i: int, end: int) -> bytes:
     c.frame_max = max(frame_max, LEAST_FRAME_MAX) if frame_max else MOST_FRAME_MAX
     c.channel_max = wanted or _MOST_CHANNELS - 1
     restored = wanted + 1 if 0 < wanted < (c.offered or _MOST_CHANNELS) else wanted
+    c.spare = restored if restored > wanted else 0 if wanted or c.offered else _MOST_CHANNELS
     return data[i : i + 11] + U16.pack(restored) + data[i + 13 : end]
 
 
@@ -195,7 +196,7 @@ _REQUESTS: dict[int, Callable[[Connection, bytes, int, int], bytes | None]] = {
     CONNECTION_START_OK: _start_ok,
     CONNECTION_TUNE_OK: _tune_ok,
     CONNECTION_OPEN: _open,
-    CONNECTION_CLOSE: _close,
+    CONNECTION_CLOSE: closing.leave,
     CONNECTION_CLOSE_OK: _close,
 }
 

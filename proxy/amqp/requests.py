@@ -103,6 +103,9 @@ def _answered(c: Connection, channel: Channel, method: int, data: bytes, i: int,
     """An -ok: the broker answers a channel's requests in order."""
     if not channel.pending or channel.pending[0].ok != method:
         return None
+    if channel.late or (method == TX_COMMIT_OK and channel.away):
+        channel.late.append(data[i:end])
+        return b""
     request = channel.pending.popleft()
     channel.declaring -= request.method not in _CHANGE_NO_RING
     if method == QUEUE_DECLARE_OK:

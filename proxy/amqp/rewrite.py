@@ -4,7 +4,7 @@ Frames that nothing here changes stay in the run of bytes that they came in, and
 method ids say what else is looked at.
 """
 
-from proxy.amqp import closing, handshake, requests, returns
+from proxy.amqp import closing, handshake, requests, reroute, returns
 from proxy.amqp.channel import EXPECT_BODY, EXPECT_HEADER, EXPECT_METHOD, Channel, State
 from proxy.amqp.connection import MOST_FRAME_MAX, Connection, Phase
 from proxy.amqp.frames import (
@@ -50,7 +50,7 @@ def from_client(c: Connection, data: bytes) -> None:  # noqa: C901 - one loop, f
     Stops at a publish whose exchange must be looked up first: then `held` says which, and once it is None again,
     `from_client(c, b"")` goes on.
     """
-    if c.phase >= Phase.ENDING:
+    if c.phase > Phase.RUNNING:
         closing.late_from_client(c, data)
         return
     if c.client_rest:
@@ -120,7 +120,7 @@ def from_client(c: Connection, data: bytes) -> None:  # noqa: C901 - one loop, f
                 i = size
                 break
             i = end
-            if not number and c.phase >= Phase.ENDING:
+            if not number and c.phase > Phase.RUNNING:
                 break
     except Fault as fault:
         if start < i:
@@ -132,7 +132,7 @@ def from_client(c: Connection, data: bytes) -> None:  # noqa: C901 - one loop, f
         c.client_frames += frames
     if start < i:
         out.append(data[start:i] if start or i < size else data)
-    if c.phase >= Phase.ENDING:
+    if c.phase > Phase.RUNNING:
         closing.late_from_client(c, data[i:])
     elif i < size:
         c.client_rest = data[i:]
@@ -198,6 +198,9 @@ def from_broker(c: Connection, data: bytes) -> None:  # noqa: C901 - one loop, f
         return
     if c.broker_rest:
         data, c.broker_rest = c.broker_rest + data, b""
+    if c.broker_waits:
+        c.broker_rest = data
+        return
     out, channels = c.to_client, c.channels
     size = len(data)
     i = start = 0
@@ -214,11 +217,10 @@ def from_broker(c: Connection, data: bytes) -> None:  # noqa: C901 - one loop, f
     while size - i >= OVERHEAD:
         kind, number, length = unpack(data, i)
         end = i + OVERHEAD + length
-        if end > size and kind != BODY:
+        if end > size and (kind != BODY or c.gathering):
             if length > MOST_FRAME_MAX:
                 raise ValueError(f"the broker sent a frame of type {kind} and {length} bytes")
             break
-        c.broker_frames += 1
         channel = channels.get(number)
         replaced: bytes | None = None
         if kind == METHOD:
@@ -230,9 +232,18 @@ def from_broker(c: Connection, data: bytes) -> None:  # noqa: C901 - one loop, f
                     replaced = handler(c, channel, method, data, i, end)
             elif not number:
                 replaced = handshake.from_broker(c, method, data, i, end)
+            elif c.reroutes is not None and number == c.reroutes.number:
+                replaced = returns.on_ours(c, kind, data, i, end)
         elif channel is not None and channel.returning is not None:
-            header = kind == HEADER
-            replaced = returns.header(c, channel, data, i, end) if header else returns.body(channel, length)
+            take = returns.header if kind == HEADER else returns.body
+            replaced = take(c, channel, data, i, end)
+        elif c.reroutes is not None and number == c.reroutes.number:
+            replaced = returns.on_ours(c, kind, data, i, end)
+        if c.broker_held is not None:
+            break
+        c.broker_frames += 1
+        if c.released:
+            replaced = (data[i:end] if replaced is None else replaced) + _released(c)
         if replaced is not None:
             if start < i:
                 out.append(data[start:i])
@@ -261,8 +272,26 @@ def _answered(c: Connection, channel: Channel, method: int, data: bytes, i: int)
     if channel.sampled and (number == channel.sampled or (multiple and number > channel.sampled)):
         c.confirmed(c.now - channel.sampled_at)
         channel.sampled = 0
-    replaced = returns.acked(channel, number, multiple) if confirms.returned and method == BASIC_ACK else None
-    confirms.settle(number, multiple, method == BASIC_ACK)
+    replaced: bytes | None = None
+    if confirms.returned:
+        told = confirms.answers(number, multiple) if method == BASIC_ACK else confirms.refused(number, multiple)
+        if told != [(number, multiple, method == BASIC_ACK)]:
+            replaced = reroute.answers(channel, told)
+    else:
+        confirms.settle(number, multiple, method == BASIC_ACK)
     if channel.kept:
         channel.forget_settled()
     return replaced
+
+
+def _released(c: Connection) -> bytes:
+    """The answers that waited for what is decided now."""
+    out = b""
+    channels, c.released = c.released, []
+    for channel in channels:
+        frames, channel.late = channel.late, []
+        for frame in frames:
+            method = U32.unpack_from(frame, 7)[0]
+            replaced = _BROKER_METHODS[method](c, channel, method, frame, 0, len(frame))
+            out += frame if replaced is None else replaced
+    return out

@@ -4,15 +4,17 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
 
 from proxy.amqp import closing, publishing, rewrite
 from proxy.amqp.channel import State
-from proxy.amqp.connection import Connection, Declared, Phase, Refused
+from proxy.amqp.connection import Connection, Declared, Phase, Refused, Stale
 from proxy.amqp.frames import CONNECTION_FORCED, HEARTBEAT_FRAME, INTERNAL_ERROR, PROTOCOL_HEADER
 from proxy.amqp.handshake import is_protocol_header
 from proxy.amqp.legs import Leg
+from proxy.amqp.reroute import RECENT
 from proxy.amqp.routes import UNANSWERED, Route, RouteTables, Unread
 from proxy.lookups import VhostAbsent
 from proxy.router import Name
@@ -24,6 +26,12 @@ log = logging.getLogger(__name__)
 
 HEADER_WITHIN = 10.0
 """Seconds in which a client's first eight bytes must come, as RabbitMQ has it."""
+
+LEAVE_WITHIN = 5.0
+"""Seconds that a client's connection.close waits for the broker's answers to what was published."""
+
+PLACED_WITHIN = 15.0
+"""Seconds that a message which came back, and the acks that wait for it, may take, before the session is closed."""
 
 CLOSE_WITHIN = 5.0
 """Seconds that a peer gets to answer a Close of ours, or to close its socket."""
@@ -95,11 +103,15 @@ class Session:
         self._head = b""
         self._task: asyncio.Task[None] | None = None
         """Dials, or looks up."""
+        self._rereading: asyncio.Task[None] | None = None
+        """Reads what a message that came back waits for."""
         self._heard = asyncio.Event()
         """The broker has sent something."""
         self._connected = self._draining = self._client_ended = self._over = False
         self._deadline: asyncio.TimerHandle | None = None
         self._heartbeat: asyncio.TimerHandle | None = None
+        self._watch: asyncio.TimerHandle | None = None
+        """Looks for what came back and is under way for too long."""
         self._within(HEADER_WITHIN, End.PROTOCOL)
 
     @property
@@ -139,8 +151,8 @@ class Session:
             if not self._connected:
                 self._stop(End.CLIENT)
                 return
-            if self._task is not None:
-                return  # what it sent waits for a look-up
+            if self._task is not None or self.connection.phase is Phase.LEAVING:
+                return  # what it sent waits for a look-up, or for answers
         if self.connection.phase is Phase.REFUSING:
             self._refused()
             return
@@ -215,16 +227,33 @@ class Session:
             self.client.hold()
             self._task = self._loop.create_task(self._look_up())
             self._keep_alive()
-        if self._draining and self._task is None and not self._awaits():
+        if c.broker_held is not None and self._rereading is None:
+            self.broker.hold()
+            self._rereading = self._loop.create_task(self._reread())
+        if c.reroutes is not None and c.reroutes.under_way and self._watch is None:
+            self._watch = self._loop.call_later(PLACED_WITHIN / 10, self._look_at_reroutes)
+        if self._draining and self._task is None and not closing.awaits_answers(c):
             self._shut()
+        if c.phase is Phase.LEAVING:
+            self._leave()
         if c.phase is Phase.REFUSING:
             self._refused()
 
-    def _awaits(self) -> bool:
-        """Whether answers are still to come to what the client has sent whole."""
+    def _leave(self) -> None:
+        """Passes the client's connection.close on, once that loses nothing, or a while later."""
+        if closing.awaits_answers(self.connection) and self._deadline is None:
+            self._deadline = self._loop.call_later(LEAVE_WITHIN, self._left)
+        elif not closing.awaits_answers(self.connection):
+            self._left()
+
+    def _left(self) -> None:
         c = self.connection
-        inside = c.client_body if c.client_skip else 0
-        return any(channel.awaits(number == inside) for number, channel in c.channels.items())
+        self._within(None, End.CLIENT)
+        if c.phase is Phase.LEAVING:
+            closing.left(c)
+            self.broker.write(c.to_broker)
+            if self._client_ended:
+                self.at_end(self.client)
 
     def _do(self) -> None:
         c = self.connection
@@ -274,6 +303,45 @@ class Session:
         self._go_on()
         if self._client_ended:
             self.at_end(self.client)
+
+    async def _reread(self) -> None:
+        """Until the messages that came back can be placed, as far as a reading helps with that."""
+        c, sync, within = self.connection, self._shared.sync, self._shared.lookup_timeout
+        try:
+            while (wanted := c.broker_held) is not None and not self._over:
+                with suppress(TimeoutError, Absent, NotReadable):
+                    async with asyncio.timeout(within):
+                        if isinstance(wanted, Unread):
+                            await sync.look_up(wanted.name, within)
+                        else:
+                            gone = {wanted.destination} if wanted.destination is not None else set()
+                            await sync.refresh(wanted.name, "a message was returned", gone)
+                c.now = time.monotonic()
+                if isinstance(wanted, Stale):
+                    c.reread = {stale: at for stale, at in c.reread.items() if c.now - at < RECENT} | {wanted: c.now}
+                c.broker_held, c.resumed = None, True
+                rewrite.from_broker(c, b"")
+                self._do()
+                self.broker.write(c.to_broker)
+                self.client.write(c.to_client)
+        except Exception:
+            self._defect()
+        finally:
+            self._rereading = None
+            self.broker.release()
+        self._heard.set()
+        self._go_on()
+
+    def _look_at_reroutes(self) -> None:
+        """Ends the session where a message that came back has no confirm for too long: nothing else can tell of it."""
+        c, self._watch = self.connection, None
+        since = c.reroutes.since if c.reroutes is not None else None
+        if since is None or not c.running or self._over:
+            return
+        if time.monotonic() - since > PLACED_WITHIN:
+            text = f"a message that came back was published again, and not confirmed within {PLACED_WITHIN:g} s"
+            closing.refuse(c, INTERNAL_ERROR, text)
+        self._go_on()
 
     async def _declared(self) -> None:
         """Until the broker has answered what was declared before the publish that is held, however long it takes."""
@@ -384,8 +452,9 @@ class Session:
 
     def _stop(self, end: End) -> None:
         self.end = self.end or end
-        if self._task is not None:
-            self._task.cancel()
+        for task in (self._task, self._rereading):
+            if task is not None:
+                task.cancel()
         self.client.abort()
         self.broker.abort()
 
@@ -396,10 +465,12 @@ class Session:
     def _settle(self) -> None:
         self._over = True
         self._within(None, End.CLIENT)
-        if self._heartbeat is not None:
-            self._heartbeat.cancel()
-        if self._task is not None:
-            self._task.cancel()
+        for timer in (self._heartbeat, self._watch):
+            if timer is not None:
+                timer.cancel()
+        for task in (self._task, self._rereading):
+            if task is not None:
+                task.cancel()
         for channel in self.connection.channels.values():
             channel.confirms.abandon()
         self._ended(self)

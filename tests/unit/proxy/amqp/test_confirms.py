@@ -6,8 +6,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.amqp.confirms import Confirms
+from proxy.amqp.confirms import Came, Confirms, Told
+from proxy.outcome import Outcome
 from proxy.tally import Tally
+
+
+LOST, KNOWN = Came(Outcome.UNROUTABLE, False), Came(Outcome.UNROUTABLE, True)
+"""Came back and failed; came back as its client knows."""
+PLACED, REFUSED = Came(Outcome.CONFIRMED, True), Came(Outcome.NACKED, False)
+"""Went out again, and was confirmed; and was nacked."""
 
 
 def outcomes(tally: Tally) -> tuple[int, ...]:
@@ -38,7 +45,7 @@ class Model:
     tallies: list[Tally]
     of: list[int] = field(default_factory=list)
     fate: list[str | None] = field(default_factory=list)
-    returned: dict[int, bool] = field(default_factory=dict)
+    returned: dict[int, Came] = field(default_factory=dict)
 
     def publish(self, which: int) -> None:
         publish(self.confirms, self.tallies[which])
@@ -47,8 +54,7 @@ class Model:
 
     def come_back(self, number: int, tell: bool) -> None:
         if number <= len(self.fate) and self.fate[number - 1] is None:
-            self.confirms.returned[number] = tell
-            self.returned[number] = tell
+            self.confirms.returned[number] = self.returned[number] = LOST if tell else KNOWN
 
     def settle(self, number: int, multiple: bool, acked: bool) -> None:
         self.confirms.settle(number, multiple, acked)
@@ -109,7 +115,7 @@ class Client:
         self.acked: set[int] = set()
         self.nacked: set[int] = set()
 
-    def hear(self, told: list[tuple[int, bool, bool]]) -> None:
+    def hear(self, told: list[Told]) -> None:
         for number, multiple, ack in told:
             # aiormq drops an answer whose own tag it does not wait for, and the others with it.
             assert number in self.waiting, f"{number} was told before"
@@ -121,38 +127,56 @@ class Client:
 @given(st.data())
 @settings(max_examples=400)
 def test_each_publish_is_told_once_and_none_that_failed_is_acked(data: st.DataObject) -> None:
+    """Also of those that come back and are on their way again for a while."""
     confirms, tally, client = begun(), Tally(), Client()
     failed: set[int] = set()
     back: set[int] = set()
+    away: set[int] = set()
+    answered: set[int] = set()
+
+    def decide(number: int) -> None:
+        came = data.draw(st.sampled_from([LOST, KNOWN, PLACED, REFUSED]))
+        away.discard(number)
+        failed.update(set() if came.acked else {number})
+        client.hear(confirms.decide(number, came))
+
     for _ in range(data.draw(st.integers(1, 5))):
         count = data.draw(st.integers(1, 6))
         client.waiting |= set(range(confirms.number + 1, confirms.number + count + 1))
         publish(confirms, tally, count)
         open_ = sorted(set(range(1, confirms.number + 1)) - client.acked - client.nacked)
         for number in data.draw(st.lists(st.sampled_from(open_), unique=True)):
-            if number not in back:
-                confirms.returned[number] = tell = data.draw(st.booleans())
+            if number not in back | answered:
+                confirms.returned[number] = came = data.draw(st.sampled_from([LOST, KNOWN, None, None]))
                 back.add(number)
-                failed |= {number} if tell else set()
+                away |= {number} if came is None else set()
+                failed |= {number} if came is LOST else set()
         for _ in range(data.draw(st.integers(0, 4))):
-            if not client.waiting:
+            if away and data.draw(st.booleans()):
+                decide(data.draw(st.sampled_from(sorted(away))))
+            if not (unanswered := sorted(set(range(1, confirms.number + 1)) - answered)):
                 break
             # The broker names a tag that it has not answered yet.
-            number, multiple = data.draw(st.sampled_from(sorted(client.waiting))), data.draw(st.booleans())
-            told = confirms.answers(number, multiple)
-            confirms.settle(number, multiple, True)
-            client.hear(told)
+            number, multiple = data.draw(st.sampled_from(unanswered)), data.draw(st.booleans())
+            answered |= {n for n in unanswered if n <= number} if multiple else {number}
+            client.hear(confirms.answers(number, multiple))
+            assert not (client.acked | client.nacked) & away
             assert not client.acked & failed
-    if client.waiting:
-        client.hear(confirms.answers(confirms.number, True) if confirms.number in client.waiting else [])
-    assert client.nacked <= failed
-    assert not client.acked & failed
+            assert client.acked | client.nacked <= answered
+    for number in sorted(set(range(1, confirms.number + 1)) - answered):
+        client.hear(confirms.answers(number, False))
+    for number in sorted(away):
+        decide(number)
+    assert not client.waiting
+    assert client.nacked == failed
+    assert (confirms.unsettled, confirms.returned, confirms.waiting, confirms.due) == (0, {}, set(), 0)
+    assert sum(outcomes(tally)) == tally.published
 
 
 def test_answers_that_need_no_change_are_as_they_came() -> None:
     confirms = begun()
     publish(confirms, Tally(), 5)
-    confirms.returned[2] = False
+    confirms.returned[2] = KNOWN
     for number, multiple in ((1, False), (2, False), (5, True)):
         assert confirms.answers(number, multiple) == [(number, multiple, True)]
 
@@ -160,7 +184,7 @@ def test_answers_that_need_no_change_are_as_they_came() -> None:
 def test_a_multiple_ack_is_split_around_what_failed() -> None:
     confirms, tally = begun(), Tally()
     publish(confirms, tally, 9)
-    confirms.returned = {1: True, 4: True, 5: True, 7: False, 9: True}
+    confirms.returned = {1: LOST, 4: LOST, 5: LOST, 7: KNOWN, 9: LOST}
     assert confirms.answers(9, True) == [
         (1, False, False),
         (3, True, True),
@@ -169,7 +193,6 @@ def test_a_multiple_ack_is_split_around_what_failed() -> None:
         (8, True, True),
         (9, False, False),
     ]
-    confirms.settle(9, True, True)
     assert (outcomes(tally), confirms.returned) == ((4, 0, 5, 0), {})
 
 
@@ -178,11 +201,9 @@ def test_a_split_names_no_tag_that_was_told_before() -> None:
     publish(confirms, Tally(), 6)
     for number in (3, 4):
         confirms.settle(number, multiple=False, acked=True)
-    confirms.returned[5] = True
+    confirms.returned[5] = LOST
     assert confirms.answers(6, True) == [(2, True, True), (5, False, False), (6, True, True)]
-    confirms.settle(1, multiple=False, acked=True)
-    confirms.settle(2, multiple=False, acked=True)
-    assert confirms.answers(5, True) == [(5, False, False)]
+    assert confirms.unsettled == 0
 
 
 @pytest.mark.parametrize(("number", "multiple"), [(0, True), (0, False), (3, False), (99, True), (99, False)])
@@ -190,9 +211,8 @@ def test_answers_to_nothing_change_nothing(number: int, multiple: bool) -> None:
     confirms, tally = begun(), Tally()
     publish(confirms, tally, 5)
     confirms.settle(3, multiple=True, acked=True)
-    confirms.returned[5] = True
+    confirms.returned[5] = LOST
     assert confirms.answers(number, multiple) == [(number, multiple, True)]
-    confirms.settle(number, multiple, True)
     assert (outcomes(tally), confirms.unsettled) == ((3, 0, 0, 0), 2)
 
 
@@ -224,9 +244,9 @@ def test_what_was_rolled_back_never_was() -> None:
     confirms, one, other = begun(), Tally(), Tally()
     publish(confirms, one, 2)
     publish(confirms, other, 2)
-    confirms.returned = {1: True, 4: True}
+    confirms.returned = {1: LOST, 4: LOST}
     confirms.forget(3)
-    assert (confirms.unsettled, confirms.returned) == (1, {4: True})
+    assert (confirms.unsettled, confirms.returned) == (1, {4: LOST})
     confirms.forget(2)
     assert confirms.unsettled == 1
     confirms.settle(4, multiple=True, acked=True)
@@ -241,3 +261,47 @@ def test_the_runs_of_settled_publishes_are_forgotten() -> None:
         assert len(confirms.runs) <= 2
     assert not confirms.above
     assert [outcomes(tally)[0] for tally in tallies] == [500, 500]
+
+
+def test_acks_wait_for_what_is_on_its_way_again() -> None:
+    confirms, tally = begun(), Tally()
+    publish(confirms, tally, 9)
+    confirms.returned = {3: None, 6: None}
+    assert confirms.answers(3, False) == []
+    assert confirms.answers(8, True) == [(2, True, True)]
+    assert confirms.answers(9, False) == [(9, False, True)]
+    assert confirms.decide(6, REFUSED) == []
+    assert confirms.unsettled == 6
+    assert confirms.decide(3, PLACED) == [(3, False, True), (5, True, True), (6, False, False), (8, True, True)]
+    assert confirms.decide(3, REFUSED) == []
+    assert (outcomes(tally), confirms.unsettled, confirms.returned) == ((8, 1, 0, 0), 0, {})
+
+
+def test_an_answer_to_what_is_on_its_way_again_may_come_after_it() -> None:
+    confirms, tally = begun(), Tally()
+    publish(confirms, tally, 3)
+    confirms.returned = {2: None}
+    assert confirms.decide(2, PLACED) == []
+    assert confirms.answers(3, True) == [(3, True, True)]
+    assert (outcomes(tally), confirms.unsettled) == ((3, 0, 0, 0), 0)
+
+
+def test_a_nack_ends_the_wait() -> None:
+    """LavinMQ answers a mandatory publish to a full queue with a return and a nack."""
+    confirms, tally = begun(), Tally()
+    publish(confirms, tally, 3)
+    confirms.returned = {1: None}
+    assert confirms.answers(2, True) == []
+    assert confirms.refused(1, False) == [(1, False, False), (2, True, True)]
+    assert confirms.decide(1, PLACED) == []
+    assert (outcomes(tally), confirms.unsettled) == ((1, 1, 0, 0), 1)
+
+
+def test_a_channel_that_is_gone_decides_nothing() -> None:
+    confirms, tally = begun(), Tally()
+    publish(confirms, tally, 3)
+    confirms.returned = {1: None}
+    confirms.answers(3, True)
+    confirms.abandon()
+    assert confirms.decide(1, PLACED) == []
+    assert outcomes(tally) == (0, 0, 0, 3)

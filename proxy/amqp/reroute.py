@@ -1,0 +1,279 @@
+"""Messages that came back are published again, on a confirm channel of our own of the same connection to the broker.
+
+Its number was kept back in the handshake: so the user is the same, no delivery tag of the client's changes, and nothing
+of ours stands between a client's method and its content, or in its transaction (DESIGN section 5).
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from proxy.amqp import content
+from proxy.amqp.channel import Channel, RingId
+from proxy.amqp.confirms import Came, Told
+from proxy.amqp.connection import Connection, Phase, Stale
+from proxy.amqp.content import STAMP_ID_ENTRY, STAMPS, STAMPS_AND_COPIES
+from proxy.amqp.frames import (
+    BASIC_ACK,
+    BASIC_NACK,
+    BODY,
+    CHANNEL_OPEN,
+    CONFIRM_SELECT,
+    END,
+    FRAME,
+    HEADER,
+    MANDATORY,
+    METHOD,
+    OVERHEAD,
+    U32,
+    U64,
+    Fault,
+    method_frame,
+    shorted,
+)
+from proxy.amqp.routes import PUBLISH, Route, Target, Unread
+from proxy.outcome import Outcome
+from proxy.router import PassReason
+from ring.destination import Destination
+
+MOST_TRIES = 5
+"""Times that one message is published again: queues that go one after the other."""
+
+RECENT = 1.0
+"""Seconds for which a ring that was read again for a return needs no other reading, though it names the same queue."""
+
+_PASSED = frozenset({PassReason.NO_BINDINGS, PassReason.TYPE, PassReason.MODE_PASS, PassReason.SHADOW})
+"""Why an exchange without a ring gets what its ring had before: the broker routes it, or its alternate exchange."""
+
+
+class Rerouted:
+    """A publish that came back, on its way again."""
+
+    __slots__ = (
+        "channel", "exchange", "key", "known", "passed", "put_back", "ring_id", "sent_to", "since", "tag", "tries",
+    )  # fmt: skip
+
+    def __init__(self, channel: Channel, known: RingId, stamps: content.Stamps, put_back: bytes, since: float) -> None:
+        """`put_back` are the entries cut from its headers; `since` is when it came back, monotonic."""
+        self.channel, self.known, self.put_back, self.since = channel, known, put_back, since
+        self.exchange, self.key, self.ring_id = stamps.exchange, stamps.routing_key, stamps.ring_id
+        self.sent_to: Destination | None = None
+        """Where it came back from."""
+        self.passed = False
+        """It went out to the client's own exchange, unstamped."""
+        self.tries = 0
+        self.tag = 0
+        """Its delivery tag on our channel; 0 for none."""
+
+    def stale(self, c: Connection) -> Stale:
+        """What it shows by having come back: the queue is gone, or nothing behind the exchange takes it."""
+        gone = self.sent_to if self.sent_to is not None and self.sent_to.kind == "queue" else None
+        return Stale((c.vhost, self.exchange.decode(errors="replace")), gone)
+
+
+class _Content(NamedTuple):
+    """Frames that wait until the content before them has gone out whole."""
+
+    frames: list[bytes]
+    whole: list[bool]
+
+
+class Reroutes:
+    """Our channel of one session, and what is under way on it."""
+
+    def __init__(self, number: int) -> None:
+        """Not open yet; `number` is the channel's."""
+        self.number = number
+        self.is_open = False
+        self.tag = 0
+        """Of the last publish."""
+        self.under_way: dict[int, Rerouted] = {}
+        """By delivery tag."""
+        self.came: bytes = b""
+        """A basic.return on our channel whose content header is due."""
+        self.left = 0
+        """Bytes of its body still to come,"""
+        self.back: Rerouted | None = None
+        """which is published again,"""
+        self.home: list[bytes] = []
+        """or goes to the client, once it is whole; else it is dropped."""
+        self.ends: Rerouted | None = None
+        """Whose client has to be told once that is done."""
+        self._sending: Rerouted | None = None
+        self._behind: dict[Rerouted, _Content] = {}
+
+    @property
+    def since(self) -> float | None:
+        """When the first of those under way came back, monotonic; None where there is none."""
+        return min((came.since for came in self.under_way.values()), default=None)
+
+    def find(self, ring_id: int) -> Rerouted | None:
+        """Which one a stamped return on our channel is."""
+        return next((came for came in self.under_way.values() if came.ring_id == ring_id and not came.passed), None)
+
+    def find_passed(self, exchange: bytes, key: bytes) -> Rerouted | None:
+        """Which one an unstamped return is: the oldest of those alike."""
+        alike = (c for c in self.under_way.values() if c.passed and (c.exchange, c.key) == (exchange, key))
+        return next(alike, None)
+
+    def send(self, c: Connection, came: Rerouted, frames: bytes, *, last: bool) -> None:
+        """Sends a part of a content, or keeps it back: contents follow each other whole, though they came mingled."""
+        if not came.tag:
+            return  # our channel was closed meanwhile
+        if self._sending not in (None, came):
+            behind = self._behind.setdefault(came, _Content([], []))
+            behind.frames.append(frames)
+            if last:
+                behind.whole.append(True)
+            return
+        c.tell_broker(frames)
+        self._sending = None if last else came
+        while self._sending is None and self._behind:
+            following, behind = next(iter(self._behind.items()))
+            del self._behind[following]
+            c.tell_broker(b"".join(behind.frames))
+            self._sending = None if behind.whole else following
+
+    def take(self, came: Rerouted) -> None:
+        """It is under way no more."""
+        if self.under_way.pop(came.tag, None) is came:
+            came.channel.away -= 1
+        came.tag = 0
+
+    def closed(self) -> list[Rerouted]:
+        """The broker has closed our channel: those that were under way on it, of which nobody knows."""
+        lost = list(self.under_way.values())
+        for came in lost:
+            self.take(came)
+        self.is_open, self.tag = False, 0
+        self._sending, self._behind = None, {}
+        self.came, self.left, self.back, self.home, self.ends = b"", 0, None, [], None
+        return lost
+
+
+def placed(c: Connection, came: Rerouted, data: bytes, start: int, stop: int) -> Target | Route | None:
+    """Where a message that came back goes now: a ring's destination, its own exchange, or nowhere.
+
+    None also where something has to be read first: `broker_held` then says what, and this is asked again after that.
+    """
+    asked, c.resumed = c.resumed, False
+    if not c.spare or came.tries >= MOST_TRIES or c.phase > Phase.LEAVING or c.table is None:
+        return None
+    found = c.table.find(came.exchange)
+    if isinstance(found, Unread):
+        _await(c, found, asked)
+        return None
+    if not found.stamp or found.shadowed:
+        return found if not came.passed and (found.shadowed or found.reason in _PASSED) else None
+    try:
+        choice = found.choose(came.key, data, start, stop)
+    except Fault:
+        return None
+    if choice is None:
+        return None
+    if choice.target.unread is not None:
+        _await(c, choice.target.unread, asked)
+    elif choice.target.destination != came.sent_to:
+        return choice.target
+    else:
+        _await(c, came.stale(c), asked or is_recent(c, came.stale(c)))
+    return None
+
+
+def is_recent(c: Connection, stale: Stale) -> bool:
+    """Whether the ring was read again for that just now."""
+    return c.now - c.reread.get(stale, -RECENT) < RECENT
+
+
+def _await(c: Connection, what: Stale | Unread, asked: bool) -> None:
+    """Has it read; nothing more is hoped for where it has been."""
+    if not asked and not (isinstance(what, Unread) and what.hopeless):
+        c.broker_held = what
+
+
+def publish(c: Connection, came: Rerouted, to: Target | Route, data: bytes, start: int, stop: int) -> bool:
+    """Sends method and content header of a message to a place that it was not sent to before; whether they fit."""
+    own = c.reroutes = c.reroutes or Reroutes(c.spare)
+    header = own_words(came, data, start, stop)
+    if isinstance(to, Target):
+        cut = STAMPS_AND_COPIES if to.is_queue else STAMPS
+        stamp = content.stamp_of_exchange(came.exchange)
+        entries = b"".join((stamp, U32.pack(len(came.key)), came.key, STAMP_ID_ENTRY, U64.pack(came.ring_id)))
+        header, put_back = content.stamped(header, 0, len(header), entries, cut)
+        method = to.method if to.is_queue else to.method + shorted(came.key)
+    else:
+        put_back, method = b"", PUBLISH + shorted(came.exchange) + shorted(came.key)
+    if len(header) > c.frame_max - OVERHEAD:
+        return False
+    own.take(came)
+    came.put_back, came.passed = put_back, not isinstance(to, Target)
+    came.tries += 1
+    came.channel.away += 1
+    opening = b""
+    if not own.is_open:
+        own.is_open = True
+        opening = method_frame(own.number, CHANNEL_OPEN, b"\0") + method_frame(own.number, CONFIRM_SELECT, b"\0")
+    own.tag += 1
+    came.tag = own.tag
+    own.under_way[came.tag] = came
+    c.tallies.of((c.vhost, came.exchange.decode(errors="replace")), None).rerouted += 1
+    frames = (
+        opening,
+        FRAME.pack(METHOD, own.number, len(method) + 1),
+        method,
+        bytes((MANDATORY, END)),
+        FRAME.pack(HEADER, own.number, len(header)),
+        header,
+        b"\xce",
+    )
+    own.send(c, came, b"".join(frames), last=not U64.unpack_from(data, start + 4)[0])
+    return True
+
+
+def own_words(came: Rerouted, data: bytes, start: int, stop: int) -> bytes:
+    """The content header of a message that came back, as its client sent it."""
+    if came.passed:
+        return data[start:stop]
+    return content.unstamped(data, start, stop, came.put_back, came.known.had_headers)
+
+
+def more(c: Connection, came: Rerouted, data: bytes, i: int, end: int, *, last: bool) -> None:
+    """The next body frame of a message that goes out again."""
+    if c.reroutes is not None:
+        frame = FRAME.pack(BODY, c.reroutes.number, end - i - OVERHEAD) + data[i + 7 : end]
+        c.reroutes.send(c, came, frame, last=last)
+
+
+def resolved(c: Connection, came: Rerouted, fate: Came) -> bytes:
+    """What the client is told, now that it is known what became of a message that came back."""
+    if c.reroutes is not None:
+        c.reroutes.take(came)
+    channel = came.channel
+    if not channel.away and channel.late:
+        c.released.append(channel)
+    confirms = channel.confirms
+    if c.channels.get(channel.id) is not channel:
+        return b""
+    if not confirms.answered or came.known.number <= confirms.base:
+        if fate.outcome is not Outcome.CONFIRMED:
+            c.tallies.of((c.vhost, came.exchange.decode(errors="replace")), None).add(fate.outcome)
+        return b""
+    told = confirms.decide(came.known.number, fate)
+    return answers(channel, told)
+
+
+def answers(channel: Channel, told: list[Told]) -> bytes:
+    """Acks and nacks for a client; numbers are the channel's publishes."""
+    base = channel.confirms.base
+    return b"".join(
+        method_frame(channel.id, BASIC_ACK if ack else BASIC_NACK, U64.pack(n - base) + bytes((several,)))
+        for n, several, ack in told
+    )
+
+
+def confirmed(c: Connection, tag: int, multiple: bool, acked: bool) -> Iterator[bytes]:
+    """The broker's answer to a publish on our channel, or to all up to it: what clients are told."""
+    own = c.reroutes
+    assert own is not None
+    tags = [n for n in own.under_way if n <= tag] if multiple else [tag] if tag in own.under_way else []
+    for came in [own.under_way[n] for n in tags]:
+        yield resolved(c, came, Came(Outcome.CONFIRMED if acked else Outcome.NACKED, acked))
