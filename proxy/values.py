@@ -99,7 +99,7 @@ def parse_url(value: Any) -> URL:
     try:
         url = URL(str(value))
         port = url.port
-    except ValueError:
+    except (ValueError, IndexError):  # an empty host is an IndexError of yarl's
         raise ConfigError("not a URL; a '/', '?', '#' or '@' in a password is percent-encoded") from None
     if not url.host or port == 0:
         raise ConfigError("not a URL like amqp://user:password@host:5672/ or http://user:password@host:15672")
