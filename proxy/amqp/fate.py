@@ -46,7 +46,10 @@ class Channel:
         self.nonce = (secrets.randbits(30) | 1 << 30) << 32
 
     def settle(self, number: int, multiple: bool, verdict: Verdict) -> int:
-        """Tells of one publish, or of all up to it; returns of how many. An answer to nothing is ignored."""
+        """Tells of one publish, or of all up to it; returns of how many. An answer to nothing is ignored.
+
+        One that came back counts in no outcome here: its receiver may send it again.
+        """
         if number > self.number:
             raise Fault(FRAME_ERROR, f"the broker confirmed {number}, the last publish was {self.number}")
         pending, first = self.pending, number
@@ -61,7 +64,6 @@ class Channel:
                 receiver, index, tally = entry
                 if self.returned and n in self.returned:
                     self.returned.discard(n)
-                    tally.unroutable += 1
                     receiver.settled(index, UNROUTABLE)
                 elif verdict is CONFIRMED:
                     tally.settled += 1

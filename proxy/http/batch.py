@@ -3,21 +3,23 @@
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterable
 from typing import Any, NamedTuple
 
-from proxy.amqp.fate import CONFIRMED, Verdict
+from proxy.amqp.fate import CONFIRMED, UNROUTABLE, Verdict
 from proxy.amqp.routes import Route, Target
 from proxy.http.dispatch import Dispatch, Order, Outlet, Placed
 from proxy.http.message import Message
 from proxy.http.problems import ProblemError
-from proxy.http.receipts import is_stale, judged, receipt
+from proxy.http.receipts import is_gone, judged, receipt
+from proxy.http.single import MOST_TRIES
 from proxy.limits import Limits
 from proxy.outcome import Outcome
 
 RETRYABLE = frozenset({Outcome.NACKED, Outcome.UNROUTABLE, Outcome.UNAVAILABLE, Outcome.UNKNOWN})
 """Outcomes of which sending again may make a confirm."""
 
+_UNSENT = frozenset({Outcome.INVALID, Outcome.REJECTED, Outcome.UNAVAILABLE, Outcome.UNROUTABLE})
 _LONGEST_DETAIL = 300
 
 
@@ -34,10 +36,14 @@ MESSAGES = Words("messages", "key")
 class _Entry:
     """One message of the batch, and what became of it."""
 
-    __slots__ = ("id", "order", "placed", "retryable", "size", "verdict")
+    __slots__ = ("id", "message", "order", "placed", "retryable", "tries", "verdict")
 
-    def __init__(self, message_id: str | None, size: int, order: Order = None) -> None:
-        self.id, self.size, self.order = message_id, size, order
+    def __init__(self, message_id: str | None, message: Message | None, order: Order = None) -> None:
+        self.id, self.order = message_id, order
+        self.message = message
+        """Until it is settled."""
+        self.tries = 0
+        """Times that it was sent again."""
         self.placed: Placed | None = None
         self.verdict: Verdict | None = None
         self.retryable = True
@@ -58,6 +64,10 @@ class Batch:
         self._unsettled = 0
         self._settled = asyncio.Event()
         self._confirmed = True
+        self._returned: list[int] = []
+        """Messages that came back, and those behind them; they are sent once all others are settled."""
+        self._waiting: set[Order] = set()
+        """Their keys."""
         self._failed: set[Order] = set()
         """Keys of which nothing more is sent."""
         self._stopped = ""
@@ -75,7 +85,11 @@ class Batch:
         Not a coroutine itself, for speed: almost always there is nothing to wait for.
         """
         index = len(self._entries)
-        self._entries.append(_Entry(message_id, len(message.body)))
+        self._entries.append(_Entry(message_id, message))
+        return self._start(index, message)
+
+    def _start(self, index: int, message: Message) -> Coroutine[Any, Any, None] | None:
+        """Sends a message once there is room for it."""
         if not (self._limits.has_room or self._stopped):
             return self._add_late(self._room(), index, message)
         step = self._send(index, message, time.monotonic())
@@ -100,9 +114,15 @@ class Batch:
         if self._stopped:
             self._fail(entry, Verdict(Outcome.REJECTED, self._stopped), self._again)
             return None
-        if self._failed and self._dispatch.order_of(self._outlet, message) in self._failed:
-            self._fail(entry, Verdict(Outcome.REJECTED, "an earlier message with its key failed"), True)
-            return None
+        if self._failed or self._waiting:
+            order = self._dispatch.order_of(self._outlet, message)
+            if order in self._failed:
+                self._fail(entry, Verdict(Outcome.REJECTED, "an earlier message with its key failed"), True)
+                return None
+            if order in self._waiting:
+                entry.placed = None
+                self._returned.append(index)
+                return None
         try:
             step = self._dispatch.attempt(self._outlet, message, self, index, asked)
         except ProblemError as problem:
@@ -111,7 +131,7 @@ class Batch:
         if not isinstance(step, Placed):
             return step
         entry.placed, entry.order = step, step.order(message.key)
-        self._limits.take_batched(entry.size)
+        self._limits.take_batched(len(message.body))
         self._unsettled += 1
         return None
 
@@ -143,16 +163,21 @@ class Batch:
 
     def refuse(self, message_id: str | None, key: bytes | None, why: str) -> None:
         """One more message, which is malformed; `key` is None where that cannot be read, or there is none."""
-        entry = _Entry(message_id, 0, key)
+        entry = _Entry(message_id, None, key)
         self._entries.append(entry)
         self._fail(entry, Verdict(Outcome.INVALID, why), False)
 
     def settled(self, index: int, verdict: Verdict) -> None:
         """The broker has answered for one."""
         entry = self._entries[index]
-        self._limits.give_batched(entry.size)
+        message = entry.message
+        assert message is not None
+        self._limits.give_batched(len(message.body))
         if verdict is CONFIRMED:
-            entry.verdict = verdict
+            entry.verdict, entry.message = verdict, None
+        elif verdict.outcome is Outcome.UNROUTABLE and entry.tries < MOST_TRIES:
+            self._returned.append(index)
+            self._waiting.add(entry.order)
         else:
             if entry.placed is not None:
                 verdict = judged(entry.placed, verdict)
@@ -164,19 +189,44 @@ class Batch:
             self._settled.set()
 
     def _fail(self, entry: _Entry, verdict: Verdict, retryable: bool) -> None:
-        entry.verdict, entry.retryable = verdict, retryable
+        entry.verdict, entry.retryable, entry.message = verdict, retryable, None
         self._confirmed = False
         if entry.order is not None:
             self._failed.add(entry.order)
 
     async def done(self) -> None:
         """Returns once the fate of every message is known, and what showed a ring to be stale was read again."""
-        while self._unsettled:
-            self._settled.clear()
-            await self._settled.wait()
+        while self._unsettled or self._returned:
+            if not self._unsettled:
+                await self._send_again()
+            while self._unsettled:
+                self._settled.clear()
+                await self._settled.wait()
+        await self._refresh(e for e in self._entries if e.verdict is not None and is_gone(e.verdict))
+
+    async def _send_again(self) -> None:
+        """What came back goes where its ring, read again, says, and what is behind it; in the order of the request."""
+        returned, self._returned, self._waiting = sorted(self._returned), [], set()
+        await self._refresh(self._entries[index] for index in returned)
+        for index in returned:
+            entry = self._entries[index]
+            message, before = entry.message, entry.placed
+            assert message is not None
+            if before is not None and not self._dispatch.moved(self._outlet, message, before):
+                verdict = judged(before, UNROUTABLE)
+                self._fail(entry, verdict, verdict.outcome in RETRYABLE)
+                continue
+            entry.tries += before is not None
+            if (step := self._start(index, message)) is not None:
+                await step
+            if before is not None and entry.placed is not None and entry.message is not None:
+                self._dispatch.count_rerouted(before)
+
+    async def _refresh(self, entries: Iterable[_Entry]) -> None:
+        """Reads the rings again that placed them, each once."""
         stale: dict[tuple[Route, Target | None], Placed] = {}
-        for entry in self._entries:
-            if entry.placed is not None and entry.verdict is not None and is_stale(entry.verdict):
+        for entry in entries:
+            if entry.placed is not None:
                 choice = entry.placed.choice
                 stale[entry.placed.route, choice.target if choice else None] = entry.placed
         await asyncio.gather(
@@ -184,9 +234,9 @@ class Batch:
         )
 
     def unsent(self) -> Counter[Outcome]:
-        """How many the broker never took, by outcome: what the publisher has not counted."""
+        """How many the broker never took, or gave back, by outcome: what the publisher has not counted."""
         outcomes = (entry.verdict.outcome for entry in self._entries if entry.verdict is not None)
-        return Counter(o for o in outcomes if o in (Outcome.INVALID, Outcome.REJECTED, Outcome.UNAVAILABLE))
+        return Counter(o for o in outcomes if o in _UNSENT)
 
     @property
     def is_confirmed(self) -> bool:

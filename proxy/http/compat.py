@@ -18,10 +18,10 @@ from proxy.http.decoding import DecodingError, decoded
 from proxy.http.dispatch import Dispatch
 from proxy.http.fields import from_base64, properties_of, unsized_short_string
 from proxy.http.gate import Admitted, Gate
-from proxy.http.ingest import One
 from proxy.http.message import Message
 from proxy.http.problems import ProblemError, unavailable
-from proxy.http.receipts import is_stale, judged
+from proxy.http.receipts import is_gone, judged
+from proxy.http.single import Single
 from proxy.outcome import Outcome
 from proxy.publisher import Login, LoginRefused
 
@@ -68,23 +68,24 @@ class Compat:
 
     async def _routed(self, admitted: Admitted, name: tuple[str, str], login: Login, message: Message) -> bool:
         outlet = await self._dispatch.outlet(name, login)
-        one = One(self._gate.loop)
+        single = Single(self._dispatch, outlet, message, self._gate.loop)
         try:
-            placed = await self._dispatch.send(outlet, message, one, 0)
+            await single.send()
         except ProblemError as problem:
             if problem.kind not in _WORDS:
                 raise
             raise _BadError(f"{_WORDS[problem.kind]} '{name[1]}' in vhost '{name[0]}'") from None
         admitted.name = name
-        verdict = await one.fate
+        verdict = await single.verdict()
         if verdict is CONFIRMED:
             return True
         admitted.counted = verdict.outcome is not Outcome.INVALID
-        verdict = judged(placed, verdict)
-        if is_stale(verdict):
-            await self._dispatch.refresh(placed, "a message did not reach it")
+        verdict = judged(single.placed, verdict)
+        if is_gone(verdict):
+            await self._dispatch.refresh(single.placed, "a message did not reach it")
         match verdict.outcome:
             case Outcome.UNROUTABLE:
+                self._gate.count(name, verdict.outcome)
                 return False
             case Outcome.INVALID:
                 code = PRECONDITION_FAILED if verdict.code == CONTENT_TOO_LARGE else verdict.code

@@ -19,6 +19,7 @@ from proxy.publisher import Lanes, Login, Publisher, Unavailable
 from proxy.router import Name, PassReason, Router
 from proxy.sync import Sync
 from proxy.tally import Tally
+from ring.destination import Destination
 from ring.hashing import slot_of
 
 _ANY_CLUSTER = frozenset({PassReason.TYPE, PassReason.MODE_PASS})
@@ -47,6 +48,11 @@ class Placed(NamedTuple):
     choice: Choice | None
     """With a reason, what a shadowed ring would have chosen."""
     reason: PassReason | None
+
+    @property
+    def where(self) -> Destination | None:
+        """The destination that a ring chose; None for the exchange itself."""
+        return self.choice.target.destination if self.choice is not None and self.reason is None else None
 
     def order(self, key: bytes | None) -> Order:
         """What it is about a message with that routing key that keeps its place behind those with the same."""
@@ -237,6 +243,15 @@ class Dispatch:
             raise unavailable(str(absent)) from None
         except NotReadable as error:
             raise unavailable(f"exchange {wanted[1]!r} cannot be read: {error}") from None
+
+    def moved(self, outlet: Outlet, message: Message, placed: Placed) -> bool:
+        """Whether a message that came back would go elsewhere now than where it had been placed, as far as is known."""
+        route = self._table(outlet.lanes).find(outlet.exchange)
+        return isinstance(route, Unread) or self._placed(route, message.key or b"", message).where != placed.where
+
+    def count_rerouted(self, placed: Placed) -> None:
+        """Counts a message that came back from there and was sent again."""
+        self._tables.tallies.of(placed.route.name, None).rerouted += 1
 
     async def refresh(self, placed: Placed, why: str) -> None:
         """Reads the ring of a message that did not reach its queue again: the next try finds the new one.

@@ -1,35 +1,20 @@
 """The HTTP ingress: one message a POST, answered 2xx only once the broker has confirmed it."""
 
-import asyncio
 import time
 
 from aiohttp import web
 
-from proxy.amqp.fate import CONFIRMED, Verdict
+from proxy.amqp.fate import CONFIRMED
 from proxy.amqp.properties import Header
 from proxy.http.dispatch import Dispatch
 from proxy.http.gate import Admitted, Gate
 from proxy.http.message import Message
 from proxy.http.parsing import message_of, name_of, prefers, query_of
 from proxy.http.receipts import failure, minimal, receipt_answer
+from proxy.http.single import Single
 from proxy.metrics import Counts
 from proxy.outcome import Outcome
 from proxy.router import Name
-
-
-class One:
-    """Waits for the fate of one message."""
-
-    __slots__ = ("fate",)
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Not known yet. (To find the running loop costs a system call.)"""
-        self.fate: asyncio.Future[Verdict] = loop.create_future()
-
-    def settled(self, index: int, verdict: Verdict) -> None:
-        """It is known."""
-        if not self.fate.done():
-            self.fate.set_result(verdict)
 
 
 class Ingest:
@@ -57,18 +42,18 @@ class Ingest:
     async def confirmed(self, request: web.Request, admitted: Admitted, name: Name, message: Message) -> web.Response:
         """The answer to one message, once the broker has given its own. Raises ProblemError but for a confirm."""
         outlet = await self._dispatch.outlet(name)
-        one = One(self._gate.loop)
-        placed = await self._dispatch.send(outlet, message, one, 0)
+        single = Single(self._dispatch, outlet, message, self._gate.loop)
+        await single.send()
         admitted.name = name
         started = time.monotonic()
-        verdict = await one.fate
+        verdict = await single.verdict()
         if verdict.outcome is not Outcome.UNKNOWN:
             self._counts.http_latency.add(time.monotonic() - started)
         if verdict is not CONFIRMED:
-            # The publisher counts all that the broker took.
-            admitted.counted = verdict.outcome is not Outcome.INVALID
-            raise await failure(self._dispatch, placed, verdict)
-        return minimal() if prefers(request, "minimal") else receipt_answer(placed)
+            # The publisher counts all that the broker took and kept.
+            admitted.counted = verdict.outcome not in (Outcome.INVALID, Outcome.UNROUTABLE)
+            raise await failure(self._dispatch, single.placed, verdict)
+        return minimal() if prefers(request, "minimal") else receipt_answer(single.placed)
 
 
 _QUERY = {"vhost", "key"}

@@ -75,16 +75,16 @@ def judged(placed: Placed, verdict: Verdict) -> Verdict:
     return verdict._replace(outcome=Outcome.UNKNOWN, detail=why)
 
 
-def is_stale(verdict: Verdict) -> bool:
-    """Whether a verdict shows that the ring, or what is known of the exchange, is no longer so."""
-    return verdict.outcome is Outcome.UNROUTABLE or verdict.code == NOT_FOUND
+def is_gone(verdict: Verdict) -> bool:
+    """Whether a verdict shows that an exchange is gone. (Where a message came back, its ring has been read again.)"""
+    return verdict.code == NOT_FOUND
 
 
 async def failure(dispatch: Dispatch, placed: Placed, verdict: Verdict) -> ProblemError:
     """The problem of a message that was sent and is not confirmed, once its ring was read again where that may help."""
     verdict = judged(placed, verdict)
     outcome, detail = verdict.outcome, verdict.detail
-    if is_stale(verdict):
+    if is_gone(verdict):
         await dispatch.refresh(placed, "a message did not reach it")
     if outcome is not Outcome.INVALID:
         return ProblemError(504 if outcome is Outcome.UNKNOWN else 503, outcome.value, detail, outcome, retryable=True)

@@ -79,7 +79,6 @@ def test_a_queue_that_leaves_the_inner_of_two_rings(start_sidecar: StartSidecar,
 
     vhost.delete_queue(gone)
 
-    sidecar.publish("outer", "k", vhost=vhost.name).problem(503, "unroutable", "unroutable", retryable=True)
     assert sidecar.publish("outer", "k", vhost=vhost.name).queue() == owner([q for q in QUEUES if q != gone], "k")
 
 

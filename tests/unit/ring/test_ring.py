@@ -106,7 +106,7 @@ def test_owners_are_those_of_a_reference_in_plain_integers() -> None:
         assert ring.runner_up(slot) == order[1]
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(weight_maps, st.randoms(use_true_random=False))
 def test_order_of_insertion_never_matters(weights: Weights, rng: random.Random) -> None:
     items = list(weights.items())
@@ -117,7 +117,7 @@ def test_order_of_insertion_never_matters(weights: Weights, rng: random.Random) 
     assert fingerprint(weights, "t", "h") == fingerprint(dict(items), "t", "h")
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(weight_maps, weight_maps)
 def test_an_incremental_change_equals_a_full_build(before: Weights, after: Weights) -> None:
     shared = {d: w for d, w in before.items() if d not in after}
@@ -135,7 +135,7 @@ def moved_slots(one: Ring, other: Ring) -> "np.ndarray[tuple[int], np.dtype[np.b
     return differs
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(weight_maps.filter(lambda w: len(w) > 1), st.data())
 def test_removing_moves_only_the_removed_ones_slots(weights: Weights, data: st.DataObject) -> None:
     gone = data.draw(st.sampled_from(sorted(weights)))
@@ -148,7 +148,7 @@ def test_removing_moves_only_the_removed_ones_slots(weights: Weights, data: st.D
         assert less.owner(slot) == full.runner_up(slot)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(weight_maps, st.data())
 def test_a_weight_change_moves_only_the_difference(weights: Weights, data: st.DataObject) -> None:
     changed = data.draw(st.sampled_from(sorted(weights)))

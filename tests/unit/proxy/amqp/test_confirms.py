@@ -10,7 +10,6 @@ from proxy.amqp.confirms import Came, Confirms, Told
 from proxy.outcome import Outcome
 from proxy.tally import Tally
 
-
 LOST, KNOWN = Came(Outcome.UNROUTABLE, False), Came(Outcome.UNROUTABLE, True)
 """Came back and failed; came back as its client knows."""
 PLACED, REFUSED = Came(Outcome.CONFIRMED, True), Came(Outcome.NACKED, False)
@@ -152,12 +151,13 @@ def test_each_publish_is_told_once_and_none_that_failed_is_acked(data: st.DataOb
                 away |= {number} if came is None else set()
                 failed |= {number} if came is LOST else set()
         for _ in range(data.draw(st.integers(0, 4))):
-            if away and data.draw(st.booleans()):
+            if bool(away) and data.draw(st.booleans()):
                 decide(data.draw(st.sampled_from(sorted(away))))
             if not (unanswered := sorted(set(range(1, confirms.number + 1)) - answered)):
                 break
             # The broker names a tag that it has not answered yet.
-            number, multiple = data.draw(st.sampled_from(unanswered)), data.draw(st.booleans())
+            number = data.draw(st.sampled_from(unanswered))
+            multiple = data.draw(st.booleans())
             answered |= {n for n in unanswered if n <= number} if multiple else {number}
             client.hear(confirms.answers(number, multiple))
             assert not (client.acked | client.nacked) & away

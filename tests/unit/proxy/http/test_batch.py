@@ -17,6 +17,7 @@ from proxy.http.batch import MESSAGES, Batch, Words
 from proxy.http.dispatch import Dispatch, Order, Outlet, Placed
 from proxy.http.message import Message
 from proxy.http.problems import ProblemError, invalid, unavailable
+from proxy.http.single import MOST_TRIES
 from proxy.limits import Limits
 from proxy.outcome import Outcome
 from proxy.publisher import Lanes
@@ -47,6 +48,9 @@ class FakeDispatch:
         self.sent: list[tuple[int, Message]] = []
         self.waiting: dict[int, Receiver] = {}
         self.refreshed: list[Placed] = []
+        self.now: Placed | None = None
+        """Where messages that came back would go; None for where they came from."""
+        self.rerouted = 0
 
     def order_of(self, outlet: Outlet, message: Message) -> Order:
         return message.key
@@ -63,10 +67,16 @@ class FakeDispatch:
         verdict = self.at_once(index)
         if verdict is not None:
             asyncio.get_running_loop().call_soon(self.settle, index, verdict)
-        return self.places.get(index, placed())
+        return self.places.get(index, self.now or placed())
 
     def settle(self, index: int, verdict: Verdict) -> None:
         self.waiting.pop(index).settled(index, verdict)
+
+    def moved(self, outlet: Outlet, message: Message, placed: Placed) -> bool:
+        return self.now is not None and self.now.where != placed.where
+
+    def count_rerouted(self, placed: Placed) -> None:
+        self.rerouted += 1
 
     async def refresh(self, placed: Placed, why: str) -> None:
         self.refreshed.append(placed)
@@ -319,6 +329,55 @@ async def test_what_a_ring_missed_is_read_again_once_a_target() -> None:
     # The exchange that a ring chose is gone; with the ring read again it is another one.
     assert case.batch.results()[4]["outcome"] is Outcome.UNAVAILABLE
     assert case.batch.results()[4]["retryable"]
+
+
+async def test_what_came_back_goes_where_its_ring_says_now_and_its_key_keeps_its_order() -> None:
+    case = Case(lambda index: None)
+    await case.add("a", "b", "a")
+    case.dispatch.settle(0, UNROUTABLE)
+    await case.add("a", "b")
+    assert case.dispatch.indices == [0, 1, 2, 4]
+    case.dispatch.now = placed(1)
+    case.dispatch.settle(2, UNROUTABLE)
+    done = asyncio.create_task(case.done())
+    for index in (1, 4):
+        await idle()
+        assert case.dispatch.indices == [0, 1, 2, 4]
+        case.dispatch.settle(index, CONFIRMED)
+    await idle()
+    assert case.dispatch.indices == [0, 1, 2, 4, 0, 2, 3]
+    assert (len(case.dispatch.refreshed), case.dispatch.rerouted) == (1, 2)
+    # Once more, and nothing else to go to.
+    case.dispatch.settle(0, UNROUTABLE)
+    for index in (2, 3):
+        case.dispatch.settle(index, CONFIRMED)
+    await done
+    assert case.outcomes == [Outcome.UNROUTABLE, *[Outcome.CONFIRMED] * 4]
+    assert case.batch.results()[2]["destination"]["name"] == "q2"
+    assert case.batch.unsent() == {Outcome.UNROUTABLE: 1}
+
+
+async def test_what_is_behind_a_message_that_no_queue_takes_is_rejected() -> None:
+    case = Case(lambda index: None)
+    await case.add("a")
+    case.dispatch.settle(0, UNROUTABLE)
+    await case.add("a", "b")
+    done = asyncio.create_task(case.done())
+    await idle()
+    case.dispatch.settle(2, CONFIRMED)
+    await done
+    assert case.dispatch.indices == [0, 2]
+    assert case.outcomes == [Outcome.UNROUTABLE, Outcome.REJECTED, Outcome.CONFIRMED]
+
+
+async def test_a_message_is_not_sent_again_for_ever() -> None:
+    case = Case(lambda index: UNROUTABLE)
+    case.dispatch.now = placed(1)
+    case.dispatch.places = {0: placed(0)}
+    await case.add("a")
+    await case.done()
+    assert case.dispatch.indices == [0] * (1 + MOST_TRIES)
+    assert case.outcomes == [Outcome.UNROUTABLE]
 
 
 # Room.
