@@ -237,8 +237,9 @@ class Client:
             while end - i >= OVERHEAD:
                 kind, number, size = FRAME.unpack_from(data, i)
                 stop = i + OVERHEAD + size
-                if stop > end:
+                if size > self.frame_max:
                     self._check_size(size)
+                if stop > end:
                     break
                 if data[stop - 1] != END:
                     raise Fault(FRAME_ERROR, "a frame without its end octet")
@@ -351,6 +352,7 @@ class Client:
             return
         code = U16.unpack_from(data)[0]
         text, at = short_string(data, 2, len(data))
+        method = U32.unpack_from(data, at)[0]
         words = self._in_words(channel.exchange, code, text)
         self._drop(channel)
         found = _TOO_LARGE.search(text)
@@ -359,7 +361,7 @@ class Client:
         last = channel.number
         # The broker takes publishes in turn: an answer for the one before means that it was not to blame.
         alone = channel.pending.keys() == {last} and channel.given_up != last - 1
-        alone = alone and code in _REFUSALS and U32.unpack_from(data, at)[0] == BASIC_PUBLISH
+        alone = alone and code in _REFUSALS and method == BASIC_PUBLISH
         outcome = Outcome.INVALID if alone else Outcome.UNKNOWN
         detail = words if alone else f"the channel was lost before the confirm: {words}"
         # RabbitMQ says 406, for which AMQP has a code of its own.

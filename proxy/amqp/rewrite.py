@@ -4,6 +4,8 @@ Frames that nothing here changes stay in the run of bytes that they came in, and
 method ids say what else is looked at.
 """
 
+from struct import error as StructError  # noqa: N812 - the standard library's exceptions begin small
+
 from proxy.amqp import closing, handshake, requests, reroute, returns
 from proxy.amqp.channel import EXPECT_BODY, EXPECT_HEADER, EXPECT_METHOD, Channel, State
 from proxy.amqp.connection import MOST_FRAME_MAX, Connection, Phase
@@ -42,6 +44,10 @@ _LEAST_METHOD = OVERHEAD + 4
 _LEAST_PUBLISH = OVERHEAD + 9
 """Bytes of a frame of basic.publish with empty names: method, ticket, two lengths, bits."""
 _LEAST_HEADER = OVERHEAD + LEAST_HEADER
+
+
+class BrokerFault(Exception):  # noqa: N818 - as frames.Fault, which is a client's
+    """The broker sent what is not AMQP 0-9-1."""
 
 
 def from_client(c: Connection, data: bytes) -> None:  # noqa: C901 - one loop, for speed
@@ -191,8 +197,19 @@ def _header(c: Connection, channel: Channel, data: bytes, i: int, end: int) -> b
     return published
 
 
-def from_broker(c: Connection, data: bytes) -> None:  # noqa: C901 - one loop, for speed
-    """Takes what the broker sent; appends to `to_client`. Raises ValueError for bytes that are no frames."""
+def from_broker(c: Connection, data: bytes) -> None:
+    """Takes what the broker sent; appends to `to_client` (and, of what came back, `to_broker`).
+
+    Stops at a message that came back where something must be read first: then `broker_held` says what,
+    and once it is None again, `from_broker(c, b"")` goes on. Raises BrokerFault for what is not AMQP 0-9-1.
+    """
+    try:
+        _from_broker(c, data)
+    except (StructError, IndexError, Fault) as error:
+        raise BrokerFault(f"a frame that cannot be read: {error}") from None
+
+
+def _from_broker(c: Connection, data: bytes) -> None:  # noqa: C901 - one loop, for speed
     if c.broker_phase >= Phase.ENDING:
         closing.late_from_broker(c, data)
         return
@@ -219,7 +236,7 @@ def from_broker(c: Connection, data: bytes) -> None:  # noqa: C901 - one loop, f
         end = i + OVERHEAD + length
         if end > size and (kind != BODY or c.gathering):
             if length > MOST_FRAME_MAX:
-                raise ValueError(f"the broker sent a frame of type {kind} and {length} bytes")
+                raise BrokerFault(f"a frame of type {kind} and {length} bytes")
             break
         channel = channels.get(number)
         replaced: bytes | None = None

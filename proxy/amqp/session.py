@@ -3,9 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from enum import Enum
 
 from proxy.amqp import closing, publishing, rewrite
@@ -15,12 +13,9 @@ from proxy.amqp.frames import CONNECTION_FORCED, HEARTBEAT_FRAME, INTERNAL_ERROR
 from proxy.amqp.handshake import is_protocol_header
 from proxy.amqp.legs import Leg
 from proxy.amqp.reroute import RECENT
-from proxy.amqp.routes import UNANSWERED, Route, RouteTables, Unread
-from proxy.lookups import VhostAbsent
-from proxy.router import Name
-from proxy.sync import Absent, NotReadable, Sync
+from proxy.amqp.routes import UNANSWERED, Unread
+from proxy.amqp.shared import Shared
 from proxy.tally import NOWHERE
-from ring.destination import Destination
 
 log = logging.getLogger(__name__)
 
@@ -51,42 +46,6 @@ class End(Enum):
     SHUTDOWN = "shutdown"
     """This proxy ends."""
     DEFECT = "defect"
-
-
-@dataclass
-class Shared:
-    """What all sessions of a listener have in common."""
-
-    tables: RouteTables
-    sync: Sync
-    dial: Callable[[Callable[[], Leg]], Awaitable[Leg]]
-    """Connects a leg to a broker; raises OSError with the reason where none can be reached."""
-    lookup_timeout: float
-    allowed_mechanisms: frozenset[bytes]
-    confirmed: Callable[[float], None]
-    """Takes the seconds of a sampled confirm."""
-    client_bytes: int = 0
-    broker_bytes: int = 0
-    client_frames: int = 0
-    broker_frames: int = 0
-    refusals: dict[int, int] = field(default_factory=dict)
-    """Closes of ours by reply code."""
-    refreshing: set[tuple[Name, Destination | None]] = field(default_factory=set)
-    tasks: set["asyncio.Task[None]"] = field(default_factory=set)
-
-    def refresh(self, name: Name, gone: Destination | None) -> None:
-        """Reads a ring again that a return has shown to be stale; many returns at once ask once."""
-        if (name, gone) in self.refreshing:
-            return
-        self.refreshing.add((name, gone))
-        task = asyncio.create_task(self.sync.refresh(name, "a message was returned", {gone} if gone else ()))
-        self.tasks.add(task)
-
-        def done(task: "asyncio.Task[None]") -> None:
-            self.tasks.discard(task)
-            self.refreshing.discard((name, gone))
-
-        task.add_done_callback(done)
 
 
 class Session:
@@ -127,7 +86,7 @@ class Session:
         try:
             if leg is self.broker:
                 self._shared.broker_bytes += len(data)
-                rewrite.from_broker(self.connection, data)
+                self._from_broker(data)
                 self._go_on()
                 self._heard.set()
             else:
@@ -216,6 +175,14 @@ class Session:
             connection.table.clear()
         rewrite.from_client(connection, data)
 
+    def _from_broker(self, data: bytes) -> None:
+        """Ends the session where that is not AMQP."""
+        try:
+            rewrite.from_broker(self.connection, data)
+        except rewrite.BrokerFault as fault:
+            log.warning("client %s: the broker sent what is not AMQP 0-9-1: %s", self.client.peer, fault)
+            self._stop(End.BROKER)
+
     def _go_on(self) -> None:
         """Does what the rewriting asked for, and writes."""
         c = self.connection
@@ -281,7 +248,7 @@ class Session:
                     await self._declared()
                     fault, asked = "", time.monotonic()
                 else:
-                    fault = await self._resolve(unread, asked)
+                    fault = await self._shared.resolve(c, unread, asked)
                 if not c.running:
                     break
                 c.now = time.monotonic()
@@ -306,21 +273,15 @@ class Session:
 
     async def _reread(self) -> None:
         """Until the messages that came back can be placed, as far as a reading helps with that."""
-        c, sync, within = self.connection, self._shared.sync, self._shared.lookup_timeout
+        c = self.connection
         try:
             while (wanted := c.broker_held) is not None and not self._over:
-                with suppress(TimeoutError, Absent, NotReadable):
-                    async with asyncio.timeout(within):
-                        if isinstance(wanted, Unread):
-                            await sync.look_up(wanted.name, within)
-                        else:
-                            gone = {wanted.destination} if wanted.destination is not None else set()
-                            await sync.refresh(wanted.name, "a message was returned", gone)
+                await self._shared.reread(wanted)
                 c.now = time.monotonic()
                 if isinstance(wanted, Stale):
                     c.reread = {stale: at for stale, at in c.reread.items() if c.now - at < RECENT} | {wanted: c.now}
                 c.broker_held, c.resumed = None, True
-                rewrite.from_broker(c, b"")
+                self._from_broker(b"")
                 self._do()
                 self.broker.write(c.to_broker)
                 self.client.write(c.to_client)
@@ -350,30 +311,6 @@ class Session:
         while channel.declaring and channel.state is State.OPEN and c.running:
             self._heard.clear()
             await self._heard.wait()
-
-    async def _resolve(self, unread: Unread, asked: float) -> str:
-        """Reads the exchange that a publish has waited for since `asked`; why that failed, or empty."""
-        c, sync = self.connection, self._shared.sync
-        _, exchange = publishing.held_publish(c)
-        left = asked + self._shared.lookup_timeout - time.monotonic()
-        if unread.hopeless or left <= 0:
-            return unread.why
-        try:
-            await sync.look_up(unread.name, left)
-        except VhostAbsent as error:
-            return str(error)  # the broker has opened it, so it is the management user who may not see it
-        except Absent:
-            if unread.name[1].encode() == exchange and c.table is not None:
-                c.forced = c.table.absent(exchange)
-            else:
-                gone = {Destination("exchange", unread.name[1])}
-                await sync.refresh((c.vhost, exchange.decode()), "an exchange behind it is gone", gone)
-        except NotReadable as error:
-            return str(error)
-        else:
-            route = c.table.once(exchange, asked) if c.table is not None else unread
-            c.forced = route if isinstance(route, Route) else None
-        return ""
 
     def _refuse_publish(self, unread: Unread, why: str) -> None:
         """Closes the channel of the publish that is held: placing its key natively would be worse than an error."""

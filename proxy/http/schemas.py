@@ -39,7 +39,7 @@ PROBLEMS = (
     Problem(429, "too-many", (Outcome.REJECTED,), True, "Too much is in flight already."),
     Problem(500, "internal", (Outcome.UNKNOWN,), True, "A defect of this sidecar; its log has it."),
     Problem(503, "unavailable", (Outcome.UNAVAILABLE,), True, "Never sent: no broker, or no ring known to be good."),
-    Problem(503, "unroutable", (Outcome.UNROUTABLE,), True, "The broker returned it, and its exchange has no other place for it."),
+    Problem(503, "unroutable", (Outcome.UNROUTABLE,), True, "The broker returned it, and no other queue is there."),
     Problem(503, "nacked", (Outcome.NACKED,), True, "The broker refused it, say because the queue is full."),
     Problem(503, "draining", (Outcome.REJECTED,), True, "This sidecar is shutting down."),
     Problem(503, "batch-failed", _OF_A_BATCH, True, "Messages of the batch failed, and some may be retried."),

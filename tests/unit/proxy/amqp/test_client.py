@@ -566,6 +566,25 @@ def test_a_close_of_a_channel_that_is_not_there_is_answered() -> None:
     assert [(one.id, one.channel) for one in split(w.sent())] == [(CLOSE_OK, 5)]
 
 
+def test_a_close_that_cannot_be_read_leaves_no_publish_untold() -> None:
+    w = Wire()
+    w.publish()
+    with pytest.raises(Fault):
+        w.client.feed(frame(1, 1, b"\0\x14\0\x28\x01\x96\0"))
+    w.client.lost("the broker is not to be understood")
+    assert w.told.of(0).outcome is Outcome.UNKNOWN
+    assert w.client.in_flight == 0
+
+
+def test_a_frame_that_is_too_long_is_so_in_any_chunking() -> None:
+    sent = frame(3, 1, bytes(0x2000))
+    for chunking in [sent], [sent[:100], sent[100:]]:
+        w = Wire(frame_max=4096)
+        with pytest.raises(Fault, match="4096 are agreed"):
+            for chunk in chunking:
+                w.client.feed(chunk)
+
+
 # Without an answer.
 
 

@@ -1,0 +1,85 @@
+"""What the sessions of a listener have in common: their counts, and the way to what is read of the management API."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from proxy.amqp import publishing
+from proxy.amqp.connection import Connection, Stale
+from proxy.amqp.legs import Leg
+from proxy.amqp.routes import Route, RouteTables, Unread
+from proxy.lookups import VhostAbsent
+from proxy.router import Name
+from proxy.sync import Absent, NotReadable, Sync
+from ring.destination import Destination
+
+
+@dataclass
+class Shared:
+    """What all sessions of a listener have in common."""
+
+    tables: RouteTables
+    sync: Sync
+    dial: Callable[[Callable[[], Leg]], Awaitable[Leg]]
+    """Connects a leg to a broker; raises OSError with the reason where none can be reached."""
+    lookup_timeout: float
+    allowed_mechanisms: frozenset[bytes]
+    confirmed: Callable[[float], None]
+    """Takes the seconds of a sampled confirm."""
+    client_bytes: int = 0
+    broker_bytes: int = 0
+    client_frames: int = 0
+    broker_frames: int = 0
+    refusals: dict[int, int] = field(default_factory=dict)
+    """Closes of ours by reply code."""
+    refreshing: set[tuple[Name, Destination | None]] = field(default_factory=set)
+    tasks: set["asyncio.Task[None]"] = field(default_factory=set)
+
+    def refresh(self, name: Name, gone: Destination | None) -> None:
+        """Reads a ring again that a return has shown to be stale; many returns at once ask once."""
+        if (name, gone) in self.refreshing:
+            return
+        self.refreshing.add((name, gone))
+        task = asyncio.create_task(self.sync.refresh(name, "a message was returned", {gone} if gone else ()))
+        self.tasks.add(task)
+
+        def done(task: "asyncio.Task[None]") -> None:
+            self.tasks.discard(task)
+            self.refreshing.discard((name, gone))
+
+        task.add_done_callback(done)
+
+    async def reread(self, wanted: Stale | Unread) -> None:
+        """Reads what a message that came back waits for; returns in the end also where it cannot be read."""
+        with suppress(TimeoutError, Absent, NotReadable):
+            async with asyncio.timeout(self.lookup_timeout):
+                if isinstance(wanted, Unread):
+                    await self.sync.look_up(wanted.name, self.lookup_timeout)
+                else:
+                    gone = {wanted.destination} if wanted.destination is not None else set()
+                    await self.sync.refresh(wanted.name, "a message was returned", gone)
+
+    async def resolve(self, c: Connection, unread: Unread, asked: float) -> str:
+        """Reads the exchange that a publish has waited for since `asked`; why that failed, or empty."""
+        _, exchange = publishing.held_publish(c)
+        left = asked + self.lookup_timeout - time.monotonic()
+        if unread.hopeless or left <= 0:
+            return unread.why
+        try:
+            await self.sync.look_up(unread.name, left)
+        except VhostAbsent as error:
+            return str(error)  # the broker has opened it, so it is the management user who may not see it
+        except Absent:
+            if unread.name[1].encode() == exchange and c.table is not None:
+                c.forced = c.table.absent(exchange)
+            else:
+                gone = {Destination("exchange", unread.name[1])}
+                await self.sync.refresh((c.vhost, exchange.decode()), "an exchange behind it is gone", gone)
+        except NotReadable as error:
+            return str(error)
+        else:
+            route = c.table.once(exchange, asked) if c.table is not None else unread
+            c.forced = route if isinstance(route, Route) else None
+        return ""
