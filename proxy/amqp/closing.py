@@ -232,6 +232,8 @@ def _client_opens(c: Connection, channel: Channel, method: int, data: bytes, i: 
     """The number again, before the broker's close-ok has come; on a channel that is open, the broker's to refuse."""
     if channel.state is State.CLOSING:
         _gone(c, channel)
+        for frame in channel.late:
+            c.tell_client(frame)
         c.channels[channel.id] = Channel(channel.id)
 
 

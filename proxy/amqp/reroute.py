@@ -248,11 +248,11 @@ def resolved(c: Connection, came: Rerouted, fate: Came) -> bytes:
     if c.reroutes is not None:
         c.reroutes.take(came)
     channel = came.channel
-    if not channel.away and channel.late:
-        c.released.append(channel)
     confirms = channel.confirms
     if c.channels.get(channel.id) is not channel:
         return b""
+    if not channel.away and channel.late:
+        c.released.append(channel)
     if not confirms.answered or came.known.number <= confirms.base:
         if fate.outcome is not Outcome.CONFIRMED:
             c.tallies.of((c.vhost, came.exchange.decode(errors="replace")), None).add(fate.outcome)
