@@ -19,6 +19,7 @@ from testbed.supervisor import Process, Supervisor
 PLUGINS = "rabbitmq_management", "rabbitmq_consistent_hash_exchange", "rabbitmq_event_exchange", "rabbitmq_sharding"
 START_SECONDS = 60
 STOP_SECONDS = 60
+CONTROL_SECONDS = 60
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -85,6 +86,21 @@ class Node:
                 if time.monotonic() > deadline:
                     message = f"RabbitMQ did not start within {START_SECONDS} s ({error}); the end of its log:\n"
                     raise SetupError(message + self._log_tail()) from error
+
+    def control(self, *arguments: str) -> None:
+        """Run rabbitmqctl on the node, and wait until it has ended."""
+        command = str(Path(self._installation.server or "").with_name("rabbitmqctl"))
+        environment = {
+            "PATH": _PATH,
+            "LANG": "C.UTF-8",
+            "HOME": str(self._supervisor.folder),  # where the cookie is
+            "ERL_EPMD_PORT": str(self._epmd_port),
+            "RABBITMQ_CONF_ENV_FILE": "/dev/null",
+        }
+        log = self.folder / "rabbitmqctl.log"
+        wrapped = self._installation.command([command, "--node", self.name, *arguments], self._supervisor.folder)
+        if not self._supervisor.spawn(wrapped, environment, log).wait(CONTROL_SECONDS):
+            raise SetupError(f"rabbitmqctl {' '.join(arguments)} did not end in time: {log.read_text()}")
 
     def stop(self) -> None:
         """Shut the node down in order."""

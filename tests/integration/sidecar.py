@@ -67,14 +67,23 @@ class Answer:
 class Sidecar:
     """A running `ring-proxy run`."""
 
-    def __init__(self, settings: Mapping[str, str], folder: Path, secrets: tuple[str, ...] = ()) -> None:
-        """Starts it on free ports and waits until both listeners are bound. `secrets` may show nowhere."""
+    def __init__(
+        self,
+        settings: Mapping[str, str],
+        folder: Path,
+        secrets: tuple[str, ...] = (),
+        additions: Mapping[str, str] | None = None,
+    ) -> None:
+        """Starts it on free ports and waits until both listeners are bound. `secrets` may show nowhere.
+
+        `additions` are to its environment.
+        """
         self._log = folder / "log"
         self._secrets = secrets
         environment = {name: value for name, value in os.environ.items() if not name.startswith("RINGPROXY_")}
         environment |= {f"RINGPROXY_{what}_LISTEN": "127.0.0.1:0" for what in ("AMQP", "HTTP", "ADMIN")}
         environment |= {f"RINGPROXY_{name.upper()}": value for name, value in settings.items()}
-        environment |= {"PYTHONWARNINGS": "default"}
+        environment |= {"PYTHONWARNINGS": "default"} | dict(additions or {})
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
                 [COMMAND, "run"], stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment

@@ -1,0 +1,26 @@
+"""A cluster of private nodes on this machine."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+from testbed.installation import Installation
+from testbed.node import Node, start_epmd
+from testbed.supervisor import Supervisor
+
+
+@contextmanager
+def private_cluster(installation: Installation, size: int) -> Iterator[list[Node]]:
+    """Give the running nodes of one cluster (one node is a cluster, too), and leave nothing of them behind."""
+    with Supervisor() as supervisor:
+        epmd_port = start_epmd(installation, supervisor)
+        nodes = [Node(installation, supervisor, epmd_port) for _ in range(size)]
+        lines = ["cluster_formation.peer_discovery_backend = classic_config"]
+        lines += [f"cluster_formation.classic_config.nodes.{n} = {node.name}" for n, node in enumerate(nodes, 1)]
+        for node in nodes:
+            (node.folder / "conf.d" / "cluster.conf").write_text("\n".join(lines) + "\n")
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(Node.start, nodes))
+        # Until then each node announces a name of its own, as if it were alone (3.10, measured).
+        nodes[0].control("set_cluster_name", "testbed")
+        yield nodes

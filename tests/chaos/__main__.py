@@ -1,0 +1,147 @@
+"""`python -m tests.chaos --seed=N --faults=N`: faults under load, and a judgement; docs/reliability.md tells of it."""
+
+import argparse
+import asyncio
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+
+import uvloop
+
+from testbed.broker import installation
+from testbed.cluster import private_cluster
+from testbed.node import Node
+from tests.chaos.arena import FLEET, LIMITS, PROGRAMS, Arena, arena, libraries
+from tests.chaos.faults import Injector
+from tests.chaos.oracle import Note, Told, Verdict, judge
+from tests.chaos.plant import PLANTED, planted
+from tests.chaos.queues import Queues
+from tests.chaos.schedule import Fault, Kind, schedule
+from tests.chaos.watch import watch
+
+WARM, CALM = 2.0, 6.0
+"""Seconds of publishing before the first fault and after the last."""
+
+SHOWN = 20
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="tests.chaos", description="Faults under load, and a judgement.")
+    parser.add_argument("--seed", type=int, required=True, help="of the schedule")
+    parser.add_argument("--faults", type=int, required=True, help="how many, half of them on a single node")
+    arguments = parser.parse_args()
+    libraries()
+    faults = schedule(arguments.seed, arguments.faults)
+    half = (len(faults) + 1) // 2
+    rabbitmq = installation(os.environ.get("BROKER", ""))
+    folder = Path(tempfile.mkdtemp(prefix="ringproxy-chaos-"))
+    begun = time.monotonic()
+    with ExitStack() as stack, ThreadPoolExecutor() as pool:
+        clusters = [private_cluster(rabbitmq, size) for size in (1, 3)]
+        single, three = pool.map(stack.enter_context, clusters)
+        took = time.monotonic() - begun
+        say(f"seed {arguments.seed}, {len(faults)} faults, {rabbitmq.source}; set up in {took:.0f} s")
+        green = uvloop.run(run("a single node, classic queues", single, "classic", faults[:half], folder / "single"))
+        for node in single:
+            node.kill()
+        green &= uvloop.run(run("three nodes, quorum queues", three, "quorum", faults[half:], folder / "three"))
+    say(f"{'green' if green else 'RED'} after {time.monotonic() - begun:.0f} s")
+    if green:
+        shutil.rmtree(folder)
+    else:
+        say(f"what was noted and logged is in {folder}")
+    return 0 if green else 1
+
+
+async def run(title: str, nodes: list[Node], kind: str, faults: list[Fault], folder: Path) -> bool:
+    """One arena, from declaring queues to the verdict: whether nothing was wrong."""
+    say(f"\n{title}: {len(faults)} faults")
+    queues = Queues(kind)
+    queues.declare(nodes[0])
+    async with arena(nodes, folder) as made:
+        injector = Injector(made, queues, say)
+        watching = asyncio.create_task(watch(made.front.port, queues.history))
+        made.start_publishers()
+        await asyncio.sleep(WARM)
+        await injector.run(faults)
+        calm = time.monotonic()
+        await asyncio.sleep(CALM)
+        await asyncio.to_thread(made.end_publishers)
+        watching.cancel()
+        for member in made.members:
+            await asyncio.to_thread(member.end)
+        await asyncio.to_thread(queues.drain, nodes[0])
+        notes = [note for name in made.publishers for note in noted(made, name)]
+    with (folder / "copies").open("w") as file:
+        file.writelines(f"{copy.publisher} {copy.number} {copy.queue}\n" for copy in queues.copies)
+    return report(notes, queues, injector.done, calm)
+
+
+def noted(made: Arena, name: str) -> list[Note]:
+    """What a publisher wrote down."""
+    notes = []
+    with made.notes(name).open() as file:
+        for line in file:
+            channel, number, key, sent, told, outcome = line.split()
+            notes.append(
+                Note(name, sys.intern(channel), int(number), sys.intern(key), float(sent), float(told), Told(outcome))
+            )
+    return notes
+
+
+def report(notes: list[Note], queues: Queues, done: Counter[Kind], calm: float) -> bool:
+    """Prints the verdict; whether nothing was wrong, and the judge finds what is planted."""
+    verdict = judge(notes, queues.copies, queues.history, LIMITS, FLEET)
+    recovered = {note.publisher for note in notes if note.sent > calm and note.outcome == Told.CONFIRMED}
+    hung = [f"{name} was confirmed nothing once all was well again" for name in PROGRAMS if name not in recovered]
+    faults = [*verdict.faults, *hung]
+    if 2 * verdict.by_one_ring < verdict.found[Told.CONFIRMED] - sum(
+        verdict.outcomes[n][Told.CONFIRMED] for n in FLEET.native
+    ):
+        faults.append("most messages could have been in several queues, so this says little")
+    print_tables(verdict, done, queues)
+    for fault in faults[:SHOWN]:
+        say(f"  FAULT: {fault}")
+    say(f"  {len(faults)} faults of the proxy")
+    if faults:
+        return False
+    copies = planted(notes, queues.copies, queues.history, LIMITS, FLEET)
+    found = judge(notes, copies, queues.history, LIMITS, FLEET).faults
+    seen = all(any(words in fault for fault in found) for words in PLANTED)
+    say(f"  a loss, a misroute and a duplicate planted in this run are {'found' if seen else f'NOT found: {found}'}")
+    return seen
+
+
+def print_tables(verdict: Verdict, done: Counter[Kind], queues: Queues) -> None:
+    say("")
+    for kind, count in sorted(done.items()):
+        say(f"  {kind:<30} {count:>5}")
+    say(f"  {'all faults':<30} {done.total():>5}\n")
+    say(f"  {'publisher':<18}" + "".join(f"{told:>11}" for told in Told))
+    total: Counter[Told] = Counter()
+    for name, outcomes in verdict.outcomes.items():
+        say(f"  {name:<18}" + "".join(f"{outcomes[told]:>11,}" for told in Told))
+        total += outcomes
+    say(f"  {'all':<18}" + "".join(f"{total[told]:>11,}" for told in Told))
+    say(f"  {'found in a queue':<18}" + "".join(f"{verdict.found[told]:>11,}" for told in Told))
+    say(f"  {total.total():,} publishes; {len(queues.history.changes)} changes of bindings")
+    say(f"  {sum(end - begin for begin, end in queues.history.impaired):.0f} s in which bindings could not be read")
+    say(
+        f"  {verdict.by_one_ring:,} confirmed messages had one possible queue, {verdict.in_order:,} pairs were in order"
+    )
+    say(f"  ({verdict.moved:,} others were not, as their ring changed); {verdict.duplicates:,} allowed duplicates;")
+    say(f"  {verdict.exempt.total():,} confirmed messages went with their queue: {dict(verdict.exempt)}")
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,198 @@
+"""One broker or cluster with two sidecars, and relays on every way between them and their clients."""
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from testbed.debian import ensure_installed
+from testbed.node import Node
+from tests.chaos.history import Limits
+from tests.chaos.management import ManagementFront, management_front
+from tests.chaos.oracle import Fleet
+from tests.chaos.publishers.notes import Task
+from tests.chaos.queues import EXCHANGE
+from tests.chaos.relay import Relay, relay
+from tests.integration.sidecar import Sidecar
+
+SYNC_INTERVAL, SETTLE_TIME, RING_MAX_AGE = 1.0, 1.0, 5.0
+SLACK = 3.0
+"""Seconds for two readings and a ring, on a machine whose processors are all busy."""
+LIMITS = Limits(grace=SYNC_INTERVAL + SETTLE_TIME + SLACK, max_age=RING_MAX_AGE)
+
+SETTINGS = {
+    "sync_interval": f"{SYNC_INTERVAL}",
+    "settle_time": f"{SETTLE_TIME}",
+    "ring_max_age": f"{RING_MAX_AGE}",
+    "on_stale": "refuse",
+    "management_timeout": "1",
+    "lookup_timeout": "2",
+    "confirm_timeout": "4",
+    "drain_time": "5",
+}
+
+PUBLISHERS_END_WITHIN = 60.0
+
+
+@dataclass(frozen=True)
+class Program:
+    """A publisher: what runs it, through which sidecar and listener, and at most how fast."""
+
+    command: tuple[str, ...]
+    sidecar: int | None
+    """None for one that publishes at the broker itself."""
+    listener: str
+    rate: float
+
+
+def _python(name: str) -> tuple[str, ...]:
+    return sys.executable, "-m", f"tests.chaos.publishers.{name}"
+
+
+# Debian's library belongs to Debian's interpreter, whichever other comes first on the PATH.
+_PHP = ("/usr/bin/php", str(Path(__file__).parent / "publishers" / "with_php_amqplib.php"))
+
+PROGRAMS = {
+    "pika": Program(_python("with_pika"), 0, "amqp", 100),
+    "aio-pika": Program(_python("with_aio_pika"), 1, "amqp", 300),
+    "php-amqplib": Program(_PHP, 0, "amqp", 700),
+    "http-single": Program(_python("http_single"), 1, "http", 100),
+    "http-batch": Program(_python("http_batch"), 0, "http", 1000),
+    "native-pika": Program(_python("with_pika"), None, "amqp", 50),
+    "native-aio-pika": Program(_python("with_aio_pika"), None, "amqp", 200),
+}
+
+FLEET = Fleet(
+    EXCHANGE,
+    native=frozenset(name for name, program in PROGRAMS.items() if program.sidecar is None),
+    order_of_confirmed=frozenset({"http-single"}),
+)
+
+
+def libraries() -> None:
+    """Installs what the publishers and the clock need, where it is missing."""
+    for package in ("php-cli", "php-amqplib", "libfaketime"):
+        ensure_installed(package)
+
+
+@dataclass
+class Member:
+    """A sidecar that is started again and again, behind relays whose ports stay."""
+
+    settings: Mapping[str, str]
+    folder: Path
+    relays: Mapping[str, Relay]
+    """By listener: amqp, http."""
+    started: list[Sidecar] = field(default_factory=list)
+
+    @property
+    def clock(self) -> Path:
+        """The file that says how far its wall clock is off."""
+        return self.folder / "clock"
+
+    def start(self) -> None:
+        """Blocks until its listeners are bound."""
+        folder = self.folder / str(len(self.started))
+        folder.mkdir(parents=True)
+        if not self.clock.exists():
+            self.clock.write_text("+0\n")
+        library = next(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"))
+        additions = {
+            "LD_PRELOAD": str(library),
+            "FAKETIME_TIMESTAMP_FILE": str(self.clock),
+            "FAKETIME_CACHE_DURATION": "1",
+            "FAKETIME_DONT_FAKE_MONOTONIC": "1",  # as a clock that is set, it jumps alone
+        }
+        self.started.append(Sidecar(self.settings, folder, additions=additions))
+        self.relays["amqp"].target, self.relays["http"].target = self.now.amqp_port, self.now.port
+
+    @property
+    def now(self) -> Sidecar:
+        """The one that runs."""
+        return self.started[-1]
+
+    def end(self) -> None:
+        """Ends it in good order and checks what every one of them logged."""
+        self.now.stop()
+        for sidecar in self.started:
+            sidecar.check_log()
+
+
+@dataclass
+class Arena:
+    """Everything that faults are done to."""
+
+    nodes: Sequence[Node]
+    front: ManagementFront
+    legs: Sequence[Relay]
+    """To each node."""
+    members: Sequence[Member]
+    folder: Path
+    publishers: dict[str, "subprocess.Popen[bytes]"] = field(default_factory=dict)
+
+    def start_publishers(self) -> None:
+        for name, program in PROGRAMS.items():
+            if program.sidecar is None:
+                ports = [urlsplit(node.amqp_url).port or 0 for node in self.nodes]
+            else:
+                ports = [self.members[program.sidecar].relays[program.listener].port]
+            todo = Task(name, ports, EXCHANGE, program.rate, str(self.notes(name)), str(self._stop))
+            with (self.folder / f"{name}.log").open("wb") as log:
+                # Behind all else: they take what the broker and the sidecars leave of the processors.
+                command = ["nice", "-n", "10", *program.command, json.dumps(vars(todo))]
+                self.publishers[name] = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+
+    def notes(self, name: str) -> Path:
+        """What a publisher wrote down."""
+        return self.folder / f"{name}.notes"
+
+    @property
+    def _stop(self) -> Path:
+        return self.folder / "stop"
+
+    def end_publishers(self) -> None:
+        """Waits until each has its answers; raises where one failed."""
+        self._stop.touch()
+        for name, process in self.publishers.items():
+            status = process.wait(PUBLISHERS_END_WITHIN)
+            said = (self.folder / f"{name}.log").read_text(errors="replace")
+            assert status == 0, f"{name} ended with status {status}:\n{said[-4000:]}"
+
+    def kill_all(self) -> None:
+        """Of what this started: whatever happened, none is left."""
+        for process in self.publishers.values():
+            process.kill()
+            process.wait()
+        for member in self.members:
+            for sidecar in member.started:
+                sidecar.kill()
+
+
+@asynccontextmanager
+async def arena(nodes: Sequence[Node], folder: Path) -> AsyncIterator[Arena]:
+    """Two sidecars, ready, beside running nodes; nothing of it is left behind."""
+    async with AsyncExitStack() as stack:
+        front = await stack.enter_async_context(management_front(nodes[0].management_url))
+        legs = [await stack.enter_async_context(relay(urlsplit(node.amqp_url).port or 0)) for node in nodes]
+        settings = SETTINGS | {
+            "broker_url": "amqp://guest:guest@127.0.0.1/",
+            "broker_addresses": ",".join(f"127.0.0.1:{leg.port}" for leg in legs),
+            "management_url": f"http://guest:guest@127.0.0.1:{front.port}",
+        }
+        members = []
+        for number in range(2):
+            relays = {what: await stack.enter_async_context(relay(0)) for what in ("amqp", "http")}
+            members.append(Member(settings, folder / f"sidecar-{number}", relays))
+        made = Arena(nodes, front, legs, members, folder)
+        try:
+            for member in members:
+                await asyncio.to_thread(member.start)
+                await asyncio.to_thread(member.now.wait_ready)
+            yield made
+        finally:
+            await asyncio.to_thread(made.kill_all)

@@ -1,0 +1,245 @@
+"""Does what the schedule says, and writes down what that means for the judge."""
+
+import asyncio
+import random
+import signal
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from http.client import HTTPConnection
+from urllib.parse import urlsplit
+
+from testbed.node import Node
+from tests.chaos.arena import SETTLE_TIME, Arena, Member
+from tests.chaos.history import Span
+from tests.chaos.management import Mood
+from tests.chaos.queues import CHANGING, Queues
+from tests.chaos.relay import Relay
+from tests.chaos.schedule import CHURN, Fault, Kind
+from tests.integration.broker_api import BrokerApi, wait_until
+
+BELIEVABLE = 0.6 * SETTLE_TIME
+"""Seconds for which an empty list is told: one that lasts longer than the settle time is believed, as documented."""
+
+JUMPS = ("-30d", "-1h", "+1h", "+10y")
+
+Say = Callable[[str], None]
+
+
+class Injector:
+    """Two lanes at once: one changes bindings, the other does everything else, each one fault after the other."""
+
+    def __init__(self, arena: Arena, queues: Queues, say: Say) -> None:
+        self._arena, self._queues, self._say = arena, queues, say
+        self._steady = asyncio.Lock()
+        """Held while bindings change, and while a node is down: so that each change has happened, or has not."""
+        self._down: Node | None = None
+        self.done: Counter[Kind] = Counter()
+        self._acts: dict[Kind, Callable[[Fault, random.Random], Awaitable[str]]] = {
+            Kind.CLIENT_RESET: self._reset,
+            Kind.CLIENT_VANISH: self._vanish,
+            Kind.CLIENT_STALL: self._stall,
+            Kind.CLIENT_CUT: self._cut,
+            Kind.BROKER_RESET: self._reset,
+            Kind.BROKER_VANISH: self._vanish,
+            Kind.BROKER_STALL: self._stall,
+            Kind.BROKER_CUT: self._cut,
+            Kind.NODE_KILL: self._kill_node,
+            Kind.MEMORY_ALARM: self._memory_alarm,
+            Kind.API_DOWN: self._api,
+            Kind.API_SLOW: self._api,
+            Kind.API_TRUNCATED: self._api,
+            Kind.API_LIES: self._api,
+            Kind.SIDECAR_TERM: self._end_sidecar,
+            Kind.SIDECAR_KILL: self._end_sidecar,
+            Kind.CLOCK_JUMP: self._jump,
+            Kind.BIND: self._bind,
+            Kind.UNBIND: self._unbind,
+            Kind.REWEIGHT: self._reweight,
+            Kind.DELETE: self._delete,
+        }
+
+    async def run(self, faults: list[Fault]) -> None:
+        """Returns when all is done, and all is well again."""
+        async with asyncio.TaskGroup() as lanes:
+            lanes.create_task(self._lane([fault for fault in faults if fault.kind in CHURN]))
+            lanes.create_task(self._lane([fault for fault in faults if fault.kind not in CHURN]))
+
+    async def _lane(self, faults: list[Fault]) -> None:
+        for fault in faults:
+            begun = time.monotonic()
+            what = await self._acts[fault.kind](fault, random.Random(fault.pick))
+            self._say(f"{begun:.3f} to {time.monotonic():.3f}  {fault.kind}: {what}")
+            self.done[fault.kind] += 1
+            await asyncio.sleep(fault.pause)
+
+    def _live(self) -> Node:
+        return next(node for node in self._arena.nodes if node is not self._down)
+
+    @asynccontextmanager
+    async def _impaired(self) -> AsyncIterator[None]:
+        """Bindings cannot be relied on to be readable meanwhile."""
+        begin = time.monotonic()
+        try:
+            yield
+        finally:
+            self._queues.history.impaired.append(Span(begin, time.monotonic()))
+
+    # The network
+
+    def _leg(self, fault: Fault, chance: random.Random) -> tuple[str, Relay]:
+        if fault.kind.startswith("broker"):
+            at = chance.randrange(len(self._arena.legs))
+            return f"node {at}", self._arena.legs[at]
+        at, listener = chance.randrange(2), chance.choice(("amqp", "http"))
+        return f"sidecar {at}, {listener}", self._arena.members[at].relays[listener]
+
+    async def _reset(self, fault: Fault, chance: random.Random) -> str:
+        name, leg = self._leg(fault, chance)
+        return f"{name}, {leg.reset()} connections"
+
+    async def _vanish(self, fault: Fault, chance: random.Random) -> str:
+        name, leg = self._leg(fault, chance)
+        return f"{name}, {await leg.vanish(2 * fault.lasts)} connections"
+
+    async def _stall(self, fault: Fault, chance: random.Random) -> str:
+        name, leg = self._leg(fault, chance)
+        return f"{name}, {await leg.stall(fault.lasts)} connections"
+
+    async def _cut(self, fault: Fault, chance: random.Random) -> str:
+        name, leg = self._leg(fault, chance)
+        towards_client = chance.random() < 0.5
+        count = await leg.cut(1, towards_client=towards_client)
+        return f"{name}, towards the {'client' if towards_client else 'broker'}, {count} connections"
+
+    # The broker
+
+    async def _kill_node(self, fault: Fault, chance: random.Random) -> str:
+        """In a cluster the one that leads most of the queues."""
+        async with self._steady, self._impaired():
+            self._down = node = await asyncio.to_thread(self._leader)
+            if len(self._arena.nodes) > 1:
+                self._arena.front.target = self._live().management_url
+            await asyncio.to_thread(node.kill)
+            await asyncio.sleep(fault.lasts)
+            await asyncio.to_thread(node.start)
+            self._down = None
+            return node.name
+
+    def _leader(self) -> Node:
+        if len(self._arena.nodes) == 1:
+            return self._arena.nodes[0]
+        shown = BrokerApi(self._arena.nodes[0].management_url).ask("GET", "queues", "/")
+        (name, _), *_ = Counter(queue["leader"] for queue in shown).most_common(1)
+        return next(node for node in self._arena.nodes if node.name == name)
+
+    async def _memory_alarm(self, fault: Fault, chance: random.Random) -> str:
+        async with self._steady:
+            node = chance.choice(self._arena.nodes)
+            await asyncio.to_thread(node.control, "set_vm_memory_high_watermark", "0")
+            try:
+                assert await asyncio.to_thread(_alarmed, node), f"{node.name} has no alarm"
+                await asyncio.sleep(fault.lasts / 2)
+            finally:
+                await asyncio.to_thread(node.control, "set_vm_memory_high_watermark", "0.8")
+            await asyncio.to_thread(wait_until, "the end of the alarm", lambda: not _alarmed(node))
+            return node.name
+
+    # The management API
+
+    async def _api(self, fault: Fault, chance: random.Random) -> str:
+        moods = {
+            Kind.API_DOWN: Mood.DOWN,
+            Kind.API_SLOW: Mood.SLOW,
+            Kind.API_TRUNCATED: Mood.TRUNCATED,
+            Kind.API_LIES: Mood.LYING,
+        }
+        front = self._arena.front
+        before = front.moody
+        async with self._impaired():
+            front.mood = moods[fault.kind]
+            try:
+                await asyncio.sleep(BELIEVABLE if fault.kind is Kind.API_LIES else 3 * fault.lasts)
+            finally:
+                front.mood = Mood.TRUE
+        return f"{front.moody - before} requests"
+
+    # The sidecars
+
+    async def _end_sidecar(self, fault: Fault, chance: random.Random) -> str:
+        at = chance.randrange(2)
+        member = self._arena.members[at]
+        await asyncio.to_thread(_ended, member, fault.kind is Kind.SIDECAR_KILL)
+        await asyncio.sleep(fault.lasts / 3)
+        await asyncio.to_thread(member.start)
+        return f"sidecar {at}"
+
+    async def _jump(self, fault: Fault, chance: random.Random) -> str:
+        at, jump = chance.randrange(2), chance.choice(JUMPS)
+        member = self._arena.members[at]
+        member.clock.write_text(f"{jump}\n")
+        await asyncio.sleep(fault.lasts)
+        member.clock.write_text("+0\n")
+        return f"sidecar {at}, {jump} and back"
+
+    # Bindings
+
+    async def _bind(self, fault: Fault, chance: random.Random) -> str:
+        async with self._steady:
+            return await asyncio.to_thread(self._bound, chance)
+
+    async def _unbind(self, fault: Fault, chance: random.Random) -> str:
+        async with self._steady:
+            return await asyncio.to_thread(self._unbound, chance)
+
+    async def _reweight(self, fault: Fault, chance: random.Random) -> str:
+        """As it is done: unbind, and bind with the new weight."""
+        async with self._steady:
+            return "; ".join(
+                [await asyncio.to_thread(self._unbound, chance), await asyncio.to_thread(self._bound, chance)]
+            )
+
+    async def _delete(self, fault: Fault, chance: random.Random) -> str:
+        """Deleted while it is published to, and soon back."""
+        queue = chance.choice(CHANGING)
+        async with self._steady:
+            await asyncio.to_thread(self._queues.delete, self._live(), queue)
+        await asyncio.sleep(fault.lasts / 2)
+        async with self._steady:
+            await asyncio.to_thread(self._queues.bind, self._live(), queue, chance.randint(1, 4))
+        return queue
+
+    def _bound(self, chance: random.Random) -> str:
+        missing = [queue for queue in CHANGING if queue not in self._queues.history.current]
+        if not missing:
+            return f"none to bind, so {self._unbound(chance)}"
+        queue, weight = chance.choice(missing), chance.randint(1, 4)
+        self._queues.bind(self._live(), queue, weight)
+        return f"{queue} bound with {weight}"
+
+    def _unbound(self, chance: random.Random) -> str:
+        bound = [queue for queue in CHANGING if queue in self._queues.history.current]
+        if not bound:
+            return f"none to unbind, so {self._bound(chance)}"
+        queue = chance.choice(bound)
+        self._queues.unbind(self._live(), queue)
+        return f"{queue} unbound"
+
+
+def _ended(member: Member, killed: bool) -> None:
+    """Ends the sidecar; in good order where it was asked to."""
+    if killed:
+        member.now.signal(signal.SIGKILL)
+        member.now.process.wait()
+    else:
+        member.now.stop()
+
+
+def _alarmed(node: Node) -> bool:
+    url = urlsplit(node.management_url)
+    connection = HTTPConnection("127.0.0.1", url.port, timeout=5)
+    connection.request("GET", "/api/health/checks/alarms", headers={"Authorization": "Basic Z3Vlc3Q6Z3Vlc3Q="})
+    status = connection.getresponse().status
+    connection.close()
+    return status == 503

@@ -1,0 +1,128 @@
+"""What was really bound, deleted and out of reach, and when: written down by whoever did it, never by the proxy."""
+
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
+
+from ring.destination import Destination
+from ring.hashing import slot_of
+from ring.ring import Ring
+
+Weights = Mapping[str, int]
+"""Of the queues bound."""
+
+
+class Change(NamedTuple):
+    """The bindings became these, by a request that ran from `begin` to `done`. Times are monotonic seconds."""
+
+    begin: float
+    done: float
+    weights: Weights
+
+
+class Deletion(NamedTuple):
+    """A queue was deleted, by a request that ran from `begin` to `done`."""
+
+    queue: str
+    begin: float
+    done: float
+
+
+class Span(NamedTuple):
+    """A time in which no reading of the bindings could be relied on."""
+
+    begin: float
+    end: float
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How long a proxy may route by bindings that have changed since, in seconds."""
+
+    grace: float
+    """Once the bindings can be read: the sync interval, the settle time, and what a busy machine takes."""
+    max_age: float
+    """While they cannot be read: `ring_max_age` of a proxy that refuses to route by a stale ring."""
+
+
+@dataclass
+class History:
+    """All of a run, in the order that it happened in."""
+
+    weights: Weights
+    """What was bound before the first change."""
+    changes: list[Change] = field(default_factory=list)
+    deletions: list[Deletion] = field(default_factory=list)
+    impaired: list[Span] = field(default_factory=list)
+
+    @property
+    def current(self) -> Weights:
+        return self.changes[-1].weights if self.changes else self.weights
+
+
+class Era(NamedTuple):
+    """A ring, from the moment its bindings began to change to the last at which it may have been in force."""
+
+    ring: Ring
+    begin: float
+    end: float
+
+
+class Rings:
+    """Which ring may have been in force when."""
+
+    def __init__(self, history: History, limits: Limits) -> None:
+        self._history, self._limits = history, limits
+        self._slots: dict[str, int] = {}
+
+    @cached_property
+    def _eras(self) -> list[Era]:
+        changes = [Change(float("-inf"), float("-inf"), self._history.weights), *self._history.changes]
+        ends = [self._outlived(change.done) for change in changes[1:]] + [float("inf")]
+        rings = self._rings([change.weights for change in changes])
+        return [Era(ring, change.begin, end) for ring, change, end in zip(rings, changes, ends, strict=True)]
+
+    @cached_property
+    def _begins(self) -> list[float]:
+        return [era.begin for era in self._eras]
+
+    def owners(self, key: str, sent: float, latest: float) -> set[str]:
+        """The queues of a key on every ring that may have been in force between these times."""
+        slot = self._slots.get(key)
+        if slot is None:
+            slot = self._slots[key] = slot_of(key.encode())
+        return {era.ring.owner(slot).name for era in self._between(sent, latest)}
+
+    def queues(self, sent: float, latest: float) -> set[str]:
+        """The queues that were bound, or may have seemed so, between these times."""
+        return {destination.name for era in self._between(sent, latest) for destination in era.ring.destinations}
+
+    def _between(self, sent: float, latest: float) -> Iterator[Era]:
+        for at in range(bisect_right(self._begins, latest) - 1, -1, -1):
+            era = self._eras[at]
+            if era.end < sent:  # and so did all before it
+                return
+            yield era
+
+    def _outlived(self, done: float) -> float:
+        """The last moment at which what a change took away may still be believed."""
+        end = done + self._limits.grace
+        for span in sorted(self._history.impaired):
+            if span.begin < end and span.end > done:
+                end = max(end, span.end + self._limits.grace)
+        return min(end, done + self._limits.max_age + self._limits.grace)
+
+    @staticmethod
+    def _rings(all_weights: list[Weights]) -> list[Ring]:
+        """One for each, built of the one before, and never twice."""
+        made: dict[frozenset[tuple[str, int]], Ring] = {}
+        rings: list[Ring] = []
+        for weights in all_weights:
+            known = frozenset(weights.items())
+            if known not in made:
+                wanted = {Destination("queue", name): weight for name, weight in weights.items()}
+                made[known] = rings[-1].changed(wanted) if rings else Ring.build(wanted)
+            rings.append(made[known])
+        return rings

@@ -1,0 +1,198 @@
+"""The judge: what publishers were told, against what was in the queues. Pure, and it knows nothing of the proxy."""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import NamedTuple
+
+from tests.chaos.history import Deletion, History, Limits, Rings
+
+UNKNOWN_FOR = 15.0
+"""Seconds after a publisher gave up in which its bytes, held up somewhere, may still be routed."""
+
+AROUND_A_DELETION = 0.5
+"""Seconds before and after a deletion in which a message may have been on its way to the queue."""
+
+
+class Told(StrEnum):
+    """What a publisher was told of a message."""
+
+    CONFIRMED = "confirmed"
+    NACKED = "nacked"
+    RETURNED = "returned"
+    UNKNOWN = "unknown"
+    REFUSED = "refused"
+    """It was never sent: so said the proxy, or nobody took the connection."""
+
+
+class Note(NamedTuple):
+    """What one publisher wrote down of one message. Times are monotonic seconds."""
+
+    publisher: str
+    channel: str
+    """Of this publisher: what keeps the order of a key, such as an AMQP channel or a batch."""
+    number: int
+    """Counts the messages of this publisher."""
+    key: str
+    sent: float
+    told: float
+    outcome: Told
+
+    @property
+    def latest(self) -> float:
+        """Until when it may have been routed."""
+        return self.told + UNKNOWN_FOR if self.outcome == Told.UNKNOWN else self.told
+
+
+class Copy(NamedTuple):
+    """A message as it was found in a queue."""
+
+    queue: str
+    publisher: str
+    number: int
+    exchange: str
+    """Of `x-ring-exchange`; empty where there is none."""
+    key: str
+    """Of `x-ring-routing-key`; empty where there is none."""
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """What the judge must know of publishers beside their notes."""
+
+    exchange: str
+    native: frozenset[str] = frozenset()
+    """Those that publish at the broker itself: their messages are not judged for routing."""
+    order_of_confirmed: frozenset[str] = frozenset()
+    """Those for whom a channel keeps no order but that of confirmed messages: single HTTP requests."""
+
+
+@dataclass
+class Verdict:
+    """What was wrong, in words, and how much was looked at."""
+
+    faults: list[str] = field(default_factory=list)
+    outcomes: dict[str, Counter[Told]] = field(default_factory=lambda: defaultdict(Counter))
+    """By publisher."""
+    found: Counter[Told] = field(default_factory=Counter)
+    """Messages in a queue, by what their publishers were told."""
+    exempt: Counter[str] = field(default_factory=Counter)
+    """Confirmed messages that went with a queue as it was deleted, by queue."""
+    duplicates: int = 0
+    """Messages found twice that may be."""
+    routed: int = 0
+    """Copies of confirmed messages that were judged for routing."""
+    by_one_ring: int = 0
+    """Of these, those for which every ring that may have been in force agreed: how sharp this was."""
+    in_order: int = 0
+    """Pairs of messages of one key and channel, next to each other in a queue, that were in order."""
+    moved: int = 0
+    """Such pairs that were not, while the ring of their key changed."""
+
+
+def judge(notes: Iterable[Note], copies: Sequence[Copy], history: History, limits: Limits, fleet: Fleet) -> Verdict:
+    """Judges a run. `copies` of one queue stand in the order that they were taken out in."""
+    return _Judge(history, Rings(history, limits), fleet).judged(notes, copies)
+
+
+class _Judge:
+    def __init__(self, history: History, rings: Rings, fleet: Fleet) -> None:
+        self._history, self._rings, self._fleet = history, rings, fleet
+        self._verdict = Verdict()
+
+    def judged(self, notes: Iterable[Note], copies: Sequence[Copy]) -> Verdict:
+        by_id: dict[tuple[str, int], Note] = {}
+        for note in notes:
+            if (note.publisher, note.number) in by_id:
+                self._fault(f"{title(note)} was written down twice")
+            by_id[note.publisher, note.number] = note
+            self._verdict.outcomes[note.publisher][note.outcome] += 1
+        times: Counter[tuple[str, int]] = Counter()
+        last: dict[tuple[str, str, str, str], Note] = {}
+        for copy in copies:
+            found = by_id.get((copy.publisher, copy.number))
+            if found is None:
+                self._fault(f"{copy.publisher} {copy.number} is in {copy.queue}, and nobody says it was published")
+                continue
+            times[copy.publisher, copy.number] += 1
+            self._placed(copy, found)
+            if times[copy.publisher, copy.number] == 1:
+                self._ordered(copy, found, last)
+        for identity, note in by_id.items():
+            self._counted(note, times[identity])
+        return self._verdict
+
+    def _placed(self, copy: Copy, note: Note) -> None:
+        """Whether a ring of its time chose the queue, and whether it says where it was published."""
+        if note.publisher in self._fleet.native:
+            return
+        if (copy.exchange, copy.key) != (self._fleet.exchange, note.key):
+            self._fault(f"{title(note)} is in {copy.queue} and says {copy.exchange!r}, {copy.key!r}: no ring routed it")
+            return
+        owners = self._rings.owners(note.key, note.sent, note.latest)
+        if note.outcome == Told.CONFIRMED:
+            self._verdict.routed += 1
+            self._verdict.by_one_ring += len(owners) == 1
+        if copy.queue not in owners:
+            self._fault(f"{title(note)} is in {copy.queue}, and not in {sorted(owners)}")
+
+    def _ordered(self, copy: Copy, note: Note, last: dict[tuple[str, str, str, str], Note]) -> None:
+        """Whether it came behind what its channel published of its key before."""
+        if note.publisher in self._fleet.order_of_confirmed and note.outcome != Told.CONFIRMED:
+            return
+        place = (copy.queue, note.publisher, note.channel, note.key)
+        before = last.get(place)
+        if before is None or before.number < note.number:
+            self._verdict.in_order += before is not None
+            last[place] = note
+            return
+        begin, end = min(before.sent, note.sent), max(before.latest, note.latest)
+        queues = self._chosen(note, begin, end)
+        if len(queues) > 1 or self._deleted(queues, begin, end):
+            self._verdict.moved += 1
+        else:
+            self._fault(f"{title(note)} is behind {title(before)} in {copy.queue}, and the ring did not change")
+
+    def _counted(self, note: Note, times: int) -> None:
+        """Whether it is as often in queues as its publisher was told."""
+        self._verdict.found[note.outcome] += times > 0
+        if times == 0 and note.outcome == Told.CONFIRMED:
+            deletion = self._deleted(self._chosen(note, note.sent, note.latest), note.sent, note.latest)
+            if deletion:
+                self._verdict.exempt[deletion.queue] += 1
+            else:
+                self._fault(f"{title(note)} was confirmed and is in no queue")
+        if times and note.outcome == Told.REFUSED:
+            self._fault(f"{title(note)} was never sent, its publisher was told, and is in a queue")
+        if times > 1:
+            queues = self._chosen(note, note.sent, note.latest)
+            if note.outcome == Told.UNKNOWN or self._deleted(queues, note.sent, note.latest):
+                self._verdict.duplicates += 1
+            else:
+                self._fault(f"{title(note)} is {times} times in queues")
+
+    def _chosen(self, note: Note, begin: float, end: float) -> set[str]:
+        """Where rings put its key between these times; anywhere, where the broker's own exchange did."""
+        if note.publisher in self._fleet.native:
+            return self._rings.queues(begin, end)
+        return self._rings.owners(note.key, begin, end)
+
+    def _deleted(self, queues: set[str], begin: float, end: float) -> Deletion | None:
+        """A deletion of one of these queues between these times."""
+        for deletion in self._history.deletions:
+            near = deletion.begin - AROUND_A_DELETION <= end and begin <= deletion.done + AROUND_A_DELETION
+            if near and deletion.queue in queues:
+                return deletion
+        return None
+
+    def _fault(self, words: str) -> None:
+        self._verdict.faults.append(words)
+
+
+def title(note: Note) -> str:
+    """A message in words: enough to find all there is about it."""
+    return (
+        f"{note.publisher} {note.number} (channel {note.channel}, key {note.key}, {note.sent:.3f} to {note.told:.3f},"
+        f" {note.outcome})"
+    )

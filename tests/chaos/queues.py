@@ -1,0 +1,136 @@
+"""The exchange and its queues: changed behind the sidecars' backs, written down, emptied."""
+
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import closing
+
+import pika
+from pika.adapters.blocking_connection import BlockingChannel
+from pika.spec import Basic
+
+from testbed.node import Node
+from tests.chaos.history import Change, Deletion, History
+from tests.chaos.oracle import Copy
+from tests.integration.broker_api import DEADLINE_SECONDS
+
+EXCHANGE = "orders"
+STEADY = ("orders.1", "orders.2", "orders.3", "orders.4")
+"""Never deleted nor unbound."""
+CHANGING = ("orders.5", "orders.6", "orders.7", "orders.8")
+"""Bound at the start, and some of the time."""
+MARK = b"the recorder's"
+"""The body of its own messages."""
+
+
+class Queues:
+    """One exchange with its queues. Every method talks to the broker and blocks; one at a time."""
+
+    def __init__(self, kind: str) -> None:
+        """`kind` is of the queues: classic or quorum."""
+        self._kind = kind
+        self.history = History(dict.fromkeys((*STEADY, *CHANGING), 2))
+        self.copies: list[Copy] = []
+
+    def declare(self, node: Node) -> None:
+        """All there is at the start."""
+        with closing(_connected(node)) as connection:
+            channel = connection.channel()
+            channel.exchange_declare(EXCHANGE, "x-consistent-hash", durable=True)
+            for queue, weight in self.history.weights.items():
+                self._declare(channel, queue)
+                channel.queue_bind(queue, EXCHANGE, str(weight))
+
+    def bind(self, node: Node, queue: str, weight: int) -> None:
+        """One that is not bound."""
+        with closing(_connected(node)) as connection:
+            channel = connection.channel()
+            self._declare(channel, queue)
+            begin = time.monotonic()
+            channel.queue_bind(queue, EXCHANGE, str(weight))
+            self._changed(begin, {**self.history.current, queue: weight})
+
+    def unbind(self, node: Node, queue: str) -> None:
+        """One that is bound."""
+        with closing(_connected(node)) as connection:
+            begin = time.monotonic()
+            connection.channel().queue_unbind(queue, EXCHANGE, str(self.history.current[queue]))
+            self._changed(begin, {q: w for q, w in self.history.current.items() if q != queue})
+
+    def delete(self, node: Node, queue: str) -> None:
+        """Deletes a queue while it is consumed, so that no message is lost but those on their way at that moment."""
+        with closing(_connected(node)) as connection:
+            taking = _Taking(connection, queue, self.copies)
+            taking.until_now()
+            other = connection.channel()
+            begin = time.monotonic()
+            other.queue_delete(queue)
+            done = time.monotonic()
+            taking.until_cancelled()
+        self.history.deletions.append(Deletion(queue, begin, done))
+        if queue in self.history.current:
+            self._changed(begin, {q: w for q, w in self.history.current.items() if q != queue}, done)
+
+    def drain(self, node: Node) -> None:
+        """Takes every message out of every queue."""
+        with closing(_connected(node)) as connection:
+            channel = connection.channel()
+            for queue in (*STEADY, *CHANGING):
+                self._declare(channel, queue)
+                _Taking(connection, queue, self.copies).until_now()
+
+    def _declare(self, channel: BlockingChannel, queue: str) -> None:
+        channel.queue_declare(queue, durable=True, arguments={"x-queue-type": self._kind})
+
+    def _changed(self, begin: float, weights: Mapping[str, int], done: float | None = None) -> None:
+        self.history.changes.append(Change(begin, time.monotonic() if done is None else done, dict(weights)))
+
+
+class _Taking:
+    """A consumer that writes down what it gets."""
+
+    def __init__(self, connection: pika.BlockingConnection, queue: str, copies: list[Copy]) -> None:
+        self._connection, self._queue, self._copies = connection, queue, copies
+        self._reached = self._cancelled = False
+        self._last = time.monotonic()
+        channel = connection.channel()
+        channel.add_on_cancel_callback(self._ended)
+        channel.basic_consume(queue, self._taken, auto_ack=True)
+
+    def until_now(self) -> None:
+        """Returns once everything is taken that was in the queue at the call: a message put behind it has come.
+
+        What the broker says of a queue's length does not tell: a quorum queue that is busy says 0.
+        """
+        self._connection.channel().basic_publish("", self._queue, MARK, pika.BasicProperties(delivery_mode=2))
+        while not self._reached:
+            self._go_on()
+
+    def until_cancelled(self) -> None:
+        """Returns once the queue is gone, and nothing can come any more."""
+        while not self._cancelled:
+            self._go_on()
+
+    def _go_on(self) -> None:
+        self._connection.process_data_events(0.02)
+        quiet = time.monotonic() - self._last
+        assert quiet < DEADLINE_SECONDS, f"nothing came from {self._queue} for {quiet:.0f} s"
+
+    def _taken(
+        self, channel: BlockingChannel, method: Basic.Deliver, properties: pika.BasicProperties, body: bytes
+    ) -> None:
+        self._last = time.monotonic()
+        if body == MARK:
+            self._reached = True
+            return
+        headers = properties.headers or {}
+        publisher, _, number = body.decode().partition(" ")
+        exchange, key = (sys.intern(str(headers.get(f"x-ring-{what}", ""))) for what in ("exchange", "routing-key"))
+        self._copies.append(Copy(self._queue, sys.intern(publisher), int(number), exchange, key))
+
+    def _ended(self, _: object) -> None:
+        self._cancelled = True
+
+
+def _connected(node: Node) -> pika.BlockingConnection:
+    return pika.BlockingConnection(pika.URLParameters(node.amqp_url + "?heartbeat=0"))

@@ -1,0 +1,66 @@
+"""Which faults a run has, in which order and for how long: a function of its seed and no more."""
+
+import itertools
+import random
+from collections.abc import Iterator
+from enum import StrEnum
+from typing import NamedTuple
+
+
+class Kind(StrEnum):
+    """What can go wrong."""
+
+    CLIENT_RESET = "client leg: reset"
+    CLIENT_VANISH = "client leg: half-open"
+    CLIENT_STALL = "client leg: stalled"
+    CLIENT_CUT = "client leg: cut in a frame"
+    BROKER_RESET = "broker leg: reset"
+    BROKER_VANISH = "broker leg: half-open"
+    BROKER_STALL = "broker leg: stalled"
+    BROKER_CUT = "broker leg: cut in a frame"
+    NODE_KILL = "broker: node killed (-9)"
+    MEMORY_ALARM = "broker: memory alarm"
+    API_DOWN = "management API: down"
+    API_SLOW = "management API: slow"
+    API_TRUNCATED = "management API: truncated"
+    API_LIES = "management API: empty list"
+    SIDECAR_TERM = "sidecar: SIGTERM"
+    SIDECAR_KILL = "sidecar: SIGKILL"
+    CLOCK_JUMP = "sidecar: clock jump"
+    BIND = "bindings: queue bound"
+    UNBIND = "bindings: queue unbound"
+    REWEIGHT = "bindings: weight changed"
+    DELETE = "queue deleted, and back"
+
+
+CHURN = (Kind.BIND, Kind.UNBIND, Kind.REWEIGHT, Kind.DELETE)
+"""What changes bindings goes on beside the other faults, two of each to one of theirs."""
+
+
+class Fault(NamedTuple):
+    """One fault. `pick` chooses whatever there is more than one of when it happens; times are seconds."""
+
+    kind: Kind
+    lasts: float
+    pause: float
+    """Until the next one."""
+    pick: int
+
+
+def schedule(seed: int, count: int) -> list[Fault]:
+    """So many faults. Each round has every kind, in an order of its own."""
+    chance = random.Random(seed)
+    return [_fault(kind, chance) for kind in itertools.islice(_kinds(chance), count)]
+
+
+def _fault(kind: Kind, chance: random.Random) -> Fault:
+    # Bindings change less often, or no message would have one possible queue.
+    pause = chance.uniform(1.0, 3.0) if kind in CHURN else chance.uniform(0.2, 1.0)
+    return Fault(kind, chance.uniform(0.3, 3.0), pause, chance.randrange(1 << 30))
+
+
+def _kinds(chance: random.Random) -> Iterator[Kind]:
+    while True:
+        deck = [*Kind, *CHURN]
+        chance.shuffle(deck)
+        yield from deck

@@ -1,0 +1,195 @@
+"""The judge is shown each kind of wrong, planted in a run where all else is right, and each kind of exemption."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from tests.chaos.history import Change, Deletion, History, Limits, Span
+from tests.chaos.oracle import Copy, Fleet, Note, Told, Verdict, judge
+from tests.chaos.plant import PLANTED, planted
+from tests.integration.rings import owner
+
+QUEUES = ("q1", "q2", "q3")
+LIMITS = Limits(grace=2.0, max_age=10.0)
+FLEET = Fleet("orders", native=frozenset({"native"}), order_of_confirmed=frozenset({"single"}))
+KEYS = 7
+
+
+def history() -> History:
+    return History(dict.fromkeys(QUEUES, 1))
+
+
+def note(number: int, sent: float, outcome: Told = Told.CONFIRMED, publisher: str = "p", channel: str = "1") -> Note:
+    return Note(publisher, channel, number, f"key {number % KEYS}", sent, sent + 0.1, outcome)
+
+
+def copy(of: Note, queue: str | None = None, queues: Sequence[str] = QUEUES) -> Copy:
+    """Of a message, where the ring of these queues puts it unless told where."""
+    native = of.publisher in FLEET.native
+    where = queue or owner(queues, of.key)
+    return Copy(where, of.publisher, of.number, "" if native else "orders", "" if native else of.key)
+
+
+def elsewhere(of: Note) -> str:
+    return next(queue for queue in QUEUES if queue != owner(QUEUES, of.key))
+
+
+NOTES = [note(number, 100 + number / 10) for number in range(100)]
+COPIES = [copy(one) for one in NOTES]
+
+
+def judged(notes: Sequence[Note], copies: Sequence[Copy], of: History | None = None) -> Verdict:
+    return judge(notes, copies, of or history(), LIMITS, FLEET)
+
+
+def test_a_run_without_a_fault() -> None:
+    verdict = judged(NOTES, COPIES)
+    assert verdict.faults == []
+    assert (verdict.routed, verdict.by_one_ring, verdict.in_order) == (100, 100, 100 - KEYS)
+    assert verdict.outcomes == {"p": {Told.CONFIRMED: 100}}
+
+
+@pytest.mark.parametrize("at", [0, 50, 99])
+def test_a_planted_loss(at: int) -> None:
+    (fault,) = judged(NOTES, COPIES[:at] + COPIES[at + 1 :]).faults
+    assert fault.startswith(f"p {at} (")
+    assert fault.endswith("was confirmed and is in no queue")
+
+
+def test_a_planted_misroute() -> None:
+    stray = elsewhere(NOTES[40])
+    (fault,) = judged(NOTES, [*COPIES[:40], copy(NOTES[40], stray), *COPIES[41:]]).faults
+    assert fault.startswith("p 40 (")
+    assert fault.endswith(f"is in {stray}, and not in ['{COPIES[40].queue}']")
+
+
+def test_a_planted_duplicate() -> None:
+    (fault,) = judged(NOTES, [*COPIES, COPIES[40]]).faults
+    assert fault.startswith("p 40 (")
+    assert fault.endswith("is 2 times in queues")
+
+
+def test_two_messages_planted_in_the_wrong_order() -> None:
+    swapped = list(COPIES)
+    swapped[40], swapped[40 + KEYS] = swapped[40 + KEYS], swapped[40]
+    (fault,) = judged(NOTES, swapped).faults
+    assert fault.startswith("p 40 (")
+    assert " is behind p 47 (" in fault
+
+
+def test_a_message_that_no_ring_routed() -> None:
+    passed = COPIES[40]._replace(exchange="", key="")
+    (fault,) = judged(NOTES, [*COPIES[:40], passed, *COPIES[41:]]).faults
+    assert fault.endswith("says '', '': no ring routed it")
+
+
+def test_a_message_that_nobody_published() -> None:
+    (fault,) = judged(NOTES, [*COPIES, Copy("q1", "p", 4711, "orders", "key 0")]).faults
+    assert fault == "p 4711 is in q1, and nobody says it was published"
+
+
+@pytest.mark.parametrize("outcome", [told for told in Told if told != Told.CONFIRMED])
+def test_what_was_not_confirmed_need_not_be_there_and_may_be_but_for_what_was_refused(outcome: Told) -> None:
+    other = note(100, 110, outcome)
+    assert judged([*NOTES, other], COPIES).faults == []
+    faults = judged([*NOTES, other], [*COPIES, copy(other)]).faults
+    assert len(faults) == (outcome == Told.REFUSED)
+
+
+def test_of_what_was_told_nothing_there_may_be_two_in_the_right_queue() -> None:
+    other = note(100, 110, Told.UNKNOWN)
+    verdict = judged([*NOTES, other], [*COPIES, copy(other), copy(other)])
+    assert (verdict.faults, verdict.duplicates) == ([], 1)
+    assert judged([*NOTES, other], [*COPIES, copy(other), copy(other, elsewhere(other))]).faults
+
+
+def moving() -> Note:
+    """A message whose queue is another once q1 has gone."""
+    return next(one for one in NOTES if owner(QUEUES, one.key) == "q1")
+
+
+@pytest.mark.parametrize(
+    ("sent", "old", "new"), [(50.0, True, False), (100.5, True, True), (102.9, True, True), (103.5, False, True)]
+)
+def test_after_a_change_the_old_ring_counts_for_the_grace_time(sent: float, old: bool, new: bool) -> None:
+    past = history()
+    past.changes.append(Change(100.0, 101.0, {"q2": 1, "q3": 1}))
+    one = moving()._replace(sent=sent, told=sent + 0.1)
+    assert (judged([one], [copy(one)], past).faults == []) == old
+    assert (judged([one], [copy(one, queues=QUEUES[1:])], past).faults == []) == new
+
+
+@pytest.mark.parametrize(("sent", "right"), [(107.9, True), (108.1, False)])
+def test_the_grace_time_begins_once_bindings_can_be_read(sent: float, right: bool) -> None:
+    past = history()
+    past.changes.append(Change(100.0, 101.0, {"q2": 1, "q3": 1}))
+    past.impaired.append(Span(102.0, 106.0))
+    one = moving()._replace(sent=sent, told=sent + 0.1)
+    assert (judged([one], [copy(one)], past).faults == []) == right
+
+
+@pytest.mark.parametrize(("sent", "right"), [(112.9, True), (113.1, False)])
+def test_a_ring_that_cannot_be_read_is_refused_once_it_is_too_old(sent: float, right: bool) -> None:
+    past = history()
+    past.changes.append(Change(100.0, 101.0, {"q2": 1, "q3": 1}))
+    past.impaired.append(Span(102.0, 200.0))
+    one = moving()._replace(sent=sent, told=sent + 0.1)
+    assert (judged([one], [copy(one)], past).faults == []) == right
+
+
+@pytest.mark.parametrize(
+    ("queue", "at", "exempt"), [("q1", 0.05, True), ("q1", 0.55, True), ("q1", 0.7, False), ("q2", 0.05, False)]
+)
+def test_confirmed_messages_may_go_with_their_queue_and_no_others(queue: str, at: float, exempt: bool) -> None:
+    one, past = moving(), history()
+    past.deletions.append(Deletion(queue, one.sent + at, one.sent + at + 0.01))
+    verdict = judged([one], [], past)
+    assert (verdict.faults == []) == exempt
+    assert verdict.exempt.total() == exempt
+
+
+def test_a_native_message_is_judged_for_loss_and_not_for_its_queue() -> None:
+    native = note(1, 100, publisher="native")
+    assert judged([native], [copy(native, elsewhere(native))]).faults == []
+    assert len(judged([native], []).faults) == 1
+    past = history()
+    past.deletions.append(Deletion("q2", 100, 100.05))
+    assert judged([native], [], past).faults == []
+
+
+def test_messages_published_again_after_a_return_may_be_there_twice() -> None:
+    one, past = moving(), history()
+    past.deletions.append(Deletion("q1", one.sent, one.sent + 0.01))
+    past.changes.append(Change(one.sent, one.sent + 0.01, {"q2": 1, "q3": 1}))
+    verdict = judged([one], [copy(one), copy(one, queues=QUEUES[1:])], past)
+    assert (verdict.faults, verdict.duplicates) == ([], 1)
+
+
+def test_order_is_not_judged_across_channels_or_while_the_ring_of_the_key_changes() -> None:
+    first, second = moving(), moving()._replace(number=KEYS * 20, sent=100.3, told=100.4)
+    there = [copy(second), copy(first)]
+    assert len(judged([first, second], there).faults) == 1
+    assert judged([first, second._replace(channel="2")], there).faults == []
+    past = history()
+    past.changes.append(Change(100.3, 100.35, {"q2": 1, "q3": 1}))
+    verdict = judged([first, second], there, past)
+    assert (verdict.faults, verdict.moved) == ([], 1)
+
+
+def test_single_requests_keep_the_order_of_what_was_confirmed_only() -> None:
+    first, second = (note(number, 100 + number, publisher="single") for number in (0, KEYS))
+    assert len(judged([first, second], [copy(second), copy(first)]).faults) == 1
+    late = first._replace(outcome=Told.UNKNOWN)
+    assert judged([late, second], [copy(second), copy(late)]).faults == []
+
+
+def test_a_message_written_down_twice() -> None:
+    assert len(judged([NOTES[0], NOTES[0]], COPIES[:1]).faults) == 1
+
+
+def test_what_is_planted_in_a_run_is_found() -> None:
+    copies = planted(NOTES, COPIES, history(), LIMITS, FLEET)
+    faults = judged(NOTES, copies).faults
+    assert len(copies) == len(COPIES)
+    for words in PLANTED:
+        assert sum(words in fault for fault in faults) == 1
