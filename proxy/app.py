@@ -15,7 +15,7 @@ from proxy import __version__
 from proxy.amqp.brokers import Brokers
 from proxy.amqp.listener import Listener
 from proxy.amqp.routes import RouteTables
-from proxy.amqp.session import Shared
+from proxy.amqp.shared import Shared
 from proxy.config import Address, ConfigError, Settings, is_loopback
 from proxy.files import Files
 from proxy.http.admin import Admin
@@ -89,7 +89,8 @@ async def run(settings: Settings) -> None:
                 settings.lookup_timeout,
                 frozenset(mechanism.encode() for mechanism in settings.allow_mechanisms),
                 counts.amqp_latency.add,
-            )
+            ),
+            settings.max_sessions,
         )
         limits = Limits(settings.max_in_flight, settings.max_in_flight_bytes)
         gate = Gate(router, files.access, limits, counts, body_timeout=settings.body_timeout)

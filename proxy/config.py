@@ -108,6 +108,7 @@ class Settings:
     drain_time: float = _setting(20.0, "limit of answering what is in flight after SIGTERM")
     body_timeout: float = _setting(30.0, "how long an HTTP body, or an answer, may take, and a second more for 64 KiB")
     broker_connections: int = _setting(1, "connections to the broker for HTTP publishes, each virtual host")
+    max_sessions: int = _setting(1000, "most AMQP connections; each holds one to the broker")
     max_body: int = _setting(16 * 1024 * 1024, "largest HTTP body taken, and largest message of a batch")
     max_batch: int = _setting(10_000, "most messages of one batch")
     max_batch_body: int = _setting(128 * 1024 * 1024, "largest body of a batch, decompressed")

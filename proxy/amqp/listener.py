@@ -6,11 +6,21 @@ import logging
 import ssl
 from collections import Counter
 from collections.abc import Callable
+from typing import cast
 
 # For those who still import it from here.
 from proxy.amqp.brokers import Brokers as Brokers
-from proxy.amqp.legs import Leg
-from proxy.amqp.session import End, Session, Shared
+from proxy.amqp.frames import (
+    CONNECTION_CLOSE_OK,
+    CONNECTION_START,
+    NOT_ALLOWED,
+    PROTOCOL_HEADER,
+    U32,
+    close_frame,
+    method_frame,
+)
+from proxy.amqp.session import CLOSE_WITHIN, HEADER_WITHIN, End, Session
+from proxy.amqp.shared import Shared
 from proxy.config import Address
 
 log = logging.getLogger(__name__)
@@ -18,34 +28,80 @@ log = logging.getLogger(__name__)
 LAST_WORDS = 0.5
 """Seconds for the close handshake of sessions that did not end in time."""
 
+SPARE = 100
+"""Connections beyond `max_sessions` that are told why they are refused, at once; others are just closed."""
+
+_MECHANISMS, _LOCALES = b"PLAIN AMQPLAIN", b"en_US"
+_START = method_frame(
+    0,
+    CONNECTION_START,
+    b"\0\x09" + U32.pack(0) + b"".join(U32.pack(len(text)) + text for text in (_MECHANISMS, _LOCALES)),
+)
+"""Clients look for it before anything else."""
+
+_CLOSE_OK = method_frame(0, CONNECTION_CLOSE_OK)
+
 
 class _Arrival(asyncio.Protocol):
     """A connection until it is there, with TLS until the end of its handshake: a session is none before."""
 
-    def __init__(self, accept: Callable[[], Leg | None]) -> None:
+    def __init__(self, accept: Callable[[], asyncio.Protocol | None]) -> None:
         self._accept = accept
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Hands the socket over to a session's leg."""
-        leg = self._accept()
-        if leg is None:
-            transport.close()
+        protocol = self._accept()
+        if protocol is None:
+            cast(asyncio.Transport, transport).abort()
             return
-        transport.set_protocol(leg)
-        leg.connection_made(transport)
+        transport.set_protocol(protocol)
+        protocol.connection_made(transport)
+
+
+class _Refusal(asyncio.Protocol):
+    """A connection that is one too many: it hears why, and the broker does not hear of it."""
+
+    def __init__(self, refusals: "set[_Refusal]", text: str) -> None:
+        self._refusals, self._text = refusals, text
+        self._transport: asyncio.Transport | None = None
+        self._read = 0
+        refusals.add(self)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """It gets as long as any peer that has been told of the end."""
+        self._transport = cast(asyncio.Transport, transport)
+        self._deadline = asyncio.get_running_loop().call_later(CLOSE_WITHIN, self._transport.abort)
+
+    def data_received(self, data: bytes) -> None:
+        """After the client's first bytes, the answer; after its close-ok, the end; else it matters not what comes."""
+        if self._transport is None:
+            return
+        if self._read < len(PROTOCOL_HEADER) <= self._read + len(data):
+            self._transport.write(_START + close_frame(0, NOT_ALLOWED, self._text))
+        self._read += len(data)
+        if data.endswith(_CLOSE_OK):
+            self._transport.close()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """It is gone."""
+        self._deadline.cancel()
+        self._refusals.discard(self)
 
 
 class Listener:
     """The sessions, and the socket that they come from."""
 
-    def __init__(self, shared: Shared) -> None:
+    def __init__(self, shared: Shared, max_sessions: int) -> None:
         """Not listening yet."""
-        self._shared = shared
+        self._shared, self._max_sessions = shared, max_sessions
         self.sessions: set[Session] = set()
         self.opened = 0
         """Sessions, since the start."""
         self.ends: Counter[End] = Counter()
         self._server: asyncio.Server | None = None
+        self._refusals: set[_Refusal] = set()
+        self._full = False
+        """One was refused, and none accepted since."""
         self._draining = False
         self._empty = asyncio.Event()
 
@@ -72,19 +128,37 @@ class Listener:
     async def start(self, address: Address, tls: ssl.SSLContext | None = None) -> Address:
         """Listens; the address with the port that it got. Raises OSError."""
         self._server = await asyncio.get_running_loop().create_server(
-            lambda: _Arrival(self._accept), address.host, address.port, ssl=tls
+            lambda: _Arrival(self._accept),
+            address.host,
+            address.port,
+            ssl=tls,
+            ssl_handshake_timeout=HEADER_WITHIN if tls else None,
         )
         return Address(*self._server.sockets[0].getsockname()[:2])
 
-    def _accept(self) -> Leg | None:
-        """The client's leg of a new session; None for what came too late."""
+    def _accept(self) -> asyncio.Protocol | None:
+        """The client's leg of a new session; None for what came too late, or finds too many before it."""
         if self._draining:
             return None
+        if len(self.sessions) >= self._max_sessions:
+            return self._refuse()
+        self._full = False
         session = Session(self._shared, self._ended)
         self.sessions.add(session)
         self._empty.clear()
         self.opened += 1
         return session.client
+
+    def _refuse(self) -> _Refusal | None:
+        """As RabbitMQ does it beyond `connection_max`, in code and words."""
+        refusals = self._shared.refusals
+        if not self._full:
+            self._full = True
+            log.warning("%d AMQP sessions are open (max_sessions): further ones are refused", len(self.sessions))
+        refusals[NOT_ALLOWED] = refusals.get(NOT_ALLOWED, 0) + 1
+        if len(self._refusals) >= SPARE:
+            return None
+        return _Refusal(self._refusals, f"connection refused: max_sessions ({self._max_sessions}) is reached")
 
     def _ended(self, session: Session) -> None:
         self.sessions.discard(session)

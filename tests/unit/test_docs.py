@@ -6,7 +6,8 @@ from pathlib import Path
 from proxy.amqp.brokers import Brokers
 from proxy.amqp.listener import Listener
 from proxy.amqp.routes import RouteTables
-from proxy.amqp.session import End, Shared
+from proxy.amqp.session import End
+from proxy.amqp.shared import Shared
 from proxy.config import Settings, field_names
 from proxy.http.problems import _TITLES
 from proxy.management import Management
@@ -55,7 +56,7 @@ async def test_every_metric_is_documented_and_no_other() -> None:
         sync = Sync(api, router, selection, interval=15, settle_time=2, rewrite_dead_letters=False)
         counts = Counts()
         tables = RouteTables(router, selection, counts.tallies["amqp"], lambda _: "")
-        listener = Listener(Shared(tables, sync, dial, 1, frozenset(), counts.amqp_latency.add))
+        listener = Listener(Shared(tables, sync, dial, 1, frozenset(), counts.amqp_latency.add), 1)
         families = list(ProxyCollector(counts, router, sync, publisher, listener).collect())
     suffix = {"counter": "_total", "info": "_info"}
     names = {family.name + suffix.get(family.type, "") for family in families}
