@@ -77,6 +77,7 @@ class Assembly:
             read_at=started,
             queues=queues,
             internal=exchange is not None and exchange.internal,
+            publish_in=exchange.publish_in if exchange is not None else None,
             changes=before.changes if before else (),
         )
         return (with_change(entry, change) if change else entry), change

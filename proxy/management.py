@@ -28,6 +28,8 @@ MAX_RETRY_AFTER = 60.0
 
 _CONNECTIONS = 8
 
+_EXCHANGE_COLUMNS = ("name", "type", "internal", "arguments", "message_stats.publish_in")
+
 _IN_WORDS = {
     401: ", a wrong user or password, no tag management, or no permission in that virtual host",
     403: ", the user may not see this",
@@ -101,7 +103,7 @@ class Management:
 
     async def exchange(self, vhost: str, name: str) -> Exchange | None:
         """One exchange; None where the API says that it, or its virtual host, does not exist."""
-        answer = await self._get(["exchanges", vhost, name], ["name", "type", "internal", "arguments"])
+        answer = await self._get(["exchanges", vhost, name], _EXCHANGE_COLUMNS)
         return None if answer is None else parse_exchange(answer)
 
     async def bindings(self, vhost: str, name: str) -> tuple[Binding, ...]:

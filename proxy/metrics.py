@@ -212,6 +212,11 @@ class ProxyCollector(Collector):
             "Queues that would dead-letter under their own name if published to directly.",
             labels=labels,
         )
+        publish_in = CounterMetricFamily(
+            "ringproxy_exchange_publish_in",
+            "Messages published into hash exchanges by whomever, as the broker counts them: natively, or passed.",
+            labels=labels,
+        )
         now = self._router.clock()
         for name, entry in self._router.entries.items():
             age.add_metric(list(name), max(now - entry.read_at, 0.0))
@@ -222,7 +227,9 @@ class ProxyCollector(Collector):
             if entry.known is not None:
                 destinations.add_metric(list(name), len(entry.known.ring.destinations))
                 fingerprints.add_metric([*name, entry.known.fingerprint], 1)
-        yield from (destinations, fingerprints, age, routed, ignored, duplicates, dead_letters)
+            if entry.publish_in is not None and entry.passed not in (PassReason.TYPE, PassReason.MODE_PASS):
+                publish_in.add_metric(list(name), entry.publish_in)
+        yield from (destinations, fingerprints, age, routed, ignored, duplicates, dead_letters, publish_in)
         changes = CounterMetricFamily("ringproxy_ring_changes", "Changes of the ring.", labels=labels)
         moved = CounterMetricFamily(
             "ringproxy_ring_moved_ratio", "Shares of the slots that changes moved, summed.", labels=labels
@@ -242,6 +249,9 @@ class ProxyCollector(Collector):
         failing = GaugeMetricFamily("ringproxy_sync_failing", "Exchanges whose last reading failed.")
         failing.add_metric([], len(self._sync.faults))
         yield failing
+        up = GaugeMetricFamily("ringproxy_management_up", "1 where the management API answered when last asked.")
+        up.add_metric([], not self._sync.unreachable)
+        yield up
         connected = GaugeMetricFamily(
             "ringproxy_broker_connected", "1 where the connection to the broker is up.", labels=["vhost"]
         )

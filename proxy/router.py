@@ -82,6 +82,8 @@ class Entry:
     changes: tuple[Change, ...] = ()
     internal: bool = False
     """Takes messages from other exchanges only."""
+    publish_in: int | None = None
+    """Messages published into it, as the broker last counted them; None where it did not say."""
 
     @property
     def follows_bindings(self) -> bool:

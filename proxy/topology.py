@@ -24,6 +24,8 @@ class Exchange:
     type: str
     internal: bool = False
     hashed: HashedValue = HashedValue()
+    publish_in: int | None = None
+    """Messages published into it so far, as the broker counts them; None where it does not say."""
 
 
 class Binding(NamedTuple):
@@ -58,10 +60,11 @@ def parse_exchange(answer: object) -> Exchange:
     """Of `GET /api/exchanges/{vhost}/{name}`. Raises TopologyError."""
     table = _object(answer, "exchange")
     kind = _text(table, "type")
-    if kind != CONSISTENT_HASH:
-        # x-modulus-hash hashes the routing key whatever its arguments say.
-        return Exchange(kind, _flag(table, "internal"))
-    return Exchange(kind, _flag(table, "internal"), _hashed(_object(table.get("arguments", {}), "arguments")))
+    hashed = HashedValue()
+    # x-modulus-hash hashes the routing key whatever its arguments say.
+    if kind == CONSISTENT_HASH:
+        hashed = _hashed(_object(table.get("arguments", {}), "arguments"))
+    return Exchange(kind, _flag(table, "internal"), hashed, _publish_in(table.get("message_stats")))
 
 
 def parse_bindings(answer: object) -> tuple[Binding, ...]:
@@ -135,6 +138,15 @@ def _hashed(arguments: Mapping[str, Any]) -> HashedValue:
     # LavinMQ's argument; RabbitMQ has none of that name.
     header = arguments.get("x-hash-on")
     return HashedValue("header", _text(arguments, "x-hash-on")) if isinstance(header, str) and header else HashedValue()
+
+
+def _publish_in(stats: object) -> int | None:
+    """Of an exchange's `message_stats`, which is missing until its first publish, and where statistics are off.
+
+    No form of it is a fault: a ring does not depend on statistics.
+    """
+    count = stats.get("publish_in") if isinstance(stats, dict) else None
+    return count if type(count) is int and count >= 0 else None
 
 
 def _object(value: object, what: str) -> Mapping[str, Any]:

@@ -16,7 +16,7 @@ from proxy.config import ENVIRONMENT_PREFIX, Settings
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-MANIFESTS = sorted((ROOT / "deploy").iterdir())
+MANIFESTS = sorted(file for file in (ROOT / "deploy").iterdir() if file.name != "alerts.yaml")
 DOCUMENTS: list[dict[str, Any]] = [each for file in MANIFESTS for each in yaml.safe_load_all(file.read_text())]
 PROGRAMS = Path(sys.executable).parent
 

@@ -261,6 +261,31 @@ async def test_a_type_that_changes(fake: FakeManagement, clock: Clock) -> None:
         assert len(made.entry.changes) == 3
 
 
+async def test_what_the_broker_counts_is_kept_and_makes_no_ring_anew(fake: FakeManagement, clock: Clock) -> None:
+    fake.exchange("x", binding("a"))
+    async with syncing(fake) as made:
+        await made.sync.look_up(X, 10)
+        assert made.entry.publish_in is None
+        told: list[Name] = []
+        made.router.on_change.append(told.append)
+        known, requests = made.entry.known, len(fake.requests)
+        for count in (7, 9, 2):
+            fake.exchange("x", binding("a"), message_stats={"publish_in": count})
+            clock.now += 1
+            await made.sync.refresh(X, "test")
+            assert made.entry.publish_in == count
+        assert made.entry.known is known
+        assert told == []
+        # The exchange, its bindings, its queue: no request more than without.
+        assert len(fake.requests) == requests + 3 * 3
+        # Gone, but not settled: nothing is said of it.
+        fake.delete("x")
+        clock.now += 1
+        await made.sync.refresh(X, "test")
+        assert made.entry.publish_in is None
+        assert made.weights() == {A: 1}
+
+
 async def test_arguments_that_change_make_another_ring(fake: FakeManagement, clock: Clock) -> None:
     fake.exchange("x", binding("a"))
     async with syncing(fake) as made:

@@ -35,6 +35,22 @@ def exchange(**arguments: Any) -> dict[str, Any]:
     return {"name": "x", "type": CONSISTENT_HASH, "internal": False, "arguments": arguments}
 
 
+@pytest.mark.parametrize("kind", [CONSISTENT_HASH, MODULUS_HASH, "fanout"])
+def test_what_the_broker_counts_of_an_exchange(kind: str) -> None:
+    answer = exchange() | {"type": kind, "message_stats": {"publish_in": 17, "publish_in_details": {"rate": 0.0}}}
+    assert parse_exchange(answer) == Exchange(kind, publish_in=17)
+    assert parse_exchange(answer | {"message_stats": {"publish_in": 0}}).publish_in == 0
+
+
+@pytest.mark.parametrize(
+    "stats",
+    [..., None, [], {}, "x", 3, {"publish_in": -1}, {"publish_in": "4"}, {"publish_in": True}, {"publish_in": 4.0}],
+)
+def test_statistics_that_are_missing_or_malformed_are_no_fault(stats: object) -> None:
+    answer = exchange() | ({} if stats is ... else {"message_stats": stats})
+    assert parse_exchange(answer) == Exchange(CONSISTENT_HASH)
+
+
 def test_bindings_are_read_as_they_are() -> None:
     answer = [binding("a", "1"), binding("a", "abc"), binding("a", "1"), binding("a", "", "exchange")]
     assert parse_bindings(answer) == (
