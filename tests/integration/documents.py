@@ -1,0 +1,88 @@
+"""The commands of a document, as its readers run them."""
+
+import json
+import os
+import re
+import subprocess
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from testbed.broker import Broker
+from testbed.node import Node
+from tests.integration.broker_api import DEADLINE_SECONDS
+from tests.integration.conftest import PASSWORD, USER
+from tests.integration.sidecar import COMMAND, Sidecar
+
+ROOT = Path(__file__).parents[2]
+
+
+class Document:
+    """Its fenced blocks of one language, by the heading that they stand under."""
+
+    def __init__(self, path: str, language: str = "sh") -> None:
+        self._sections: dict[str, list[str]] = {}
+        for section in re.split(r"^## ", (ROOT / path).read_text(), flags=re.M):
+            title = section.partition("\n")[0]
+            if blocks := re.findall(rf"^```{language}\n(.*?)^```$", section, flags=re.M | re.S):
+                self._sections[title] = blocks
+
+    def __iter__(self) -> Iterator[str]:
+        """The headings."""
+        return iter(self._sections)
+
+    def __getitem__(self, title: str) -> list[str]:
+        """To be unpacked into as many names as there are blocks, so that none is left out."""
+        return self._sections[title]
+
+
+def tried(document: Document, name: str, test: str) -> bool:
+    """Whether a test's source takes the blocks of every section of the document."""
+    return set(document) == set(re.findall(rf'\b{name}\["(.+?)"\]', Path(test).read_text()))
+
+
+class Shell:
+    """A shell with the variables that a document asks for, and `ring-proxy` where it looks for commands."""
+
+    def __init__(self, variables: Mapping[str, str]) -> None:
+        self._environment = {name: value for name, value in os.environ.items() if not name.startswith("RINGPROXY_")}
+        self._environment["PATH"] = f"{Path(COMMAND).parent}:{self._environment['PATH']}"
+        self._environment |= variables
+
+    def __call__(self, commands: str, status: int = 0) -> str:
+        """What they print; the test fails unless they end with that status."""
+        done = subprocess.run(
+            ["bash", "-euc", commands],
+            cwd=ROOT,
+            env=self._environment,
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_SECONDS,
+            check=False,
+        )
+        assert done.returncode == status, (commands, done.stdout, done.stderr)
+        return done.stdout
+
+
+def variables(broker: Broker | Node, sidecar: Sidecar, other: Sidecar | None = None) -> dict[str, str]:
+    """What the runbook's commands take from the environment."""
+    url = urlsplit(broker.management_url)
+    return {
+        "MANAGEMENT": f"http://{url.hostname}:{url.port}",
+        "ADMIN": f"{unquote(url.username or 'guest')}:{unquote(url.password or 'guest')}",
+        "SIDECAR": sidecar.admin_url,
+        "PUBLISH": f"http://127.0.0.1:{sidecar.port}",
+        "OTHER": (other or sidecar).admin_url,
+        "READER": f"{USER}:{PASSWORD}",
+    }
+
+
+def parsed(told: str) -> list[Any]:
+    """The JSON values of several answers, one behind the other."""
+    values, decoder = [], json.JSONDecoder()
+    while told := told.strip():
+        value, end = decoder.raw_decode(told)
+        values.append(value)
+        told = told[end:]
+    return values

@@ -1,0 +1,145 @@
+"""The migration, as its document has it: from publishers at the broker to a fleet that routes, and back."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from testbed.broker import Broker
+from tests.integration.broker_api import BrokerApi, VirtualHost, wait_until
+from tests.integration.conftest import USER, Login, StartSidecar
+from tests.integration.documents import Document, Shell, parsed, tried, variables
+from tests.integration.rings import owner
+from tests.integration.sidecar import Sidecar
+from tests.integration.wire_client import Client, port_of
+
+MIGRATION = Document("docs/migration.md")
+SETTINGS = Document("docs/migration.md", "toml")
+QUEUES = ["orders.1", "orders.2", "orders.3"]
+KEYS = [f"customer-{n}" for n in range(40)]
+
+Placed = dict[str, str]
+"""The queue in which each key's message was found."""
+
+
+def test_every_command_is_tried_here() -> None:
+    assert tried(MIGRATION, "MIGRATION", __file__)
+    assert tried(SETTINGS, "SETTINGS", __file__)
+
+
+@pytest.fixture
+def shop(api: BrokerApi, login: Login) -> Iterator[VirtualHost]:
+    """What the document's commands are for."""
+    made = VirtualHost(api, "shop", [USER])
+    made.ring("orders", QUEUES)
+    yield made
+    made.delete()
+
+
+class Fleet:
+    """Two sidecars of the same file of settings, in addition to what every test's have."""
+
+    def __init__(self, start: StartSidecar, folder: Path) -> None:
+        self._start, self._file = start, folder / "ringproxy.toml"
+        self.sidecars: list[Sidecar] = []
+
+    def restart(self, settings: str) -> list[Sidecar]:
+        for sidecar in self.sidecars:
+            sidecar.stop()
+        self._file.write_text(settings)
+        self.sidecars = [self._start(config=str(self._file)) for _ in range(2)]
+        for sidecar in self.sidecars:
+            sidecar.wait_ready()
+        return self.sidecars
+
+
+def placed(shop: VirtualHost) -> Placed:
+    return {m.body.decode(): queue for queue, messages in shop.drain_all().items() for m in messages}
+
+
+def through(client: Client, port: int, shop: VirtualHost) -> Placed:
+    """Where each key of an AMQP publisher lands; the queues are empty afterwards."""
+    with client.session(port, shop.name) as peer:
+        peer.channel()
+        for key in KEYS:
+            peer.publish(1, "orders", key, key.encode())
+        peer.confirm(1, len(KEYS))
+        peer.goodbye()
+    return placed(shop)
+
+
+def test_from_native_to_routed_and_back(
+    start_sidecar: StartSidecar, shop: VirtualHost, client: Client, broker: Broker, tmp_path: Path
+) -> None:
+    fleet = Fleet(start_sidecar, tmp_path)
+    explain, *_ = MIGRATION["Shadow"]
+    (count,) = MIGRATION["All publishers"]
+    (look_at_queues,) = MIGRATION["Cut-over"]
+    (done,) = MIGRATION["See that it is done"]
+    (shadow,), (route,) = SETTINGS["Shadow"], SETTINGS["Cut-over"]
+
+    native = through(client, port_of(broker.amqp_url), shop)
+    assert native.keys() == set(KEYS)
+
+    # Shadow: all lands where it did, and it is known where it would.
+    one, other = fleet.restart(shadow)
+    for sidecar in (one, other):
+        assert through(client, sidecar.amqp_port, shop) == native
+    shell = Shell(variables(broker, one, other))
+    told = shell(explain)
+    assert "mode shadow" in told
+    would = owner(QUEUES, "customer-4711")
+    assert f"owner        queue {would}" in told
+    assert '"passed": "shadow"' in told
+    for empty in ("ignored_bindings", "duplicate_bindings", "dead_letter_queues"):
+        assert f'"{empty}": []' in told
+    shadowed = re.findall(r'^ringproxy_shadowed_total{destination="(.+?)",.*} (.+)$', told, flags=re.M)
+    assert {queue: float(n) for queue, n in shadowed} == {
+        queue: sum(owner(QUEUES, key) == queue for key in KEYS) for queue in QUEUES
+    }
+
+    # All publishers: the broker counts one more than the sidecars passed for each that is not there yet.
+    def grown() -> float:
+        """Publishes that the broker counts beyond the passes of all, those before the migration left out."""
+        looks = [Shell(variables(broker, sidecar))(count) for sidecar in fleet.sidecars]
+        publish_in = max(figure(look, "exchange_publish_in") for look in looks)
+        return publish_in - len(KEYS) - sum(figure(look, "passed") for look in looks)
+
+    wait_until("no native publishes", lambda: grown() == 0)
+    through(client, port_of(broker.amqp_url), shop)
+    wait_until("a native publisher", lambda: grown() == len(KEYS))
+
+    # Cut-over, with empty queues.
+    wait_until("empty queues", lambda: all(q.get("messages") == 0 for q in parsed(shell(look_at_queues))[0]))
+    one, other = fleet.restart(route)
+    ring = {key: owner(QUEUES, key) for key in KEYS}
+    for sidecar in (one, other):
+        assert through(client, sidecar.amqp_port, shop) == ring
+    shell = Shell(variables(broker, one, other))
+    told = shell(done)
+    assert 'ringproxy_ring_routed{exchange="orders",vhost="shop"} 1.0' in told
+    assert "they agree" in told
+    receipt, counted = parsed(told[told.index('{"outcome"') :])
+    assert (receipt["outcome"], receipt["destination"]["name"]) == ("confirmed", would)
+    # As many as before it: two shadowing sidecars' and two rounds of the native publisher's.
+    assert counted == {"message_stats": {"publish_in": 4 * len(KEYS)}}
+    assert placed(shop) == {'{"order": 1}': would}
+
+    # Without the right to write to the exchange, what a ring routes goes on.
+    shop.permit(USER, write=r"^amq\.default$")
+    wait_until("confirmed", lambda: one.publish("orders", "customer-4711", vhost="shop").status == 200)
+    shop.permit(USER)
+    shop.drain_all()
+
+    # And back: nothing of what was routed has come to the exchange.
+    one, other = fleet.restart(shadow)
+    for sidecar in (one, other):
+        assert through(client, sidecar.amqp_port, shop) == native
+    publish_in = "ringproxy_exchange_publish_in_total"
+    wait_until("the rest", lambda: one.metric(publish_in, exchange="orders") == 6 * len(KEYS))
+
+
+def figure(told: str, what: str) -> float:
+    """The sum of a counter's samples."""
+    return sum(map(float, re.findall(rf"^ringproxy_{what}_total{{.*}} (.+)$", told, flags=re.M)))

@@ -1,0 +1,334 @@
+"""Every command of the runbook, each where it is called for."""
+
+import json
+import re
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import yaml
+
+from testbed.broker import Broker
+from tests.integration.broker_api import BrokerApi, VirtualHost, wait_until
+from tests.integration.conftest import PASSWORD, USER, Login, StartSidecar
+from tests.integration.documents import ROOT, Document, Shell, parsed, tried, variables
+from tests.integration.own_node import own_node, private_only
+from tests.integration.relay import management_front, relay
+from tests.integration.rings import owner
+from tests.integration.sidecar import Sidecar
+from tests.integration.wire_client import Client, port_of
+
+RUNBOOK = Document("docs/runbook.md")
+QUEUES = ["orders.1", "orders.2", "orders.3"]
+READY = "/readyz?verbose"
+
+
+@pytest.fixture
+def shop(api: BrokerApi, login: Login) -> Iterator[VirtualHost]:
+    """What the runbook's commands are for."""
+    made = VirtualHost(api, "shop", [USER])
+    made.ring("orders", QUEUES)
+    yield made
+    made.delete()
+
+
+@pytest.fixture
+def start_used(start_sidecar: StartSidecar, shop: VirtualHost) -> StartSidecar:
+    """Starts sidecars that have read the exchange."""
+
+    def start(**changes: str) -> Sidecar:
+        sidecar = start_sidecar(**changes)
+        publish(sidecar)
+        return sidecar
+
+    return start
+
+
+def publish(sidecar: Sidecar, key: str = "customer-4711", status: int = 200) -> None:
+    assert sidecar.publish("orders", key, vhost="shop").status == status
+
+
+def failing(told: str) -> list[str]:
+    """The checks of a verbose /readyz that fail."""
+    return re.findall(r"^FAIL (.*?)(?:, virtual host .*?)?: ", told, flags=re.M)
+
+
+@contextmanager
+def file_made(path: Path) -> Iterator[Path]:
+    assert not path.exists()
+    try:
+        yield path
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def test_every_command_is_tried_here() -> None:
+    assert tried(RUNBOOK, "RUNBOOK", __file__)
+
+
+def test_the_variables_are_those_that_the_commands_use(start_used: StartSidecar, broker: Broker) -> None:
+    (exports,) = RUNBOOK["# Runbook"]
+    given = variables(broker, start_used())
+    assert set(re.findall(r"^export (\w+)=", exports, flags=re.M)) == given.keys()
+    assert Shell({})(exports + "env") != ""
+
+
+def test_alerts() -> None:
+    (make,) = RUNBOOK["Alerts"]
+    with file_made(ROOT / "prometheusrule.yaml") as made:
+        Shell({})(make)
+        rule = yaml.safe_load(made.read_text())
+    assert (rule["apiVersion"], rule["kind"]) == ("monitoring.coreos.com/v1", "PrometheusRule")
+    assert rule["spec"] == yaml.safe_load((ROOT / "deploy/alerts.yaml").read_text())
+
+
+def test_stale_ring(start_used: StartSidecar, broker: Broker, login: Login) -> None:
+    (look,) = RUNBOOK["Stale ring"]
+    with management_front(login.management_url) as front:
+        sidecar = start_used(management_url=front.url, ring_max_age="1", sync_interval="0.2")
+        front.answer("", 500)
+        wait_until("a stale ring", lambda: "rings fresh" in failing(sidecar.admin(READY).text))
+        told = Shell(variables(broker, sidecar))(look)
+        assert failing(told) == ["management API", "rings fresh"]
+        (fault,) = json.loads(told.splitlines()[-1])["faults"]
+        assert (fault["vhost"], fault["exchange"]) == ("shop", "orders")
+        assert "500" in fault["fault"]
+        assert sidecar.metric("ringproxy_ring_age_seconds", exchange="orders") > 1
+        publish(sidecar)
+        front.answers.clear()
+        sidecar.wait_ready()
+        assert sidecar.metric("ringproxy_ring_age_seconds", exchange="orders") < 1
+
+
+def test_lost_management_api(start_used: StartSidecar, broker: Broker, login: Login, shop: VirtualHost) -> None:
+    look, ask = RUNBOOK["Lost management API"]
+    with relay(login.management_url) as (link, management_url):
+        sidecar = start_used(management_url=management_url, lookup_timeout="3")
+        shell = Shell(variables(broker, sidecar))
+        names, bindings = parsed(shell(ask))
+        assert {"name": "shop"} in names
+        assert {b["destination"] for b in bindings} == set(QUEUES)
+        link.cut()
+        wait_until("the loss", lambda: sidecar.metric("ringproxy_sync_failing") == 1)
+        wait_until("the loss", lambda: sidecar.metric("ringproxy_management_up") == 0)
+        assert "management API" in failing(shell(look))
+        publish(sidecar)
+        shop.ring("unread", ["q"])
+        assert sidecar.publish("unread", "k", vhost="shop").status == 503
+        link.open()
+        sidecar.wait_ready()
+        wait_until("all well", lambda: sidecar.metric("ringproxy_sync_failing") == 0)
+    # What the table says of other answers.
+    wrong = Shell(variables(broker, sidecar) | {"READER": f"{USER}:wrong"})
+    assert all(answer["error"].startswith("not_authori") for answer in parsed(wrong(ask)))
+    shop.api.ask("DELETE", "permissions", "shop", USER)
+    answers = parsed(shell(ask))
+    assert {"name": "shop"} not in answers[0]
+    assert answers[1] == [] or "error" in answers[1]
+
+
+def test_broker_disconnected(start_used: StartSidecar, broker: Broker, login: Login) -> None:
+    (look,) = RUNBOOK["Broker disconnected"]
+    with relay(login.broker_url) as (link, broker_url):
+        sidecar = start_used(broker_url=broker_url, lookup_timeout="3")
+        link.cut()
+        wait_until("the loss", lambda: sidecar.metric("ringproxy_broker_connected") == 0)
+        told = Shell(variables(broker, sidecar))(look)
+        assert failing(told) == ["broker"]
+        assert all(node["running"] for node in json.loads(told.splitlines()[-1]))
+        publish(sidecar, status=503)
+        link.open()
+        sidecar.wait_ready()
+        publish(sidecar)
+
+
+@private_only
+def test_broker_blocked(start_sidecar: StartSidecar) -> None:
+    """By the same figures as the alert: over HTTP nothing can be sent, over AMQP nothing is answered."""
+    (look,) = RUNBOOK["Broker blocked"]
+    with own_node("") as (node, ctl):
+        home = VirtualHost(BrokerApi(node.management_url), "shop", [])
+        home.ring("orders", QUEUES)
+        urls = {"broker_url": f"{node.amqp_url}shop", "management_url": node.management_url}
+        http, amqp = (start_sidecar(**urls, lookup_timeout="3", confirm_timeout="1") for _ in range(2))
+        publish(http)
+        shell = Shell(variables(node, http))
+        assert not any(each.get("mem_alarm") or each.get("disk_free_alarm") for each in parsed(shell(look))[0])
+        with Client("guest", "guest").session(amqp.amqp_port, "shop") as peer:
+            peer.channel()
+            peer.publish(1, "orders", "k")
+            peer.confirm(1)
+            ctl("set_vm_memory_high_watermark", "absolute", "1MB")
+            try:
+                wait_until("the alarm", lambda: parsed(shell(look))[0][0].get("mem_alarm"))
+                # The first is taken yet: from then on the broker reads no more of that connection.
+                for n in range(5):
+                    peer.publish(1, "orders", f"{n}")
+                wait_until("503", lambda: http.publish("orders", "k", vhost="shop").status == 503)
+                assert "the broker takes no publishes" in http.publish("orders", "k", vhost="shop").text
+                wait_until("waiting", lambda: amqp.metric("ringproxy_in_flight") > 0)
+                states = [c.get("state") for c in parsed(shell(look))[1]]
+                assert {"blocked", "blocking"} & set(states), states
+                settled = amqp.metric("ringproxy_publishes_total")
+                unavailable = http.metric("ringproxy_publishes_total", outcome="unavailable")
+                assert unavailable > 0
+                publish(http, status=503)
+                assert http.metric("ringproxy_publishes_total", outcome="unavailable") == unavailable + 1
+                assert amqp.metric("ringproxy_in_flight") > 0
+                assert amqp.metric("ringproxy_publishes_total") == settled
+                for sidecar in (http, amqp):
+                    assert sidecar.metric("ringproxy_broker_connected") == 1
+                    assert sidecar.metric("ringproxy_management_up") == 1
+            finally:
+                ctl("set_vm_memory_high_watermark", "0.6")
+            peer.confirm(1, 6, after=1)
+            peer.goodbye()
+        wait_until("taken again", lambda: http.publish("orders", "k", vhost="shop").status == 200)
+        for sidecar in (http, amqp):
+            sidecar.stop()
+
+
+def test_publishes_fail(start_used: StartSidecar, broker: Broker, shop: VirtualHost) -> None:
+    count, look = RUNBOOK["Publishes fail"]
+    sidecar = start_used()
+    shop.queue("full", x_max_length=1, x_overflow="reject-publish")
+    shop.exchange("small")
+    shop.bind("small", "full")
+    answers = [sidecar.publish("small", "k", vhost="shop").status for _ in range(5)]
+    assert 503 in answers
+    shell = Shell(variables(broker, sidecar))
+    told = re.search(r'exchange="small",ingress="http",outcome="nacked",vhost="shop"} (\S+)', shell(count))
+    assert told is not None
+    assert float(told[1]) == answers.count(503)
+    queues = {queue["name"]: queue for queue in json.loads(shell(look))}
+    assert queues["full"]["arguments"]["x-overflow"] == "reject-publish"
+    wait_until("its length", lambda: {q["name"]: q.get("messages") for q in json.loads(shell(look))}["full"] == 1)
+
+
+def test_unknown_outcomes(start_used: StartSidecar, broker: Broker, login: Login, client: Client) -> None:
+    (look,) = RUNBOOK["Unknown outcomes"]
+    with relay(login.broker_url) as (link, broker_url):
+        sidecar = start_used(broker_url=broker_url)
+        with client.session(sidecar.amqp_port, "shop") as peer:
+            peer.channel()
+            link.freeze()
+            for n in range(4):
+                peer.publish(1, "orders", f"{n}")
+            wait_until("in flight", lambda: sidecar.metric("ringproxy_in_flight") == 4)
+        link.cut()
+        link.thaw()
+        wait_until("unknown", lambda: sidecar.metric("ringproxy_publishes_total", outcome="unknown") == 4)
+        told = Shell(variables(broker, sidecar))(look)
+        assert 'exchange="orders",ingress="amqp",outcome="unknown",vhost="shop"} 4.0' in told
+        assert re.search(r'^ringproxy_amqp_session_ends_total{reason="(client|broker)"} 1.0', told, flags=re.M)
+        assert "ringproxy_broker_connects_total" in told
+
+
+def test_the_fleet_disagrees(start_used: StartSidecar, broker: Broker, login: Login, shop: VirtualHost) -> None:
+    (diff,) = RUNBOOK["The fleet disagrees"]
+    with management_front(login.management_url) as front:
+        blind, seeing = start_used(management_url=front.url), start_used()
+        shell = Shell(variables(broker, blind, seeing))
+        assert "they agree" in shell(diff)
+        front.answer("", 500)
+        shop.queue("orders.4")
+        shop.bind("orders", "orders.4")
+        seeing.wait_for_weights("shop", "orders", dict.fromkeys([*QUEUES, "orders.4"], 1))
+        assert "queue 'orders.4': weight - / 1" in shell(diff, 1)
+        front.answers.clear()
+    shadowing = start_used(shadow="orders")
+    publish(seeing)
+    told = Shell(variables(broker, seeing, shadowing))(diff, 1)
+    assert "mode: route / shadow" in told
+    assert seeing.metric("ringproxy_ring_routed", exchange="orders") == 1
+    assert shadowing.metric("ringproxy_ring_routed", exchange="orders") == 0
+
+
+def test_native_publishers(start_used: StartSidecar, broker: Broker, shop: VirtualHost, client: Client) -> None:
+    (look,) = RUNBOOK["Native publishers"]
+    sidecar = start_used()
+    shell = Shell(variables(broker, sidecar))
+    with (
+        client.session(sidecar.amqp_port, "shop") as beside,
+        client.session(port_of(broker.amqp_url), "shop") as native,
+    ):
+        for peer, count in ((beside, 2), (native, 3)):
+            peer.channel()
+            for n in range(count):
+                peer.publish(1, "orders", f"{n}")
+            peer.confirm(1, count)
+
+        def connected() -> list[bool]:
+            """Of each connection, whether it came through a sidecar or is one's own."""
+            return sorted("ringproxy_version" in c["client_properties"] for c in parsed(shell(look))[0])
+
+        wait_until("three connections", lambda: connected() == [False, True, True])
+
+        def published() -> list[int]:
+            return sorted(c["message_stats"]["publish"] for c in parsed(shell(look))[1] if "message_stats" in c)
+
+        wait_until("their publishes", lambda: published() == [1, 2, 3])
+        wait_until("the count", lambda: sidecar.metric("ringproxy_exchange_publish_in_total", exchange="orders") == 3)
+        beside.goodbye()
+        native.goodbye()
+
+
+def test_add_a_queue(start_used: StartSidecar, broker: Broker) -> None:
+    declare, bind, see = RUNBOOK["Add a queue"]
+    sidecar = start_used()
+    shell = Shell(variables(broker, sidecar))
+    shell(declare)
+    assert f"owner        queue {owner(QUEUES, 'customer-4711')}" in shell(see)
+    shell(bind)
+    more = [*QUEUES, "orders.4"]
+    sidecar.wait_for_weights("shop", "orders", dict.fromkeys(more, 1))
+    told = shell(see)
+    assert f"owner        queue {owner(more, 'customer-4711')}" in told
+    assert "destination  queue orders.4, weight 1, 25." in told or "orders.4, weight 1, 24." in told
+
+
+def test_change_a_weight(start_used: StartSidecar, broker: Broker) -> None:
+    (change,) = RUNBOOK["Change a weight"]
+    sidecar = start_used(settle_time="5")
+    Shell(variables(broker, sidecar))(change)
+    sidecar.wait_for_weights("shop", "orders", {"orders.1": 3, "orders.2": 1, "orders.3": 1})
+    # The ring that was, and one change of it: what it grew by, from 1 in 3 to 3 in 5.
+    assert sidecar.metric("ringproxy_ring_changes_total", exchange="orders") == 2
+    assert sidecar.metric("ringproxy_ring_moved_ratio_total", exchange="orders") == pytest.approx(4 / 15, abs=0.01)
+
+
+def test_retire_a_queue(start_used: StartSidecar, broker: Broker, shop: VirtualHost) -> None:
+    unbind, look, delete = RUNBOOK["Retire a queue"]
+    sidecar = start_used()
+    shell = Shell(variables(broker, sidecar))
+    keys = [f"{n}" for n in range(60)]
+    for key in keys:
+        publish(sidecar, key)
+    shell(unbind)
+    left = ["orders.1", "orders.3"]
+    sidecar.wait_for_weights("shop", "orders", dict.fromkeys(left, 1))
+    wait_until("its length", lambda: json.loads(shell(look).splitlines()[-1]).get("messages"))
+    assert "orders.2" not in shell(look).split("change")[0]
+    # Refused while it holds a message.
+    shell(delete, 22)
+    assert len(shop.drain("orders.2")) >= sum(owner(QUEUES, key) == "orders.2" for key in keys)
+    shell(delete)
+    assert sorted(shop.queues()) == left
+    for key in keys:
+        publish(sidecar, key)
+    assert sidecar.metric("ringproxy_publishes_total", exchange="orders", outcome="confirmed") == 1 + 2 * len(keys)
+
+
+def test_restart_and_upgrade(start_used: StartSidecar, broker: Broker) -> None:
+    end, wait, compare = RUNBOOK["Restart and upgrade sidecars"]
+    old, stays = start_used(), start_used()
+    Shell(variables(broker, old) | {"PID": str(old.process.pid)})(end)
+    assert old.process.wait(30) == 0
+    assert old.process.returncode != -signal.SIGTERM
+    new = start_used(route="shop/orders")
+    shell = Shell(variables(broker, new, stays))
+    assert re.match(r'ringproxy_build_info{ring_format="1",version="[\d.]+"} 1.0', shell(wait))
+    assert "they agree" in shell(compare)
+    assert PASSWORD not in new.log()
