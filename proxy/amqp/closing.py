@@ -33,6 +33,7 @@ from proxy.amqp.frames import (
     short_string,
     shorted,
 )
+from proxy.amqp.routes import BEING_CLOSED
 from ring.destination import Destination
 
 _EXCHANGE = re.compile(rb"exchange '([^']*)'")
@@ -69,16 +70,18 @@ def leave(c: Connection, data: bytes, i: int, end: int) -> bytes | None:
     So the broker gets it once it has confirmed what was published; channels on which it confirms nothing are closed
     before, as all that comes back comes before the close-ok.
     """
+    goodbyes = b""
     for channel in c.channels.values():
-        unsure = channel.routed and not channel.confirms.answered and channel.state is State.OPEN
-        if unsure and channel.expect == EXPECT_METHOD:
+        confirms = channel.confirms
+        unsure = not confirms.answered or confirms.number == confirms.base
+        if unsure and channel.routed and channel.state is State.OPEN and channel.expect == EXPECT_METHOD:
             channel.state, channel.refusal = State.REFUSING, b""
-            c.tell_broker(_goodbye(channel))
+            goodbyes += _goodbye(channel)
     if not awaits_answers(c):
         c.phase = Phase.ENDING
         return None
     c.phase, c.goodbye = Phase.LEAVING, data[i:end]
-    return b""
+    return goodbyes
 
 
 def left(c: Connection) -> None:
@@ -93,7 +96,10 @@ def awaits_answers(c: Connection) -> bool:
         return True
     inside = c.client_body if c.client_skip else 0
     return any(
-        channel.state is State.REFUSING or channel.awaits(number == inside) for number, channel in c.channels.items()
+        channel.state is State.REFUSING
+        or (channel.state is State.CLOSING and channel.routed)
+        or channel.awaits(number == inside)
+        for number, channel in c.channels.items()
     )
 
 
@@ -229,12 +235,9 @@ def _client_agrees(c: Connection, channel: Channel, method: int, data: bytes, i:
 
 
 def _client_opens(c: Connection, channel: Channel, method: int, data: bytes, i: int, end: int) -> None:
-    """The number again, before the broker's close-ok has come; on a channel that is open, the broker's to refuse."""
+    """The number again, before the broker's close-ok has come: it waits; on an open channel, the broker's to refuse."""
     if channel.state is State.CLOSING:
-        _gone(c, channel)
-        for frame in channel.late:
-            c.tell_client(frame)
-        c.channels[channel.id] = Channel(channel.id)
+        c.held = BEING_CLOSED
 
 
 FROM_CLIENT = {CHANNEL_OPEN: _client_opens, CHANNEL_CLOSE: _client_closes, CHANNEL_CLOSE_OK: _client_agrees}
@@ -246,9 +249,10 @@ def _broker_closes(c: Connection, channel: Channel, method: int, data: bytes, i:
         return b""
     # In the midst of a content ours has not gone out yet, and the broker's does as well.
     channel.state = State.CLOSING
+    routed, channel.routed = channel.routed, False
     text, at = short_string(data, i + 13, end - 1)
     named = _EXCHANGE.search(text)
-    if not channel.routed or named is None or U32.unpack_from(data, at)[0] != BASIC_PUBLISH:
+    if not routed or named is None or U32.unpack_from(data, at)[0] != BASIC_PUBLISH:
         return None
     code, exchange = U16.unpack_from(data, i + 11)[0], named[1]
     behind = Destination("exchange", exchange.decode(errors="replace"))
@@ -282,4 +286,5 @@ FROM_BROKER = {CHANNEL_CLOSE: _broker_closes, CHANNEL_CLOSE_OK: _broker_agrees}
 
 def _gone(c: Connection, channel: Channel) -> None:
     channel.confirms.abandon()
-    c.channels.pop(channel.id, None)
+    if c.channels.get(channel.id) is channel:
+        del c.channels[channel.id]

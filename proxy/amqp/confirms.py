@@ -1,6 +1,7 @@
 """Which of a channel's publishes the broker has answered; numbers count them from 1, in the order they go out."""
 
 from collections import deque
+from heapq import heappop, heappush
 from typing import NamedTuple
 
 from proxy.outcome import Outcome
@@ -15,6 +16,9 @@ class Came(NamedTuple):
     """What the client is told: an ack or a nack."""
 
 
+_TOLD = Came(Outcome.CONFIRMED, True)
+"""Stands for one whose client has been told of it."""
+
 Told = tuple[int, bool, bool]
 """An answer to a publish, or to all up to it: number, multiple, and whether it is an ack."""
 
@@ -26,7 +30,7 @@ class Confirms:
     once its client is told.
     """
 
-    __slots__ = ("above", "answered", "base", "due", "low", "number", "returned", "runs", "tally", "waiting")
+    __slots__ = ("_first", "above", "answered", "base", "due", "low", "number", "returned", "runs", "tally", "waiting")
 
     number: int
     """Of the last publish."""
@@ -52,6 +56,8 @@ class Confirms:
         self.above = set()
         self.returned = {}
         self.waiting = set()
+        self._first: list[int] = []
+        """A heap of what came back; some may have been told of since."""
         self.tally: Tally | None = None
         self.runs: deque[tuple[Tally, int]] = deque()
         """Of publishes before the present run of one tally: the tally and the last number of each run."""
@@ -110,6 +116,13 @@ class Confirms:
             while self.runs and self.runs[0][1] <= self.low:
                 self.runs.popleft()
 
+    def came_back(self, number: int, came: Came | None) -> None:
+        """An unsettled publish came back; None where it goes out again."""
+        self.returned[number] = came
+        while self._first and self._first[0] not in self.returned:
+            heappop(self._first)
+        heappush(self._first, number)
+
     def answers(self, number: int, multiple: bool) -> list[Told]:
         """What to tell the client, which is settled with that, for the broker's ack of a publish, or of all up to it.
 
@@ -150,14 +163,15 @@ class Confirms:
     def _overdue(self) -> list[Told]:
         """The answers to all up to `due`, as far as what became of those that came back is known."""
         told: list[Told] = []
-        for number in sorted(n for n in self.returned if n <= self.due):
-            came = self.returned[number]
+        while self._first and self._first[0] <= self.due:
+            number = self._first[0]
+            came = self.returned.get(number, _TOLD)
             if came is None:
                 return told + self._all_up_to(number - 1)
+            heappop(self._first)
             if not came.acked:
                 told += [*self._all_up_to(number - 1), (number, False, False)]
                 self.settle(number, False, False)
-                self.waiting.discard(number)
         due, self.due = self.due, 0
         return told + self._all_up_to(due)
 
@@ -169,7 +183,6 @@ class Confirms:
         if number <= self.low:
             return []
         self.settle(number, True, True)
-        self.waiting = {n for n in self.waiting if n > number}
         return [(number, True, True)]
 
     def abandon(self) -> None:
@@ -181,13 +194,15 @@ class Confirms:
             self.above.clear()
             self.returned.clear()
             self.waiting.clear()
+            self._first.clear()
             self.due = 0
 
     def _count(self, tally: Tally, first: int, last: int, count: int, acked: bool) -> None:
         """Counts the `count` publishes of a range that were not settled before."""
         if self.returned:
-            for number in [n for n in self.returned if first <= n <= last]:
-                came = self.returned.pop(number)
+            span = range(first, last + 1)
+            for number in span if len(span) < len(self.returned) else [n for n in self.returned if n in span]:
+                came = self.returned.pop(number, None)
                 self.waiting.discard(number)
                 if came is not None:
                     tally.add(came.outcome)

@@ -68,8 +68,8 @@ class Connection:
         "broker_phase", "broker_rest", "broker_skip", "channel_max", "channels", "client_body", "client_done",
         "client_dropping", "client_frames", "client_rest", "client_skip", "cluster", "confirmed", "events",
         "for_broker", "for_client", "forced", "frame_max", "framing_lost", "gathering", "goodbye", "heartbeat", "held",
-        "now", "offered", "opened", "phase", "released", "reread", "reroutes", "resumed", "routes", "spare", "table",
-        "tables", "to_broker", "to_client", "vhost",
+        "now", "offered", "opened", "phase", "released", "reread", "reroutes", "routes", "spare", "table", "tables",
+        "to_broker", "to_client", "tried", "vhost",
     )  # fmt: skip
 
     def __init__(
@@ -106,10 +106,10 @@ class Connection:
 
         Nothing is read of the broker meanwhile.
         """
-        self.resumed = False
-        """That has been read, as far as it can be."""
+        self.tried: set[Stale | Name] = set()
+        """What was read for that message, as far as it can be."""
         self.reread: dict[Stale, float] = {}
-        """When that was, monotonic."""
+        """When that was last, for any message; monotonic."""
         self.reroutes: Reroutes | None = None
         """Our channel, where something came back."""
         self.gathering = 0

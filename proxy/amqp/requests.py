@@ -101,11 +101,12 @@ REQUESTS = {
 
 def _answered(c: Connection, channel: Channel, method: int, data: bytes, i: int, end: int) -> bytes | None:
     """An -ok: the broker answers a channel's requests in order."""
-    if not channel.pending or channel.pending[0].ok != method:
-        return None
     if channel.late or (method == TX_COMMIT_OK and channel.away):
+        # Also what is behind the first that waits.
         channel.late.append(data[i:end])
         return b""
+    if not channel.pending or channel.pending[0].ok != method:
+        return None
     request = channel.pending.popleft()
     channel.declaring -= request.method not in _CHANGE_NO_RING
     if method == QUEUE_DECLARE_OK:

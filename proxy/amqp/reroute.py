@@ -88,6 +88,8 @@ class Reroutes:
         """Of the last publish."""
         self.under_way: dict[int, Rerouted] = {}
         """By delivery tag."""
+        self._stamped: dict[int, Rerouted] = {}
+        """Those that went out stamped, by ring id."""
         self.came: bytes = b""
         """A basic.return on our channel whose content header is due."""
         self.left = 0
@@ -108,7 +110,7 @@ class Reroutes:
 
     def find(self, ring_id: int) -> Rerouted | None:
         """Which one a stamped return on our channel is."""
-        return next((came for came in self.under_way.values() if came.ring_id == ring_id and not came.passed), None)
+        return self._stamped.get(ring_id)
 
     def find_passed(self, exchange: bytes, key: bytes) -> Rerouted | None:
         """Which one an unstamped return is: the oldest of those alike."""
@@ -133,10 +135,21 @@ class Reroutes:
             c.tell_broker(b"".join(behind.frames))
             self._sending = None if behind.whole else following
 
+    def put(self, came: Rerouted) -> None:
+        """It is about to be published."""
+        self.tag += 1
+        came.tag = self.tag
+        came.tries += 1
+        came.channel.away += 1
+        self.under_way[came.tag] = came
+        if not came.passed:
+            self._stamped[came.ring_id] = came
+
     def take(self, came: Rerouted) -> None:
         """It is under way no more."""
         if self.under_way.pop(came.tag, None) is came:
             came.channel.away -= 1
+            self._stamped.pop(came.ring_id, None)
         came.tag = 0
 
     def closed(self) -> list[Rerouted]:
@@ -155,12 +168,18 @@ def placed(c: Connection, came: Rerouted, data: bytes, start: int, stop: int) ->
 
     None also where something has to be read first: `broker_held` then says what, and this is asked again after that.
     """
-    asked, c.resumed = c.resumed, False
+    to = _placed(c, came, data, start, stop)
+    if c.broker_held is None:
+        c.tried.clear()
+    return to
+
+
+def _placed(c: Connection, came: Rerouted, data: bytes, start: int, stop: int) -> Target | Route | None:
     if not c.spare or came.tries >= MOST_TRIES or c.phase > Phase.LEAVING or c.table is None:
         return None
     found = c.table.find(came.exchange)
     if isinstance(found, Unread):
-        _await(c, found, asked)
+        _await(c, found)
         return None
     if not found.stamp or found.shadowed:
         return found if not came.passed and (found.shadowed or found.reason in _PASSED) else None
@@ -171,11 +190,11 @@ def placed(c: Connection, came: Rerouted, data: bytes, start: int, stop: int) ->
     if choice is None:
         return None
     if choice.target.unread is not None:
-        _await(c, choice.target.unread, asked)
+        _await(c, choice.target.unread)
     elif choice.target.destination != came.sent_to:
         return choice.target
-    else:
-        _await(c, came.stale(c), asked or is_recent(c, came.stale(c)))
+    elif not is_recent(c, came.stale(c)):
+        _await(c, came.stale(c))
     return None
 
 
@@ -184,9 +203,11 @@ def is_recent(c: Connection, stale: Stale) -> bool:
     return c.now - c.reread.get(stale, -RECENT) < RECENT
 
 
-def _await(c: Connection, what: Stale | Unread, asked: bool) -> None:
-    """Has it read; nothing more is hoped for where it has been."""
-    if not asked and not (isinstance(what, Unread) and what.hopeless):
+def _await(c: Connection, what: Stale | Unread) -> None:
+    """Has it read, once a message."""
+    key = what.name if isinstance(what, Unread) else what
+    if key not in c.tried and not (isinstance(what, Unread) and what.hopeless):
+        c.tried.add(key)
         c.broker_held = what
 
 
@@ -206,15 +227,11 @@ def publish(c: Connection, came: Rerouted, to: Target | Route, data: bytes, star
         return False
     own.take(came)
     came.put_back, came.passed = put_back, not isinstance(to, Target)
-    came.tries += 1
-    came.channel.away += 1
+    own.put(came)
     opening = b""
     if not own.is_open:
         own.is_open = True
         opening = method_frame(own.number, CHANNEL_OPEN, b"\0") + method_frame(own.number, CONFIRM_SELECT, b"\0")
-    own.tag += 1
-    came.tag = own.tag
-    own.under_way[came.tag] = came
     c.tallies.of((c.vhost, came.exchange.decode(errors="replace")), None).rerouted += 1
     frames = (
         opening,

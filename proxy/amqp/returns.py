@@ -76,7 +76,7 @@ def header(c: Connection, channel: Channel, data: bytes, i: int, end: int) -> by
     left = U64.unpack_from(data, i + 11)[0]
     if to is not None and reroute.publish(c, came, to, data, start, stop):
         if channel.confirms.answered and known.number > channel.confirms.low:
-            channel.confirms.returned[known.number] = None
+            channel.confirms.came_back(known.number, None)
         if left:
             channel.returning = Return(b"", left, came)
             c.gathering += 1
@@ -91,7 +91,7 @@ def _for_good(c: Connection, came: Rerouted, frame: bytes, data: bytes, i: int, 
     if not reroute.is_recent(c, came.stale(c)):
         c.events.append(came.stale(c))
     if confirms.answered and known.number > confirms.low:
-        confirms.returned[known.number] = _fate(came)
+        confirms.came_back(known.number, _fate(came))
     else:
         c.tallies.of((c.vhost, came.exchange.decode(errors="replace")), None).unroutable += 1
     if known.asked:
@@ -158,7 +158,7 @@ def _kept(channel: Channel, exchange: bytes, routing_key: bytes) -> Kept | None:
     for number in alike[1:]:
         known = channel.read_id(channel.kept[number].ring_id)
         if known is not None and channel.confirms.answered and not known.asked and not exchange:
-            channel.confirms.returned[number] = Came(Outcome.UNROUTABLE, False)
+            channel.confirms.came_back(number, Came(Outcome.UNROUTABLE, False))
     return channel.kept.pop(alike[0]) if alike else None
 
 
@@ -255,6 +255,10 @@ def _more(c: Connection, data: bytes, i: int, end: int) -> bytes:
     if not last:
         return b""
     c.gathering -= own.back is not None or own.ends is not None
-    ended, home = own.ends, own.home
+    ended, home = own.ends, b"".join(own.home)
     own.back, own.home, own.ends = None, [], None
-    return b"".join(home) + reroute.resolved(c, ended, _fate(ended)) if ended is not None else b""
+    if ended is None:
+        return b""
+    if c.channels.get(ended.channel.id) is not ended.channel:
+        home = b""
+    return home + reroute.resolved(c, ended, _fate(ended))

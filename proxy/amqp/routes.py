@@ -52,6 +52,9 @@ class Unread(NamedTuple):
 UNANSWERED = Unread(NOWHERE, "a declaration before it has no answer yet")
 """Stands for no exchange: only the broker's answer is waited for."""
 
+BEING_CLOSED = Unread(NOWHERE, "the channel of its number is not closed yet")
+"""The same, for channel.open."""
+
 
 class Choice(NamedTuple):
     """Where a message goes, by which ring, and the slot of that ring."""

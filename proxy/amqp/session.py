@@ -9,11 +9,11 @@ from enum import Enum
 from proxy.amqp import closing, publishing, rewrite
 from proxy.amqp.channel import State
 from proxy.amqp.connection import Connection, Declared, Phase, Refused, Stale
-from proxy.amqp.frames import CONNECTION_FORCED, HEARTBEAT_FRAME, INTERNAL_ERROR, PROTOCOL_HEADER
+from proxy.amqp.frames import CONNECTION_FORCED, FRAME, HEARTBEAT_FRAME, INTERNAL_ERROR, PROTOCOL_HEADER
 from proxy.amqp.handshake import is_protocol_header
 from proxy.amqp.legs import Leg
 from proxy.amqp.reroute import RECENT
-from proxy.amqp.routes import UNANSWERED, Unread
+from proxy.amqp.routes import BEING_CLOSED, UNANSWERED, Unread
 from proxy.amqp.shared import Shared
 from proxy.tally import NOWHERE
 
@@ -244,8 +244,8 @@ class Session:
         try:
             while (unread := c.held) is not None and c.phase is Phase.RUNNING:
                 waiting = len(c.client_rest)
-                if unread is UNANSWERED:
-                    await self._declared()
+                if unread in (UNANSWERED, BEING_CLOSED):
+                    await self._answered(unread)
                     fault, asked = "", time.monotonic()
                 else:
                     fault = await self._shared.resolve(c, unread, asked)
@@ -280,7 +280,7 @@ class Session:
                 c.now = time.monotonic()
                 if isinstance(wanted, Stale):
                     c.reread = {stale: at for stale, at in c.reread.items() if c.now - at < RECENT} | {wanted: c.now}
-                c.broker_held, c.resumed = None, True
+                c.broker_held = None
                 self._from_broker(b"")
                 self._do()
                 self.broker.write(c.to_broker)
@@ -304,11 +304,14 @@ class Session:
             closing.refuse(c, INTERNAL_ERROR, text)
         self._go_on()
 
-    async def _declared(self) -> None:
-        """Until the broker has answered what was declared before the publish that is held, however long it takes."""
+    async def _answered(self, unread: Unread) -> None:
+        """Until the broker has answered what the frame that is held came after, however long it takes."""
         c = self.connection
-        channel, _ = publishing.held_publish(c)
-        while channel.declaring and channel.state is State.OPEN and c.running:
+        _, number, _ = FRAME.unpack_from(c.client_rest)
+        channel = c.channels[number]
+        while c.running and c.channels.get(number) is channel:
+            if unread is UNANSWERED and not (channel.declaring and channel.state is State.OPEN):
+                break
             self._heard.clear()
             await self._heard.wait()
 

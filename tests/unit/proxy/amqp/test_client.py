@@ -581,8 +581,7 @@ def test_a_frame_that_is_too_long_is_so_in_any_chunking() -> None:
     for chunking in [sent], [sent[:100], sent[100:]]:
         w = Wire(frame_max=4096)
         with pytest.raises(Fault, match="4096 are agreed"):
-            for chunk in chunking:
-                w.client.feed(chunk)
+            list(map(w.client.feed, chunking))
 
 
 # Without an answer.

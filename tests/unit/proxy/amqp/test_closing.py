@@ -8,6 +8,7 @@ from pamqp import commands
 from proxy.amqp import closing, rewrite
 from proxy.amqp.channel import State
 from proxy.amqp.connection import Phase, Refused, Stale
+from proxy.amqp.routes import BEING_CLOSED
 from proxy.router import Entry, KnownRing, PassReason
 from tests.unit.proxy.amqp.wire import (
     CONNECTION_CLOSE_OK,
@@ -239,13 +240,16 @@ def test_both_close_at_once() -> None:
     assert w.c.channels[1].state is State.OPEN
 
 
-def test_a_number_opened_again_is_another_channel_whenever_the_close_ok_comes() -> None:
+def test_a_number_is_opened_again_once_its_channel_is_closed() -> None:
     w = Wire({"x": QUEUES}, confirming=True)
     w.client(message(1, b"x", b"k"))
     old = w.c.channels[1]
-    assert w.client(CLOSE + OPEN) == CLOSE + OPEN
-    assert w.c.channels[1] is not old
+    assert w.client(CLOSE + OPEN) == CLOSE
+    assert w.c.held is BEING_CLOSED
     assert w.broker(CLOSE_OK) == CLOSE_OK
+    w.c.held = None
+    assert w.client(b"") == OPEN
+    assert w.c.channels[1] is not old
     assert w.c.channels[1].state is State.OPEN
     assert w.tally("x").unknown == 1
 

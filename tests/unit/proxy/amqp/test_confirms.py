@@ -53,7 +53,8 @@ class Model:
 
     def come_back(self, number: int, tell: bool) -> None:
         if number <= len(self.fate) and self.fate[number - 1] is None:
-            self.confirms.returned[number] = self.returned[number] = LOST if tell else KNOWN
+            self.returned[number] = LOST if tell else KNOWN
+            self.confirms.came_back(number, self.returned[number])
 
     def settle(self, number: int, multiple: bool, acked: bool) -> None:
         self.confirms.settle(number, multiple, acked)
@@ -146,7 +147,8 @@ def test_each_publish_is_told_once_and_none_that_failed_is_acked(data: st.DataOb
         open_ = sorted(set(range(1, confirms.number + 1)) - client.acked - client.nacked)
         for number in data.draw(st.lists(st.sampled_from(open_), unique=True)):
             if number not in back | answered:
-                confirms.returned[number] = came = data.draw(st.sampled_from([LOST, KNOWN, None, None]))
+                came = data.draw(st.sampled_from([LOST, KNOWN, None, None]))
+                confirms.came_back(number, came)
                 back.add(number)
                 away |= {number} if came is None else set()
                 failed |= {number} if came is LOST else set()
@@ -176,7 +178,7 @@ def test_each_publish_is_told_once_and_none_that_failed_is_acked(data: st.DataOb
 def test_answers_that_need_no_change_are_as_they_came() -> None:
     confirms = begun()
     publish(confirms, Tally(), 5)
-    confirms.returned[2] = KNOWN
+    confirms.came_back(2, KNOWN)
     for number, multiple in ((1, False), (2, False), (5, True)):
         assert confirms.answers(number, multiple) == [(number, multiple, True)]
 
@@ -184,7 +186,8 @@ def test_answers_that_need_no_change_are_as_they_came() -> None:
 def test_a_multiple_ack_is_split_around_what_failed() -> None:
     confirms, tally = begun(), Tally()
     publish(confirms, tally, 9)
-    confirms.returned = {1: LOST, 4: LOST, 5: LOST, 7: KNOWN, 9: LOST}
+    for number, came in {1: LOST, 4: LOST, 5: LOST, 7: KNOWN, 9: LOST}.items():
+        confirms.came_back(number, came)
     assert confirms.answers(9, True) == [
         (1, False, False),
         (3, True, True),
@@ -201,7 +204,7 @@ def test_a_split_names_no_tag_that_was_told_before() -> None:
     publish(confirms, Tally(), 6)
     for number in (3, 4):
         confirms.settle(number, multiple=False, acked=True)
-    confirms.returned[5] = LOST
+    confirms.came_back(5, LOST)
     assert confirms.answers(6, True) == [(2, True, True), (5, False, False), (6, True, True)]
     assert confirms.unsettled == 0
 
@@ -211,7 +214,7 @@ def test_answers_to_nothing_change_nothing(number: int, multiple: bool) -> None:
     confirms, tally = begun(), Tally()
     publish(confirms, tally, 5)
     confirms.settle(3, multiple=True, acked=True)
-    confirms.returned[5] = LOST
+    confirms.came_back(5, LOST)
     assert confirms.answers(number, multiple) == [(number, multiple, True)]
     assert (outcomes(tally), confirms.unsettled) == ((3, 0, 0, 0), 2)
 
@@ -244,7 +247,8 @@ def test_what_was_rolled_back_never_was() -> None:
     confirms, one, other = begun(), Tally(), Tally()
     publish(confirms, one, 2)
     publish(confirms, other, 2)
-    confirms.returned = {1: LOST, 4: LOST}
+    for number, came in {1: LOST, 4: LOST}.items():
+        confirms.came_back(number, came)
     confirms.forget(3)
     assert (confirms.unsettled, confirms.returned) == (1, {4: LOST})
     confirms.forget(2)
@@ -266,7 +270,8 @@ def test_the_runs_of_settled_publishes_are_forgotten() -> None:
 def test_acks_wait_for_what_is_on_its_way_again() -> None:
     confirms, tally = begun(), Tally()
     publish(confirms, tally, 9)
-    confirms.returned = {3: None, 6: None}
+    for number, came in {3: None, 6: None}.items():
+        confirms.came_back(number, came)
     assert confirms.answers(3, False) == []
     assert confirms.answers(8, True) == [(2, True, True)]
     assert confirms.answers(9, False) == [(9, False, True)]
@@ -280,7 +285,8 @@ def test_acks_wait_for_what_is_on_its_way_again() -> None:
 def test_an_answer_to_what_is_on_its_way_again_may_come_after_it() -> None:
     confirms, tally = begun(), Tally()
     publish(confirms, tally, 3)
-    confirms.returned = {2: None}
+    for number, came in {2: None}.items():
+        confirms.came_back(number, came)
     assert confirms.decide(2, PLACED) == []
     assert confirms.answers(3, True) == [(3, True, True)]
     assert (outcomes(tally), confirms.unsettled) == ((3, 0, 0, 0), 0)
@@ -290,7 +296,8 @@ def test_a_nack_ends_the_wait() -> None:
     """LavinMQ answers a mandatory publish to a full queue with a return and a nack."""
     confirms, tally = begun(), Tally()
     publish(confirms, tally, 3)
-    confirms.returned = {1: None}
+    for number, came in {1: None}.items():
+        confirms.came_back(number, came)
     assert confirms.answers(2, True) == []
     assert confirms.refused(1, False) == [(1, False, False), (2, True, True)]
     assert confirms.decide(1, PLACED) == []
@@ -300,7 +307,8 @@ def test_a_nack_ends_the_wait() -> None:
 def test_a_channel_that_is_gone_decides_nothing() -> None:
     confirms, tally = begun(), Tally()
     publish(confirms, tally, 3)
-    confirms.returned = {1: None}
+    for number, came in {1: None}.items():
+        confirms.came_back(number, came)
     confirms.answers(3, True)
     confirms.abandon()
     assert confirms.decide(1, PLACED) == []

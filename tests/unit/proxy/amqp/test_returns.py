@@ -332,7 +332,9 @@ def test_returns_of_two_channels_at_once() -> None:
 
 def test_on_a_channel_opened_again_a_late_return_is_not_ours() -> None:
     w, out = sent(1, header(1, 0))
-    w.client(made(1, commands.Channel.Close(200, "", 0, 0)) + made(1, commands.Channel.Open()))
+    w.client(made(1, commands.Channel.Close(200, "", 0, 0)))
+    w.broker(made(1, commands.Channel.CloseOk()))
+    w.client(made(1, commands.Channel.Open()))
     w.c.channels[1].nonce ^= 1 << 40
     w.client(message(1, b"x", b"k"))
     back = echo(out)
