@@ -19,6 +19,7 @@ from proxy.topology import (
     parse_bindings,
     parse_exchange,
     parse_names,
+    parse_nodes,
 )
 
 MAX_ANSWER = 64 * 1024 * 1024
@@ -95,6 +96,10 @@ class Management:
     async def vhosts(self) -> frozenset[str]:
         """The virtual hosts that the user may see."""
         return parse_names(await self._required(["vhosts"], ["name"]), "virtual host")
+
+    async def nodes(self) -> frozenset[str]:
+        """The cluster's nodes, as far as its virtual hosts tell: any management user may ask for those."""
+        return parse_nodes(await self._required(["vhosts"], ["name", "cluster_state"]))
 
     async def exchange_names(self, vhost: str) -> frozenset[str] | None:
         """The exchanges of a virtual host; None where there is no such virtual host."""

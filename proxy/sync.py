@@ -22,7 +22,7 @@ from proxy.overlays import Overlays, changes_nothing_ever, is_news
 from proxy.reading import Reading, VhostNotListedError, read
 from proxy.router import Entry, Name, Router
 from proxy.selection import Selection
-from proxy.topology import RING_TYPES, Bindings, TopologyError, weigh
+from proxy.topology import RING_TYPES, Bindings, TopologyError, is_name_of, weigh
 from ring.destination import Destination
 
 log = logging.getLogger(__name__)
@@ -92,6 +92,8 @@ class Sync:
         """Shares of the slots that changes moved, summed."""
         self.cluster: str | None = None
         """The name of the cluster whose management API answers; None where it has not said, or cannot."""
+        self._nodes: frozenset[str] = frozenset()
+        """Its nodes, where that is but the name of one of them."""
         self._identified = False
         self.look_up_fault: tuple[str, str] | None = None
         """The virtual host, and how it failed, of the last failed look-up, until one there succeeds."""
@@ -168,7 +170,7 @@ class Sync:
         """Asks the management API whose it is, once an interval: shows that it is there where nothing is in use."""
         try:
             await self._ask_cluster()
-        except ManagementError as error:
+        except (ManagementError, TopologyError) as error:
             if str(error) != self.unreachable:
                 log.warning("the management API does not answer: %s", error)
             self.unreachable = str(error)
@@ -178,9 +180,14 @@ class Sync:
             self.unreachable = ""
 
     async def _ask_cluster(self) -> None:
-        before, self.cluster = self.cluster, await self._api.cluster_name()
+        before = self.cluster, self._nodes
+        cluster = await self._api.cluster_name()
+        if cluster is not None and "@" in cluster:
+            nodes = await self._api.nodes()
+            self._nodes = nodes if any(is_name_of(cluster, node) for node in nodes) else frozenset()
+        self.cluster = cluster
         self._identified = True
-        if self.cluster != before:
+        if (self.cluster, self._nodes) != before:
             self._router.tell(IDENTITY)
 
     def declared(self, vhost: str, declaration: Declaration) -> None:
@@ -198,8 +205,13 @@ class Sync:
             self._router.expect(name, now, certain=entry is None or is_news(name, entry, declaration))
 
     def mismatch(self, broker: str | None) -> str:
-        """Why a broker that gives its cluster this name is not the one whose bindings are read; empty where it is."""
+        """Why a broker that gives its cluster this name is not the one whose bindings are read; empty where it is.
+
+        While nobody has set a name, each node of a cluster gives it another: its own (3.10, run).
+        """
         if broker is None or self.cluster is None or broker == self.cluster:
+            return ""
+        if any(is_name_of(broker, node) for node in self._nodes):
             return ""
         return f"the broker is of cluster {broker!r}, the management API of {self.cluster!r}"
 

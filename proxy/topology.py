@@ -109,6 +109,20 @@ def parse_names(answer: object, what: str) -> frozenset[str]:
     return frozenset(_text(_object(item, what), "name") for item in answer)
 
 
+def parse_nodes(answer: object) -> frozenset[str]:
+    """The nodes in the `cluster_state` of `GET /api/vhosts`, which not every API has. Raises TopologyError."""
+    if not isinstance(answer, list):
+        raise TopologyError(f"virtual host: {_brief(answer)} is not a list")
+    states = (_object(item, "virtual host").get("cluster_state", {}) for item in answer)
+    return frozenset(node for state in states for node in _object(state, "cluster_state"))
+
+
+def is_name_of(cluster: str, node: str) -> bool:
+    """Whether a cluster has its name from such a node, which gives it its own, qualified, while nobody has set any."""
+    (name, _, domain), (own, _, host) = cluster.partition("@"), node.partition("@")
+    return name == own and bool(domain) and host.partition(".")[0] in (domain.partition(".")[0], "localhost")
+
+
 def dead_letters_by_own_name(answer: object) -> bool | None:
     """Whether a queue, of `GET /api/queues/{vhost}/{name}`, dead-letters without a routing key of its own.
 

@@ -86,9 +86,8 @@ class Admin:
             checks["look-ups"] = sync.look_up_fault[1]
         if refusals := self._publisher.refusals(vhost):
             checks["broker's permissions"] = "; ".join(refusals)
-        broker = self._publisher.cluster(vhost)
-        if broker is not None and sync.cluster is not None and broker != sync.cluster:
-            checks["one cluster"] = f"the broker is of {broker!r}, the management API of {sync.cluster!r}"
+        if why := sync.mismatch(self._publisher.cluster(vhost)):
+            checks["one cluster"] = why
         return checks
 
     def _elsewhere(self) -> dict[str, str]:

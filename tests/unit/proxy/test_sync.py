@@ -587,7 +587,13 @@ async def test_all_who_look_up_at_once_share_one_reading(fake: FakeManagement) -
         await eventually(lambda: gate.waiting > 0)
         gate.open()
         await asyncio.gather(*callers)
-        assert fake.counted() == {"/api/cluster-name": 1, OF_X: 1, BINDINGS_OF_X: 1, "/api/queues/%2F/a": 1}
+        assert fake.counted() == {
+            "/api/cluster-name": 1,
+            "/api/vhosts": 1,
+            OF_X: 1,
+            BINDINGS_OF_X: 1,
+            "/api/queues/%2F/a": 1,
+        }
         assert made.sync.results == {"ok": 1}
         assert made.sync.cluster == "rabbit@fake"
 
@@ -1466,6 +1472,52 @@ async def test_what_was_declared_of_exchanges_that_nobody_publishes_to_is_forgot
         made.sync._forget_declared(clock.now)
         assert X not in made.sync._overlays
         assert made.weights() is not None
+
+
+NODES = [
+    {"name": "/", "cluster_state": {"rabbit@one": "running", "rabbit@two": "running", "hare@localhost": "stopped"}}
+]
+
+
+@pytest.mark.parametrize(
+    ("api", "broker", "same"),
+    [
+        ("rabbit@one.example", "rabbit@one.example", True),
+        ("rabbit@one.example", "rabbit@two.example", True),
+        ("rabbit@one", "rabbit@two", True),
+        ("rabbit@one.example", "hare@one.example", True),
+        ("rabbit@one.example", "rabbit@three.example", False),
+        ("rabbit@one.example", "hamster@two.example", False),
+        ("rabbit@one.example", "rabbit@two-and-more", False),
+        ("rabbit@one.example", "orders", False),
+        ("rabbit@elsewhere", "rabbit@one.example", False),
+        ("orders", "rabbit@one.example", False),
+        ("orders@home", "rabbit@one.example", False),
+    ],
+)
+async def test_nodes_of_a_cluster_without_a_name_are_one_cluster(
+    fake: FakeManagement, clock: Clock, api: str, broker: str, same: bool
+) -> None:
+    """Each gives it a name of its own then."""
+    fake.fail(body({"name": api}), "/api/cluster-name")
+    fake.fail(body(NODES), "/api/vhosts")
+    async with syncing(fake) as made:
+        await made.sync._identify()
+        assert made.sync.cluster == api
+        assert made.sync.mismatch(broker) == (
+            "" if same else f"the broker is of cluster {broker!r}, the management API of {api!r}"
+        )
+
+
+@pytest.mark.parametrize("answer", [{}, [1], [{"name": "/", "cluster_state": []}]])
+async def test_nodes_that_cannot_be_read_leave_the_name_unread(
+    fake: FakeManagement, clock: Clock, answer: object
+) -> None:
+    fake.fail(body(answer), "/api/vhosts")
+    async with syncing(fake) as made:
+        await made.sync._identify()
+        assert made.sync.cluster is None
+        assert made.sync.unreachable
 
 
 async def test_another_cluster_s_name_is_told(fake: FakeManagement, clock: Clock) -> None:
