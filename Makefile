@@ -5,7 +5,7 @@ INSTALLED := .venv/.installed
 # The unit tests, the checks and the image do not depend on the broker: with one chosen, only what does is run.
 TESTS := $(if $(BROKER),tests/integration --ignore=tests/integration/test_image.py,tests/unit tests/integration)
 
-.PHONY: help demo test bench check lock clean
+.PHONY: help demo test bench chaos check lock clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -18,6 +18,9 @@ test: $(if $(BROKER),,check) $(INSTALLED) ## Check and test; with BROKER=sid (or
 
 bench: $(INSTALLED) ## Measure how fast it is, for docs/performance.md; with BROKER=sid, on that RabbitMQ
 	.venv/bin/python -m bench
+
+chaos: $(INSTALLED) ## Break all there is around the sidecars, and judge: docs/reliability.md; with SEED and FAULTS, otherwise or longer
+	.venv/bin/python -m tests.chaos --seed=$(or $(SEED),44) --faults=$(or $(FAULTS),30)
 
 check: $(INSTALLED) ## Lint, formatting and types
 	.venv/bin/ruff check .

@@ -39,7 +39,10 @@ def main() -> int:
     libraries()
     faults = schedule(arguments.seed, arguments.faults)
     half = (len(faults) + 1) // 2
-    rabbitmq = installation(os.environ.get("BROKER", ""))
+    choice = os.environ.get("BROKER", "")
+    if choice.startswith(("amqp:", "docker:")):
+        sys.exit(f"nodes are killed and clustered here, and BROKER={choice} is none of the testbed's own")
+    rabbitmq = installation(choice)
     folder = Path(tempfile.mkdtemp(prefix="ringproxy-chaos-"))
     begun = time.monotonic()
     with ExitStack() as stack, ThreadPoolExecutor() as pool:
@@ -131,7 +134,7 @@ def print_tables(verdict: Verdict, done: Counter[Kind], queues: Queues) -> None:
     say(f"  {'all':<18}" + "".join(f"{total[told]:>11,}" for told in Told))
     say(f"  {'found in a queue':<18}" + "".join(f"{verdict.found[told]:>11,}" for told in Told))
     say(f"  {total.total():,} publishes; {len(queues.history.changes)} changes of bindings")
-    say(f"  {sum(end - begin for begin, end in queues.history.impaired):.0f} s in which bindings could not be read")
+    say(f"  {queues.history.impaired_for():.0f} s in which bindings could not be read, or not soon")
     say(
         f"  {verdict.by_one_ring:,} confirmed messages had one possible queue, {verdict.in_order:,} pairs were in order"
     )

@@ -60,9 +60,9 @@ _PHP = ("/usr/bin/php", str(Path(__file__).parent / "publishers" / "with_php_amq
 PROGRAMS = {
     "pika": Program(_python("with_pika"), 0, "amqp", 100),
     "aio-pika": Program(_python("with_aio_pika"), 1, "amqp", 300),
-    "php-amqplib": Program(_PHP, 0, "amqp", 700),
+    "php-amqplib": Program(_PHP, 0, "amqp", 1500),
     "http-single": Program(_python("http_single"), 1, "http", 100),
-    "http-batch": Program(_python("http_batch"), 0, "http", 1000),
+    "http-batch": Program(_python("http_batch"), 0, "http", 2000),
     "native-pika": Program(_python("with_pika"), None, "amqp", 50),
     "native-aio-pika": Program(_python("with_aio_pika"), None, "amqp", 200),
 }

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from http.client import HTTPConnection
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from testbed.node import Node
@@ -16,19 +17,28 @@ from tests.chaos.history import Span
 from tests.chaos.management import Mood
 from tests.chaos.queues import CHANGING, Queues
 from tests.chaos.relay import Relay
-from tests.chaos.schedule import CHURN, Fault, Kind
+from tests.chaos.schedule import LANES, Fault, Kind
 from tests.integration.broker_api import BrokerApi, wait_until
 
 BELIEVABLE = 0.6 * SETTLE_TIME
 """Seconds for which an empty list is told: one that lasts longer than the settle time is believed, as documented."""
+
+WEIGHTS = (1, 2, 3, 4)
 
 JUMPS = ("-30d", "-1h", "+1h", "+10y")
 
 Say = Callable[[str], None]
 
 
+class Effect(NamedTuple):
+    """What a fault was done to, in words, and how many connections or requests it met: with none it does not count."""
+
+    words: str
+    met: int = 1
+
+
 class Injector:
-    """Two lanes at once: one changes bindings, the other does everything else, each one fault after the other."""
+    """Does faults in several lanes at once: in each, one after the other."""
 
     def __init__(self, arena: Arena, queues: Queues, say: Say) -> None:
         self._arena, self._queues, self._say = arena, queues, say
@@ -36,7 +46,7 @@ class Injector:
         """Held while bindings change, and while a node is down: so that each change has happened, or has not."""
         self._down: Node | None = None
         self.done: Counter[Kind] = Counter()
-        self._acts: dict[Kind, Callable[[Fault, random.Random], Awaitable[str]]] = {
+        self._acts: dict[Kind, Callable[[Fault, random.Random], Awaitable[Effect]]] = {
             Kind.CLIENT_RESET: self._reset,
             Kind.CLIENT_VANISH: self._vanish,
             Kind.CLIENT_STALL: self._stall,
@@ -63,15 +73,15 @@ class Injector:
     async def run(self, faults: list[Fault]) -> None:
         """Returns when all is done, and all is well again."""
         async with asyncio.TaskGroup() as lanes:
-            lanes.create_task(self._lane([fault for fault in faults if fault.kind in CHURN]))
-            lanes.create_task(self._lane([fault for fault in faults if fault.kind not in CHURN]))
+            for kinds in LANES:
+                lanes.create_task(self._lane([fault for fault in faults if fault.kind in kinds]))
 
     async def _lane(self, faults: list[Fault]) -> None:
         for fault in faults:
             begun = time.monotonic()
-            what = await self._acts[fault.kind](fault, random.Random(fault.pick))
-            self._say(f"{begun:.3f} to {time.monotonic():.3f}  {fault.kind}: {what}")
-            self.done[fault.kind] += 1
+            words, met = await self._acts[fault.kind](fault, random.Random(fault.pick))
+            self._say(f"{begun:.3f} to {time.monotonic():.3f}  {fault.kind}: {words}{'' if met else ': met nothing'}")
+            self.done[fault.kind] += met > 0
             await asyncio.sleep(fault.pause)
 
     def _live(self) -> Node:
@@ -95,27 +105,27 @@ class Injector:
         at, listener = chance.randrange(2), chance.choice(("amqp", "http"))
         return f"sidecar {at}, {listener}", self._arena.members[at].relays[listener]
 
-    async def _reset(self, fault: Fault, chance: random.Random) -> str:
+    async def _reset(self, fault: Fault, chance: random.Random) -> Effect:
         name, leg = self._leg(fault, chance)
-        return f"{name}, {leg.reset()} connections"
+        return Effect(name, leg.reset())
 
-    async def _vanish(self, fault: Fault, chance: random.Random) -> str:
+    async def _vanish(self, fault: Fault, chance: random.Random) -> Effect:
         name, leg = self._leg(fault, chance)
-        return f"{name}, {await leg.vanish(2 * fault.lasts)} connections"
+        return Effect(name, await leg.vanish(2 * fault.lasts))
 
-    async def _stall(self, fault: Fault, chance: random.Random) -> str:
+    async def _stall(self, fault: Fault, chance: random.Random) -> Effect:
         name, leg = self._leg(fault, chance)
-        return f"{name}, {await leg.stall(fault.lasts)} connections"
+        return Effect(name, await leg.stall(fault.lasts))
 
-    async def _cut(self, fault: Fault, chance: random.Random) -> str:
+    async def _cut(self, fault: Fault, chance: random.Random) -> Effect:
         name, leg = self._leg(fault, chance)
         towards_client = chance.random() < 0.5
-        count = await leg.cut(1, towards_client=towards_client)
-        return f"{name}, towards the {'client' if towards_client else 'broker'}, {count} connections"
+        met = await leg.cut(1 + fault.lasts, towards_client=towards_client)
+        return Effect(f"{name}, towards the {'client' if towards_client else 'broker'}", met)
 
     # The broker
 
-    async def _kill_node(self, fault: Fault, chance: random.Random) -> str:
+    async def _kill_node(self, fault: Fault, chance: random.Random) -> Effect:
         """In a cluster the one that leads most of the queues."""
         async with self._steady, self._impaired():
             self._down = node = await asyncio.to_thread(self._leader)
@@ -125,7 +135,7 @@ class Injector:
             await asyncio.sleep(fault.lasts)
             await asyncio.to_thread(node.start)
             self._down = None
-            return node.name
+            return Effect(node.name)
 
     def _leader(self) -> Node:
         if len(self._arena.nodes) == 1:
@@ -134,7 +144,7 @@ class Injector:
         (name, _), *_ = Counter(queue["leader"] for queue in shown).most_common(1)
         return next(node for node in self._arena.nodes if node.name == name)
 
-    async def _memory_alarm(self, fault: Fault, chance: random.Random) -> str:
+    async def _memory_alarm(self, fault: Fault, chance: random.Random) -> Effect:
         async with self._steady:
             node = chance.choice(self._arena.nodes)
             await asyncio.to_thread(node.control, "set_vm_memory_high_watermark", "0")
@@ -144,11 +154,11 @@ class Injector:
             finally:
                 await asyncio.to_thread(node.control, "set_vm_memory_high_watermark", "0.8")
             await asyncio.to_thread(wait_until, "the end of the alarm", lambda: not _alarmed(node))
-            return node.name
+            return Effect(node.name)
 
     # The management API
 
-    async def _api(self, fault: Fault, chance: random.Random) -> str:
+    async def _api(self, fault: Fault, chance: random.Random) -> Effect:
         moods = {
             Kind.API_DOWN: Mood.DOWN,
             Kind.API_SLOW: Mood.SLOW,
@@ -163,68 +173,81 @@ class Injector:
                 await asyncio.sleep(BELIEVABLE if fault.kind is Kind.API_LIES else 3 * fault.lasts)
             finally:
                 front.mood = Mood.TRUE
-        return f"{front.moody - before} requests"
+        return Effect(f"{front.moody - before} requests", front.moody - before)
 
     # The sidecars
 
-    async def _end_sidecar(self, fault: Fault, chance: random.Random) -> str:
+    async def _end_sidecar(self, fault: Fault, chance: random.Random) -> Effect:
         at = chance.randrange(2)
         member = self._arena.members[at]
         await asyncio.to_thread(_ended, member, fault.kind is Kind.SIDECAR_KILL)
         await asyncio.sleep(fault.lasts / 3)
         await asyncio.to_thread(member.start)
-        return f"sidecar {at}"
+        return Effect(f"sidecar {at}")
 
-    async def _jump(self, fault: Fault, chance: random.Random) -> str:
+    async def _jump(self, fault: Fault, chance: random.Random) -> Effect:
         at, jump = chance.randrange(2), chance.choice(JUMPS)
         member = self._arena.members[at]
         member.clock.write_text(f"{jump}\n")
         await asyncio.sleep(fault.lasts)
         member.clock.write_text("+0\n")
-        return f"sidecar {at}, {jump} and back"
+        return Effect(f"sidecar {at}, {jump} and back")
 
     # Bindings
 
-    async def _bind(self, fault: Fault, chance: random.Random) -> str:
+    async def _bind(self, fault: Fault, chance: random.Random) -> Effect:
         async with self._steady:
-            return await asyncio.to_thread(self._bound, chance)
+            return Effect(await asyncio.to_thread(self._bound, chance))
 
-    async def _unbind(self, fault: Fault, chance: random.Random) -> str:
+    async def _unbind(self, fault: Fault, chance: random.Random) -> Effect:
         async with self._steady:
-            return await asyncio.to_thread(self._unbound, chance)
+            return Effect(await asyncio.to_thread(self._unbound, chance))
 
-    async def _reweight(self, fault: Fault, chance: random.Random) -> str:
-        """As it is done: unbind, and bind with the new weight."""
+    async def _reweight(self, fault: Fault, chance: random.Random) -> Effect:
         async with self._steady:
-            return "; ".join(
-                [await asyncio.to_thread(self._unbound, chance), await asyncio.to_thread(self._bound, chance)]
-            )
+            return Effect(await asyncio.to_thread(self._reweighted, chance))
 
-    async def _delete(self, fault: Fault, chance: random.Random) -> str:
+    async def _delete(self, fault: Fault, chance: random.Random) -> Effect:
         """Deleted while it is published to, and soon back."""
         queue = chance.choice(CHANGING)
         async with self._steady:
             await asyncio.to_thread(self._queues.delete, self._live(), queue)
         await asyncio.sleep(fault.lasts / 2)
         async with self._steady:
-            await asyncio.to_thread(self._queues.bind, self._live(), queue, chance.randint(1, 4))
-        return queue
+            await asyncio.to_thread(self._queues.bind, self._live(), queue, chance.choice(WEIGHTS))
+        return Effect(queue)
 
     def _bound(self, chance: random.Random) -> str:
         missing = [queue for queue in CHANGING if queue not in self._queues.history.current]
         if not missing:
             return f"none to bind, so {self._unbound(chance)}"
-        queue, weight = chance.choice(missing), chance.randint(1, 4)
+        queue, weight = chance.choice(missing), chance.choice(WEIGHTS)
         self._queues.bind(self._live(), queue, weight)
         return f"{queue} bound with {weight}"
 
     def _unbound(self, chance: random.Random) -> str:
-        bound = [queue for queue in CHANGING if queue in self._queues.history.current]
+        bound = self._changing()
         if not bound:
             return f"none to unbind, so {self._bound(chance)}"
         queue = chance.choice(bound)
         self._queues.unbind(self._live(), queue)
         return f"{queue} unbound"
+
+    def _reweighted(self, chance: random.Random) -> str:
+        """As it is done: unbound, and bound with the new weight."""
+        bound = self._changing()
+        if not bound:
+            return f"none to change, so {self._bound(chance)}"
+        queue = chance.choice(bound)
+        before = self._queues.history.current[queue]
+        after = chance.choice([weight for weight in WEIGHTS if weight != before])
+        self._queues.unbind(self._live(), queue)
+        self._queues.bind(self._live(), queue, after)
+        return f"{queue} from {before} to {after}"
+
+    def _changing(self) -> list[str]:
+        """Of the queues that change, those bound now."""
+        return [queue for queue in CHANGING if queue in self._queues.history.current]
 
 
 def _ended(member: Member, killed: bool) -> None:

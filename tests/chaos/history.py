@@ -61,6 +61,14 @@ class History:
     def current(self) -> Weights:
         return self.changes[-1].weights if self.changes else self.weights
 
+    def impaired_for(self) -> float:
+        """Seconds in all."""
+        total, until = 0.0, float("-inf")
+        for span in sorted(self.impaired):
+            total += max(span.end - max(span.begin, until), 0.0)
+            until = max(until, span.end)
+        return total
+
 
 class Era(NamedTuple):
     """A ring, from the moment its bindings began to change to the last at which it may have been in force."""

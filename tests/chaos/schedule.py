@@ -34,7 +34,12 @@ class Kind(StrEnum):
 
 
 CHURN = (Kind.BIND, Kind.UNBIND, Kind.REWEIGHT, Kind.DELETE)
-"""What changes bindings goes on beside the other faults, two of each to one of theirs."""
+"""What changes bindings: two of each to one of the others."""
+
+NETWORK = tuple(kind for kind in Kind if " leg: " in kind)
+
+LANES = (CHURN, NETWORK, tuple(kind for kind in Kind if kind not in CHURN + NETWORK))
+"""Each fault follows the one before of its own lane, whatever the other lanes are at."""
 
 
 class Fault(NamedTuple):

@@ -10,7 +10,7 @@ import aiohttp
 from tests.chaos.publishers.http_single import ANSWER_WITHIN, LOST, TOLD
 from tests.chaos.publishers.notes import PAUSE, Notes, task
 
-SIZE = 200
+SIZE = 500
 
 
 async def ask(session: aiohttp.ClientSession, url: str, lines: list[str]) -> list[str]:

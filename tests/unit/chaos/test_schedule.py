@@ -1,6 +1,6 @@
 from collections import Counter
 
-from tests.chaos.schedule import CHURN, Kind, schedule
+from tests.chaos.schedule import CHURN, LANES, Kind, schedule
 
 
 def test_a_seed_gives_the_same_schedule_and_another_another() -> None:
@@ -13,3 +13,7 @@ def test_every_round_has_every_kind() -> None:
     rounds = len(Kind) + len(CHURN)
     counts = Counter(fault.kind for fault in schedule(7, 2 * rounds))
     assert counts == {kind: 4 if kind in CHURN else 2 for kind in Kind}
+
+
+def test_every_kind_has_one_lane() -> None:
+    assert sorted(kind for lane in LANES for kind in lane) == sorted(Kind)

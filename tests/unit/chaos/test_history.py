@@ -1,0 +1,41 @@
+import pytest
+
+from tests.chaos.history import Change, History, Limits, Rings, Span
+from tests.integration.rings import owner
+
+BEFORE, AFTER = {"q1": 1, "q2": 1}, {"q2": 1, "q3": 2}
+KEYS = [f"key {number}" for number in range(50)]
+
+
+@pytest.fixture
+def history() -> History:
+    return History(BEFORE, [Change(100.0, 101.0, AFTER)])
+
+
+def test_what_is_bound_now(history: History) -> None:
+    assert history.current == AFTER
+    assert History(BEFORE).current == BEFORE
+
+
+@pytest.mark.parametrize(
+    ("sent", "latest", "weights"),
+    [(98, 99, [BEFORE]), (99, 100, [BEFORE, AFTER]), (102, 102, [BEFORE, AFTER]), (103.1, 104, [AFTER])],
+)
+def test_owners_on_every_ring_of_the_time(
+    history: History, sent: float, latest: float, weights: list[dict[str, int]]
+) -> None:
+    rings = Rings(history, Limits(grace=2.0, max_age=10.0))
+    for key in KEYS:
+        assert rings.owners(key, sent, latest) == {owner(bound, key) for bound in weights}
+    assert rings.queues(sent, latest) == {queue for bound in weights for queue in bound}
+
+
+def test_spans_that_follow_each_other_closely_put_the_end_off_each_time(history: History) -> None:
+    history.impaired += [Span(104.0, 105.0), Span(102.0, 103.0)]
+    rings = Rings(history, Limits(grace=2.0, max_age=10.0))
+    assert "q1" in rings.queues(106.9, 106.9)
+    assert "q1" not in rings.queues(107.1, 107.1)
+
+
+def test_seconds_that_two_spans_share_count_once() -> None:
+    assert History(BEFORE, impaired=[Span(5, 8), Span(1, 3), Span(2, 4), Span(6, 7)]).impaired_for() == 6
