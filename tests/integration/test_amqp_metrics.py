@@ -51,10 +51,16 @@ def test_publishes_by_outcome(sidecar: Sidecar, vhost: VirtualHost, peer: Wire) 
     key = next(f"{n}" for n in range(100) if owner(QUEUES, f"{n}") == "q2")
     vhost.delete_queue("q2")
     peer.publish(1, "orders", key, mandatory=True)
+    peer.expect(1, Basic.Ack)
+    assert metrics.outcome("confirmed") == 6
+    assert sidecar.metric("ringproxy_rerouted_total", vhost=vhost.name, ingress="amqp", exchange="orders") == 1
+    for queue in vhost.queues():
+        vhost.delete_queue(queue)
+    peer.publish(1, "orders", key, mandatory=True)
     peer.content(1, Basic.Return)
     peer.expect(1, Basic.Ack)
     assert metrics.outcome("unroutable") == 1
-    assert metrics.outcome("confirmed") == 5
+    assert metrics.outcome("confirmed") == 6
     assert metrics.outcome("nacked") == metrics.outcome("unknown") == 0
 
 
