@@ -120,9 +120,7 @@ async def run(settings: Settings) -> None:
             admin.started = True
             await stop.wait()
             gate.draining = True
-            await asyncio.gather(
-                _drain(http, gate, publisher, settings.drain_time), listener.drain(settings.drain_time)
-            )
+            await asyncio.gather(_drain(gate, publisher, settings.drain_time), listener.drain(settings.drain_time))
 
 
 def _on_signal(stop: asyncio.Event) -> None:
@@ -218,10 +216,8 @@ async def _listening_on_socket(http: ProblemRunner, path: Path | None) -> AsyncI
         yield
 
 
-async def _drain(http: ProblemRunner, gate: Gate, publisher: Publisher, drain_time: float) -> None:
-    """Stops accepting, then waits until all requests are answered, `drain_time` seconds at most."""
-    for site in http.sites:
-        await site.stop()
+async def _drain(gate: Gate, publisher: Publisher, drain_time: float) -> None:
+    """Waits until all requests are answered, `drain_time` seconds at most; further ones are refused meanwhile."""
     try:
         async with asyncio.timeout(drain_time):
             await gate.idle.wait()

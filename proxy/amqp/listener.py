@@ -8,10 +8,9 @@ from collections import Counter
 from collections.abc import Callable
 from typing import cast
 
-# For those who still import it from here.
-from proxy.amqp.brokers import Brokers as Brokers
 from proxy.amqp.frames import (
     CONNECTION_CLOSE_OK,
+    CONNECTION_FORCED,
     CONNECTION_START,
     NOT_ALLOWED,
     PROTOCOL_HEADER,
@@ -19,7 +18,7 @@ from proxy.amqp.frames import (
     close_frame,
     method_frame,
 )
-from proxy.amqp.session import CLOSE_WITHIN, HEADER_WITHIN, End, Session
+from proxy.amqp.session import CLOSE_WITHIN, HEADER_WITHIN, SHUTTING_DOWN, End, Session
 from proxy.amqp.shared import Shared
 from proxy.config import Address
 
@@ -29,7 +28,7 @@ LAST_WORDS = 0.5
 """Seconds for the close handshake of sessions that did not end in time."""
 
 SPARE = 100
-"""Connections beyond `max_sessions` that are told why they are refused, at once; others are just closed."""
+"""Connections at once that are told why they are refused; others are just closed."""
 
 _MECHANISMS, _LOCALES = b"PLAIN AMQPLAIN", b"en_US"
 _START = method_frame(
@@ -59,10 +58,10 @@ class _Arrival(asyncio.Protocol):
 
 
 class _Refusal(asyncio.Protocol):
-    """A connection that is one too many: it hears why, and the broker does not hear of it."""
+    """A connection that is one too many, or comes too late: it hears why, and the broker does not hear of it."""
 
-    def __init__(self, refusals: "set[_Refusal]", text: str) -> None:
-        self._refusals, self._text = refusals, text
+    def __init__(self, refusals: "set[_Refusal]", code: int, text: str) -> None:
+        self._refusals, self._close = refusals, close_frame(0, code, text)
         self._transport: asyncio.Transport | None = None
         self._read = 0
         refusals.add(self)
@@ -77,10 +76,15 @@ class _Refusal(asyncio.Protocol):
         if self._transport is None:
             return
         if self._read < len(PROTOCOL_HEADER) <= self._read + len(data):
-            self._transport.write(_START + close_frame(0, NOT_ALLOWED, self._text))
+            self._transport.write(_START + self._close)
         self._read += len(data)
         if data.endswith(_CLOSE_OK):
             self._transport.close()
+
+    def abort(self) -> None:
+        """Its time is over."""
+        if self._transport is not None:
+            self._transport.abort()
 
     def connection_lost(self, error: Exception | None) -> None:
         """It is gone."""
@@ -137,11 +141,11 @@ class Listener:
         return Address(*self._server.sockets[0].getsockname()[:2])
 
     def _accept(self) -> asyncio.Protocol | None:
-        """The client's leg of a new session; None for what came too late, or finds too many before it."""
+        """The client's leg of a new session, or what tells of the refusal; None where too many are being told."""
         if self._draining:
-            return None
+            return self._refuse(CONNECTION_FORCED, SHUTTING_DOWN)
         if len(self.sessions) >= self._max_sessions:
-            return self._refuse()
+            return self._too_many()
         self._full = False
         session = Session(self._shared, self._ended)
         self.sessions.add(session)
@@ -149,16 +153,17 @@ class Listener:
         self.opened += 1
         return session.client
 
-    def _refuse(self) -> _Refusal | None:
+    def _too_many(self) -> _Refusal | None:
         """As RabbitMQ does it beyond `connection_max`, in code and words."""
-        refusals = self._shared.refusals
         if not self._full:
             self._full = True
             log.warning("%d AMQP sessions are open (max_sessions): further ones are refused", len(self.sessions))
-        refusals[NOT_ALLOWED] = refusals.get(NOT_ALLOWED, 0) + 1
-        if len(self._refusals) >= SPARE:
-            return None
-        return _Refusal(self._refusals, f"connection refused: max_sessions ({self._max_sessions}) is reached")
+        return self._refuse(NOT_ALLOWED, f"connection refused: max_sessions ({self._max_sessions}) is reached")
+
+    def _refuse(self, code: int, text: str) -> _Refusal | None:
+        refusals = self._shared.refusals
+        refusals[code] = refusals.get(code, 0) + 1
+        return _Refusal(self._refusals, code, text) if len(self._refusals) < SPARE else None
 
     def _ended(self, session: Session) -> None:
         self.sessions.discard(session)
@@ -169,10 +174,8 @@ class Listener:
             self._empty.set()
 
     async def drain(self, within: float) -> None:
-        """Takes no more connections, and returns once all sessions have ended; `within` seconds later it ends them."""
+        """Refuses connections, and returns once all sessions have ended; `within` seconds later it ends them."""
         self._draining = True
-        if self._server is not None:
-            self._server.close()
         for session in list(self.sessions):
             session.drain()
         try:
@@ -197,5 +200,7 @@ class Listener:
             self._server.close()
         for session in list(self.sessions):
             session.abort()
+        for refusal in list(self._refusals):
+            refusal.abort()
         for task in self._shared.tasks:
             task.cancel()

@@ -19,6 +19,8 @@ from proxy.tally import NOWHERE
 
 log = logging.getLogger(__name__)
 
+SHUTTING_DOWN = "ringproxy is shutting down"
+
 HEADER_WITHIN = 10.0
 """Seconds in which a client's first eight bytes must come, as RabbitMQ has it."""
 
@@ -345,6 +347,8 @@ class Session:
 
     def drain(self) -> None:
         """Takes no more of the client, and closes the connection once the broker has answered what was sent."""
+        if self.connection.phase is Phase.LEAVING:
+            return  # which ends it as well
         if not self.connection.opened or not self.connection.running:
             self._stop(End.SHUTDOWN)
             return
@@ -364,7 +368,7 @@ class Session:
         self._draining = False
         self._within(CLOSE_WITHIN, End.SHUTDOWN)
         self.client.release()
-        closing.refuse(self.connection, CONNECTION_FORCED, "ringproxy is shutting down")
+        closing.refuse(self.connection, CONNECTION_FORCED, SHUTTING_DOWN)
         self._go_on()
 
     def _refused(self) -> None:

@@ -71,6 +71,10 @@ def test_unconfirmed_publishes_get_their_confirms_first(
             wait_until("draining", lambda: sidecar.admin("/readyz").status == 503)
             # Not read any more: nobody may wait for its confirm.
             peer.publish(1, "orders", "late", b"late")
+            with wire(sidecar.amqp_port) as late:
+                late.send(PROTOCOL_HEADER)
+                late.expect(0, Connection.Start)
+                assert late.expect(0, Connection.Close).reply_code == 320
             link.thaw()
             peer.confirm(1, 11, after=1)
             told_to_go(peer)
