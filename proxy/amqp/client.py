@@ -8,7 +8,7 @@ from struct import error as StructError  # noqa: N812 - the standard library's e
 
 from proxy import __version__
 from proxy.amqp import table
-from proxy.amqp.content import HEADERS, STAMP_ID, headers_at, table_at
+from proxy.amqp.content import ring_id_in
 from proxy.amqp.fate import CONFIRMED, NACKED, Channel, Receiver, Verdict
 from proxy.amqp.frames import (
     ACCESS_REFUSED,
@@ -333,9 +333,8 @@ class Client:
         channel = self._by_id.get(number)
         if channel is None:
             return
-        flags, at = headers_at(data, start, end)
-        entry = table.find(data, *table_at(data, at, end), STAMP_ID) if flags & HEADERS else None
-        publish = U64.unpack_from(data, entry.value)[0] - channel.nonce if entry and entry.kind == ord("l") else 0
+        ring_id = ring_id_in(data, start, end)
+        publish = ring_id - channel.nonce if ring_id is not None else 0
         if not 0 < publish <= channel.number:
             # Which one came back is not known, and none of those that did may be told as confirmed.
             raise Fault(FRAME_ERROR, "a message came back that this sidecar has not sent")

@@ -140,9 +140,19 @@ class Confirms:
         return [(number, False, True)]
 
     def refused(self, number: int, multiple: bool) -> list[Told]:
-        """The same for its nack: what came back and was on its way again is not waited for any more."""
-        self.settle(number, multiple, False)
-        return [(number, multiple, False), *(self._overdue() if self.due else [])]
+        """The same for its nack: what came back and was on its way again is not waited for any more.
+
+        It does not mean those that the broker has acked and the client has not been told of.
+        """
+        if not multiple or not (self.due or self.waiting):
+            self.settle(number, multiple, False)
+            return [(number, multiple, False)]
+        told = []
+        for n in range(max(self.low, self.due) + 1, min(number, self.number) + 1):
+            if n not in self.above and n not in self.waiting:
+                self.settle(n, False, False)
+                told.append((n, False, False))
+        return told
 
     def decide(self, number: int, came: Came) -> list[Told]:
         """What to tell the client, and is settled with that, now that it is known what became of one that came back."""

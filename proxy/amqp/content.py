@@ -123,15 +123,27 @@ def stamps_in(data: bytes, start: int, end: int) -> Stamps | None:
     return Stamps(exchange, routing_key, U64.unpack_from(data, found[STAMP_ID].value)[0])
 
 
-def unstamped(data: bytes, start: int, end: int, put_back: bytes, had_headers: bool) -> bytes:
-    """The payload as the client sent it: without stamps, with the entries that were cut from it."""
+def ring_id_in(data: bytes, start: int, end: int) -> int | None:
+    """The ring id of a content header; None where there is none, or it cannot be read."""
+    try:
+        flags, at = headers_at(data, start, end)
+        entry = table.find(data, *table_at(data, at, end), STAMP_ID) if flags & HEADERS else None
+    except Fault:
+        return None
+    return int(U64.unpack_from(data, entry.value)[0]) if entry is not None and entry.kind == ord("l") else None
+
+
+def unstamped(
+    data: bytes, start: int, end: int, put_back: bytes, had_headers: bool, stamps: Collection[bytes] = STAMPS
+) -> bytes:
+    """The payload as the client sent it: without `stamps`, with the entries that were cut from it."""
     flags, at = headers_at(data, start, end)
     if not flags & HEADERS:
         # It went out unstamped, so all of its headers were cut.
         kept, stop = b"", at
     else:
         first, stop = table_at(data, at, end)
-        kept, _ = table.without(data, first, stop, STAMPS)
+        kept, _ = table.without(data, first, stop, stamps)
     entries = kept + put_back
     flags = flags | HEADERS if had_headers or entries else flags & ~HEADERS
     head = data[start : start + _FLAGS] + U16.pack(flags) + data[start + _FIRST : at]

@@ -41,6 +41,8 @@ MOST_TRIES = 5
 RECENT = 1.0
 """Seconds for which a ring that was read again for a return needs no other reading, though it names the same queue."""
 
+_ID = frozenset({content.STAMP_ID})
+
 _PASSED = frozenset({PassReason.NO_BINDINGS, PassReason.TYPE, PassReason.MODE_PASS, PassReason.SHADOW})
 """Why an exchange without a ring gets what its ring had before: the broker routes it, or its alternate exchange."""
 
@@ -59,7 +61,7 @@ class Rerouted:
         self.sent_to: Destination | None = None
         """Where it came back from."""
         self.passed = False
-        """It went out to the client's own exchange, unstamped."""
+        """It went out to the client's own exchange, with no stamp but its id."""
         self.tries = 0
         self.tag = 0
         """Its delivery tag on our channel; 0 for none."""
@@ -88,8 +90,8 @@ class Reroutes:
         """Of the last publish."""
         self.under_way: dict[int, Rerouted] = {}
         """By delivery tag."""
-        self._stamped: dict[int, Rerouted] = {}
-        """Those that went out stamped, by ring id."""
+        self.by_id: dict[int, Rerouted] = {}
+        """By ring id."""
         self.came: bytes = b""
         """A basic.return on our channel whose content header is due."""
         self.left = 0
@@ -107,15 +109,6 @@ class Reroutes:
     def since(self) -> float | None:
         """When the first of those under way came back, monotonic; None where there is none."""
         return min((came.since for came in self.under_way.values()), default=None)
-
-    def find(self, ring_id: int) -> Rerouted | None:
-        """Which one a stamped return on our channel is."""
-        return self._stamped.get(ring_id)
-
-    def find_passed(self, exchange: bytes, key: bytes) -> Rerouted | None:
-        """Which one an unstamped return is: the oldest of those alike."""
-        alike = (c for c in self.under_way.values() if c.passed and (c.exchange, c.key) == (exchange, key))
-        return next(alike, None)
 
     def send(self, c: Connection, came: Rerouted, frames: bytes, *, last: bool) -> None:
         """Sends a part of a content, or keeps it back: contents follow each other whole, though they came mingled."""
@@ -142,14 +135,13 @@ class Reroutes:
         came.tries += 1
         came.channel.away += 1
         self.under_way[came.tag] = came
-        if not came.passed:
-            self._stamped[came.ring_id] = came
+        self.by_id[came.ring_id] = came
 
     def take(self, came: Rerouted) -> None:
         """It is under way no more."""
         if self.under_way.pop(came.tag, None) is came:
             came.channel.away -= 1
-            self._stamped.pop(came.ring_id, None)
+            self.by_id.pop(came.ring_id, None)
         came.tag = 0
 
     def closed(self) -> list[Rerouted]:
@@ -215,14 +207,14 @@ def publish(c: Connection, came: Rerouted, to: Target | Route, data: bytes, star
     """Sends method and content header of a message to a place that it was not sent to before; whether they fit."""
     own = c.reroutes = c.reroutes or Reroutes(c.spare)
     header = own_words(came, data, start, stop)
+    cut, entries = _ID, STAMP_ID_ENTRY + U64.pack(came.ring_id)
     if isinstance(to, Target):
         cut = STAMPS_AND_COPIES if to.is_queue else STAMPS
-        stamp = content.stamp_of_exchange(came.exchange)
-        entries = b"".join((stamp, U32.pack(len(came.key)), came.key, STAMP_ID_ENTRY, U64.pack(came.ring_id)))
-        header, put_back = content.stamped(header, 0, len(header), entries, cut)
+        entries = content.stamp_of_exchange(came.exchange) + U32.pack(len(came.key)) + came.key + entries
         method = to.method if to.is_queue else to.method + shorted(came.key)
     else:
-        put_back, method = b"", PUBLISH + shorted(came.exchange) + shorted(came.key)
+        method = PUBLISH + shorted(came.exchange) + shorted(came.key)
+    header, put_back = content.stamped(header, 0, len(header), entries, cut)
     if len(header) > c.frame_max - OVERHEAD:
         return False
     own.take(came)
@@ -248,9 +240,8 @@ def publish(c: Connection, came: Rerouted, to: Target | Route, data: bytes, star
 
 def own_words(came: Rerouted, data: bytes, start: int, stop: int) -> bytes:
     """The content header of a message that came back, as its client sent it."""
-    if came.passed:
-        return data[start:stop]
-    return content.unstamped(data, start, stop, came.put_back, came.known.had_headers)
+    stamps = _ID if came.passed else STAMPS
+    return content.unstamped(data, start, stop, came.put_back, came.known.had_headers, stamps)
 
 
 def more(c: Connection, came: Rerouted, data: bytes, i: int, end: int, *, last: bool) -> None:

@@ -214,9 +214,8 @@ def _again(c: Connection, data: bytes, i: int, end: int) -> bytes:
     assert own is not None
     frame, start, stop = own.came, i + 7, end - 1
     sent_to, sent_key = _sent(frame)
-    stamps = content.stamps_in(data, start, stop)
-    came = own.find(stamps.ring_id) if stamps else None
-    came = came or own.find_passed(sent_to, sent_key)
+    ring_id = content.ring_id_in(data, start, stop)
+    came = own.by_id.get(ring_id) if ring_id is not None else None
     left = U64.unpack_from(data, i + 11)[0]
     to = None
     if came is not None:

@@ -298,10 +298,23 @@ def test_a_nack_ends_the_wait() -> None:
     publish(confirms, tally, 3)
     for number, came in {1: None}.items():
         confirms.came_back(number, came)
-    assert confirms.answers(2, True) == []
-    assert confirms.refused(1, False) == [(1, False, False), (2, True, True)]
+    assert confirms.refused(1, False) == [(1, False, False)]
     assert confirms.decide(1, PLACED) == []
-    assert (outcomes(tally), confirms.unsettled) == ((1, 1, 0, 0), 1)
+    assert confirms.answers(3, True) == [(3, True, True)]
+    assert (outcomes(tally), confirms.unsettled) == ((2, 1, 0, 0), 0)
+
+
+def test_a_multiple_nack_is_not_for_what_was_acked_before() -> None:
+    confirms, tally = begun(), Tally()
+    publish(confirms, tally, 7)
+    for number in (2, 5):
+        confirms.came_back(number, None)
+    assert confirms.answers(3, True) == [(1, True, True)]
+    assert confirms.answers(5, False) == []
+    assert confirms.refused(7, True) == [(4, False, False), (6, False, False), (7, False, False)]
+    assert confirms.decide(5, PLACED) == [(5, False, True)]
+    assert confirms.decide(2, REFUSED) == [(2, False, False), (3, True, True)]
+    assert (outcomes(tally), confirms.unsettled) == ((3, 4, 0, 0), 0)
 
 
 def test_a_channel_that_is_gone_decides_nothing() -> None:
