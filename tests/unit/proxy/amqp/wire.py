@@ -12,7 +12,7 @@ from pamqp import header as pamqp_header
 
 from proxy.amqp import rewrite
 from proxy.amqp.channel import Channel
-from proxy.amqp.connection import Connection, Phase
+from proxy.amqp.connection import Connection, Phase, Stale
 from proxy.amqp.routes import RouteTables
 from proxy.router import Entry, KnownRing, Name, PassReason, Router
 from proxy.selection import Mode, Selection
@@ -107,6 +107,13 @@ def close_connection(code: int, text: bytes) -> bytes:
     return method(0, 10, 50, pack(">H", code) + short(text) + pack(">HH", 0, 0))
 
 
+def back(sent: bytes, piece: int = 1 << 17) -> bytes:
+    """The broker's return of a message that reached it, its body in frames of so many bytes."""
+    (one,) = published(sent)
+    bodies = b"".join(body(one.channel, one.body[i : i + piece]) for i in range(0, len(one.body), piece))
+    return returned(one.channel, one.exchange, one.key) + frame(2, one.channel, one.header) + bodies
+
+
 CONNECTION_CLOSE_OK = method(0, 10, 51)
 HEARTBEAT = frame(8, 0, b"")
 
@@ -184,6 +191,27 @@ def published(data: bytes) -> list[Published]:
     return done
 
 
+def contents(data: bytes, channel: int) -> list[Published | Frame]:
+    """The messages and methods of a channel, in order; fails where a message is not whole before the next frame."""
+    done: list[Published | Frame] = []
+    frames = [each for each in split(data) if each.channel == channel]
+    while frames:
+        first = frames.pop(0)
+        assert first.kind == 1, f"content without a method: {first}"
+        if first.id != (60, 40):
+            done.append(first)
+            continue
+        whole, left = first.whole, -1
+        while left:
+            each = frames.pop(0)
+            assert each.kind == (2 if left < 0 else 3), f"in the midst of a content: {each}"
+            left = unpack_from(">Q", each.payload, 4)[0] if left < 0 else left - len(each.payload)
+            assert left >= 0
+            whole += each.whole
+        done += published(whole)
+    return done
+
+
 def properties_in(payload: bytes) -> commands.Basic.Properties:
     """A content header's payload, as pamqp reads it."""
     _, _, read = pamqp_frame.unmarshal(frame(2, 1, payload))
@@ -249,8 +277,12 @@ class Wire:
         confirming: bool = False,
         frame_max: int = 1 << 17,
         selection: Selection = ROUTE_ALL,
+        spare: int = 0,
     ) -> None:
-        """`entries` are the exchanges known; a ring alone routes. Channels have the same nonce each time."""
+        """`entries` are the exchanges known; a ring alone routes. Channels have the same nonce each time.
+
+        `spare` is the channel to publish on again what came back; 0 for none.
+        """
         self.router = Router(300, refuse_stale=True, clock=lambda: NOW)
         for name, what in (entries or {}).items():
             self.router.put((VHOST, name), what if isinstance(what, Entry) else known(what))
@@ -259,7 +291,7 @@ class Wire:
         self.samples: list[float] = []
         c = self.c = Connection(self.tables.table, self.samples.append, frozenset())
         c.phase, c.opened, c.vhost, c.now = Phase.RUNNING, True, VHOST, NOW
-        c.frame_max, c.channel_max = frame_max, 2046
+        c.frame_max, c.channel_max, c.spare = frame_max, 2046, spare
         c.table = self.tables.table(VHOST, None)
         c.routes = c.table.routes
         for number in channels:
@@ -286,6 +318,28 @@ class Wire:
         rewrite.from_broker(self.c, data)
         assert self.to_broker() == b""
         return self.to_client()
+
+    def both(self, data: bytes) -> tuple[bytes, bytes]:
+        """What goes to the broker, and what to the client, for these bytes of the broker's."""
+        rewrite.from_broker(self.c, data)
+        return self.to_broker(), self.to_client()
+
+    def reread(self, entries: Mapping[str, Entry | KnownRing | None]) -> tuple[bytes, bytes]:
+        """What goes to either side once what a message that came back waits for has been read, as a session does it.
+
+        `entries` are what was found; None for an exchange that is gone.
+        """
+        c, wanted = self.c, self.c.broker_held
+        assert wanted is not None
+        for name, what in entries.items():
+            if what is None:
+                self.router.drop((VHOST, name))
+            else:
+                self.router.put((VHOST, name), what if isinstance(what, Entry) else known(what))
+        if isinstance(wanted, Stale):
+            c.reread[wanted] = c.now
+        c.broker_held = None
+        return self.both(b"")
 
     @property
     def held(self) -> str | None:
