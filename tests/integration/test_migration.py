@@ -10,6 +10,7 @@ from testbed.broker import Broker
 from tests.integration.broker_api import BrokerApi, VirtualHost, wait_until
 from tests.integration.conftest import USER, Login, StartSidecar
 from tests.integration.documents import Document, Shell, parsed, tried, variables
+from tests.integration.native import publish_counted
 from tests.integration.rings import owner
 from tests.integration.sidecar import Sidecar
 from tests.integration.wire_client import Client, port_of
@@ -58,8 +59,14 @@ def placed(shop: VirtualHost) -> Placed:
     return {m.body.decode(): queue for queue, messages in shop.drain_all().items() for m in messages}
 
 
-def through(client: Client, port: int, shop: VirtualHost) -> Placed:
-    """Where each key of an AMQP publisher lands; the queues are empty afterwards."""
+def through(client: Client, port: int, shop: VirtualHost, *, counted: bool = True) -> Placed:
+    """Where each key of an AMQP publisher lands; the queues are empty afterwards.
+
+    `counted`: they come into the exchange, natively or passed.
+    """
+    if counted:
+        publish_counted(client, port, shop, "orders", KEYS)
+        return placed(shop)
     with client.session(port, shop.name) as peer:
         peer.channel()
         for key in KEYS:
@@ -115,7 +122,7 @@ def test_from_native_to_routed_and_back(
     one, other = fleet.restart(route)
     ring = {key: owner(QUEUES, key) for key in KEYS}
     for sidecar in (one, other):
-        assert through(client, sidecar.amqp_port, shop) == ring
+        assert through(client, sidecar.amqp_port, shop, counted=False) == ring
     shell = Shell(variables(broker, one, other))
     told = shell(done)
     assert 'ringproxy_ring_routed{exchange="orders",vhost="shop"} 1.0' in told

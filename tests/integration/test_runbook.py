@@ -108,7 +108,7 @@ def test_lost_management_api(start_used: StartSidecar, broker: Broker, login: Lo
         sidecar = start_used(management_url=management_url, lookup_timeout="3")
         shell = Shell(variables(broker, sidecar))
         names, bindings = parsed(shell(ask))
-        assert {"name": "shop"} in names
+        assert "shop" in [vhost["name"] for vhost in names]
         assert {b["destination"] for b in bindings} == set(QUEUES)
         link.cut()
         wait_until("the loss", lambda: sidecar.metric("ringproxy_sync_failing") == 1)
@@ -124,9 +124,9 @@ def test_lost_management_api(start_used: StartSidecar, broker: Broker, login: Lo
     wrong = Shell(variables(broker, sidecar) | {"READER": f"{USER}:wrong"})
     assert all(answer["error"].startswith("not_authori") for answer in parsed(wrong(ask)))
     shop.api.ask("DELETE", "permissions", "shop", USER)
-    answers = parsed(shell(ask))
-    assert {"name": "shop"} not in answers[0]
-    assert answers[1] == [] or "error" in answers[1]
+    names, bindings = parsed(shell(ask))
+    assert "shop" not in [vhost["name"] for vhost in names]
+    assert bindings == [] or "error" in bindings
 
 
 def test_broker_disconnected(start_used: StartSidecar, broker: Broker, login: Login) -> None:
@@ -248,7 +248,7 @@ def test_the_fleet_disagrees(start_used: StartSidecar, broker: Broker, login: Lo
 
 def test_native_publishers(start_used: StartSidecar, broker: Broker, shop: VirtualHost, client: Client) -> None:
     (look,) = RUNBOOK["Native publishers"]
-    sidecar = start_used()
+    sidecar = start_used(route="shop/orders")  # named: what is not used for a while would be forgotten
     shell = Shell(variables(broker, sidecar))
     with (
         client.session(sidecar.amqp_port, "shop") as beside,
