@@ -69,7 +69,7 @@ class Connection:
         "client_dropping", "client_frames", "client_rest", "client_skip", "cluster", "confirmed", "events",
         "for_broker", "for_client", "forced", "frame_max", "framing_lost", "gathering", "goodbye", "heartbeat", "held",
         "now", "offered", "opened", "phase", "released", "reread", "reroutes", "routes", "spare", "table", "tables",
-        "to_broker", "to_client", "tried", "vhost",
+        "to_broker", "to_client", "tried", "user", "vhost", "without_spare",
     )  # fmt: skip
 
     def __init__(
@@ -128,6 +128,10 @@ class Connection:
         """The client's highest channel number; one more is kept for us."""
         self.spare = 0
         """The number of that channel; 0 where there is none."""
+        self.user = b""
+        """Who has logged in, as far as it is seen: by PLAIN."""
+        self.without_spare: dict[tuple[str, bytes], float] = {}
+        """Virtual hosts and users whose limit of channels our channel would break, and until when; of all sessions."""
         self.heartbeat = 0
         self.vhost = ""
         self.cluster: str | None = None

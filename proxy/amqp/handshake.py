@@ -44,6 +44,9 @@ _TAKEN_HEADERS = PROTOCOL_HEADER, b"AMQP\x01\x01\x00\x09"
 LENT = frozenset({b"EXTERNAL", b"ANONYMOUS"})
 """Mechanisms that tell the broker of the peer of its connection, which is this proxy: it would lend its identity."""
 
+WITHOUT_SPARE = 300.0
+"""Seconds for which nothing of a user is published again, where our channel was one too many."""
+
 _MOST_CHANNELS = (1 << 16) - 1
 _CONNECTION = 10
 
@@ -126,7 +129,16 @@ def from_broker(c: Connection, method: int, data: bytes, i: int, end: int) -> by
         c.opened = True
     elif method in (CONNECTION_CLOSE, CONNECTION_CLOSE_OK):
         c.phase = c.broker_phase = Phase.ENDING
+        if method == CONNECTION_CLOSE:
+            _closed(c, data, i, end)
     return None
+
+
+def _closed(c: Connection, data: bytes, i: int, end: int) -> None:
+    """RabbitMQ closes the connection of a user who has too many channels (3.10, run): not once more, for ours."""
+    is_opening = c.reroutes is not None and c.reroutes.is_open and not c.reroutes.answered
+    if is_opening and U16.unpack_from(data, i + 11)[0] == NOT_ALLOWED:
+        c.without_spare[c.vhost, c.user] = c.now + WITHOUT_SPARE
 
 
 def _start(c: Connection, data: bytes, i: int, end: int) -> bytes:
@@ -151,10 +163,13 @@ def _start_ok(c: Connection, data: bytes, i: int, end: int) -> bytes | None:
     stop = first + U32.unpack_from(data, i + 11)[0]
     if stop >= end:
         raise Fault(SYNTAX_ERROR, "the client properties are longer than their frame", CONNECTION_START_OK)
-    mechanism, _ = short_string(data, stop, end - 1)
+    mechanism, at = short_string(data, stop, end - 1)
     if mechanism in LENT and mechanism not in c.allowed_mechanisms:
         text = f"mechanism {mechanism.decode()} would lend the proxy's identity; see allow_mechanisms"
         raise Fault(COMMAND_INVALID, text, CONNECTION_START_OK)
+    if mechanism == b"PLAIN":
+        # RFC 4616: the identity to act as, the user, the password.
+        c.user = b"".join(data[at + 4 : end - 1].split(b"\0")[1:2])
     properties, _ = table.without(data, first, stop, _INVENTORY)
     properties += b"".join(_INVENTORY.values())
     made = method_frame(0, CONNECTION_START_OK, U32.pack(len(properties)) + properties + data[stop : end - 1])

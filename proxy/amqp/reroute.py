@@ -85,7 +85,8 @@ class Reroutes:
     def __init__(self, number: int) -> None:
         """Not open yet; `number` is the channel's."""
         self.number = number
-        self.is_open = False
+        self.is_open = self.answered = False
+        """Whether it has been opened; and whether the broker has said so."""
         self.tag = 0
         """Of the last publish."""
         self.under_way: dict[int, Rerouted] = {}
@@ -149,7 +150,7 @@ class Reroutes:
         lost = list(self.under_way.values())
         for came in lost:
             self.take(came)
-        self.is_open, self.tag = False, 0
+        self.is_open, self.answered, self.tag = False, False, 0
         self._sending, self._behind = None, {}
         self.came, self.left, self.back, self.home, self.ends = b"", 0, None, [], None
         return lost
@@ -167,6 +168,8 @@ def placed(c: Connection, came: Rerouted, data: bytes, start: int, stop: int) ->
 
 
 def _placed(c: Connection, came: Rerouted, data: bytes, start: int, stop: int) -> Target | Route | None:
+    if c.without_spare and c.now < c.without_spare.get((c.vhost, c.user), 0.0):
+        return None
     if not c.spare or came.tries >= MOST_TRIES or c.phase > Phase.LEAVING or c.table is None:
         return None
     found = c.table.find(came.exchange)

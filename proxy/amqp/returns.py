@@ -183,6 +183,7 @@ def on_ours(c: Connection, kind: int, data: bytes, i: int, end: int) -> bytes:
     assert own is not None
     if kind == METHOD:
         method = U32.unpack_from(data, i + 7)[0]
+        own.answered = True
         if method in (BASIC_ACK, BASIC_NACK):
             tag, multiple = U64.unpack_from(data, i + 11)[0], bool(data[i + 19] & 1)
             return b"".join(reroute.confirmed(c, tag, multiple, method == BASIC_ACK))

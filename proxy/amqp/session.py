@@ -60,6 +60,7 @@ class Session:
         self.client, self.broker = Leg(self), Leg(self)
         self.client.other, self.broker.other = self.broker, self.client
         self.connection = Connection(shared.tables.table, shared.confirmed, shared.allowed_mechanisms)
+        self.connection.without_spare = shared.without_spare
         self._loop = asyncio.get_running_loop()
         self._head = b""
         self._task: asyncio.Task[None] | None = None

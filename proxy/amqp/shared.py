@@ -35,6 +35,8 @@ class Shared:
     refusals: dict[int, int] = field(default_factory=dict)
     """Closes of ours by reply code."""
     refreshing: set[tuple[Name, Destination | None]] = field(default_factory=set)
+    without_spare: dict[tuple[str, bytes], float] = field(default_factory=dict)
+    """See Connection."""
     tasks: set["asyncio.Task[None]"] = field(default_factory=set)
 
     def refresh(self, name: Name, gone: Destination | None) -> None:

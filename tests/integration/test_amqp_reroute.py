@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from pamqp.commands import Basic, Channel, Connection, Queue, Tx
 
-from tests.integration.broker_api import VirtualHost, wait_until
+from tests.integration.broker_api import BrokerApi, VirtualHost, wait_until
 from tests.integration.conftest import StartSidecar
 from tests.integration.rings import owner
 from tests.integration.sidecar import Sidecar
@@ -250,6 +250,39 @@ def test_a_queue_that_refuses_it_makes_a_nack(slow: Sidecar, vhost: VirtualHost,
         peer.publish(1, "orders", LOST[0], b"refused")
         assert peer.expect(1, Basic.Nack).delivery_tag == 7
     assert slow.metric("ringproxy_publishes_total", ingress="amqp", exchange="orders", outcome="nacked") == 3
+
+
+def test_a_user_at_his_limit_of_channels_loses_one_session_and_no_message(
+    slow: Sidecar, vhost: VirtualHost, api: BrokerApi
+) -> None:
+    """RabbitMQ closes the connection over our channel; from then on what comes back to him is nacked."""
+    api.ask("PUT", "users", "limited", body={"password": "x", "tags": ""})
+    vhost.permit("limited", configure=".*", write=".*", read=".*")
+    api.ask("PUT", "user-limits", "limited", "max-channels", body={"value": 1})
+    vhost.ring("orders", QUEUES)
+    limited = Client("limited", "x")
+    try:
+        with limited.session(slow.amqp_port, vhost.name) as peer:
+            peer.channel(1)
+            peer.publish(1, "orders", KEPT[0], b"first")
+            peer.confirm(1)
+            vhost.delete_queue(GONE)
+            peer.publish(1, "orders", LOST[0], b"lost")
+            closed = peer.expect(0, Connection.Close)
+            assert closed.reply_code == 530
+            assert "limit" in closed.reply_text
+        with limited.session(slow.amqp_port, vhost.name) as peer:
+            peer.channel(1)
+            vhost.delete_queue("q1")
+            mine = [key for key in KEYS if owner(LEFT, key) == "q1"]
+            peer.publish(1, "orders", mine[0], b"nacked")
+            assert peer.expect(1, Basic.Nack).delivery_tag == 1
+            slow.wait_for_weights(vhost.name, "orders", {"q3": 1})
+            peer.publish(1, "orders", mine[0], b"then")
+            assert peer.expect(1, Basic.Ack).delivery_tag == 2
+    finally:
+        api.ask("DELETE", "users", "limited")
+    assert landed(vhost) == {b"then": "q3"}
 
 
 def test_a_queue_deleted_and_declared_again_while_messages_stream(
