@@ -5,7 +5,7 @@ INSTALLED := .venv/.installed
 # The unit tests, the checks and the image do not depend on the broker: with one chosen, only what does is run.
 TESTS := $(if $(BROKER),tests/integration --ignore=tests/integration/test_image.py,tests/unit tests/integration)
 
-.PHONY: help demo test bench chaos check lock clean
+.PHONY: help demo test bench chaos fuzz check lock clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -22,6 +22,10 @@ bench: $(INSTALLED) ## Measure how fast it is, for docs/performance.md; with BRO
 chaos: $(INSTALLED) ## Break all there is around the sidecars, and judge: docs/reliability.md; with SEED and FAULTS, otherwise or longer
 	.venv/bin/python -m tests.chaos --seed=$(or $(SEED),44) --faults=$(or $(FAULTS),30)
 
+fuzz: $(INSTALLED) ## Fuzz all that reads bytes, each harness for SECONDS (60); on Linux, x86-64
+	.venv/bin/pip install --quiet --disable-pip-version-check --require-hashes -r constraints-fuzz.txt
+	.venv/bin/python -m tests.fuzz $(or $(SECONDS),60)
+
 check: $(INSTALLED) ## Lint, formatting and types
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
@@ -36,10 +40,11 @@ lock: $(INSTALLED) ## Re-make constraints*.txt with the newest versions pyprojec
 	.venv/uv/bin/pip install --quiet --disable-pip-version-check uv
 	export SSL_CERT_FILE="$${PIP_CERT:-$$(.venv/uv/bin/pip config get global.cert 2>/dev/null || echo "$$SSL_CERT_FILE")}"; \
 	set -e -- --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links \
-		--custom-compile-command "make lock" --quiet pyproject.toml; \
-	.venv/uv/bin/uv pip compile "$$@" --upgrade --group dev --output-file constraints.txt; \
-	.venv/uv/bin/uv pip compile "$$@" --constraints constraints.txt --output-file constraints-runtime.txt
+		--custom-compile-command "make lock" --quiet; \
+	.venv/uv/bin/uv pip compile "$$@" --upgrade pyproject.toml --group dev --output-file constraints.txt; \
+	.venv/uv/bin/uv pip compile "$$@" pyproject.toml --constraints constraints.txt --output-file constraints-runtime.txt; \
+	.venv/uv/bin/uv pip compile "$$@" --upgrade --group fuzz --output-file constraints-fuzz.txt
 	rm -r .venv/uv
 
 clean: ## Remove what the other targets made here
-	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf .venv build .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info

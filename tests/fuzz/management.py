@@ -1,0 +1,61 @@
+"""What the management API answers."""
+
+import json
+from contextlib import suppress
+from math import isfinite
+
+from proxy.management import MAX_RETRY_AFTER, _decoded, _retry_after
+from proxy.topology import (
+    RING_TYPES,
+    dead_letters_by_own_name,
+    parse_bindings,
+    parse_exchange,
+    parse_names,
+    weigh,
+)
+
+
+def check(data: bytes) -> None:
+    """Only ValueError, of which TopologyError is one, or RecursionError is raised; weights are weights."""
+    wait = _retry_after({"Retry-After": data[:40].decode("utf-8", "replace")})
+    assert isfinite(wait)
+    assert 0 <= wait <= MAX_RETRY_AFTER
+    try:
+        answer = _decoded(data)
+    except (ValueError, RecursionError):
+        return
+    for parse in (parse_exchange, dead_letters_by_own_name, lambda found: parse_names(found, "exchange")):
+        with suppress(ValueError):
+            parse(answer)
+    try:
+        bindings = parse_bindings(answer)
+    except ValueError:
+        return
+    for kind in RING_TYPES:
+        weighed = weigh(bindings, kind)
+        assert all(1 <= weight <= 10_000 for weight in weighed.weights.values())
+        assert set(weighed.weights) | {one.destination for one in weighed.ignored} == {b.destination for b in bindings}
+        assert len(weighed.duplicates) == len(set(weighed.duplicates))
+
+
+def seeds() -> list[bytes]:
+    """What RabbitMQ answers."""
+    bindings = [
+        {"destination": f"q{n}", "destination_type": kind, "routing_key": key}
+        for n, (kind, key) in enumerate(
+            [("queue", "1"), ("exchange", "+3"), ("queue", "05"), ("queue", "x"), ("queue", "")]
+        )
+    ]
+    answers: list[object] = [
+        bindings,
+        bindings[:1] * 3,
+        {"name": "x", "type": "x-consistent-hash", "internal": False, "arguments": {"hash-header": "h"}},
+        {"name": "x", "type": "x-consistent-hash", "arguments": {"hash-property": "message_id"}},
+        {"name": "x", "type": "x-modulus-hash", "internal": True, "arguments": {}},
+        {"type": "x-consistent-hash", "arguments": {"x-hash-on": "h"}},
+        {"name": "q", "arguments": {"x-dead-letter-exchange": "d"}, "effective_policy_definition": []},
+        {"name": "q", "effective_policy_definition": {"dead-letter-exchange": "d", "dead-letter-routing-key": "k"}},
+        [{"name": "/"}, {"name": "shop"}],
+        {"name": "rabbit@host"},
+    ]
+    return [json.dumps(answer).encode() for answer in answers] + [b"5", b"nan", b"null", b'[{"name": "\\ud800"}]']

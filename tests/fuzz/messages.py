@@ -1,0 +1,152 @@
+"""From one item of a batch, a CloudEvent, or a request's headers to a message."""
+
+import json
+from contextlib import suppress
+from typing import Any, cast
+
+from aiohttp import web
+from multidict import CIMultiDict
+from yarl import URL
+
+from proxy.amqp import content, table
+from proxy.amqp.frames import U32
+from proxy.amqp.properties import Header
+from proxy.http import cloudevents, fields, parsing
+from proxy.http.decoding import DecodingError, decoded
+from proxy.http.fields import ItemError
+from proxy.http.message import FAN_OUT, STAMPS, Message
+from proxy.http.problems import ProblemError
+from tests.fuzz.steps import Step, steps, written
+
+ITEM, STRUCTURED, BATCHED, BINARY, REQUEST = range(5)
+"""What the first byte makes of the others: JSON, or steps that each are a header."""
+
+_NAMES = [
+    b"Routing-Key",
+    b"Content-Type",
+    b"Content-Encoding",
+    b"traceparent",
+    b"tracestate",
+    b"Prefer",
+    *(b"Amqp-" + name for name in (b"Message-Id", b"Expiration", b"Priority", b"Timestamp", b"Delivery-Mode", b"Type")),
+    *(b"Amqp-Header-a", b"Amqp-Header-CC", b"Amqp-Header-x-ring-id", b"Amqp-Header-", b"Amqp-User-Id"),
+    *(b"ce-" + name for name in (b"id", b"source", b"type", b"specversion", b"time", b"subject", b"partitionkey")),
+    *(b"ce-data", b"ce-ext", b"ce-dataschema"),
+]
+_PATH, _ANY = 64, 128
+"""Steps that are the path and query, or a header whose name they bring, up to a colon."""
+
+
+def check(data: bytes) -> None:
+    """Only the documented errors are raised, and a message that is made can be read again."""
+    what, rest = (data[0] if data else 0) % 5, data[1:]
+    if what == ITEM:
+        with suppress(DecodingError):
+            item = decoded(rest)
+            if isinstance(item, dict):
+                with suppress(ItemError):
+                    _check(fields.message_of(cast("dict[str, Any]", item))[1])
+    elif what == STRUCTURED:
+        with suppress(ItemError):
+            _check(cloudevents.structured(rest))
+    elif what == BATCHED:
+        with suppress(ItemError):
+            for event in cloudevents.batched(rest):
+                with suppress(ItemError):
+                    _check(cloudevents.message_of(event)[1])
+    else:
+        _check_request(what, rest)
+
+
+def _check_request(what: int, data: bytes) -> None:
+    path, headers = b"/v1/exchanges/x/publish", []
+    for step in steps(data):
+        if step.op == _PATH:
+            path = b"/v1/exchanges/" + step.data
+        elif step.op == _ANY:
+            name, _, value = step.data.partition(b":")
+            headers.append((name, value))
+        else:
+            headers.append((_NAMES[step.op % len(_NAMES)], step.data))
+    if what == BINARY:
+        with suppress(ItemError):
+            _check(cloudevents.binary(headers, data))
+        return
+    request = cast(web.Request, _Request(path, headers))
+    with suppress(ProblemError):
+        query = parsing.query_of(request, {"vhost", "key"})
+        vhost, exchange = parsing.name_of(request, query, "/")
+        assert len(vhost.encode()) < 256
+        assert len(exchange.encode()) < 256
+        parsing.prefers(request, "minimal")
+        key, properties = parsing.message_of(request, query)
+        _check(Message(key, Header.of(properties), data))
+
+
+class _Request:
+    """What is read of a request."""
+
+    def __init__(self, path: bytes, headers: list[tuple[bytes, bytes]]) -> None:
+        text = "".join(chr(c) for c in path if 0x20 < c < 0x7F)
+        before, _, query = text.partition("?")
+        self.rel_url = URL.build(path=before, query_string=query, encoded=True)
+        self.raw_headers = headers
+        self.headers = CIMultiDict(
+            (name.decode("utf-8", "surrogateescape"), value.decode("utf-8", "surrogateescape"))
+            for name, value in headers
+        )
+
+
+def _check(message: Message) -> None:
+    assert message.key is None or len(message.key) < 256
+    payload = message.header.payload(len(message.body))
+    flags, at = content.headers_at(payload, 0, len(payload))
+    if flags & content.HEADERS:
+        first, stop = content.table_at(payload, at, len(payload))
+        names = [entry.name.decode() for entry in table.entries(payload, first, stop)]
+        assert not set(names) & (STAMPS | FAN_OUT)
+        assert len(names) == len(set(names))
+        assert all(0 < len(name.encode()) <= 128 for name in names)
+    stamped, _ = content.stamped(payload, 0, len(payload), b"\1aS" + U32.pack(1) + b"b", ())
+    assert len(stamped) >= len(payload)
+
+
+def seeds() -> list[bytes]:
+    """Messages that are right."""
+    item = {
+        "id": "1",
+        "key": "k",
+        "payload": "aGVsbG8=",
+        "payload_encoding": "base64",
+        "headers": {"a": [1, 2.5, None, {"b": True}], "big": 1 << 40},
+        "properties": {"priority": 3, "expiration": "60000", "timestamp": 1, "message_id": "m", "delivery_mode": 1},
+    }
+    event = {
+        "specversion": "1.0",
+        "id": "1",
+        "source": "/s",
+        "type": "t",
+        "time": "2026-01-02T03:04:05.6Z",
+        "partitionkey": "k",
+        "ext": 5,
+        "data": {"a": 1},
+    }
+    in_base64 = {**event, "data_base64": "aGVsbG8=", "datacontenttype": "text/plain"}
+    del in_base64["data"]
+    headers = [
+        Step(n, 0, value)
+        for n, value in enumerate([b"k", b"text/plain", b"gzip", b"00-1-2-01", b"a=1", b"return=minimal"])
+    ]
+    headers += [Step(6 + n, 0, value) for n, value in enumerate([b"m", b"60000", b"3", b"1", b"2", b"t", b"h"])]
+    binary = [Step(_NAMES.index(b"ce-" + name), 0, name) for name in (b"id", b"source", b"type", b"partitionkey")]
+    binary += [Step(_NAMES.index(b"ce-specversion"), 0, b"1.0"), Step(_ANY, 0, b'ce-any:"%C3%A9"')]
+    path = Step(_PATH, 0, b"a%2Fb%C3%A9/publish?vhost=%2F&key=k")
+    return [
+        bytes((ITEM,)) + json.dumps(item).encode(),
+        bytes((ITEM,)) + b'{"key": "k", "payload": {"a": [1e5]}, "payload_encoding": "json"}',
+        bytes((STRUCTURED,)) + json.dumps(event).encode(),
+        bytes((BATCHED,)) + json.dumps([event, in_base64]).encode(),
+        bytes((BINARY,)) + written(binary),
+        bytes((REQUEST,)) + written([path, *headers[1:]]),
+        bytes((REQUEST,)) + written(headers),
+    ]
