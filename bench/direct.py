@@ -59,9 +59,10 @@ def messages_per_second(amqp_url: str, mode: int, queues: Sequence[str], seconds
     return int(count) / float(took), int(count)
 
 
-def message(queue: str, mode: int) -> bytes:
-    """The frames of one message of that delivery mode to a queue, by the default exchange."""
-    method = method_frame(1, BASIC_PUBLISH, U16.pack(0) + shorted(b"") + shorted(queue.encode()) + b"\0")
+def message(key: str, mode: int, exchange: str = "") -> bytes:
+    """The frames of one message of that delivery mode: to a queue, by the default exchange, or to another."""
+    place = shorted(exchange.encode()) + shorted(key.encode())
+    method = method_frame(1, BASIC_PUBLISH, U16.pack(0) + place + b"\0")
     header = _HEADER.pack(BASIC, 0, SIZE, _DELIVERY_MODE, mode)
     return b"".join(
         (method, FRAME.pack(HEADER, 1, len(header)), header, b"\xce", FRAME.pack(BODY, 1, SIZE), b"x" * SIZE, b"\xce")

@@ -13,9 +13,18 @@ def cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / _TICKS
 
 
+def memory(pid: int) -> int:
+    """The bytes that are resident now."""
+    return _status(pid, "VmRSS")
+
+
 def peak_memory(pid: int) -> int:
     """The most bytes that were ever resident at once."""
-    found = re.search(r"^VmHWM:\s+(\d+) kB$", Path(f"/proc/{pid}/status").read_text(), re.M)
+    return _status(pid, "VmHWM")
+
+
+def _status(pid: int, what: str) -> int:
+    found = re.search(rf"^{what}:\s+(\d+) kB$", Path(f"/proc/{pid}/status").read_text(), re.M)
     assert found, pid
     return int(found[1]) * 1024
 

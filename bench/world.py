@@ -53,7 +53,7 @@ def running_world(choice: str) -> Iterator[World]:
     wrk = ensure_package("wrk", "wrk")
     with private_node(installation(choice)) as node, tempfile.TemporaryDirectory(prefix="ringproxy-bench-") as folder:
         version = node.start()
-        _declare(node.amqp_url)
+        declare(node.amqp_url)
         settings = {"broker-url": node.amqp_url, "management-url": node.management_url}
         with running_sidecar(settings) as sidecar:
             _check_routed(sidecar.http_url)
@@ -63,7 +63,8 @@ def running_world(choice: str) -> Iterator[World]:
                 yield World(node, version, sidecar, url, pid, loop, wrk, Path(folder))
 
 
-def _declare(amqp_url: str) -> None:
+def declare(amqp_url: str) -> None:
+    """Declares the exchange and its queues, which drop what is oldest."""
     connection = pika.BlockingConnection(pika.URLParameters(amqp_url))
     channel = connection.channel()
     channel.exchange_declare(EXCHANGE, "x-consistent-hash", durable=True)
