@@ -80,6 +80,14 @@ class Counts:
                 total[name, reason] += tally.published
         return total
 
+    def all_rerouted(self) -> Counter[tuple[str, Name]]:
+        """By ingress and exchange."""
+        total: Counter[tuple[str, Name]] = Counter()
+        for ingress, name, _, tally in self._tallies():
+            if tally.rerouted:
+                total[ingress, name] += tally.rerouted
+        return total
+
     def all_shadowed(self) -> Counter[tuple[Name, Destination]]:
         """By exchange and where its ring would have sent them."""
         total: Counter[tuple[Name, Destination]] = Counter()
@@ -137,6 +145,14 @@ class ProxyCollector(Collector):
         for (name, reason), count in self._counts.all_passed().items():
             passed.add_metric([*name, reason], count)
         yield passed
+        rerouted = CounterMetricFamily(
+            "ringproxy_rerouted",
+            "Messages that came back from a destination that is gone, and were published again.",
+            labels=["ingress", "vhost", "exchange"],
+        )
+        for (ingress, name), count in self._counts.all_rerouted().items():
+            rerouted.add_metric([ingress, *name], count)
+        yield rerouted
         shadowed = CounterMetricFamily(
             "ringproxy_shadowed",
             "Publishes to shadowed exchanges, by where their ring would have sent them.",

@@ -228,6 +228,8 @@ def publish(c: Connection, came: Rerouted, to: Target | Route, data: bytes, star
         own.is_open = True
         opening = method_frame(own.number, CHANNEL_OPEN, b"\0") + method_frame(own.number, CONFIRM_SELECT, b"\0")
     c.tallies.of((c.vhost, came.exchange.decode(errors="replace")), None).rerouted += 1
+    if not isinstance(to, Target):
+        to.tally.published += 1
     frames = (
         opening,
         FRAME.pack(METHOD, own.number, len(method) + 1),
