@@ -4,11 +4,13 @@ import struct
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 from pamqp.commands import Basic, Connection
 
 from proxy.amqp.listener import SPARE
 from proxy.amqp.session import CLOSE_WITHIN, HEADER_WITHIN
+from tests.certificates import Authority
 from tests.integration.broker_api import VirtualHost, wait_until
 from tests.integration.conftest import StartSidecar
 from tests.integration.sidecar import Sidecar
@@ -112,6 +114,17 @@ def test_a_handshake_that_is_never_finished_ends(sidecar: Sidecar, client: Clien
         wait_until("their end", lambda: sessions(sidecar) == before)
         took = time.monotonic() - began
         assert max(HEADER_WITHIN, BROKERS_HANDSHAKE) * 0.9 < took < 2.5 * BROKERS_HANDSHAKE
+
+
+def test_a_tls_handshake_that_is_never_finished_ends(start_sidecar: StartSidecar, tmp_path: Path) -> None:
+    pair = Authority(tmp_path).issue("sidecar")
+    sidecar = start_sidecar(tls_cert_file=f"{pair.certificate}", tls_key_file=f"{pair.key}")
+    with wire(sidecar.amqp_port) as silent, wire(sidecar.amqp_port) as half:
+        began = time.monotonic()
+        half.send(bytes.fromhex("16030100c8010000c40303"))
+        assert silent.at_end()
+        assert half.at_end()
+        assert HEADER_WITHIN * 0.9 < time.monotonic() - began < 2 * HEADER_WITHIN
 
 
 def test_a_session_that_is_silent_for_two_heartbeats_ends(sidecar: Sidecar, vhost: VirtualHost, client: Client) -> None:
