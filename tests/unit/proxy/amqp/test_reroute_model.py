@@ -90,6 +90,8 @@ class Broker:
         self.due: dict[int, dict[int, bool]] = defaultdict(dict)
         """By channel, of publishes whose answer is due: the tag, and whether it is an ack."""
         self.tags: Counter[int] = Counter()
+        self.passed: Counter[int] = Counter()
+        """By channel, publishes to an exchange."""
         self.pending: list[Published] = []
         """Of the transaction."""
         self.closing_ours = self.closed_ours = False
@@ -129,6 +131,7 @@ class Broker:
     def route(self, one: Published) -> None:
         self.tags[one.channel] += 1
         queue = one.key.decode()
+        self.passed[one.channel] += bool(one.exchange)
         if one.exchange:  # passed: the ring's exchange itself
             queue = min(self.queues, default="")
         if queue not in self.queues and one.bits & 1:
@@ -421,12 +424,13 @@ def test_each_publish_is_told_of_once_and_none_is_acked_that_no_queue_took(rando
     # Each is counted once, by what its client was told.
     acked = sum(one.acked is True for one in sent[CONFIRMED])
     tally, passed = w.tally("x"), w.tally("x", PassReason.NO_BINDINGS)
-    assert tally.published + passed.published == len(sent[CONFIRMED])
-    assert passed.settled + passed.nacked == passed.published
+    assert tally.published + broker.passed[CONFIRMED] == len(sent[CONFIRMED])
+    # Where it gets again what its ring had before, that is a pass as well, and counts by what became of the first.
+    assert passed.settled + passed.nacked == broker.passed[CONFIRMED] <= passed.published
     assert tally.settled + tally.nacked + tally.unroutable + tally.unknown == tally.published
     assert acked - sum(one.returned for one in sent[CONFIRMED]) <= tally.settled + passed.settled <= acked
     tally, passed = w.tally("y"), w.tally("y", PassReason.NO_BINDINGS)
-    assert tally.sent + passed.sent == tally.published + passed.published == len(sent[PLAIN])
+    assert tally.sent + passed.sent == tally.published + broker.passed[PLAIN] == len(sent[PLAIN])
     tally = w.tally("z")
     assert tally.settled + tally.nacked + tally.unroutable + tally.unknown == tally.published
     rerouted = sum(w.tally(name).rerouted for name in "xyz")
