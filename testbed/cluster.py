@@ -21,6 +21,4 @@ def private_cluster(installation: Installation, size: int) -> Iterator[list[Node
             (node.folder / "conf.d" / "cluster.conf").write_text("\n".join(lines) + "\n")
         with ThreadPoolExecutor() as pool:
             list(pool.map(Node.start, nodes))
-        # Until then each node announces a name of its own, as if it were alone (3.10, measured).
-        nodes[0].control("set_cluster_name", "testbed")
         yield nodes

@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import json
 import os
 import shutil
 import sys
@@ -10,6 +11,7 @@ import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
 
 import uvloop
@@ -50,6 +52,7 @@ def main() -> int:
         single, three = pool.map(stack.enter_context, clusters)
         took = time.monotonic() - begun
         say(f"seed {arguments.seed}, {len(faults)} faults, {rabbitmq.source}; set up in {took:.0f} s")
+        say(f"notes and logs are in {folder}, and stay there unless all is green")
         green = uvloop.run(run("a single node, classic queues", single, "classic", faults[:half], folder / "single"))
         for node in single:
             node.kill()
@@ -57,8 +60,6 @@ def main() -> int:
     say(f"{'green' if green else 'RED'} after {time.monotonic() - begun:.0f} s")
     if green:
         shutil.rmtree(folder)
-    else:
-        say(f"what was noted and logged is in {folder}")
     return 0 if green else 1
 
 
@@ -81,6 +82,7 @@ async def run(title: str, nodes: list[Node], kind: str, faults: list[Fault], fol
             await asyncio.to_thread(member.end)
         await asyncio.to_thread(queues.drain, nodes[0])
         notes = [note for name in made.publishers for note in noted(made, name)]
+    (folder / "history").write_text(json.dumps(asdict(queues.history), indent=1))
     with (folder / "copies").open("w") as file:
         file.writelines(f"{copy.publisher} {copy.number} {copy.queue}\n" for copy in queues.copies)
     return report(notes, queues, injector.done, calm)

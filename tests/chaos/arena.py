@@ -20,10 +20,10 @@ from tests.chaos.queues import EXCHANGE
 from tests.chaos.relay import Relay, relay
 from tests.integration.sidecar import Sidecar
 
-SYNC_INTERVAL, SETTLE_TIME, RING_MAX_AGE = 1.0, 1.0, 5.0
+SYNC_INTERVAL, SETTLE_TIME, RING_MAX_AGE = 1.0, 1.0, 3.0
 SLACK = 3.0
 """Seconds for two readings and a ring, on a machine whose processors are all busy."""
-LIMITS = Limits(grace=SYNC_INTERVAL + SETTLE_TIME + SLACK, max_age=RING_MAX_AGE)
+LIMITS = Limits(SYNC_INTERVAL + SETTLE_TIME + SLACK, stale_after=RING_MAX_AGE + 1.0)
 
 SETTINGS = {
     "sync_interval": f"{SYNC_INTERVAL}",
@@ -60,9 +60,9 @@ _PHP = ("/usr/bin/php", str(Path(__file__).parent / "publishers" / "with_php_amq
 PROGRAMS = {
     "pika": Program(_python("with_pika"), 0, "amqp", 100),
     "aio-pika": Program(_python("with_aio_pika"), 1, "amqp", 300),
-    "php-amqplib": Program(_PHP, 0, "amqp", 1500),
+    "php-amqplib": Program(_PHP, 0, "amqp", 2500),
     "http-single": Program(_python("http_single"), 1, "http", 100),
-    "http-batch": Program(_python("http_batch"), 0, "http", 2000),
+    "http-batch": Program(_python("http_batch"), 0, "http", 4000),
     "native-pika": Program(_python("with_pika"), None, "amqp", 50),
     "native-aio-pika": Program(_python("with_aio_pika"), None, "amqp", 200),
 }
@@ -144,7 +144,7 @@ class Arena:
             todo = Task(name, ports, EXCHANGE, program.rate, str(self.notes(name)), str(self._stop))
             with (self.folder / f"{name}.log").open("wb") as log:
                 # Behind all else: they take what the broker and the sidecars leave of the processors.
-                command = ["nice", "-n", "10", *program.command, json.dumps(vars(todo))]
+                command = ["nice", "-n", "5", *program.command, json.dumps(vars(todo))]
                 self.publishers[name] = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
     def notes(self, name: str) -> Path:

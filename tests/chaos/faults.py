@@ -166,12 +166,14 @@ class Injector:
             Kind.API_LIES: Mood.LYING,
         }
         front = self._arena.front
-        before = front.moody
+        before, begin = front.moody, time.monotonic()
         async with self._impaired():
             front.mood = moods[fault.kind]
             try:
                 await asyncio.sleep(BELIEVABLE if fault.kind is Kind.API_LIES else 3 * fault.lasts)
             finally:
+                if front.mood is Mood.DOWN:
+                    self._queues.history.down.append(Span(begin, time.monotonic()))
                 front.mood = Mood.TRUE
         return Effect(f"{front.moody - before} requests", front.moody - before)
 

@@ -43,8 +43,8 @@ class Limits:
 
     grace: float
     """Once the bindings can be read: the sync interval, the settle time, and what a busy machine takes."""
-    max_age: float
-    """While they cannot be read: `ring_max_age` of a proxy that refuses to route by a stale ring."""
+    stale_after: float
+    """While they cannot be read at all: `ring_max_age` of a proxy that then refuses to route, and some more."""
 
 
 @dataclass
@@ -56,6 +56,8 @@ class History:
     changes: list[Change] = field(default_factory=list)
     deletions: list[Deletion] = field(default_factory=list)
     impaired: list[Span] = field(default_factory=list)
+    down: list[Span] = field(default_factory=list)
+    """Times in which no request for bindings was answered at all; impaired they are, too."""
 
     @property
     def current(self) -> Weights:
@@ -107,6 +109,19 @@ class Rings:
         """The queues that were bound, or may have seemed so, between these times."""
         return {destination.name for era in self._between(sent, latest) for destination in era.ring.destinations}
 
+    def stale(self, sent: float, told: float) -> bool:
+        """Whether every ring was too old to route by, from before a message was sent until after it was answered."""
+        return any(begin < sent and told < end for begin, end in self._stale)
+
+    def stale_for(self) -> float:
+        """Seconds in all in which every ring was too old."""
+        return sum(end - begin for begin, end in self._stale)
+
+    @cached_property
+    def _stale(self) -> list[Span]:
+        spans = [Span(down.begin + self._limits.stale_after, down.end) for down in self._history.down]
+        return [span for span in spans if span.begin < span.end]
+
     def _between(self, sent: float, latest: float) -> Iterator[Era]:
         for at in range(bisect_right(self._begins, latest) - 1, -1, -1):
             era = self._eras[at]
@@ -120,7 +135,7 @@ class Rings:
         for span in sorted(self._history.impaired):
             if span.begin < end and span.end > done:
                 end = max(end, span.end + self._limits.grace)
-        return min(end, done + self._limits.max_age + self._limits.grace)
+        return end
 
     @staticmethod
     def _rings(all_weights: list[Weights]) -> list[Ring]:

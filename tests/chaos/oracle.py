@@ -87,6 +87,8 @@ class Verdict:
     """Of these, those for which every ring that may have been in force agreed: how sharp this was."""
     in_order: int = 0
     """Pairs of messages of one key and channel, next to each other in a queue, that were in order."""
+    stale_for: float = 0.0
+    """Seconds in which nothing might be routed, as every ring was too old."""
     moved: int = 0
     """Such pairs that were not, while the ring of their key changed."""
 
@@ -102,6 +104,7 @@ class _Judge:
         self._verdict = Verdict()
 
     def judged(self, notes: Iterable[Note], copies: Sequence[Copy]) -> Verdict:
+        self._verdict.stale_for = self._rings.stale_for()
         by_id: dict[tuple[str, int], Note] = {}
         for note in notes:
             if (note.publisher, note.number) in by_id:
@@ -134,6 +137,8 @@ class _Judge:
         if note.outcome == Told.CONFIRMED:
             self._verdict.routed += 1
             self._verdict.by_one_ring += len(owners) == 1
+        if self._rings.stale(note.sent, note.latest):
+            self._fault(f"{title(note)} is in {copy.queue}, and every ring was too old to route by")
         if copy.queue not in owners:
             self._fault(f"{title(note)} is in {copy.queue}, and not in {sorted(owners)}")
 

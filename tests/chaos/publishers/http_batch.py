@@ -10,7 +10,7 @@ import aiohttp
 from tests.chaos.publishers.http_single import ANSWER_WITHIN, LOST, TOLD
 from tests.chaos.publishers.notes import PAUSE, Notes, task
 
-SIZE = 500
+SIZE = 1500
 
 
 async def ask(session: aiohttp.ClientSession, url: str, lines: list[str]) -> list[str]:
@@ -43,7 +43,7 @@ async def main() -> None:
                 for (number, key), outcome in zip(messages, told, strict=True):
                     notes.write(str(name), number, key, sent, outcome)
                 if "confirmed" not in told:
-                    await asyncio.sleep(5 * PAUSE)
+                    await asyncio.sleep(10 * PAUSE)
 
 
 if __name__ == "__main__":

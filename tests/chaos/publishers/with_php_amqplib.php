@@ -8,7 +8,7 @@ use PhpAmqpLib\Connection\AMQPStreamConnection;
 use PhpAmqpLib\Message\AMQPMessage;
 
 const KEYS = 53;
-const AT_ONCE = 300;
+const AT_ONCE = 800;
 const PAUSE_MICROSECONDS = 100000;
 const ANSWER_SECONDS = 20;
 

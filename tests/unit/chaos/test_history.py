@@ -24,7 +24,7 @@ def test_what_is_bound_now(history: History) -> None:
 def test_owners_on_every_ring_of_the_time(
     history: History, sent: float, latest: float, weights: list[dict[str, int]]
 ) -> None:
-    rings = Rings(history, Limits(grace=2.0, max_age=10.0))
+    rings = Rings(history, Limits(grace=2.0, stale_after=10.0))
     for key in KEYS:
         assert rings.owners(key, sent, latest) == {owner(bound, key) for bound in weights}
     assert rings.queues(sent, latest) == {queue for bound in weights for queue in bound}
@@ -32,7 +32,7 @@ def test_owners_on_every_ring_of_the_time(
 
 def test_spans_that_follow_each_other_closely_put_the_end_off_each_time(history: History) -> None:
     history.impaired += [Span(104.0, 105.0), Span(102.0, 103.0)]
-    rings = Rings(history, Limits(grace=2.0, max_age=10.0))
+    rings = Rings(history, Limits(grace=2.0, stale_after=10.0))
     assert "q1" in rings.queues(106.9, 106.9)
     assert "q1" not in rings.queues(107.1, 107.1)
 
