@@ -22,7 +22,7 @@ from proxy.overlays import Overlays, changes_nothing_ever, is_news
 from proxy.reading import Reading, VhostNotListedError, read
 from proxy.router import Entry, Name, Router
 from proxy.selection import Selection
-from proxy.topology import RING_TYPES, Bindings, TopologyError, is_name_of, weigh
+from proxy.topology import RING_TYPES, Bindings, TopologyError, names_of, weigh
 from ring.destination import Destination
 
 log = logging.getLogger(__name__)
@@ -92,8 +92,8 @@ class Sync:
         """Shares of the slots that changes moved, summed."""
         self.cluster: str | None = None
         """The name of the cluster whose management API answers; None where it has not said, or cannot."""
-        self._nodes: frozenset[str] = frozenset()
-        """Its nodes, where that is but the name of one of them."""
+        self._names: frozenset[str] = frozenset()
+        """What its nodes call it, where that is but the name of one of them."""
         self._identified = False
         self.look_up_fault: tuple[str, str] | None = None
         """The virtual host, and how it failed, of the last failed look-up, until one there succeeds."""
@@ -180,14 +180,13 @@ class Sync:
             self.unreachable = ""
 
     async def _ask_cluster(self) -> None:
-        before = self.cluster, self._nodes
+        before = self.cluster, self._names
         cluster = await self._api.cluster_name()
-        if cluster is not None and "@" in cluster:
-            nodes = await self._api.nodes()
-            self._nodes = nodes if any(is_name_of(cluster, node) for node in nodes) else frozenset()
-        self.cluster = cluster
+        unnamed = cluster is not None and "@" in cluster
+        names = names_of(cluster, await self._api.nodes()) if cluster is not None and unnamed else frozenset()
+        self.cluster, self._names = cluster, names
         self._identified = True
-        if (self.cluster, self._nodes) != before:
+        if (cluster, names) != before:
             self._router.tell(IDENTITY)
 
     def declared(self, vhost: str, declaration: Declaration) -> None:
@@ -211,7 +210,7 @@ class Sync:
         """
         if broker is None or self.cluster is None or broker == self.cluster:
             return ""
-        if any(is_name_of(broker, node) for node in self._nodes):
+        if broker in self._names:
             return ""
         return f"the broker is of cluster {broker!r}, the management API of {self.cluster!r}"
 

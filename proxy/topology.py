@@ -117,10 +117,18 @@ def parse_nodes(answer: object) -> frozenset[str]:
     return frozenset(node for state in states for node in _object(state, "cluster_state"))
 
 
-def is_name_of(cluster: str, node: str) -> bool:
-    """Whether a cluster has its name from such a node, which gives it its own, qualified, while nobody has set any."""
-    (name, _, domain), (own, _, host) = cluster.partition("@"), node.partition("@")
-    return name == own and bool(domain) and host.partition(".")[0] in (domain.partition(".")[0], "localhost")
+def names_of(cluster: str, nodes: Iterable[str]) -> frozenset[str]:
+    """What its nodes call a cluster that nobody has named: each by its own name, with the host's domain.
+
+    `cluster` is what one of them calls it; none where it is called otherwise.
+    """
+    _, _, host = cluster.partition("@")
+    _, dot, domain = host.partition(".")
+    names = set()
+    for node in nodes:
+        name, _, at = node.partition("@")
+        names.add(f"{name}@{host if at == 'localhost' else at if '.' in at else at + dot + domain}")
+    return frozenset(names) if cluster in names else frozenset()
 
 
 def dead_letters_by_own_name(answer: object) -> bool | None:

@@ -27,10 +27,12 @@ class State(IntEnum):
 
     OPEN = 0
     CLOSING = 1
-    """One side has sent channel.close: all passes as it is."""
-    REFUSING = 2
+    """The client has sent channel.close: all passes as it is."""
+    CLOSED = 2
+    """The broker has: the client's close-ok is due."""
+    REFUSING = 3
     """We have sent the broker channel.close; what the client sends is dropped until the broker's close-ok."""
-    REFUSED = 3
+    REFUSED = 4
     """We have sent the client channel.close too; what it sends is dropped until its close-ok."""
 
 
@@ -171,5 +173,6 @@ class Channel:
 
     def forget_settled(self) -> None:
         """Keeps nothing of publishes that the broker has answered."""
-        low = self.confirms.low
-        self.kept = {number: kept for number, kept in self.kept.items() if number > low}
+        # Numbers ascend.
+        while self.kept and (first := next(iter(self.kept))) <= self.confirms.low:
+            del self.kept[first]

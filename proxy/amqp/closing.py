@@ -235,9 +235,12 @@ def _client_agrees(c: Connection, channel: Channel, method: int, data: bytes, i:
 
 
 def _client_opens(c: Connection, channel: Channel, method: int, data: bytes, i: int, end: int) -> None:
-    """The number again, before the broker's close-ok has come: it waits; on an open channel, the broker's to refuse."""
+    """The number again, before the broker's close-ok has come: it waits. Any other is the broker's to refuse."""
     if channel.state is State.CLOSING:
         c.held = BEING_CLOSED
+    elif channel.state is State.CLOSED:
+        _gone(c, channel)
+        c.channels[channel.id] = Channel(channel.id)
 
 
 FROM_CLIENT = {CHANNEL_OPEN: _client_opens, CHANNEL_CLOSE: _client_closes, CHANNEL_CLOSE_OK: _client_agrees}
@@ -248,8 +251,10 @@ def _broker_closes(c: Connection, channel: Channel, method: int, data: bytes, i:
         c.tell_broker(method_frame(channel.id, CHANNEL_CLOSE_OK))
         return b""
     # In the midst of a content ours has not gone out yet, and the broker's does as well.
-    channel.state = State.CLOSING
+    channel.state = State.CLOSED
     routed, channel.routed = channel.routed, False
+    channel.confirms.abandon()
+    channel.late.clear()
     text, at = short_string(data, i + 13, end - 1)
     named = _EXCHANGE.search(text)
     if not routed or named is None or U32.unpack_from(data, at)[0] != BASIC_PUBLISH:
@@ -276,7 +281,7 @@ def _broker_agrees(c: Connection, channel: Channel, method: int, data: bytes, i:
         channel.state = State.REFUSED
         owed = method_frame(channel.id, CHANNEL_CLOSE_OK) if channel.owed_close_ok else b""
         return channel.refusal + owed
-    if channel.state is State.CLOSING:
+    if channel.state in (State.CLOSING, State.CLOSED):
         _gone(c, channel)
     return None
 

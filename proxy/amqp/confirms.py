@@ -100,7 +100,7 @@ class Confirms:
         else:
             for tally, first, last in self._runs(low + 1, number):
                 self._count(tally, first, last, last - first + 1 - self._within(first, last), acked)
-            self.above = {n for n in self.above if n > number}
+            self.above.difference_update(self._part_of_above(low + 1, number))
         self.low = number
         while self.low + 1 in self.above:
             self.low += 1
@@ -223,7 +223,13 @@ class Confirms:
             tally.nacked += count
 
     def _within(self, first: int, last: int) -> int:
-        return sum(first <= n <= last for n in self.above) if self.above else 0
+        return len(self._part_of_above(first, last)) if self.above else 0
+
+    def _part_of_above(self, first: int, last: int) -> list[int]:
+        """Looks at the range or at all of it, whichever is less."""
+        if last - first < len(self.above):
+            return [n for n in range(first, last + 1) if n in self.above]
+        return [n for n in self.above if first <= n <= last]
 
     def _tally_of(self, number: int) -> Tally:
         for tally, upto in self.runs:

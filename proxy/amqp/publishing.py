@@ -48,7 +48,7 @@ def publish(c: Connection, channel: Channel, data: bytes, i: int, end: int) -> b
             return _passed(c, channel, route, found, data[i:end])
         target = found
     key, asked, had_headers = channel.key, channel.bits & MANDATORY, data[i + 19] << 8 & HEADERS
-    ring_id = channel.next_id(asked, had_headers)
+    ring_id = channel.next_id(asked, had_headers) ^ target.mark
     stamps = b"".join((route.stamp, U32.pack(len(key)), key, STAMP_ID_ENTRY, U64.pack(ring_id)))
     cut = STAMPS_AND_COPIES if target.is_queue else STAMPS
     payload, removed = content.stamped(data, start, stop, stamps, cut)

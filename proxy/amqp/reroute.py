@@ -5,10 +5,11 @@ of ours stands between a client's method and its content, or in its transaction 
 """
 
 from collections.abc import Iterator
+from itertools import takewhile
 from typing import NamedTuple
 
 from proxy.amqp import content
-from proxy.amqp.channel import Channel, RingId
+from proxy.amqp.channel import Channel, RingId, State
 from proxy.amqp.confirms import Came, Told
 from proxy.amqp.connection import Connection, Phase, Stale
 from proxy.amqp.content import STAMP_ID_ENTRY, STAMPS, STAMPS_AND_COPIES
@@ -32,7 +33,7 @@ from proxy.amqp.frames import (
 )
 from proxy.amqp.routes import PUBLISH, Route, Target, Unread
 from proxy.outcome import Outcome
-from proxy.router import PassReason
+from proxy.router import Name, PassReason
 from ring.destination import Destination
 
 MOST_TRIES = 5
@@ -51,7 +52,8 @@ class Rerouted:
     """A publish that came back, on its way again."""
 
     __slots__ = (
-        "channel", "exchange", "key", "known", "passed", "put_back", "ring_id", "sent_to", "since", "tag", "tries",
+        "channel", "chosen_by", "exchange", "key", "known", "passed", "put_back", "ring_id", "sent_to", "since",
+        "tag", "tries",
     )  # fmt: skip
 
     def __init__(self, channel: Channel, known: RingId, stamps: content.Stamps, put_back: bytes, since: float) -> None:
@@ -60,6 +62,8 @@ class Rerouted:
         self.exchange, self.key, self.ring_id = stamps.exchange, stamps.routing_key, stamps.ring_id
         self.sent_to: Destination | None = None
         """Where it came back from."""
+        self.chosen_by: Name | None = None
+        """The exchange whose ring names that still, where this is another: with rings behind rings."""
         self.passed = False
         """It went out to the client's own exchange, with no stamp but its id."""
         self.tries = 0
@@ -69,7 +73,7 @@ class Rerouted:
     def stale(self, c: Connection) -> Stale:
         """What it shows by having come back: the queue is gone, or nothing behind the exchange takes it."""
         gone = self.sent_to if self.sent_to is not None and self.sent_to.kind == "queue" else None
-        return Stale((c.vhost, self.exchange.decode(errors="replace")), gone)
+        return Stale(self.chosen_by or (c.vhost, self.exchange.decode(errors="replace")), gone)
 
 
 class _Content(NamedTuple):
@@ -168,9 +172,7 @@ def placed(c: Connection, came: Rerouted, data: bytes, start: int, stop: int) ->
 
 
 def _placed(c: Connection, came: Rerouted, data: bytes, start: int, stop: int) -> Target | Route | None:
-    if c.without_spare and c.now < c.without_spare.get((c.vhost, c.user), 0.0):
-        return None
-    if not c.spare or came.tries >= MOST_TRIES or c.phase > Phase.LEAVING or c.table is None:
+    if not _may_go_out(c) or came.tries >= MOST_TRIES or c.table is None:
         return None
     found = c.table.find(came.exchange)
     if isinstance(found, Unread):
@@ -186,11 +188,20 @@ def _placed(c: Connection, came: Rerouted, data: bytes, start: int, stop: int) -
         return None
     if choice.target.unread is not None:
         _await(c, choice.target.unread)
-    elif choice.target.destination != came.sent_to:
+    elif came.sent_to is None or choice.target.destination != came.sent_to:
         return choice.target
-    elif not is_recent(c, came.stale(c)):
-        _await(c, came.stale(c))
+    elif came.sent_to.kind == "queue":
+        # (What an exchange of the ring does not deliver is no news.)
+        came.chosen_by = choice.by.name
+        if not is_recent(c, came.stale(c)):
+            _await(c, came.stale(c))
     return None
+
+
+def _may_go_out(c: Connection) -> bool:
+    """Whether there is a channel for it."""
+    barred = bool(c.without_spare) and c.now < c.without_spare.get((c.vhost, c.user), 0.0)
+    return c.spare > 0 and not barred and c.phase <= Phase.LEAVING
 
 
 def is_recent(c: Connection, stale: Stale) -> bool:
@@ -262,7 +273,7 @@ def resolved(c: Connection, came: Rerouted, fate: Came) -> bytes:
         c.reroutes.take(came)
     channel = came.channel
     confirms = channel.confirms
-    if c.channels.get(channel.id) is not channel:
+    if not hears(c, channel):
         return b""
     if not channel.away and channel.late:
         c.released.append(channel)
@@ -272,6 +283,11 @@ def resolved(c: Connection, came: Rerouted, fate: Came) -> bytes:
         return b""
     told = confirms.decide(came.known.number, fate)
     return answers(channel, told)
+
+
+def hears(c: Connection, channel: Channel) -> bool:
+    """Whether the client may still be told something on a channel."""
+    return c.channels.get(channel.id) is channel and channel.state is not State.CLOSED
 
 
 def answers(channel: Channel, told: list[Told]) -> bytes:
@@ -287,6 +303,7 @@ def confirmed(c: Connection, tag: int, multiple: bool, acked: bool) -> Iterator[
     """The broker's answer to a publish on our channel, or to all up to it: what clients are told."""
     own = c.reroutes
     assert own is not None
-    tags = [n for n in own.under_way if n <= tag] if multiple else [tag] if tag in own.under_way else []
+    # Tags ascend.
+    tags = list(takewhile(lambda n: n <= tag, own.under_way)) if multiple else [tag] if tag in own.under_way else []
     for came in [own.under_way[n] for n in tags]:
         yield resolved(c, came, Came(Outcome.CONFIRMED if acked else Outcome.NACKED, acked))

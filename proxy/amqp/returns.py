@@ -5,8 +5,8 @@ decide what becomes of the ack. For a message that no queue takes in the end, a 
 return. One that did not gets a nack, but for what an exchange of the ring did not deliver: natively, that is acked.
 """
 
-from proxy.amqp import closing, content, reroute
-from proxy.amqp.channel import Channel, Kept, Return
+from proxy.amqp import closing, content, reroute, routes
+from proxy.amqp.channel import Channel, Kept, Return, State
 from proxy.amqp.confirms import Came
 from proxy.amqp.connection import Connection, Refused
 from proxy.amqp.frames import (
@@ -55,10 +55,11 @@ def header(c: Connection, channel: Channel, data: bytes, i: int, end: int) -> by
     frame, start, stop = held.frame, i + 7, end - 1
     sent_to, sent_key = _sent(frame)
     stamps = content.stamps_in(data, start, stop)
-    known = channel.read_id(stamps.ring_id) if stamps else None
+    mark = routes.mark(sent_to, sent_key)
+    known = channel.read_id(stamps.ring_id ^ mark) if stamps else None
     if stamps is None and (kept := _kept(channel, sent_to, sent_key)) is not None:
         stamps = content.Stamps(kept.exchange, kept.routing_key, kept.ring_id)
-        known = channel.read_id(kept.ring_id)
+        known = channel.read_id(kept.ring_id ^ mark)
         # Its header has no room for the stamps by which it would be known if it came back again.
         again = False
     else:
@@ -90,6 +91,7 @@ def _for_good(c: Connection, came: Rerouted, frame: bytes, data: bytes, i: int, 
     confirms = channel.confirms
     if not reroute.is_recent(c, came.stale(c)):
         c.events.append(came.stale(c))
+        c.reread[came.stale(c)] = c.now
     if confirms.answered and known.number > confirms.low:
         confirms.came_back(known.number, _fate(came))
     else:
@@ -156,7 +158,7 @@ def _kept(channel: Channel, exchange: bytes, routing_key: bytes) -> Kept | None:
         and not channel.confirms.settled(number)
     ]
     for number in alike[1:]:
-        known = channel.read_id(channel.kept[number].ring_id)
+        known = channel.read_id(channel.kept[number].ring_id ^ routes.mark(exchange, routing_key))
         if known is not None and channel.confirms.answered and not known.asked and not exchange:
             channel.confirms.came_back(number, Came(Outcome.UNROUTABLE, False))
     return channel.kept.pop(alike[0]) if alike else None
@@ -164,12 +166,16 @@ def _kept(channel: Channel, exchange: bytes, routing_key: bytes) -> Kept | None:
 
 def committed(c: Connection, channel: Channel, number: int) -> bytes | None:
     """tx.commit-ok. Where a publish came back that the client does not know of, the channel is closed in its place."""
+    if channel.state is State.REFUSING:
+        # One before it was refused: the client would take this ok for that one's.
+        channel.confirms.settle(number, True, True)
+        return b""
     lost = sum(came is not None and not came.acked for n, came in channel.confirms.returned.items() if n <= number)
     channel.confirms.settle(number, True, True)
     channel.forget_settled()
     if not lost:
         return None
-    text = f"{lost} publishes of this transaction had no queue left; the others may be there"
+    text = f"{lost} publishes of this transaction came back, and are not known to be in a queue; the others may be"
     closing.refuse_channel(c, channel, INTERNAL_ERROR, text)
     return b""
 
@@ -231,7 +237,7 @@ def _again(c: Connection, data: bytes, i: int, end: int) -> bytes:
         own.back = came if left else None
         c.gathering += bool(left)
         return b""
-    if not came.known.asked or c.channels.get(came.channel.id) is not came.channel:
+    if not came.known.asked or not reroute.hears(c, came.channel):
         return reroute.resolved(c, came, _fate(came))
     told = _returned(c, came, frame, data, i, end)
     if not left:
@@ -259,6 +265,6 @@ def _more(c: Connection, data: bytes, i: int, end: int) -> bytes:
     own.back, own.home, own.ends = None, [], None
     if ended is None:
         return b""
-    if c.channels.get(ended.channel.id) is not ended.channel:
+    if not reroute.hears(c, ended.channel):
         home = b""
     return home + reroute.resolved(c, ended, _fate(ended))

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from math import inf
 from typing import NamedTuple
 from weakref import WeakValueDictionary
+from zlib import crc32
 
 from proxy.amqp import content
 from proxy.amqp.frames import BASIC_PUBLISH, U32, shorted
@@ -18,20 +19,29 @@ from ring.hashing import slot_of
 MOST_ROUTES = 10_000
 """Routes of one table; clients choose the names."""
 
+MARK = 34
+"""The lowest of the 16 bits of a ring id, among those of the channel's nonce, that are changed by a mark."""
+
 PUBLISH = U32.pack(BASIC_PUBLISH) + b"\0\0"
 """basic.publish up to the exchange."""
+
+
+def mark(exchange: bytes, key: bytes) -> int:
+    """What a ring id says of where its message was sent: a copy that a client sends elsewhere is not ours."""
+    return (crc32(exchange or key) & 0xFFFF) << MARK
 
 
 class Target:
     """A destination of a ring, and how a publish to it begins."""
 
-    __slots__ = ("behind", "destination", "is_queue", "method", "name", "unread")
+    __slots__ = ("behind", "destination", "is_queue", "mark", "method", "name", "unread")
 
     def __init__(self, destination: Destination) -> None:
         """Not linked yet to what is behind it."""
         self.destination = destination
         self.is_queue = destination.kind == "queue"
         self.name = destination.name.encode()
+        self.mark = mark(b"", self.name) if self.is_queue else mark(self.name, b"")
         self.method = PUBLISH + (b"\0" + shorted(self.name) if self.is_queue else shorted(self.name))
         """basic.publish up to the bits, for an exchange up to the routing key."""
         self.behind: Route | None = None

@@ -24,6 +24,9 @@ SHUTTING_DOWN = "ringproxy is shutting down"
 HEADER_WITHIN = 10.0
 """Seconds in which a client's first eight bytes must come, as RabbitMQ has it."""
 
+HANDSHAKE_WITHIN = 30.0
+"""Seconds for the handshake behind them; RabbitMQ ends it after 10."""
+
 LEAVE_WITHIN = 5.0
 """Seconds that a client's connection.close waits for the broker's answers to what was published."""
 
@@ -69,6 +72,8 @@ class Session:
         """Reads what a message that came back waits for."""
         self._heard = asyncio.Event()
         """The broker has sent something."""
+        self._opening = True
+        """The handshake is not over."""
         self._connected = self._draining = self._client_ended = self._over = False
         self._deadline: asyncio.TimerHandle | None = None
         self._heartbeat: asyncio.TimerHandle | None = None
@@ -164,6 +169,7 @@ class Session:
             self._defect()
             return
         self._task, self._connected = None, True
+        self._within(HANDSHAKE_WITHIN, End.BROKER)
         self.broker.write([PROTOCOL_HEADER])
         if self._head:
             self._shared.client_bytes -= len(self._head)
@@ -202,10 +208,13 @@ class Session:
             self._rereading = self._loop.create_task(self._reread())
         if c.reroutes is not None and c.reroutes.under_way and self._watch is None:
             self._watch = self._loop.call_later(PLACED_WITHIN / 10, self._look_at_reroutes)
-        if self._draining and self._task is None and not closing.awaits_answers(c):
-            self._shut()
+        if c.opened and self._opening:
+            self._opening = False
+            self._within(None, End.BROKER)
         if c.phase is Phase.LEAVING:
             self._leave()
+        elif self._draining and self._task is None and not closing.awaits_answers(c):
+            self._shut()
         if c.phase is Phase.REFUSING:
             self._refused()
 
@@ -279,10 +288,13 @@ class Session:
         c = self.connection
         try:
             while (wanted := c.broker_held) is not None and not self._over:
+                asked = time.monotonic()
                 await self._shared.reread(wanted)
                 c.now = time.monotonic()
                 if isinstance(wanted, Stale):
-                    c.reread = {stale: at for stale, at in c.reread.items() if c.now - at < RECENT} | {wanted: c.now}
+                    c.reread = {stale: at for stale, at in c.reread.items() if c.now - at < RECENT}
+                    # As long as it took nobody is made to wait for it again.
+                    c.reread[wanted] = 2 * c.now - asked
                 c.broker_held = None
                 self._from_broker(b"")
                 self._do()
@@ -378,6 +390,9 @@ class Session:
         if self.end is None:
             self.end = End.PROTOCOL
             self._within(CLOSE_WITHIN, self.end)
+        if self._rereading is not None:
+            c.broker_held = None
+            self._rereading.cancel()
         if c.broker_lost:
             c.broker_lost, c.broker_done = False, True
             self.broker.finish()

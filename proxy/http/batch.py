@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Coroutine, Iterable
 from typing import Any, NamedTuple
 
@@ -36,12 +36,14 @@ MESSAGES = Words("messages", "key")
 class _Entry:
     """One message of the batch, and what became of it."""
 
-    __slots__ = ("id", "message", "order", "placed", "retryable", "tries", "verdict")
+    __slots__ = ("counted", "id", "message", "order", "placed", "retryable", "tries", "verdict")
 
     def __init__(self, message_id: str | None, message: Message | None, order: Order = None) -> None:
         self.id, self.order = message_id, order
         self.message = message
         """Until it is settled."""
+        self.counted = False
+        """It has its place in the limits; from when it is sent first, or waits behind another, until it is settled."""
         self.tries = 0
         """Times that it was sent again."""
         self.placed: Placed | None = None
@@ -86,12 +88,11 @@ class Batch:
         """
         index = len(self._entries)
         self._entries.append(_Entry(message_id, message))
+        if not (self._limits.has_room or self._stopped):
+            return self._add_late(self._room(), index, message)
         return self._start(index, message)
 
     def _start(self, index: int, message: Message) -> Coroutine[Any, Any, None] | None:
-        """Sends a message once there is room for it."""
-        if not (self._limits.has_room or self._stopped):
-            return self._add_late(self._room(), index, message)
         step = self._send(index, message, time.monotonic())
         return step if step is None else self._add_late(step, index, message)
 
@@ -122,6 +123,7 @@ class Batch:
             if order in self._waiting:
                 entry.placed = None
                 self._returned.append(index)
+                self._count(entry, message)
                 return None
         try:
             step = self._dispatch.attempt(self._outlet, message, self, index, asked)
@@ -131,9 +133,20 @@ class Batch:
         if not isinstance(step, Placed):
             return step
         entry.placed, entry.order = step, step.order(message.key)
-        self._limits.take_batched(len(message.body))
+        self._count(entry, message)
         self._unsettled += 1
         return None
+
+    def _count(self, entry: _Entry, message: Message) -> None:
+        if not entry.counted:
+            entry.counted = True
+            self._limits.take_batched(len(message.body))
+
+    def _release(self, entry: _Entry) -> None:
+        """It is settled."""
+        if entry.counted and entry.message is not None:
+            self._limits.give_batched(len(entry.message.body))
+        entry.counted, entry.message = False, None
 
     def _unsent(self, index: int, message: Message, problem: ProblemError) -> None:
         """A message that cannot be sent."""
@@ -154,9 +167,15 @@ class Batch:
             self._stopped, self._again = f"not sent after an earlier message: {why}", again
 
     async def _room(self) -> None:
-        """Waits for room, or stops the batch where others leave none."""
+        """Waits for room, or stops the batch where there is none for too long.
+
+        What came back has its place until it is settled, so that is seen to first.
+        """
         try:
             async with asyncio.timeout(self._patience):
+                while self._returned:
+                    await self._answered()
+                    await self._send_again()
                 await self._limits.room()
         except TimeoutError:
             self._stopped = f"too much was in flight for {self._patience:g} s"
@@ -170,11 +189,9 @@ class Batch:
     def settled(self, index: int, verdict: Verdict) -> None:
         """The broker has answered for one."""
         entry = self._entries[index]
-        message = entry.message
-        assert message is not None
-        self._limits.give_batched(len(message.body))
         if verdict is CONFIRMED:
-            entry.verdict, entry.message = verdict, None
+            entry.verdict = verdict
+            self._release(entry)
         elif verdict.outcome is Outcome.UNROUTABLE and entry.tries < MOST_TRIES:
             self._returned.append(index)
             self._waiting.add(entry.order)
@@ -189,38 +206,56 @@ class Batch:
             self._settled.set()
 
     def _fail(self, entry: _Entry, verdict: Verdict, retryable: bool) -> None:
-        entry.verdict, entry.retryable, entry.message = verdict, retryable, None
+        entry.verdict, entry.retryable = verdict, retryable
+        self._release(entry)
         self._confirmed = False
         if entry.order is not None:
             self._failed.add(entry.order)
 
     async def done(self) -> None:
         """Returns once the fate of every message is known, and what showed a ring to be stale was read again."""
-        while self._unsettled or self._returned:
-            if not self._unsettled:
-                await self._send_again()
-            while self._unsettled:
-                self._settled.clear()
-                await self._settled.wait()
+        await self._answered()
+        while self._returned:
+            await self._send_again()
+            await self._answered()
         await self._refresh(e for e in self._entries if e.verdict is not None and is_gone(e.verdict))
+
+    async def _answered(self) -> None:
+        """Returns once the broker has answered for all that was sent."""
+        while self._unsettled:
+            self._settled.clear()
+            await self._settled.wait()
 
     async def _send_again(self) -> None:
         """What came back goes where its ring, read again, says, and what is behind it; in the order of the request."""
-        returned, self._returned, self._waiting = sorted(self._returned), [], set()
-        await self._refresh(self._entries[index] for index in returned)
-        for index in returned:
-            entry = self._entries[index]
-            message, before = entry.message, entry.placed
-            assert message is not None
-            if before is not None and not self._dispatch.moved(self._outlet, message, before):
-                verdict = judged(before, UNROUTABLE)
-                self._fail(entry, verdict, verdict.outcome in RETRYABLE)
-                continue
-            entry.tries += before is not None
-            if (step := self._start(index, message)) is not None:
-                await step
-            if before is not None and entry.placed is not None and entry.message is not None:
-                self._dispatch.count_rerouted(before)
+        again = deque(sorted(self._returned))
+        self._returned, self._waiting = [], set()
+        try:
+            await self._refresh(self._entries[index] for index in again)
+            while again:
+                await self._send_one_again(again[0])
+                again.popleft()
+        finally:
+            self._returned += again
+
+    async def _send_one_again(self, index: int) -> None:
+        entry = self._entries[index]
+        message, before = entry.message, entry.placed
+        assert message is not None
+        if before is not None and not self._dispatch.moved(self._outlet, message, before):
+            verdict = judged(before, UNROUTABLE)
+            self._fail(entry, verdict, verdict.outcome in RETRYABLE)
+            return
+        entry.tries += before is not None
+        if (step := self._start(index, message)) is not None:
+            await step
+        if before is not None and entry.placed is not None and entry.message is not None:
+            self._dispatch.count_rerouted(before)
+
+    def abandon(self) -> None:
+        """Nobody will ask for more: what waits to be sent again gives its place back."""
+        while self._returned:
+            self._release(self._entries[self._returned.pop()])
 
     async def _refresh(self, entries: Iterable[_Entry]) -> None:
         """Reads the rings again that placed them, each once."""

@@ -87,11 +87,14 @@ class Batches:
         batch = Batch(self._dispatch, self._gate.limits, outlet, self._patience, words)
         broken: ProblemError | None = None
         try:
-            await fill(batch)
-        except ProblemError as problem:
-            broken = problem
-        started = time.monotonic()
-        await batch.done()
+            try:
+                await fill(batch)
+            except ProblemError as problem:
+                broken = problem
+            started = time.monotonic()
+            await batch.done()
+        finally:
+            batch.abandon()
         admitted.counted = bool(len(batch))
         for outcome, count in batch.unsent().items():
             self._counts.publishes[INGRESS, name, outcome] += count

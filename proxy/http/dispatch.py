@@ -132,8 +132,8 @@ class Dispatch:
 
     def order_of(self, outlet: Outlet, message: Message) -> Order:
         """The same of a message that is not placed yet."""
-        route = self._table(outlet.lanes).routes.get(outlet.exchange)
-        if route is None or route.hashed is None:
+        route = self._table(outlet.lanes).find(outlet.exchange)
+        if isinstance(route, Unread) or route.hashed is None:
             return message.key
         return self._placed(route, message.key or b"", message).order(message.key)
 

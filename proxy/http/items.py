@@ -205,6 +205,8 @@ class _Lines(_Text):
             yield from self._first()
             self._keep(lines.pop())
             for line in lines:
+                if len(line) > self._most_item:
+                    raise self._too_long()
                 if bare := line.strip(_BLANK):
                     yield self._item(line, bare)
                     self.count += 1
@@ -231,8 +233,6 @@ class _Lines(_Text):
 
     def _item(self, line: str, bare: str) -> Item:
         """That of a line, which is `bare` without the space around it."""
-        if len(line) > self._most_item:
-            raise self._too_long()
         if bare[0] != "{":
             raise self.error(f"begins with {bare[0]!r}, not as an object")
         try:

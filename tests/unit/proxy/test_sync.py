@@ -1475,7 +1475,9 @@ async def test_what_was_declared_of_exchanges_that_nobody_publishes_to_is_forgot
 
 
 NODES = [
-    {"name": "/", "cluster_state": {"rabbit@one": "running", "rabbit@two": "running", "hare@localhost": "stopped"}}
+    {"name": "/", "cluster_state": {"rabbit@one": "running", "rabbit@two": "running", "hare@localhost": "stopped"}},
+    {"name": "/b", "cluster_state": {"rabbit@four.in.full": "running"}},
+    {"name": "/c"},
 ]
 
 
@@ -1486,6 +1488,10 @@ NODES = [
         ("rabbit@one.example", "rabbit@two.example", True),
         ("rabbit@one", "rabbit@two", True),
         ("rabbit@one.example", "hare@one.example", True),
+        ("rabbit@one.example", "hare@two.example", False),
+        ("rabbit@one.example", "rabbit@two.elsewhere", False),
+        ("rabbit@four.in.full", "rabbit@four.in.full", True),
+        ("rabbit@four.in.full", "rabbit@four.in.part", False),
         ("rabbit@one.example", "rabbit@three.example", False),
         ("rabbit@one.example", "hamster@two.example", False),
         ("rabbit@one.example", "rabbit@two-and-more", False),

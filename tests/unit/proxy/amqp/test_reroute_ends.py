@@ -7,12 +7,11 @@ from pamqp import commands
 
 from proxy.amqp import closing
 from proxy.amqp.channel import State
-from proxy.amqp.connection import Phase
+from proxy.amqp.connection import Phase, Stale
 from proxy.amqp.routes import BEING_CLOSED, Unread
 from proxy.router import PassReason
 from tests.unit.proxy.amqp.rerouting import (
     CLOSE_OK,
-    GONE,
     KEPT,
     LEFT,
     LOST,
@@ -320,7 +319,8 @@ def test_a_reading_that_leads_to_another_that_is_missing_is_followed() -> None:
     for found in ({"x": ring(exchange("z"))}, {"z": ring(queue("q2"))}):
         assert w.reread(found) == (b"", b"")
         wanted.append(w.c.broker_held)
-    assert wanted == [Unread((VHOST, "x"), "not read yet"), Unread((VHOST, "z"), "not read yet"), GONE]
+    gone = Stale((VHOST, "z"), queue("q2"))
+    assert wanted == [Unread((VHOST, "x"), "not read yet"), Unread((VHOST, "z"), "not read yet"), gone]
     assert [one.key for one in again(w.reread({"z": ring(queue("q8"))})[0])] == [b"q8"]
 
 

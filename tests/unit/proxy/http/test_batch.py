@@ -370,6 +370,35 @@ async def test_what_is_behind_a_message_that_no_queue_takes_is_rejected() -> Non
     assert case.outcomes == [Outcome.UNROUTABLE, Outcome.REJECTED, Outcome.CONFIRMED]
 
 
+async def test_what_waits_to_be_sent_again_has_its_place_in_the_limits_and_frees_it_itself() -> None:
+    case = Case(lambda index: None, most=8)
+    await case.add("a")
+    case.dispatch.settle(0, UNROUTABLE)
+    await case.add("a", "a", "a")
+    assert (case.dispatch.indices, case.limits.messages) == ([0], 4)
+    case.dispatch.now = placed(1)
+    adding = asyncio.create_task(case.add("a"))
+    await idle()
+    assert case.dispatch.indices == [0, 0, 1, 2, 3]
+    assert not adding.done()
+    for index in range(4):
+        case.dispatch.settle(index, CONFIRMED)
+    await adding
+    case.dispatch.settle(4, CONFIRMED)
+    await case.done()
+    assert case.batch.is_confirmed
+
+
+async def test_what_waits_to_be_sent_again_is_given_up_with_its_batch() -> None:
+    case = Case(lambda index: None)
+    await case.add("a")
+    case.dispatch.settle(0, UNROUTABLE)
+    await case.add("a")
+    assert case.limits.messages == 2
+    case.batch.abandon()
+    assert (case.limits.messages, case.limits.bytes) == (0, 0)
+
+
 async def test_a_message_is_not_sent_again_for_ever() -> None:
     case = Case(lambda index: UNROUTABLE)
     case.dispatch.now = placed(1)

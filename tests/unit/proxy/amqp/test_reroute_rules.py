@@ -1,0 +1,104 @@
+"""What is, and what is not, published again; and whom nobody waits for."""
+
+from pamqp import commands
+
+from proxy.amqp import closing
+from proxy.amqp.channel import State
+from proxy.amqp.connection import Phase, Stale
+from proxy.router import PassReason
+from tests.unit.proxy.amqp.rerouting import GONE, LEFT, LOST, OURS, away, connected
+from tests.unit.proxy.amqp.wire import (
+    QUEUES,
+    VHOST,
+    Frame,
+    ack,
+    back,
+    body,
+    close_channel,
+    exchange,
+    header,
+    known,
+    made,
+    message,
+    publish,
+    queue,
+    returned,
+    ring,
+    split,
+)
+
+COMMIT_OK = made(1, commands.Tx.CommitOk())
+
+
+def test_a_copy_that_the_client_sends_elsewhere_is_its_own() -> None:
+    """With the headers that it came with, on the channel of its original, which nobody has confirmed."""
+    for confirming in (False, True):
+        w = connected(confirming=confirming)
+        out = w.client(publish(1, b"x", LOST[0], 1) + header(1, 3) + body(1, b"abc"))
+        copy = Frame(2, 1, split(out)[1].payload).whole + body(1, b"abc")
+        for sent_to, key in ((b"", b"nosuch"), (b"t", LOST[0]), (b"", b"q1")):
+            w.client(publish(1, sent_to, key, 1) + copy)
+            assert w.both(returned(1, sent_to, key) + copy) == (b"", returned(1, sent_to, key) + copy)
+            assert w.c.broker_held is None
+        w.both(back(out))
+        assert w.c.broker_held == GONE
+
+
+def test_with_rings_behind_rings_the_one_that_chose_is_read_again() -> None:
+    w = connected(x=ring(exchange("z")))
+    w.router.put((VHOST, "z"), known(QUEUES))
+    out = w.client(message(1, b"x", LOST[0]))
+    assert w.both(back(out)) == (b"", b"")
+    assert w.c.broker_held == Stale((VHOST, "z"), queue("q2"))
+    to_broker, _ = w.reread({"z": LEFT})
+    assert to_broker
+    assert w.both(ack(1, 1) + ack(OURS, 1)) == (b"", ack(1, 1))
+
+
+def test_what_an_exchange_of_the_ring_does_not_deliver_keeps_nobody_waiting() -> None:
+    w = connected(x=ring(exchange("y")))
+    for number in (1, 2):
+        out = w.client(message(1, b"x", b"k"))
+        assert w.both(back(out) + ack(1, number)) == (b"", ack(1, number))
+        assert w.c.broker_held is None
+    assert w.c.events == [Stale((VHOST, "x"), None)], "and it is looked at once a second"
+    assert w.tally("x").unroutable == 2
+
+
+def test_a_channel_that_the_broker_has_closed_is_neither_waited_for_nor_told() -> None:
+    w, _ = away(2)
+    w.both(ack(1, 1))
+    assert closing.awaits_answers(w.c)
+    close = close_channel(1, 404, b"no exchange")
+    assert w.both(close) == (b"", close)
+    assert w.c.channels[1].state is State.CLOSED
+    assert w.both(ack(OURS, 2, True)) == (b"", b"")
+    assert not closing.awaits_answers(w.c)
+    goodbye = made(0, commands.Connection.Close(200, "", 0, 0))
+    assert w.client(goodbye) == goodbye
+    assert w.c.phase is Phase.ENDING
+    assert w.tally("x").unknown == 2
+
+
+def test_no_later_commit_is_taken_for_one_that_lost_something() -> None:
+    w = connected(confirming=False)
+    w.client(made(1, commands.Tx.Select()))
+    w.both(made(1, commands.Tx.SelectOk()))
+    out = w.client(message(1, b"x", LOST[0]))
+    w.client(made(1, commands.Tx.Commit()) * 2)
+    w.both(back(out))
+    w.reread({"x": known(QUEUES)})
+    to_broker, to_client = w.both(COMMIT_OK + COMMIT_OK)
+    assert [one.id for one in split(to_broker)] == [(20, 40)]
+    assert to_client == b""
+    assert [one.id for one in split(w.both(made(1, commands.Channel.CloseOk()))[1])] == [(20, 40)]
+
+
+def test_the_reason_to_pass_is_counted_where_a_message_goes_to_its_exchange() -> None:
+    """It is a publish into the exchange as any that passes."""
+    w = connected()
+    out = w.client(message(1, b"x", LOST[0]))
+    w.both(back(out))
+    w.reread({"x": known(None, PassReason.NO_BINDINGS)})
+    w.both(ack(1, 1) + ack(OURS, 1))
+    assert (w.tally("x", PassReason.NO_BINDINGS).published, w.tally("x").settled) == (1, 1)
