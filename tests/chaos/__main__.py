@@ -84,7 +84,7 @@ async def run(title: str, nodes: list[Node], kind: str, faults: list[Fault], fol
         notes = [note for name in made.publishers for note in noted(made, name)]
     (folder / "history").write_text(json.dumps(asdict(queues.history), indent=1))
     with (folder / "copies").open("w") as file:
-        file.writelines(f"{copy.publisher} {copy.number} {copy.queue}\n" for copy in queues.copies)
+        file.writelines(f"{copy.publisher} {copy.number} {copy.queue} {copy.exchange!r}\n" for copy in queues.copies)
     return report(notes, queues, injector.done, calm)
 
 

@@ -26,6 +26,7 @@ SLACK = 3.0
 LIMITS = Limits(SYNC_INTERVAL + SETTLE_TIME + SLACK, stale_after=RING_MAX_AGE + 1.0)
 
 SETTINGS = {
+    "route": f"%2F/{EXCHANGE}",  # by name, so that a sidecar is not ready until it has read the bindings
     "sync_interval": f"{SYNC_INTERVAL}",
     "settle_time": f"{SETTLE_TIME}",
     "ring_max_age": f"{RING_MAX_AGE}",
@@ -96,7 +97,7 @@ class Member:
         return self.folder / "clock"
 
     def start(self) -> None:
-        """Blocks until its listeners are bound."""
+        """Blocks until it is ready; its relays lead to it as soon as it listens."""
         folder = self.folder / str(len(self.started))
         folder.mkdir(parents=True)
         if not self.clock.exists():
@@ -110,6 +111,7 @@ class Member:
         }
         self.started.append(Sidecar(self.settings, folder, additions=additions))
         self.relays["amqp"].target, self.relays["http"].target = self.now.amqp_port, self.now.port
+        self.now.wait_ready()
 
     @property
     def now(self) -> Sidecar:
@@ -192,7 +194,6 @@ async def arena(nodes: Sequence[Node], folder: Path) -> AsyncIterator[Arena]:
         try:
             for member in members:
                 await asyncio.to_thread(member.start)
-                await asyncio.to_thread(member.now.wait_ready)
             yield made
         finally:
             await asyncio.to_thread(made.kill_all)
