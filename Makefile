@@ -5,6 +5,9 @@ INSTALLED := .venv/.installed
 # The unit tests, the checks and the image do not depend on the broker: with one chosen, only what does is run.
 TESTS := $(if $(BROKER),tests/integration --ignore=tests/integration/test_image.py,tests/unit tests/integration)
 
+# Each process has a broker of its own, unless one is named.
+PROCESSES := $(if $(filter amqp%,$(BROKER)),0,auto)
+
 .PHONY: help demo test bench chaos fuzz check lock clean
 
 help: ## List the targets
@@ -14,7 +17,7 @@ demo: $(INSTALLED) ## Show the proxy at work with a real RabbitMQ
 	.venv/bin/python -m testbed.demo
 
 test: $(if $(BROKER),,check) $(INSTALLED) ## Check and test; with BROKER=sid (or another), test against that RabbitMQ
-	.venv/bin/pytest $(TESTS)
+	.venv/bin/pytest --numprocesses $(PROCESSES) --dist loadfile $(TESTS)
 
 bench: $(INSTALLED) ## Measure how fast it is, for docs/performance.md; with BROKER=sid, on that RabbitMQ
 	.venv/bin/python -m bench

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import quote, urlsplit, urlunsplit
 
 import pytest
@@ -16,20 +17,28 @@ PASSWORD = "pa/ss:w@rd%25 é"
 """Everything that a URL must encode; `SECRETS` are the forms in which it must never show."""
 SECRETS = (PASSWORD, quote(PASSWORD, safe=""), quote(PASSWORD), "pa/ss", "pa%2Fss")
 
-_BROKER = pytest.StashKey[Broker]()
+_BROKER = pytest.StashKey[str]()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """Tells which broker the integration tests ran on."""
-    if broker := config.stash.get(_BROKER, None):
-        terminalreporter.write_sep("-", f"ran on RabbitMQ {broker.version} ({broker.source})")
+    if broker := config.stash.get(_BROKER, ""):
+        terminalreporter.write_sep("-", f"ran on RabbitMQ {broker}")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    """Takes a worker's word for it, where tests run in several processes, each with a broker of its own."""
+    if broker := getattr(node, "workeroutput", {}).get("broker"):
+        node.config.stash[_BROKER] = broker
 
 
 @pytest.fixture(scope="session")
 def broker(pytestconfig: pytest.Config) -> Iterator[Broker]:
     """The broker that BROKER chooses. Where there is none, this fails: nothing here is skipped for want of one."""
     with running_broker() as broker:
-        pytestconfig.stash[_BROKER] = broker
+        ran_on = pytestconfig.stash[_BROKER] = f"{broker.version} ({broker.source})"
+        getattr(pytestconfig, "workeroutput", {})["broker"] = ran_on
         yield broker
 
 
