@@ -369,8 +369,10 @@ class Sync:
         for name in list(self._tracked):
             tracked = self._tracked[name]
             used = self._router.used_at.get(name, tracked.read_started)
-            # What cannot be read now could not be looked up again either: its last good state stays.
-            idle = now - used > IDLE_INTERVALS * self._interval and tracked.fault is None
+            # What cannot be read now could not be looked up again either: its last good state stays; but not that of a
+            # virtual host which is not there.
+            readable = tracked.fault is None or isinstance(tracked.fault, VhostNotListedError)
+            idle = now - used > IDLE_INTERVALS * self._interval and readable
             if idle and name not in self._named:
                 del self._tracked[name]
                 self._router.drop(name)

@@ -1019,6 +1019,22 @@ async def test_the_last_good_ring_of_an_idle_exchange_outlives_the_api(fake: Fak
         assert dict(made.router.entries) == {}
 
 
+async def test_the_ring_of_an_idle_exchange_goes_with_its_virtual_host(fake: FakeManagement, clock: Clock) -> None:
+    fake.exchange("x", binding("a"))
+    async with syncing(fake, interval=1.0) as made:
+        await made.sync.look_up(X, 10)
+        fake.vhosts.clear()
+        fake.exchanges.clear()
+        for _ in range(sync_module.IDLE_INTERVALS - 2):
+            clock.now += 1
+            await made.sync.refresh(X, "sync")
+            made.sync._forget_idle(clock.now)
+        assert made.weights() == {A: 1}
+        clock.now += 4
+        made.sync._forget_idle(clock.now)
+        assert dict(made.router.entries) == {}
+
+
 async def test_a_slow_exchange_holds_up_no_other_exchanges_readings(fake: FakeManagement) -> None:
     other = ("/", "other")
     for _, exchange in (X, other):
