@@ -138,7 +138,7 @@ class Batches:
             async for part in self._gate.parts(request):
                 for piece in items.pieces(part):
                     for item in piece:
-                        if (step := self._add(batch, item)) is not None:
+                        if (step := self._add(admitted, batch, item)) is not None:
                             await step
                     held = items.held + len(batch) * _ENTRY
                     if held > admitted.size:
@@ -146,18 +146,19 @@ class Batches:
                     # Others take their turn between the pieces, also where the next one is there already.
                     await asyncio.sleep(0)
             for item in items.end():
-                if (step := self._add(batch, item)) is not None:
+                if (step := self._add(admitted, batch, item)) is not None:
                     await step
         except BodyError as error:
             if error.too_large:
                 raise ProblemError(413, "too-large", str(error), Outcome.INVALID) from None
             raise ProblemError(400, "bad-request", str(error), Outcome.INVALID) from None
 
-    def _add(self, batch: Batch, item: Item) -> Coroutine[Any, Any, None] | None:
+    def _add(self, admitted: Admitted, batch: Batch, item: Item) -> Coroutine[Any, Any, None] | None:
         """One more message; what must be awaited before the next, if anything."""
         index = len(batch)
         if index >= self._max_batch:
             raise BodyError(index, f"messages: more than {self._max_batch}", too_large=True)
+        self._gate.take(admitted, _ENTRY)
         try:
             message_id, message = message_of(item)
         except ItemError as error:
