@@ -109,7 +109,7 @@ def report(notes: list[Note], queues: Queues, done: Counter[Kind], calm: float) 
     if 2 * verdict.by_one_ring < verdict.found[Told.CONFIRMED] - sum(
         verdict.outcomes[n][Told.CONFIRMED] for n in FLEET.native
     ):
-        faults.append("most messages could have been in several queues, so this says little")
+        faults.append("of too few messages one queue alone was possible, so this says little")
     print_tables(verdict, done, queues)
     for fault in faults[:SHOWN]:
         say(f"  FAULT: {fault}")
