@@ -7,12 +7,12 @@ from collections.abc import Coroutine, Iterable
 from typing import Any, NamedTuple
 
 from proxy.amqp.fate import CONFIRMED, UNROUTABLE, Verdict
+from proxy.amqp.reroute import MOST_TRIES
 from proxy.amqp.routes import Route, Target
 from proxy.http.dispatch import Dispatch, Order, Outlet, Placed
 from proxy.http.message import Message
 from proxy.http.problems import ProblemError
 from proxy.http.receipts import is_gone, judged, receipt
-from proxy.http.single import MOST_TRIES
 from proxy.limits import Limits
 from proxy.outcome import Outcome
 

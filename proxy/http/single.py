@@ -3,12 +3,10 @@
 import asyncio
 
 from proxy.amqp.fate import Verdict
+from proxy.amqp.reroute import MOST_TRIES
 from proxy.http.dispatch import Dispatch, Outlet, Placed
 from proxy.http.message import Message
 from proxy.outcome import Outcome
-
-MOST_TRIES = 5
-"""Times that one message is sent again: queues that go one after the other."""
 
 
 class Single:

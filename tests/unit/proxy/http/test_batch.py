@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from proxy.amqp.fate import CONFIRMED, NACKED, UNROUTABLE, Receiver, Verdict
 from proxy.amqp.frames import NOT_FOUND
 from proxy.amqp.properties import PERSISTENT, Header
+from proxy.amqp.reroute import MOST_TRIES
 from proxy.amqp.routes import Choice, Route
 from proxy.http.batch import MESSAGES, Batch, Words
 from proxy.http.dispatch import Dispatch, Order, Outlet, Placed
 from proxy.http.message import Message
 from proxy.http.problems import ProblemError, invalid, unavailable
-from proxy.http.single import MOST_TRIES
 from proxy.limits import Limits
 from proxy.outcome import Outcome
 from proxy.publisher import Lanes
