@@ -70,6 +70,8 @@ class Batch:
         """Messages that came back, and those behind them; they are sent once all others are settled."""
         self._waiting: set[Order] = set()
         """Their keys."""
+        self._room_wait: asyncio.Timeout | None = None
+        """Ends the wait for room, of which a message that came back holds a part."""
         self._failed: set[Order] = set()
         """Keys of which nothing more is sent."""
         self._stopped = ""
@@ -169,16 +171,28 @@ class Batch:
     async def _room(self) -> None:
         """Waits for room, or stops the batch where there is none for too long.
 
-        What came back has its place until it is settled, so that is seen to first.
+        What came back has its place until it is settled, so that is seen to first, whenever it comes.
         """
         try:
             async with asyncio.timeout(self._patience):
-                while self._returned:
+                while not await self._room_before_return():
                     await self._answered()
                     await self._send_again()
-                await self._limits.room()
         except TimeoutError:
             self._stopped = f"too much was in flight for {self._patience:g} s"
+
+    async def _room_before_return(self) -> bool:
+        """Waits for room; False once a message has come back instead."""
+        if self._returned:
+            return False
+        try:
+            async with asyncio.timeout(None) as self._room_wait:
+                await self._limits.room()
+        except TimeoutError:
+            return False
+        finally:
+            self._room_wait = None
+        return True
 
     def refuse(self, message_id: str | None, key: bytes | None, why: str) -> None:
         """One more message, which is malformed; `key` is None where that cannot be read, or there is none."""
@@ -195,6 +209,9 @@ class Batch:
         elif verdict.outcome is Outcome.UNROUTABLE and entry.tries < MOST_TRIES:
             self._returned.append(index)
             self._waiting.add(entry.order)
+            if self._room_wait is not None:
+                self._room_wait.reschedule(0)
+                self._room_wait = None
         else:
             if entry.placed is not None:
                 verdict = judged(entry.placed, verdict)

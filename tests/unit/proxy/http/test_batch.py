@@ -442,6 +442,21 @@ async def test_what_fails_while_it_waits_is_not_sent() -> None:
     assert case.outcomes == [Outcome.NACKED, Outcome.REJECTED, Outcome.CONFIRMED]
 
 
+async def test_what_comes_back_meanwhile_gives_its_place() -> None:
+    case = Case(lambda index: None, most=4)
+    await case.add("a", "b")
+    adding = asyncio.create_task(case.add("c"))
+    await idle()
+    assert not adding.done()
+    case.dispatch.settle(0, UNROUTABLE)
+    case.dispatch.settle(1, UNROUTABLE)
+    async with asyncio.timeout(5):
+        await adding
+    case.dispatch.settle(2, CONFIRMED)
+    await case.done()
+    assert case.outcomes == [Outcome.UNROUTABLE, Outcome.UNROUTABLE, Outcome.CONFIRMED]
+
+
 async def test_it_waits_no_longer_than_its_patience() -> None:
     case = Case(most=2, patience=0.05)
     case.limits.take_batched(0)
@@ -537,9 +552,11 @@ class Trial:
             self.case.dispatch.problems[index] = PROBLEMS[fate]
         adding = asyncio.create_task(self.case.put(str(index), key.encode()))
         await idle()
-        while not adding.done():
-            self.settle(self.waiting[0])
-            await idle()
+        async with asyncio.timeout(10):
+            while not adding.done():
+                if self.waiting:  # nothing is, while it looks at what came back
+                    self.settle(self.waiting[0])
+                await idle()
         tried = key not in self.failed and not self.stopped
         assert (index in self.case.dispatch.indices) == (tried and fate in VERDICTS)
         if tried and fate in PROBLEMS:
