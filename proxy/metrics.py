@@ -274,6 +274,14 @@ class ProxyCollector(Collector):
         for vhost, fault in self._publisher.faults().items():
             connected.add_metric([vhost], not fault)
         yield connected
+        blocked = GaugeMetricFamily(
+            "ringproxy_broker_blocked",
+            "1 where the broker has said that it takes no publishes, which it says to those who publish.",
+            labels=["vhost"],
+        )
+        for vhost, why in self._publisher.blocked().items():
+            blocked.add_metric([vhost], bool(why))
+        yield blocked
         yield CounterMetricFamily(
             "ringproxy_broker_connects", "Connections to the broker that came up.", self._publisher.connects
         )

@@ -147,6 +147,14 @@ class Publisher:
         """By virtual host: why this sidecar's own connections are down; empty where they are up."""
         return {vhost: "" if lanes.link.client else lanes.link.fault for vhost, lanes in self._own()}
 
+    def blocked(self) -> Mapping[str, str]:
+        """By virtual host whose connections are up: why the broker takes no publishes; empty where it does."""
+        return {
+            vhost: next((client.blocked for client in _clients(lanes) if client.blocked), "")
+            for vhost, lanes in self._own()
+            if lanes.link.client
+        }
+
     def refusals(self, vhost: str) -> list[str]:
         """Why the broker refused the last publish to some exchanges of a virtual host."""
         lanes = self._lanes.get((vhost, None))

@@ -1,5 +1,6 @@
 """One consistent reading of one exchange: every request it takes, and no answer believed that should not be."""
 
+import asyncio
 from dataclasses import dataclass
 
 from proxy.management import Management, ManagementError
@@ -20,12 +21,12 @@ class Reading:
 ABSENT = Reading(None)
 
 
-async def read(api: Management, name: Name) -> Reading:
+async def read(api: Management, name: Name, pause: float = 0.0) -> Reading:
     """Reads an exchange. Raises ManagementError or TopologyError, also where an empty answer is not to be believed.
 
     RabbitMQ answers the bindings of an unknown exchange or virtual host with 200 and an empty list, and a node
     without quorum answers from its local copy (measured), so an absence counts only if the virtual host is listed,
-    its exchanges can be listed, and the exchange is absent there too or a second reading agrees.
+    its exchanges can be listed, and the exchange is absent there too or a second reading agrees, `pause` seconds later.
     """
     vhost, exchange_name = name
     exchange = await api.exchange(vhost, exchange_name)
@@ -38,6 +39,7 @@ async def read(api: Management, name: Name) -> Reading:
     if not bindings and not await _listed(api, name):
         return ABSENT
     if not bindings:
+        await asyncio.sleep(pause)
         bindings = await api.bindings(vhost, exchange_name)
     return Reading(exchange, bindings)
 

@@ -36,6 +36,9 @@ MIN_REFRESH = 0.1
 MIN_REFRESH_DECLARED = 0.02
 """The same where something was declared on it, so that a program may bind and publish by turns."""
 
+LONGEST_DOUBT = 2.0
+"""Seconds, at most, after which an exchange that is new and has no bindings is looked at again."""
+
 READINGS_AT_ONCE = 4
 
 NEVER = float("-inf")
@@ -261,7 +264,8 @@ class Sync:
             if not self._identified:
                 # Or the first messages could go to another cluster than the one whose bindings are read.
                 await self._ask_cluster()
-            reading = await read(self._api, name)
+            known = name in self._router.entries
+            reading = await read(self._api, name, 0.0 if known else min(self._settle_time, LONGEST_DOUBT))
             await self._apply(name, tracked, reading, started, why, vouched)
         except Absent as error:
             absent = error

@@ -84,6 +84,8 @@ class Admin:
         checks[f"broker, virtual host {vhost!r}"] = self._publisher.faults().get(vhost, "not connected yet")
         if sync.look_up_fault is not None and sync.look_up_fault[0] == vhost:
             checks["look-ups"] = sync.look_up_fault[1]
+        if why := self._publisher.blocked().get(vhost):
+            checks["broker takes publishes"] = why
         if refusals := self._publisher.refusals(vhost):
             checks["broker's permissions"] = "; ".join(refusals)
         if why := sync.mismatch(self._publisher.cluster(vhost)):
@@ -92,8 +94,8 @@ class Admin:
 
     def _elsewhere(self) -> dict[str, str]:
         """Why publishes to other virtual hosts would fail; one of them must not make the sidecar unready for all."""
-        faults = self._publisher.faults()
-        return {vhost: why for vhost, why in sorted(faults.items()) if why and vhost != self._default_vhost}
+        faults = [*self._publisher.faults().items(), *self._publisher.blocked().items()]
+        return {vhost: why for vhost, why in sorted(faults) if why and vhost != self._default_vhost}
 
     async def metrics(self, request: web.Request) -> web.Response:
         """The Prometheus metrics, in the format that the scraper asks for."""

@@ -168,6 +168,8 @@ def test_broker_blocked(start_sidecar: StartSidecar) -> None:
                     peer.publish(1, "orders", f"{n}")
                 wait_until("503", lambda: http.publish("orders", "k", vhost="shop").status == 503)
                 assert "the broker takes no publishes" in http.publish("orders", "k", vhost="shop").text
+                assert failing(http.admin(READY).text) == ["broker takes publishes"]
+                assert http.metric("ringproxy_broker_blocked", vhost="shop") == 1
                 wait_until("waiting", lambda: amqp.metric("ringproxy_in_flight") > 0)
                 states = [c.get("state") for c in parsed(shell(look))[1]]
                 assert {"blocked", "blocking"} & set(states), states
@@ -186,6 +188,8 @@ def test_broker_blocked(start_sidecar: StartSidecar) -> None:
             peer.confirm(1, 6, after=1)
             peer.goodbye()
         wait_until("taken again", lambda: http.publish("orders", "k", vhost="shop").status == 200)
+        assert http.admin(READY).status == 200
+        assert http.metric("ringproxy_broker_blocked", vhost="shop") == 0
         for sidecar in (http, amqp):
             sidecar.stop()
 

@@ -1,3 +1,5 @@
+import asyncio
+
 import pytest
 from aiohttp import web
 
@@ -111,3 +113,13 @@ async def test_an_unbelievable_list_is_an_error(fake: FakeManagement, api: Manag
     fake.exchange("x", binding("a"), {**binding("b"), "destination_type": "stream"})
     with pytest.raises(TopologyError):
         await read(api, X)
+
+
+async def test_the_second_reading_of_no_bindings_comes_after_a_pause(fake: FakeManagement, api: Management) -> None:
+    fake.exchange("x")
+    reading = asyncio.create_task(read(api, X, 0.5))
+    await asyncio.sleep(0.25)
+    assert fake.counted()[BINDINGS_OF_X] == 1
+    fake.exchange("x", binding("a", "3"))
+    assert (await reading).bindings == (Binding(A, "3"),)
+    assert fake.counted()[BINDINGS_OF_X] == 2
