@@ -13,6 +13,7 @@ from proxy.amqp.connection import MOST_FRAME_MAX, Connection, Phase, Refused, St
 from proxy.amqp.frames import (
     BODY,
     CONNECTION_FORCED,
+    FRAME,
     HEADER,
     INTERNAL_ERROR,
     METHOD,
@@ -20,7 +21,7 @@ from proxy.amqp.frames import (
     PROTOCOL_HEADER,
     SLACK,
 )
-from proxy.amqp.routes import UNANSWERED, Route
+from proxy.amqp.routes import BEING_CLOSED, UNANSWERED, Route
 from proxy.router import Entry, KnownRing, Name, PassReason
 from ring.hashed import HashedValue
 from tests.fuzz.contents import Content, channels_closed, contents, is_orderly, whole_frames
@@ -166,6 +167,11 @@ class _Session:
             unread = c.held
             if unread is None or not c.running:
                 return
+            if unread is BEING_CLOSED:
+                if FRAME.unpack_from(c.client_rest)[1] in c.channels:
+                    return
+                self._go_on()
+                continue
             channel, name = publishing.held_publish(c)
             if unread is UNANSWERED:
                 if channel.declaring and channel.state is State.OPEN:
@@ -176,10 +182,13 @@ class _Session:
                 c.forced = route if isinstance(route, Route) else None
             else:
                 closing.refuse_channel(c, channel, INTERNAL_ERROR, "not known")
-            c.held = None
-            rewrite.from_client(c, b"")
-            c.forced = None
+            self._go_on()
         raise AssertionError("a look-up that never ends")
+
+    def _go_on(self) -> None:
+        self.c.held = None
+        rewrite.from_client(self.c, b"")
+        self.c.forced = None
 
     def _reread(self, found: Entry | KnownRing | None) -> None:
         """As the session does it for what came back."""
