@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from ring.destination import MAX_WEIGHT, Destination
-from ring.hashing import RING_FORMAT, SLOTS, hash64, slot_of
+from ring.hashing import RING_FORMAT, SLOTS, hash64, index_at, slot_of
 from ring.scores import U16, U64, challenge, contest, ranking, slot_streams
 
 MAX_DESTINATIONS = 1 << 16
@@ -31,14 +31,14 @@ class Ring:
     """Of each destination, in the same order."""
     table: U16
     """Shape (SLOTS,): the index of each slot's owner."""
-    owner_index: memoryview
-    """The same table, for plain-integer lookups: `owner_index[slot]` is an int."""
+    owner_index: bytes
+    """The same memory, for `hashing.index_at`."""
 
     def __init__(self, destinations: tuple[Destination, ...], weights: tuple[int, ...], table: U16) -> None:
         """Takes a finished table; `Ring.build` and `Ring.changed` make one."""
-        table.flags.writeable = False
-        self.destinations, self.weights, self.table = destinations, weights, table
-        self.owner_index = table.data
+        self.destinations, self.weights = destinations, weights
+        self.owner_index = table.astype("<u2").tobytes()
+        self.table = np.frombuffer(self.owner_index, "<u2")
 
     @classmethod
     def build(cls, weights: Mapping[Destination, int]) -> "Ring":
@@ -81,11 +81,11 @@ class Ring:
 
     def owner(self, slot: int) -> Destination:
         """The destination of a slot."""
-        return self.destinations[self.owner_index[slot]]
+        return self.destinations[index_at(self.owner_index, slot)]
 
     def owner_of(self, key: bytes) -> Destination:
         """The destination of a key."""
-        return self.destinations[self.owner_index[slot_of(key)]]
+        return self.owner(slot_of(key))
 
     def runner_up(self, slot: int) -> Destination | None:
         """Where the slot's keys would go if their owner left; None where nobody else is bound."""

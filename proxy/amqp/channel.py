@@ -3,23 +3,28 @@
 import secrets
 from collections import deque
 from enum import IntEnum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from mypy_extensions import i64
 
 from proxy.amqp.confirms import Confirms
+from proxy.amqp.frames import HEADER, METHOD, U16
 
 if TYPE_CHECKING:
     from proxy.amqp.reroute import Rerouted
 
-KEPT = 1024
+KEPT: Final = 1024
 """Publishes remembered on a channel where the broker answers none, so that nothing tells when one is done with."""
 
-EXPECT_METHOD, EXPECT_HEADER, EXPECT_BODY = 0, 1, 2
+EXPECT_METHOD: Final = 0
+EXPECT_HEADER: Final = 1
+EXPECT_BODY: Final = 2
 """What the client must send next on a channel. Plain integers, for the hot loop."""
 
-_NUMBER = (1 << 32) - 1
-_ASKED = 1 << 32
-_HAD_HEADERS = 1 << 33
-_NONCE = 34
+_NUMBER: Final = (1 << 32) - 1
+_ASKED: Final = 1 << 32
+_HAD_HEADERS: Final = 1 << 33
+_NONCE: Final = 34
 
 
 class State(IntEnum):
@@ -92,15 +97,18 @@ class Channel:
     """Belongs to one incarnation: a number that is opened again gets a new one."""
 
     __slots__ = (
-        "away", "bits", "confirming", "confirms", "declaring", "exchange", "expect", "frame", "id", "kept", "key",
-        "last_queue", "late", "left", "nonce", "owed_close_ok", "pending", "refusal", "returning", "routed", "sampled",
-        "sampled_at", "state", "transactional", "withheld",
+        "away", "bits", "confirming", "confirms", "declaring", "exchange", "expect", "frame", "header_start", "id",
+        "kept", "key", "last_queue", "late", "left", "method_start", "nonce", "owed_close_ok", "pending", "refusal",
+        "returning", "routed", "sampled", "sampled_at", "state", "transactional", "withheld",
     )  # fmt: skip
 
     def __init__(self, number: int) -> None:
         """`number` is the channel's."""
         self.id = number
-        self.state = State.OPEN
+        self.method_start, self.header_start = (bytes((kind,)) + U16.pack(number) for kind in (METHOD, HEADER))
+        """How its frames begin, up to their size."""
+        self.state: int = State.OPEN
+        """A `State`, as a plain integer for the hot loop."""
         self.refusal = b""
         """The channel.close that the client gets once the broker has closed the channel."""
         self.owed_close_ok = False
@@ -121,7 +129,7 @@ class Channel:
         """What an empty queue name stands for."""
         self.confirms = Confirms()
         self.confirming = self.transactional = self.routed = False
-        self.nonce = secrets.randbits(63 - _NONCE) << _NONCE
+        self.nonce: i64 = secrets.randbits(63 - _NONCE) << _NONCE
         self.kept: dict[int, Kept] = {}
         self.returning: Return | None = None
         self.away = 0
@@ -145,13 +153,17 @@ class Channel:
         begun = inside or (self.expect != EXPECT_METHOD and not self.withheld)
         return self.confirms.unsettled > begun
 
-    def next_id(self, asked: int, had_headers: int) -> int:
+    def next_id(self, asked: int, had_headers: int) -> i64:
         """The next publish's id: 29 bits of this incarnation's nonce, two flags, 32 bits of the publish's number.
 
         Into 16 bits of the nonce the mark of where it goes is mixed before it is sent (`routes.mark`).
         """
-        flags = (_ASKED if asked else 0) | (_HAD_HEADERS if had_headers else 0)
-        return self.nonce | flags | (self.confirms.number + 1) & _NUMBER
+        number: i64 = (self.confirms.number + 1) & _NUMBER
+        if asked:
+            number |= _ASKED
+        if had_headers:
+            number |= _HAD_HEADERS
+        return self.nonce | number
 
     def read_id(self, ring_id: int) -> RingId | None:
         """What a ring id says; None where the message that came back is a copy, which a client has forwarded.

@@ -74,7 +74,7 @@ def leave(c: Connection, data: bytes, i: int, end: int) -> bytes | None:
     for channel in c.channels.values():
         confirms = channel.confirms
         unsure = not confirms.answered or confirms.number == confirms.base
-        if unsure and channel.routed and channel.state is State.OPEN and channel.expect == EXPECT_METHOD:
+        if unsure and channel.routed and channel.state == State.OPEN and channel.expect == EXPECT_METHOD:
             channel.state, channel.refusal = State.REFUSING, b""
             goodbyes += _goodbye(channel)
     if not awaits_answers(c):
@@ -96,8 +96,8 @@ def awaits_answers(c: Connection) -> bool:
         return True
     inside = c.client_body if c.client_skip else 0
     return any(
-        channel.state is State.REFUSING
-        or (channel.state is State.CLOSING and channel.routed)
+        channel.state == State.REFUSING
+        or (channel.state == State.CLOSING and channel.routed)
         or channel.awaits(number == inside)
         for number, channel in c.channels.items()
     )
@@ -177,7 +177,7 @@ def refuse_channel(c: Connection, channel: Channel, code: int, text: str) -> Non
 
     Does nothing to one that is being closed already.
     """
-    if channel.state is not State.OPEN or not c.running:
+    if channel.state != State.OPEN or not c.running:
         return
     channel.state = State.REFUSING
     channel.refusal = close_frame(channel.id, code, text, BASIC_PUBLISH)
@@ -217,11 +217,11 @@ def refused_frame(c: Connection, channel: Channel, kind: int, data: bytes, i: in
     if channel.expect != EXPECT_METHOD:
         return _rest_of_content(c, channel, kind, data, i, end)
     method = U32.unpack_from(data, i + 7)[0] if kind == METHOD and end - i >= OVERHEAD + 4 else 0
-    if method == CHANNEL_CLOSE and channel.state is State.REFUSING:
+    if method == CHANNEL_CLOSE and channel.state == State.REFUSING:
         channel.owed_close_ok = True
     elif method == CHANNEL_CLOSE:
         c.tell_client(method_frame(channel.id, CHANNEL_CLOSE_OK))
-    elif method == CHANNEL_CLOSE_OK and channel.state is State.REFUSED:
+    elif method == CHANNEL_CLOSE_OK and channel.state == State.REFUSED:
         _gone(c, channel)
     return b""
 
@@ -236,9 +236,9 @@ def _client_agrees(c: Connection, channel: Channel, method: int, data: bytes, i:
 
 def _client_opens(c: Connection, channel: Channel, method: int, data: bytes, i: int, end: int) -> None:
     """The number again, before the broker's close-ok has come: it waits. Any other is the broker's to refuse."""
-    if channel.state is State.CLOSING:
+    if channel.state == State.CLOSING:
         c.held = BEING_CLOSED
-    elif channel.state is State.CLOSED:
+    elif channel.state == State.CLOSED:
         _gone(c, channel)
         c.channels[channel.id] = Channel(channel.id)
 
@@ -277,7 +277,7 @@ def _broker_agrees(c: Connection, channel: Channel, method: int, data: bytes, i:
     if channel.away and c.phase <= Phase.LEAVING:
         channel.late.append(data[i:end])
         return b""
-    if channel.state is State.REFUSING:
+    if channel.state == State.REFUSING:
         channel.state = State.REFUSED
         owed = method_frame(channel.id, CHANNEL_CLOSE_OK) if channel.owed_close_ok else b""
         return channel.refusal + owed

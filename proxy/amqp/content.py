@@ -4,24 +4,28 @@
 """
 
 from collections.abc import Collection
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from proxy.amqp import table
-from proxy.amqp.frames import SYNTAX_ERROR, U16, U32, U64, Fault, short_string
+from proxy.amqp.frames import SYNTAX_ERROR, U16, U32, U64, Fault, short_string, u32, u64
 from ring.hashed import HashedValue
 
-STAMP_EXCHANGE, STAMP_KEY, STAMP_ID = b"x-ring-exchange", b"x-ring-routing-key", b"x-ring-id"
-STAMPS = frozenset({STAMP_EXCHANGE, STAMP_KEY, STAMP_ID})
-STAMPS_AND_COPIES = STAMPS | {b"CC", b"BCC"}
+STAMP_EXCHANGE: Final = b"x-ring-exchange"
+STAMP_KEY: Final = b"x-ring-routing-key"
+STAMP_ID: Final = b"x-ring-id"
+STAMPS: Final = frozenset({STAMP_EXCHANGE, STAMP_KEY, STAMP_ID})
+STAMPS_AND_COPIES: Final = STAMPS | {b"CC", b"BCC"}
 """What a message to a queue must not carry: RabbitMQ would fan it out, which hash exchanges do not."""
 
-CONTENT_TYPE, CONTENT_ENCODING, HEADERS = 1 << 15, 1 << 14, 1 << 13
+CONTENT_TYPE: Final = 1 << 15
+CONTENT_ENCODING: Final = 1 << 14
+HEADERS: Final = 1 << 13
 
-_FLAGS = 12
-"""Offset of the property flags, after class, weight and body size."""
-_FIRST = 14
+FLAGS: Final = 12
+"""Offset of the first byte of the property flags, after class, weight and body size."""
+_FIRST: Final = 14
 
-_AFTER_HEADERS = (
+_AFTER_HEADERS: Final = (
     ("delivery_mode", 1 << 12, 1),
     ("priority", 1 << 11, 1),
     ("correlation_id", 1 << 10, 0),
@@ -32,7 +36,7 @@ _AFTER_HEADERS = (
 )
 """Name, flag and size in bytes (0: a short string) of the properties after the headers, up to the last hashed one."""
 
-STAMP_ID_ENTRY = bytes((len(STAMP_ID),)) + STAMP_ID + b"l"
+STAMP_ID_ENTRY: Final = bytes((len(STAMP_ID),)) + STAMP_ID + b"l"
 
 
 def stamp_of_exchange(exchange: bytes) -> bytes:
@@ -48,7 +52,7 @@ def headers_at(data: bytes, start: int, end: int) -> tuple[int, int]:
     at = start + _FIRST
     if at > end:
         raise Fault(SYNTAX_ERROR, "a content header stops before its property flags")
-    flags = word = data[start + _FLAGS] << 8 | data[start + _FLAGS + 1]
+    flags = word = data[start + FLAGS] << 8 | data[start + FLAGS + 1]
     while word & 1:
         if at + 2 > end:
             raise Fault(SYNTAX_ERROR, "a content header's property flags run past its frame")
@@ -67,7 +71,7 @@ def table_at(data: bytes, at: int, end: int) -> tuple[int, int]:
     """Where the entries of the table at `at` begin and stop. Raises Fault 502 where it runs past `end`."""
     if at + 4 <= end:
         start = at + 4
-        stop = start + int(U32.unpack_from(data, at)[0])
+        stop = start + u32(data, at)
         if stop <= end:
             return start, stop
     raise Fault(SYNTAX_ERROR, "the headers table is longer than its frame")
@@ -78,20 +82,28 @@ def stamped(data: bytes, start: int, end: int, entries: bytes, cut: Collection[b
 
     Raises Fault 502 for a payload that cannot be read that far.
     """
+    at, first, stop = parts(data, start, end)
+    rest, removed = without(data, first, stop, cut)
+    flags = bytes((data[start + FLAGS] | HEADERS >> 8,))
+    size = U32.pack(len(entries) + len(rest))
+    before = data[start : start + FLAGS], flags, data[start + FLAGS + 1 : at]
+    return b"".join((*before, size, entries, rest, data[stop:end])), removed
+
+
+def parts(data: bytes, start: int, end: int) -> tuple[int, int, int]:
+    """Where the headers are or would go, with their length; where their entries begin, and stop. Raises Fault 502."""
     flags, at = headers_at(data, start, end)
     if not flags & HEADERS:
-        flagged = U16.pack(flags | HEADERS)
-        size = U32.pack(len(entries))
-        head = data[start : start + _FLAGS]
-        return b"".join((head, flagged, data[start + _FIRST : at], size, entries, data[at:end])), b""
+        return at, at, at
     first, stop = table_at(data, at, end)
-    removed = b""
-    if data.find(b"x-ring-", first, stop) < 0 and data.find(b"CC", first, stop) < 0:
-        rest = data[first:stop]
-    else:
-        rest, removed = table.without(data, first, stop, cut)
-    size = U32.pack(len(entries) + len(rest))
-    return b"".join((data[start:at], size, entries, rest, data[stop:end])), removed
+    return at, first, stop
+
+
+def without(data: bytes, first: int, stop: int, cut: Collection[bytes]) -> tuple[bytes, bytes]:
+    """The entries of a headers table but for our stamps and copies named in `cut`, and those. Raises Fault 502."""
+    if first == stop or (data.find(b"x-ring-", first, stop) < 0 and data.find(b"CC", first, stop) < 0):
+        return data[first:stop], b""
+    return table.without(data, first, stop, cut)
 
 
 class Stamps(NamedTuple):
@@ -120,7 +132,7 @@ def stamps_in(data: bytes, start: int, end: int) -> Stamps | None:
     routing_key = table.text_of(data, found[STAMP_KEY])
     if exchange is None or routing_key is None:
         return None
-    return Stamps(exchange, routing_key, U64.unpack_from(data, found[STAMP_ID].value)[0])
+    return Stamps(exchange, routing_key, u64(data, found[STAMP_ID].value))
 
 
 def ring_id_in(data: bytes, start: int, end: int) -> int | None:
@@ -130,7 +142,7 @@ def ring_id_in(data: bytes, start: int, end: int) -> int | None:
         entry = table.find(data, *table_at(data, at, end), STAMP_ID) if flags & HEADERS else None
     except Fault:
         return None
-    return int(U64.unpack_from(data, entry.value)[0]) if entry is not None and entry.kind == ord("l") else None
+    return u64(data, entry.value) if entry is not None and entry.kind == ord("l") else None
 
 
 def unstamped(
@@ -146,7 +158,7 @@ def unstamped(
         kept, _ = table.without(data, first, stop, stamps)
     entries = kept + put_back
     flags = flags | HEADERS if had_headers or entries else flags & ~HEADERS
-    head = data[start : start + _FLAGS] + U16.pack(flags) + data[start + _FIRST : at]
+    head = data[start : start + FLAGS] + U16.pack(flags) + data[start + _FIRST : at]
     return head + (U32.pack(len(entries)) + entries if flags & HEADERS else b"") + data[stop:end]
 
 

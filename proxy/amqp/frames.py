@@ -1,68 +1,100 @@
 """AMQP 0-9-1 frames and methods by number (sections 2.3.5 and 4.2): what is read of them, and those that are made."""
 
 from struct import Struct
+from typing import Final
 
-PROTOCOL_HEADER = b"AMQP\x00\x00\x09\x01"
+from librt.strings import read_i16_be, read_i32_be, read_i64_be
 
-METHOD, HEADER, BODY, HEARTBEAT = 1, 2, 3, 8
-END = 0xCE
-OVERHEAD = 8
+PROTOCOL_HEADER: Final = b"AMQP\x00\x00\x09\x01"
+
+METHOD: Final = 1
+HEADER: Final = 2
+BODY: Final = 3
+HEARTBEAT: Final = 8
+END: Final = 0xCE
+OVERHEAD: Final = 8
 """Bytes of a frame that are not its payload."""
-SLACK = OVERHEAD
+SLACK: Final = OVERHEAD
 """Bytes beyond frame_max that RabbitMQ takes (3.10 and 4.3, run): clients such as rabbitmq-client forget those."""
 
-LEAST_FRAME_MAX = 4096
+LEAST_FRAME_MAX: Final = 4096
 """What every peer takes before a limit is agreed on (AMQP section 4.2.3)."""
 
-FRAME = Struct(">BHI")
+FRAME: Final = Struct(">BHI")
 """Of a frame's first seven bytes: type, channel, payload size."""
-U16, U32, U64 = Struct(">H"), Struct(">I"), Struct(">Q")
+U16: Final = Struct(">H")
+U32: Final = Struct(">I")
+U64: Final = Struct(">Q")
 
-LEAST_HEADER = 14
+LEAST_HEADER: Final = 14
 """Bytes of a content header without properties: class, weight, body size, flags."""
 
-HEARTBEAT_FRAME = b"\x08\x00\x00\x00\x00\x00\x00\xce"
+HEARTBEAT_FRAME: Final = b"\x08\x00\x00\x00\x00\x00\x00\xce"
 
-BASIC = 60
-
-
-def _id(class_id: int, method_id: int) -> int:
-    return class_id << 16 | method_id
+BASIC: Final = 60
 
 
-CONNECTION_START, CONNECTION_START_OK = _id(10, 10), _id(10, 11)
-CONNECTION_SECURE_OK = _id(10, 21)
-CONNECTION_TUNE, CONNECTION_TUNE_OK = _id(10, 30), _id(10, 31)
-CONNECTION_OPEN, CONNECTION_OPEN_OK = _id(10, 40), _id(10, 41)
-CONNECTION_CLOSE, CONNECTION_CLOSE_OK = _id(10, 50), _id(10, 51)
-CONNECTION_BLOCKED, CONNECTION_UNBLOCKED = _id(10, 60), _id(10, 61)
-CONNECTION_UPDATE_SECRET = _id(10, 70)
-CHANNEL_OPEN = _id(20, 10)
-CHANNEL_CLOSE, CHANNEL_CLOSE_OK = _id(20, 40), _id(20, 41)
-EXCHANGE_DECLARE, EXCHANGE_DECLARE_OK = _id(40, 10), _id(40, 11)
-EXCHANGE_DELETE, EXCHANGE_DELETE_OK = _id(40, 20), _id(40, 21)
-EXCHANGE_BIND, EXCHANGE_BIND_OK = _id(40, 30), _id(40, 31)
-EXCHANGE_UNBIND, EXCHANGE_UNBIND_OK = _id(40, 40), _id(40, 51)
-QUEUE_DECLARE, QUEUE_DECLARE_OK = _id(50, 10), _id(50, 11)
-QUEUE_BIND, QUEUE_BIND_OK = _id(50, 20), _id(50, 21)
-QUEUE_DELETE, QUEUE_DELETE_OK = _id(50, 40), _id(50, 41)
-QUEUE_UNBIND, QUEUE_UNBIND_OK = _id(50, 50), _id(50, 51)
-BASIC_PUBLISH, BASIC_RETURN = _id(BASIC, 40), _id(BASIC, 50)
-BASIC_ACK, BASIC_NACK = _id(BASIC, 80), _id(BASIC, 120)
-CONFIRM_SELECT = _id(85, 10)
-TX_SELECT = _id(90, 10)
-TX_COMMIT, TX_COMMIT_OK = _id(90, 20), _id(90, 21)
-TX_ROLLBACK, TX_ROLLBACK_OK = _id(90, 30), _id(90, 31)
+# Methods: class, and the method within it.
+CONNECTION_START: Final = 10 << 16 | 10
+CONNECTION_START_OK: Final = 10 << 16 | 11
+CONNECTION_SECURE_OK: Final = 10 << 16 | 21
+CONNECTION_TUNE: Final = 10 << 16 | 30
+CONNECTION_TUNE_OK: Final = 10 << 16 | 31
+CONNECTION_OPEN: Final = 10 << 16 | 40
+CONNECTION_OPEN_OK: Final = 10 << 16 | 41
+CONNECTION_CLOSE: Final = 10 << 16 | 50
+CONNECTION_CLOSE_OK: Final = 10 << 16 | 51
+CONNECTION_BLOCKED: Final = 10 << 16 | 60
+CONNECTION_UNBLOCKED: Final = 10 << 16 | 61
+CONNECTION_UPDATE_SECRET: Final = 10 << 16 | 70
+CHANNEL_OPEN: Final = 20 << 16 | 10
+CHANNEL_CLOSE: Final = 20 << 16 | 40
+CHANNEL_CLOSE_OK: Final = 20 << 16 | 41
+EXCHANGE_DECLARE: Final = 40 << 16 | 10
+EXCHANGE_DECLARE_OK: Final = 40 << 16 | 11
+EXCHANGE_DELETE: Final = 40 << 16 | 20
+EXCHANGE_DELETE_OK: Final = 40 << 16 | 21
+EXCHANGE_BIND: Final = 40 << 16 | 30
+EXCHANGE_BIND_OK: Final = 40 << 16 | 31
+EXCHANGE_UNBIND: Final = 40 << 16 | 40
+EXCHANGE_UNBIND_OK: Final = 40 << 16 | 51
+QUEUE_DECLARE: Final = 50 << 16 | 10
+QUEUE_DECLARE_OK: Final = 50 << 16 | 11
+QUEUE_BIND: Final = 50 << 16 | 20
+QUEUE_BIND_OK: Final = 50 << 16 | 21
+QUEUE_DELETE: Final = 50 << 16 | 40
+QUEUE_DELETE_OK: Final = 50 << 16 | 41
+QUEUE_UNBIND: Final = 50 << 16 | 50
+QUEUE_UNBIND_OK: Final = 50 << 16 | 51
+BASIC_PUBLISH: Final = BASIC << 16 | 40
+BASIC_RETURN: Final = BASIC << 16 | 50
+BASIC_ACK: Final = BASIC << 16 | 80
+BASIC_NACK: Final = BASIC << 16 | 120
+CONFIRM_SELECT: Final = 85 << 16 | 10
+TX_SELECT: Final = 90 << 16 | 10
+TX_COMMIT: Final = 90 << 16 | 20
+TX_COMMIT_OK: Final = 90 << 16 | 21
+TX_ROLLBACK: Final = 90 << 16 | 30
+TX_ROLLBACK_OK: Final = 90 << 16 | 31
 
-MANDATORY = 1
+MANDATORY: Final = 1
 """The first bit of basic.publish."""
 
-REPLY_SUCCESS, CONNECTION_FORCED = 200, 320
-CONTENT_TOO_LARGE, ACCESS_REFUSED, NOT_FOUND, PRECONDITION_FAILED = 311, 403, 404, 406
-FRAME_ERROR, SYNTAX_ERROR, COMMAND_INVALID, CHANNEL_ERROR, UNEXPECTED_FRAME = 501, 502, 503, 504, 505
-NOT_ALLOWED, INTERNAL_ERROR = 530, 541
+REPLY_SUCCESS: Final = 200
+CONNECTION_FORCED: Final = 320
+CONTENT_TOO_LARGE: Final = 311
+ACCESS_REFUSED: Final = 403
+NOT_FOUND: Final = 404
+PRECONDITION_FAILED: Final = 406
+FRAME_ERROR: Final = 501
+SYNTAX_ERROR: Final = 502
+COMMAND_INVALID: Final = 503
+CHANNEL_ERROR: Final = 504
+UNEXPECTED_FRAME: Final = 505
+NOT_ALLOWED: Final = 530
+INTERNAL_ERROR: Final = 541
 
-NAMES = {
+NAMES: Final = {
     REPLY_SUCCESS: "REPLY_SUCCESS",
     CONNECTION_FORCED: "CONNECTION_FORCED",
     FRAME_ERROR: "FRAME_ERROR",
@@ -74,6 +106,24 @@ NAMES = {
     INTERNAL_ERROR: "INTERNAL_ERROR",
 }
 """Reply codes, as reply texts begin with them."""
+
+
+def u16(data: bytes, at: int) -> int:
+    """The unsigned integer of two bytes at `at`. Raises IndexError where there are not as many; so do the others."""
+    number: int = read_i16_be(data, at)
+    return number & 0xFFFF
+
+
+def u32(data: bytes, at: int) -> int:
+    """Of four bytes."""
+    number: int = read_i32_be(data, at)
+    return number & 0xFFFFFFFF
+
+
+def u64(data: bytes, at: int) -> int:
+    """Of eight bytes."""
+    number: int = read_i64_be(data, at)
+    return number if number >= 0 else number + (1 << 64)
 
 
 class Fault(Exception):  # noqa: N818 - AMQP's word for what closes a connection is an exception already

@@ -1,16 +1,22 @@
 """One publish to a ring exchange: from its method and content header to those that go out in their place."""
 
 from collections.abc import Collection
+from typing import Final
+
+from librt.strings import BytesWriter, write_i32_be, write_i64_be
 
 from proxy.amqp import content
 from proxy.amqp.channel import Channel, Kept
 from proxy.amqp.connection import Connection
-from proxy.amqp.content import HEADERS, STAMP_ID_ENTRY, STAMPS, STAMPS_AND_COPIES
-from proxy.amqp.frames import END, FRAME, HEADER, MANDATORY, METHOD, OVERHEAD, U32, U64, short_string, shorted
+from proxy.amqp.content import FLAGS, HEADERS, STAMP_ID_ENTRY, STAMPS, STAMPS_AND_COPIES
+from proxy.amqp.frames import END, FRAME, HEADER, MANDATORY, OVERHEAD, short_string, shorted
 from proxy.amqp.routes import Route, Target
 from proxy.router import PassReason
 from proxy.tally import Tally
-from ring.hashing import slot_of
+from ring.hashing import index_at, slot_of
+
+_out: Final = BytesWriter()
+"""Where a publish is put together. One for all: that is done before anything else is."""
 
 
 def count(c: Connection, channel: Channel, tally: Tally) -> None:
@@ -36,7 +42,7 @@ def publish(c: Connection, channel: Channel, data: bytes, i: int, end: int) -> b
         return None
     start, stop = i + 7, end - 1
     if route.plain:
-        target = route.targets[route.owners[slot_of(channel.key)]]
+        target = route.targets[index_at(route.owners, slot_of(channel.key))]
     else:
         choice = route.choose(channel.key, data, start, stop) if route.stamp else None
         found = choice.target if choice is not None else None
@@ -49,33 +55,47 @@ def publish(c: Connection, channel: Channel, data: bytes, i: int, end: int) -> b
         target = found
     key, asked, had_headers = channel.key, channel.bits & MANDATORY, data[i + 19] << 8 & HEADERS
     ring_id = channel.next_id(asked, had_headers) ^ target.mark
-    stamps = b"".join((route.stamp, U32.pack(len(key)), key, STAMP_ID_ENTRY, U64.pack(ring_id)))
     cut = STAMPS_AND_COPIES if target.is_queue else STAMPS
-    payload, removed = content.stamped(data, start, stop, stamps, cut)
+    at, first, last = content.parts(data, start, stop)
+    rest, removed = content.without(data, first, last, cut)
     count(c, channel, route.tally)
-    if len(payload) > c.frame_max - OVERHEAD:
+    channel.routed = True
+    headers = len(route.stamp) + 4 + len(key) + len(STAMP_ID_ENTRY) + 8 + len(rest)
+    size = at - start + 4 + headers + stop - last
+    method = target.method if target.is_queue else target.method + shorted(key)
+    out = _out
+    out.truncate(0)
+    out.write(channel.method_start)
+    write_i32_be(out, len(method) + 1)
+    out.write(method)
+    out.append(channel.bits | MANDATORY)
+    out.append(END)
+    out.write(channel.header_start)
+    if size > c.frame_max - OVERHEAD:
         # RabbitMQ closes the connection for a frame that is too large by one byte (run).
         payload, removed = _without(data, start, stop, cut)
         sent_as = (target.name, b"") if target.is_queue else (key, target.name)
         channel.keep(Kept(removed, *sent_as, channel.exchange, key, ring_id))
-    elif removed:
+        write_i32_be(out, len(payload))
+        out.write(payload)
+        out.append(END)
+        return out.getvalue()
+    if removed:
         channel.keep(Kept(removed))
-    channel.routed = True
-    method = target.method if target.is_queue else target.method + shorted(key)
-    return b"".join(
-        (
-            FRAME.pack(METHOD, channel.id, len(method) + 1),
-            method,
-            _BITS[channel.bits],
-            FRAME.pack(HEADER, channel.id, len(payload)),
-            payload,
-            b"\xce",
-        )
-    )
-
-
-_BITS = [bytes((bits | MANDATORY, END)) for bits in range(256)]
-"""By the client's bits: ours, and the end of the frame."""
+    write_i32_be(out, size)
+    out.write(data[start : start + FLAGS])
+    out.append(data[start + FLAGS] | HEADERS >> 8)
+    out.write(data[start + FLAGS + 1 : at])
+    write_i32_be(out, headers)
+    out.write(route.stamp)
+    write_i32_be(out, len(key))
+    out.write(key)
+    out.write(STAMP_ID_ENTRY)
+    write_i64_be(out, ring_id)
+    out.write(rest)
+    out.write(data[last:stop])
+    out.append(END)
+    return out.getvalue()
 
 
 def _without(data: bytes, start: int, stop: int, cut: Collection[bytes]) -> tuple[bytes, bytes]:

@@ -63,7 +63,7 @@ _PASSIVE = 1
 
 def _declare(c: Connection, channel: Channel, method: int, data: bytes, i: int, end: int) -> bytes | None:
     """Notes what the -ok will mean, and clears nowait."""
-    if channel.state is not State.OPEN:
+    if channel.state != State.OPEN:
         return None
     form, at, names = _FORMS[method], i + 13, []
     for _ in range(form.names):

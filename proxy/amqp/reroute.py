@@ -287,7 +287,7 @@ def resolved(c: Connection, came: Rerouted, fate: Came) -> bytes:
 
 def hears(c: Connection, channel: Channel) -> bool:
     """Whether the client may still be told something on a channel."""
-    return c.channels.get(channel.id) is channel and channel.state is not State.CLOSED
+    return c.channels.get(channel.id) is channel and channel.state != State.CLOSED
 
 
 def answers(channel: Channel, told: list[Told]) -> bytes:

@@ -166,7 +166,7 @@ def _kept(channel: Channel, exchange: bytes, routing_key: bytes) -> Kept | None:
 
 def committed(c: Connection, channel: Channel, number: int) -> bytes | None:
     """tx.commit-ok. Where a publish came back that the client does not know of, the channel is closed in its place."""
-    if channel.state is State.REFUSING:
+    if channel.state == State.REFUSING:
         # One before it was refused: the client would take this ok for that one's.
         channel.confirms.settle(number, True, True)
         return b""

@@ -5,6 +5,9 @@ method ids say what else is looked at.
 """
 
 from struct import error as StructError  # noqa: N812 - the standard library's exceptions begin small
+from typing import Final
+
+from librt.strings import read_i64_be
 
 from proxy.amqp import closing, handshake, requests, reroute, returns
 from proxy.amqp.channel import EXPECT_BODY, EXPECT_HEADER, EXPECT_METHOD, Channel, State
@@ -16,7 +19,6 @@ from proxy.amqp.frames import (
     BASIC_PUBLISH,
     BODY,
     END,
-    FRAME,
     FRAME_ERROR,
     HEADER,
     HEARTBEAT,
@@ -25,25 +27,26 @@ from proxy.amqp.frames import (
     OVERHEAD,
     SLACK,
     SYNTAX_ERROR,
-    U32,
-    U64,
     UNEXPECTED_FRAME,
     Fault,
+    u16,
+    u32,
+    u64,
 )
 from proxy.amqp.publishing import count, publish
 from proxy.amqp.routes import UNANSWERED
 
-_CLIENT_METHODS = {**requests.REQUESTS, **closing.FROM_CLIENT, **handshake.ON_CHANNELS}
-_BROKER_METHODS = {**requests.ANSWERS, **closing.FROM_BROKER, **returns.FROM_BROKER}
+_CLIENT_METHODS: Final = {**requests.REQUESTS, **closing.FROM_CLIENT, **handshake.ON_CHANNELS}
+_BROKER_METHODS: Final = {**requests.ANSWERS, **closing.FROM_BROKER, **returns.FROM_BROKER}
 """By method id: what returns the bytes that go on in a frame's place, or None for the frame as it is."""
 
-_CONFIRMS = (BASIC_ACK, BASIC_NACK)
-_REFUSING = State.REFUSING.value
-_BASIC = BASIC.to_bytes(2, "big")
-_LEAST_METHOD = OVERHEAD + 4
-_LEAST_PUBLISH = OVERHEAD + 9
+_CONFIRMS: Final = (BASIC_ACK, BASIC_NACK)
+_OPEN: Final = State.OPEN.value
+_REFUSING: Final = State.REFUSING.value
+_LEAST_METHOD: Final = OVERHEAD + 4
+_LEAST_PUBLISH: Final = OVERHEAD + 9
 """Bytes of a frame of basic.publish with empty names: method, ticket, two lengths, bits."""
-_LEAST_HEADER = OVERHEAD + LEAST_HEADER
+_LEAST_HEADER: Final = OVERHEAD + LEAST_HEADER
 
 
 class BrokerFault(Exception):  # noqa: N818 - as frames.Fault, which is a client's
@@ -67,7 +70,6 @@ def from_client(c: Connection, data: bytes) -> None:  # noqa: C901 - one loop, f
     out, channels = c.to_broker, c.channels
     size, limit = len(data), c.frame_max + SLACK - OVERHEAD
     i = start = frames = 0
-    unpack = FRAME.unpack_from
     try:
         if c.client_skip:
             i = min(c.client_skip, size)
@@ -82,7 +84,8 @@ def from_client(c: Connection, data: bytes) -> None:  # noqa: C901 - one loop, f
                 out += (data[start:i], c.for_broker)
                 start, c.for_broker = i, b""
         while size - i >= OVERHEAD:
-            kind, number, length = unpack(data, i)
+            head = read_i64_be(data, i)
+            kind, number, length = head >> 56 & 0xFF, head >> 40 & 0xFFFF, head >> 8 & 0xFFFFFFFF
             end = i + OVERHEAD + length
             if length > limit:
                 raise Fault(FRAME_ERROR, f"a frame of {length + OVERHEAD} bytes, agreed on are {c.frame_max}")
@@ -150,7 +153,7 @@ def _method(c: Connection, channel: Channel, data: bytes, i: int, end: int) -> b
         raise Fault(UNEXPECTED_FRAME, "a method where a content header or body was due")
     if end - i < _LEAST_METHOD:
         raise Fault(SYNTAX_ERROR, "a method frame too short for a method")
-    method = U32.unpack_from(data, i + 7)[0]
+    method = u32(data, i + 7)
     if method != BASIC_PUBLISH:
         handler = _CLIENT_METHODS.get(method)
         return handler(c, channel, method, data, i, end) if handler is not None else None
@@ -158,7 +161,7 @@ def _method(c: Connection, channel: Channel, data: bytes, i: int, end: int) -> b
     stop = at + 1 + data[at] if at < end - 2 else 0
     if stop != end - 2:
         raise Fault(SYNTAX_ERROR, "a short string of basic.publish runs past its frame", method)
-    if channel.state == State.OPEN:
+    if channel.state == _OPEN:
         exchange = data[i + 14 : at]
         if channel.declaring and exchange:
             c.held = UNANSWERED
@@ -182,17 +185,17 @@ def _header(c: Connection, channel: Channel, data: bytes, i: int, end: int) -> b
         raise Fault(UNEXPECTED_FRAME, "a content header without its method")
     if end - i < _LEAST_HEADER:
         raise Fault(SYNTAX_ERROR, "a content header stops before its property flags", BASIC_PUBLISH)
-    if data[i + 7 : i + 9] != _BASIC:
+    if u16(data, i + 7) != BASIC:
         raise Fault(UNEXPECTED_FRAME, "a content header of another class than its method", BASIC_PUBLISH)
     published: bytes | None = None
     if channel.withheld:
         # The broker drops what comes on a channel that it has closed: nothing is worth a look-up.
-        is_open = channel.state == State.OPEN
+        is_open = channel.state == _OPEN
         published = publish(c, channel, data, i, end) if is_open else channel.frame + data[i:end]
         if published is None:
             return None
         channel.withheld = False
-    channel.left = U64.unpack_from(data, i + 11)[0]
+    channel.left = u64(data, i + 11)
     channel.expect = EXPECT_BODY if channel.left else EXPECT_METHOD
     return published
 
@@ -221,7 +224,6 @@ def _from_broker(c: Connection, data: bytes) -> None:  # noqa: C901 - one loop, 
     out, channels = c.to_client, c.channels
     size = len(data)
     i = start = 0
-    unpack = FRAME.unpack_from
     if c.broker_skip:
         i = min(c.broker_skip, size)
         c.broker_skip -= i
@@ -232,7 +234,8 @@ def _from_broker(c: Connection, data: bytes) -> None:  # noqa: C901 - one loop, 
             out += (data[start:i], c.for_client)
             start, c.for_client = i, b""
     while size - i >= OVERHEAD:
-        kind, number, length = unpack(data, i)
+        head = read_i64_be(data, i)
+        kind, number, length = head >> 56 & 0xFF, head >> 40 & 0xFFFF, head >> 8 & 0xFFFFFFFF
         end = i + OVERHEAD + length
         if end > size and (kind != BODY or c.gathering):
             if length > MOST_FRAME_MAX:
@@ -241,7 +244,7 @@ def _from_broker(c: Connection, data: bytes) -> None:  # noqa: C901 - one loop, 
         channel = channels.get(number)
         replaced: bytes | None = None
         if kind == METHOD:
-            method = U32.unpack_from(data, i + 7)[0]
+            method = u32(data, i + 7)
             if channel is not None:
                 if method in _CONFIRMS:
                     replaced = _answered(c, channel, method, data, i)
@@ -285,7 +288,7 @@ def _from_broker(c: Connection, data: bytes) -> None:  # noqa: C901 - one loop, 
 def _answered(c: Connection, channel: Channel, method: int, data: bytes, i: int) -> bytes | None:
     """basic.ack or basic.nack: counts, and tells of publishes that came back without the client's knowledge."""
     confirms = channel.confirms
-    number, multiple = U64.unpack_from(data, i + 11)[0] + confirms.base, bool(data[i + 19] & 1)
+    number, multiple = u64(data, i + 11) + confirms.base, bool(data[i + 19] & 1)
     if channel.sampled and (number == channel.sampled or (multiple and number > channel.sampled)):
         c.confirmed(c.now - channel.sampled_at)
         channel.sampled = 0
@@ -308,7 +311,7 @@ def _released(c: Connection) -> bytes:
     for channel in channels:
         frames, channel.late = channel.late, []
         for frame in frames:
-            method = U32.unpack_from(frame, 7)[0]
+            method = u32(frame, 7)
             replaced = _BROKER_METHODS[method](c, channel, method, frame, 0, len(frame))
             out += frame if replaced is None else replaced
     return out

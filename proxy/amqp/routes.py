@@ -6,6 +6,8 @@ from typing import NamedTuple
 from weakref import WeakValueDictionary
 from zlib import crc32
 
+from mypy_extensions import i64
+
 from proxy.amqp import content
 from proxy.amqp.frames import BASIC_PUBLISH, U32, shorted
 from proxy.router import MAX_HOPS, Entry, Name, PassReason, Router, Unknown
@@ -14,7 +16,7 @@ from proxy.tally import NOWHERE, Tallies, Tally
 from proxy.topology import RING_TYPES
 from ring.destination import Destination
 from ring.hashed import HashedValue
-from ring.hashing import slot_of
+from ring.hashing import index_at, slot_of
 
 MOST_ROUTES = 10_000
 """Routes of one table; clients choose the names."""
@@ -41,7 +43,7 @@ class Target:
         self.destination = destination
         self.is_queue = destination.kind == "queue"
         self.name = destination.name.encode()
-        self.mark = mark(b"", self.name) if self.is_queue else mark(self.name, b"")
+        self.mark: i64 = mark(b"", self.name) if self.is_queue else mark(self.name, b"")
         self.method = PUBLISH + (b"\0" + shorted(self.name) if self.is_queue else shorted(self.name))
         """basic.publish up to the bits, for an exchange up to the routing key."""
         self.behind: Route | None = None
@@ -90,7 +92,7 @@ class Route:
         self.shadowed = entry is not None and entry.passed is PassReason.SHADOW
         """Passed, and counted where its ring would have sent it."""
         self.targets: tuple[Target, ...] = ()
-        self.owners: memoryview | bytes = b""
+        self.owners = b""
         self.stamp = b""
         if entry is not None and entry.known is not None:
             self.targets = tuple(map(Target, entry.known.ring.destinations))
@@ -121,7 +123,7 @@ class Route:
                 value = content.hashed_value(route.hashed, route.hashed_name, header, start, end)
                 missing |= value is None
             slot = slot_of(value or b"")
-            target = route.targets[route.owners[slot]]
+            target = route.targets[index_at(route.owners, slot)]
             if target.behind is None:
                 return Choice(target, route, slot, missing)
             route = target.behind

@@ -325,7 +325,7 @@ class Session:
         _, number, _ = FRAME.unpack_from(c.client_rest)
         channel = c.channels[number]
         while c.running and c.channels.get(number) is channel:
-            if unread is UNANSWERED and not (channel.declaring and channel.state is State.OPEN):
+            if unread is UNANSWERED and not (channel.declaring and channel.state == State.OPEN):
                 break
             self._heard.clear()
             await self._heard.wait()

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator
 from struct import unpack_from
 from typing import NamedTuple
 
-from proxy.amqp.frames import SYNTAX_ERROR, U32, Fault
+from proxy.amqp.frames import SYNTAX_ERROR, U32, Fault, u32
 
 _FIXED = dict(zip(b"tbBsuIilLfdTDV", (1, 1, 1, 2, 2, 4, 4, 8, 8, 4, 8, 8, 5, 0), strict=True))
 _LONG = frozenset(b"SxAF")
@@ -37,7 +37,7 @@ def entries(data: bytes, start: int, stop: int) -> Iterator[Entry]:
         if size is None:
             if kind not in _LONG:
                 raise Fault(SYNTAX_ERROR, f"a header has the unknown type {bytes((kind,))!r}")
-            size = 4 + U32.unpack_from(data, value)[0] if value + 4 <= stop else stop
+            size = 4 + u32(data, value) if value + 4 <= stop else stop
         end = value + size
         if end > stop:
             raise Fault(SYNTAX_ERROR, "a header's value runs past its table")

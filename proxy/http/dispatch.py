@@ -20,7 +20,7 @@ from proxy.router import Name, PassReason, Router
 from proxy.sync import Sync
 from proxy.tally import Tally
 from ring.destination import Destination
-from ring.hashing import slot_of
+from ring.hashing import index_at, slot_of
 
 _ANY_CLUSTER = frozenset({PassReason.TYPE, PassReason.MODE_PASS})
 """Why an exchange is passed whatever its bindings are."""
@@ -114,7 +114,7 @@ class Dispatch:
             raise ProblemError(400, "no-routing-key", _NO_KEY, Outcome.INVALID)
         if route.plain:
             slot = slot_of(key)
-            placed = Placed(route, Choice(route.targets[route.owners[slot]], route, slot, False), None)
+            placed = Placed(route, Choice(route.targets[index_at(route.owners, slot)], route, slot, False), None)
         else:
             self._refuse_internal(outlet)
             placed = self._placed(route, key, message)

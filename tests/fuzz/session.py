@@ -174,7 +174,7 @@ class _Session:
                 continue
             channel, name = publishing.held_publish(c)
             if unread is UNANSWERED:
-                if channel.declaring and channel.state is State.OPEN:
+                if channel.declaring and channel.state == State.OPEN:
                     return
             elif found is not None:
                 self._put(unread.name, found)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ring.destination import Destination
-from ring.hashing import SLOTS, hash64, slot_of
+from ring.hashing import SLOTS, hash64, index_at, slot_of
 from ring.ring import Ring, fingerprint
 from tests.unit.ring.test_scores import reference_neg_log2, splitmix64
 
@@ -175,7 +175,7 @@ def test_lookups() -> None:
     for i in range(100):
         key = f"k{i}".encode()
         assert ring.owner_of(key) == ring.owner(slot_of(key))
-        assert type(ring.owner_index[slot_of(key)]) is int
+        assert index_at(ring.owner_index, slot_of(key)) == ring.table[slot_of(key)]
     assert sum(ring.slots().values()) == SLOTS
     assert Ring.build({queue("a"): 1}).runner_up(7) is None
     with pytest.raises(ValueError, match="read-only"):

@@ -73,7 +73,7 @@ def test_the_broker_is_first_and_its_acks_still_reach_the_client() -> None:
     (close,) = split(w.broker(CLOSE_OK))
     assert (close.channel, close.id, code_of(close)) == (1, (20, 40), 541)
     assert "no ring" in text_of(close)
-    assert w.c.channels[1].state is State.REFUSED
+    assert w.c.channels[1].state == State.REFUSED
     assert w.client(CLOSE_OK) == b""
     assert 1 not in w.c.channels
 
@@ -239,7 +239,7 @@ def test_both_close_at_once() -> None:
     assert w.client(CLOSE_OK) == CLOSE_OK
     assert w.broker(CLOSE_OK) == CLOSE_OK
     assert w.client(OPEN) == OPEN
-    assert w.c.channels[1].state is State.OPEN
+    assert w.c.channels[1].state == State.OPEN
 
 
 def test_a_number_is_opened_again_once_its_channel_is_closed() -> None:
@@ -252,7 +252,7 @@ def test_a_number_is_opened_again_once_its_channel_is_closed() -> None:
     w.c.held = None
     assert w.client(b"") == OPEN
     assert w.c.channels[1] is not old
-    assert w.c.channels[1].state is State.OPEN
+    assert w.c.channels[1].state == State.OPEN
     assert w.tally("x").unknown == 1
 
 

@@ -232,7 +232,7 @@ def test_what_was_asked_of_a_channel_is_forgotten_with_it() -> None:
     w.broker(close_channel(1, 404, b"NOT_FOUND"))
     w.client(made(1, commands.Channel.CloseOk()) + made(1, commands.Channel.Open()))
     assert not w.c.channels[1].pending
-    assert w.c.channels[1].state is State.OPEN
+    assert w.c.channels[1].state == State.OPEN
     w.client(bind(b"q", b"1"))
     assert w.broker(BIND_OK) == BIND_OK
 

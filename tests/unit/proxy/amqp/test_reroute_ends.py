@@ -160,7 +160,7 @@ def test_a_channel_that_we_close_is_closed_after_it() -> None:
     assert w.both(ack(1, 1) + CLOSE_OK) == (b"", b"")
     told = split(w.both(ack(OURS, 1))[1])
     assert [told[0].whole, code_of(told[1])] == [ack(1, 1), 541]
-    assert w.c.channels[1].state is State.REFUSED
+    assert w.c.channels[1].state == State.REFUSED
 
 
 # The end of the connection.

@@ -71,7 +71,7 @@ def test_a_channel_that_the_broker_has_closed_is_neither_waited_for_nor_told() -
     assert closing.awaits_answers(w.c)
     close = close_channel(1, 404, b"no exchange")
     assert w.both(close) == (b"", close)
-    assert w.c.channels[1].state is State.CLOSED
+    assert w.c.channels[1].state == State.CLOSED
     assert w.both(ack(OURS, 2, True)) == (b"", b"")
     assert not closing.awaits_answers(w.c)
     goodbye = made(0, commands.Connection.Close(200, "", 0, 0))

@@ -695,7 +695,7 @@ def test_a_body_without_its_end_that_was_dropped_anyway() -> None:
 
 def refuse(w: Wire, number: int) -> None:
     closing.refuse_channel(w.c, w.c.channels[number], 541, "no")
-    assert w.c.channels[number].state is State.REFUSING
+    assert w.c.channels[number].state == State.REFUSING
     w.to_broker()
 
 

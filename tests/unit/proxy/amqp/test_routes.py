@@ -15,7 +15,7 @@ from proxy.selection import Selection
 from proxy.tally import NOWHERE, Tallies
 from ring.destination import Destination
 from ring.hashed import HashedValue
-from ring.hashing import slot_of
+from ring.hashing import index_at, slot_of
 from tests.unit.proxy.amqp.wire import NOW, QUEUES, ROUTE_ALL, VHOST, exchange, header, known, queue, ring
 
 EMPTY = header(1, 0)[7:-1]
@@ -109,7 +109,7 @@ def test_tables_agree_with_the_router(entries: dict[str, Entry], keys: list[byte
                     assert (target.destination, target.unread, t.route(name).shadowed) == (destination, None, False)
                     if t.route(name).plain:
                         route = t.route(name)
-                        assert route.targets[route.owners[slot_of(key)]] is target
+                        assert route.targets[index_at(route.owners, slot_of(key))] is target
 
 
 def test_the_methods_of_targets() -> None:
