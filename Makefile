@@ -2,6 +2,10 @@
 
 PYTHON ?= python3
 INSTALLED := .venv/.installed
+# This project as users install it: its hot modules compiled.
+COMPILED := build/compiled/.built
+PACKAGES := $(shell find ring proxy -name '*.py' -o -name '*.css')
+WITH_COMPILED := --override-ini="pythonpath=build/compiled ."
 # The unit tests, the checks and the image do not depend on the broker: with one chosen, only what does is run.
 TESTS := $(if $(BROKER),tests/integration --ignore=tests/integration/test_image.py,tests/unit tests/integration)
 
@@ -16,8 +20,9 @@ help: ## List the targets
 demo: $(INSTALLED) ## Show the proxy at work with a real RabbitMQ
 	.venv/bin/python -m testbed.demo
 
-test: $(if $(BROKER),,check) $(INSTALLED) ## Check and test; with BROKER=sid (or another), test against that RabbitMQ
-	.venv/bin/pytest --numprocesses $(PROCESSES) --dist loadfile $(TESTS)
+test: $(if $(BROKER),,check) $(COMPILED) ## Check and test; with BROKER=sid (or another), test against that RabbitMQ
+	.venv/bin/pytest --numprocesses $(PROCESSES) --dist loadfile $(WITH_COMPILED) $(TESTS)
+	$(if $(BROKER),,.venv/bin/pytest --numprocesses $(PROCESSES) --dist loadfile tests/unit/proxy/amqp tests/unit/ring)
 
 bench: $(INSTALLED) ## Measure how fast it is, for docs/performance.md; with BROKER=sid, on that RabbitMQ
 	.venv/bin/python -m bench
@@ -33,6 +38,10 @@ check: $(INSTALLED) ## Lint, formatting and types
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
+
+$(COMPILED): $(INSTALLED) setup.py testbed/build-compiled $(PACKAGES)
+	testbed/build-compiled
+	touch $@
 
 $(INSTALLED): constraints.txt pyproject.toml testbed/setup-venv
 	testbed/setup-venv $(PYTHON)

@@ -2,4 +2,6 @@
 
 from importlib.metadata import version
 
+import ring  # noqa: F401 - says which of the hot modules there are to be
+
 __version__ = version("rabbitmq-ringproxy")

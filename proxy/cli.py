@@ -14,6 +14,7 @@ from proxy import __version__
 from proxy.app import run
 from proxy.config import ENVIRONMENT_PREFIX, SWITCHES, ConfigError, Settings, describe, field_names, help_of
 from proxy.questions import QuestionError, diff, explain
+from ring.compiled import kind
 from ring.hashing import RING_FORMAT
 
 USAGE_ERROR = 2
@@ -48,7 +49,8 @@ def _parser() -> argparse.ArgumentParser:
         description="Routes RabbitMQ publishes over a consistent-hash ring of the exchange's bindings.",
         allow_abbrev=False,
     )
-    parser.add_argument("--version", action="version", version=f"ringproxy {__version__}, ring format {RING_FORMAT}")
+    version = f"ringproxy {__version__}, ring format {RING_FORMAT}, {kind()}"
+    parser.add_argument("--version", action="version", version=version)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for name, do, text in (
         ("run", _run, "run a sidecar until SIGTERM"),

@@ -28,6 +28,7 @@ from proxy.values import (
     parse_patterns,
     parse_url,
 )
+from ring.compiled import PURE
 
 ENVIRONMENT_PREFIX = "RINGPROXY_"
 
@@ -279,6 +280,10 @@ def _environment_values(environment: Mapping[str, str]) -> dict[str, str]:
         if not variable.startswith(ENVIRONMENT_PREFIX):
             continue
         if any(variable.startswith(s) and _KUBERNETES_LINK.fullmatch(variable, len(s)) for s in services):
+            continue
+        if variable == PURE:  # heeded at the first import
+            if text not in ("", "0", "1"):
+                raise ConfigError(f"{variable}: {text!r} is not 0 or 1")
             continue
         name = variable.removeprefix(ENVIRONMENT_PREFIX).lower()
         if name == "config":

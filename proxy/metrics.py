@@ -22,6 +22,7 @@ from proxy.publisher import Publisher
 from proxy.router import Name, PassReason, Router
 from proxy.sync import Sync
 from proxy.tally import Tallies, Tally
+from ring.compiled import kind
 from ring.destination import Destination
 from ring.hashing import RING_FORMAT
 
@@ -120,9 +121,8 @@ class ProxyCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Every metric of the proxy's own."""
-        yield InfoMetricFamily(
-            "ringproxy_build", "What runs.", {"version": __version__, "ring_format": str(RING_FORMAT)}
-        )
+        build = {"version": __version__, "ring_format": str(RING_FORMAT), "hot_loop": kind()}
+        yield InfoMetricFamily("ringproxy_build", "What runs.", build)
         yield from self._collect_publishes()
         yield from self._collect_sessions()
         yield from self._collect_rings()

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from weakref import WeakValueDictionary
 from zlib import crc32
 
-from mypy_extensions import i64
+from mypy_extensions import i64, mypyc_attr
 
 from proxy.amqp import content
 from proxy.amqp.frames import BASIC_PUBLISH, U32, shorted
@@ -141,6 +141,7 @@ class Route:
         return found
 
 
+@mypyc_attr(native_class=False)  # those take no weak references
 class RouteTable:
     """The routes of one virtual host of one cluster, made when first asked for and forgotten when anything changes."""
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
 
+import proxy
 from tests.integration.broker_api import DEADLINE_SECONDS, wait_until
 
 COMMAND = str(Path(sys.executable).with_name("ring-proxy"))
@@ -83,7 +84,9 @@ class Sidecar:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("RINGPROXY_")}
         environment |= {f"RINGPROXY_{what}_LISTEN": "127.0.0.1:0" for what in ("AMQP", "HTTP", "ADMIN")}
         environment |= {f"RINGPROXY_{name.upper()}": value for name, value in settings.items()}
-        environment |= {"PYTHONWARNINGS": "default"} | dict(additions or {})
+        # The same modules, compiled or not, that the tests import.
+        environment |= {"PYTHONPATH": str(Path(proxy.__file__).parents[1]), "PYTHONWARNINGS": "default"}
+        environment |= additions or {}
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
                 [COMMAND, "run"], stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment

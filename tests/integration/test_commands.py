@@ -229,4 +229,4 @@ def test_output_that_nobody_reads() -> None:
 
 
 def test_version() -> None:
-    assert re.fullmatch(r"ringproxy \S+, ring format 1\n", run("--version").stdout)
+    assert re.fullmatch(r"ringproxy \S+, ring format 1, (compiled|python)\n", run("--version").stdout)

@@ -142,6 +142,7 @@ def test_broker_disconnected(start_used: StartSidecar, broker: Broker, login: Lo
         publish(sidecar, status=503)
         link.open()
         sidecar.wait_ready()
+        wait_until("no loss", lambda: sidecar.metric("ringproxy_broker_connected", vhost="shop") == 1)
         publish(sidecar)
 
 
@@ -340,6 +341,6 @@ def test_restart_and_upgrade(start_used: StartSidecar, broker: Broker) -> None:
     assert old.process.returncode != -signal.SIGTERM
     new = start_used(route="shop/orders")
     shell = Shell(variables(broker, new, stays))
-    assert re.match(r'ringproxy_build_info{ring_format="1",version="[\d.]+"} 1.0', shell(wait))
+    assert re.match(r'ringproxy_build_info{hot_loop="\w+",ring_format="1",version="[\d.]+"} 1.0', shell(wait))
     assert "they agree" in shell(compare)
     assert PASSWORD not in new.log()

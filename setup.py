@@ -1,0 +1,56 @@
+"""Compiles the hot modules with mypyc, where there is a C compiler; with RINGPROXY_PURE=1 they stay as they are.
+
+The source is the same Python either way (docs/architecture.md, "Compiled or not").
+"""
+
+import os
+import sys
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+HOT = (
+    "ring/hashing.py",
+    "proxy/tally.py",
+    "proxy/amqp/channel.py",
+    "proxy/amqp/confirms.py",
+    "proxy/amqp/connection.py",
+    "proxy/amqp/content.py",
+    "proxy/amqp/frames.py",
+    "proxy/amqp/publishing.py",
+    "proxy/amqp/rewrite.py",
+    "proxy/amqp/routes.py",
+    "proxy/amqp/table.py",
+)
+
+
+def extensions() -> list[Extension]:
+    """Those modules in one library; none where they are to stay as they are, or mypyc is not there."""
+    if os.environ.get("RINGPROXY_PURE", "") not in ("", "0"):
+        return []
+    try:
+        from mypyc.build import mypycify
+    except ImportError:
+        print("mypyc is not installed: the hot modules are not compiled", file=sys.stderr)
+        return []
+    # What is imported besides need not be there to build.
+    flags = ["--config-file=", "--ignore-missing-imports", "--follow-imports=silent"]
+    return mypycify([*flags, *HOT], opt_level="3", group_name="ringproxy", strip_asserts=False)
+
+
+class BuildOrNot(build_ext):
+    """Builds all extensions, or, where one cannot be, none."""
+
+    def run(self) -> None:
+        """Never fails for want of a compiler."""
+        try:
+            super().run()
+        except Exception as error:
+            print(f"the hot modules are not compiled: {error}", file=sys.stderr)
+            for output in self.get_outputs():
+                Path(output).unlink(missing_ok=True)
+            self.extensions = []
+
+
+setup(ext_modules=extensions(), cmdclass={"build_ext": BuildOrNot})
