@@ -3,21 +3,21 @@
 import re
 from collections.abc import Callable
 from enum import Enum
-from struct import Struct
 from struct import error as StructError  # noqa: N812 - the standard library's exceptions begin small
+from typing import Final
+
+from librt.strings import BytesWriter, write_i32_be, write_i64_be
 
 from proxy import __version__
 from proxy.amqp import table
-from proxy.amqp.content import ring_id_in
+from proxy.amqp.content import STAMP_ID_ENTRY, ring_id_in
 from proxy.amqp.fate import CONFIRMED, NACKED, Channel, Receiver, Verdict
 from proxy.amqp.frames import (
     ACCESS_REFUSED,
-    BASIC,
     BASIC_ACK,
     BASIC_NACK,
     BASIC_PUBLISH,
     BASIC_RETURN,
-    BODY,
     CHANNEL_CLOSE,
     CHANNEL_CLOSE_OK,
     CHANNEL_OPEN,
@@ -34,10 +34,10 @@ from proxy.amqp.frames import (
     CONNECTION_UNBLOCKED,
     CONTENT_TOO_LARGE,
     END,
-    FRAME,
     FRAME_ERROR,
     HEADER,
     LEAST_FRAME_MAX,
+    MANDATORY,
     METHOD,
     NOT_FOUND,
     OVERHEAD,
@@ -45,12 +45,14 @@ from proxy.amqp.frames import (
     REPLY_SUCCESS,
     U16,
     U32,
-    U64,
     Fault,
     close_frame,
     method_frame,
     short_string,
     shorted,
+    u16,
+    u32,
+    u64,
 )
 from proxy.amqp.properties import Header, encoded_headers
 from proxy.outcome import Outcome
@@ -85,14 +87,15 @@ class Stage(Enum):
     CLOSED = "closed"
 
 
-_FRAME, _U32, _U64 = FRAME.pack, U32.pack, U64.pack
-_HEAD = Struct(">2sBHIHHQH").pack
-"""Bits and end of a basic.publish, and how its content header begins."""
-_BODY = Struct(">BBHI").pack
-"""End of a content header, and how the body begins."""
-_PAYLOAD = 18
+_CLASS: Final = b"\x00\x3c\x00\x00"
+"""How a content header's payload begins: class and weight."""
+_SMALL: Final = 1 << 14
+"""Bytes of a body that is cheaper copied once more than kept apart."""
+_out: Final = BytesWriter()
+"""Where a publish is put together. One for all: that is done before anything else is."""
+_PAYLOAD: Final = 18
 """Bytes of a content header's payload but for the properties: class, weight, size, flags; length of the headers."""
-_ACK = 9
+_ACK: Final = 9
 """Bytes of the arguments of basic.ack."""
 
 
@@ -135,46 +138,67 @@ class Client:
         exchange: bytes,
         method: bytes,
         header: Header,
-        stamps: bytes,
+        stamp: bytes,
+        key: bytes,
         body: bytes,
         told: tuple[Receiver, int, Tally],
     ) -> None:
-        """Queues one mandatory publish: `method` is basic.publish up to its bits, `stamps` entries before its ring id.
+        """Queues one mandatory publish: `method` is basic.publish up to its bits.
 
+        `stamp` is what its stamps begin with (`content.stamp_of_exchange`), up to `key`; empty for a ring id alone.
         Raises Full, and ValueError for properties that do not fit a frame; then nothing is sent.
         """
-        channel = self.channels.get(exchange) or self._open(exchange)
+        channel = self.channels.get(exchange)
+        if channel is None:
+            channel = self._open(exchange)
         number = channel.number + 1
-        size, room, channel_id = len(body), self.frame_max - OVERHEAD, channel.id
-        flags, before, headers, after = header
-        entries = len(stamps) + 8 + len(headers)
-        payload = _PAYLOAD + len(before) + entries + len(after)
+        size, room = len(body), self.frame_max - OVERHEAD
+        entries = len(STAMP_ID_ENTRY) + 8 + len(header.headers)
+        if stamp:
+            entries += len(stamp) + 4 + len(key)
+        payload = _PAYLOAD + len(header.before) + entries + len(header.after)
         if payload > room:
             raise ValueError(f"properties and headers are {payload} bytes, the broker takes {room}")
         channel.number = number
         channel.pending[number] = told
         self.in_flight += 1
         told[2].published += 1
-        # One join of few parts: this is the most expensive step of a publish.
-        self.out += (
-            _FRAME(METHOD, channel_id, len(method) + 1),
-            method,
-            _HEAD(b"\x01\xce", HEADER, channel_id, payload, BASIC, 0, size, flags),
-            before,
-            _U32(entries),
-            stamps,
-            _U64(channel.nonce + number),
-            headers,
-            after,
-        )
-        if 0 < size <= room:
-            self.out += (_BODY(END, BODY, channel_id, size), body, b"\xce")
-        else:
-            self.out.append(b"\xce")
-            whole = memoryview(body)
-            for at in range(0, size, room):
-                part = whole[at : at + room]
-                self.out += (_FRAME(BODY, channel_id, len(part)), part, b"\xce")
+        out = _out
+        out.truncate(0)
+        out.write(channel.method_start)
+        write_i32_be(out, len(method) + 1)
+        out.write(method)
+        out.append(MANDATORY)
+        out.append(END)
+        out.write(channel.header_start)
+        write_i32_be(out, payload)
+        out.write(_CLASS)
+        write_i64_be(out, size)
+        out.append(header.flags >> 8)
+        out.append(header.flags & 0xFF)
+        out.write(header.before)
+        write_i32_be(out, entries)
+        if stamp:
+            out.write(stamp)
+            write_i32_be(out, len(key))
+            out.write(key)
+        out.write(STAMP_ID_ENTRY)
+        write_i64_be(out, channel.nonce + number)
+        out.write(header.headers)
+        out.write(header.after)
+        out.append(END)
+        if 0 < size <= min(room, _SMALL):
+            out.write(channel.body_start)
+            write_i32_be(out, size)
+            out.write(body)
+            out.append(END)
+            self.out.append(out.getvalue())
+            return
+        self.out.append(out.getvalue())
+        whole = memoryview(body)
+        for at in range(0, size, room):
+            part = whole[at : at + room]
+            self.out += (channel.body_start + U32.pack(len(part)), part, b"\xce")
 
     def _open(self, exchange: bytes) -> Channel:
         """A channel for an exchange; what is published on it need not wait for the answers."""
@@ -235,7 +259,7 @@ class Client:
         i, end = 0, len(data)
         try:
             while end - i >= OVERHEAD:
-                kind, number, size = FRAME.unpack_from(data, i)
+                kind, number, size = data[i], u16(data, i + 1), u32(data, i + 3)
                 stop = i + OVERHEAD + size
                 if size > self.frame_max:
                     self._check_size(size)
@@ -244,7 +268,7 @@ class Client:
                 if data[stop - 1] != END:
                     raise Fault(FRAME_ERROR, "a frame without its end octet")
                 if kind == METHOD:
-                    self._on_method(number, U32.unpack_from(data, i + 7)[0], data, i + 11, stop - 1)
+                    self._on_method(number, u32(data, i + 7), data, i + 11, stop - 1)
                 elif kind == HEADER and number in self._returning:
                     self._on_returned(number, data, i + 7, stop - 1)
                 i = stop
@@ -258,7 +282,7 @@ class Client:
 
     def _on_method(self, number: int, method: int, data: bytes, at: int, stop: int) -> None:
         if method == BASIC_ACK and stop - at >= _ACK:
-            self._answered(number, U64.unpack_from(data, at)[0], data[at + 8], CONFIRMED)
+            self._answered(number, u64(data, at), data[at + 8], CONFIRMED)
             return
         if at > stop or method == BASIC_ACK:
             raise StructError
@@ -274,7 +298,7 @@ class Client:
 
     def _on_start(self, _: int, data: bytes) -> None:
         first = 6
-        stop = first + U32.unpack_from(data, 2)[0]
+        stop = first + u32(data, 2)
         entry = table.find(data, first, stop, b"cluster_name")
         name = table.text_of(data, entry) if entry else None
         self.cluster = name.decode(errors="replace") if name is not None else None
@@ -292,12 +316,12 @@ class Client:
         self.out.append(method_frame(0, CONNECTION_START_OK, arguments + shorted(b"en_US")))
 
     def _on_tune(self, _: int, data: bytes) -> None:
-        channel_max, frame_max, heartbeat = U16.unpack_from(data)[0], U32.unpack_from(data, 2)[0], data[6:8]
+        channel_max, frame_max, heartbeat = u16(data, 0), u32(data, 2), data[6:8]
         if 0 < frame_max < LEAST_FRAME_MAX:
             raise Fault(FRAME_ERROR, f"frames of {frame_max} bytes, {LEAST_FRAME_MAX} are the least")
         self._channel_max = min(channel_max or MAX_CHANNELS, MAX_CHANNELS)
         self.frame_max = frame_max or _LONGEST_FRAME
-        offered = U16.unpack(heartbeat)[0]
+        offered = u16(heartbeat, 0)
         self.heartbeat = min(offered, HEARTBEAT) if offered else HEARTBEAT
         answer = U16.pack(self._channel_max) + U32.pack(frame_max) + U16.pack(self.heartbeat)
         vhost = shorted(self._vhost.encode("utf-8", "surrogateescape"))
@@ -313,7 +337,7 @@ class Client:
         self.blocked = ""
 
     def _on_close(self, _: int, data: bytes) -> None:
-        self.code = U16.unpack_from(data)[0]
+        self.code = u16(data, 0)
         self.fault = short_string(data, 2, len(data))[0].decode(errors="replace")
         self.stage = Stage.CLOSED
         self.out[:] = [method_frame(0, CONNECTION_CLOSE_OK)]
@@ -322,7 +346,7 @@ class Client:
         self.stage = Stage.CLOSED
 
     def _on_nack(self, number: int, data: bytes) -> None:
-        self._answered(number, U64.unpack_from(data)[0], data[8], NACKED)
+        self._answered(number, u64(data, 0), data[8], NACKED)
 
     def _on_return(self, number: int, _: bytes) -> None:
         self._returning.add(number)
@@ -349,9 +373,9 @@ class Client:
         channel = self._by_id.get(number)
         if channel is None:
             return
-        code = U16.unpack_from(data)[0]
+        code = u16(data, 0)
         text, at = short_string(data, 2, len(data))
-        method = U32.unpack_from(data, at)[0]
+        method = u32(data, at)
         words = self._in_words(channel.exchange, code, text)
         self._drop(channel)
         found = _TOO_LARGE.search(text)

@@ -1,9 +1,11 @@
 """What becomes of the publishes of a channel of our own: each is told once, to whoever sent it."""
 
 import secrets
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
-from proxy.amqp.frames import FRAME_ERROR, Fault
+from mypy_extensions import i64
+
+from proxy.amqp.frames import FRAME_ERROR, U16, Fault
 from proxy.outcome import Outcome
 from proxy.tally import Tally
 
@@ -24,18 +26,25 @@ class Receiver(Protocol):
         """Called once for each publish, `index` being the caller's own. Must not raise: others are told after it."""
 
 
-CONFIRMED, NACKED = Verdict(Outcome.CONFIRMED), Verdict(Outcome.NACKED, "the broker answered basic.nack")
-UNROUTABLE = Verdict(Outcome.UNROUTABLE, "there was no queue for it")
+CONFIRMED: Final = Verdict(Outcome.CONFIRMED)
+NACKED: Final = Verdict(Outcome.NACKED, "the broker answered basic.nack")
+UNROUTABLE: Final = Verdict(Outcome.UNROUTABLE, "there was no queue for it")
 
 
 class Channel:
     """One channel in confirm mode and its unsettled publishes; numbers are delivery tags, from 1."""
 
-    __slots__ = ("exchange", "given_up", "id", "low", "nonce", "number", "pending", "returned")
+    __slots__ = (
+        "body_start", "exchange", "given_up", "header_start", "id", "low", "method_start", "nonce", "number", "pending",
+        "returned",
+    )  # fmt: skip
 
     def __init__(self, channel_id: int, exchange: bytes) -> None:
         """For publishes to one exchange."""
         self.id, self.exchange = channel_id, exchange
+        number = U16.pack(channel_id)
+        self.method_start, self.header_start, self.body_start = b"\1" + number, b"\2" + number, b"\3" + number
+        """How its frames begin, up to their size."""
         self.number = self.low = 0
         """Of the last publish; and up to which all are settled."""
         self.given_up = -1
@@ -43,7 +52,7 @@ class Channel:
         self.pending: dict[int, tuple[Receiver, int, Tally]] = {}
         self.returned: set[int] = set()
         # Positive int64s: the nonce tells this channel's publishes from those of others.
-        self.nonce = (secrets.randbits(30) | 1 << 30) << 32
+        self.nonce: i64 = (secrets.randbits(30) | 1 << 30) << 32
 
     def settle(self, number: int, multiple: bool, verdict: Verdict) -> int:
         """Tells of one publish, or of all up to it; returns of how many. An answer to nothing is ignored.

@@ -68,14 +68,14 @@ BEING_CLOSED = Unread(NOWHERE, "the channel of its number is not closed yet")
 """The same, for channel.open."""
 
 
-class Choice(NamedTuple):
+class Choice:
     """Where a message goes, by which ring, and the slot of that ring."""
 
-    target: Target
-    by: "Route"
-    slot: int
-    missing: bool
-    """Some ring on the way hashes a header or property that the message lacks."""
+    __slots__ = ("by", "missing", "slot", "target")
+
+    def __init__(self, target: Target, by: "Route", slot: int, missing: bool) -> None:
+        """`missing`: some ring on the way hashes a header or property that the message lacks."""
+        self.target, self.by, self.slot, self.missing = target, by, slot, missing
 
 
 class Route:

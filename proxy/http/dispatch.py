@@ -5,10 +5,9 @@ import contextlib
 from collections.abc import Coroutine
 from typing import Any, NamedTuple
 
-from proxy.amqp import content
 from proxy.amqp.client import Full
 from proxy.amqp.fate import Receiver
-from proxy.amqp.frames import U32, shorted
+from proxy.amqp.frames import shorted
 from proxy.amqp.link import Link
 from proxy.amqp.routes import PUBLISH, Choice, Route, RouteTable, RouteTables, Unread
 from proxy.http.message import Message
@@ -41,13 +40,14 @@ class Outlet(NamedTuple):
 _NO_KEY = "routing key: missing; it is the header Routing-Key, ?key= or an event's partitionkey"
 
 
-class Placed(NamedTuple):
+class Placed:
     """Where a message went: where a ring chose, or, for a reason, to the exchange itself."""
 
-    route: Route
-    choice: Choice | None
-    """With a reason, what a shadowed ring would have chosen."""
-    reason: PassReason | None
+    __slots__ = ("choice", "reason", "route")
+
+    def __init__(self, route: Route, choice: Choice | None, reason: PassReason | None) -> None:
+        """With a reason, `choice` is what a shadowed ring would have chosen."""
+        self.route, self.choice, self.reason = route, choice, reason
 
     @property
     def where(self) -> Destination | None:
@@ -168,17 +168,17 @@ class Dispatch:
         tally = route.tally
         if placed.choice is not None and placed.reason is None:
             target = placed.choice.target
-            stamps = b"".join((route.stamp, U32.pack(len(key)), key, content.STAMP_ID_ENTRY))
+            stamp = route.stamp
             exchange, method = (b"", target.method) if target.is_queue else (target.name, target.method + shorted(key))
         else:
-            exchange, stamps = outlet.exchange, content.STAMP_ID_ENTRY
+            exchange, stamp = outlet.exchange, b""
             method = PUBLISH + shorted(exchange) + shorted(key)
             tally = self._count_passed(placed)
         if 0 < client.most_body < len(message.body):
             detail = f"body: {len(message.body)} bytes, the broker takes {client.most_body}"
             raise ProblemError(413, "too-large", detail, Outcome.INVALID)
         try:
-            client.publish(exchange, method, message.header, stamps, message.body, (*told, tally))
+            client.publish(exchange, method, message.header, stamp, key, message.body, (*told, tally))
         except ValueError as error:
             raise invalid("headers", str(error)) from None
         except Full as full:

@@ -29,8 +29,8 @@ def receipt(placed: Placed) -> dict[str, Any]:
     """Of a message that is confirmed."""
     if placed.choice is None or placed.reason is not None:
         return {"outcome": Outcome.PASSED, "exchange": placed.route.name[1], "reason": placed.reason}
-    target, by, slot, _ = placed.choice
-    return {"outcome": Outcome.CONFIRMED, **place(target.destination, slot, by.fingerprint)}
+    choice = placed.choice
+    return {"outcome": Outcome.CONFIRMED, **place(choice.target.destination, choice.slot, choice.by.fingerprint)}
 
 
 def place(destination: Destination, slot: int, fingerprint: str) -> dict[str, Any]:
@@ -42,8 +42,9 @@ def receipt_answer(placed: Placed) -> web.Response:
     """The same as a 200, made fast."""
     if placed.choice is None or placed.reason is not None:
         return json_answer(receipt(placed))
-    target, by, slot, _ = placed.choice
-    return web.Response(body=_start(target.destination, by.fingerprint) + b"%d}" % slot, headers=_JSON)
+    choice = placed.choice
+    start = _start(choice.target.destination, choice.by.fingerprint)
+    return web.Response(body=start + b"%d}" % choice.slot, headers=_JSON)
 
 
 _JSON = {"Content-Type": "application/json"}

@@ -11,7 +11,6 @@ import pytest
 
 from proxy.amqp import link as link_module
 from proxy.amqp.brokers import Brokers
-from proxy.amqp.content import STAMP_ID_ENTRY
 from proxy.amqp.fate import Verdict
 from proxy.amqp.frames import PROTOCOL_HEADER
 from proxy.amqp.link import Link, Socket
@@ -47,7 +46,7 @@ class Told:
 def publish(link: Link, told: Told, index: int, body: bytes = b"x") -> None:
     assert link.clear
     assert link.client is not None
-    link.client.publish(b"", TO_Q, PERSISTENT_HEADER, STAMP_ID_ENTRY, body, (told, index, Tally()))
+    link.client.publish(b"", TO_Q, PERSISTENT_HEADER, b"", b"", body, (told, index, Tally()))
     link.wake()
 
 

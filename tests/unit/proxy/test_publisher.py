@@ -10,7 +10,6 @@ import pytest
 
 from proxy import publisher as publisher_module
 from proxy.amqp.brokers import Brokers
-from proxy.amqp.content import STAMP_ID_ENTRY
 from proxy.amqp.link import Link
 from proxy.config import Address
 from proxy.outcome import Outcome
@@ -51,7 +50,7 @@ async def publishing(
 
 def publish(link: Link, told: Told, exchange: bytes = b"", index: int = 0) -> None:
     assert link.client is not None
-    link.client.publish(exchange, TO_Q, PERSISTENT_HEADER, STAMP_ID_ENTRY, b"x", (told, index, Tally()))
+    link.client.publish(exchange, TO_Q, PERSISTENT_HEADER, b"", b"", b"x", (told, index, Tally()))
     link.wake()
 
 

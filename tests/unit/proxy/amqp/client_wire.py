@@ -7,7 +7,6 @@ from pamqp import commands
 from pamqp.common import FieldTable
 
 from proxy.amqp.client import Client, Stage
-from proxy.amqp.content import STAMP_ID_ENTRY
 from proxy.amqp.fate import Channel, Verdict
 from proxy.amqp.properties import Header, encoded
 from proxy.amqp.routes import Target
@@ -70,7 +69,7 @@ class Wire:
     ) -> int:
         """Its index; nothing has happened where it raises."""
         index = self.published
-        self.client.publish(to, method, header, STAMP_ID_ENTRY, data, (self.told, index, self.tally))
+        self.client.publish(to, method, header, b"", b"", data, (self.told, index, self.tally))
         self.published += 1
         return index
 

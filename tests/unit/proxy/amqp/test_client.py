@@ -184,8 +184,8 @@ def test_a_publish_to_a_queue() -> None:
     properties = dict(
         [encoded("content_type", "text/plain"), encoded("message_id", "m"), encoded("headers", {"a": "b"})]
     )
-    stamps = stamp_of_exchange(b"orders") + pack(">I", 3) + b"key" + STAMP_ID_ENTRY
-    w.client.publish(b"", TO_Q, Header.of(properties), stamps, b"hello", (w.told, 7, w.tally))
+    stamp = stamp_of_exchange(b"orders")
+    w.client.publish(b"", TO_Q, Header.of(properties), stamp, b"key", b"hello", (w.told, 7, w.tally))
     frames = decoded(w.sent())
     assert [channel for channel, _ in frames] == [1] * 5
     opening, select, sent, head, payload = (read for _, read in frames)
