@@ -12,16 +12,24 @@ from setuptools.command.build_ext import build_ext
 
 HOT = (
     "ring/hashing.py",
+    "proxy/limits.py",
     "proxy/tally.py",
     "proxy/amqp/channel.py",
+    "proxy/amqp/client.py",
     "proxy/amqp/confirms.py",
     "proxy/amqp/connection.py",
     "proxy/amqp/content.py",
+    "proxy/amqp/fate.py",
     "proxy/amqp/frames.py",
+    "proxy/amqp/properties.py",
     "proxy/amqp/publishing.py",
     "proxy/amqp/rewrite.py",
     "proxy/amqp/routes.py",
     "proxy/amqp/table.py",
+    "proxy/http/batch.py",
+    "proxy/http/dispatch.py",
+    "proxy/http/fields.py",
+    "proxy/http/message.py",
 )
 
 

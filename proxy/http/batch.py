@@ -95,8 +95,8 @@ class Batch:
         return self._start(index, message)
 
     def _start(self, index: int, message: Message) -> Coroutine[Any, Any, None] | None:
-        step = self._send(index, message, time.monotonic())
-        return step if step is None else self._add_late(step, index, message)
+        step: Coroutine[Any, Any, None] | None = self._send(index, message, time.monotonic())
+        return self._add_late(step, index, message) if step is not None else None
 
     async def _add_late(self, step: Coroutine[Any, Any, None], index: int, message: Message) -> None:
         """After what has to be awaited before the message can be sent, as often as there is such a thing."""

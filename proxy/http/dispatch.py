@@ -5,6 +5,8 @@ import contextlib
 from collections.abc import Coroutine
 from typing import Any, NamedTuple
 
+from mypy_extensions import mypyc_attr
+
 from proxy.amqp.client import Full
 from proxy.amqp.fate import Receiver
 from proxy.amqp.frames import shorted
@@ -59,6 +61,7 @@ class Placed:
         return key if self.route.hashed is None or self.choice is None else self.choice.slot
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)  # as tests have them
 class Dispatch:
     """Routes messages and hands them to the publisher."""
 

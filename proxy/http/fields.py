@@ -97,7 +97,7 @@ def _headers(value: object) -> dict[str, object]:
     """The headers but for those that this proxy sets itself."""
     if not isinstance(value, dict):
         raise PropertyError("not an object")
-    if fan_out := FAN_OUT & value.keys():
+    if fan_out := FAN_OUT.intersection(value):
         raise PropertyError(f"{min(fan_out)}: sends copies to other queues, which a ring must not")
     return {name: content for name, content in value.items() if name not in STAMPS}
 

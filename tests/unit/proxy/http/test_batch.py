@@ -3,7 +3,7 @@
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -36,7 +36,7 @@ def placed(target: int = 0) -> Placed:
     return Placed(ROUTE, Choice(ROUTE.targets[target], ROUTE, 5, False), None)
 
 
-class FakeDispatch:
+class FakeDispatch(Dispatch):
     """Takes messages, and answers as it is told: at once, or when asked to."""
 
     def __init__(self, at_once: Callable[[int], Verdict | None] = lambda index: None) -> None:
@@ -99,7 +99,7 @@ class Case:
     ) -> None:
         self.dispatch, self.limits = FakeDispatch(at_once), Limits(most, 1 << 20)
         outlet = Outlet(("/", "orders"), Lanes("/", (), False), b"orders")
-        self.batch = Batch(cast(Dispatch, self.dispatch), self.limits, outlet, patience, words)
+        self.batch = Batch(self.dispatch, self.limits, outlet, patience, words)
 
     async def add(self, *keys: str) -> None:
         for key in keys:
