@@ -24,7 +24,7 @@ test: $(if $(BROKER),,check) $(COMPILED) ## Check and test; with BROKER=sid (or 
 	.venv/bin/pytest --numprocesses $(PROCESSES) --dist loadfile $(WITH_COMPILED) $(TESTS)
 	$(if $(BROKER),,.venv/bin/pytest --numprocesses $(PROCESSES) --dist loadfile tests/unit/proxy/amqp tests/unit/ring)
 
-bench: $(INSTALLED) ## Measure how fast it is, for docs/performance.md; with BROKER=sid, on that RabbitMQ
+bench: $(COMPILED) ## Measure how fast it is, for docs/performance.md; with BROKER=sid, on that RabbitMQ
 	.venv/bin/python -m bench
 
 chaos: $(INSTALLED) ## Break all there is around the sidecars, and judge: docs/reliability.md; with SEED and FAULTS, otherwise or longer
@@ -55,6 +55,8 @@ lock: $(INSTALLED) ## Re-make constraints*.txt with the newest versions pyprojec
 		--custom-compile-command "make lock" --quiet; \
 	.venv/uv/bin/uv pip compile "$$@" --upgrade pyproject.toml --group dev --output-file constraints.txt; \
 	.venv/uv/bin/uv pip compile "$$@" pyproject.toml --constraints constraints.txt --output-file constraints-runtime.txt; \
+	.venv/bin/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"], sep="\n")' | \
+		.venv/uv/bin/uv pip compile "$$@" - --constraints constraints.txt --output-file constraints-build.txt; \
 	.venv/uv/bin/uv pip compile "$$@" --upgrade --group fuzz --output-file constraints-fuzz.txt
 	rm -r .venv/uv
 

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from types import FrameType
 
-from bench import BenchError, report
+from bench import BenchError, amqp, report
 from bench.contenders import Stage
 from bench.freeze import Freeze
 from bench.report import Results
@@ -20,10 +20,12 @@ from testbed import SetupError
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "performance.md"
 
-PARTS = "throughput", "latency", "freeze"
-ROUNDS, SECONDS, FREEZE = 5, 3, 60
+PARTS = "amqp", "throughput", "latency", "freeze"
+ROUNDS, SECONDS, FREEZE = 5, 2.5, 60
 _LATENCY_SECONDS = 2
 """Of a round at a fixed rate, of a thousand requests a second."""
+_LOAD = os.getloadavg()[0]
+"""What others do to the machine, before this does anything."""
 
 
 def main() -> int:
@@ -43,7 +45,7 @@ def main() -> int:
         return 2
     print(text)
     if options == _options([]):
-        DOCUMENT.write_text(report.replaced(DOCUMENT.read_text(), text))
+        DOCUMENT.write_text(report.replaced(DOCUMENT.read_text(), "figures", text))
     else:
         print(f"\nnot written to {DOCUMENT.name}: that is for whole runs", file=sys.stderr)
     return 0
@@ -53,7 +55,7 @@ def _options(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__, allow_abbrev=False)
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"only these, of {', '.join(PARTS)}")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"of each contender (default {ROUNDS})")
-    parser.add_argument("--seconds", type=int, default=SECONDS, help=f"of each round (default {SECONDS})")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help=f"of each round (default {SECONDS})")
     parser.add_argument("--freeze", type=int, default=FREEZE, help=f"seconds of the frozen broker (default {FREEZE})")
     options = parser.parse_args(arguments)
     if not set(options.parts) <= set(PARTS):
@@ -63,6 +65,8 @@ def _options(arguments: list[str] | None = None) -> argparse.Namespace:
 
 def _measured(world: World, options: argparse.Namespace) -> Results:
     results, parts, stage = Results(), options.parts or PARTS, Stage(world)
+    if "amqp" in parts:
+        results.amqp = amqp.measured(world, options.rounds, options.seconds)
     if "throughput" in parts:
         results.batch_connections = stage.best_batch_connections()
         racers = {contender.title: contender.measure for contender in stage.contenders(results.batch_connections)}
@@ -83,10 +87,19 @@ def _conditions(world: World, choice: str, options: argparse.Namespace) -> list[
         f"`{command}`, {datetime.date.today().isoformat()}",
         f"RabbitMQ {world.version}, Python {platform.python_version()}, event loop of sidecar and bare handler:"
         f" {world.event_loop}",
-        f"{os.cpu_count()} cores, which the broker, the sidecar and the clients share",
-        f"medians of {options.rounds} rounds of {options.seconds} s ({_LATENCY_SECONDS} s at a fixed rate), all"
-        " contenders in turn; ratios and differences within each round",
+        f"{os.cpu_count()} cores ({_processor()}), which the broker, the sidecar and the clients share; load average"
+        f" when it began {_LOAD:.1f}",
+        f"medians of {options.rounds} rounds of {options.seconds:g} s (less at a fixed rate), all contenders of a"
+        " table in turn; ratios and differences within each round",
     ]
+
+
+def _processor() -> str:
+    """Its name, where the kernel tells it."""
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()
 
 
 def _exit(number: int, frame: FrameType | None) -> None:

@@ -76,12 +76,12 @@ class Stage:
             SINGLE: partial(latency, world.sidecar.http_url, self._singles),
             SINGLE_TRANSIENT: partial(latency, world.sidecar.http_url, self._transient),
             BARE: partial(latency, world.bare_url, self._bare),
-            DIRECT: partial(latency, world.node.amqp_url, self._frames("frames", PERSISTENT)),
-            DIRECT_TRANSIENT: partial(latency, world.node.amqp_url, self._frames("frames-transient", TRANSIENT)),
+            DIRECT: partial(latency, world.node.amqp_url, self._frames(PERSISTENT)),
+            DIRECT_TRANSIENT: partial(latency, world.node.amqp_url, self._frames(TRANSIENT)),
         }
 
-    def _frames(self, name: str, mode: int) -> Path:
-        return self._saved(name, [direct.message(queue, mode) for queue in QUEUES])
+    def _frames(self, mode: int) -> Path:
+        return self._saved(f"frames-{mode}", [direct.message(queue, mode) for queue in QUEUES])
 
     def _saved(self, name: str, requests: Sequence[bytes]) -> Path:
         path = self._world.folder / name
@@ -89,10 +89,8 @@ class Stage:
         return path
 
     def _direct(self, title: str, mode: int) -> Contender:
-        url = self._world.node.amqp_url
-        return Contender(
-            title, lambda seconds: direct.messages_per_second(url, mode, QUEUES, seconds), self._world.node.pid, None
-        )
+        run = partial(direct.messages_per_second, self._world.node.amqp_url, self._frames(mode))
+        return Contender(title, run, self._world.node.pid, None)
 
     def _batch(self, title: str, connections: int) -> Contender:
         run = self._wrk(self._world.sidecar.http_url, self._batches[title], connections, messages.BATCH)

@@ -1,18 +1,21 @@
-"""The limit: publishes straight to the queues over one connection, made of bytes prepared beforehand.
+"""Publishes by AMQP as fast as confirms come, over one connection, made of bytes prepared beforehand.
 
-`python -m bench.direct AMQP_URL MODE SECONDS QUEUE...` prints how many messages were confirmed, and the seconds until
-then; MODE is the delivery mode, 1 for transient messages, 2 for persistent ones.
+`python -m bench.direct AMQP_URL SECONDS FILE` prints how many messages were confirmed, and the seconds until then; FILE
+holds the messages (bench/wire.py, save).
 """
 
+import itertools
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from struct import Struct
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from bench import BenchError
+from bench import BenchError, wire
 from proxy.amqp.frames import (
     BASIC,
     BASIC_ACK,
@@ -34,9 +37,11 @@ from proxy.amqp.frames import (
 
 SIZE = 128
 CHUNK = 500
-"""Messages a write."""
-WINDOW = 5000
-"""Messages without a confirm, at most."""
+"""Messages a write, at most."""
+CHUNK_BYTES = 1 << 18
+"""Bytes a write, at most, where that is more than one message."""
+WINDOW = 10
+"""Writes without a confirm, at most."""
 
 _HEADER = Struct(">HHQHB")
 """A content header with one property of one octet: class, weight, body size, property flags, the property."""
@@ -46,15 +51,30 @@ _ACK = Struct(">BHIIQBB")
 """A whole frame of basic.ack: type, channel, size, method, delivery tag, multiple, end octet. No other is awaited."""
 
 
-def messages_per_second(amqp_url: str, mode: int, queues: Sequence[str], seconds: float) -> tuple[float, int]:
-    """Publish for so many seconds, in a process of its own; the rate of confirms, and how many there were.
+class Chunks(NamedTuple):
+    """Messages as they are written."""
+
+    chunks: Sequence[bytes]
+    size: int
+    """Messages in each."""
+
+    @classmethod
+    def of(cls, messages: Sequence[bytes]) -> "Chunks":
+        """Of these messages, in turn."""
+        size = max(1, min(CHUNK, CHUNK_BYTES // max(map(len, messages))))
+        starts = range(0, len(messages), size)
+        return cls([b"".join(messages[(s + n) % len(messages)] for n in range(size)) for s in starts], size)
+
+
+def messages_per_second(amqp_url: str, messages: Path, seconds: float) -> tuple[float, int]:
+    """Publish a file's messages for so many seconds, in a process of its own; the rate of confirms, and their number.
 
     Raises BenchError if the broker says anything but acks.
     """
-    command = [sys.executable, "-m", "bench.direct", amqp_url, str(mode), f"{seconds:g}", *queues]
+    command = [sys.executable, "-m", "bench.direct", amqp_url, f"{seconds:g}", str(messages)]
     run = subprocess.run(command, capture_output=True, text=True)
     if run.returncode != 0:
-        raise BenchError(f"the direct publisher failed: {run.stderr}")
+        raise BenchError(f"the publisher by AMQP failed: {run.stderr}")
     count, took = run.stdout.split()
     return int(count) / float(took), int(count)
 
@@ -69,6 +89,27 @@ def message(key: str, mode: int, exchange: str = "") -> bytes:
     )
 
 
+class Acks:
+    """The acks in what the broker says."""
+
+    def __init__(self) -> None:
+        """Nothing was said so far."""
+        self._rest = b""
+
+    def feed(self, data: bytes) -> Iterator[tuple[int, int]]:
+        """Takes bytes of the broker; delivery tags, and whether it is all up to that one.
+
+        Raises BenchError for any frame but an ack.
+        """
+        data = self._rest + data
+        whole = len(data) // _ACK.size * _ACK.size
+        self._rest = data[whole:]
+        for _, _, _, method, tag, multiple, _ in _ACK.iter_unpack(data[:whole]):
+            if method != BASIC_ACK:
+                raise BenchError(f"not only acks: {data[:200]!r}")
+            yield tag, multiple
+
+
 class Confirmed:
     """Which delivery tags are confirmed, all up to `upto` and some above."""
 
@@ -76,16 +117,11 @@ class Confirmed:
         """None so far."""
         self.upto = 0
         self._above: set[int] = set()
-        self._rest = b""
+        self._acks = Acks()
 
     def feed(self, data: bytes) -> None:
         """Takes bytes of the broker. Raises BenchError for any frame but an ack."""
-        data = self._rest + data
-        whole = len(data) // _ACK.size * _ACK.size
-        self._rest = data[whole:]
-        for _, _, _, method, tag, multiple, _ in _ACK.iter_unpack(data[:whole]):
-            if method != BASIC_ACK:
-                raise BenchError(f"not only acks: {data[:200]!r}")
+        for tag, multiple in self._acks.feed(data):
             if not multiple:
                 self._above.add(tag)
             elif tag > self.upto:
@@ -96,18 +132,18 @@ class Confirmed:
             self._above.remove(self.upto)
 
 
-def publish(sock: socket.socket, chunk: bytes, seconds: float) -> tuple[int, float]:
-    """Writes a chunk of CHUNK messages again and again; how many were confirmed, and the seconds until the last was.
+def publish(sock: socket.socket, messages: Chunks, seconds: float) -> tuple[int, float]:
+    """Writes the messages again and again; how many were confirmed, and the seconds until the last was.
 
     A write may block while confirms wait to be read: those of a window fit into the socket's buffers.
     """
-    confirmed, sent = Confirmed(), 0
+    confirmed, sent, turn = Confirmed(), 0, itertools.cycle(messages.chunks)
     begun = time.perf_counter()
     while time.perf_counter() < begun + seconds or confirmed.upto < sent:
-        while sent - confirmed.upto <= WINDOW - CHUNK and time.perf_counter() < begun + seconds:
-            sock.sendall(chunk)
-            sent += CHUNK
-        confirmed.feed(_received(sock))
+        while sent - confirmed.upto <= (WINDOW - 1) * messages.size and time.perf_counter() < begun + seconds:
+            sock.sendall(next(turn))
+            sent += messages.size
+        confirmed.feed(received(sock))
     return sent, time.perf_counter() - begun
 
 
@@ -139,11 +175,12 @@ def _answer(sock: socket.socket) -> bytes:
     """The one frame that the broker has to say now."""
     data = b""
     while len(data) < FRAME.size or len(data) < FRAME.unpack_from(data)[2] + 8:
-        data += _received(sock)
+        data += received(sock)
     return data
 
 
-def _received(sock: socket.socket) -> bytes:
+def received(sock: socket.socket) -> bytes:
+    """What has come. Raises BenchError at the end."""
     data = sock.recv(1 << 18)
     if not data:
         raise BenchError("the broker closed the connection")
@@ -152,11 +189,10 @@ def _received(sock: socket.socket) -> bytes:
 
 def main() -> None:
     """What `python -m bench.direct` does."""
-    amqp_url, mode, seconds, *queues = sys.argv[1:]
-    messages = [message(queue, int(mode)) for queue in queues]
-    chunk = b"".join(messages[number % len(messages)] for number in range(CHUNK))
+    amqp_url, seconds, messages = sys.argv[1:]
+    chunks = Chunks.of(wire.load(Path(messages)))
     with connect(amqp_url) as sock:
-        print(*publish(sock, chunk, float(seconds)))
+        print(*publish(sock, chunks, float(seconds)))
 
 
 if __name__ == "__main__":

@@ -15,10 +15,10 @@ from bench.world import EXCHANGE
 
 BATCH = 500
 
-_KEYS = [f"key-{number * 2654435761 % 2**32:08x}" for number in range(1000)]
+KEYS = [f"key-{number * 2654435761 % 2**32:08x}" for number in range(1000)]
 """Multiplied by a number without a common divisor with 2^32: all differ, and look it."""
 
-_PAYLOADS = [(f"{key} " * SIZE)[:SIZE] for key in _KEYS]
+_PAYLOADS = [(f"{key} " * SIZE)[:SIZE] for key in KEYS]
 
 _JSON = {"Content-Type": "application/json"}
 _PUBLISH = f"/v1/exchanges/{EXCHANGE}/publish"
@@ -40,7 +40,7 @@ def management(url: str) -> list[bytes]:
     credentials = base64.b64encode(f"{parts.username}:{parts.password}".encode()).decode()
     headers = _JSON | {"Authorization": f"Basic {credentials}"}
     common = {"properties": {"delivery_mode": 2}, "payload_encoding": "string"}
-    bodies = [common | {"routing_key": k, "payload": p} for k, p in zip(_KEYS, _PAYLOADS, strict=True)]
+    bodies = [common | {"routing_key": k, "payload": p} for k, p in zip(KEYS, _PAYLOADS, strict=True)]
     path = f"/api/exchanges/{quote('/', safe='')}/{EXCHANGE}/publish"
     return [post(path, json.dumps(body).encode(), headers) for body in bodies]
 
@@ -70,7 +70,7 @@ def ndjson_batches() -> list[bytes]:
 
 def _singles(path: str, more: Mapping[str, str]) -> list[bytes]:
     headers = {"Content-Type": "text/plain", **more}
-    return [post(path, p.encode(), headers | {"Routing-Key": k}) for k, p in zip(_KEYS, _PAYLOADS, strict=True)]
+    return [post(path, p.encode(), headers | {"Routing-Key": k}) for k, p in zip(KEYS, _PAYLOADS, strict=True)]
 
 
 _Items = Sequence[Mapping[str, object]]
@@ -78,7 +78,7 @@ _Items = Sequence[Mapping[str, object]]
 
 def _batches(headers: Mapping[str, str], body: Callable[[_Items], bytes]) -> list[bytes]:
     """Batches that each begin elsewhere among the keys."""
-    items = [{"key": key, "payload": payload} for key, payload in zip(_KEYS, _PAYLOADS, strict=True)]
+    items = [{"key": key, "payload": payload} for key, payload in zip(KEYS, _PAYLOADS, strict=True)]
     starts = range(0, len(items), 100)
     batches = [[items[(start + number) % len(items)] for number in range(BATCH)] for start in starts]
     return [post(f"{_PUBLISH}/batch", body(batch), headers) for batch in batches]

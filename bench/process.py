@@ -1,16 +1,15 @@
 """What the kernel knows of a process: CPU time, memory, loaded libraries."""
 
-import os
 import re
+import time
 from pathlib import Path
-
-_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def cpu_seconds(pid: int) -> float:
     """CPU time of all its threads so far, in user and kernel mode."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / _TICKS
+    # The number that clock_getcpuclockid(3) gives. /proc/PID/stat says the same in steps of 10 ms, too coarse for a
+    # relay that takes 0.1 s of a round.
+    return time.clock_gettime((~pid << 3) | 2)
 
 
 def memory(pid: int) -> int:
@@ -29,6 +28,6 @@ def _status(pid: int, what: str) -> int:
     return int(found[1]) * 1024
 
 
-def uses_uvloop(pid: int) -> bool:
-    """Whether a Python process has uvloop loaded: seen from outside, it cannot be told wrongly."""
-    return "/uvloop/" in Path(f"/proc/{pid}/maps").read_text()
+def has_loaded(pid: int, part: str) -> bool:
+    """Whether a process has a library loaded with this in its path: seen from outside, it cannot be told wrongly."""
+    return part in Path(f"/proc/{pid}/maps").read_text()

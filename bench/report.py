@@ -1,11 +1,10 @@
 """The measurements as Markdown: what was reached of each goal, and the figures behind it."""
 
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
-from bench import contenders
+from bench import amqp_report, contenders
+from bench.amqp import Measured
 from bench.contenders import (
     BARE,
     DIRECT,
@@ -20,8 +19,7 @@ from bench.freeze import ALLOWED, LIMIT, Frozen
 from bench.latency import RATE, Latency
 from bench.messages import BATCH
 from bench.rounds import Spread, Throughput
-
-BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
+from bench.tables import Goal, at_least, goal_table, median, shown, table
 
 MOST_MEMORY = 256 << 20
 
@@ -30,25 +28,18 @@ MOST_MEMORY = 256 << 20
 class Results:
     """All that was measured; a part that was left out is empty."""
 
+    amqp: Measured | None = None
     throughput: Mapping[str, Sequence[Throughput]] = field(default_factory=dict)
     batch_connections: int = 0
     latency: Mapping[str, Sequence[Latency]] = field(default_factory=dict)
     frozen: Frozen | None = None
 
 
-class Goal(NamedTuple):
-    """A goal and what was reached."""
-
-    title: str
-    wanted: str
-    reached: str
-    spread: str
-    met: bool
-
-
 def markdown(results: Results, conditions: Sequence[str]) -> str:
     """The whole report; `conditions` are told before the tables, one a line."""
-    parts = ["\n".join(f"- {line}" for line in conditions), _goals(results)]
+    parts = ["\n".join(f"- {line}" for line in conditions), goal_table(goals(results))]
+    if results.amqp:
+        parts.append(amqp_report.markdown(results.amqp))
     if results.throughput:
         parts.append(_throughput(results))
     if results.latency:
@@ -58,18 +49,19 @@ def markdown(results: Results, conditions: Sequence[str]) -> str:
     return "\n\n".join(parts)
 
 
-def replaced(document: str, report: str) -> str:
-    """The document with the report between its two markers, in place of what was there."""
-    before, found, rest = document.partition(BEGIN)
-    _, ended, after = rest.partition(END)
+def replaced(document: str, section: str, text: str) -> str:
+    """The document with the text between the two markers of a section, in place of what was there."""
+    begin, end = f"<!-- {section}: begin -->", f"<!-- {section}: end -->"
+    before, found, rest = document.partition(begin)
+    _, ended, after = rest.partition(end)
     if not (found and ended):
-        raise ValueError(f"no {BEGIN} followed by {END}")
-    return f"{before}{BEGIN}\n\n{report}\n\n{END}{after}"
+        raise ValueError(f"no {begin} followed by {end}")
+    return f"{before}{begin}\n\n{text}\n\n{end}{after}"
 
 
 def goals(results: Results) -> list[Goal]:
     """Every goal whose part was measured."""
-    found = []
+    found = amqp_report.goals(results.amqp) if results.amqp else []
     if results.throughput:
         for least, title, one, other in (
             (0.7, f"batches of {BATCH} messages ÷ AMQP, straight to the queues", JSON, DIRECT),
@@ -84,15 +76,14 @@ def goals(results: Results) -> list[Goal]:
             (6.0, f"single messages, {contenders.CONNECTIONS} connections ÷ management API", SINGLE, MANAGEMENT),
         ):
             pairs = zip(results.throughput[one], results.throughput[other], strict=True)
-            ratio = Spread.of([a.rate / b.rate for a, b in pairs])
-            found.append(Goal(title, f"at least {least:g}", *_shown(ratio, ".2f"), ratio.median >= least))
+            found.append(at_least(title, least, Spread.of([a.rate / b.rate for a, b in pairs])))
     if results.latency:
         for index, most in ((0, 1.0), (1, 3.0)):
             for single, which in ((SINGLE, ""), (SINGLE_TRANSIENT, ", transient messages")):
                 both = zip(results.latency[single], results.latency[BARE], strict=True)
                 more = Spread.of([a[index] - b[index] for a, b in both])
                 title = f"{('p50', 'p99')[index]} above the bare handler's, {RATE:,} requests/s{which}, ms"
-                found.append(Goal(title, f"under {most:g}", *_shown(more, ".2f"), more.median < most))
+                found.append(Goal(title, f"under {most:g}", *shown(more, ".2f"), more.median < most))
     return found + (_frozen_goals(results.frozen) if results.frozen else [])
 
 
@@ -110,45 +101,26 @@ def _frozen_goals(frozen: Frozen) -> list[Goal]:
     ]
 
 
-def _goals(results: Results) -> str:
-    rows = [[g.title, g.wanted, g.reached, g.spread, "yes" if g.met else "**no**"] for g in goals(results)]
-    return _table(["", "goal", "reached", "least to most", "met"], rows)
-
-
 def _throughput(results: Results) -> str:
     rows = []
     for title, rounds in results.throughput.items():
-        rates = _shown(Spread.of([r.rate for r in rounds]), ",.0f")
-        rows.append([title, *rates, _median([r.broker for r in rounds]), _median([r.server for r in rounds])])
+        rates = shown(Spread.of([r.rate for r in rounds]), ",.0f")
+        rows.append([title, *rates, median([r.broker for r in rounds]), median([r.server for r in rounds])])
     heads = ["", "messages/s", "least to most", "broker CPU, µs a message", "sidecar CPU, µs a message"]
     tried = ", ".join(map(str, contenders.BATCH_CONNECTIONS))
     note = f"Connections of the batches: {results.batch_connections}, the best of {tried}."
-    return f"{_table(heads, rows)}\n\n{note} In the bare handler's row it is its own CPU time, not the sidecar's."
-
-
-def _median(figures: Sequence[float | None]) -> str:
-    known = [figure for figure in figures if figure is not None]
-    return f"{Spread.of(known).median:.1f}" if known else ""
+    return f"{table(heads, rows)}\n\n{note} In the bare handler's row it is its own CPU time, not the sidecar's."
 
 
 def _latency(latency: Mapping[str, Sequence[Latency]]) -> str:
     rows = []
     for title, rounds in latency.items():
-        p50, p99 = (_shown(Spread.of(figures), ".2f") for figures in zip(*rounds, strict=True))
+        p50, p99 = (shown(Spread.of(figures), ".2f") for figures in zip(*rounds, strict=True))
         rows.append([title, *p50, *p99])
-    return _table([f"at {RATE:,} requests/s", "p50, ms", "least to most", "p99, ms", "least to most"], rows)
+    return table([f"at {RATE:,} requests/s", "p50, ms", "least to most", "p99, ms", "least to most"], rows)
 
 
 def _frozen(frozen: Frozen) -> str:
     rows = [[str(status or "no answer"), f"{count:,}"] for status, count in sorted(frozen.statuses.items())]
     before = f"{frozen.peak_before / 2**20:.0f} MiB before the freeze, {frozen.peak / 2**20:.0f} MiB at the end"
-    return f"{_table(['status, from the freeze on', 'answers'], rows)}\n\nMost memory of the sidecar: {before}."
-
-
-def _shown(spread: Spread, form: str) -> tuple[str, str]:
-    return f"{spread.median:{form}}", f"{spread.least:{form}} to {spread.most:{form}}"
-
-
-def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [heads, ["---"] * len(heads), *rows]
-    return re.sub(r" +\|", " |", "\n".join("| " + " | ".join(line) + " |" for line in lines))
+    return f"{table(['status, from the freeze on', 'answers'], rows)}\n\nMost memory of the sidecar: {before}."

@@ -63,12 +63,14 @@ def _cpu_seconds(pid: int | None) -> float | None:
     return None if pid is None else cpu_seconds(pid)
 
 
-def in_turn(measures: Mapping[str, Callable[[float], T]], rounds: int, seconds: float) -> dict[str, list[T]]:
-    """So many rounds of each, in turn, after one of a second that does not count."""
+def in_turn(
+    measures: Mapping[str, Callable[[float], T]], rounds: int, seconds: float, warm_up: float = 1
+) -> dict[str, list[T]]:
+    """So many rounds of each, in turn, after one of `warm_up` seconds that does not count."""
     found: dict[str, list[T]] = {title: [] for title in measures}
     for number in range(rounds + 1):
         for title, measure in measures.items():
-            result = measure(seconds if number else 1)
+            result = measure(seconds if number else warm_up)
             time.sleep(_REST)
             if number:
                 found[title].append(result)

@@ -16,11 +16,11 @@ from bench import BenchError, direct, messages
 from bench.load import Client
 from bench.process import memory
 from bench.wire import Answer
-from bench.world import EXCHANGE, declare
+from bench.world import EXCHANGE, declare, running_compiled
 from testbed import SetupError
 from testbed.broker import installation
 from testbed.node import private_node
-from testbed.sidecar import Sidecar, running_sidecar
+from testbed.sidecar import Sidecar
 
 MOST_GROWTH = 0.05
 SECONDS = 600
@@ -85,9 +85,9 @@ async def run(sidecar: Sidecar, seconds: float) -> Soak:
 
 
 def _publish(sidecar: Sidecar, seconds: float) -> int:
-    chunk = b"".join(direct.message(f"key-{number}", 1, EXCHANGE) for number in range(direct.CHUNK))
-    with direct.connect(f"amqp://guest:guest@{sidecar.amqp_address}") as sock:
-        return direct.publish(sock, chunk, seconds)[0]
+    chunks = direct.Chunks.of([direct.message(f"key-{number}", 1, EXCHANGE) for number in range(direct.CHUNK)])
+    with direct.connect(sidecar.amqp_url) as sock:
+        return direct.publish(sock, chunks, seconds)[0]
 
 
 def main() -> int:
@@ -97,7 +97,7 @@ def main() -> int:
         with private_node(installation(os.environ.get("BROKER", ""))) as node:
             version = node.start()
             declare(node.amqp_url)
-            with running_sidecar({"broker-url": node.amqp_url, "management-url": node.management_url}) as sidecar:
+            with running_compiled(node) as sidecar:
                 soak = asyncio.run(run(sidecar, seconds))
     except (BenchError, SetupError) as error:
         print(f"soak: {error}", file=sys.stderr)

@@ -1,18 +1,21 @@
-"""What is measured: a RabbitMQ node of its own, a sidecar beside it, and a bare handler to compare with."""
+"""What is measured: a RabbitMQ node of its own, sidecars beside it, and what they are compared with."""
 
 import json
 import tempfile
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import pika
+from pika.exceptions import AMQPError
 
 from bench import BenchError
 from bench.bare import running_bare
-from bench.process import uses_uvloop
+from bench.process import has_loaded, memory
+from bench.relay import Relay, running_relay
+from ring.compiled import PURE
 from testbed import SetupError
 from testbed.broker import installation
 from testbed.debian import ensure_package
@@ -20,10 +23,13 @@ from testbed.node import Node, private_node
 from testbed.sidecar import Sidecar, running_sidecar
 
 EXCHANGE = "bench"
+MODULUS_EXCHANGE = "bench.modulus"
 QUEUES = [f"{EXCHANGE}.q{number}" for number in range(8)]
 
 _BOUNDED = {"x-max-length": 1000, "x-overflow": "drop-head"}
 """Nobody consumes: the queues must neither fill the memory nor refuse."""
+
+_COMPILED = Path(__file__).parents[1] / "build" / "compiled"
 
 
 @dataclass(frozen=True)
@@ -33,7 +39,14 @@ class World:
     node: Node
     version: str
     """The broker's."""
+    has_modulus: bool
+    """Whether the broker has the type x-modulus-hash."""
     sidecar: Sidecar
+    """Compiled, as it is installed."""
+    idle_memory: int
+    """Its bytes before any load, with one ring."""
+    pure: Sidecar
+    relay: Relay
     bare_url: str
     bare_pid: int
     event_loop: str
@@ -54,27 +67,83 @@ def running_world(choice: str) -> Iterator[World]:
     with private_node(installation(choice)) as node, tempfile.TemporaryDirectory(prefix="ringproxy-bench-") as folder:
         version = node.start()
         declare(node.amqp_url)
-        settings = {"broker-url": node.amqp_url, "management-url": node.management_url}
-        with running_sidecar(settings) as sidecar:
-            _check_routed(sidecar.http_url)
-            uvloop = uses_uvloop(sidecar.process.pid)
-            with running_bare(uvloop=uvloop) as (url, pid):
-                loop = "uvloop" if uvloop else "asyncio"
-                yield World(node, version, sidecar, url, pid, loop, wrk, Path(folder))
+        has_modulus = _declare_modulus(node.amqp_url)
+        with ExitStack() as stack:
+            sidecar = stack.enter_context(running_compiled(node))
+            check_routed(sidecar.http_url)
+            idle = memory(sidecar.process.pid)
+            pure = stack.enter_context(running_pure(node))
+            check_routed(pure.http_url)
+            relay = stack.enter_context(running_relay(node.amqp_url))
+            uvloop = has_loaded(sidecar.process.pid, "/uvloop/")
+            url, pid = stack.enter_context(running_bare(uvloop=uvloop))
+            loop = "uvloop" if uvloop else "asyncio"
+            yield World(node, version, has_modulus, sidecar, idle, pure, relay, url, pid, loop, wrk, Path(folder))
 
 
-def declare(amqp_url: str) -> None:
-    """Declares the exchange and its queues, which drop what is oldest."""
+@contextmanager
+def running_compiled(node: Node, settings: Mapping[str, str] | None = None) -> Iterator[Sidecar]:
+    """A sidecar with its hot modules compiled; raises SetupError where they were not."""
+    with running_sidecar({**_beside(node), **(settings or {})}, _environment()) as sidecar:
+        if not _is_compiled(sidecar):
+            raise SetupError("the sidecar does not run compiled: `make bench` compiles it first")
+        yield sidecar
+
+
+@contextmanager
+def running_pure(node: Node) -> Iterator[Sidecar]:
+    """The same build with RINGPROXY_PURE=1."""
+    with running_sidecar(_beside(node), _environment() | {PURE: "1"}) as sidecar:
+        if _is_compiled(sidecar):
+            raise SetupError(f"the sidecar runs compiled in spite of {PURE}=1")
+        yield sidecar
+
+
+def declare(
+    amqp_url: str,
+    exchange: str = EXCHANGE,
+    queues: Sequence[str] = QUEUES,
+    weight: int = 1,
+    arguments: Mapping[str, object] = _BOUNDED,
+) -> None:
+    """Declares a hash exchange and its queues, which drop what is oldest."""
     connection = pika.BlockingConnection(pika.URLParameters(amqp_url))
     channel = connection.channel()
-    channel.exchange_declare(EXCHANGE, "x-consistent-hash", durable=True)
-    for queue in QUEUES:
-        channel.queue_declare(queue, durable=True, arguments=_BOUNDED)
-        channel.queue_bind(queue, EXCHANGE, routing_key="1")
+    channel.exchange_declare(exchange, "x-consistent-hash", durable=True)
+    for queue in queues:
+        channel.queue_declare(queue, durable=True, arguments=arguments)
+        channel.queue_bind(queue, exchange, routing_key=str(weight))
     connection.close()
 
 
-def _check_routed(http_url: str) -> None:
+def _declare_modulus(amqp_url: str) -> bool:
+    """An exchange that spreads over the same queues by modulus; False where the broker has no such type."""
+    connection = pika.BlockingConnection(pika.URLParameters(amqp_url))
+    channel = connection.channel()
+    try:
+        channel.exchange_declare(MODULUS_EXCHANGE, "x-modulus-hash", durable=True)
+    except AMQPError:
+        return False  # the broker has closed the connection: an unknown type is an error of that
+    for queue in QUEUES:
+        channel.queue_bind(queue, MODULUS_EXCHANGE, routing_key="")
+    connection.close()
+    return True
+
+
+def _beside(node: Node) -> dict[str, str]:
+    return {"broker-url": node.amqp_url, "management-url": node.management_url}
+
+
+def _environment() -> dict[str, str]:
+    """That of the build; the folder where the benchmark was called must not come before it."""
+    return {"PYTHONPATH": str(_COMPILED), "PYTHONSAFEPATH": "1", PURE: ""}
+
+
+def _is_compiled(sidecar: Sidecar) -> bool:
+    return has_loaded(sidecar.process.pid, "ringproxy__mypyc")
+
+
+def check_routed(http_url: str) -> None:
     """Or the exchange itself would be measured: what is passed is answered 200 too."""
     with urllib.request.urlopen(f"{http_url}/v1/exchanges/{EXCHANGE}/route?key=any", timeout=10) as response:
         answer = json.load(response)

@@ -1,5 +1,6 @@
 """A `ring-proxy run` beside a broker, for the demo and the benchmarks: started on free ports, always stopped."""
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -29,19 +30,26 @@ class Sidecar:
     process: "subprocess.Popen[bytes]"
     log: Path
 
+    @property
+    def amqp_url(self) -> str:
+        """For AMQP clients, with the credentials of a private node."""
+        return f"amqp://guest:guest@{self.amqp_address}/"
+
 
 @contextmanager
-def running_sidecar(settings: Mapping[str, str]) -> Iterator[Sidecar]:
+def running_sidecar(settings: Mapping[str, str], environment: Mapping[str, str] | None = None) -> Iterator[Sidecar]:
     """Start a sidecar with these settings (flags without their dashes), on ports of the kernel's choice.
 
-    At the end it gets SIGTERM. Raises SetupError, with its log, if it does not start or does not end with status 0.
+    `environment` is what it gets beside this process's own. At the end it gets SIGTERM. Raises SetupError, with its
+    log, if it does not start or does not end with status 0.
     """
     with tempfile.TemporaryDirectory(prefix="ringproxy-sidecar-") as folder:
         log = Path(folder, "log")
         flags = {f"{what}-listen": "127.0.0.1:0" for what in LISTENERS} | dict(settings)
         command = [sys.executable, "-m", "proxy", "run", *(f"--{name}={value}" for name, value in flags.items())]
         with log.open("wb") as output:
-            process = subprocess.Popen(command, stdout=output, stderr=output)
+            env = os.environ | (environment or {})
+            process = subprocess.Popen(command, stdout=output, stderr=output, env=env)
         try:
             http, admin, amqp = _started(process, log)
             yield Sidecar(f"http://{http}", f"http://{admin}", amqp, process, log)

@@ -6,7 +6,7 @@ import pytest
 from pamqp import body, commands, frame, header
 
 from bench import BenchError, direct
-from bench.direct import Confirmed
+from bench.direct import Chunks, Confirmed
 
 
 def test_a_message_is_a_publish_of_its_size_and_mode_to_the_queue() -> None:
@@ -49,3 +49,22 @@ def test_confirms_count_up_to_the_first_gap_in_any_order_and_chunking() -> None:
 def test_a_nack_is_no_confirm() -> None:
     with pytest.raises(BenchError):
         Confirmed().feed(frame.marshal(commands.Basic.Nack(1), 1))
+
+
+def test_a_message_to_an_exchange_names_it() -> None:
+    _, _, publish = frame.unmarshal(direct.message("key", 1, "bench"))
+    assert isinstance(publish, commands.Basic.Publish)
+    assert (publish.exchange, publish.routing_key) == ("bench", "key")
+
+
+@pytest.mark.parametrize(
+    ("count", "size", "each"), [(8, 100, 500), (1000, 100, 500), (10, 1 << 17, 2), (3, 1 << 20, 1)]
+)
+def test_chunks_hold_every_message_in_turn_and_no_more_than_they_may(count: int, size: int, each: int) -> None:
+    messages = [bytes([number % 256]) * size for number in range(count)]
+    chunks = Chunks.of(messages)
+    assert chunks.size == each
+    assert {len(chunk) for chunk in chunks.chunks} == {each * size}
+    written = b"".join(chunks.chunks)[::size]
+    assert written == bytes(number % count % 256 for number in range(len(written)))
+    assert len(written) >= count

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from bench import report
 from bench.contenders import BARE, DIRECT, DIRECT_TRANSIENT, JSON, JSON_TRANSIENT, MANAGEMENT, SINGLE, SINGLE_TRANSIENT
 from bench.freeze import LIMIT, Frozen
 from bench.latency import Latency
@@ -82,13 +81,14 @@ def test_a_missed_goal_shows() -> None:
 
 
 def test_the_report_takes_the_place_of_the_last_one() -> None:
-    document = f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n"
-    once = replaced(document, "new")
-    assert once == f"before\n{report.BEGIN}\n\nnew\n\n{report.END}\nafter\n"
-    assert replaced(once, "new") == once
+    begin, end = "<!-- figures: begin -->", "<!-- figures: end -->"
+    document = f"before\n{begin}\nold\n{end}\nafter\n"
+    once = replaced(document, "figures", "new")
+    assert once == f"before\n{begin}\n\nnew\n\n{end}\nafter\n"
+    assert replaced(once, "figures", "new") == once
     with pytest.raises(ValueError, match="figures: begin"):
-        replaced("no markers", "new")
+        replaced("no markers", "figures", "new")
 
 
 def test_the_document_has_a_place_for_it() -> None:
-    assert "x" in replaced(DOCUMENT.read_text(), "x")
+    assert "x" in replaced(DOCUMENT.read_text(), "figures", "x")

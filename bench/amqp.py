@@ -1,0 +1,93 @@
+"""Who is compared with whom by AMQP: the ways of a publish to one of eight queues."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from bench import direct, wire
+from bench.latency import Latency
+from bench.messages import KEYS
+from bench.paced import confirm_latency
+from bench.process import memory
+from bench.rounds import Contender, Throughput, in_turn
+from bench.world import EXCHANGE, MODULUS_EXCHANGE, QUEUES, World
+
+STRAIGHT, RELAYED = "straight to the queues", "HAProxy, to the queues"
+CONSISTENT, MODULUS = "native x-consistent-hash", "native x-modulus-hash"
+COMPILED, PURE = "this, compiled", "this, pure Python"
+
+RATES = {1_000: 1.5, 10_000: 0.7}
+"""Messages a second whose confirms are timed, and the seconds of a round."""
+
+_TRANSIENT = 1
+_WARM_UP = 0.5
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What was measured; by title."""
+
+    version: str
+    """The broker's."""
+    throughput: Mapping[str, Sequence[Throughput]]
+    latency: Mapping[int, Mapping[str, Sequence[Latency]]]
+    """By rate."""
+    resident: Mapping[str, int]
+    """Bytes of the proxies after that."""
+    idle: int
+    """Bytes of the sidecar before any load, with one ring."""
+    absent: Sequence[str] = field(default=())
+    """Contenders that this broker does not have."""
+
+
+class Way(NamedTuple):
+    """One way of a publish."""
+
+    title: str
+    amqp_url: str
+    messages: Path
+    proxy: int | None
+    """The pid of what is between publisher and broker."""
+
+
+def ways(world: World) -> list[Way]:
+    """All that this broker has."""
+    queues, hashed = _saved(world, "amqp-queues", QUEUES, ""), _saved(world, "amqp-hashed", KEYS, EXCHANGE)
+    direct_url = world.node.amqp_url
+    found = [Way(STRAIGHT, direct_url, queues, None), Way(CONSISTENT, direct_url, hashed, None)]
+    if world.has_modulus:
+        found.append(Way(MODULUS, direct_url, _saved(world, "amqp-modulus", KEYS, MODULUS_EXCHANGE), None))
+    return [
+        *found,
+        Way(RELAYED, world.relay.amqp_url, queues, world.relay.pid),
+        Way(COMPILED, world.sidecar.amqp_url, hashed, world.sidecar.process.pid),
+        Way(PURE, world.pure.amqp_url, hashed, world.pure.process.pid),
+    ]
+
+
+def contender(world: World, way: Way) -> Contender:
+    """That way at full rate."""
+    return Contender(
+        way.title, partial(direct.messages_per_second, way.amqp_url, way.messages), world.node.pid, way.proxy
+    )
+
+
+def measured(world: World, rounds: int, seconds: float) -> Measured:
+    """Throughput, then the latency of confirms at each rate."""
+    all_ways = ways(world)
+    throughput = in_turn({way.title: contender(world, way).measure for way in all_ways}, rounds, seconds)
+    latency = {}
+    for rate, each in RATES.items():
+        timed = {way.title: partial(confirm_latency, way.amqp_url, rate, way.messages) for way in all_ways}
+        latency[rate] = in_turn(timed, rounds, each, _WARM_UP)
+    resident = {way.title: memory(way.proxy) for way in all_ways if way.proxy is not None}
+    absent = [] if world.has_modulus else [MODULUS]
+    return Measured(world.version, throughput, latency, resident, world.idle_memory, absent)
+
+
+def _saved(world: World, name: str, keys: Sequence[str], exchange: str) -> Path:
+    path = world.folder / name
+    wire.save(path, [direct.message(key, _TRANSIENT, exchange) for key in keys])
+    return path

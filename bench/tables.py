@@ -1,0 +1,64 @@
+"""What the report is made of: goals, tables, and charts of bars."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from bench.rounds import Spread
+
+_WIDTH = 40
+"""Characters of the longest bar."""
+
+
+class Goal(NamedTuple):
+    """A goal and what was reached."""
+
+    title: str
+    wanted: str
+    reached: str
+    spread: str
+    met: bool
+
+
+def goal_table(goals: Iterable[Goal]) -> str:
+    """All of them, with those missed in bold."""
+    rows = [[g.title, g.wanted, g.reached, g.spread, "yes" if g.met else "**no**"] for g in goals]
+    return table(["", "goal", "reached", "least to most", "met"], rows)
+
+
+def at_least(title: str, least: float, reached: Spread) -> Goal:
+    """A goal for the median."""
+    return Goal(title, f"at least {least:g}", *shown(reached, ".2f"), reached.median >= least)
+
+
+def at_most(title: str, most: float, reached: Spread) -> Goal:
+    """A goal for the median."""
+    return Goal(title, f"at most {most:g}", *shown(reached, ".2f"), reached.median <= most)
+
+
+def shown(spread: Spread, form: str) -> tuple[str, str]:
+    """The median, and the range, in this format."""
+    return f"{spread.median:{form}}", f"{spread.least:{form}} to {spread.most:{form}}"
+
+
+def median(figures: Sequence[float | None], form: str = ".1f") -> str:
+    """Of those that are known; nothing where none is."""
+    known = [figure for figure in figures if figure is not None]
+    return f"{Spread.of(known).median:{form}}" if known else ""
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table in Markdown."""
+    lines = [heads, ["---"] * len(heads), *rows]
+    return re.sub(r" +\|", " |", "\n".join("| " + " | ".join(line) + " |" for line in lines))
+
+
+def bars(title: str, spreads: Mapping[str, Spread], form: str) -> str:
+    """A chart: a bar's dark part ends at the least figure, its light part at the most; the number is the median."""
+    longest = max(spread.most for spread in spreads.values())
+    margin = max(map(len, spreads))
+    lines = [title]
+    for name, spread in spreads.items():
+        least, most = (round(figure / longest * _WIDTH) for figure in (spread.least, spread.most))
+        lines.append(f"{name:{margin}}  {'█' * least}{'░' * (most - least)} {spread.median:{form}}")
+    return "\n".join(["```text", *lines, "```"])
