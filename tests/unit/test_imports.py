@@ -29,6 +29,9 @@ PURE = (
 )
 """Modules of proxy that decide and never wait: no event loop, no network."""
 
+COMPILER = {"librt", "mypy_extensions"}
+"""What compiled modules speak to, and types; no I/O."""
+
 PURE_MAY = {"config": {"yarl"}, "values": {"yarl"}, "credentials": {"yarl"}}
 """Of what is neither the standard library, ring nor pure."""
 
@@ -118,7 +121,7 @@ importlib.import_module("q")
 
 @pytest.mark.parametrize("file", modules("ring"), ids=title)
 def test_ring_imports_the_standard_library_numpy_mmh3_and_itself(file: Path) -> None:
-    allowed = sys.stdlib_module_names | {"numpy", "mmh3", "ring"}
+    allowed = sys.stdlib_module_names | COMPILER | {"numpy", "mmh3", "ring"}
     assert {name for name in imports_of(file) if top(name) not in allowed or top(name) in IO} == set()
 
 
@@ -145,7 +148,7 @@ SANS_IO = [file for file in modules("proxy/amqp") if file.stem not in LEGS]
 
 @pytest.mark.parametrize("file", SANS_IO, ids=title)
 def test_amqp_takes_bytes_and_gives_bytes_but_for_its_legs(file: Path) -> None:
-    allowed = (sys.stdlib_module_names - IO) | {"ring"}
+    allowed = (sys.stdlib_module_names - IO) | COMPILER | {"ring"}
     ours = {"proxy.__version__", *(f"proxy.{module}" for module in PURE)}
     ours |= {f"proxy.amqp.{other.stem}" for other in SANS_IO}
     for imported in imports_of(file):
