@@ -67,12 +67,15 @@ class Ring:
         seeds, heft, streams = _seeds(destinations), np.array(values, np.uint64), slot_streams()
         position = {d: i for i, d in enumerate(destinations)}
         table = np.array([position.get(d, 0) for d in self.destinations], dtype=np.uint16)[self.table]
-        freed = np.isin(self.table, lost)
+        if not lost:
+            return Ring(destinations, values, challenge(streams, seeds, heft, table, risers))
+        is_lost = np.zeros(len(self.destinations), dtype=np.bool_)
+        is_lost[lost] = True
+        freed = is_lost[self.table]
         if risers:
             held = ~freed
             table[held] = challenge(streams[held], seeds, heft, table[held], risers)
-        if lost:
-            table[freed] = contest(streams[freed], seeds, heft, range(len(destinations)))
+        table[freed] = contest(streams[freed], seeds, heft, range(len(destinations)))
         return Ring(destinations, values, table)
 
     def as_weights(self) -> dict[Destination, int]:

@@ -119,13 +119,33 @@ def contest(streams: U64, seeds: U64, weights: U64, entrants: Sequence[int]) -> 
 def challenge(streams: U64, seeds: U64, weights: U64, holders: U16, challengers: Sequence[int]) -> U16:
     """The owner of each slot once `challengers` have contested it with its holder; what `contest` of all would say."""
     groups = _by_weight(weights, challengers)
-    owners = np.empty(len(streams), dtype=np.uint16)
+    owners, alike = holders.copy(), bool((weights == weights[0]).all())
     for part in _chunks(len(streams)):
-        # Rings keep no scores beside them: a holder's is computed again from the owner alone.
-        draw = draws(streams[part], seeds[holders[part]])
-        standing = _State(neg_log2(draw) // weights[holders[part]], draw, holders[part])
-        owners[part] = _better(standing, _contest(streams[part], seeds, groups)).owner
+        owner = owners[part]
+        # Rings keep no draws beside them: a holder's is computed again from the owner alone.
+        draw = draws(streams[part], seeds[owner])
+        for weight, members in groups:
+            new_draw, new_owner = _greatest_draws(streams[part], seeds, members)
+            # Among equal weights the greater draw wins.
+            rivals = np.flatnonzero(
+                new_draw >= draw if alike else _may_win(new_draw, float(weight), draw, weights[owner])
+            )
+            held = _State(neg_log2(draw[rivals]) // weights[owner[rivals]], draw[rivals], owner[rivals])
+            new = _State(neg_log2(new_draw[rivals]) // weight, new_draw[rivals], new_owner[rivals])
+            _, draw[rivals], owner[rivals] = _better(held, new)
     return owners
+
+
+def _may_win(draw: U64, weight: float, held: U64, weights: U64) -> NDArray[np.bool_]:
+    """Of each slot, whether a draw's score may be the lesser: false only where it is not, so few logarithms are taken.
+
+    By d = 1 - u, in units of 2^-64: d <= -ln u <= d / u. The margins are for the table's error, and for what scores
+    are rounded by.
+    """
+    far, held_far = (~draw).astype(np.float64), (~held).astype(np.float64)
+    # u of the holder, by its weight.
+    held_weight = weights * (1 - held_far * 2.0**-64)
+    return far * held_weight <= (held_far * 1.001 + 8192 * held_weight) * weight
 
 
 def ranking(stream: np.uint64, seeds: U64, weights: U64) -> NDArray[np.intp]:
@@ -165,6 +185,9 @@ def _contest(streams: U64, seeds: U64, groups: list[tuple[np.uint64, list[int]]]
 
 def _greatest_draws(streams: U64, seeds: U64, members: list[int]) -> tuple[U64, U16]:
     """Of destinations with one weight: each slot's greatest draw and the index of the destination that drew it."""
+    rows = _CHUNK // max(len(streams), 1)
+    if rows > 1:
+        return _greatest_in_rows(streams, seeds, np.array(members), rows)
     best = draws(streams, seeds[members[0]])
     owner = np.full(len(streams), members[0], dtype=np.uint16)
     z, scratch = np.empty_like(best), np.empty_like(best)
@@ -174,6 +197,22 @@ def _greatest_draws(streams: U64, seeds: U64, members: list[int]) -> tuple[U64, 
         np.greater(z, best, out=greater)
         np.copyto(best, z, where=greater)
         np.copyto(owner, np.uint16(i), where=greater)
+    return best, owner
+
+
+def _greatest_in_rows(streams: U64, seeds: U64, members: NDArray[np.intp], rows: int) -> tuple[U64, U16]:
+    """The same for few slots: so many destinations at a time, in one array."""
+    every = np.arange(len(streams))
+    best, owner = np.zeros_like(streams), np.full(len(streams), members[0], dtype=np.uint16)
+    for start in range(0, len(members), rows):
+        drawn = draws(
+            np.broadcast_to(streams, (len(members[start : start + rows]), len(streams))),
+            seeds[members[start : start + rows], np.newaxis],
+        )
+        first = drawn.argmax(axis=0)
+        greatest = drawn[first, every]
+        won = greatest > best
+        best[won], owner[won] = greatest[won], members[start + first[won]]
     return best, owner
 
 
