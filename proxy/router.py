@@ -163,11 +163,6 @@ class Router:
         """Every exchange that is known."""
         return self._entries
 
-    @property
-    def refuses_stale(self) -> bool:
-        """Whether a ring that is too old answers Unknown."""
-        return self._refuse_stale
-
     def put(self, name: Name, entry: Entry) -> None:
         """Swaps an exchange's entry; tells of it unless nothing that matters to routing changed."""
         before = self._entries.get(name)

@@ -97,7 +97,7 @@ class Channel:
     """Belongs to one incarnation: a number that is opened again gets a new one."""
 
     __slots__ = (
-        "away", "bits", "confirming", "confirms", "declaring", "exchange", "expect", "frame", "header_start", "id",
+        "away", "bits", "confirms", "declaring", "exchange", "expect", "frame", "header_start", "id",
         "kept", "key", "last_queue", "late", "left", "method_start", "nonce", "owed_close_ok", "pending", "refusal",
         "returning", "routed", "sampled", "sampled_at", "state", "transactional", "withheld",
     )  # fmt: skip
@@ -128,7 +128,7 @@ class Channel:
         self.last_queue = b""
         """What an empty queue name stands for."""
         self.confirms = Confirms()
-        self.confirming = self.transactional = self.routed = False
+        self.transactional = self.routed = False
         self.nonce: i64 = secrets.randbits(63 - _NONCE) << _NONCE
         self.kept: dict[int, Kept] = {}
         self.returning: Return | None = None
@@ -144,7 +144,7 @@ class Channel:
         """Confirm mode, or transactions, begin."""
         if not self.confirms.answered:
             self.confirms.start()
-            self.confirming, self.transactional = not transactional, transactional
+            self.transactional = transactional
 
     def awaits(self, inside: bool) -> bool:
         """Whether the broker will answer a publish without another word of the client; `inside`: of a body frame."""

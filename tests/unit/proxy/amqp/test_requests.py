@@ -280,7 +280,7 @@ def test_confirm_select_without_wait_begins_all_the_same() -> None:
     w = Wire({"t": known(None, PassReason.TYPE)})
     select = method(1, 85, 10, b"\x01")
     assert w.client(select) == select
-    assert w.c.channels[1].confirming
+    assert w.c.channels[1].confirms.answered
     assert not w.c.channels[1].transactional
     assert split(w.client(made(1, commands.Tx.Select())))
     assert not w.c.channels[1].transactional
