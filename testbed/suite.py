@@ -1,4 +1,4 @@
-"""RabbitMQ from another Debian release: a folder made by debootstrap, kept between runs."""
+"""Another Debian release, and RabbitMQ from it: a folder made by debootstrap, kept between runs."""
 
 import fcntl
 import os
@@ -29,30 +29,37 @@ def installation(suite: str) -> Installation:
         raise SetupError(f"BROKER={suite} is not amqp://..., docker:TAG, installed, or the name of a Debian suite")
     if os.geteuid() != 0:
         raise SetupError(f"BROKER={suite} needs root, to change into a folder with that Debian release")
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ringproxy"
-    root = cache / f"debian-{suite}"
-    with _lock(cache / f"debian-{suite}.lock"):
+    root = cache() / f"debian-{suite}"
+    with lock(f"debian-{suite}"):
         if not root.exists():
-            _build(suite, root)
+            with made(cache() / f"debian-{suite}.partial", suite, "rabbitmq-server") as folder:
+                (folder / "etc/hosts").touch()  # where a node's own is mounted
+                folder.rename(root)
     return Installation(root, f"Debian {suite} in {root}")
 
 
-def _build(suite: str, root: Path) -> None:
+def cache() -> Path:
+    """The folder of what is made once and kept between runs."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ringproxy"
+
+
+@contextmanager
+def made(folder: Path, suite: str, *packages: str) -> Iterator[Path]:
+    """Make the folder a Debian of that suite with those packages; unless it is moved from there, it is removed."""
     debootstrap = ensure_package("debootstrap", "debootstrap")
     if not _KEYRING.exists():
         install("debian-archive-keyring")
     mirror = debian_mirror()
-    partial = root.with_name(root.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)  # of a run that was killed
-    print(f"making {root} from {mirror}, once; this takes a minute or more", file=sys.stderr, flush=True)
-    options = ["--variant=minbase", "--include=rabbitmq-server", "--force-check-gpg", f"--keyring={_KEYRING}"]
+    shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed
+    wanted = f"Debian {suite} with {' and '.join(packages)}"
+    print(f"making {wanted} from {mirror}, once; this takes a minute or more", file=sys.stderr, flush=True)
+    options = ["--variant=minbase", f"--include={','.join(packages)}", "--force-check-gpg", f"--keyring={_KEYRING}"]
     try:
-        _run_debootstrap([str(debootstrap), *options, suite, str(partial), mirror])
-        shutil.rmtree(partial / "var/cache/apt/archives")
-        (partial / "etc/hosts").touch()  # where a node's own is mounted
-        partial.rename(root)
+        _run_debootstrap([str(debootstrap), *options, suite, str(folder), mirror])
+        shutil.rmtree(folder / "var/cache/apt/archives")
+        yield folder
     finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _run_debootstrap(command: list[str]) -> None:
@@ -101,9 +108,9 @@ def _apt_proxy() -> dict[str, str]:
 
 
 @contextmanager
-def _lock(path: Path) -> Iterator[None]:
-    """Hold a lock, that two runs do not build the same folder."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as file:
+def lock(name: str) -> Iterator[None]:
+    """Hold the lock of that name, that two runs do not make the same."""
+    cache().mkdir(parents=True, exist_ok=True)
+    with (cache() / f"{name}.lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

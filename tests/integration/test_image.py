@@ -1,7 +1,8 @@
 """The image, built from the Dockerfile itself by buildah, and run the way deploy/sidecar.yaml has it run.
 
-No registry is asked for the image's base: a Debian of the same release and Python, made by debootstrap, stands in for
-it. So whether the base can be pulled, and what it holds besides Debian and Python, is not seen here.
+No registry is asked for the images that it starts from: a Debian of the same release, made by debootstrap, stands in
+for them, with Debian's Python and with or without its C compiler. So whether they can be pulled, and what else they
+hold, is not seen here.
 """
 
 import http.client
@@ -22,6 +23,7 @@ from typing import IO, NamedTuple
 
 import pytest
 from packaging.markers import Marker
+from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from testbed import suite
@@ -30,12 +32,24 @@ from testbed.node import free_ports
 from testbed.supervisor import Supervisor
 
 ROOT = Path(__file__).parents[2]
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 DEADLINE_SECONDS = 30
 
-# What python's official image adds to Debian, as far as the Dockerfile uses it.
+COMPILER = "gcc", "libc6-dev", "python3-dev"
+
+# Debian as debootstrap has made it, with a compiler, and without all that came for the compiler only.
+FULL = """
+FROM scratch
+COPY . /
+"""
+SLIM = """
+FROM localhost/{full}
+RUN apt-mark auto '.*' && apt-mark manual python3 && apt-get autoremove --purge --yes
+"""
+
+# What python's official images add to Debian, as far as the Dockerfile uses it.
 STAND_IN = r"""
-FROM localhost/{suite}
+FROM localhost/{debian}
 COPY --from=pip . /usr/local/lib/python{python}/dist-packages/pip
 RUN rm /usr/lib/python{python}/EXTERNALLY-MANAGED && ln -s /usr/bin/python3 /usr/local/bin/python \
     && printf '#!/bin/sh\nexec python -m pip "$@"\n' > /usr/local/bin/pip && chmod 755 /usr/local/bin/pip
@@ -62,9 +76,8 @@ needs_root = pytest.mark.skipif(
 
 
 class Base(NamedTuple):
-    """The image's base, and the Python and the Debian it is named after."""
+    """The Python and the Debian that the image has, and that its modules are compiled with."""
 
-    name: str
     python: str
     suite: str
 
@@ -100,9 +113,11 @@ def checked(command: Sequence[str | Path], script: str = "") -> str:
 
 @pytest.fixture(scope="module")
 def base() -> Base:
-    found = re.search(r"^FROM (python:(3\.\d+)-slim-(\w+)) AS base$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
-    assert found, "the Dockerfile's base is not one that a Debian release can stand in for"
-    return Base(*found.groups())
+    found = re.findall(r"^FROM python:(3\.\d+)-((?:slim-)?)(\w+)\b", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
+    assert len(found) == 2, "the Dockerfile's bases are not such that a Debian release can stand in for them"
+    (python, full, release), slim = found
+    assert (full, slim) == ("", (python, "slim-", release))
+    return Base(python, release)
 
 
 def pinned(file: str, python: str) -> dict[str, str]:
@@ -119,8 +134,7 @@ def pinned(file: str, python: str) -> dict[str, str]:
 def wheels(base: Base, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """All that the Dockerfile's steps may install, so that they need no network, whose set-up is each machine's own."""
     folder = tmp_path_factory.mktemp("wheels")
-    pins = pinned("constraints-runtime.txt", base.python)
-    pins["setuptools"] = pinned("constraints.txt", base.python)["setuptools"]
+    pins = pinned("constraints-build.txt", base.python) | pinned("constraints-runtime.txt", base.python)
     (folder / "requirements.txt").write_text("".join(pins.values()))
     download = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--require-hashes"]
     for_base = ["--python-version", base.python, "--only-binary", ":all:", "--no-deps"]
@@ -130,53 +144,77 @@ def wheels(base: Base, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def image(base: Base, wheels: Path) -> Iterator[Image]:
+def store(base: Base) -> Iterator[tuple[str, ...]]:
+    """buildah's options for a store of its own, with what stands in for the images that the Dockerfile starts from."""
     ensure_package("buildah", "buildah")
-    debian = suite.installation(base.suite).root
-    kept = debian.parent / "images"
+    kept = suite.cache() / "images"
+    full, slim = f"{base.suite}-{'-'.join(COMPILER)}", f"{base.suite}-python3"
     with Supervisor() as supervisor:
         runroot = "--runroot", f"{supervisor.folder}/run"
-        import_debian(debian, base.suite, [*CONFINED, "buildah", "--root", str(kept), *runroot])
-        store = "--root", f"{supervisor.folder}/store", *runroot, "--storage-opt", f"overlay.imagestore={kept}"
-        buildah = [*CONFINED, "buildah", *store]
-        build = [*buildah, "bud", "--isolation", "chroot", "--pull-never", "--layers=false"]
-
+        keep_debian(base.suite, full, slim, ("--root", str(kept), *runroot))
+        options = "--root", f"{supervisor.folder}/store", *runroot, "--storage-opt", f"overlay.imagestore={kept}"
         pip = Path(sysconfig.get_path("purelib"), "pip")
-        stand_in = STAND_IN.format(suite=base.suite, python=base.python)
-        named = ["--tag", f"docker.io/library/{base.name}"]
-        checked([*build, *named, "--build-context", f"pip={pip}", "--file", "-", supervisor.folder], stand_in)
-        volumes = ["--volume", f"{wheels}:/wheels:ro", "--volume", f"{wheels}/pip.conf:/etc/pip.conf:ro"]
-        checked([*build, *volumes, "--tag", "ringproxy", ROOT])
-        container = checked([*buildah, "from", "--pull-never", "ringproxy"]).strip()
-        config = json.loads(checked([*buildah, "inspect", "--type", "image", "ringproxy"]))["OCIv1"]["config"]
-        yield Image(
-            store,
-            container,
-            config["User"],
-            tuple(config["Env"]),
-            (*config["Entrypoint"], *config["Cmd"]),
-            signal.Signals[config["StopSignal"]],
-        )
+        for debian, tag in (full, base.suite), (slim, f"slim-{base.suite}"):
+            stand_in = STAND_IN.format(debian=debian, python=base.python)
+            named = ["--tag", f"docker.io/library/python:{base.python}-{tag}", "--build-context", f"pip={pip}"]
+            checked([*building(options), *named, "--file", "-", supervisor.folder], stand_in)
+        yield options
 
 
-def import_debian(debian: Path, name: str, buildah: Sequence[str]) -> None:
-    """Make the folder an image in the store of that buildah, where it is kept for the next time."""
-    if subprocess.run([*buildah, "inspect", "--type", "image", name], capture_output=True).returncode != 0:
-        options = ["--isolation", "chroot", "--layers=false", "--force-rm", "--tag", f"localhost/{name}", "--file", "-"]
-        checked([*buildah, "bud", *options, debian], "FROM scratch\nCOPY . /\n")
+@pytest.fixture(scope="module")
+def image(store: tuple[str, ...], wheels: Path) -> Image:
+    checked([*building(store), *offline(wheels), "--tag", "ringproxy", ROOT])
+    buildah = [*CONFINED, "buildah", *store]
+    container = checked([*buildah, "from", "--pull-never", "ringproxy"]).strip()
+    config = json.loads(checked([*buildah, "inspect", "--type", "image", "ringproxy"]))["OCIv1"]["config"]
+    return Image(
+        store,
+        container,
+        config["User"],
+        tuple(config["Env"]),
+        (*config["Entrypoint"], *config["Cmd"]),
+        signal.Signals[config["StopSignal"]],
+    )
+
+
+def building(store: Sequence[str]) -> list[str]:
+    """The command that builds an image in that store of what is there."""
+    return [*CONFINED, "buildah", *store, "bud", "--isolation", "chroot", "--pull-never", "--layers=false"]
+
+
+def offline(wheels: Path) -> list[str]:
+    """The options with which pip, while an image is built, finds all in that folder."""
+    return ["--volume", f"{wheels}:/wheels:ro", "--volume", f"{wheels}/pip.conf:/etc/pip.conf:ro"]
+
+
+def keep_debian(release: str, full: str, slim: str, store: Sequence[str]) -> None:
+    """Make the Debian with a compiler and the one without, so named, where the store does not have them yet."""
+    inspect = [*CONFINED, "buildah", *store, "inspect", "--type", "image", slim]
+    with suite.lock("images"):
+        if subprocess.run(inspect, capture_output=True).returncode != 0:
+            with suite.made(suite.cache() / "images.partial", release, *COMPILER) as folder:
+                for name, dockerfile in (full, FULL), (slim, SLIM.format(full=full)):
+                    named = ["--force-rm", "--tag", f"localhost/{name}"]
+                    checked([*building(store), *named, "--file", "-", folder], dockerfile)
 
 
 def test_all_that_the_image_installs_can_be_had_with_the_pinned_hashes(base: Base, wheels: Path) -> None:
     """The part that needs no root: pip has checked the hashes."""
     found = {canonicalize_name(wheel.name.split("-")[0]) for wheel in wheels.glob("*.whl")}
-    assert found == {*pinned("constraints-runtime.txt", base.python), "setuptools"}
+    assert found == {*pinned("constraints-build.txt", base.python), *pinned("constraints-runtime.txt", base.python)}
+
+
+def test_the_hot_modules_are_compiled_by_the_packages_that_are_tested(base: Base) -> None:
+    build = pinned("constraints-build.txt", base.python)
+    assert build.items() <= pinned("constraints.txt", base.python).items()
+    assert {canonicalize_name(Requirement(each).name) for each in PROJECT["build-system"]["requires"]} <= build.keys()
 
 
 @needs_root
 def test_the_environment_holds_what_the_proxy_needs_at_run_time_and_no_more(base: Base, image: Image) -> None:
     program = "from importlib.metadata import distributions; print(*(each.name for each in distributions()))"
     found = {canonicalize_name(name) for name in image.output("python", "-c", program).split()}
-    assert found == {*pinned("constraints-runtime.txt", base.python), PROJECT["name"]}
+    assert found == {*pinned("constraints-runtime.txt", base.python), PROJECT["project"]["name"]}
 
 
 @needs_root
@@ -199,7 +237,7 @@ for folder in Path("/tmp"), Path("/opt/ringproxy"):
 
 
 @needs_root
-def test_all_modules_are_compiled(image: Image) -> None:
+def test_all_modules_are_compiled_to_bytecode(image: Image) -> None:
     """A read-only image could not keep what it compiled: every start would compile again."""
     program = """
 import sysconfig
@@ -213,18 +251,45 @@ print(len(modules) > 100, *(path for path in modules if not Path(cache_from_sour
 
 @needs_root
 def test_the_image_places_keys_as_this_python_does(image: Image) -> None:
-    """Its Python and its numpy are other versions than those of the other tests."""
+    """Its Python and its numpy are other versions than those of the other tests, and its hash is compiled."""
     program = (
-        "import hashlib; from ring.destination import Destination; from ring.ring import Ring\n"
+        "import hashlib; from ring.destination import Destination; from ring.hashing import slot_of\n"
+        "from ring.ring import Ring\n"
         "ring = Ring.build({Destination('queue', f'q{n}'): 1 + n for n in range(10)})\n"
-        "print(hashlib.sha256(ring.table.astype('<u2').tobytes()).hexdigest())"
+        "print(hashlib.sha256(ring.table.astype('<u2').tobytes()).hexdigest())\n"
+        "print(*(slot_of(b'%d' % n) for n in range(99)))"
     )
     assert image.output("python", "-c", program) == checked([sys.executable, "-c", program])
 
 
 @needs_root
-def test_the_image_tells_its_version(image: Image) -> None:
-    assert image.output(image.command[0], "--version").startswith(f"ringproxy {PROJECT['version']},")
+def test_the_image_tells_its_version_and_that_it_is_compiled(image: Image) -> None:
+    said = image.output(image.command[0], "--version")
+    assert re.fullmatch(rf"ringproxy {re.escape(PROJECT['project']['version'])}, ring format \d+, compiled\n", said)
+    pure = image.output("env", "RINGPROXY_PURE=1", image.command[0], "--version")
+    assert pure == said.replace("compiled", "python")
+
+
+@needs_root
+def test_every_hot_module_is_compiled(image: Image) -> None:
+    """The build itself looks at one only."""
+    hot = re.findall(r'^    "([\w/]+)\.py",$', (ROOT / "setup.py").read_text(), re.MULTILINE)
+    assert "proxy/amqp/rewrite" in hot
+    program = (
+        "import sys; from importlib import import_module\n"
+        "print(*(name for name in sys.argv[1:] if not import_module(name).__file__.endswith('.so')))"
+    )
+    assert image.output("python", "-c", program, *(name.replace("/", ".") for name in hot)) == "\n"
+
+
+@needs_root
+def test_no_image_is_made_of_modules_that_were_not_compiled(store: tuple[str, ...], wheels: Path) -> None:
+    stage = " AS build\n"
+    dockerfile = (ROOT / "Dockerfile").read_text().replace(stage, f"{stage}ENV RINGPROXY_PURE=1\n")
+    command = [*building(store), *offline(wheels), "--target", "build", "--file", "-", str(ROOT)]
+    run = subprocess.run(command, input=dockerfile, capture_output=True, text=True)
+    assert f"Successfully installed {PROJECT['project']['name']}" in run.stdout, run.stderr
+    assert run.returncode != 0
 
 
 @needs_root
