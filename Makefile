@@ -24,8 +24,8 @@ test: $(if $(BROKER),,check) $(COMPILED) ## Check and test; with BROKER=sid (or 
 	.venv/bin/pytest --numprocesses $(PROCESSES) --dist loadfile $(WITH_COMPILED) $(TESTS)
 	$(if $(BROKER),,.venv/bin/pytest --numprocesses $(PROCESSES) --dist loadfile tests/unit/proxy/amqp tests/unit/ring)
 
-bench: $(COMPILED) ## Measure how fast it is, for docs/performance.md; with BROKER=sid, on that RabbitMQ
-	.venv/bin/python -m bench
+bench: $(COMPILED) ## Measure how fast it is, for docs/performance.md; with FULL=1, at length; with BROKER=sid, on that RabbitMQ
+	.venv/bin/python -m bench $(if $(FULL),--full)
 
 chaos: $(INSTALLED) ## Break all there is around the sidecars, and judge: docs/reliability.md; with SEED and FAULTS, otherwise or longer
 	.venv/bin/python -m tests.chaos --seed=$(or $(SEED),44) --faults=$(or $(FAULTS),30)

@@ -7,12 +7,14 @@ import os
 import platform
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
 from bench import BenchError, amqp, report
 from bench.contenders import Stage
 from bench.freeze import Freeze
+from bench.long.parts import LONG
 from bench.report import Results
 from bench.rounds import in_turn
 from bench.world import World, running_world
@@ -35,36 +37,67 @@ def main() -> int:
     choice = os.environ.get("BROKER", "")
     try:
         with running_world(choice) as world:
-            results = _measured(world, options)
-            text = report.markdown(results, _conditions(world, choice, options))
+            usual, failed = _usual_settings(options), False
+            if parts := [part for part in PARTS if part in options.parts]:
+                text = report.markdown(_measured(world, options, parts), _conditions(world, choice, options))
+                _publish("figures", text, whole=usual and parts == list(PARTS))
+            for part in options.parts:
+                if part in LONG:
+                    failed |= not _long(world, choice, part)
     except BenchError as error:
         print(f"bench: {error}", file=sys.stderr)
         return 1
     except SetupError as error:
         print(f"bench: {error}", file=sys.stderr)
         return 2
-    print(text)
-    if options == _options([]):
-        DOCUMENT.write_text(report.replaced(DOCUMENT.read_text(), "figures", text))
+    return int(failed)
+
+
+def _long(world: World, choice: str, part: str) -> bool:
+    """Measures one of the long parts; one that fails leaves its section as it was, and the others their turn."""
+    try:
+        text = LONG[part](world)
+    except (BenchError, SetupError) as error:
+        print(f"bench: {part}: {error}", file=sys.stderr)
+        return False
+    command = f"{f'BROKER={choice} ' if choice else ''}python -m bench {part}"
+    told = f"`{command}`, {datetime.date.today().isoformat()}: RabbitMQ {world.version}, {_machine()}."
+    _publish(part, f"{told}\n\n{text}", whole=True)
+    return True
+
+
+def _publish(section: str, text: str, *, whole: bool) -> None:
+    """Prints it, and writes it into the document if it is whole."""
+    print(text, flush=True)
+    if whole:
+        DOCUMENT.write_text(report.replaced(DOCUMENT.read_text(), section, text))
     else:
         print(f"\nnot written to {DOCUMENT.name}: that is for whole runs", file=sys.stderr)
-    return 0
 
 
 def _options(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__, allow_abbrev=False)
-    parser.add_argument("parts", nargs="*", metavar="PART", help=f"only these, of {', '.join(PARTS)}")
+    known = ", ".join((*PARTS, *LONG))
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"only these, of {known}; default {', '.join(PARTS)}")
+    parser.add_argument("--full", action="store_true", help="all of them")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"of each contender (default {ROUNDS})")
     parser.add_argument("--seconds", type=float, default=SECONDS, help=f"of each round (default {SECONDS})")
     parser.add_argument("--freeze", type=int, default=FREEZE, help=f"seconds of the frozen broker (default {FREEZE})")
     options = parser.parse_args(arguments)
-    if not set(options.parts) <= set(PARTS):
-        parser.error(f"a part is one of {', '.join(PARTS)}")
+    if not set(options.parts) <= {*PARTS, *LONG}:
+        parser.error(f"a part is one of {known}")
+    if options.full:
+        options.parts = [*PARTS, *LONG]
+    options.parts = options.parts or [*PARTS]
     return options
 
 
-def _measured(world: World, options: argparse.Namespace) -> Results:
-    results, parts, stage = Results(), options.parts or PARTS, Stage(world)
+def _usual_settings(options: argparse.Namespace) -> bool:
+    return (options.rounds, options.seconds, options.freeze) == (ROUNDS, SECONDS, FREEZE)
+
+
+def _measured(world: World, options: argparse.Namespace, parts: Sequence[str]) -> Results:
+    results, stage = Results(), Stage(world)
     if "amqp" in parts:
         results.amqp = amqp.measured(world, options.rounds, options.seconds)
     if "throughput" in parts:
@@ -80,18 +113,21 @@ def _measured(world: World, options: argparse.Namespace) -> Results:
 
 def _conditions(world: World, choice: str, options: argparse.Namespace) -> list[str]:
     given = " ".join(sys.argv[1:])
-    command = f"make bench{f' BROKER={choice}' if choice else ''}"
-    if given:
+    command = f"make bench{' FULL=1' * options.full}{f' BROKER={choice}' if choice else ''}"
+    if given and given != "--full":
         command = f"{f'BROKER={choice} ' if choice else ''}python -m bench {given}"
     return [
         f"`{command}`, {datetime.date.today().isoformat()}",
         f"RabbitMQ {world.version}, Python {platform.python_version()}, event loop of sidecar and bare handler:"
         f" {world.event_loop}",
-        f"{os.cpu_count()} cores ({_processor()}), which the broker, the sidecar and the clients share; load average"
-        f" when it began {_LOAD:.1f}",
+        f"{_machine()}; the broker, the sidecar and the clients share it",
         f"medians of {options.rounds} rounds of {options.seconds:g} s (less at a fixed rate), all contenders of a"
         " table in turn; ratios and differences within each round",
     ]
+
+
+def _machine() -> str:
+    return f"{os.cpu_count()} cores ({_processor()}), load average when it began {_LOAD:.1f}"
 
 
 def _processor() -> str:

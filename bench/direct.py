@@ -6,6 +6,7 @@ holds the messages (bench/wire.py, save).
 
 import itertools
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -46,6 +47,8 @@ WINDOW = 10
 _HEADER = Struct(">HHQHB")
 """A content header with one property of one octet: class, weight, body size, property flags, the property."""
 _DELIVERY_MODE = 1 << 12
+_LONGEST = 131072 - 8
+"""Bytes of a body in one frame: RabbitMQ's own limit of a frame, without what is around it."""
 
 _ACK = Struct(">BHIIQBB")
 """A whole frame of basic.ack: type, channel, size, method, delivery tag, multiple, end octet. No other is awaited."""
@@ -79,14 +82,17 @@ def messages_per_second(amqp_url: str, messages: Path, seconds: float) -> tuple[
     return int(count) / float(took), int(count)
 
 
-def message(key: str, mode: int, exchange: str = "") -> bytes:
+def message(key: str, mode: int, exchange: str = "", size: int = SIZE) -> bytes:
     """The frames of one message of that delivery mode: to a queue, by the default exchange, or to another."""
     place = shorted(exchange.encode()) + shorted(key.encode())
     method = method_frame(1, BASIC_PUBLISH, U16.pack(0) + place + b"\0")
-    header = _HEADER.pack(BASIC, 0, SIZE, _DELIVERY_MODE, mode)
-    return b"".join(
-        (method, FRAME.pack(HEADER, 1, len(header)), header, b"\xce", FRAME.pack(BODY, 1, SIZE), b"x" * SIZE, b"\xce")
-    )
+    header = _HEADER.pack(BASIC, 0, size, _DELIVERY_MODE, mode)
+    bodies = [_frame(BODY, b"x" * min(_LONGEST, size - start)) for start in range(0, size, _LONGEST)]
+    return b"".join((method, _frame(HEADER, header), *bodies))
+
+
+def _frame(kind: int, payload: bytes) -> bytes:
+    return FRAME.pack(kind, 1, len(payload)) + payload + b"\xce"
 
 
 class Acks:
@@ -148,10 +154,14 @@ def publish(sock: socket.socket, messages: Chunks, seconds: float) -> tuple[int,
 
 
 def connect(amqp_url: str) -> socket.socket:
-    """A connection to the broker with channel 1 in confirm mode, without heartbeats."""
+    """A connection to the broker with channel 1 in confirm mode, without heartbeats; with TLS for amqps."""
     url = urlsplit(amqp_url)
     sock = socket.create_connection((url.hostname or "127.0.0.1", url.port or 5672))
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if url.scheme == "amqps":
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # its certificate was made for the moment
+        sock = context.wrap_socket(sock)
     sock.sendall(PROTOCOL_HEADER)
     _answer(sock)
     plain = f"\0{url.username}\0{url.password}".encode()

@@ -1,5 +1,6 @@
 """What is measured: a RabbitMQ node of its own, sidecars beside it, and what they are compared with."""
 
+import itertools
 import json
 import tempfile
 import urllib.request
@@ -26,7 +27,7 @@ EXCHANGE = "bench"
 MODULUS_EXCHANGE = "bench.modulus"
 QUEUES = [f"{EXCHANGE}.q{number}" for number in range(8)]
 
-_BOUNDED = {"x-max-length": 1000, "x-overflow": "drop-head"}
+BOUNDED = {"x-max-length": 1000, "x-overflow": "drop-head"}
 """Nobody consumes: the queues must neither fill the memory nor refuse."""
 
 _COMPILED = Path(__file__).parents[1] / "build" / "compiled"
@@ -84,7 +85,7 @@ def running_world(choice: str) -> Iterator[World]:
 @contextmanager
 def running_compiled(node: Node, settings: Mapping[str, str] | None = None) -> Iterator[Sidecar]:
     """A sidecar with its hot modules compiled; raises SetupError where they were not."""
-    with running_sidecar({**_beside(node), **(settings or {})}, _environment()) as sidecar:
+    with running_sidecar({**_beside(node), **(settings or {})}, compiled_environment()) as sidecar:
         if not _is_compiled(sidecar):
             raise SetupError("the sidecar does not run compiled: `make bench` compiles it first")
         yield sidecar
@@ -93,7 +94,7 @@ def running_compiled(node: Node, settings: Mapping[str, str] | None = None) -> I
 @contextmanager
 def running_pure(node: Node) -> Iterator[Sidecar]:
     """The same build with RINGPROXY_PURE=1."""
-    with running_sidecar(_beside(node), _environment() | {PURE: "1"}) as sidecar:
+    with running_sidecar(_beside(node), compiled_environment() | {PURE: "1"}) as sidecar:
         if _is_compiled(sidecar):
             raise SetupError(f"the sidecar runs compiled in spite of {PURE}=1")
         yield sidecar
@@ -103,14 +104,14 @@ def declare(
     amqp_url: str,
     exchange: str = EXCHANGE,
     queues: Sequence[str] = QUEUES,
-    weight: int = 1,
-    arguments: Mapping[str, object] = _BOUNDED,
+    weights: Sequence[int] = (1,),
+    arguments: Mapping[str, object] = BOUNDED,
 ) -> None:
-    """Declares a hash exchange and its queues, which drop what is oldest."""
+    """Declares a hash exchange and its queues, which drop what is oldest, bound with these weights in turn."""
     connection = pika.BlockingConnection(pika.URLParameters(amqp_url))
     channel = connection.channel()
     channel.exchange_declare(exchange, "x-consistent-hash", durable=True)
-    for queue in queues:
+    for queue, weight in zip(queues, itertools.cycle(weights), strict=False):
         channel.queue_declare(queue, durable=True, arguments=arguments)
         channel.queue_bind(queue, exchange, routing_key=str(weight))
     connection.close()
@@ -134,9 +135,9 @@ def _beside(node: Node) -> dict[str, str]:
     return {"broker-url": node.amqp_url, "management-url": node.management_url}
 
 
-def _environment() -> dict[str, str]:
-    """That of the build; the folder where the benchmark was called must not come before it."""
-    return {"PYTHONPATH": str(_COMPILED), "PYTHONSAFEPATH": "1", PURE: ""}
+def compiled_environment(*more: Path) -> dict[str, str]:
+    """That of the build, then `more` to import from; the folder where we are must not come before it."""
+    return {"PYTHONPATH": ":".join(map(str, (_COMPILED, *more))), "PYTHONSAFEPATH": "1", PURE: ""}
 
 
 def _is_compiled(sidecar: Sidecar) -> bool:

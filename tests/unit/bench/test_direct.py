@@ -51,6 +51,18 @@ def test_a_nack_is_no_confirm() -> None:
         Confirmed().feed(frame.marshal(commands.Basic.Nack(1), 1))
 
 
+def test_a_long_body_is_cut_into_frames_that_the_broker_takes() -> None:
+    data, found = direct.message("key", 1, size=300_000), []
+    while data:
+        size, _, part = frame.unmarshal(data)
+        assert size <= 131072
+        found.append(part)
+        data = data[size:]
+    assert isinstance(found[1], header.ContentHeader)
+    assert found[1].body_size == 300_000
+    assert sum(len(part.value or b"") for part in found[2:] if isinstance(part, body.ContentBody)) == 300_000
+
+
 def test_a_message_to_an_exchange_names_it() -> None:
     _, _, publish = frame.unmarshal(direct.message("key", 1, "bench"))
     assert isinstance(publish, commands.Basic.Publish)

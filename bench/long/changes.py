@@ -1,0 +1,88 @@
+"""A hundred binding changes a second while messages are published.
+
+`python -m bench.long.changes AMQP_URL EXCHANGE QUEUE` binds and unbinds at that rate until it is ended.
+"""
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pika
+
+from bench import BenchError
+from bench.amqp import Way, contender
+from bench.long.scene import Scene, raced, rows
+from bench.rounds import Contender
+from bench.world import EXCHANGE, QUEUES, World
+
+RATE = 100
+EXTRA = f"{EXCHANGE}.changing"
+"""The queue that comes and goes."""
+
+
+def changes(world: World) -> str:
+    """Changes made at the broker, which a sidecar reads within its interval, and those it carries itself."""
+    scene = Scene("", f"{EXCHANGE}.changed", [f"{EXCHANGE}.changed.q{n}" for n in range(len(QUEUES))])
+    with scene.set(world), _queue(world.node.amqp_url):
+        straight, native, ours = scene.ways(world)
+        quiet = [contender(world, way) for way in (straight, native, ours)]
+        by_broker, by_sidecar = world.node.amqp_url, world.sidecar.amqp_url
+        at_broker = [_while_changing(world, way, scene.exchange, by_broker) for way in (straight, native, ours)]
+        through = [_while_changing(world, way, scene.exchange, by_sidecar) for way in (straight, native, ours)]
+        found = {
+            "none": raced(quiet),
+            f"{RATE} a second, at the broker": raced(at_broker),
+            f"{RATE} a second, through the sidecar": raced(through),
+        }
+    return rows(found, "changes")
+
+
+def _while_changing(world: World, way: Way, exchange: str, amqp_url: str) -> Contender:
+    undisturbed = contender(world, way)
+
+    def run(seconds: float) -> tuple[float, int]:
+        command = [sys.executable, "-m", "bench.long.changes", amqp_url, exchange, EXTRA]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as changing:
+            try:
+                assert changing.stdout
+                changing.stdout.readline()
+                found = undisturbed.run(seconds)
+                if changing.poll() is not None:
+                    raise BenchError(f"the changes ended: {changing.communicate()[1]}")
+                return found
+            finally:
+                changing.terminate()
+
+    return Contender(undisturbed.title, run, undisturbed.broker, undisturbed.server)
+
+
+@contextmanager
+def _queue(amqp_url: str) -> Iterator[None]:
+    """The queue that comes and goes; it drops what is oldest, as the others do."""
+    connection = pika.BlockingConnection(pika.URLParameters(amqp_url))
+    channel = connection.channel()
+    channel.queue_declare(EXTRA, durable=True, arguments={"x-max-length": 1000})
+    try:
+        yield
+    finally:
+        channel.queue_delete(EXTRA)
+        connection.close()
+
+
+def main() -> None:
+    """What `python -m bench.long.changes` does; says so once it has begun."""
+    amqp_url, exchange, queue = sys.argv[1:]
+    channel = pika.BlockingConnection(pika.URLParameters(amqp_url)).channel()
+    begun, number = time.monotonic(), 0
+    while True:
+        (channel.queue_unbind if number % 2 else channel.queue_bind)(queue, exchange, "1")
+        number += 1
+        if number == 1:
+            print("begun", flush=True)
+        time.sleep(max(0.0, begun + number / RATE - time.monotonic()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,101 @@
+"""What the readings of a thousand sidecars cost a broker's management API, simulated by one process.
+
+`python -m bench.long.fleet MANAGEMENT_URL EXCHANGE SECONDS` prints how many readings there were. It has as many
+sidecars' readers as read at the rate of a thousand, each more often in the same proportion.
+"""
+
+import asyncio
+import subprocess
+import sys
+import time
+from contextlib import AsyncExitStack
+
+from yarl import URL
+
+from bench import BenchError
+from bench.long.scene import Scene
+from bench.process import cpu_seconds
+from bench.tables import table
+from bench.world import World
+from proxy.config import Settings
+from proxy.management import Management
+from proxy.router import Router
+from proxy.selection import Selection
+from proxy.sync import Sync
+
+SIDECARS, READERS = 1000, 20
+QUEUES = 8, 100
+_SECONDS = 20.0
+_IDLE = 5.0
+_FIRST_WITHIN = 240.0
+"""Seconds in which every reader must have read once: the first time they look at every queue, and build the ring."""
+
+
+def fleet(world: World) -> str:
+    """The broker's CPU time while they read, beside what it takes idle."""
+    rows = []
+    begun, before = time.monotonic(), cpu_seconds(world.node.pid)
+    time.sleep(_IDLE)
+    idle = (cpu_seconds(world.node.pid) - before) / (time.monotonic() - begun)
+    for count in QUEUES:
+        scene = Scene("", f"bench.fleet{count}", [f"bench.fleet{count}.q{number}" for number in range(count)])
+        with scene.set(world):
+            readings, spent, took = _read(world, scene.exchange)
+        cores = spent / took - idle
+        rows.append([f"{count}", f"{readings / took:.1f}", f"{cores:.2f}", f"{cores * took / readings * 1000:.1f}"])
+    heads = ["queues of the ring", "readings a second", "CPU of the broker, cores", "CPU of a reading, ms"]
+    wanted = SIDECARS / (Settings().sync_interval / 2)
+    note = f"{SIDECARS:,} sidecars, each with one ring, make {wanted:.0f} readings a second at the default interval."
+    return f"{table(heads, rows)}\n\n{note} Idle, the broker takes {idle:.2f} of a core, which is taken off."
+
+
+def _read(world: World, exchange: str) -> tuple[int, float, float]:
+    """Readings, CPU seconds of the broker, and seconds."""
+    command = [sys.executable, "-m", "bench.long.fleet", world.node.management_url, exchange, f"{_SECONDS:g}"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as reading:
+        assert reading.stdout
+        reading.stdout.readline()
+        begun, before = time.monotonic(), cpu_seconds(world.node.pid)
+        said = reading.stdout.readline()
+        took, spent = time.monotonic() - begun, cpu_seconds(world.node.pid) - before
+    if reading.returncode != 0 or not said:
+        raise BenchError("the readers of the fleet failed (see above)")
+    return int(said), spent, took
+
+
+async def _run(management_url: str, exchange: str, seconds: float) -> None:
+    settings, readers = Settings(), list[Sync]()
+    interval = settings.sync_interval * READERS / SIDECARS
+    async with AsyncExitStack() as stack:
+        for _ in range(READERS):
+            api = await stack.enter_async_context(Management(URL(management_url), 30.0))
+            selection = Selection(settings.route, settings.shadow, settings.pass_)
+            reader = Sync(
+                api,
+                Router(settings.ring_max_age, settings.on_stale == "refuse"),
+                selection,
+                interval=interval,
+                settle_time=settings.settle_time,
+                rewrite_dead_letters=False,
+                named=[("/", exchange)],
+            )
+            readers.append(reader)
+        running = [asyncio.create_task(reader.run()) for reader in readers]
+        await asyncio.gather(*(reader.look_up(("/", exchange), _FIRST_WITHIN) for reader in readers))
+        begun = sum(reader.results["ok"] for reader in readers)
+        print("begun", flush=True)
+        await asyncio.sleep(seconds)
+        print(sum(reader.results["ok"] for reader in readers) - begun, flush=True)
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
+
+def main() -> None:
+    """What `python -m bench.long.fleet` does."""
+    management_url, exchange, seconds = sys.argv[1:]
+    asyncio.run(_run(management_url, exchange, float(seconds)))
+
+
+if __name__ == "__main__":
+    main()

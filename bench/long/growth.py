@@ -1,0 +1,143 @@
+"""What rings cost: to ask, to build, to change. `python -m bench.long.growth` prints it as JSON."""
+
+import asyncio
+import importlib
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from bench import BenchError
+from bench.rounds import Spread
+from bench.tables import Goal, goal_table, shown, table
+from bench.world import World, compiled_environment
+from ring.destination import MAX_WEIGHT, Destination
+from ring.ring import Ring
+
+QUEUES = 2, 10, 100, 1000
+HEAVIEST = 1, MAX_WEIGHT
+ROUNDS = 3
+
+_ASKED = 200_000
+_TICK = 0.001
+_IDLE = 2.0
+
+Weights = Mapping[Destination, int]
+
+
+def growth(world: World) -> str:
+    """Tables of what `main` measures, in a process of its own that has the compiled modules."""
+    del world  # no broker has a part in it
+    environment = os.environ | compiled_environment(Path(__file__).parents[2])
+    run = subprocess.run([sys.executable, "-m", "bench.long.growth"], capture_output=True, text=True, env=environment)
+    if run.returncode != 0:
+        raise BenchError(f"the rings could not be measured: {run.stderr}")
+    said = json.loads(run.stdout)
+    found: list[dict[str, Any]] = said["cases"]
+    middle, spread = shown(Spread.of(said["stall"]), ".1f")
+    note = f"With nothing to build, for {_IDLE:g} s, the longest stall is {middle} ms ({spread})."
+    return f"{goal_table(_goals(found))}\n\n{_table(found)}\n\n{note}"
+
+
+def _goals(found: list[dict[str, Any]]) -> list[Goal]:
+    by_case = {(case["queues"], case["heaviest"]): case for case in found}
+
+    def goal(title: str, queues: int, what: tuple[str, ...], most: float) -> Goal:
+        worst = Spread.of([figure for name in what for figure in by_case[queues, 1][name]])
+        return Goal(title, f"at most {most:g}", *shown(worst, ".1f"), worst.median <= most)
+
+    changes = "added", "removed", "reweighted"
+    return [
+        goal("100 queues: build, ms", 100, ("build",), 250),
+        goal("1,000 queues: build, ms", 1000, ("build",), 3000),
+        goal("1,000 queues: longest stall of the event loop meanwhile, ms", 1000, ("stall",), 10),
+        *(goal(f"1,000 queues, one {change}: new ring, ms", 1000, (change,), 20) for change in changes),
+    ]
+
+
+def _table(found: list[dict[str, Any]]) -> str:
+    columns = {
+        "asked": "one look-up, µs",
+        "build": "build, ms",
+        "stall": "longest stall meanwhile, ms",
+        "added": "one added, ms",
+        "removed": "one removed, ms",
+        "reweighted": "one with another weight, ms",
+    }
+    rows = []
+    for case in found:
+        cells = []
+        for name in columns:
+            middle, spread = shown(Spread.of(case[name]), ".2f" if name == "asked" else ".1f")
+            cells.append(f"{middle} ({spread})")
+        rows.append([f"{case['queues']:,}", f"1 to {case['heaviest']:,}", *cells])
+    return table(["queues", "weights", *columns.values()], rows)
+
+
+def measured(queues: int, heaviest: int) -> dict[str, Any]:
+    """One case; seconds as milliseconds, but microseconds of a look-up."""
+    draw = random.Random(queues)
+    weights = {Destination("queue", f"bench.q{n}"): draw.randint(1, heaviest) for n in range(queues)}
+    first = next(iter(weights))
+    fewer = {d: w for d, w in weights.items() if d != first}
+    another = weights | {first: weights[first] + 1 if weights[first] < MAX_WEIGHT else 1}
+    ring = Ring.build(weights)
+    case: dict[str, Any] = {"queues": queues, "heaviest": heaviest, "build": [], "stall": [], "asked": []}
+    for _ in range(ROUNDS):
+        took, stall = asyncio.run(_beside(lambda: Ring.build(weights)))
+        case["build"].append(took)
+        case["stall"].append(stall)
+        case["asked"].append(_asked(ring))
+    smaller = Ring.build(fewer)
+    case["added"] = [_timed(lambda: smaller.changed(weights)) for _ in range(ROUNDS)]
+    case["removed"] = [_timed(lambda: ring.changed(fewer)) for _ in range(ROUNDS)]
+    case["reweighted"] = [_timed(lambda: ring.changed(another)) for _ in range(ROUNDS)]
+    return case
+
+
+def _timed(run: Callable[[], object]) -> float:
+    begun = time.perf_counter()
+    run()
+    return (time.perf_counter() - begun) * 1000
+
+
+def _asked(ring: Ring) -> float:
+    """Microseconds of a look-up, of keys that are all different; the loop around it is in it."""
+    keys = [f"key-{number}".encode() for number in range(_ASKED)]
+    begun = time.perf_counter()
+    for key in keys:
+        ring.owner_of(key)
+    return (time.perf_counter() - begun) / _ASKED * 1e6
+
+
+async def _beside(run: Callable[[], object]) -> tuple[float, float]:
+    """Milliseconds that it takes in a thread, and the longest time in which the event loop did not turn."""
+    loop, stall = asyncio.get_running_loop(), 0.0
+    with ThreadPoolExecutor(1) as pool:
+        begun = time.perf_counter()
+        running = loop.run_in_executor(pool, run)
+        turned = begun
+        while not running.done():
+            await asyncio.sleep(_TICK)
+            now = time.perf_counter()
+            stall, turned = max(stall, now - turned - _TICK), now
+        return (time.perf_counter() - begun) * 1000, stall * 1000
+
+
+def main() -> None:
+    """What `python -m bench.long.growth` does."""
+    kind = importlib.import_module("uvloop")
+    asyncio.set_event_loop_policy(kind.EventLoopPolicy())
+    idle = [asyncio.run(_beside(lambda: time.sleep(_IDLE)))[1] for _ in range(ROUNDS)]
+    cases = [measured(queues, heaviest) for queues in QUEUES for heaviest in HEAVIEST]
+    print(json.dumps({"stall": idle, "cases": cases}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,33 @@
+"""The long parts by name, which is also that of their section in the document."""
+
+from collections.abc import Callable, Mapping
+
+from bench import amqp, amqp_report
+from bench.long import changes, fleet, growth, many, memory, scenes, tls
+from bench.long.scene import ROUNDS, SECONDS
+from bench.tables import goal_table
+from bench.world import World, running_world
+
+
+def _sid(world: World) -> str:
+    """What is compared by AMQP, on Debian sid's RabbitMQ."""
+    del world  # another has the same processes around it
+    with running_world("sid") as other:
+        found = amqp.measured(other, ROUNDS, SECONDS)
+    told = f"RabbitMQ {found.version}, medians of {ROUNDS} rounds of {SECONDS:g} s:"
+    return "\n\n".join([told, goal_table(amqp_report.goals(found)), amqp_report.markdown(found)])
+
+
+LONG: Mapping[str, Callable[[World], str]] = {
+    "quorum": scenes.quorum,
+    "sizes": scenes.sizes,
+    "sessions": many.sessions,
+    "queues": scenes.queues,
+    "weights": scenes.weights,
+    "tls": tls.tls,
+    "growth": growth.growth,
+    "memory": memory.memory,
+    "changes": changes.changes,
+    "fleet": fleet.fleet,
+    "sid": _sid,
+}

@@ -1,0 +1,117 @@
+"""Scenes: an exchange with its queues, and the ways of a publish compared on it."""
+
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from urllib.parse import quote
+
+import pika
+
+from bench import BenchError, direct, wire
+from bench.amqp import COMPILED, CONSISTENT, STRAIGHT, Way, contender
+from bench.messages import KEYS
+from bench.rounds import Contender, Spread, Throughput, in_turn
+from bench.tables import median, shown, table
+from bench.world import BOUNDED, World, declare
+
+ROUNDS, SECONDS = 3, 2.0
+
+TRANSIENT, PERSISTENT = 1, 2
+
+_RING_WITHIN = 120.0
+"""Seconds until a ring must be there, however large."""
+
+
+@dataclass(frozen=True)
+class Scene:
+    """An exchange of type x-consistent-hash, its queues, and the messages to it."""
+
+    title: str
+    exchange: str
+    queues: Sequence[str]
+    weights: Sequence[int] = (1,)
+    """Of the queues, in turn."""
+    mode: int = TRANSIENT
+    size: int = direct.SIZE
+    arguments: Mapping[str, object] | None = None
+    """Of the queues, where they are not the usual ones."""
+
+    @contextmanager
+    def set(self, world: World) -> Iterator[None]:
+        """Declares it and waits until the sidecar has its ring; takes it away at the end."""
+        declare(world.node.amqp_url, self.exchange, self.queues, self.weights, self.arguments or BOUNDED)
+        try:
+            await_ring(world.sidecar.http_url, self.exchange)
+            yield
+        finally:
+            remove(world.node.amqp_url, self.exchange, self.queues)
+
+    def ways(self, world: World) -> list[Way]:
+        """Straight to its queues, natively, and through the compiled sidecar."""
+        straight, hashed = (world.folder / f"{self.exchange}-{kind}" for kind in ("straight", "hashed"))
+        # No more messages than fill 8 MiB, of which one is there at least.
+        keys = KEYS[: max(1, (8 << 20) // self.size)]
+        queues = self.queues[: len(keys)]
+        wire.save(straight, [direct.message(queue, self.mode, size=self.size) for queue in queues])
+        wire.save(hashed, [direct.message(key, self.mode, self.exchange, self.size) for key in keys])
+        return [
+            Way(STRAIGHT, world.node.amqp_url, straight, None),
+            Way(CONSISTENT, world.node.amqp_url, hashed, None),
+            Way(COMPILED, world.sidecar.amqp_url, hashed, world.sidecar.process.pid),
+        ]
+
+
+def compared(world: World, scenes: Sequence[Scene], about: str) -> str:
+    """Every scene in turn, its ways interleaved; `about` heads the scenes' column."""
+    found = {}
+    for scene in scenes:
+        with scene.set(world):
+            found[scene.title] = raced([contender(world, way) for way in scene.ways(world)])
+    return rows(found, about)
+
+
+def raced(contenders: Sequence[Contender]) -> dict[str, list[Throughput]]:
+    """In turn, in few rounds."""
+    return in_turn({one.title: one.measure for one in contenders}, ROUNDS, SECONDS)
+
+
+def rows(found: Mapping[str, Mapping[str, Sequence[Throughput]]], about: str) -> str:
+    """A table of contenders within scenes, their ratios to the first of their scene."""
+    cells = []
+    for scene, ways in found.items():
+        first = next(iter(ways.values()))
+        for title, rounds in ways.items():
+            ratio = Spread.of([one.rate / other.rate for one, other in zip(rounds, first, strict=True)])
+            rates = shown(Spread.of([r.rate for r in rounds]), ",.0f")
+            costs = median([r.broker for r in rounds]), median([r.server for r in rounds], ".2f")
+            cells.append([scene, title, *rates, *shown(ratio, ".2f"), *costs])
+    heads = [about, "", "messages/s", "least to most", "÷ the first", "least to most"]
+    return table([*heads, "broker CPU, µs a message", "sidecar CPU, µs a message"], cells)
+
+
+def await_ring(http_url: str, exchange: str) -> None:
+    """Until a sidecar routes the exchange. Raises BenchError where that takes too long."""
+    deadline, url = time.monotonic() + _RING_WITHIN, f"{http_url}/v1/exchanges/{quote(exchange)}/route?key=any"
+    while True:
+        try:
+            with urllib.request.urlopen(url, timeout=30) as response:
+                if b'"destination"' in response.read():
+                    return
+        except urllib.error.HTTPError as error:
+            error.close()
+        if time.monotonic() > deadline:
+            raise BenchError(f"no ring for {exchange} within {_RING_WITHIN:g} s")
+        time.sleep(0.2)
+
+
+def remove(amqp_url: str, exchange: str, queues: Sequence[str]) -> None:
+    """Deletes an exchange and its queues."""
+    connection = pika.BlockingConnection(pika.URLParameters(amqp_url))
+    channel = connection.channel()
+    channel.exchange_delete(exchange)
+    for queue in queues:
+        channel.queue_delete(queue)
+    connection.close()
