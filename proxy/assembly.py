@@ -13,8 +13,11 @@ from ring.destination import Destination
 from ring.hashed import HashedValue
 from ring.ring import Ring
 
-DEAD_LETTER_READS = 8
-"""Queues of a ring whose dead-lettering is looked at again with each reading; new ones are looked at in any case."""
+DEAD_LETTER_READS = 2
+"""Queues of a ring whose dead-lettering is looked at again with each reading; new ones are looked at in any case.
+
+Few: with 1,000 sidecars eight of them made four fifths of what readings cost the broker, a core in all.
+"""
 
 _AT_ONCE = 4
 
