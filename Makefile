@@ -3,8 +3,10 @@
 PYTHON ?= python3
 INSTALLED := .venv/.installed
 # This project as users install it: its hot modules compiled.
-COMPILED := build/compiled/.built
-PACKAGES := $(shell find ring proxy -name '*.py' -o -name '*.css')
+PACKAGES := $(shell find ring proxy -name '*.py' -o -name '*.css' | sort)
+# With the names in its own, so that it is made again when a file is gone.
+COMPILED := build/compiled/.built-$(shell echo $(PACKAGES) | cksum | cut -d ' ' -f 1)
+ON_SOURCE := tests/unit/proxy/amqp tests/unit/proxy/http tests/unit/ring
 WITH_COMPILED := --override-ini="pythonpath=build/compiled ."
 # The unit tests, the checks and the image do not depend on the broker: with one chosen, only what does is run.
 TESTS := $(if $(BROKER),tests/integration --ignore=tests/integration/test_image.py,tests/unit tests/integration)
@@ -22,7 +24,7 @@ demo: $(INSTALLED) ## Show the proxy at work with a real RabbitMQ
 
 test: $(if $(BROKER),,check) $(COMPILED) ## Check and test; with BROKER=sid (or another), test against that RabbitMQ
 	.venv/bin/pytest --numprocesses $(PROCESSES) --dist loadfile $(WITH_COMPILED) $(TESTS)
-	$(if $(BROKER),,.venv/bin/pytest --numprocesses $(PROCESSES) --dist loadfile tests/unit/proxy/amqp tests/unit/ring)
+	$(if $(BROKER),,RINGPROXY_PURE=1 .venv/bin/pytest --numprocesses $(PROCESSES) --dist loadfile $(ON_SOURCE))
 
 bench: $(COMPILED) ## Measure how fast it is, for docs/performance.md; with FULL=1, at length; with BROKER=sid, on that RabbitMQ
 	.venv/bin/python -m bench $(if $(FULL),--full)

@@ -44,14 +44,21 @@ def extensions() -> list[Extension]:
         return []
     # What is imported besides need not be there to build.
     flags = ["--config-file=", "--ignore-missing-imports", "--follow-imports=silent"]
-    return mypycify([*flags, *HOT], opt_level="3", group_name="ringproxy", strip_asserts=False)
+    try:
+        return mypycify([*flags, *HOT], opt_level="3", group_name="ringproxy", strip_asserts=False)
+    except (Exception, SystemExit) as error:  # how mypyc ends for what it refuses
+        print(f"the hot modules are not compiled: {error}", file=sys.stderr)
+        return []
 
 
 class BuildOrNot(build_ext):
     """Builds all extensions, or, where one cannot be, none."""
 
     def run(self) -> None:
-        """Never fails for want of a compiler."""
+        """Never fails for want of a compiler. Nothing is built beside the sources: it would hide what becomes of them."""
+        if self.inplace or self.editable_mode:
+            self.extensions = []
+            return
         try:
             super().run()
         except Exception as error:

@@ -36,7 +36,7 @@ MIN_REFRESH = 0.1
 MIN_REFRESH_DECLARED = 0.02
 """The same where something was declared on it, so that a program may bind and publish by turns."""
 
-LONGEST_DOUBT = 2.0
+LONGEST_DOUBT = 1.0
 """Seconds, at most, after which an exchange that is new and has no bindings is looked at again."""
 
 READINGS_AT_ONCE = 4

@@ -3,7 +3,7 @@
 import os
 import sys
 from collections.abc import Sequence
-from importlib.machinery import SOURCE_SUFFIXES, FileFinder, ModuleSpec, SourceFileLoader
+from importlib.machinery import EXTENSION_SUFFIXES, SOURCE_SUFFIXES, FileFinder, ModuleSpec, SourceFileLoader
 from types import ModuleType
 
 PURE = "RINGPROXY_PURE"
@@ -24,7 +24,7 @@ class _SourceFinder:
 
 def choose() -> None:
     """Leaves the compiled modules aside where that is asked for; before the first of them is imported."""
-    if os.environ.get(PURE, "") not in ("", "0"):
+    if os.environ.get(PURE) == "1":
         sys.meta_path.insert(0, _SourceFinder)
 
 
@@ -32,4 +32,4 @@ def kind() -> str:
     """What the hot modules run as: `compiled`, or `python`."""
     from ring import hashing  # which imports nothing before `choose` was called
 
-    return "python" if str(hashing.__file__).endswith(".py") else "compiled"
+    return "compiled" if str(hashing.__file__).endswith(tuple(EXTENSION_SUFFIXES)) else "python"

@@ -139,13 +139,13 @@ def challenge(streams: U64, seeds: U64, weights: U64, holders: U16, challengers:
 def _may_win(draw: U64, weight: float, held: U64, weights: U64) -> NDArray[np.bool_]:
     """Of each slot, whether a draw's score may be the lesser: false only where it is not, so few logarithms are taken.
 
-    By d = 1 - u, in units of 2^-64: d <= -ln u <= d / u. The margins are for the table's error, and for what scores
-    are rounded by.
+    By d = 1 - u, in units of 2^-64: d <= -ln u <= d / u. The margins are for the table's error, for the bits of a draw
+    that it leaves out (up to 2^16 units), and for what scores are rounded by.
     """
     far, held_far = (~draw).astype(np.float64), (~held).astype(np.float64)
     # u of the holder, by its weight.
     held_weight = weights * (1 - held_far * 2.0**-64)
-    return far * held_weight <= (held_far * 1.001 + 8192 * held_weight) * weight
+    return far * held_weight <= (held_far * 1.001 + (1 << 17) + 8192 * held_weight) * weight
 
 
 def ranking(stream: np.uint64, seeds: U64, weights: U64) -> NDArray[np.intp]:

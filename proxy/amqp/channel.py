@@ -174,7 +174,8 @@ class Channel:
         last = self.confirms.number
         number = last - (last - ring_id & _NUMBER)
         confirms = self.confirms
-        if ring_id >> _NONCE != self.nonce >> _NONCE or number < 1:
+        nonce: int = self.nonce  # anybody's ring id may have 64 bits
+        if ring_id >> _NONCE != nonce >> _NONCE or number < 1:
             return None
         if confirms.settled(number) or number in confirms.returned:
             return None

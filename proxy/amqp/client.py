@@ -159,10 +159,6 @@ class Client:
         payload = _PAYLOAD + len(header.before) + entries + len(header.after)
         if payload > room:
             raise ValueError(f"properties and headers are {payload} bytes, the broker takes {room}")
-        channel.number = number
-        channel.pending[number] = told
-        self.in_flight += 1
-        told[2].published += 1
         out = _out
         out.truncate(0)
         out.write(channel.method_start)
@@ -192,9 +188,13 @@ class Client:
             write_i32_be(out, size)
             out.write(body)
             out.append(END)
-            self.out.append(out.getvalue())
-            return
         self.out.append(out.getvalue())
+        channel.number = number
+        channel.pending[number] = told
+        self.in_flight += 1
+        told[2].published += 1
+        if size <= min(room, _SMALL):
+            return
         whole = memoryview(body)
         for at in range(0, size, room):
             part = whole[at : at + room]
@@ -358,7 +358,8 @@ class Client:
         if channel is None:
             return
         ring_id = ring_id_in(data, start, end)
-        publish = ring_id - channel.nonce if ring_id is not None else 0
+        nonce: int = channel.nonce  # a broker's ring id may have 64 bits
+        publish = ring_id - nonce if ring_id is not None else 0
         if not 0 < publish <= channel.number:
             # Which one came back is not known, and none of those that did may be told as confirmed.
             raise Fault(FRAME_ERROR, "a message came back that this sidecar has not sent")

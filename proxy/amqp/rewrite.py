@@ -85,7 +85,8 @@ def from_client(c: Connection, data: bytes) -> None:  # noqa: C901 - one loop, f
                 start, c.for_broker = i, b""
         while size - i >= OVERHEAD:
             head = read_i64_be(data, i)
-            kind, number, length = head >> 56 & 0xFF, head >> 40 & 0xFFFF, head >> 8 & 0xFFFFFFFF
+            kind, number = head >> 56 & 0xFF, head >> 40 & 0xFFFF
+            length: int = head >> 8 & 0xFFFFFFFF  # is counted off bodies of up to 2^64 bytes
             end = i + OVERHEAD + length
             if length > limit:
                 raise Fault(FRAME_ERROR, f"a frame of {length + OVERHEAD} bytes, agreed on are {c.frame_max}")
@@ -235,7 +236,8 @@ def _from_broker(c: Connection, data: bytes) -> None:  # noqa: C901 - one loop, 
             start, c.for_client = i, b""
     while size - i >= OVERHEAD:
         head = read_i64_be(data, i)
-        kind, number, length = head >> 56 & 0xFF, head >> 40 & 0xFFFF, head >> 8 & 0xFFFFFFFF
+        kind, number = head >> 56 & 0xFF, head >> 40 & 0xFFFF
+        length: int = head >> 8 & 0xFFFFFFFF
         end = i + OVERHEAD + length
         if end > size and (kind != BODY or c.gathering):
             if length > MOST_FRAME_MAX:

@@ -16,6 +16,7 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 import proxy
+from ring.compiled import PURE
 from tests.integration.broker_api import DEADLINE_SECONDS, wait_until
 
 COMMAND = str(Path(sys.executable).with_name("ring-proxy"))
@@ -81,7 +82,8 @@ class Sidecar:
         """
         self._log = folder / "log"
         self._secrets = secrets
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("RINGPROXY_")}
+        others = (name for name in os.environ if name == PURE or not name.startswith("RINGPROXY_"))
+        environment = {name: os.environ[name] for name in others}
         environment |= {f"RINGPROXY_{what}_LISTEN": "127.0.0.1:0" for what in ("AMQP", "HTTP", "ADMIN")}
         environment |= {f"RINGPROXY_{name.upper()}": value for name, value in settings.items()}
         # The same modules, compiled or not, that the tests import.

@@ -433,6 +433,7 @@ def test_the_stamp_is_found_by_name_wherever_it_stands() -> None:
         headers(1, 0, b""),
         headers(1, 0, entry(b"x-ring-id", b"S", pack(">I", 8) + bytes(8))),
         headers(1, 0, entry(b"x-ring-id", b"l", pack(">q", 5))),
+        headers(1, 0, entry(b"x-ring-id", b"l", pack(">Q", 1 << 63))),
         frame(2, 1, pack(">HHQH", 60, 0, 0, 0)),
         frame(2, 1, b"\0"),
     ],

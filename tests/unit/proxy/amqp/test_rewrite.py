@@ -838,3 +838,11 @@ def test_a_publish_does_not_wait_for_what_changes_no_ring(request_: base.Frame) 
     w = with_ring()
     assert published(w.client(made(1, request_) + message(1, b"x", b"k")))
     assert w.held is None
+
+
+@pytest.mark.parametrize("size", [(1 << 31) + 3, (1 << 63) - 1, 1 << 63, (1 << 64) - 1])
+def test_a_body_may_be_announced_with_64_bits(size: int) -> None:
+    w = Wire({"t": known(None, PassReason.TYPE)})
+    data = publish(1, b"t", b"k") + header(1, size) + body(1, b"abc")
+    assert w.client(data) == data
+    assert w.c.channels[1].left == size - 3
