@@ -55,7 +55,7 @@ class BuildOrNot(build_ext):
     """Builds all extensions, or, where one cannot be, none."""
 
     def run(self) -> None:
-        """Never fails for want of a compiler. Nothing is built beside the sources: it would hide what becomes of them."""
+        """Never fails for want of a compiler. Nothing is built beside the sources: it would hide changes to them."""
         if self.inplace or self.editable_mode:
             self.extensions = []
             return
