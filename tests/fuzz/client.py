@@ -25,7 +25,7 @@ _FEW_CHANNELS, _SMALL = 1, 2
 """Bits of the first byte: the broker takes two channels, or the least frame_max."""
 
 
-class _Run:
+class Run:
     """One run of an input, its bytes whole or in pieces."""
 
     def __init__(self, flags: int, rng: Random | None) -> None:
@@ -76,10 +76,10 @@ def _frame(op: int, step: Step) -> bytes:
     return step.data
 
 
-def run(data: bytes, rng: Random | None = None) -> _Run:
+def run(data: bytes, rng: Random | None = None) -> Run:
     """One run of an input, up to the fault that ends it."""
     with patch("proxy.amqp.fate.secrets.randbits", lambda bits: 0x1234567):
-        one = _Run(data[0] if data else 0, rng)
+        one = Run(data[0] if data else 0, rng)
         for step in steps(data[1:]):
             one.take(step)
             if one.fault:

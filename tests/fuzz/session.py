@@ -110,7 +110,7 @@ class Turn(NamedTuple):
     phase: Phase
 
 
-class _Session:
+class Session:
     """One run of an input, its bytes whole or in pieces."""
 
     def __init__(self, flags: int, rng: Random | None) -> None:
@@ -118,6 +118,8 @@ class _Session:
         self.c = self.wire.c
         self.turns: list[Turn] = []
         self.sent = self.heard = b""
+        self.fault = ""
+        """The broker's, which ended it."""
         self.broker_is_sane, self.refused, self.over = True, False, False
         self._routed: list[tuple[Frame, Frame]] = []
 
@@ -157,8 +159,8 @@ class _Session:
         try:
             for part in pieces(data, self._rng):
                 rewrite.from_broker(self.c, part)
-        except rewrite.BrokerFault:
-            self.over = True
+        except rewrite.BrokerFault as fault:
+            self.over, self.fault = True, str(fault)
 
     def _look_up(self, found: Entry | KnownRing | None) -> None:
         """As the session does it for what its client has published."""
@@ -254,9 +256,9 @@ def _frame(kind: int, step: Step) -> bytes:
     return step.data
 
 
-def run(data: bytes, rng: Random | None = None) -> _Session:
+def run(data: bytes, rng: Random | None = None) -> Session:
     """One run of an input, up to what ends it."""
-    session = _Session(data[0] if data else 0, rng)
+    session = Session(data[0] if data else 0, rng)
     with patch("proxy.amqp.channel.secrets.randbits", lambda bits: 0x1234567):
         for step in steps(data[1:]):
             session.take(step)
@@ -278,7 +280,7 @@ def check(data: bytes) -> None:
             assert not rest or session.c.broker_skip, f"the client got half a frame: {rest!r}"
 
 
-def _check_broker_side(flags: int, session: _Session) -> None:
+def _check_broker_side(flags: int, session: Session) -> None:
     c = session.c
     channels = set() if flags & _FRESH else {1, 2}
     # Once one side has closed, all passes as it is.
