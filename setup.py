@@ -35,7 +35,7 @@ HOT = (
 
 def extensions() -> list[Extension]:
     """Those modules in one library; none where they are to stay as they are, or mypyc is not there."""
-    if os.environ.get("RINGPROXY_PURE", "") not in ("", "0"):
+    if os.environ.get("RINGPROXY_PURE") == "1":
         return []
     try:
         from mypyc.build import mypycify

@@ -178,6 +178,8 @@ def _start_ok(c: Connection, data: bytes, i: int, end: int) -> bytes | None:
 
 def _tune(c: Connection, data: bytes, i: int, end: int) -> bytes:
     """connection.tune with one channel fewer, which stays ours."""
+    if end - i != 20:
+        raise Fault(SYNTAX_ERROR, "connection.tune is not of its length")
     c.offered = U16.unpack_from(data, i + 11)[0]
     return data[i : i + 11] + U16.pack(max((c.offered or _MOST_CHANNELS) - 1, 1)) + data[i + 13 : end]
 

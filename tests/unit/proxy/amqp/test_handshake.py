@@ -169,6 +169,12 @@ def test_tune_keeps_one_channel_back(offered: int, advertised: int) -> None:
     assert out.to_client == tune(advertised) + HEARTBEAT
 
 
+@pytest.mark.parametrize("arguments", [b"", b"\7", bytes(9)])
+def test_a_tune_of_another_length_is_not_amqp(arguments: bytes) -> None:
+    with pytest.raises(rewrite.BrokerFault, match="tune is not of its length"):
+        rewrite.from_broker(new().c, method(0, 10, 30, arguments))
+
+
 @pytest.mark.parametrize(
     ("offered", "wanted", "sent", "highest"),
     [
