@@ -23,7 +23,7 @@ from testbed import SetupError
 DOCUMENT = Path(__file__).parents[1] / "docs" / "performance.md"
 
 PARTS = "amqp", "throughput", "latency", "freeze"
-ROUNDS, SECONDS, FREEZE = 5, 2.5, 60
+ROUNDS, SECONDS, FREEZE = 5, 2, 60
 _LATENCY_SECONDS = 2
 """Of a round at a fixed rate, of a thousand requests a second."""
 _LOAD = os.getloadavg()[0]
@@ -81,7 +81,9 @@ def _options(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"only these, of {known}; default {', '.join(PARTS)}")
     parser.add_argument("--full", action="store_true", help="all of them")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"of each contender (default {ROUNDS})")
-    parser.add_argument("--seconds", type=float, default=SECONDS, help=f"of each round (default {SECONDS})")
+    parser.add_argument(
+        "--seconds", type=int, default=SECONDS, help=f"of each round (default {SECONDS}); wrk takes whole ones"
+    )
     parser.add_argument("--freeze", type=int, default=FREEZE, help=f"seconds of the frozen broker (default {FREEZE})")
     options = parser.parse_args(arguments)
     if not set(options.parts) <= {*PARTS, *LONG}:
