@@ -202,7 +202,9 @@ class Dispatch:
         try:
             await self._publisher.cleared(link, asked + self._lookup_timeout - self._router.clock())
         except Unavailable as error:
-            raise unavailable(str(error)) from error
+            problem = unavailable(str(error))
+            problem.__cause__ = error  # mypyc knows no `raise ... from`
+            raise problem from error
 
     def _route(self, outlet: Outlet, asked: float) -> Route | Coroutine[Any, Any, None]:
         """Where an exchange's messages go, or what must be awaited to know it."""

@@ -52,7 +52,7 @@ def test_a_stall_makes_every_message_of_it_late() -> None:
         found = confirm_times(ours, [b"message"], rate=1000, count=10)
     thread.join()
     assert len(found) == 10
-    assert found[0] >= STALL
+    assert found[0] >= STALL - 0.005  # clocks differ a little
     assert found[8] >= STALL - 0.050
 
 
