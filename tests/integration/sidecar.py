@@ -182,7 +182,10 @@ class Sidecar:
         wait_until(f"a ring of {weights}", lambda: self.weights(vhost, exchange) == weights)
 
     def wait_ready(self) -> None:
-        wait_until("readiness", lambda: self.admin("/readyz").status == 200)
+        try:
+            wait_until("readiness", lambda: self.admin("/readyz").status == 200)
+        except AssertionError:
+            raise AssertionError(self.admin("/readyz?verbose").text) from None
 
     def raw(self, *parts: bytes, answers: int = 1) -> list[Answer]:
         """Bytes sent as they are, each part once the one before is read; so many answers, fewer if it hangs up."""
