@@ -112,6 +112,11 @@ class Sync:
         """Of each exchange whose last reading failed: why."""
         return {name: str(t.fault) for name, t in self._tracked.items() if t.fault}
 
+    @property
+    def homeless(self) -> set[Name]:
+        """Those of virtual hosts that are not there, or not for the management user to see."""
+        return {name for name, t in self._tracked.items() if isinstance(t.fault, VhostNotListedError)}
+
     def pending(self) -> list[Name]:
         """Named exchanges that have not been read yet."""
         return sorted(name for name in self._named if self._tracked[name].read_started == NEVER)

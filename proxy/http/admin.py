@@ -18,6 +18,9 @@ from proxy.sync import Absent, NotReadable, Sync
 from ring.destination import Destination
 from ring.hashing import RING_FORMAT, SLOTS, slot_of
 
+MOST_TITLES = 10
+"""So many exchanges are named in one line."""
+
 
 class Admin:
     """The admin listener's requests, on the parts that answer them."""
@@ -63,7 +66,7 @@ class Admin:
         ready = not any(checks.values())
         if "verbose" in request.query:
             lines = [f"{'FAIL' if why else 'ok  '} {check}{why and ': ' + why}" for check, why in checks.items()]
-            lines += [f"note virtual host {vhost!r}: {why}" for vhost, why in self._elsewhere().items()]
+            lines += [f"note {what}: {why}" for what, why in self._elsewhere()]
             text = "".join(f"{line}\n" for line in lines)
         else:
             text = "ok\n" if ready else "not ready\n"
@@ -71,9 +74,8 @@ class Admin:
 
     def _checks(self) -> dict[str, str]:
         """Each check, and why it fails; empty where it holds."""
-        sync, router = self._sync, self._router
-        unread = sync.pending()
-        stale = sorted(name for name, e in router.entries.items() if e.follows_bindings and router.stale(e))
+        sync = self._sync
+        unread, stale = sync.pending(), [name for name in self._stale() if name not in sync.homeless]
         checks = {
             "not draining": "shutting down" if self._draining() else "",
             "management API": sync.unreachable,
@@ -92,10 +94,17 @@ class Admin:
             checks["one cluster"] = why
         return checks
 
-    def _elsewhere(self) -> dict[str, str]:
-        """Why publishes to other virtual hosts would fail; one of them must not make the sidecar unready for all."""
+    def _elsewhere(self) -> list[tuple[str, str]]:
+        """What is amiss in other virtual hosts, and why; one of them must not make the sidecar unready for all."""
         faults = [*self._publisher.faults().items(), *self._publisher.blocked().items()]
-        return {vhost: why for vhost, why in sorted(faults) if why and vhost != self._default_vhost}
+        notes = [(f"virtual host {vhost!r}", why) for vhost, why in faults if why and vhost != self._default_vhost]
+        if gone := [name for name in self._stale() if name in self._sync.homeless]:
+            notes.append(("rings of virtual hosts that do not show", _titles(gone)))
+        return sorted(notes)
+
+    def _stale(self) -> list[Name]:
+        router = self._router
+        return sorted(name for name, e in router.entries.items() if e.follows_bindings and router.stale(e))
 
     async def metrics(self, request: web.Request) -> web.Response:
         """The Prometheus metrics, in the format that the scraper asks for."""
@@ -179,7 +188,8 @@ def _time(seconds: float) -> str:
 
 
 def _titles(names: list[Name]) -> str:
-    return ", ".join(f"{exchange!r} in {vhost!r}" for vhost, exchange in names)
+    titles = [f"{exchange!r} in {vhost!r}" for vhost, exchange in names[:MOST_TITLES]]
+    return ", ".join(titles) + (f" and {len(names) - MOST_TITLES} more" if len(names) > MOST_TITLES else "")
 
 
 def _json(answer: Mapping[str, Any]) -> web.Response:

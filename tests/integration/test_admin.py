@@ -1,6 +1,7 @@
 """The admin listener: probes that say what they should and no more, and metrics that hold nobody's data."""
 
 import subprocess
+from urllib.parse import quote
 
 import pytest
 
@@ -54,6 +55,27 @@ def test_not_ready_until_the_named_rings_are_read(
     finally:
         home.delete_queue("named queue")
         home.delete_exchange("named ring")
+
+
+def test_a_ring_of_a_virtual_host_that_is_gone_is_a_note(
+    start_sidecar: StartSidecar, login: Login, vhost: VirtualHost
+) -> None:
+    """Another virtual host that is gone must not make the sidecar unready for all."""
+    rings = [f"ring {n:02}" for n in range(12)]
+    with management_front(login.management_url) as front:
+        sidecar = start_sidecar(management_url=front.url, ring_max_age="1", sync_interval="0.3")
+        for ring in rings:
+            vhost.ring(ring, ["q"])
+            assert sidecar.publish(ring, "k", vhost=vhost.name).status == 200
+        front.answer(quote(vhost.name, safe=""), 404)
+
+        def told() -> str:
+            return sidecar.admin("/readyz?verbose").text
+
+        wait_until("all are stale", lambda: "and 2 more" in told())
+        assert f"note rings of virtual hosts that do not show: 'ring 00' in {vhost.name!r}, " in told()
+        assert "ok   rings fresh" in told().splitlines()
+        assert sidecar.admin("/readyz").status == 200
 
 
 def test_a_named_ring_that_does_not_exist_keeps_nothing_waiting(start_sidecar: StartSidecar) -> None:
