@@ -14,6 +14,9 @@ TESTS := $(if $(BROKER),tests/integration --ignore=tests/integration/test_image.
 # Each process has a broker of its own, unless one is named.
 PROCESSES := $(if $(filter amqp%,$(BROKER)),0,auto)
 
+# The data pipeline's packages, half a gigabyte: not for who only wants the sidecar.
+PIPELINE := .venv/.pipeline
+
 .PHONY: help demo test bench chaos fuzz check lock clean
 
 help: ## List the targets
@@ -36,13 +39,18 @@ fuzz: $(INSTALLED) ## Fuzz all that reads bytes, each harness for SECONDS (60); 
 	.venv/bin/pip install --quiet --disable-pip-version-check --require-hashes -r constraints-fuzz.txt
 	.venv/bin/python -m tests.fuzz $(or $(SECONDS),60)
 
-check: $(INSTALLED) ## Lint, formatting and types
+check: $(INSTALLED) $(PIPELINE) ## Lint, formatting and types
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
 
 $(COMPILED): $(INSTALLED) setup.py testbed/build-compiled $(PACKAGES)
 	testbed/build-compiled
+	touch $@
+
+$(PIPELINE): $(INSTALLED) constraints-pipeline.txt
+	@echo "installing the packages of constraints-pipeline.txt into .venv ..."
+	.venv/bin/pip install --quiet --disable-pip-version-check --require-hashes -r constraints-pipeline.txt
 	touch $@
 
 $(INSTALLED): constraints.txt pyproject.toml testbed/setup-venv
@@ -59,6 +67,7 @@ lock: $(INSTALLED) ## Re-make constraints*.txt with the newest versions pyprojec
 	.venv/uv/bin/uv pip compile "$$@" pyproject.toml --constraints constraints.txt --output-file constraints-runtime.txt; \
 	.venv/bin/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"], sep="\n")' | \
 		.venv/uv/bin/uv pip compile "$$@" - --constraints constraints.txt --output-file constraints-build.txt; \
+	.venv/uv/bin/uv pip compile "$$@" --extra pipeline pyproject.toml --constraints constraints.txt --output-file constraints-pipeline.txt; \
 	.venv/uv/bin/uv pip compile "$$@" --upgrade --group fuzz --output-file constraints-fuzz.txt
 	rm -r .venv/uv
 

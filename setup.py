@@ -13,6 +13,8 @@ from setuptools.command.build_ext import build_ext
 HOT = (
     "ring/hashing.py",
     "proxy/limits.py",
+    "proxy/journal/buffer.py",
+    "proxy/journal/witness.py",
     "proxy/tally.py",
     "proxy/amqp/channel.py",
     "proxy/amqp/client.py",

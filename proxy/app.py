@@ -23,6 +23,7 @@ from proxy.http.application import application
 from proxy.http.dispatch import Dispatch
 from proxy.http.gate import Gate
 from proxy.http.server import SPARE, Bounds, ProblemRunner
+from proxy.journal.journaling import Journaling
 from proxy.limits import Limits
 from proxy.management import Management
 from proxy.metrics import Counts, ProxyCollector, registry
@@ -67,6 +68,7 @@ async def run(settings: Settings) -> None:
             rewrite_dead_letters=settings.on_dead_letter == "rewrite",
             named=named([*settings.route, *settings.shadow], settings.default_vhost),
         )
+        journaling = Journaling(settings, files)
         dial = Brokers(settings.brokers, files.broker_tls, settings.lookup_timeout).dial
         publisher = Publisher(
             dial,
@@ -78,7 +80,7 @@ async def run(settings: Settings) -> None:
         counts = Counts()
 
         tables = {
-            ingress: RouteTables(router, selection, tallies, sync.mismatch)
+            ingress: RouteTables(router, selection, tallies, sync.mismatch, journaling.journal)
             for ingress, tallies in counts.tallies.items()
         }
         listener = Listener(
@@ -100,7 +102,7 @@ async def run(settings: Settings) -> None:
             router,
             sync,
             publisher,
-            registry(ProxyCollector(counts, router, sync, publisher, listener)),
+            registry(ProxyCollector(counts, router, sync, publisher, listener, journaling)),
             default_vhost=settings.default_vhost,
             draining=lambda: gate.draining,
             lookup_timeout=settings.lookup_timeout,
@@ -111,6 +113,7 @@ async def run(settings: Settings) -> None:
             _running(sync.run()),
             _running(files.watch()),
             _running(_touching(tables.values())),
+            journaling.running(),
             _closed_in_time(publisher),
             _listening("http", ingress, settings.http_listen, bounds, files.server_tls) as http,
             _listening_on_socket(http, settings.http_socket),

@@ -23,6 +23,7 @@ from proxy.values import (
     parse_address,
     parse_bool,
     parse_integer,
+    parse_name,
     parse_number,
     parse_path,
     parse_patterns,
@@ -38,9 +39,19 @@ _KUBERNETES_HOST = "SERVICE_HOST"
 _KUBERNETES_LINK = re.compile(r"SERVICE_HOST|SERVICE_PORT(_.*)?|PORT(_[0-9]+_.*)?")
 
 _POSITIVE = frozenset(
-    {"sync_interval", "management_timeout", "lookup_timeout", "confirm_timeout", "ring_max_age", "body_timeout"}
+    {
+        "sync_interval",
+        "management_timeout",
+        "lookup_timeout",
+        "confirm_timeout",
+        "ring_max_age",
+        "body_timeout",
+        "journal_file_seconds",
+        "journal_sample",
+    }
 )
 
+JournalKey = Literal["plain", "hash", "none"]
 OnStale = Literal["serve", "refuse"]
 OnDeadLetter = Literal["pass", "rewrite"]
 Mechanism = Literal["EXTERNAL", "ANONYMOUS"]
@@ -115,6 +126,13 @@ class Settings:
     max_batch_body: int = _setting(128 * 1024 * 1024, "largest body of a batch, decompressed")
     max_in_flight: int = _setting(10_000, "most HTTP publishes that wait for the broker's confirm")
     max_in_flight_bytes: int = _setting(64 * 1024 * 1024, "most bytes of HTTP publishes that wait for the confirm")
+    journal_dir: Path | None = _setting(None, "folder for files of what was published; no journal where empty")
+    journal_stream: str | None = _setting(None, "stream queue of the default virtual host for the same, in its place")
+    journal_sample: float = _setting(1.0, "share of the keys whose publishes are journalled, more than 0, at most 1")
+    journal_key: JournalKey = _setting("plain", "what of a key is journalled: plain, hash (keyed), or none")
+    journal_key_file: Path | None = _setting(None, "file whose first line is the secret of journal_key = hash")
+    journal_file_seconds: float = _setting(60.0, "age at which a file of the journal is closed and gets its name")
+    journal_file_bytes: int = _setting(64 * 1024 * 1024, "compressed size at which it is")
     log_level: LogLevel = _setting("info", "least severe log lines to write")
 
     def __post_init__(self) -> None:
@@ -128,6 +146,7 @@ class Settings:
         self._check_urls()
         self._check_listeners()
         self._check_tls()
+        self._check_journal()
 
     def _check_urls(self) -> None:
         for name, schemes in (("broker_url", {"amqp", "amqps"}), ("management_url", {"http", "https"})):
@@ -163,6 +182,19 @@ class Settings:
             for name in ("ca_file", "client_cert_file"):
                 if getattr(self, name) is not None:
                     raise ConfigError(f"{name}: neither broker_url is amqps:// nor management_url https://")
+
+    def _check_journal(self) -> None:
+        if self.journal_dir is not None and self.journal_stream is not None:
+            raise ConfigError("journal_stream: journal_dir is set too; a journal goes to one of them")
+        if self.journal_stream is not None and len(self.journal_stream.encode()) > 255:
+            raise ConfigError("journal_stream: longer than the 255 bytes of a queue's name")
+        if self.journal_sample > 1:
+            raise ConfigError(f"journal_sample: {self.journal_sample:g} is more than 1")
+        if (self.journal_key == "hash") != (self.journal_key_file is not None):
+            given, needed = "journal_key", "journal_key_file"
+            if self.journal_key_file is not None:
+                given, needed = "journal_key_file", "journal_key = hash"
+            raise ConfigError(f"{given}: needs {needed} too")
 
     @property
     def is_open(self) -> bool:
@@ -316,6 +348,7 @@ _PARSERS: dict[Any, Callable[[Any], Any]] = {
     Address: parse_address,
     URL: parse_url,
     Path | None: parse_path,
+    str | None: parse_name,
     tuple[str, ...]: parse_patterns,
     tuple[Address, ...]: listed(parse_address),
     tuple[Mechanism, ...]: listed(choice(Mechanism)),

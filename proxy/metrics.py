@@ -17,6 +17,7 @@ from prometheus_client.registry import Collector
 from proxy import __version__
 from proxy.amqp.listener import Listener
 from proxy.amqp.session import End
+from proxy.journal.journaling import Journaling
 from proxy.outcome import Outcome
 from proxy.publisher import Publisher
 from proxy.router import Name, PassReason, Router
@@ -114,10 +115,18 @@ class Counts:
 class ProxyCollector(Collector):
     """Reads everything at the time of a scrape."""
 
-    def __init__(self, counts: Counts, router: Router, sync: Sync, publisher: Publisher, listener: Listener) -> None:
+    def __init__(
+        self,
+        counts: Counts,
+        router: Router,
+        sync: Sync,
+        publisher: Publisher,
+        listener: Listener,
+        journaling: Journaling,
+    ) -> None:
         """The parts that hold the figures."""
         self._counts, self._router, self._sync = counts, router, sync
-        self._publisher, self._listener = publisher, listener
+        self._publisher, self._listener, self._journaling = publisher, listener, journaling
 
     def collect(self) -> Iterator[Metric]:
         """Every metric of the proxy's own."""
@@ -127,6 +136,7 @@ class ProxyCollector(Collector):
         yield from self._collect_sessions()
         yield from self._collect_rings()
         yield from self._collect_sync()
+        yield from self._collect_journal()
 
     def _collect_publishes(self) -> Iterator[Metric]:
         publishes = CounterMetricFamily(
@@ -285,6 +295,21 @@ class ProxyCollector(Collector):
         yield CounterMetricFamily(
             "ringproxy_broker_connects", "Connections to the broker that came up.", self._publisher.connects
         )
+
+    def _collect_journal(self) -> Iterator[Metric]:
+        journal, writer = self._journaling.journal, self._journaling.writer
+        if journal is None or writer is None:
+            return
+        yield CounterMetricFamily(
+            "ringproxy_journal_records", "Records taken, also such as were dropped.", journal.sequence
+        )
+        dropped = CounterMetricFamily("ringproxy_journal_dropped", "Records not written, by reason.", labels=["reason"])
+        dropped.add_metric(["buffer"], journal.dropped)
+        dropped.add_metric(["store"], writer.lost)
+        yield dropped
+        failing = GaugeMetricFamily("ringproxy_journal_failing", "1 where the last records could not be written.")
+        failing.add_metric([], bool(writer.fault))
+        yield failing
 
 
 def registry(collector: ProxyCollector) -> CollectorRegistry:

@@ -115,6 +115,13 @@ def parse_path(value: Any) -> Path:
     return Path(value)
 
 
+def parse_name(value: Any) -> str:
+    """A name, of a queue for one."""
+    if not isinstance(value, str) or not value or "\0" in value:
+        raise ConfigError(f"{_shown(value)} is not a name")
+    return value
+
+
 def parse_patterns(value: Any) -> tuple[str, ...]:
     """Patterns of exchanges, as proxy.selection reads them; a string holds them with commas between."""
     items = [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value

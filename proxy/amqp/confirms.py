@@ -4,6 +4,7 @@ from collections import deque
 from heapq import heappop, heappush
 from typing import NamedTuple
 
+from proxy.journal.buffer import Journal, Record
 from proxy.outcome import Outcome
 from proxy.tally import Tally
 
@@ -30,7 +31,10 @@ class Confirms:
     once its client is told.
     """
 
-    __slots__ = ("_first", "above", "answered", "base", "due", "low", "number", "returned", "runs", "tally", "waiting")
+    __slots__ = (
+        "_first", "_journal", "above", "answered", "base", "due", "low", "number", "records", "returned", "runs",
+        "tally", "waiting",
+    )  # fmt: skip
 
     number: int
     """Of the last publish."""
@@ -61,6 +65,9 @@ class Confirms:
         self.tally: Tally | None = None
         self.runs: deque[tuple[Tally, int]] = deque()
         """Of publishes before the present run of one tally: the tally and the last number of each run."""
+        self.records: dict[int, Record] = {}
+        """Of unsettled publishes that are to be journalled."""
+        self._journal: Journal | None = None
 
     def start(self) -> None:
         """The broker answers all publishes from the next one on."""
@@ -74,6 +81,13 @@ class Confirms:
         if self.answered and self.tally is not None and self.number > self.low:
             self.runs.append((self.tally, self.number))
         self.tally = tally
+
+    def record(self, journal: Journal, record: Record) -> None:
+        """Journals the last publish, once it is known what became of it."""
+        if self.answered:
+            self._journal, self.records[self.number] = journal, record
+        else:
+            journal.add(record, Outcome.SENT, record.published_at)
 
     @property
     def unsettled(self) -> int:
@@ -113,6 +127,7 @@ class Confirms:
         if number > self.low:
             self.low = number
             self.returned = {n: came for n, came in self.returned.items() if n > number}
+            self.records = {n: record for n, record in self.records.items() if n > number}
             while self.runs and self.runs[0][1] <= self.low:
                 self.runs.popleft()
 
@@ -200,6 +215,8 @@ class Confirms:
         if self.answered:
             for tally, first, last in self._runs(self.low + 1, self.number):
                 tally.unknown += last - first + 1 - self._within(first, last)
+            if self.records:
+                self._tell(self.low + 1, self.number, Outcome.UNKNOWN)
             self.low = self.number
             self.above.clear()
             self.returned.clear()
@@ -209,6 +226,8 @@ class Confirms:
 
     def _count(self, tally: Tally, first: int, last: int, count: int, acked: bool) -> None:
         """Counts the `count` publishes of a range that were not settled before."""
+        if self.records:
+            self._tell(first, last, Outcome.CONFIRMED if acked else Outcome.NACKED)
         if self.returned:
             span = range(first, last + 1)
             for number in span if len(span) < len(self.returned) else [n for n in self.returned if n in span]:
@@ -221,6 +240,23 @@ class Confirms:
             tally.settled += count
         else:
             tally.nacked += count
+
+    def _tell(self, first: int, last: int, outcome: Outcome) -> None:
+        """Journals the publishes of a range, but those that came back by what became of them."""
+        journal, records = self._journal, self.records
+        assert journal is not None
+        now = journal.clock()
+        span = last - first + 1
+        for number in range(first, last + 1) if span <= len(records) else [n for n in records if first <= n <= last]:
+            record = records.pop(number, None)
+            if record is None:
+                continue
+            told = outcome
+            if self.returned and (came := self.returned.get(number)) is not None:
+                told = came.outcome
+            if told is Outcome.CONFIRMED and record.destination is None:
+                told = Outcome.PASSED
+            journal.add(record, told, now)
 
     def _within(self, first: int, last: int) -> int:
         return len(self._part_of_above(first, last)) if self.above else 0

@@ -11,6 +11,7 @@ from proxy.amqp.connection import Connection
 from proxy.amqp.content import FLAGS, HEADERS, STAMP_ID_ENTRY, STAMPS, STAMPS_AND_COPIES
 from proxy.amqp.frames import END, FRAME, HEADER, MANDATORY, OVERHEAD, short_string, shorted
 from proxy.amqp.routes import Route, Target
+from proxy.journal.buffer import Record
 from proxy.router import PassReason
 from proxy.tally import Tally
 from ring.hashing import index_at, slot_of
@@ -41,8 +42,10 @@ def publish(c: Connection, channel: Channel, data: bytes, i: int, end: int) -> b
     if route is None:
         return None
     start, stop = i + 7, end - 1
+    by: Route = route
     if route.plain:
-        target = route.targets[index_at(route.owners, slot_of(channel.key))]
+        slot = slot_of(channel.key)
+        target = route.targets[index_at(route.owners, slot)]
     else:
         choice = route.choose(channel.key, data, start, stop) if route.stamp else None
         found = choice.target if choice is not None else None
@@ -50,8 +53,14 @@ def publish(c: Connection, channel: Channel, data: bytes, i: int, end: int) -> b
             c.held = found.unread
             return None
         route.tally.value_missing += choice is not None and choice.missing
+        if choice is not None:
+            slot, by = choice.slot, choice.by
         if found is None or route.shadowed:
-            return _passed(c, channel, route, found, data[i:end])
+            passed = _passed(c, channel, route, found, data[i:end])
+            if choice is not None and route.journal is not None and slot < route.journal.limit:
+                record = Record("amqp", route, by, None, slot, channel.key, data, start, stop, c.now)
+                channel.confirms.record(route.journal, record)
+            return passed
         target = found
     key, asked, had_headers = channel.key, channel.bits & MANDATORY, data[i + 19] << 8 & HEADERS
     ring_id = channel.next_id(asked, had_headers) ^ target.mark
@@ -60,6 +69,9 @@ def publish(c: Connection, channel: Channel, data: bytes, i: int, end: int) -> b
     rest, removed = content.without(data, first, last, cut)
     count(c, channel, route.tally)
     channel.routed = True
+    if route.journal is not None and slot < route.journal.limit:
+        record = Record("amqp", route, by, target.destination, slot, channel.key, data, start, stop, c.now)
+        channel.confirms.record(route.journal, record)
     headers = len(route.stamp) + 4 + len(key) + len(STAMP_ID_ENTRY) + 8 + len(rest)
     size = at - start + 4 + headers + stop - last
     method = target.method if target.is_queue else target.method + shorted(key)

@@ -233,6 +233,8 @@ def publish(c: Connection, came: Rerouted, to: Target | Route, data: bytes, star
         return False
     own.take(came)
     came.put_back, came.passed = put_back, not isinstance(to, Target)
+    if (record := came.channel.confirms.records.get(came.known.number)) is not None:
+        record.destination = to.destination if isinstance(to, Target) else None
     own.put(came)
     opening = b""
     if not own.is_open:

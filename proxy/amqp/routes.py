@@ -10,6 +10,7 @@ from mypy_extensions import i64, mypyc_attr
 
 from proxy.amqp import content
 from proxy.amqp.frames import BASIC_PUBLISH, U32, shorted
+from proxy.journal.buffer import Journal
 from proxy.router import MAX_HOPS, Entry, Name, PassReason, Router, Unknown
 from proxy.selection import Mode, Selection
 from proxy.tally import NOWHERE, Tallies, Tally
@@ -82,8 +83,8 @@ class Route:
     """What happens to publishes to one exchange."""
 
     __slots__ = (
-        "fingerprint", "hashed", "hashed_name", "name", "owners", "plain", "reason", "shadowed", "stamp", "tally",
-        "targets",
+        "fingerprint", "hashed", "hashed_name", "journal", "known", "name", "owners", "plain", "reason", "shadowed",
+        "stamp", "tally", "targets",
     )  # fmt: skip
 
     def __init__(self, name: Name, tally: Tally, reason: PassReason | None, entry: Entry | None = None) -> None:
@@ -98,7 +99,9 @@ class Route:
             self.targets = tuple(map(Target, entry.known.ring.destinations))
             self.owners = entry.known.ring.owner_index
             self.stamp = content.stamp_of_exchange(name[1].encode())
-        known = entry.known if entry else None
+        known = self.known = entry.known if entry else None
+        self.journal: Journal | None = None
+        """Where its publishes are recorded, if anywhere."""
         self.fingerprint = known.fingerprint if known is not None else ""
         by_key = known is not None and known.hashed.source == "routing_key" and not self.shadowed
         self.plain = by_key and all(target.is_queue for target in self.targets)
@@ -226,6 +229,8 @@ class RouteTable:
     def _put(self, exchange: bytes, route: Route) -> Route:
         if len(self.routes) >= MOST_ROUTES:
             self.clear()
+        if route.known is not None:
+            route.journal = self._tables.journal
         self.routes[exchange] = route
         return route
 
@@ -253,9 +258,11 @@ class RouteTables:
         selection: Selection,
         tallies: Tallies,
         mismatch: Callable[[str | None], str],
+        journal: Journal | None = None,
     ) -> None:
         """`mismatch` says why a broker of that cluster's name is not the one whose bindings are read; else empty."""
         self.router, self.selection, self.tallies, self.mismatch = router, selection, tallies, mismatch
+        self.journal = journal
         self._tables: WeakValueDictionary[tuple[str, str | None], RouteTable] = WeakValueDictionary()
         router.on_change.append(self._changed)
 

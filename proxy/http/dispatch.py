@@ -14,6 +14,8 @@ from proxy.amqp.link import Link
 from proxy.amqp.routes import PUBLISH, Choice, Route, RouteTable, RouteTables, Unread
 from proxy.http.message import Message
 from proxy.http.problems import ProblemError, invalid, unavailable
+from proxy.journal.buffer import Journal, Record
+from proxy.journal.witness import Witness
 from proxy.lookups import Absent, NotReadable
 from proxy.outcome import Outcome
 from proxy.publisher import Lanes, Login, Publisher, Unavailable
@@ -180,6 +182,8 @@ class Dispatch:
         if 0 < client.most_body < len(message.body):
             detail = f"body: {len(message.body)} bytes, the broker takes {client.most_body}"
             raise ProblemError(413, "too-large", detail, Outcome.INVALID)
+        if route.journal is not None and placed.choice is not None and placed.choice.slot < route.journal.limit:
+            told = self._witness(route.journal, placed, placed.choice, message, told), 0
         try:
             client.publish(exchange, method, message.header, stamp, key, message.body, (*told, tally))
         except ValueError as error:
@@ -189,6 +193,14 @@ class Dispatch:
         if placed.choice is not None:
             route.tally.value_missing += placed.choice.missing
         link.wake()
+
+    def _witness(
+        self, journal: Journal, placed: Placed, choice: Choice, message: Message, told: tuple[Receiver, int]
+    ) -> Witness:
+        header, key = message.header.payload(len(message.body)), message.key or b""
+        where, now = placed.where, journal.clock()
+        record = Record("http", placed.route, choice.by, where, choice.slot, key, header, 0, len(header), now)
+        return Witness(journal, record, told[0], told[1])
 
     def _count_passed(self, placed: Placed) -> Tally:
         if placed.reason is PassReason.CYCLE:

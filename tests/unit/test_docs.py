@@ -9,7 +9,9 @@ from proxy.amqp.routes import RouteTables
 from proxy.amqp.session import End
 from proxy.amqp.shared import Shared
 from proxy.config import Settings, field_names
+from proxy.files import Files
 from proxy.http.problems import _TITLES
+from proxy.journal.journaling import Journaling
 from proxy.management import Management
 from proxy.metrics import Counts, ProxyCollector
 from proxy.outcome import Outcome
@@ -47,7 +49,7 @@ def test_defaults_are_the_documented_ones() -> None:
         assert text == (f"{value:g}" if isinstance(value, float) else shown), name
 
 
-async def test_every_metric_is_documented_and_no_other() -> None:
+async def test_every_metric_is_documented_and_no_other(tmp_path: Path) -> None:
     router = Router(300, False)
     dial = Brokers(Settings().brokers, None, 1).dial
     publisher = Publisher(dial, lambda: ("", ""), connections=1, connect_timeout=1, confirm_timeout=1)
@@ -57,7 +59,9 @@ async def test_every_metric_is_documented_and_no_other() -> None:
         counts = Counts()
         tables = RouteTables(router, selection, counts.tallies["amqp"], lambda _: "")
         listener = Listener(Shared(tables, sync, dial, 1, frozenset(), counts.amqp_latency.add), 1)
-        families = list(ProxyCollector(counts, router, sync, publisher, listener).collect())
+        settings = Settings(journal_dir=tmp_path)
+        journaling = Journaling(settings, Files(settings))
+        families = list(ProxyCollector(counts, router, sync, publisher, listener, journaling).collect())
     suffix = {"counter": "_total", "info": "_info"}
     names = {family.name + suffix.get(family.type, "") for family in families}
     assert names == first_cells(section("Metrics"))

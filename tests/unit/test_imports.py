@@ -86,7 +86,7 @@ def top(name: str) -> str:
 
 def prefix(name: str) -> str:
     """The module that a dotted name begins with, in proxy or one of its packages."""
-    package = name.startswith(("proxy.amqp.", "proxy.http."))
+    package = name.startswith(("proxy.amqp.", "proxy.http.", "proxy.journal."))
     return ".".join(name.split(".")[: 3 if package else 2])
 
 
@@ -144,13 +144,15 @@ def test_what_makes_messages_of_bytes_knows_nothing_of_http(name: str) -> None:
 
 
 SANS_IO = [file for file in modules("proxy/amqp") if file.stem not in LEGS]
+HOT_JOURNAL = ROOT / "proxy" / "journal" / "buffer.py"
+"""What the hot path knows of the journal."""
 
 
-@pytest.mark.parametrize("file", SANS_IO, ids=title)
+@pytest.mark.parametrize("file", [*SANS_IO, HOT_JOURNAL], ids=title)
 def test_amqp_takes_bytes_and_gives_bytes_but_for_its_legs(file: Path) -> None:
     allowed = (sys.stdlib_module_names - IO) | COMPILER | {"ring"}
     ours = {"proxy.__version__", *(f"proxy.{module}" for module in PURE)}
-    ours |= {f"proxy.amqp.{other.stem}" for other in SANS_IO}
+    ours |= {f"proxy.amqp.{other.stem}" for other in SANS_IO} | {"proxy.journal.buffer"}
     for imported in imports_of(file):
         assert top(imported) in allowed or prefix(imported) in ours, f"{title(file)} imports {imported}"
 
@@ -173,7 +175,7 @@ def test_only_the_command_imports_the_app_only_the_app_http_and_only_who_publish
         "proxy.http": {"proxy/app.py"},
         "proxy.amqp": {"proxy/app.py", "proxy/metrics.py", "proxy/publisher.py"},
     }
-    if package == "proxy.http":
+    if package in ("proxy.http", "proxy.journal"):
         users["proxy.amqp"].add(title(file))
     for imported in imports_of(file):
         module = ".".join(imported.split(".")[:2])

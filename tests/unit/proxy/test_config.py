@@ -1,4 +1,5 @@
 import dataclasses
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -96,21 +97,47 @@ def test_every_setting_can_be_given_in_all_three_places(tmp_path: Path) -> None:
         "max_batch_body": "97",
         "max_in_flight": "96",
         "max_in_flight_bytes": "95",
+        "journal_dir": "/var/lib/ringproxy",
+        "journal_sample": "0.5",
+        "journal_key": "hash",
+        "journal_key_file": str(tmp_path / "secret"),
+        "journal_file_seconds": "5",
+        "journal_file_bytes": "94",
         "log_level": "debug",
     }
     (tmp_path / "secret").write_text("s3cret\n")
-    assert set(given) == set(field_names())
+    assert set(given) == set(field_names()) - {"journal_stream"}  # a journal goes to one of them
     by_flag = load(tmp_path, **given)
     by_environment = load(tmp_path, None, {f"RINGPROXY_{name.upper()}": text for name, text in given.items()})
     by_file = load(tmp_path, "".join(f'{name} = "{text}"\n' for name, text in given.items()))
     assert by_flag == by_environment == by_file
     defaults = Settings()
     for field in dataclasses.fields(Settings):
-        assert getattr(by_flag, field.name) != getattr(defaults, field.name), field.name
+        same = getattr(by_flag, field.name) == getattr(defaults, field.name)
+        assert same == (field.name == "journal_stream"), field.name
     assert by_flag.amqp_listen == Address("::1", 1)
     assert by_flag.brokers == (Address("rabbit-1", 5672), Address("::1", 5673))
     assert Settings().brokers == (Address("localhost", 5672),)
     assert by_flag.route == ("a*", "%2F/b")
+
+
+@pytest.mark.parametrize(
+    ("given", "fault"),
+    [
+        ({"journal_dir": "/a", "journal_stream": "q"}, "journal_stream: journal_dir is set too"),
+        ({"journal_stream": "q" * 256}, "journal_stream: longer than the 255 bytes"),
+        ({"journal_stream": "a\0b"}, "journal_stream: 'a\\x00b' is not a name"),
+        ({"journal_sample": "0"}, "journal_sample: 0 must be greater than 0"),
+        ({"journal_sample": "1.01"}, "journal_sample: 1.01 is more than 1"),
+        ({"journal_key": "hash"}, "journal_key: needs journal_key_file too"),
+        ({"journal_key_file": "/a"}, "journal_key_file: needs journal_key = hash too"),
+        ({"journal_key": "all"}, "journal_key: 'all' is not one of plain, hash, none"),
+        ({"journal_file_seconds": "0"}, "journal_file_seconds: 0 must be greater than 0"),
+    ],
+)
+def test_a_journal_that_cannot_be(tmp_path: Path, given: dict[str, str], fault: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(fault)):
+        load(tmp_path, **given)
 
 
 def test_every_setting_has_a_meaning() -> None:

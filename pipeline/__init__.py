@@ -1,0 +1,8 @@
+"""The data pipeline: Spark jobs over what the sidecars have published, and bulk publishing.
+
+Imports `ring`, the one source of truth for where a key goes; of `proxy` only what reads bindings and speaks AMQP.
+"""
+
+
+class PipelineError(Exception):
+    """What a user can mend: the message is one line that says what is wrong and where."""

@@ -1,0 +1,37 @@
+"""`python -m pipeline JOB ...`, and what spark-submit runs. Exit status: 0 done, 1 a verdict against, 2 an error."""
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+from pipeline import PipelineError
+
+JOBS = {
+    "usage": "messages, bytes, outcomes and latencies by window, exchange and queue",
+    "skew": "hot keys, and what of an uneven load is the ring's and what the keys'",
+    "whatif": "what a proposed ring would move, and what each queue would get",
+    "publish": "publish a table's rows straight to the queues, with confirms",
+    "reconcile": "the journal against what consumers saw",
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one job."""
+    parser = argparse.ArgumentParser(prog="python -m pipeline", description="ringproxy's data pipeline on Spark.")
+    jobs = parser.add_subparsers(dest="job", required=True, metavar="JOB")
+    for name, text in JOBS.items():
+        module = importlib.import_module(f"pipeline.{name}.command")
+        command = jobs.add_parser(name, help=text, description=module.__doc__)
+        module.add_arguments(command)
+        command.set_defaults(run=module.run)
+    options = parser.parse_args(arguments)
+    try:
+        return int(options.run(options))
+    except PipelineError as error:
+        print(f"pipeline {options.job}: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

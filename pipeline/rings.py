@@ -1,0 +1,93 @@
+"""Rings as files have them: docs/journal.md, "A ring". The owner of a slot is `ring.ring`'s to say."""
+
+import functools
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline import PipelineError
+from pipeline.schema import VERSION
+from ring.destination import MAX_WEIGHT, Destination
+from ring.hashing import RING_FORMAT
+from ring.ring import Ring, fingerprint
+
+
+@dataclass(frozen=True)
+class KnownRing:
+    """A ring, and what its exchange is."""
+
+    exchange_type: str
+    hashed: str
+    """As `HashedValue` prints it: ``routing_key``, ``header:customer``."""
+    weights: dict[Destination, int]
+
+    @property
+    def fingerprint(self) -> str:
+        """Equal fingerprints route equally."""
+        return fingerprint(self.weights, self.exchange_type, self.hashed)
+
+    @functools.cached_property
+    def ring(self) -> Ring:
+        """Its table."""
+        return Ring.build(self.weights)
+
+
+def parse_ring(text: str, where: str) -> KnownRing:
+    """A ring from JSON, of a journal or written by hand: only `destinations` must be there.
+
+    Raises PipelineError that begins with `where` and names the field.
+    """
+    try:
+        told = json.loads(text)
+    except ValueError as error:
+        raise PipelineError(f"{where}: not JSON: {error}") from None
+    if not isinstance(told, dict):
+        raise PipelineError(f"{where}: not a JSON object")
+    if (version := told.get("v", VERSION)) != VERSION:
+        raise PipelineError(f"{where}: schema version {version!r}, known is {VERSION}")
+    if (ring_format := told.get("ring_format", RING_FORMAT)) != RING_FORMAT:
+        raise PipelineError(f"{where}: ring_format {ring_format!r}, known is {RING_FORMAT}")
+    exchange_type = _text(told, "exchange_type", "x-consistent-hash", where)
+    known = KnownRing(exchange_type, _text(told, "hashed", "routing_key", where), _weights(told, where))
+    if told.get("fingerprint", known.fingerprint) != known.fingerprint:
+        raise PipelineError(f"{where}: fingerprint: {told['fingerprint']!r}, of what it says it is {known.fingerprint}")
+    return known
+
+
+def to_json(known: KnownRing) -> str:
+    """What `parse_ring` reads."""
+    told = {
+        "v": VERSION,
+        "fingerprint": known.fingerprint,
+        "ring_format": RING_FORMAT,
+        "exchange_type": known.exchange_type,
+        "hashed": known.hashed,
+        "destinations": [[d.kind, d.name, weight] for d, weight in sorted(known.weights.items())],
+    }
+    return json.dumps(told, ensure_ascii=False)
+
+
+def _text(told: dict[str, Any], field: str, default: str, where: str) -> str:
+    value = told.get(field, default)
+    if not isinstance(value, str) or not value:
+        raise PipelineError(f"{where}: {field}: {value!r} is not a text")
+    return value
+
+
+def _weights(told: dict[str, Any], where: str) -> dict[Destination, int]:
+    given = told.get("destinations")
+    if not isinstance(given, list) or not given:
+        raise PipelineError(f"{where}: destinations: {given!r} is not a list of [kind, name, weight]")
+    weights: dict[Destination, int] = {}
+    for n, one in enumerate(given):
+        match one:
+            case ["queue" | "exchange" as kind, str(name), int(weight)] if not isinstance(weight, bool):
+                destination = Destination(kind, name)
+            case _:
+                raise PipelineError(f"{where}: destinations[{n}]: {one!r} is not [kind, name, weight]")
+        if not 1 <= weight <= MAX_WEIGHT:
+            raise PipelineError(f"{where}: destinations[{n}]: weight {weight} is outside 1 to {MAX_WEIGHT}")
+        if destination in weights:
+            raise PipelineError(f"{where}: destinations[{n}]: {destination} is there twice")
+        weights[destination] = weight
+    return weights

@@ -1,0 +1,49 @@
+"""The Spark session: a local one on a laptop, or the one that spark-submit has set up; and how its errors are told."""
+
+import os
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from pipeline import PipelineError
+from pipeline.java import ensure_java
+
+_RAISED = re.compile(r"\[USER_RAISED_EXCEPTION\] (.*?)(?: SQLSTATE|\n|$)")
+_UNREADABLE = re.compile(r"\[FAILED_READ_FILE[^\]]*\] .*?(file:\S+|\S+://\S+?)[.\s]")
+
+
+@contextmanager
+def spark_session(name: str) -> Iterator[SparkSession]:
+    """A session, stopped at the end. Raises PipelineError where there is no Java, and for what a job itself raised."""
+    builder = SparkSession.builder.appName(f"ringproxy {name}")
+    if "PYSPARK_GATEWAY_PORT" not in os.environ:  # which spark-submit sets
+        ensure_java()
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        builder = builder.master("local[*]").config("spark.driver.memory", "2g").config("spark.ui.enabled", "false")
+    spark = (
+        builder.config("spark.sql.session.timeZone", "UTC")
+        .config("spark.sql.sources.partitionOverwriteMode", "dynamic")
+        .config("spark.ui.showConsoleProgress", "true")
+        .getOrCreate()
+    )
+    spark.sparkContext.setLogLevel("ERROR")
+    try:
+        yield spark
+    except PySparkException as error:
+        raise PipelineError(in_one_line(str(error))) from error
+    finally:
+        spark.stop()
+
+
+def in_one_line(text: str) -> str:
+    """What a user needs of a Spark exception's text: what a job raised, the file that is unreadable, or a line."""
+    if found := _RAISED.search(text):
+        return found[1]
+    if found := _UNREADABLE.search(text):
+        why = " (truncated)" if "EOFException" in text or "Unexpected end" in text else ""
+        return f"{found[1]}: cannot be read{why}"
+    return text.strip().splitlines()[0] if text.strip() else "Spark failed without a word"

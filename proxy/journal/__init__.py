@@ -1,0 +1,1 @@
+"""The journal: what was published, record by record, for the data pipeline (docs/journal.md)."""

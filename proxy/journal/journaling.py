@@ -1,0 +1,70 @@
+"""The journal of a sidecar, put together from its settings."""
+
+import contextlib
+from collections.abc import AsyncIterator
+from queue import SimpleQueue
+from time import monotonic
+
+from proxy.config import ConfigError, Settings
+from proxy.credentials import secret
+from proxy.files import Files
+from proxy.journal import lines
+from proxy.journal.buffer import Filled, Journal
+from proxy.journal.files import FileStore
+from proxy.journal.lines import KeyForm, Lines
+from proxy.journal.writer import Store, Writer, proxy_id, writing
+from ring.hashing import SLOTS
+
+_PATIENCE = 30.0
+"""Seconds for which a message to the stream queue is tried; meanwhile the buffers fill."""
+
+
+class Journaling:
+    """What is to be journalled, and who writes it; nothing where no setting asks for it."""
+
+    def __init__(self, settings: Settings, files: Files) -> None:
+        """Raises ConfigError, which names the setting."""
+        self.journal: Journal | None = None
+        self.writer: Writer | None = None
+        proxy = proxy_id()
+        store = _store(settings, files, proxy)
+        if store is None:
+            return
+        filled: SimpleQueue[Filled | None] = SimpleQueue()
+        self.journal = Journal(max(1, round(settings.journal_sample * SLOTS)), filled.put, monotonic)
+        self.writer = Writer(self.journal, filled, store, Lines(proxy, settings.journal_sample, _key_form(settings)))
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Writes, until the end."""
+        if self.journal is None or self.writer is None:
+            yield
+            return
+        async with writing(self.journal, self.writer):
+            yield
+
+
+def _store(settings: Settings, files: Files, proxy: str) -> Store | None:
+    if settings.journal_dir is not None:
+        return FileStore(
+            settings.journal_dir,
+            proxy,
+            most_seconds=settings.journal_file_seconds,
+            most_bytes=settings.journal_file_bytes,
+        )
+    if settings.journal_stream is not None:
+        # Only here: aio-pika takes 10 MiB of memory.
+        from proxy.journal.stream import StreamStore, connector
+
+        return StreamStore(connector(settings, files), settings.journal_stream, proxy, patience=_PATIENCE)
+    return None
+
+
+def _key_form(settings: Settings) -> KeyForm:
+    if settings.journal_key == "hash":
+        assert settings.journal_key_file is not None
+        key = secret("journal_key_file", settings.journal_key_file).encode()
+        if len(key) > lines.MOST_SECRET:
+            raise ConfigError(f"journal_key_file: {len(key)} bytes, BLAKE2b takes keys of {lines.MOST_SECRET} at most")
+        return lines.hashed(key)
+    return lines.plain if settings.journal_key == "plain" else lines.none

@@ -1,0 +1,104 @@
+"""Records and rings as the JSON of docs/journal.md."""
+
+import hashlib
+import json
+from base64 import b64encode
+from collections.abc import Callable
+from json.encoder import encode_basestring_ascii as quoted
+
+from proxy.amqp.routes import Route
+from proxy.journal.buffer import Record
+from proxy.outcome import Outcome
+from proxy.router import KnownRing
+from ring.destination import Destination
+from ring.hashing import RING_FORMAT
+
+VERSION = 1
+"""Of the schema."""
+
+MOST_SECRET = hashlib.blake2b.MAX_KEY_SIZE
+
+_MOST_NAMES = 10_000
+"""Routes and destinations whose JSON is kept; clients choose the names."""
+
+KeyForm = Callable[[bytes], str]
+"""From a key to its JSON."""
+
+
+def plain(key: bytes) -> str:
+    """A key as it is."""
+    return f'"{b64encode(key).decode()}"'
+
+
+def hashed(secret: bytes) -> KeyForm:
+    """A key as 16 bytes that only those who have the secret can tell from another's."""
+    keyed = hashlib.blake2b(key=secret, digest_size=16)
+
+    def form(key: bytes) -> str:
+        one = keyed.copy()
+        one.update(key)
+        return plain(one.digest())
+
+    return form
+
+
+def none(_: bytes) -> str:
+    """No key."""
+    return "null"
+
+
+class Lines:
+    """Makes the lines of one sidecar."""
+
+    def __init__(self, proxy: str, sample: float, key: KeyForm) -> None:
+        """`proxy` is this process's id."""
+        self._start = f'{{"v":{VERSION},"event":"{proxy}-'
+        self._proxy = f',"proxy":"{proxy}","seq":'
+        self._sample = f',"sample":{sample:g},"ingress":"'
+        self._key = key
+        self._routes: dict[tuple[Route, Route], str] = {}
+        self._destinations: dict[Destination, str] = {}
+
+    def line(self, record: Record, seq: int, epoch: float) -> str:
+        """One record, with its newline; `epoch` is the wall clock's time, in seconds, at monotonic 0."""
+        key, message_id, destination = record.key, record.message_id, record.destination
+        latency = "null" if record.outcome is Outcome.SENT else str(int((record.told_at - record.published_at) * 1e6))
+        told = quoted(message_id.decode(errors="replace")) if message_id is not None else "null"
+        route = self._routes.get((record.route, record.chosen_by)) or self._route(record.route, record.chosen_by)
+        where = _NOWHERE if destination is None else self._destinations.get(destination) or self._where(destination)
+        return (
+            f'{self._start}{seq}","time":{int((record.told_at + epoch) * 1e6)}{self._proxy}{seq}{self._sample}'
+            f'{record.ingress}"{route},"key":{self._key(key) if key is not None else "null"},"slot":{record.slot}'
+            f'{where},"outcome":"{record.outcome}","latency":{latency},"bytes":{record.size},"message_id":{told}}}\n'
+        )
+
+    def _route(self, route: Route, chosen_by: Route) -> str:
+        if len(self._routes) >= _MOST_NAMES:
+            self._routes.clear()
+        vhost, exchange = route.name
+        text = f',"vhost":{quoted(vhost)},"exchange":{quoted(exchange)},"ring":"{chosen_by.fingerprint}"'
+        self._routes[route, chosen_by] = text
+        return text
+
+    def _where(self, destination: Destination) -> str:
+        if len(self._destinations) >= _MOST_NAMES:
+            self._destinations.clear()
+        text = f',"kind":"{destination.kind}","destination":{quoted(destination.name)}'
+        self._destinations[destination] = text
+        return text
+
+
+_NOWHERE = ',"kind":null,"destination":null'
+
+
+def ring_json(known: KnownRing) -> bytes:
+    """A ring, under its fingerprint."""
+    told = {
+        "v": VERSION,
+        "fingerprint": known.fingerprint,
+        "ring_format": RING_FORMAT,
+        "exchange_type": known.exchange_type,
+        "hashed": str(known.hashed),
+        "destinations": [[d.kind, d.name, weight] for d, weight in known.ring.as_weights().items()],
+    }
+    return json.dumps(told).encode() + b"\n"

@@ -1,0 +1,176 @@
+"""The thread that writes the journal: takes full buffers, makes lines of them, hands those to a store."""
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import threading
+import time
+from collections.abc import AsyncIterator
+from queue import Empty, SimpleQueue
+from typing import Protocol
+
+from proxy.journal.buffer import Filled, Journal
+from proxy.journal.lines import Lines, ring_json
+from proxy.router import KnownRing
+
+log = logging.getLogger(__name__)
+
+TURN = 1.0
+"""Seconds after which a buffer is written though it is not full."""
+
+_LAST_WORDS = 5.0
+"""Seconds for what is still to be written at the end."""
+
+_CHUNK = 1 << 18
+"""Characters of lines that are written at once."""
+
+_STRETCH = 64
+"""Records in a row that hold up the event loop: 0.1 ms."""
+_BREATH = 0.0001
+
+_HOUR = 3600
+
+
+class StoreError(Exception):
+    """Records could not be written; the message says why."""
+
+
+class Store(Protocol):
+    """Where lines go. Called by one thread; each may raise OSError or StoreError, and then is asked to give up."""
+
+    def ring(self, fingerprint: str, content: bytes) -> None:
+        """Keeps a ring, before the first lines that name it; again if it likes."""
+
+    def write(self, lines: bytes, records: int, first: int, at: float) -> None:
+        """Keeps lines of one hour: how many, the number of the first, and its time in seconds since 1970."""
+
+    def look(self) -> None:
+        """Called every second or so."""
+
+    def give_up(self) -> int:
+        """Drops what was kept and cannot be finished: how many records."""
+
+    def close(self) -> None:
+        """At the end."""
+
+
+class Writer:
+    """The thread's state. Its figures may be read by others."""
+
+    def __init__(self, journal: Journal, filled: "SimpleQueue[Filled | None]", store: Store, lines: Lines) -> None:
+        """Not running. `filled` has the journal's full buffers, and in the end None."""
+        self._journal, self.filled, self._store, self._lines = journal, filled, store, lines
+        self._rings: set[str] = set()
+        self._due: dict[str, KnownRing] = {}
+        """Rings of the present chunk that are not kept yet."""
+        self._chunk: list[str] = []
+        self._size = self._first = self._hour = 0
+        self.written = self.lost = 0
+        """Records."""
+        self.fault = ""
+        """Why the last write failed; empty where it did not."""
+
+    def run(self) -> None:
+        """Until it gets None."""
+        while True:
+            try:
+                filled = self.filled.get(timeout=TURN)
+            except Empty:
+                self._try_to_look()
+                continue
+            if filled is None:
+                break
+            try:
+                self._take(filled)
+            except Exception:
+                log.exception("a defect while writing the journal: %d records are dropped", filled.used)
+                self.lost += filled.used
+            self._journal.spare.append(filled.records)
+            self._try_to_look()
+        try:
+            self._store.close()
+        except (OSError, StoreError) as error:
+            self._failed(error, 0)
+
+    def _take(self, filled: Filled) -> None:
+        epoch = time.time() - time.monotonic()
+        self._chunk, self._size, self._first, self._due = [], 0, filled.first, {}
+        for n in range(filled.used):
+            record, filled.records[n] = filled.records[n], None
+            assert record is not None
+            hour = int((record.told_at + epoch) // _HOUR)
+            if self._size >= _CHUNK or (hour != self._hour and self._chunk):
+                self._flush(filled.first + n)
+            self._hour = hour
+            known = record.chosen_by.known
+            if known is not None and known.fingerprint not in self._rings:
+                self._due[known.fingerprint] = known
+            line = self._lines.line(record, filled.first + n, epoch)
+            self._chunk.append(line)
+            self._size += len(line)
+            if not n % _STRETCH:
+                # Lets the event loop run: one that is ready would get its turn after 5 ms only.
+                time.sleep(_BREATH)
+        self._flush(filled.first + filled.used)
+
+    def _flush(self, following: int) -> None:
+        """Writes the chunk; `following` is the number of the record after it."""
+        chunk, count = self._chunk, len(self._chunk)
+        try:
+            for fingerprint, known in self._due.items():
+                self._store.ring(fingerprint, ring_json(known))
+            self._rings.update(self._due)
+            self._store.write("".join(chunk).encode(), count, self._first, float(self._hour * _HOUR))
+        except (OSError, StoreError) as error:
+            self._failed(error, count)
+        else:
+            self.written += count
+            if self.fault:
+                log.info("the journal is written again")
+            self.fault = ""
+        self._chunk, self._size, self._first, self._due = [], 0, following, {}
+
+    def _try_to_look(self) -> None:
+        try:
+            self._store.look()
+        except (OSError, StoreError) as error:
+            self._failed(error, 0)
+
+    def _failed(self, error: Exception, count: int) -> None:
+        given_up = self._store.give_up()
+        self.written -= given_up
+        self.lost += count + given_up
+        if str(error) != self.fault:
+            log.warning("the journal cannot be written, records are dropped: %s", error)
+        self.fault = str(error)
+
+
+def proxy_id() -> str:
+    """Of this process, for as long as it runs."""
+    return secrets.token_hex(8)
+
+
+@contextlib.asynccontextmanager
+async def writing(journal: Journal, writer: Writer) -> AsyncIterator[None]:
+    """Writes what is journalled, until the end, when what is there gets a moment."""
+    thread = threading.Thread(target=writer.run, name="journal", daemon=True)
+    thread.start()
+    turning = asyncio.create_task(_turning(journal))
+    try:
+        yield
+    finally:
+        turning.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await turning
+        journal.turn()
+        writer.filled.put(None)
+        await asyncio.to_thread(thread.join, _LAST_WORDS)
+        if thread.is_alive():
+            log.warning("the journal's last records were not written in time")
+
+
+async def _turning(journal: Journal) -> None:
+    while True:
+        await asyncio.sleep(TURN)
+        journal.turn()

@@ -1,0 +1,236 @@
+"""The journal of a sidecar: what was published, and what became of it, as files and as messages of a stream queue."""
+
+import asyncio
+import base64
+import gzip
+import hashlib
+import json
+import os
+import signal
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import aio_pika
+import pytest
+from aio_pika.abc import AbstractIncomingMessage
+from pamqp.commands import Basic
+
+from ring.destination import Destination
+from ring.hashing import SLOTS, slot_of
+from ring.ring import fingerprint
+from tests.integration.broker_api import DEADLINE_SECONDS, VirtualHost, wait_until
+from tests.integration.conftest import USER, Login, StartSidecar
+from tests.integration.rings import owner
+from tests.integration.sidecar import Sidecar
+from tests.integration.test_access import refused
+from tests.integration.wire_client import Client
+
+QUEUES = ["q1", "q2", "q3"]
+
+
+def read(folder: Path) -> list[dict[str, Any]]:
+    """The records of all whole files, in the order of their numbers."""
+    files = (folder / "records").glob("dt=*/hour=*/[!.]*.jsonl.gz")
+    lines = [json.loads(line) for file in files for line in gzip.decompress(file.read_bytes()).splitlines()]
+    return sorted(lines, key=lambda record: record["seq"])
+
+
+def journalled(sidecar: Sidecar, folder: Path) -> list[dict[str, Any]]:
+    """What a sidecar has journalled when it is stopped."""
+    sidecar.stop()
+    records = read(folder)
+    assert [record["seq"] for record in records] == list(range(1, len(records) + 1))
+    assert len({record["proxy"] for record in records}) <= 1
+    return records
+
+
+def weights(queues: list[str]) -> dict[Destination, int]:
+    return {Destination("queue", queue): 1 for queue in queues}
+
+
+def test_publishes_by_http_and_amqp(
+    start_sidecar: StartSidecar, vhost: VirtualHost, client: Client, tmp_path: Path
+) -> None:
+    vhost.ring("orders", QUEUES)
+    sidecar = start_sidecar(journal_dir=str(tmp_path))
+    keys = [f"key {n}" for n in range(20)]
+    for key in keys:
+        assert (
+            sidecar.publish("orders", key, b"12345", vhost=vhost.name, headers={"Amqp-Message-Id": key}).status == 200
+        )
+    with client.session(sidecar.amqp_port, vhost.name) as peer:
+        peer.channel(1)
+        peer.publish(1, "orders", "unconfirmed", b"1", Basic.Properties(message_id="m"))
+        peer.confirm(1)
+        for key in keys:
+            peer.publish(1, "orders", key, b"123")
+        acked = 0
+        while acked < len(keys):
+            acked = max(acked, peer.expect(1, Basic.Ack).delivery_tag)
+
+    records = journalled(sidecar, tmp_path)
+    assert Counter((r["ingress"], r["outcome"]) for r in records) == {
+        ("http", "confirmed"): 20,
+        ("amqp", "confirmed"): 20,
+        ("amqp", "sent"): 1,
+    }
+    for record in records:
+        key = base64.b64decode(record["key"])
+        assert record["slot"] == slot_of(key)
+        assert (record["kind"], record["destination"]) == ("queue", owner(QUEUES, key))
+        assert (record["vhost"], record["exchange"]) == (vhost.name, "orders")
+        if record["outcome"] == "sent":
+            assert (record["latency"], record["bytes"], record["message_id"]) == (None, 1, "m")
+        else:
+            assert 0 < record["latency"] < 30_000_000
+            of_http = (5, key.decode())
+            assert (record["bytes"], record["message_id"]) == (of_http if record["ingress"] == "http" else (3, None))
+    (ring,) = [json.loads(file.read_bytes()) for file in (tmp_path / "rings").iterdir()]
+    assert {record["ring"] for record in records} == {ring["fingerprint"]}
+    assert ring["fingerprint"] == fingerprint(weights(QUEUES), "x-consistent-hash", "routing_key")
+    assert [Destination(kind, name) for kind, name, _ in ring["destinations"]] == sorted(weights(QUEUES))
+
+
+def test_a_sample_has_all_of_a_key_or_nothing(start_sidecar: StartSidecar, vhost: VirtualHost, tmp_path: Path) -> None:
+    vhost.ring("orders", QUEUES)
+    secret = tmp_path / "secret"
+    secret.write_text("s3cret\n")
+    settings = {"journal_dir": str(tmp_path / "j"), "journal_sample": "0.25"}
+    sidecar = start_sidecar(**settings, journal_key="hash", journal_key_file=str(secret))
+    keys = [f"key {n}" for n in range(100)] * 2
+    assert sidecar.batch("orders", [{"key": key, "payload": "x"} for key in keys], vhost=vhost.name).status == 200
+
+    records = journalled(sidecar, tmp_path / "j")
+    sampled = [key for key in keys if slot_of(key.encode()) < SLOTS // 4]
+    assert 5 < len(set(sampled)) < 60
+    digests = [hashlib.blake2b(key.encode(), key=b"s3cret", digest_size=16).digest() for key in sampled]
+    assert Counter(base64.b64decode(record["key"]) for record in records) == Counter(digests)
+    assert {record["sample"] for record in records} == {0.25}
+    assert b"key " not in b"".join(file.read_bytes() for file in (tmp_path / "j").rglob("*.json"))
+
+
+def test_what_came_back_was_passed_or_hashes_a_header(
+    start_sidecar: StartSidecar, vhost: VirtualHost, client: Client, tmp_path: Path
+) -> None:
+    vhost.ring("orders", QUEUES)
+    vhost.ring("by header", ["h1", "h2"], hash_header="customer")
+    vhost.ring("shadowed", ["s1"])
+    vhost.exchange("plain", "fanout")
+    sidecar = start_sidecar(journal_dir=str(tmp_path), shadow="*/shadowed", sync_interval="600", journal_key="plain")
+    lost = next(key for key in map(str, range(99)) if owner(QUEUES, key) == "q2")
+    assert sidecar.publish("orders", "first", vhost=vhost.name).status == 200
+    vhost.delete_queue("q2")
+    with client.session(sidecar.amqp_port, vhost.name) as peer:
+        peer.channel(1)
+        peer.confirm(1)
+        peer.publish(1, "orders", lost, b"")
+        peer.expect(1, Basic.Ack)
+        headers = Basic.Properties(headers={"customer": "alice"})
+        peer.publish(1, "by header", "key", b"", headers)
+        peer.expect(1, Basic.Ack)
+        peer.publish(1, "by header", "key", b"")
+        peer.expect(1, Basic.Ack)
+        peer.publish(1, "shadowed", "1", b"")
+        peer.expect(1, Basic.Ack)
+    assert sidecar.publish("plain", "not journalled", vhost=vhost.name).status == 503
+
+    first, rerouted, by_header, without, shadowed = journalled(sidecar, tmp_path)
+    assert first["outcome"] == "confirmed"
+    assert (rerouted["outcome"], rerouted["destination"]) == ("confirmed", owner(["q1", "q3"], lost))
+    assert base64.b64decode(by_header["key"]) == b"alice"
+    assert by_header["slot"] == slot_of(b"alice")
+    assert (without["key"], without["slot"]) == (None, slot_of(b""))
+    assert (shadowed["outcome"], shadowed["kind"], shadowed["destination"]) == ("passed", None, None)
+    assert len(list((tmp_path / "rings").iterdir())) == 3
+
+
+def test_a_sidecar_that_is_killed_leaves_no_half_file_to_read(
+    start_sidecar: StartSidecar, vhost: VirtualHost, tmp_path: Path
+) -> None:
+    vhost.ring("orders", QUEUES)
+    sidecar = start_sidecar(journal_dir=str(tmp_path), journal_file_seconds="1")
+    assert sidecar.publish("orders", "k", vhost=vhost.name).status == 200
+    wait_until("the first file", lambda: read(tmp_path))
+    assert sidecar.publish("orders", "k", vhost=vhost.name).status == 200
+    sidecar.signal(signal.SIGKILL)
+    sidecar.process.wait()
+    assert [record["seq"] for record in read(tmp_path)][:1] == [1]
+
+
+def test_a_disk_that_fails_costs_records_and_no_publish(
+    start_sidecar: StartSidecar, vhost: VirtualHost, tmp_path: Path
+) -> None:
+    vhost.ring("orders", QUEUES)
+    sidecar = start_sidecar(journal_dir=str(tmp_path), journal_file_seconds="0.2")
+    os.rename(tmp_path / "records", tmp_path / "away")
+    (tmp_path / "records").touch()
+    assert sidecar.publish("orders", "lost", vhost=vhost.name).status == 200
+    wait_until("it is told", lambda: sidecar.metric("ringproxy_journal_failing") == 1)
+    assert sidecar.metric("ringproxy_journal_dropped_total", reason="store") == 1
+    (tmp_path / "records").unlink()
+    assert sidecar.publish("orders", "written", vhost=vhost.name).status == 200
+    wait_until("it is well again", lambda: sidecar.metric("ringproxy_journal_failing") == 0)
+    assert sidecar.metric("ringproxy_journal_records_total") == 2
+    sidecar.stop()
+    assert [record["seq"] for record in read(tmp_path)] == [2]
+
+
+async def consumed(login: Login, queue: str, count: int) -> list[AbstractIncomingMessage]:
+    """The first messages of a stream queue."""
+    found: list[AbstractIncomingMessage] = []
+    connection = await aio_pika.connect(login.broker_url)
+    async with connection, asyncio.timeout(DEADLINE_SECONDS):
+        channel = await connection.channel()
+        await channel.set_qos(10)
+        stream = await channel.get_queue(queue)
+        async with stream.iterator(arguments={"x-stream-offset": "first"}) as messages:
+            async for message in messages:
+                await message.ack()
+                found.append(message)
+                if len(found) == count:
+                    return found
+    raise AssertionError("unreachable")
+
+
+async def test_a_stream_queue(start_sidecar: StartSidecar, login: Login, vhost: VirtualHost) -> None:
+    home = VirtualHost(vhost.api, login.vhost, [])
+    home.permit(USER, configure="the journal", read=".*")
+    vhost.ring("orders", QUEUES)
+    sidecar = start_sidecar(journal_stream="the journal")
+    try:
+        for n in range(5):
+            assert sidecar.publish("orders", f"{n}", vhost=vhost.name).status == 200
+        sidecar.stop()
+        queue = home.api.ask("GET", "queues", home.name, "the journal")
+        assert queue["arguments"]["x-queue-type"] == "stream"
+        ring, first = await consumed(login, "the journal", 2)
+        assert (ring.type, first.type) == ("ringproxy.ring.v1", "ringproxy.records.v1")
+        assert first.content_encoding == "gzip"
+        records = [json.loads(line) for line in gzip.decompress(first.body).splitlines()]
+        assert records[0]["seq"] == 1
+        assert {record["ring"] for record in records} == {json.loads(ring.body)["fingerprint"]}
+    finally:
+        home.delete_queue("the journal")
+        home.permit(USER)
+
+
+def test_a_stream_queue_that_may_not_be_declared_costs_no_publish(
+    start_sidecar: StartSidecar, vhost: VirtualHost
+) -> None:
+    vhost.ring("orders", QUEUES)
+    sidecar = start_sidecar(journal_stream="not permitted", drain_time="1")
+    assert sidecar.publish("orders", "k", vhost=vhost.name).status == 200
+    wait_until("it has tried", lambda: "stream queue 'not permitted'" in sidecar.log())
+    assert sidecar.publish("orders", "k", vhost=vhost.name).status == 200
+
+
+@pytest.mark.parametrize("made", ["file", "secret"])
+def test_a_journal_that_cannot_be_is_refused_at_the_start(tmp_path: Path, made: str) -> None:
+    if made == "file":
+        (tmp_path / "f").touch()
+        assert "journal_dir: " in refused(journal_dir=str(tmp_path / "f"))
+    else:
+        (tmp_path / "s").write_text("x" * 65)
+        line = refused(journal_dir=str(tmp_path), journal_key="hash", journal_key_file=str(tmp_path / "s"))
+        assert "journal_key_file: 65 bytes, BLAKE2b takes keys of 64 at most" in line

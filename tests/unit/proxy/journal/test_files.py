@@ -1,0 +1,135 @@
+"""Files of the journal: hidden until they are whole, of one hour each, and what a disk that fails takes with it."""
+
+import gzip
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+from queue import SimpleQueue
+
+import pytest
+
+from proxy.config import ConfigError
+from proxy.journal.buffer import CAPACITY, Filled, Journal, Record
+from proxy.journal.files import FileStore
+from proxy.journal.lines import Lines, plain
+from proxy.journal.writer import Writer
+from proxy.outcome import Outcome
+from tests.unit.proxy.journal.test_buffer import record
+
+HOUR = 3600.0
+PROXY = "00000000000000ab"
+
+
+def store(folder: Path, seconds: float = 60, most_bytes: int = 1 << 20) -> FileStore:
+    return FileStore(folder, PROXY, most_seconds=seconds, most_bytes=most_bytes)
+
+
+def shown(folder: Path) -> dict[str, bytes]:
+    """The files that a reader sees, unpacked."""
+    found = [path for path in (folder / "records").rglob("*") if path.is_file() and not path.name.startswith(".")]
+    return {str(path.relative_to(folder / "records")): gzip.decompress(path.read_bytes()) for path in found}
+
+
+def hidden(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob(".*") if path.is_file()]
+
+
+def test_a_file_shows_when_it_is_whole(tmp_path: Path) -> None:
+    made = store(tmp_path / "new" / "folder")
+    made.write(b"a\n", 1, 1, 5 * HOUR)
+    made.write(b"b\n", 1, 2, 5 * HOUR + 1)
+    assert shown(tmp_path / "new" / "folder") == {}
+    made.finish()
+    assert shown(tmp_path / "new" / "folder") == {f"dt=1970-01-01/hour=05/{PROXY}-000000000001.jsonl.gz": b"a\nb\n"}
+    made.finish()
+    assert hidden(tmp_path) == []
+
+
+def test_each_hour_and_each_size_has_its_file(tmp_path: Path) -> None:
+    made = store(tmp_path, most_bytes=100)
+    made.write(b"a\n", 1, 1, 24 * HOUR - 1)
+    made.write(b"b\n", 1, 2, 24 * HOUR)
+    big = random.Random(1).randbytes(100_000)  # so that it does not stay in the compressor
+    made.write(big, 1, 3, 24 * HOUR)
+    made.write(b"c\n", 1, 4, 24 * HOUR)
+    made.close()
+    assert shown(tmp_path) == {
+        f"dt=1970-01-01/hour=23/{PROXY}-000000000001.jsonl.gz": b"a\n",
+        f"dt=1970-01-02/hour=00/{PROXY}-000000000002.jsonl.gz": b"b\n" + big,
+        f"dt=1970-01-02/hour=00/{PROXY}-000000000004.jsonl.gz": b"c\n",
+    }
+
+
+def test_a_file_is_closed_when_its_time_is_over(tmp_path: Path) -> None:
+    made = store(tmp_path, seconds=0.05)
+    made.write(b"a\n", 1, 1, HOUR)
+    made.look()
+    assert shown(tmp_path) == {}
+    time.sleep(0.06)
+    made.look()
+    assert len(shown(tmp_path)) == 1
+
+
+def test_a_ring_is_written_once(tmp_path: Path) -> None:
+    made = store(tmp_path)
+    made.ring("f", b"one")
+    made.ring("f", b"other")
+    assert (tmp_path / "rings" / "f.json").read_bytes() == b"one"
+    assert hidden(tmp_path) == []
+
+
+def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"journal_dir: .*file.* cannot be written to: Not a directory"):
+        store(tmp_path / "file")
+
+
+def run(folder: Path, count: int, between: Callable[[Writer, Journal], None]) -> tuple[Writer, Journal]:
+    """A writer that has written `count` records, twice, with something between."""
+    filled: SimpleQueue[Filled | None] = SimpleQueue()
+    journal = Journal(1 << 20, filled.put, time.monotonic)
+    writer = Writer(journal, filled, store(folder), Lines(PROXY, 1.0, plain))
+    for again in (True, False):
+        for n in range(count):
+            journal.add(_now(record(n)), Outcome.CONFIRMED, time.monotonic())
+        journal.turn()
+        filled.put(None)
+        writer.run()
+        if again:
+            between(writer, journal)
+    return writer, journal
+
+
+def _now(made: Record) -> Record:
+    made.published_at = time.monotonic()
+    return made
+
+
+def test_the_writer_writes_all_and_gives_the_buffers_back(tmp_path: Path) -> None:
+    writer, journal = run(tmp_path, CAPACITY + 5, lambda *_: None)
+    lines = b"".join(text for _, text in sorted(shown(tmp_path).items())).splitlines()
+    assert len(lines) == writer.written == journal.sequence == 2 * (CAPACITY + 5)
+    assert (writer.lost, journal.dropped, len(journal.spare)) == (0, 0, 5)
+    assert all(one is None for buffer in journal.spare for one in buffer)
+
+
+def test_what_cannot_be_written_is_counted_and_writing_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    # Nothing of root's is refused for want of a permission: a file stands where a folder should.
+    records = tmp_path / "records"
+
+    def block(writer: Writer, _: Journal) -> None:
+        assert (writer.written, writer.lost) == (0, 10)
+        assert "Not a directory" in writer.fault or "File exists" in writer.fault
+        today.unlink()
+
+    store(tmp_path)
+    today = records / time.strftime("dt=%Y-%m-%d", time.gmtime())
+    today.touch()
+    writer, _ = run(tmp_path, 10, block)
+    assert (writer.written, writer.lost, writer.fault) == (10, 10, "")
+    (text,) = shown(tmp_path).values()
+    assert b'"seq":11,' in text.splitlines()[0]
+    assert sum("cannot be written" in message for message in caplog.messages) == 1

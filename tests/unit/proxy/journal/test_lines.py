@@ -1,0 +1,102 @@
+"""The lines of the journal, as a reader of docs/journal.md takes them."""
+
+import base64
+import hashlib
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.amqp.routes import Route
+from proxy.journal.buffer import Record
+from proxy.journal.lines import KeyForm, Lines, hashed, none, plain, ring_json
+from proxy.outcome import Outcome
+from proxy.router import KnownRing
+from proxy.tally import Tally
+from ring.destination import Destination
+from ring.hashed import HashedValue
+from ring.ring import Ring, fingerprint
+
+CONTRACT = (Path(__file__).parents[4] / "docs/journal.md").read_text()
+
+
+def line(
+    key: bytes = b"k",
+    name: tuple[str, str] = ("/", "orders"),
+    destination: Destination | None = None,
+    outcome: Outcome = Outcome.CONFIRMED,
+    message_id: bytes | None = None,
+    form: KeyForm = plain,
+) -> Any:
+    header = b"\0\x3c\0\0" + (5).to_bytes(8, "big")
+    header += b"\0\0" if message_id is None else b"\0\x80" + bytes((len(message_id),)) + message_id
+    route = Route(name, Tally(), None)
+    record = Record("http", route, route, destination, 77, key, header, 0, len(header), 10.5)
+    record.outcome, record.told_at = outcome, 10.75
+    text = Lines("0123456789abcdef", 0.25, form).line(record, 3, 1_000_000_000.0)
+    assert text.endswith("}\n")
+    assert text.count("\n") == 1
+    return json.loads(text)
+
+
+def test_a_line_has_every_field_of_the_contract_and_no_other() -> None:
+    table = CONTRACT.split("## A record")[1].split("## A ring")[0]
+    named = [
+        name for cell in re.findall(r"^\| (`[^|]*`) \|", table, flags=re.M) for name in re.findall(r"`(\w+)`", cell)
+    ]
+    assert list(line()) != []
+    assert set(line()) == set(named)
+    assert line(destination=Destination("queue", "q"), message_id=b"id") == {
+        "v": 1,
+        "event": "0123456789abcdef-3",
+        "time": 1_000_000_010_750_000,
+        "proxy": "0123456789abcdef",
+        "seq": 3,
+        "sample": 0.25,
+        "ingress": "http",
+        "vhost": "/",
+        "exchange": "orders",
+        "ring": "",
+        "key": "aw==",
+        "slot": 77,
+        "kind": "queue",
+        "destination": "q",
+        "outcome": "confirmed",
+        "latency": 250_000,
+        "bytes": 5,
+        "message_id": "id",
+    }
+
+
+def test_what_does_not_apply_is_null() -> None:
+    told = line(outcome=Outcome.SENT)
+    assert [told[name] for name in ("latency", "kind", "destination", "message_id")] == [None] * 4
+
+
+@given(st.binary(max_size=255), st.text(), st.text(), st.text(), st.binary(max_size=255))
+def test_any_names_and_keys(key: bytes, vhost: str, exchange: str, queue: str, message_id: bytes) -> None:
+    told = line(key, (vhost, exchange), Destination("queue", queue), message_id=message_id)
+    assert base64.b64decode(told["key"]) == key
+    assert (told["vhost"], told["exchange"], told["destination"]) == (vhost, exchange, queue)
+    assert told["message_id"] == message_id.decode(errors="replace")
+
+
+def test_forms_of_a_key() -> None:
+    digest = hashlib.blake2b(b"k", key=b"secret", digest_size=16).digest()
+    assert base64.b64decode(line(form=hashed(b"secret"))["key"]) == digest
+    assert line(form=none)["key"] is None
+
+
+@pytest.mark.parametrize("hash_value", [HashedValue(), HashedValue("header", "customer")])
+def test_a_ring_can_be_made_again(hash_value: HashedValue) -> None:
+    weights = {Destination("queue", "a"): 1, Destination("exchange", "ü"): 3}
+    known = KnownRing.of(Ring.build(weights), hash_value, "x-consistent-hash")
+    told = json.loads(ring_json(known))
+    again = {Destination(kind, name): weight for kind, name, weight in told["destinations"]}
+    assert again == weights
+    assert told["fingerprint"] == fingerprint(again, told["exchange_type"], told["hashed"]) == known.fingerprint
+    assert (told["v"], told["ring_format"]) == (1, 1)
