@@ -18,14 +18,17 @@ JOBS = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one job."""
+    given = sys.argv[1:] if arguments is None else list(arguments)
     parser = argparse.ArgumentParser(prog="python -m pipeline", description="ringproxy's data pipeline on Spark.")
     jobs = parser.add_subparsers(dest="job", required=True, metavar="JOB")
     for name, text in JOBS.items():
-        module = importlib.import_module(f"pipeline.{name}.command")
-        command = jobs.add_parser(name, help=text, description=module.__doc__)
-        module.add_arguments(command)
-        command.set_defaults(run=module.run)
-    options = parser.parse_args(arguments)
+        command = jobs.add_parser(name, help=text)
+        if name in given[:1]:  # The others' imports would be waited for in vain.
+            module = importlib.import_module(f"pipeline.{name}.command")
+            command.description = module.__doc__
+            module.add_arguments(command)
+            command.set_defaults(run=module.run)
+    options = parser.parse_args(given)
     try:
         return int(options.run(options))
     except PipelineError as error:

@@ -3,7 +3,7 @@
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from pyspark.errors import PySparkException
@@ -17,26 +17,33 @@ _UNREADABLE = re.compile(r"\[FAILED_READ_FILE[^\]]*\] .*?(file:\S+|\S+://\S+?)[.
 
 
 @contextmanager
-def spark_session(name: str) -> Iterator[SparkSession]:
-    """A session, stopped at the end. Raises PipelineError where there is no Java, and for what a job itself raised."""
+def spark_session(name: str, settings: Mapping[str, str] | None = None) -> Iterator[SparkSession]:
+    """A session, stopped at the end where it was begun here; `settings` go before what is set otherwise.
+
+    Raises PipelineError where there is no Java, and for what a job itself raised.
+    """
+    already = SparkSession.getActiveSession()
     builder = SparkSession.builder.appName(f"ringproxy {name}")
     if "PYSPARK_GATEWAY_PORT" not in os.environ:  # which spark-submit sets
         ensure_java()
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         builder = builder.master("local[*]").config("spark.driver.memory", "2g").config("spark.ui.enabled", "false")
-    spark = (
+    builder = (
         builder.config("spark.sql.session.timeZone", "UTC")
         .config("spark.sql.sources.partitionOverwriteMode", "dynamic")
         .config("spark.ui.showConsoleProgress", "true")
-        .getOrCreate()
     )
+    for setting, value in (settings or {}).items():
+        builder = builder.config(setting, value)
+    spark = already or builder.getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
     try:
         yield spark
     except PySparkException as error:
         raise PipelineError(in_one_line(str(error))) from error
     finally:
-        spark.stop()
+        if already is None:
+            spark.stop()
 
 
 def in_one_line(text: str) -> str:

@@ -1,0 +1,102 @@
+"""Journals as sidecars leave them (docs/journal.md), of records through a real ring; none of it the proxy's code."""
+
+import gzip
+import json
+from base64 import b64encode
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from pipeline.rings import KnownRing, to_json
+from ring.destination import Destination
+from ring.hashing import SLOTS, slot_of
+
+Record = dict[str, Any]
+"""As in a line; change one with `record | {"outcome": "nacked"}`."""
+
+START = 1_795_280_400_000_000
+"""2026-11-21 17:00 UTC, in microseconds."""
+
+PROXY = "00000000000000a1"
+
+
+def ring_of(weights: Mapping[str, int], hashed: str = "routing_key") -> KnownRing:
+    """The ring of an x-consistent-hash exchange with these queues."""
+    return KnownRing("x-consistent-hash", hashed, {Destination("queue", name): w for name, w in weights.items()})
+
+
+def published(
+    known: KnownRing,
+    keys: Iterable[bytes],
+    *,
+    vhost: str = "/",
+    exchange: str = "orders",
+    proxy: str = PROXY,
+    first: int = 1,
+    start: int = START,
+    every: int = 1000,
+    sample: float = 1.0,
+    size: int = 100,
+    with_key: bool = True,
+) -> list[Record]:
+    """A confirmed publish of each key, `every` microseconds, through the ring; the n-th takes 100 + n % 900 us.
+
+    Keys in slots that the sample leaves out make no record and take no number.
+    """
+    records: list[Record] = []
+    for n, key in enumerate(keys):
+        slot = slot_of(key)
+        if slot >= max(1, round(sample * SLOTS)):
+            continue
+        owner, seq = known.ring.owner(slot), first + len(records)
+        records.append(
+            {
+                "v": 1,
+                "event": f"{proxy}-{seq}",
+                "time": start + n * every,
+                "proxy": proxy,
+                "seq": seq,
+                "sample": sample,
+                "ingress": "amqp",
+                "vhost": vhost,
+                "exchange": exchange,
+                "ring": known.fingerprint,
+                "key": b64encode(key).decode() if with_key else None,
+                "slot": slot,
+                "kind": owner.kind,
+                "destination": owner.name,
+                "outcome": "confirmed",
+                "latency": 100 + n % 900,
+                "bytes": size,
+                "message_id": f"m-{exchange}-{proxy}-{seq}",
+            }
+        )
+    return records
+
+
+def write_journal(
+    folder: Path, records: Sequence[Record], rings: Iterable[KnownRing], *, per_file: int = 10_000
+) -> list[Path]:
+    """Writes records, in each proxy's order, and rings; the files of records. May be called again for more."""
+    (folder / "rings").mkdir(parents=True, exist_ok=True)
+    for known in rings:
+        (folder / "rings" / f"{known.fingerprint}.json").write_text(to_json(known), encoding="utf-8")
+    files = []
+    for (proxy, hour), grouped in groupby(records, lambda record: (record["proxy"], record["time"] // 3_600_000_000)):
+        whole = list(grouped)
+        at = datetime.fromtimestamp(hour * 3600, UTC)
+        place = folder / "records" / f"dt={at:%Y-%m-%d}" / f"hour={at:%H}"
+        place.mkdir(parents=True, exist_ok=True)
+        for n in range(0, len(whole), per_file):
+            part = whole[n : n + per_file]
+            file = place / f"{proxy}-{part[0]['seq']:012}.jsonl.gz"
+            file.write_bytes(gzip.compress(b"".join(map(line, part)), mtime=0))
+            files.append(file)
+    return files
+
+
+def line(record: Record) -> bytes:
+    """A record's line."""
+    return json.dumps(record, separators=(",", ":")).encode() + b"\n"
