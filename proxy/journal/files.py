@@ -63,6 +63,9 @@ class FileStore:
         if self._bytes >= self._most_bytes:
             self.finish()
 
+    def hurry(self) -> None:
+        """Nothing is ever waited for but the disk."""
+
     def look(self) -> None:
         """Finishes the file where its time is over."""
         if self._file is not None and time.monotonic() - self._begun_at >= self._most_seconds:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import gzip
+import logging
 from collections.abc import Awaitable, Callable
 from concurrent.futures import CancelledError, Future
 
@@ -13,11 +14,16 @@ from proxy.config import Settings
 from proxy.files import Files
 from proxy.journal.writer import StoreError
 
+log = logging.getLogger(__name__)
+
 RECORDS, RING = "ringproxy.records.v1", "ringproxy.ring.v1"
 """Types of messages."""
 
 _PAUSE = 1.0
 """Seconds between tries."""
+
+_LAST_TRY = 2.0
+"""Seconds for each message at the end."""
 
 Connect = Callable[[], Awaitable[AbstractConnection]]
 
@@ -32,6 +38,7 @@ class StreamStore:
         self._connection: AbstractConnection | None = None
         self._channel: AbstractChannel | None = None
         self._closing = False
+        self._limit: asyncio.Timeout | None = None
 
     def ring(self, fingerprint: str, content: bytes) -> None:
         """Publishes a ring."""
@@ -40,6 +47,12 @@ class StreamStore:
     def write(self, lines: bytes, records: int, first: int, at: float) -> None:
         """Publishes lines as one message."""
         self._send(gzip.compress(lines, 1), RECORDS, "gzip")
+
+    def hurry(self) -> None:
+        """What is being sent gets one more try."""
+        self._closing = True
+        if self._limit is not None:
+            self._limit.reschedule(min(self._limit.when() or 0.0, self._loop.time() + _LAST_TRY))
 
     def look(self) -> None:
         """Nothing is ever unfinished."""
@@ -50,7 +63,6 @@ class StreamStore:
 
     def close(self) -> None:
         """Closes the connection."""
-        self._closing = True
         self._wait(asyncio.run_coroutine_threadsafe(self._disconnect(), self._loop))
 
     def _send(self, body: bytes, kind: str, encoding: str | None) -> None:
@@ -72,8 +84,9 @@ class StreamStore:
             raise StoreError("the stream queue did not confirm in time") from error
 
     async def _publish(self, message: aio_pika.Message) -> None:
+        fault = ""
         try:
-            async with asyncio.timeout(self._patience):
+            async with asyncio.timeout(_LAST_TRY if self._closing else self._patience) as self._limit:
                 while True:
                     try:
                         channel = await self._open()
@@ -82,11 +95,16 @@ class StreamStore:
                         await self._disconnect()
                         if self._closing:
                             raise StoreError(f"stream queue {self._queue!r}: {error}") from error
+                        if str(error) != fault:
+                            log.warning("stream queue %r of the journal: %s; the next try follows", self._queue, error)
+                        fault = str(error)
                         await asyncio.sleep(_PAUSE)
                     else:
                         return
         except TimeoutError:
             raise StoreError(f"stream queue {self._queue!r} takes nothing") from None
+        finally:
+            self._limit = None
 
     async def _open(self) -> AbstractChannel:
         """A channel in confirm mode on which the queue is known to exist."""

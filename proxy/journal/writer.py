@@ -48,6 +48,9 @@ class Store(Protocol):
     def look(self) -> None:
         """Called every second or so."""
 
+    def hurry(self) -> None:
+        """The end is near: nothing is waited for any longer than it must. Called by the event loop's thread."""
+
     def give_up(self) -> int:
         """Drops what was kept and cannot be finished: how many records."""
 
@@ -60,7 +63,7 @@ class Writer:
 
     def __init__(self, journal: Journal, filled: "SimpleQueue[Filled | None]", store: Store, lines: Lines) -> None:
         """Not running. `filled` has the journal's full buffers, and in the end None."""
-        self._journal, self.filled, self._store, self._lines = journal, filled, store, lines
+        self._journal, self._filled, self._store, self._lines = journal, filled, store, lines
         self._rings: set[str] = set()
         self._due: dict[str, KnownRing] = {}
         """Rings of the present chunk that are not kept yet."""
@@ -75,7 +78,7 @@ class Writer:
         """Until it gets None."""
         while True:
             try:
-                filled = self.filled.get(timeout=TURN)
+                filled = self._filled.get(timeout=TURN)
             except Empty:
                 self._try_to_look()
                 continue
@@ -92,6 +95,11 @@ class Writer:
             self._store.close()
         except (OSError, StoreError) as error:
             self._failed(error, 0)
+
+    def finish(self) -> None:
+        """Has `run` end once all is written, or cannot be. Called by the event loop's thread."""
+        self._store.hurry()
+        self._filled.put(None)
 
     def _take(self, filled: Filled) -> None:
         epoch = time.time() - time.monotonic()
@@ -164,7 +172,7 @@ async def writing(journal: Journal, writer: Writer) -> AsyncIterator[None]:
         with contextlib.suppress(asyncio.CancelledError):
             await turning
         journal.turn()
-        writer.filled.put(None)
+        writer.finish()
         await asyncio.to_thread(thread.join, _LAST_WORDS)
         if thread.is_alive():
             log.warning("the journal's last records were not written in time")

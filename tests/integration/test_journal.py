@@ -60,14 +60,12 @@ def test_publishes_by_http_and_amqp(
             sidecar.publish("orders", key, b"12345", vhost=vhost.name, headers={"Amqp-Message-Id": key}).status == 200
         )
     with client.session(sidecar.amqp_port, vhost.name) as peer:
-        peer.channel(1)
+        peer.channel(1, confirm=False)
         peer.publish(1, "orders", "unconfirmed", b"1", Basic.Properties(message_id="m"))
-        peer.confirm(1)
-        for key in keys:
-            peer.publish(1, "orders", key, b"123")
-        acked = 0
-        while acked < len(keys):
-            acked = max(acked, peer.expect(1, Basic.Ack).delivery_tag)
+        peer.channel(2)
+        for each in keys:
+            peer.publish(2, "orders", each, b"123")
+        peer.confirm(2, len(keys))
 
     records = journalled(sidecar, tmp_path)
     assert Counter((r["ingress"], r["outcome"]) for r in records) == {
@@ -118,21 +116,16 @@ def test_what_came_back_was_passed_or_hashes_a_header(
     vhost.ring("shadowed", ["s1"])
     vhost.exchange("plain", "fanout")
     sidecar = start_sidecar(journal_dir=str(tmp_path), shadow="*/shadowed", sync_interval="600", journal_key="plain")
-    lost = next(key for key in map(str, range(99)) if owner(QUEUES, key) == "q2")
+    lost = next(each for each in map(str, range(99)) if owner(QUEUES, each) == "q2")
     assert sidecar.publish("orders", "first", vhost=vhost.name).status == 200
     vhost.delete_queue("q2")
     with client.session(sidecar.amqp_port, vhost.name) as peer:
         peer.channel(1)
-        peer.confirm(1)
-        peer.publish(1, "orders", lost, b"")
-        peer.expect(1, Basic.Ack)
         headers = Basic.Properties(headers={"customer": "alice"})
-        peer.publish(1, "by header", "key", b"", headers)
-        peer.expect(1, Basic.Ack)
-        peer.publish(1, "by header", "key", b"")
-        peer.expect(1, Basic.Ack)
-        peer.publish(1, "shadowed", "1", b"")
-        peer.expect(1, Basic.Ack)
+        publishes = [("orders", lost, None), ("by header", "key", headers), ("by header", "key", None)]
+        for number, (exchange, key, properties) in enumerate([*publishes, ("shadowed", "1", None)]):
+            peer.publish(1, exchange, key, b"", properties)
+            peer.confirm(1, number + 1, number)
     assert sidecar.publish("plain", "not journalled", vhost=vhost.name).status == 503
 
     first, rerouted, by_header, without, shadowed = journalled(sidecar, tmp_path)
@@ -221,7 +214,7 @@ def test_a_stream_queue_that_may_not_be_declared_costs_no_publish(
     vhost.ring("orders", QUEUES)
     sidecar = start_sidecar(journal_stream="not permitted", drain_time="1")
     assert sidecar.publish("orders", "k", vhost=vhost.name).status == 200
-    wait_until("it has tried", lambda: "stream queue 'not permitted'" in sidecar.log())
+    wait_until("it is told", lambda: "stream queue 'not permitted' of the journal: " in sidecar.log())
     assert sidecar.publish("orders", "k", vhost=vhost.name).status == 200
 
 
