@@ -61,7 +61,9 @@ def _long(world: World, choice: str, part: str) -> bool:
         print(f"bench: {part}: {error}", file=sys.stderr)
         return False
     command = f"{f'BROKER={choice} ' if choice else ''}python -m bench {part}"
-    told = f"`{command}`, {datetime.date.today().isoformat()}: RabbitMQ {world.version}, {_machine()}."
+    # That on sid's says itself which one.
+    broker = "" if part == "sid" else f"RabbitMQ {world.version}, "
+    told = f"`{command}`, {datetime.date.today().isoformat()}: {broker}{_machine()}."
     _publish(part, f"{told}\n\n{text}", whole=True)
     return True
 
