@@ -37,6 +37,7 @@ def _records(sidecar: Sidecar) -> tuple[str, str]:
         text = answer.read().decode()
 
     def total(name: str) -> str:
-        return f"{sum(float(n) for n in re.findall(rf'^{name}(?:{{.*}})? (\\S+)$', text, flags=re.M)):,.0f}"
+        found = re.findall(rf"^{name}(?:{{.*}})? (\S+)$", text, flags=re.M)
+        return f"{sum(map(float, found)):,.0f}"
 
     return total("ringproxy_journal_records_total"), total("ringproxy_journal_dropped_total")

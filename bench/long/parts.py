@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 
 from bench import amqp, amqp_report
-from bench.long import changes, fleet, growth, journal, many, memory, scenes, tls
+from bench.long import changes, fleet, growth, in_process, journal, many, memory, scenes, tls
 from bench.long.scene import ROUNDS, SECONDS
 from bench.tables import goal_table
 from bench.world import World, running_world
@@ -29,6 +29,7 @@ LONG: Mapping[str, Callable[[World], str]] = {
     "memory": memory.memory,
     "changes": changes.changes,
     "fleet": fleet.fleet,
+    "process": in_process.in_process,
     "journal": journal.journal,
     "sid": _sid,
 }

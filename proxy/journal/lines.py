@@ -6,10 +6,9 @@ from base64 import b64encode
 from collections.abc import Callable
 from json.encoder import encode_basestring_ascii as quoted
 
-from proxy.amqp.routes import Route
 from proxy.journal.buffer import Record
 from proxy.outcome import Outcome
-from proxy.router import KnownRing
+from proxy.router import KnownRing, Name
 from ring.destination import Destination
 from ring.hashing import RING_FORMAT
 
@@ -56,7 +55,7 @@ class Lines:
         self._proxy = f',"proxy":"{proxy}","seq":'
         self._sample = f',"sample":{sample:g},"ingress":"'
         self._key = key
-        self._routes: dict[tuple[Route, Route], str] = {}
+        self._routes: dict[tuple[Name, str], str] = {}
         self._destinations: dict[Destination, str] = {}
 
     def line(self, record: Record, seq: int, epoch: float) -> str:
@@ -64,7 +63,9 @@ class Lines:
         key, message_id, destination = record.key, record.message_id, record.destination
         latency = "null" if record.outcome is Outcome.SENT else str(int((record.told_at - record.published_at) * 1e6))
         told = quoted(message_id.decode(errors="replace")) if message_id is not None else "null"
-        route = self._routes.get((record.route, record.chosen_by)) or self._route(record.route, record.chosen_by)
+        # Not by the routes themselves: each holds its ring, 2 MiB, and every change makes new ones.
+        name, ring = record.route.name, record.chosen_by.fingerprint
+        route = self._routes.get((name, ring)) or self._route(name, ring)
         where = _NOWHERE if destination is None else self._destinations.get(destination) or self._where(destination)
         return (
             f'{self._start}{seq}","time":{int((record.told_at + epoch) * 1e6)}{self._proxy}{seq}{self._sample}'
@@ -72,12 +73,12 @@ class Lines:
             f'{where},"outcome":"{record.outcome}","latency":{latency},"bytes":{record.size},"message_id":{told}}}\n'
         )
 
-    def _route(self, route: Route, chosen_by: Route) -> str:
+    def _route(self, name: Name, ring: str) -> str:
         if len(self._routes) >= _MOST_NAMES:
             self._routes.clear()
-        vhost, exchange = route.name
-        text = f',"vhost":{quoted(vhost)},"exchange":{quoted(exchange)},"ring":"{chosen_by.fingerprint}"'
-        self._routes[route, chosen_by] = text
+        vhost, exchange = name
+        text = f',"vhost":{quoted(vhost)},"exchange":{quoted(exchange)},"ring":"{ring}"'
+        self._routes[name, ring] = text
         return text
 
     def _where(self, destination: Destination) -> str:
