@@ -17,6 +17,7 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from bench import BenchError, wire
+from proxy.amqp.content import HEADERS
 from proxy.amqp.frames import (
     BASIC,
     BASIC_ACK,
@@ -82,11 +83,19 @@ def messages_per_second(amqp_url: str, messages: Path, seconds: float) -> tuple[
     return int(count) / float(took), int(count)
 
 
-def message(key: str, mode: int, exchange: str = "", size: int = SIZE) -> bytes:
-    """The frames of one message of that delivery mode: to a queue, by the default exchange, or to another."""
+def message(
+    key: str, mode: int, exchange: str = "", size: int = SIZE, *, bits: int = 0, entries: bytes | None = None
+) -> bytes:
+    """The frames of one message of that delivery mode: to a queue, by the default exchange, or to another.
+
+    `bits` are basic.publish's; `entries` those of its headers, None for no headers.
+    """
     place = shorted(exchange.encode()) + shorted(key.encode())
-    method = method_frame(1, BASIC_PUBLISH, U16.pack(0) + place + b"\0")
+    method = method_frame(1, BASIC_PUBLISH, U16.pack(0) + place + bytes((bits,)))
     header = _HEADER.pack(BASIC, 0, size, _DELIVERY_MODE, mode)
+    if entries is not None:
+        table = U32.pack(len(entries)) + entries
+        header = _HEADER.pack(BASIC, 0, size, _DELIVERY_MODE | HEADERS, 0)[:-1] + table + bytes((mode,))
     bodies = [_frame(BODY, b"x" * min(_LONGEST, size - start)) for start in range(0, size, _LONGEST)]
     return b"".join((method, _frame(HEADER, header), *bodies))
 

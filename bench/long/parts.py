@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 
 from bench import amqp, amqp_report
-from bench.long import changes, fleet, growth, in_process, journal, many, memory, scenes, tls
+from bench.long import changes, fleet, growth, in_process, journal, many, memory, scenes, stamps, tls
 from bench.long.scene import ROUNDS, SECONDS
 from bench.tables import goal_table
 from bench.world import World, running_world
@@ -19,6 +19,7 @@ def _sid(world: World) -> str:
 
 
 LONG: Mapping[str, Callable[[World], str]] = {
+    "stamps": stamps.stamps,
     "quorum": scenes.quorum,
     "sizes": scenes.sizes,
     "sessions": many.sessions,
