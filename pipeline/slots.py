@@ -1,9 +1,11 @@
 """A key's slot, and a slot's owner, as Spark columns: `ring`'s own hash and table over Arrow's batches."""
 
+from typing import Any
+
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import Column, SparkSession
-from pyspark.sql.pandas.functions import ArrowUDFType, arrow_udf
+from pyspark.sql.pandas.functions import arrow_udf
 from pyspark.sql.types import IntegerType, StringType, StructField, StructType
 
 from ring.hashing import slot_of
@@ -12,6 +14,7 @@ from ring.ring import Ring
 MAX_KEY = 255
 """Bytes of a routing key: an AMQP short string."""
 
+_udf: Any = arrow_udf  # whose stubs only know the call that it warns of
 _DESTINATION = StructType([StructField("kind", StringType()), StructField("name", StringType())])
 
 
@@ -22,7 +25,8 @@ def _slots(keys: pa.Array) -> pa.Array:
 
 def slot_of_key(key: Column) -> Column:
     """The slot of a key, binary or text (its UTF-8): an int, null where the key is. Hash each distinct key once."""
-    return arrow_udf(_slots, IntegerType(), ArrowUDFType.SCALAR)(key.cast("binary"))
+    column: Column = _udf(_slots, IntegerType())(key.cast("binary"))
+    return column
 
 
 def destination_of_slot(spark: SparkSession, ring: Ring, slot: Column) -> Column:
@@ -36,4 +40,5 @@ def destination_of_slot(spark: SparkSession, ring: Ring, slot: Column) -> Column
         kinds, names = (pa.array(part, pa.string()).take(index) for part in zip(*destinations, strict=True))
         return pa.StructArray.from_arrays([kinds, names], ["kind", "name"], mask=pc.is_null(index))
 
-    return arrow_udf(owners, _DESTINATION, ArrowUDFType.SCALAR)(slot)
+    column: Column = _udf(owners, _DESTINATION)(slot)
+    return column
