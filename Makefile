@@ -9,7 +9,7 @@ COMPILED := build/compiled/.built-$(shell echo $(PACKAGES) | cksum | cut -d ' ' 
 ON_SOURCE := tests/unit/proxy/amqp tests/unit/proxy/http tests/unit/ring
 WITH_COMPILED := --override-ini="pythonpath=build/compiled ."
 # The unit tests, the checks and the image do not depend on the broker: with one chosen, only what does is run.
-TESTS := $(if $(BROKER),tests/integration --ignore=tests/integration/test_image.py,tests/unit tests/integration)
+TESTS := $(if $(BROKER),tests/integration --ignore=tests/integration/test_image.py,tests/unit tests/integration tests/pipeline)
 
 # Each process has a broker of its own, unless one is named.
 PROCESSES := $(if $(filter amqp%,$(BROKER)),0,auto)
