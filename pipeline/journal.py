@@ -15,18 +15,31 @@ CORRUPT = "_corrupt"
 """The column that holds a line which is no record."""
 
 
+_LINES = StructType([*RECORD.fields]).add(CORRUPT, StringType()).add("dt", StringType()).add("hour", IntegerType())
+
+
 def read_records(spark: SparkSession, journal: str) -> DataFrame:
     """The records of a journal, in no order: the columns of RECORD, and `dt` and `hour`, which prune folders.
 
     A line that is no record, or of an unknown version, ends the job that reaches it; the message names the file.
     """
+    folder = _records_folder(journal)
+    lines = spark.read.schema(_LINES).option("columnNameOfCorruptRecord", CORRUPT).json(folder)
+    return checked(lines, F.col("_metadata.file_path"))
+
+
+def stream_records(spark: SparkSession, journal: str, files: int = 1000) -> DataFrame:
+    """The same as a stream, each file once, so many to a batch; Spark overlooks files a week older than the newest."""
+    folder = _records_folder(journal)
+    stream = spark.readStream.schema(_LINES).option("columnNameOfCorruptRecord", CORRUPT)
+    return checked(stream.option("maxFilesPerTrigger", files).json(folder), F.col("_metadata.file_path"))
+
+
+def _records_folder(journal: str) -> str:
     folder = f"{journal.rstrip('/')}/records"
     if "://" not in journal and not Path(folder).is_dir():
         raise PipelineError(f"{journal}: no journal: there is no folder {folder}")
-    schema = StructType([*RECORD.fields]).add(CORRUPT, StringType())
-    schema = schema.add("dt", StringType()).add("hour", IntegerType())
-    lines = spark.read.schema(schema).option("columnNameOfCorruptRecord", CORRUPT).json(folder)
-    return checked(lines, F.col("_metadata.file_path"))
+    return folder
 
 
 def checked(lines: DataFrame, where: Column) -> DataFrame:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import matplotlib as mpl
 
 mpl.use("svg")
+mpl.rcParams["date.converter"] = "concise"
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

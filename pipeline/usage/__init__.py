@@ -1,0 +1,1 @@
+"""The job `usage`: what went where, by window, exchange and destination."""

@@ -1,0 +1,88 @@
+"""Records, added up by window, exchange and destination: rows that merge to those of any coarser group."""
+
+from collections.abc import Sequence
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+
+from pipeline import PipelineError
+from pipeline.usage import latency
+
+GROUP = ("window", "vhost", "exchange", "kind", "destination")
+"""`window` is its start; `kind` and `destination` are null for what was passed."""
+
+OUTCOMES = ("confirmed", "passed", "nacked", "unroutable", "unknown", "sent")
+
+COUNTS = ("messages", "bytes", *OUTCOMES)
+"""Of the records that there are; each also as NAME_scaled: of all publishes, those that a sample left out with them."""
+
+# 1 / sample is rounded to this part, so that sums of doubles are exact, and equal in whichever order they are made.
+_PARTS = 1024
+
+
+def usage(records: DataFrame, minutes: int) -> DataFrame:
+    """One row for each GROUP; raises PipelineError for windows that an hour is not made of.
+
+    Columns: GROUP, `minutes`, COUNTS and their scaled ones, `latency` (latency.BUCKETS counts), `keys_sketch` (HLL of
+    the distinct keys), `with_key` (records that have a key) and `sample` (the largest).
+    """
+    if not 1 <= minutes <= 60 or 60 % minutes:
+        raise PipelineError(f"--window: {minutes}: whole hours must be made of windows: a divisor of 60")
+    width = minutes * 60_000_000
+    rows = records.select(
+        F.timestamp_micros(F.col("time") - F.col("time") % width).alias("window"),
+        *GROUP[1:],
+        *("outcome", "bytes", "key", "sample"),
+        (F.round(_PARTS / F.col("sample")) / _PARTS).alias("weight"),
+        latency.bucket(F.col("latency")).alias("bucket"),
+    )
+    # First by bucket too: two small shuffles in place of one sum for each bucket.
+    by_bucket = rows.groupBy(*GROUP, "bucket").agg(
+        *(F.sum(amount).cast("long").alias(name) for name, amount in _amounts().items()),
+        *(F.sum(amount * F.col("weight")).alias(f"{name}_scaled") for name, amount in _amounts().items()),
+        F.count("*").alias("in_bucket"),
+        F.hll_sketch_agg("key").alias("keys_sketch"),
+        F.count("key").alias("with_key"),
+        F.max("sample").alias("sample"),
+    )
+    buckets = latency.histogram(F.col("bucket"), F.col("in_bucket"))
+    return by_bucket.groupBy(*GROUP, F.lit(minutes).alias("minutes")).agg(*_sums(), buckets.alias("latency"))
+
+
+def merged(rows: DataFrame, by: Sequence[str] = (*GROUP, "minutes")) -> DataFrame:
+    """Rows of `usage` added up to coarser groups; what `usage` would have said of all their records."""
+    return rows.groupBy(*by).agg(*_sums(), latency.merged(F.col("latency")).alias("latency"))
+
+
+def told(rows: DataFrame) -> DataFrame:
+    """Rows of `usage` or `merged` with what is computed of them.
+
+    `p50` and `p99` in microseconds, null without any latency; `keys`, an estimate of the distinct keys, null where
+    records have none; and `keys_scaled`.
+    """
+    keys = F.when(F.col("with_key") > 0, F.hll_sketch_estimate("keys_sketch"))
+    return rows.withColumns(
+        {
+            "p50": latency.quantile(F.col("latency"), 0.5),
+            "p99": latency.quantile(F.col("latency"), 0.99),
+            "keys": keys,
+            # A sample holds the keys of so large a share of the slots, whole.
+            "keys_scaled": keys / F.col("sample"),
+        }
+    )
+
+
+def with_hour(rows: DataFrame) -> DataFrame:
+    """Adds what tables are partitioned by: `dt` and `hour` of the window, in UTC (the session's time zone)."""
+    return rows.withColumns({"dt": F.date_format("window", "yyyy-MM-dd"), "hour": F.hour("window")})
+
+
+def _amounts() -> dict[str, Column]:
+    outcomes = {name: F.when(F.col("outcome") == name, 1).otherwise(0) for name in OUTCOMES}
+    return {"messages": F.lit(1), "bytes": F.col("bytes"), **outcomes}
+
+
+def _sums() -> list[Column]:
+    names = [*COUNTS, *(f"{name}_scaled" for name in COUNTS), "with_key"]
+    sketch = F.hll_union_agg("keys_sketch").alias("keys_sketch")
+    return [*(F.sum(name).alias(name) for name in names), sketch, F.max("sample").alias("sample")]

@@ -1,0 +1,72 @@
+"""The tables of usage: made twice they are the same; a stream takes in each file once and changes only what it must."""
+
+from pathlib import Path
+
+import pytest
+from pyspark.sql import Row, SparkSession
+
+from pipeline import PipelineError
+from pipeline.__main__ import main
+from pipeline.journal import stream_records
+from pipeline.usage.command import follow
+from pipeline.usage.tables import Tables
+from tests.pipeline.records import START, published, ring_of, write_journal
+
+KNOWN = ring_of({"orders.1": 1, "orders.2": 2})
+HOUR = 3_600_000_000
+
+
+def content(tables: Tables) -> tuple[list[Row], list[Row]]:
+    """Of both tables, without the sketches' bytes; their estimates are in."""
+    usage = tables.usage()
+    assert usage is not None
+    by = ("dt", "hour", "window", "exchange", "destination")
+    return usage.drop("keys_sketch").orderBy(*by).collect(), tables.gaps().orderBy("proxy", "first").collect()
+
+
+def write(folder: Path, first: int, count: int, start: int) -> None:
+    keys = [f"customer-{n % 30}".encode() for n in range(first, first + count)]
+    records = published(KNOWN, keys, first=first, start=start, every=30_000_000)
+    write_journal(folder, records, [KNOWN], per_file=60)
+
+
+def test_a_stream_gives_what_a_batch_gives_whatever_comes_late_or_twice(spark: SparkSession, tmp_path: Path) -> None:
+    journal, followed, whole = tmp_path / "journal", tmp_path / "followed", tmp_path / "whole"
+    tables = Tables(spark, str(followed), 5)
+    # Over two hours; 11 to 20 come late.
+    write(journal, 1, 10, START)
+    write(journal, 21, 150, START + 10 * 60_000_000)
+    main(["usage", "--journal", str(journal), "--out", str(followed), "--stream"])
+    assert [(row["first"], row["last"]) for row in content(tables)[1]] == [(11, 20)]
+    files = {file: file.stat().st_mtime_ns for file in (followed / "usage").rglob("*.parquet")}
+    assert {file.parent.name for file in files} == {"hour=17", "hour=18"}
+
+    write(journal, 11, 10, START + 5 * 60_000_000)
+    main(["usage", "--journal", str(journal), "--out", str(followed), "--stream"])
+    later = {file: file.stat().st_mtime_ns for file in (followed / "usage").rglob("*.parquet")}
+    assert {file.parent.name for file in files.keys() - later.keys()} == {"hour=17"}
+    assert [file for file in files if "hour=18" in str(file)] == [file for file in later if "hour=18" in str(file)]
+    once = content(tables)
+    assert once[1] == []
+
+    main(["usage", "--journal", str(journal), "--out", str(whole)])
+    assert content(Tables(spark, str(whole), 5)) == once
+    main(["usage", "--journal", str(journal), "--out", str(whole)])
+    assert content(Tables(spark, str(whole), 5)) == once
+
+    # A batch that was written but not committed comes again.
+    (followed / "checkpoint" / "commits" / "1").unlink()
+    (followed / "checkpoint" / "commits" / ".1.crc").unlink()
+    follow(stream_records(spark, str(journal)), tables, None)
+    assert content(tables) == once
+    with pytest.raises(PipelineError, match=r"--window: 10: .* has windows of 5 minutes"):
+        Tables(spark, str(followed), 10).check()
+    assert "<svg" in (followed / "report.html").read_text(encoding="utf-8")
+
+
+def test_a_journal_without_records_is_told(
+    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "records").mkdir()
+    assert main(["usage", "--journal", str(tmp_path), "--out", str(tmp_path / "out")]) == 0
+    assert "no records" in capsys.readouterr().out
