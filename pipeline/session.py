@@ -13,6 +13,7 @@ from pipeline import PipelineError
 from pipeline.java import ensure_java
 
 _RAISED = re.compile(r"\[USER_RAISED_EXCEPTION\] (.*?)(?: SQLSTATE|\n|$)")
+_OF_A_WORKER = re.compile(r"^pipeline\.PipelineError: (.*)$", re.MULTILINE)
 _UNREADABLE = re.compile(r"\[FAILED_READ_FILE[^\]]*\] .*?(file:\S+|\S+://\S+?)[.\s]")
 
 
@@ -49,6 +50,8 @@ def spark_session(name: str, settings: Mapping[str, str] | None = None) -> Itera
 def in_one_line(text: str) -> str:
     """What a user needs of a Spark exception's text: what a job raised, the file that is unreadable, or a line."""
     if found := _RAISED.search(text):
+        return found[1]
+    if found := _OF_A_WORKER.search(text):
         return found[1]
     if found := _UNREADABLE.search(text):
         why = " (truncated)" if "EOFException" in text or "Unexpected end" in text else ""

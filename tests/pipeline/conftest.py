@@ -6,10 +6,15 @@ import pytest
 from pyspark.sql import SparkSession
 
 from pipeline.session import spark_session
+from testbed.java import ensure_java
+from tests.integration.conftest import api, broker, client, login, start_sidecar, vhost
+
+__all__ = ["api", "broker", "client", "login", "spark", "start_sidecar", "vhost"]
 
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    """Two cores, four shuffle partitions; a job that is run in this process uses it too, and leaves it running."""
-    with spark_session("tests", {"spark.master": "local[2]", "spark.sql.shuffle.partitions": "4"}) as session:
+    """Two cores, two attempts at a task, four shuffle partitions; a job run in this process uses it, and leaves it."""
+    ensure_java()
+    with spark_session("tests", {"spark.master": "local[2, 2]", "spark.sql.shuffle.partitions": "4"}) as session:
         yield session

@@ -1,0 +1,89 @@
+"""What the messages of the journal's stream queue hold: records as Arrow batches, rings as they are."""
+
+import base64
+import binascii
+import contextlib
+import gzip
+import io
+import zlib
+from collections.abc import Mapping
+
+import pyarrow as pa
+import pyarrow.json
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from pipeline import PipelineError
+from pipeline.rings import KnownRing, parse_ring
+from pipeline.schema import RECORD, VERSION
+from pipeline.stream.queue import Message, StreamQueue, ranges
+
+RECORDS, RING = "ringproxy.records.v1", "ringproxy.ring.v1"
+"""Types of messages."""
+
+_SCHEMA = to_arrow_schema(RECORD, timezone="UTC")
+_KEY = _SCHEMA.get_field_index("key")
+_TEXT_KEY = _SCHEMA.set(_KEY, pa.field("key", pa.string()))
+"""As JSON has it: the key in base64."""
+_ONLY_VERSION = pa.schema([_SCHEMA.field("v")])
+
+
+def records(message: Message, queue: StreamQueue) -> pa.RecordBatch | None:
+    """The records of one message, with the columns of RECORD; None where it holds none.
+
+    Raises PipelineError, which names the offset, for what is not as docs/journal.md says.
+    """
+    where = f"{queue}, offset {message.offset}"
+    if message.type == RING:
+        return None
+    if message.type != RECORDS:
+        raise PipelineError(f"{where}: a message of type {message.type!r}, known are {RECORDS} and {RING}")
+    lines = _unpacked(message, where)
+    if not lines.strip():
+        return None
+    try:
+        table = _parsed(lines, _TEXT_KEY)
+        _check_versions(table, where)
+        keys = [None if key is None else base64.b64decode(key, validate=True) for key in table["key"].to_pylist()]
+    except (pa.ArrowInvalid, binascii.Error) as error:
+        with contextlib.suppress(pa.ArrowInvalid):
+            _check_versions(_parsed(lines, _ONLY_VERSION), where)
+        raise PipelineError(f"{where}: a line that is no record: {str(error).splitlines()[0]}") from None
+    table = table.set_column(_KEY, _SCHEMA.field(_KEY), pa.array(keys, pa.binary()))
+    (batch,) = table.combine_chunks().to_batches()
+    return batch
+
+
+def read_rings(queue: StreamQueue) -> Mapping[str, KnownRing]:
+    """The rings of a stream by fingerprint. Reads all that is in it, since nothing tells where its rings are."""
+    start, end = queue.first() or 0, queue.end()
+    rings: dict[str, KnownRing] = {}
+    for first, last in ranges(start, end):
+        for message in queue.messages(first, last, lossy=True):
+            if message.type == RING:
+                where = f"{queue}, offset {message.offset}"
+                ring = parse_ring(_unpacked(message, where).decode(errors="replace"), where)
+                rings[ring.fingerprint] = ring
+    return rings
+
+
+def _unpacked(message: Message, where: str) -> bytes:
+    if not message.encoding:
+        return message.body
+    if message.encoding != "gzip":
+        raise PipelineError(f"{where}: content_encoding {message.encoding!r}, known is gzip")
+    try:
+        return gzip.decompress(message.body)
+    except (OSError, EOFError, zlib.error) as error:
+        raise PipelineError(f"{where}: broken gzip: {error}") from None
+
+
+def _parsed(lines: bytes, schema: pa.Schema) -> pa.Table:
+    whole = pa.json.ReadOptions(use_threads=False, block_size=len(lines) + 1)
+    exact = pa.json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore")
+    return pa.json.read_json(io.BytesIO(lines), read_options=whole, parse_options=exact)
+
+
+def _check_versions(table: pa.Table, where: str) -> None:
+    for version in table["v"].unique().to_pylist():
+        if version != VERSION:
+            raise PipelineError(f"{where}: schema version {'none' if version is None else version}, known is {VERSION}")

@@ -1,0 +1,172 @@
+"""Reads a stream queue over AMQP 0-9-1 (https://www.rabbitmq.com/docs/streams#consuming): its ends, and a range of it.
+
+Offsets rise, but not by one: the broker keeps some for itself, one at the beginning of each segment file, seen on
+3.10.8 and 4.3.6. Retention takes whole segments off the old end, and always leaves the last message that there was.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import NamedTuple, cast
+
+import aio_pika
+from aio_pika.abc import AbstractConnection, AbstractIncomingMessage
+from pamqp.common import FieldTable
+from yarl import URL
+
+from pipeline import PipelineError
+
+# What it would print of a connection that fails is in the error.
+logging.getLogger("aiormq").addHandler(logging.NullHandler())
+
+PREFETCH = 200
+"""Messages that the broker sends ahead."""
+
+PATIENCE = 5.0
+"""Seconds for a delivery where one may be missing: a stream may be empty, or have nothing new."""
+
+QUIET = 0.3
+"""Seconds without a delivery after which the newest is the last: a stream's last chunk comes at once."""
+
+DEADLINE = 30.0
+"""Seconds for what the broker must answer or deliver."""
+
+
+MOST_AT_ONCE = 250
+"""Messages that are held in memory together: of about 1,000 records, and 30 kB, where there is much to journal."""
+
+
+class Message(NamedTuple):
+    """One message of a stream."""
+
+    offset: int
+    type: str
+    encoding: str
+    """`content_encoding`; empty where there is none."""
+    body: bytes
+
+
+Next = Callable[[float], Awaitable[Message | None]]
+"""The next message, or None where none comes in so many seconds."""
+
+
+@dataclass(frozen=True)
+class StreamQueue:
+    """A stream queue and how to reach it. Each call makes a connection of its own; all raise PipelineError."""
+
+    url: str = field(repr=False)
+    """``amqp://user:password@host:port/vhost``; never shown."""
+    name: str
+
+    def __post_init__(self) -> None:
+        """Refuses a URL of another kind."""
+        try:
+            url = URL(self.url)
+        except ValueError:
+            url = URL()
+        if url.scheme not in ("amqp", "amqps") or not url.host:
+            # Not shown: it may hold a password.
+            raise PipelineError(f"stream queue {self.name!r}: its URL is not amqp://user:password@host:port/vhost")
+
+    def __str__(self) -> str:
+        """As errors name it."""
+        url = URL(self.url)
+        return f"stream queue {self.name!r} at {url.host}:{url.port or (5671 if url.scheme == 'amqps' else 5672)}"
+
+    def first(self) -> int | None:
+        """The offset of the oldest message; None where there is none."""
+        return asyncio.run(self._first())
+
+    def end(self, start: int | None = None) -> int:
+        """The offset after the newest message: 0 where there is none.
+
+        With `start`, waits PATIENCE for something after it, and raises where the stream ends before it.
+        """
+        end = asyncio.run(self._end(start))
+        if start is not None and end < start:
+            raise PipelineError(
+                f"{self}: ends at offset {end}, before {start}: it is not the stream that was read before"
+            )
+        return end
+
+    def messages(self, start: int, end: int, *, lossy: bool = False) -> list[Message]:
+        """The messages from `start` to before `end`; some message at or after `end` - 1 must be there.
+
+        Raises for messages from `start` on that retention has removed; with `lossy`, they are left out.
+        """
+        return asyncio.run(self._messages(start, end, lossy))
+
+    async def _first(self) -> int | None:
+        async with self._consumed("first") as following:
+            message = await following(PATIENCE)
+        return None if message is None else message.offset
+
+    async def _end(self, start: int | None) -> int:
+        end = 0
+        async with self._consumed("last") as following:
+            while message := await following(QUIET if end > (start or 0) else PATIENCE):
+                end = message.offset + 1
+        return end
+
+    async def _messages(self, start: int, end: int, lossy: bool) -> list[Message]:
+        found: list[Message] = []
+        async with self._consumed(start) as following:
+            while not found or found[-1].offset < end - 1:
+                if (message := await following(DEADLINE)) is None:
+                    raise PipelineError(f"{self}: nothing after offset {found[-1].offset if found else start} came")
+                found.append(message)
+        # The broker's own offset is no loss, nor is any number of them where something older is still there.
+        missing = found[0].offset - start
+        if not lossy and missing > 1 and (oldest := await self._first()) is not None and oldest > start:
+            raise PipelineError(
+                f"{self}: offsets {start} to {oldest - 1} are gone, removed by its retention before they were read"
+                f" (lossy=true goes on at {oldest})"
+            )
+        return [message for message in found if message.offset < end]
+
+    @asynccontextmanager
+    async def _consumed(self, offset: int | str) -> AsyncIterator[Next]:
+        """Consumes from an offset on."""
+        arrived: asyncio.Queue[AbstractIncomingMessage] = asyncio.Queue()
+        try:
+            connection = await self._connect()
+            async with connection:
+                channel = await connection.channel()
+                await channel.set_qos(PREFETCH)
+                queue = await channel.get_queue(self.name, ensure=False)
+                closed = asyncio.ensure_future(channel.closed())
+
+                async def following(seconds: float) -> Message | None:
+                    coming = asyncio.ensure_future(arrived.get())
+                    await asyncio.wait({coming, closed}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+                    if coming.done():
+                        return await _taken(coming.result())
+                    coming.cancel()
+                    if closed.done():
+                        raise PipelineError(f"{self}: the broker closed the channel")
+                    return None
+
+                try:
+                    await queue.consume(arrived.put, arguments={"x-stream-offset": offset}, timeout=DEADLINE)
+                    yield following
+                finally:
+                    closed.cancel()
+        except (OSError, aio_pika.exceptions.AMQPError, RuntimeError) as error:
+            raise PipelineError(f"{self}: {str(error) or type(error).__name__}") from error
+
+    async def _connect(self) -> AbstractConnection:
+        named: FieldTable = {"connection_name": "ringproxy journal reader"}
+        return await aio_pika.connect(self.url, timeout=DEADLINE, client_properties=named)
+
+
+def ranges(start: int, end: int) -> list[tuple[int, int]]:
+    """Cuts offsets from `start` to before `end` into what `StreamQueue.messages` can read at once."""
+    return [(at, min(at + MOST_AT_ONCE, end)) for at in range(start, end, MOST_AT_ONCE)]
+
+
+async def _taken(message: AbstractIncomingMessage) -> Message:
+    await message.ack()
+    offset = cast("int", message.headers["x-stream-offset"])
+    return Message(offset, message.type or "", message.content_encoding or "", message.body)

@@ -1,0 +1,165 @@
+"""The Spark data source `ringproxy-journal`: the records of the journal's stream queue, as a stream or as a table.
+
+    spark.dataSource.register(JournalSource)
+    spark.readStream.format("ringproxy-journal").options(amqp_url="amqp://...", queue="journal").load()
+
+Options: `amqp_url`, `queue`; for streams also `starting` (`first`, `next` or an offset: where a query without a
+checkpoint starts), `max_messages` (of the queue, for each trigger) and `lossy` (`true`: what the queue's retention has
+removed before it was read is left out; else it ends the query).
+
+A batch is a range of offsets, kept in the checkpoint as {"next": n}: read again it is the same. The journal itself may
+hold a record twice, under one `event`, where a sidecar was in doubt: `dropDuplicates("event")`, within a watermark.
+"""
+
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from pyspark.sql.types import StructType
+
+from pipeline import PipelineError
+from pipeline.schema import RECORD
+from pipeline.stream.messages import records
+from pipeline.stream.queue import MOST_AT_ONCE, StreamQueue, ranges
+
+NAME = "ringproxy-journal"
+
+MAX_MESSAGES = 4 * MOST_AT_ONCE
+"""Of each trigger, where no option says: up to a million records."""
+
+Offset = dict[str, int]
+"""{"next": the offset of the first message that is not read}."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the source was told; raises PipelineError for what cannot be."""
+
+    queue: StreamQueue
+    starting: str
+    max_messages: int
+    lossy: bool
+
+    @classmethod
+    def of(cls, given: Mapping[str, str]) -> "Options":
+        """From Spark's options, whose names have no case."""
+        for name in ("amqp_url", "queue"):
+            if not given.get(name):
+                raise PipelineError(f"{NAME}: the option {name!r} is missing")
+        starting = given.get("starting", "first")
+        if starting not in ("first", "next") and not (starting.isascii() and starting.isdigit()):
+            raise PipelineError(f"{NAME}: starting: {starting!r} is not first, next or an offset")
+        most = given.get("max_messages", str(MAX_MESSAGES))
+        if not (most.isascii() and most.isdigit() and int(most)):
+            raise PipelineError(f"{NAME}: max_messages: {most!r} is not a whole number above 0")
+        lossy = given.get("lossy", "false").lower()
+        if lossy not in ("true", "false"):
+            raise PipelineError(f"{NAME}: lossy: {lossy!r} is not true or false")
+        return cls(StreamQueue(given["amqp_url"], given["queue"]), starting, int(most), lossy == "true")
+
+
+class JournalSource(DataSource):
+    """Register it with a session before use."""
+
+    @classmethod
+    def name(cls) -> str:
+        """For `format`."""
+        return NAME
+
+    def schema(self) -> StructType:
+        """The columns of a record."""
+        return RECORD
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """Of what is in the queue now."""
+        return JournalReader(self.options)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - as Spark calls it
+        """Of what is there and comes."""
+        return JournalStreamReader(self.options)
+
+
+class Range(InputPartition):
+    """A task's offsets."""
+
+    def __init__(self, start: int, end: int) -> None:
+        """From `start` to before `end`."""
+        self.start, self.end = start, end
+
+
+class JournalReader(DataSourceReader):
+    """Reads the stream as far as it goes now."""
+
+    def __init__(self, options: MutableMapping[str, str]) -> None:
+        """As `Options` says."""
+        self._options = Options.of(options)
+
+    def partitions(self) -> Sequence[Range]:
+        """A task for each range; from the oldest message on."""
+        queue = self._options.queue
+        return [Range(*of_task) for of_task in ranges(queue.first() or 0, queue.end())]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """A batch for each message."""
+        return read(self._options, partition)
+
+
+class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Reads the stream as it grows."""
+
+    def __init__(self, options: MutableMapping[str, str]) -> None:
+        """As `Options` says."""
+        self._options = Options.of(options)
+        self._last: int | None = None
+        """With the trigger availableNow, where that ends."""
+
+    def initialOffset(self) -> Offset:  # noqa: N802
+        """Where a query without a checkpoint starts."""
+        match self._options.starting:
+            case "first":
+                return {"next": self._options.queue.first() or 0}
+            case "next":
+                return {"next": self._options.queue.end()}
+            case offset:
+                return {"next": int(offset)}
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        """Rows stand for the queue's messages."""
+        return ReadMaxRows(self._options.max_messages)
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        """What comes later is left to the next run."""
+        self._last = self._options.queue.end()
+
+    def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802
+        """The end of the next batch."""
+        begin, end = start["next"], self._last
+        if end is None or end < begin:
+            end = self._options.queue.end(begin)
+            if self._last is not None:
+                self._last = end
+        if isinstance(limit, ReadMaxRows):
+            end = min(end, self._oldest(begin) + limit.max_rows)
+        return {"next": end}
+
+    def partitions(self, start: Offset, end: Offset) -> Sequence[Range]:
+        """A task for each range."""
+        return [Range(*of_task) for of_task in ranges(self._oldest(start["next"]), end["next"])]
+
+    def _oldest(self, start: int) -> int:
+        """Where there may be something to read from `start` on."""
+        return max(start, self._options.queue.first() or 0) if self._options.lossy else start
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """A batch for each message."""
+        return read(self._options, partition)
+
+
+def read(options: Options, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+    """The records of a task, a batch for each message that has any."""
+    assert isinstance(partition, Range)
+    for message in options.queue.messages(partition.start, partition.end, lossy=options.lossy):
+        if (batch := records(message, options.queue)) is not None:
+            yield batch

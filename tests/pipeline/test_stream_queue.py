@@ -1,0 +1,101 @@
+"""A stream queue of a real broker, read over AMQP: its ends, ranges of it, and what is not there."""
+
+import itertools
+import time
+
+import pytest
+
+from pipeline import PipelineError
+from pipeline.stream import queue as stream
+from pipeline.stream.queue import StreamQueue
+from testbed.broker import Broker
+from tests.integration.broker_api import VirtualHost
+from tests.pipeline.streams import put, settled, stream_queue
+
+SMALL = 2000
+"""Bytes of a segment: of some ten messages."""
+
+
+PATIENCE = 1.0
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream, "PATIENCE", PATIENCE)
+
+
+def numbered(first: int, count: int) -> list[tuple[bytes, str]]:
+    return [(b"%100d" % n, "n") for n in range(first, first + count)]
+
+
+def numbers(queue: StreamQueue, start: int, end: int, *, lossy: bool = False) -> list[int]:
+    return [int(message.body) for message in queue.messages(start, end, lossy=lossy)]
+
+
+def test_an_empty_stream_ends_where_it_begins(broker: Broker, vhost: VirtualHost) -> None:
+    queue = stream_queue(broker, vhost.name)
+    put(queue, [])
+    assert queue.first() is None
+    assert queue.end() == 0
+
+
+def test_any_cut_gives_each_message_once(broker: Broker, vhost: VirtualHost) -> None:
+    queue = stream_queue(broker, vhost.name)
+    put(queue, numbered(0, 60), x_stream_max_segment_size_bytes=SMALL, together=False)
+    end = queue.end()
+    assert queue.first() == 0
+    # The broker keeps offsets for itself, where segments begin.
+    assert end > 60
+    assert numbers(queue, 0, end) == list(range(60))
+    cuts = [0, 1, 9, 10, 11, 20, 21, 40, end]
+    assert [n for start, to in itertools.pairwise(cuts) for n in numbers(queue, start, to)] == list(range(60))
+
+
+def test_the_end_waits_for_news_and_tells_of_a_stream_that_is_shorter(broker: Broker, vhost: VirtualHost) -> None:
+    queue = stream_queue(broker, vhost.name)
+    put(queue, numbered(0, 20))
+    begun = time.monotonic()
+    assert queue.end(19) == 20
+    assert time.monotonic() - begun < PATIENCE
+    assert queue.end(20) == 20
+    assert time.monotonic() - begun > PATIENCE
+    with pytest.raises(PipelineError, match=r"'journal' at .*: ends at offset 20, before 21: it is not the stream"):
+        queue.end(21)
+
+
+def test_what_retention_took_is_told_or_left_out(broker: Broker, vhost: VirtualHost) -> None:
+    queue = stream_queue(broker, vhost.name)
+    for n in range(0, 100, 20):
+        limits = {"x_stream_max_segment_size_bytes": SMALL, "x_max_length_bytes": 3 * SMALL}
+        put(queue, numbered(n, 20), **limits, together=False)
+    oldest, end = settled(queue), queue.end()
+    assert oldest > 3
+    with pytest.raises(
+        PipelineError, match=rf": offsets 3 to {oldest - 1} are gone, .*retention.* goes on at {oldest}"
+    ):
+        queue.messages(3, end)
+    with pytest.raises(PipelineError, match=rf": offsets 3 to {oldest - 1} are gone"):
+        queue.messages(3, 5)
+    assert numbers(queue, 3, 5, lossy=True) == []
+    left = numbers(queue, 3, end, lossy=True)
+    assert left == list(range(left[0], 100))
+    # What went before is read; the one offset that is missing then is the broker's own.
+    assert numbers(queue, oldest - 1, end) == numbers(queue, oldest, end) == left
+
+
+@pytest.mark.parametrize(("made", "why"), [("", "no queue 'journal'"), ("classic", "x-stream-offset"), ("quorum", "")])
+def test_what_is_no_stream_queue_is_refused(broker: Broker, vhost: VirtualHost, made: str, why: str) -> None:
+    if made:
+        vhost.queue("journal", x_queue_type=made)
+    with pytest.raises(PipelineError, match=rf"^stream queue 'journal' at .*: .*{why}") as refused:
+        stream_queue(broker, vhost.name).end()
+    assert "\n" not in str(refused.value)
+
+
+def test_a_login_that_is_refused_and_a_broker_that_is_not_there(broker: Broker, vhost: VirtualHost) -> None:
+    right = stream_queue(broker, vhost.name)
+    for url in (right.url.replace("://", "://wrong", 1), "amqp://user:s3cret@127.0.0.1:1/"):
+        with pytest.raises(PipelineError, match=r"^stream queue 'journal' at .*refused|Connect call failed") as refused:
+            StreamQueue(url, "journal").end()
+        assert "s3cret" not in str(refused.value)
+        assert "\n" not in str(refused.value)
