@@ -2,11 +2,14 @@
 
 from collections import deque
 from heapq import heappop, heappush
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from proxy.journal.buffer import Journal, Record
 from proxy.outcome import Outcome
 from proxy.tally import Tally
+
+MOST_RECORDS: Final = 32_768
+"""Unsettled publishes of one channel that are journalled: clients choose how many they do not wait for."""
 
 
 class Came(NamedTuple):
@@ -84,7 +87,9 @@ class Confirms:
 
     def record(self, journal: Journal, record: Record) -> None:
         """Journals the last publish, once it is known what became of it."""
-        if self.answered:
+        if self.answered and len(self.records) >= MOST_RECORDS:
+            journal.drop()
+        elif self.answered:
             self._journal, self.records[self.number] = journal, record
         else:
             journal.add(record, Outcome.SENT, record.published_at)

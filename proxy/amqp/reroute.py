@@ -31,7 +31,7 @@ from proxy.amqp.frames import (
     method_frame,
     shorted,
 )
-from proxy.amqp.routes import PUBLISH, Route, Target, Unread
+from proxy.amqp.routes import PUBLISH, Choice, Route, Target, Unread
 from proxy.outcome import Outcome
 from proxy.router import Name, PassReason
 from ring.destination import Destination
@@ -52,8 +52,8 @@ class Rerouted:
     """A publish that came back, on its way again."""
 
     __slots__ = (
-        "channel", "chosen_by", "exchange", "key", "known", "passed", "put_back", "ring_id", "sent_to", "since",
-        "tag", "tries",
+        "channel", "choice", "chosen_by", "exchange", "key", "known", "passed", "put_back", "ring_id", "sent_to",
+        "since", "tag", "tries",
     )  # fmt: skip
 
     def __init__(self, channel: Channel, known: RingId, stamps: content.Stamps, put_back: bytes, since: float) -> None:
@@ -62,6 +62,8 @@ class Rerouted:
         self.exchange, self.key, self.ring_id = stamps.exchange, stamps.routing_key, stamps.ring_id
         self.sent_to: Destination | None = None
         """Where it came back from."""
+        self.choice: Choice | None = None
+        """By which it goes out next."""
         self.chosen_by: Name | None = None
         """The exchange whose ring names that still, where this is another: with rings behind rings."""
         self.passed = False
@@ -189,6 +191,7 @@ def _placed(c: Connection, came: Rerouted, data: bytes, start: int, stop: int) -
     if choice.target.unread is not None:
         _await(c, choice.target.unread)
     elif came.sent_to is None or choice.target.destination != came.sent_to:
+        came.choice = choice
         return choice.target
     elif came.sent_to.kind == "queue":
         # (What an exchange of the ring does not deliver is no news.)
@@ -234,7 +237,11 @@ def publish(c: Connection, came: Rerouted, to: Target | Route, data: bytes, star
     own.take(came)
     came.put_back, came.passed = put_back, not isinstance(to, Target)
     if (record := came.channel.confirms.records.get(came.known.number)) is not None:
-        record.destination = to.destination if isinstance(to, Target) else None
+        if isinstance(to, Target) and came.choice is not None:
+            by, slot = came.choice.by, came.choice.slot
+            record.placed(by, to.destination, slot, came.key, data, start, stop)
+        else:
+            record.destination = None
     own.put(came)
     opening = b""
     if not own.is_open:

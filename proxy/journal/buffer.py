@@ -2,12 +2,13 @@
 
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mypy_extensions import i64
 
 from proxy.amqp import content
-from proxy.amqp.frames import u64
+from proxy.amqp.frames import Fault, u64
 from proxy.outcome import Outcome
 from ring.destination import Destination
 from ring.hashed import HashedValue
@@ -21,7 +22,7 @@ CAPACITY: Final = 8192
 BUFFERS: Final = 6
 """What they hold is what a slow disk may hold up before records are dropped: a second of them at 50,000 a second."""
 
-_MESSAGE_ID: Final = HashedValue("property", "message_id")
+MESSAGE_ID: Final = HashedValue("property", "message_id")
 
 
 class Record:
@@ -49,15 +50,30 @@ class Record:
 
         `header` holds the content header's payload from `start` to `end`, one that has been read before.
         """
-        self.ingress, self.route, self.chosen_by, self.destination = ingress, route, chosen_by, destination
-        self.slot = slot
-        self.key: bytes | None = routing_key
-        if chosen_by.hashed is not None:
-            self.key = content.hashed_value(chosen_by.hashed, chosen_by.hashed_name, header, start, end)
+        self.ingress, self.route = ingress, route
         self.size: int = u64(header, start + 4)
-        self.message_id = content.hashed_value(_MESSAGE_ID, b"message_id", header, start, end)
+        self.message_id: bytes | None = None
+        with suppress(Fault):  # a header that cannot be read is the broker's to refuse
+            self.message_id = content.hashed_value(MESSAGE_ID, b"message_id", header, start, end)
+        self.key: bytes | None = None
+        self.placed(chosen_by, destination, slot, routing_key, header, start, end)
         self.published_at = self.told_at = published_at
         self.outcome = Outcome.UNKNOWN
+
+    def placed(
+        self,
+        chosen_by: "Route",
+        destination: Destination | None,
+        slot: int,
+        routing_key: bytes,
+        header: bytes,
+        start: int,
+        end: int,
+    ) -> None:
+        """Where it goes, by which ring; again where it came back and goes elsewhere."""
+        self.chosen_by, self.destination, self.slot, self.key = chosen_by, destination, slot, routing_key
+        if chosen_by.hashed is not None:
+            self.key = content.hashed_value(chosen_by.hashed, chosen_by.hashed_name, header, start, end)
 
 
 class Filled(NamedTuple):
@@ -93,8 +109,7 @@ class Journal:
     def add(self, record: Record, outcome: Outcome, now: float) -> None:
         """Takes a record whose fate is known; where no buffer is free, only its number."""
         if self._used == CAPACITY and not self.turn():
-            self.sequence += 1
-            self.dropped += 1
+            self.drop()
             return
         self.sequence += 1
         if not self._used:
@@ -104,6 +119,21 @@ class Journal:
         self._used += 1
         if self._used == CAPACITY:
             self.turn()
+
+    def drop(self) -> None:
+        """Takes no more than the number of a record."""
+        self.sequence += 1
+        self.dropped += 1
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing waits for the thread: a buffer that is not full can wait while it is busy."""
+        return len(self.spare) == BUFFERS - 1
+
+    def abandon(self) -> None:
+        """At the end: counts what could not be handed over."""
+        self.dropped += int(self._used)
+        self._used = 0
 
     def turn(self) -> bool:
         """Hands what there is to the thread; False where there is no other buffer to go on with."""

@@ -10,7 +10,8 @@ from typing import BinaryIO
 from proxy.values import ConfigError
 
 _GZIP = 16 + zlib.MAX_WBITS
-_HOUR = 3600
+HOUR = 3600
+"""Seconds."""
 
 
 class FileStore:
@@ -36,13 +37,16 @@ class FileStore:
             raise ConfigError(f"journal_dir: {str(folder)!r} cannot be written to: {error.strerror or error}") from None
 
     def ring(self, fingerprint: str, content: bytes) -> None:
-        """Writes a ring, where it is not there yet."""
+        """Writes a ring, where it is not there yet, whole."""
         path = self._folder / "rings" / f"{fingerprint}.json"
-        if path.exists():
+        if path.exists() and path.read_bytes() == content:
             return
         unfinished = path.with_name(f".{fingerprint}.{self._proxy}")
         try:
-            unfinished.write_bytes(content)
+            with unfinished.open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
             unfinished.rename(path)
         except OSError:
             unfinished.unlink(missing_ok=True)
@@ -50,7 +54,7 @@ class FileStore:
 
     def write(self, lines: bytes, records: int, first: int, at: float) -> None:
         """Writes lines of one hour; `first` is the first one's number, `at` its time in seconds since 1970."""
-        hour = int(at // _HOUR)
+        hour = int(at // HOUR)
         if self._file is not None and hour != self._hour:
             self.finish()
         if self._file is None:
@@ -60,19 +64,22 @@ class FileStore:
         self._file.write(packed)
         self._records += records
         self._bytes += len(packed)
-        if self._bytes >= self._most_bytes:
-            self.finish()
 
     def hurry(self) -> None:
         """Nothing is ever waited for but the disk."""
 
-    def look(self) -> None:
-        """Finishes the file where its time is over."""
-        if self._file is not None and time.monotonic() - self._begun_at >= self._most_seconds:
+    def look(self) -> bool:
+        """Finishes the file where its time, its hour or its size is over; whether it did."""
+        if self._file is None:
+            return False
+        old = time.monotonic() - self._begun_at >= self._most_seconds or int(time.time() // HOUR) > self._hour
+        if old or self._bytes >= self._most_bytes:
             self.finish()
+            return True
+        return False
 
     def _begin(self, hour: int, first: int) -> None:
-        day = time.strftime("%Y-%m-%d", time.gmtime(hour * _HOUR))
+        day = time.strftime("%Y-%m-%d", time.gmtime(hour * HOUR))
         folder = self._folder / "records" / f"dt={day}" / f"hour={hour % 24:02}"
         folder.mkdir(parents=True, exist_ok=True)
         name = f"{self._proxy}-{first:012}.jsonl.gz"
@@ -103,6 +110,8 @@ class FileStore:
             self._unfinished.unlink(missing_ok=True)
         return self._records
 
-    def close(self) -> None:
-        """At the end."""
+    def close(self) -> bool:
+        """At the end; whether there was a file to finish."""
+        unfinished = self._file is not None
         self.finish()
+        return unfinished

@@ -31,8 +31,9 @@ class Journaling:
         if store is None:
             return
         filled: SimpleQueue[Filled | None] = SimpleQueue()
-        self.journal = Journal(max(1, round(settings.journal_sample * SLOTS)), filled.put, monotonic)
-        self.writer = Writer(self.journal, filled, store, Lines(proxy, settings.journal_sample, _key_form(settings)))
+        slots = max(1, round(settings.journal_sample * SLOTS))
+        self.journal = Journal(slots, filled.put, monotonic)
+        self.writer = Writer(self.journal, filled, store, Lines(proxy, slots / SLOTS, _key_form(settings)))
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:

@@ -6,7 +6,7 @@ from base64 import b64encode
 from collections.abc import Callable
 from json.encoder import encode_basestring_ascii as quoted
 
-from proxy.journal.buffer import Record
+from proxy.journal.buffer import MESSAGE_ID, Record
 from proxy.outcome import Outcome
 from proxy.router import KnownRing, Name
 from ring.destination import Destination
@@ -53,7 +53,7 @@ class Lines:
         """`proxy` is this process's id."""
         self._start = f'{{"v":{VERSION},"event":"{proxy}-'
         self._proxy = f',"proxy":"{proxy}","seq":'
-        self._sample = f',"sample":{sample:g},"ingress":"'
+        self._sample = f',"sample":{sample!r},"ingress":"'
         self._key = key
         self._routes: dict[tuple[Name, str], str] = {}
         self._destinations: dict[Destination, str] = {}
@@ -62,6 +62,8 @@ class Lines:
         """One record, with its newline; `epoch` is the wall clock's time, in seconds, at monotonic 0."""
         key, message_id, destination = record.key, record.message_id, record.destination
         latency = "null" if record.outcome is Outcome.SENT else str(int((record.told_at - record.published_at) * 1e6))
+        if record.chosen_by.hashed == MESSAGE_ID and self._key is not plain:
+            message_id = None  # it is the key
         told = quoted(message_id.decode(errors="replace")) if message_id is not None else "null"
         # Not by the routes themselves: each holds its ring, 2 MiB, and every change makes new ones.
         name, ring = record.route.name, record.chosen_by.fingerprint

@@ -6,6 +6,7 @@ import gzip
 import logging
 from collections.abc import Awaitable, Callable
 from concurrent.futures import CancelledError, Future
+from typing import Any
 
 import aio_pika
 from aio_pika.abc import AbstractChannel, AbstractConnection
@@ -22,6 +23,12 @@ RECORDS, RING = "ringproxy.records.v1", "ringproxy.ring.v1"
 _PAUSE = 1.0
 """Seconds between tries."""
 
+_TRY = 10.0
+"""Seconds of one: a connection may be gone and not know it."""
+
+_ARGUMENTS: dict[str, Any] = {"x-queue-type": "stream", "x-max-length-bytes": 10 * 1024**3}
+"""Of the queue where it is not there: one without a limit would fill the broker's disk in the end."""
+
 _LAST_TRY = 2.0
 """Seconds for each message at the end."""
 
@@ -37,7 +44,7 @@ class StreamStore:
         self._loop = asyncio.get_running_loop()
         self._connection: AbstractConnection | None = None
         self._channel: AbstractChannel | None = None
-        self._closing = False
+        self._closing = self._confirmed = False
         self._limit: asyncio.Timeout | None = None
 
     def ring(self, fingerprint: str, content: bytes) -> None:
@@ -52,18 +59,21 @@ class StreamStore:
         """What is being sent gets one more try."""
         self._closing = True
         if self._limit is not None:
-            self._limit.reschedule(min(self._limit.when() or 0.0, self._loop.time() + _LAST_TRY))
+            with contextlib.suppress(RuntimeError):  # which it raises where it is over already
+                self._limit.reschedule(min(self._limit.when() or 0.0, self._loop.time() + _LAST_TRY))
 
-    def look(self) -> None:
-        """Nothing is ever unfinished."""
+    def look(self) -> bool:
+        """Nothing is ever unfinished: whether the last message was confirmed."""
+        return self._confirmed
 
     def give_up(self) -> int:
         """Nothing is ever unfinished."""
         return 0
 
-    def close(self) -> None:
-        """Closes the connection."""
+    def close(self) -> bool:
+        """Closes the connection; whether the last message was confirmed."""
         self._wait(asyncio.run_coroutine_threadsafe(self._disconnect(), self._loop))
+        return self._confirmed
 
     def _send(self, body: bytes, kind: str, encoding: str | None) -> None:
         message = aio_pika.Message(
@@ -74,11 +84,13 @@ class StreamStore:
             app_id=f"ringproxy {self._proxy}",
             delivery_mode=aio_pika.DeliveryMode.PERSISTENT,
         )
+        self._confirmed = False
         self._wait(asyncio.run_coroutine_threadsafe(self._publish(message), self._loop))
+        self._confirmed = True
 
     def _wait(self, sent: "Future[None]") -> None:
         try:
-            sent.result(self._patience + _PAUSE)
+            sent.result(self._patience + 2 * _PAUSE)
         except (TimeoutError, CancelledError) as error:
             sent.cancel()
             raise StoreError("the stream queue did not confirm in time") from error
@@ -89,20 +101,23 @@ class StreamStore:
             async with asyncio.timeout(_LAST_TRY if self._closing else self._patience) as self._limit:
                 while True:
                     try:
-                        channel = await self._open()
-                        await channel.default_exchange.publish(message, self._queue, mandatory=True)
-                    except (OSError, aio_pika.exceptions.AMQPError, RuntimeError) as error:
+                        async with asyncio.timeout(_TRY):
+                            channel = await self._open()
+                            await channel.default_exchange.publish(message, self._queue, mandatory=True)
+                    except (OSError, TimeoutError, aio_pika.exceptions.AMQPError, RuntimeError) as error:
                         await self._disconnect()
+                        why = str(error) or "no answer in time"
                         if self._closing:
-                            raise StoreError(f"stream queue {self._queue!r}: {error}") from error
-                        if str(error) != fault:
-                            log.warning("stream queue %r of the journal: %s; the next try follows", self._queue, error)
-                        fault = str(error)
+                            raise StoreError(f"stream queue {self._queue!r}: {why}") from error
+                        if why != fault:
+                            log.warning("stream queue %r of the journal: %s; the next try follows", self._queue, why)
+                        fault = why
                         await asyncio.sleep(_PAUSE)
                     else:
                         return
         except TimeoutError:
-            raise StoreError(f"stream queue {self._queue!r} takes nothing") from None
+            await self._disconnect()
+            raise StoreError(f"stream queue {self._queue!r} takes nothing: {fault}") from None
         finally:
             self._limit = None
 
@@ -112,12 +127,13 @@ class StreamStore:
             return self._channel
         await self._disconnect()
         self._connection = await self._connect()
-        channel = await self._connection.channel()
+        # What comes back raises: the queue may be deleted at any time.
+        channel = await self._connection.channel(on_return_raises=True)
         try:
             await channel.declare_queue(self._queue, passive=True)
         except aio_pika.exceptions.ChannelNotFoundEntity:
-            channel = await self._connection.channel()
-            await channel.declare_queue(self._queue, durable=True, arguments={"x-queue-type": "stream"})
+            channel = await self._connection.channel(on_return_raises=True)
+            await channel.declare_queue(self._queue, durable=True, arguments=_ARGUMENTS)
         self._channel = channel
         return channel
 
@@ -125,7 +141,8 @@ class StreamStore:
         connection, self._connection, self._channel = self._connection, None, None
         if connection is not None:
             with contextlib.suppress(Exception):
-                await connection.close()
+                async with asyncio.timeout(_PAUSE):
+                    await connection.close()
 
 
 def connector(settings: Settings, files: Files) -> Connect:

@@ -6,11 +6,12 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from queue import Empty, SimpleQueue
 from typing import Protocol
 
 from proxy.journal.buffer import Filled, Journal
+from proxy.journal.files import HOUR
 from proxy.journal.lines import Lines, ring_json
 from proxy.router import KnownRing
 
@@ -29,7 +30,12 @@ _STRETCH = 64
 """Records in a row that hold up the event loop: 0.1 ms."""
 _BREATH = 0.0001
 
-_HOUR = 3600
+_WAIT = 0.05
+
+RING_AGAIN = 3600.0
+"""Seconds after which a ring is kept again: a stream forgets what is old."""
+
+NEVER = float("-inf")
 
 
 class StoreError(Exception):
@@ -45,8 +51,8 @@ class Store(Protocol):
     def write(self, lines: bytes, records: int, first: int, at: float) -> None:
         """Keeps lines of one hour: how many, the number of the first, and its time in seconds since 1970."""
 
-    def look(self) -> None:
-        """Called every second or so."""
+    def look(self) -> bool:
+        """Called every second or so; whether all that was written is safe since."""
 
     def hurry(self) -> None:
         """The end is near: nothing is waited for any longer than it must. Called by the event loop's thread."""
@@ -54,8 +60,8 @@ class Store(Protocol):
     def give_up(self) -> int:
         """Drops what was kept and cannot be finished: how many records."""
 
-    def close(self) -> None:
-        """At the end."""
+    def close(self) -> bool:
+        """At the end; the same."""
 
 
 class Writer:
@@ -64,7 +70,8 @@ class Writer:
     def __init__(self, journal: Journal, filled: "SimpleQueue[Filled | None]", store: Store, lines: Lines) -> None:
         """Not running. `filled` has the journal's full buffers, and in the end None."""
         self._journal, self._filled, self._store, self._lines = journal, filled, store, lines
-        self._rings: set[str] = set()
+        self._rings: dict[str, float] = {}
+        """By fingerprint, when it was kept last, monotonic."""
         self._due: dict[str, KnownRing] = {}
         """Rings of the present chunk that are not kept yet."""
         self._chunk: list[str] = []
@@ -80,21 +87,20 @@ class Writer:
             try:
                 filled = self._filled.get(timeout=TURN)
             except Empty:
-                self._try_to_look()
+                self._try(self._store.look)
                 continue
             if filled is None:
                 break
             try:
                 self._take(filled)
             except Exception:
-                log.exception("a defect while writing the journal: %d records are dropped", filled.used)
-                self.lost += filled.used
+                dropped = filled.first + filled.used - self._first
+                log.exception("a defect while writing the journal: %d records are dropped", dropped)
+                self.lost += dropped
+                filled.records[:] = [None] * len(filled.records)
             self._journal.spare.append(filled.records)
-            self._try_to_look()
-        try:
-            self._store.close()
-        except (OSError, StoreError) as error:
-            self._failed(error, 0)
+            self._try(self._store.look)
+        self._try(self._store.close)
 
     def finish(self) -> None:
         """Has `run` end once all is written, or cannot be. Called by the event loop's thread."""
@@ -107,12 +113,12 @@ class Writer:
         for n in range(filled.used):
             record, filled.records[n] = filled.records[n], None
             assert record is not None
-            hour = int((record.told_at + epoch) // _HOUR)
+            hour = int((record.told_at + epoch) // HOUR)
             if self._size >= _CHUNK or (hour != self._hour and self._chunk):
                 self._flush(filled.first + n)
             self._hour = hour
             known = record.chosen_by.known
-            if known is not None and known.fingerprint not in self._rings:
+            if known is not None and self._rings.get(known.fingerprint, NEVER) < record.told_at - RING_AGAIN:
                 self._due[known.fingerprint] = known
             line = self._lines.line(record, filled.first + n, epoch)
             self._chunk.append(line)
@@ -128,30 +134,34 @@ class Writer:
         try:
             for fingerprint, known in self._due.items():
                 self._store.ring(fingerprint, ring_json(known))
-            self._rings.update(self._due)
-            self._store.write("".join(chunk).encode(), count, self._first, float(self._hour * _HOUR))
+            self._rings.update(dict.fromkeys(self._due, time.monotonic()))
+            self._store.write("".join(chunk).encode(), count, self._first, float(self._hour * HOUR))
         except (OSError, StoreError) as error:
             self._failed(error, count)
         else:
             self.written += count
-            if self.fault:
-                log.info("the journal is written again")
-            self.fault = ""
         self._chunk, self._size, self._first, self._due = [], 0, following, {}
 
-    def _try_to_look(self) -> None:
+    def _try(self, step: Callable[[], bool]) -> None:
+        """One that tells whether all that was written is safe since."""
         try:
-            self._store.look()
+            safe = step()
         except (OSError, StoreError) as error:
             self._failed(error, 0)
+        else:
+            if safe and self.fault:
+                log.info("the journal is written again")
+                self.fault = ""
 
     def _failed(self, error: Exception, count: int) -> None:
         given_up = self._store.give_up()
         self.written -= given_up
         self.lost += count + given_up
-        if str(error) != self.fault:
+        # Not the name of the file, which is another each time.
+        fault = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        if fault != self.fault:
             log.warning("the journal cannot be written, records are dropped: %s", error)
-        self.fault = str(error)
+        self.fault = fault
 
 
 def proxy_id() -> str:
@@ -171,7 +181,11 @@ async def writing(journal: Journal, writer: Writer) -> AsyncIterator[None]:
         turning.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await turning
-        journal.turn()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LAST_WORDS):
+                while not journal.turn():  # noqa: ASYNC110 - it is the thread that gives a buffer back
+                    await asyncio.sleep(_WAIT)
+        journal.abandon()
         writer.finish()
         await asyncio.to_thread(thread.join, _LAST_WORDS)
         if thread.is_alive():
@@ -181,4 +195,5 @@ async def writing(journal: Journal, writer: Writer) -> AsyncIterator[None]:
 async def _turning(journal: Journal) -> None:
     while True:
         await asyncio.sleep(TURN)
-        journal.turn()
+        if journal.idle:
+            journal.turn()

@@ -1,6 +1,6 @@
 """The buffers of the journal: what is taken, handed over and dropped, in numbers without a doubt."""
 
-from proxy.amqp.confirms import Came, Confirms
+from proxy.amqp.confirms import MOST_RECORDS, Came, Confirms
 from proxy.amqp.routes import Route
 from proxy.journal.buffer import BUFFERS, CAPACITY, Filled, Journal, Record
 from proxy.outcome import Outcome
@@ -58,6 +58,27 @@ def test_with_no_buffer_free_records_are_dropped_and_leave_a_gap() -> None:
     assert [filled.first for filled in handed[-2:]] == [(BUFFERS - 1) * CAPACITY + 1, BUFFERS * CAPACITY + 8]
     assert handed[-1].used == 1
     assert (made.sequence, made.dropped) == (BUFFERS * CAPACITY + 8, 7)
+
+
+def test_what_cannot_be_handed_over_at_the_end_is_counted() -> None:
+    made, _ = journal()
+    made.spare.clear()
+    made.add(record(), Outcome.CONFIRMED, 2.0)
+    assert not made.turn()
+    made.abandon()
+    assert (made.sequence, made.dropped, made.turn()) == (1, 1, True)
+
+
+def test_no_channel_keeps_more_records_than_its_share() -> None:
+    made, _ = journal()
+    confirms = Confirms()
+    confirms.start()
+    publish(confirms, made, MOST_RECORDS + 5)
+    assert (len(confirms.records), made.dropped, made.sequence) == (MOST_RECORDS, 5, 5)
+
+
+def test_a_header_that_cannot_be_read_has_no_message_id() -> None:
+    assert record(header=MESSAGE[:-1]).message_id is None
 
 
 def outcomes(made: Journal, handed: list[Filled]) -> dict[int, Outcome]:

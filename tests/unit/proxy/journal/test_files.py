@@ -52,6 +52,8 @@ def test_each_hour_and_each_size_has_its_file(tmp_path: Path) -> None:
     made.write(b"b\n", 1, 2, 24 * HOUR)
     big = random.Random(1).randbytes(100_000)  # so that it does not stay in the compressor
     made.write(big, 1, 3, 24 * HOUR)
+    assert made.look()
+    assert not made.look()
     made.write(b"c\n", 1, 4, 24 * HOUR)
     made.close()
     assert shown(tmp_path) == {
@@ -63,18 +65,27 @@ def test_each_hour_and_each_size_has_its_file(tmp_path: Path) -> None:
 
 def test_a_file_is_closed_when_its_time_is_over(tmp_path: Path) -> None:
     made = store(tmp_path, seconds=0.05)
-    made.write(b"a\n", 1, 1, HOUR)
-    made.look()
-    assert shown(tmp_path) == {}
+    made.write(b"a\n", 1, 1, time.time())
+    assert not made.look()
     time.sleep(0.06)
-    made.look()
+    assert made.look()
+    assert len(shown(tmp_path)) == 1
+
+
+def test_a_file_is_closed_when_its_hour_is_over(tmp_path: Path) -> None:
+    made = store(tmp_path, seconds=1e9)
+    made.write(b"a\n", 1, 1, time.time() - HOUR)
+    assert made.look()
     assert len(shown(tmp_path)) == 1
 
 
 def test_a_ring_is_written_once(tmp_path: Path) -> None:
     made = store(tmp_path)
+    (tmp_path / "rings" / "f.json").touch()  # as a crash may leave it
     made.ring("f", b"one")
-    made.ring("f", b"other")
+    written = (tmp_path / "rings" / "f.json").stat()
+    made.ring("f", b"one")
+    assert (tmp_path / "rings" / "f.json").stat() == written
     assert (tmp_path / "rings" / "f.json").read_bytes() == b"one"
     assert hidden(tmp_path) == []
 
