@@ -1,0 +1,71 @@
+"""Tables that users bring: Parquet, CSV with a header, or JSON lines, by the end of the name."""
+
+from collections.abc import Mapping
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+from pyspark.sql.types import (
+    BinaryType,
+    DataType,
+    IntegerType,
+    LongType,
+    ShortType,
+    StringType,
+    TimestampNTZType,
+    TimestampType,
+)
+
+from pipeline import PipelineError
+from pipeline.schema import mismatches
+
+TEXT = (StringType, BinaryType)
+WHOLE = (LongType, IntegerType, ShortType)
+TIME = (TimestampType, TimestampNTZType, LongType)
+"""A timestamp, or microseconds since 1970 UTC."""
+
+Columns = Mapping[str, tuple[type[DataType], ...]]
+"""Names, and TEXT, WHOLE or TIME."""
+
+
+def read_table(spark: SparkSession, path: str, columns: Columns) -> DataFrame:
+    """These columns of a table. A CSV has no types, so its cells are read as what is asked for, an empty one as null.
+
+    Raises PipelineError where a column is missing or of another type, or the file is of another kind or not there.
+    """
+    suffix = path.rstrip("/").rpartition(".")[2].lower()
+    try:
+        match suffix:
+            case "parquet":
+                table = spark.read.parquet(path)
+            case "json" | "jsonl":
+                table = spark.read.option("mode", "FAILFAST").json(path)
+            case "csv":
+                table = spark.read.option("header", True).option("mode", "FAILFAST").csv(path)
+            case _:
+                raise PipelineError(f"{path}: not a table: neither .parquet, .csv nor .json")
+    except Exception as error:
+        if "PATH_NOT_FOUND" in str(error):
+            raise PipelineError(f"{path}: no such file") from None
+        raise
+    if suffix == "csv":
+        wanted = {
+            name: types for name, types in columns.items() if name in table.columns and set(types) <= {*WHOLE, *TIME}
+        }
+        table = _typed(table, path, wanted)
+    if complaints := mismatches(table.schema, dict(columns)):
+        raise PipelineError(f"{path}: {'; '.join(complaints)}")
+    return table.select(*columns)
+
+
+def _typed(table: DataFrame, path: str, columns: Columns) -> DataFrame:
+    """Text as numbers and times; the first cell that is none ends the job that reaches it."""
+    typed = {}
+    for name, types in columns.items():
+        cell = F.col(name)
+        value = cell.try_cast("long")
+        if types == TIME:
+            value = F.coalesce(value, F.unix_micros(cell.try_cast("timestamp")))
+        kind = "time" if types == TIME else "whole number"
+        wrong = F.raise_error(F.concat(F.lit(f"{path}: column '{name}': '"), cell, F.lit(f"' is not a {kind}")))
+        typed[name] = F.when(cell.isNotNull() & value.isNull(), wrong.cast("long")).otherwise(value)
+    return table.withColumns(typed)

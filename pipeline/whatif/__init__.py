@@ -1,0 +1,1 @@
+"""What a proposed ring would move, and what each of its destinations would get."""

@@ -1,0 +1,132 @@
+"""What a proposed ring would move, what each destination would get, and which weights would even it.
+
+Exit status: 0 within the limits, or without any; 1 over one; 2 an error.
+"""
+
+import argparse
+from pathlib import Path
+
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+
+from pipeline import PipelineError
+from pipeline.journal import read_records, read_rings
+from pipeline.rings import KnownRing, parse_ring
+from pipeline.session import spark_session
+from pipeline.tables import TEXT, WHOLE, read_table
+from pipeline.verdicts import write_verdict
+from pipeline.whatif.demand import bad_rows, by_slot, moved_keys, of_journal, of_table
+from pipeline.whatif.findings import LOAD_SCHEMA, Findings, find
+from pipeline.whatif.page import report, sentence
+from pipeline.whatif.topology import checked, edited
+from pipeline.whatif.verdict import Limits, verdict
+from ring.hashing import SLOTS
+
+MOST_TOLD = 20
+"""Keys in the report; the Parquet folder has all."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Of this job."""
+    parser.add_argument("--journal", metavar="DIR", help="the sidecars' journal; with --vhost and --exchange")
+    parser.add_argument("--vhost", metavar="NAME")
+    parser.add_argument("--exchange", metavar="NAME")
+    parser.add_argument("--table", metavar="FILE", help="or any table of keys: .parquet, .csv or .json; with --ring")
+    parser.add_argument("--key", metavar="COLUMN", help="of the table: text or binary")
+    parser.add_argument("--count", metavar="COLUMN", help="of the table: messages of a row (default: 1)")
+    parser.add_argument("--bytes", metavar="COLUMN", help="of the table: bytes of a row's messages")
+    parser.add_argument("--ring", metavar="FILE", help="the present ring (default: the last one in the journal)")
+    parser.add_argument("--proposed", metavar="FILE", help="the proposed ring; or edits of the present one:")
+    parser.add_argument("--add", metavar="queue:NAME=WEIGHT", action="append", default=[])
+    parser.add_argument("--remove", metavar="queue:NAME", action="append", default=[])
+    parser.add_argument("--weight", metavar="queue:NAME=WEIGHT", action="append", default=[])
+    parser.add_argument("--max-moved", metavar="SHARE", type=float, help="most of the messages that may move, 0 to 1")
+    parser.add_argument("--max-over-mean", metavar="RATIO", type=float, help="most that the busiest may get, 1 or more")
+    parser.add_argument("--out", metavar="DIR", required=True, help="moved/, load/, verdict.json and report.html")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Writes the tables, the verdict and the report; 1 where a limit is passed, else 0."""
+    _check(options)
+    limits = Limits(options.max_moved, options.max_over_mean)
+    out = Path(options.out)
+    with spark_session("whatif") as spark:
+        keys, present, sample = _journal(spark, options) if options.journal else _table(spark, options)
+        proposed = _proposed(options, present)
+        demand = by_slot(keys)
+        found = find(present, proposed, demand)
+        moved, heaviest = _write(keys, found, out)
+    told = verdict(found, limits, sample=sample, with_bytes=bool(options.journal or options.bytes))
+    report(found, told, moved, heaviest).write(out / "report.html")
+    write_verdict(out, told)
+    print(f"{told['verdict']}: {sentence(found)}: {out}/report.html")
+    return 1 if told["over"] else 0
+
+
+def _check(options: argparse.Namespace) -> None:
+    if (options.journal is None) == (options.table is None):
+        raise PipelineError("one of --journal and --table")
+    if options.journal is not None and (options.vhost is None or options.exchange is None):
+        raise PipelineError("--journal: with --vhost and --exchange")
+    if options.table is not None and (options.key is None or options.ring is None):
+        raise PipelineError("--table: with --key and --ring")
+    if bool(options.proposed) == bool(options.add or options.remove or options.weight):
+        raise PipelineError("one of --proposed and edits: --add, --remove, --weight")
+
+
+def _journal(spark: SparkSession, options: argparse.Namespace) -> tuple[DataFrame, KnownRing, float]:
+    """Keys, the present ring and the sample: that of the slots which are there whole."""
+    keys = of_journal(read_records(spark, options.journal), options.vhost, options.exchange).persist()
+    rings = keys.groupBy("ring").agg(F.max("last").alias("last"), F.min("sample").alias("sample")).collect()
+    if not rings:
+        where = f"exchange {options.exchange!r} of virtual host {options.vhost!r}"
+        raise PipelineError(f"{options.journal}: no record of {where}")
+    sample = min(row.sample for row in rings)
+    if sample < 1:
+        keys = keys.where(F.col("slot") < max(1, round(sample * SLOTS)))
+    if options.ring:
+        return keys, _ring(options.ring), sample
+    latest = max(rings, key=lambda row: row["last"]).ring
+    known = read_rings(spark, options.journal)
+    if latest not in known:
+        raise PipelineError(
+            f"{options.journal}: its latest records are by ring {latest}, and rings/{latest}.json is missing"
+        )
+    return keys, known[latest], sample
+
+
+def _table(spark: SparkSession, options: argparse.Namespace) -> tuple[DataFrame, KnownRing, float]:
+    """Keys, the present ring, and 1: all of them are there."""
+    wanted = {options.key: TEXT} | {name: WHOLE for name in (options.count, options.bytes) if name}
+    keys = of_table(read_table(spark, options.table, wanted), options.key, options.count, options.bytes).persist()
+    if complaints := bad_rows(keys):
+        raise PipelineError(f"{options.table}: column {options.key!r}: {'; '.join(complaints)}")
+    if keys.isEmpty():
+        raise PipelineError(f"{options.table}: no rows")
+    return keys, _ring(options.ring), 1.0
+
+
+def _ring(path: str) -> KnownRing:
+    try:
+        return parse_ring(Path(path).read_text(encoding="utf-8"), path)
+    except (OSError, UnicodeDecodeError) as error:
+        raise PipelineError(f"{path}: cannot be read: {error}") from None
+
+
+def _proposed(options: argparse.Namespace, present: KnownRing) -> KnownRing:
+    if options.proposed:
+        return checked(present, _ring(options.proposed))
+    return checked(present, edited(present, options.add, options.remove, options.weight))
+
+
+def _write(keys: DataFrame, found: Findings, out: Path) -> tuple[list[Row], Row]:
+    """The Parquet folders; the first of the moved keys, and the heaviest key."""
+    spark = keys.sparkSession
+    in_slot = keys.where(F.col("slot") == found.heaviest_slot).groupBy("slot", "key")
+    heaviest = in_slot.agg(F.sum("messages").alias("messages")).orderBy(F.desc("messages")).limit(1).collect()[0]
+    (out / "verdict.json").unlink(missing_ok=True)  # an earlier run's, whose tables go now
+    spark.createDataFrame(found.rows(), LOAD_SCHEMA).coalesce(1).write.mode("overwrite").parquet(str(out / "load"))
+    moved = moved_keys(keys, found.present.ring, found.proposed.ring)
+    moved.write.mode("overwrite").parquet(str(out / "moved"))
+    written = spark.read.schema(moved.schema).parquet(str(out / "moved"))
+    return written.orderBy(F.desc("messages"), "slot").limit(MOST_TOLD).collect(), heaviest

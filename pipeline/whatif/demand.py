@@ -1,0 +1,87 @@
+"""What was published to an exchange, by key and by slot."""
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+
+from pipeline.slots import MAX_KEY, destination_of_slot, slot_of_key
+from pipeline.whatif.prediction import Demand
+from ring.ring import Ring
+
+
+def of_journal(records: DataFrame, vhost: str, exchange: str) -> DataFrame:
+    """An exchange's publishes, whatever became of them, by the ring in force and the key.
+
+    Columns: `ring`, `slot`, `key` (binary, null where the journal has none), `messages`, `bytes`, `last` (the time of
+    the last of them), `sample` (the least).
+    """
+    ours = records.where((F.col("vhost") == vhost) & (F.col("exchange") == exchange))
+    return ours.groupBy("ring", "slot", "key").agg(
+        F.count("*").alias("messages"),
+        F.sum("bytes").alias("bytes"),
+        F.max("time").alias("last"),
+        F.min("sample").alias("sample"),
+    )
+
+
+def of_table(rows: DataFrame, key: str, count: str | None, size: str | None) -> DataFrame:
+    """Keys and counts of any table: a row is one message where no column counts them, of no bytes where none does.
+
+    Columns: `key` (binary), `slot`, `messages`, `bytes`, and how many `rows` had the key and `uncounted`, how many of
+    them a count that is null or negative.
+    """
+    messages: Column = F.lit(1) if count is None else F.col(count)
+    in_bytes = F.lit(0) if size is None else F.col(size)
+    grouped = rows.groupBy(F.col(key).cast("binary").alias("key")).agg(
+        F.sum(messages).alias("messages"),
+        F.sum(in_bytes).alias("bytes"),
+        F.count("*").alias("rows"),
+        F.count_if((messages >= 0) & (in_bytes >= 0)).alias("counted"),
+    )
+    grouped = grouped.select("key", "messages", "bytes", "rows", (F.col("rows") - F.col("counted")).alias("uncounted"))
+    return grouped.withColumn("slot", slot_of_key(F.col("key")))
+
+
+def bad_rows(keys: DataFrame) -> list[str]:
+    """Of `of_table`: keys that no routing key can be, and counts that are none, with how many rows have them."""
+    wrong = {
+        "a null key": F.when(F.col("key").isNull(), F.col("rows")),
+        f"a key of more than {MAX_KEY} bytes": F.when(F.length("key") > MAX_KEY, F.col("rows")),
+        "a null or negative count": F.col("uncounted"),
+    }
+    found = keys.agg(*(F.coalesce(F.sum(rows), F.lit(0)).alias(what) for what, rows in wrong.items())).collect()[0]
+    return [f"{n:,} {'row' if n == 1 else 'rows'} with {what}" for what, n in found.asDict().items() if n]
+
+
+def by_slot(keys: DataFrame) -> Demand:
+    """The demand of the slots that have any: at most 2^20 rows, on the driver."""
+    told = keys.groupBy("slot").agg(
+        F.sum("messages").cast("long").alias("messages"),
+        F.coalesce(F.sum("bytes"), F.lit(0)).cast("long").alias("bytes"),
+    )
+    table = told.toArrow()
+    slots, messages, size = (table[name].to_numpy() for name in ("slot", "messages", "bytes"))
+    return Demand(slots.astype("int64"), messages, size)
+
+
+def moved_keys(keys: DataFrame, present: Ring, proposed: Ring) -> DataFrame:
+    """The keys that change their destination; one row a slot where the key is null.
+
+    Columns: `key`, `slot`, `kind`, `destination` and `new_kind`, `new_destination`, `messages`, `bytes`.
+    """
+    spark, slot = keys.sparkSession, F.col("slot")
+    before, after = destination_of_slot(spark, present, slot), destination_of_slot(spark, proposed, slot)
+    placed = keys.withColumns({"before": before, "after": after}).where("before != after")
+    return (
+        placed.groupBy("slot", "key", "before", "after")
+        .agg(F.sum("messages").alias("messages"), F.sum("bytes").alias("bytes"))
+        .select(
+            "key",
+            "slot",
+            F.col("before.kind").alias("kind"),
+            F.col("before.name").alias("destination"),
+            F.col("after.kind").alias("new_kind"),
+            F.col("after.name").alias("new_destination"),
+            "messages",
+            "bytes",
+        )
+    )

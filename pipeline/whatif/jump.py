@@ -1,0 +1,54 @@
+"""What RabbitMQ's own x-consistent-hash moves: jump consistent hash over buckets that bindings fill in their order."""
+
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ring.destination import Destination
+from ring.scores import U64, draws, slot_streams
+
+_MULTIPLIER = np.uint64(2862933555777941757)
+
+
+def jump(hashes: U64, buckets: int) -> NDArray[np.int64]:
+    """The bucket, 0 to `buckets` - 1, of each 64-bit hash (Lamping and Veach, 2014); `buckets` is 1 or more."""
+    owners = np.zeros(len(hashes), np.int64)
+    still = np.arange(len(hashes))
+    state, bucket = hashes, owners
+    while still.size:
+        owners[still] = bucket
+        state = state * _MULTIPLIER + np.uint64(1)
+        bucket = ((bucket + 1) * (2.0**31 / ((state >> np.uint64(33)) + np.uint64(1)))).astype(np.int64)
+        on = bucket < buckets
+        still, state, bucket = still[on], state[on], bucket[on]
+    return owners
+
+
+def rebound(present: Mapping[Destination, int], proposed: Mapping[Destination, int]) -> dict[Destination, int]:
+    """The proposed weights in binding order: what stays as it was, then what is bound, or bound anew with its weight.
+
+    Both mappings are in binding order too.
+    """
+    stays = [destination for destination, weight in present.items() if proposed.get(destination) == weight]
+    return {destination: proposed[destination] for destination in dict.fromkeys([*stays, *proposed])}
+
+
+def natively_moved(
+    present: Mapping[Destination, int], proposed: Mapping[Destination, int], slots: NDArray[np.int64]
+) -> NDArray[np.bool_]:
+    """Of each slot, whether the exchange itself would send its keys elsewhere; all weights in binding order.
+
+    A slot stands for its keys by a hash of its own: the exchange's hash places each key elsewhere, no other share.
+    """
+    hashes = draws(slot_streams(slots), np.uint64(0))
+    names = {destination: n for n, destination in enumerate({**present, **proposed})}
+    before, after = (
+        _buckets(names[d] for d, weight in weights.items() for _ in range(weight)) for weights in (present, proposed)
+    )
+    moved: NDArray[np.bool_] = before[jump(hashes, len(before))] != after[jump(hashes, len(after))]
+    return moved
+
+
+def _buckets(owners: Iterable[int]) -> NDArray[np.int64]:
+    return np.fromiter(owners, np.int64)

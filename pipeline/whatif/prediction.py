@@ -1,0 +1,132 @@
+"""What a ring would do with a measured demand: numpy over slots, on the driver."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.rings import KnownRing
+from pipeline.whatif.jump import natively_moved, rebound
+from pipeline.whatif.topology import MODULUS
+from ring.destination import MAX_WEIGHT, Destination
+from ring.ring import Ring
+
+I64 = NDArray[np.int64]
+F64 = NDArray[np.float64]
+
+GOOD_ENOUGH = 1.01
+"""Times the least that can be had for the busiest destination: no better weights are looked for."""
+
+_ROUNDS, _PATIENCE = 20, 6
+_MEAN_WEIGHT = 1000
+"""Of weights that are looked for: steps of a thousandth, and room up to MAX_WEIGHT."""
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What was published, by slot: arrays of one length, each slot once."""
+
+    slots: I64
+    messages: I64
+    bytes: I64
+
+
+@dataclass(frozen=True)
+class Share:
+    """Messages and bytes, and what of all they are, 0 to 1 (0 of none)."""
+
+    messages: int
+    bytes: int
+    of_messages: float
+    of_bytes: float
+
+
+@dataclass(frozen=True)
+class Load:
+    """What a ring's destinations get; both arrays are in the order of `ring.destinations`."""
+
+    ring: Ring
+    messages: F64
+    bytes: F64
+
+    @property
+    def over_mean(self) -> float:
+        """Messages of the busiest destination by the mean; 1 where there are none."""
+        return float(self.messages.max() / self.messages.mean()) if self.messages.any() else 1.0
+
+
+@dataclass(frozen=True)
+class Advice:
+    """The weights found that even the load best, and what they give."""
+
+    known: KnownRing
+    load: Load
+
+
+def load(ring: Ring, demand: Demand) -> Load:
+    """What each destination of a ring gets of a demand."""
+    owners, count = ring.table[demand.slots], len(ring.destinations)
+    return Load(
+        ring,
+        np.bincount(owners, demand.messages, minlength=count).astype(np.float64),
+        np.bincount(owners, demand.bytes, minlength=count).astype(np.float64),
+    )
+
+
+def moved(present: Ring, proposed: Ring, demand: Demand) -> NDArray[np.bool_]:
+    """Of each slot of the demand, whether the proposed ring gives it to another destination."""
+    position: dict[Destination, int] = {d: i for i, d in enumerate(present.destinations)}
+    absent = len(position)
+    as_present = np.array([position.get(d, absent) for d in proposed.destinations])
+    changed: NDArray[np.bool_] = as_present[proposed.table[demand.slots]] != present.table[demand.slots]
+    return changed
+
+
+def moved_natively(present: KnownRing, proposed: KnownRing, demand: Demand) -> NDArray[np.bool_]:
+    """The same of RabbitMQ's own x-consistent-hash, for bindings in the order that the rings' weights are in."""
+    return natively_moved(present.weights, rebound(present.weights, proposed.weights), demand.slots)
+
+
+def share(demand: Demand, which: NDArray[np.bool_]) -> Share:
+    """What of a demand falls on some of its slots."""
+    messages, size = int(demand.messages[which].sum()), int(demand.bytes[which].sum())
+    return Share(messages, size, messages / max(int(demand.messages.sum()), 1), size / max(int(demand.bytes.sum()), 1))
+
+
+def floor(of: Load, demand: Demand) -> float:
+    """The least that any weights could bring `over_mean` to: more than 1 where one slot outweighs the mean."""
+    return max(1.0, float(demand.messages.max(initial=0) / max(of.messages.mean(), 1e-9)))
+
+
+def advise(proposed: KnownRing, demand: Demand) -> Advice:
+    """Weights for the proposed destinations under which the busiest gets the least.
+
+    The proposed ones stay unless others are better by more than GOOD_ENOUGH. Each round gives a destination weight by
+    what it got, as shares are the weights'. A heavy slot goes back and forth between destinations as they grow light:
+    hence ever smaller steps, and the best round counts, not the last.
+    """
+    best = Advice(proposed, load(proposed.ring, demand))
+    if proposed.exchange_type == MODULUS or len(proposed.weights) == 1 or not demand.messages.any():
+        return best
+    got, enough, better_at = best.load, GOOD_ENOUGH * floor(best.load, demand), 0
+    for done in range(_ROUNDS):
+        if best.load.over_mean <= enough or done - better_at > _PATIENCE:
+            break
+        weights = dict(zip(got.ring.destinations, _corrected(got, 4 / (4 + done)), strict=True))
+        tried = replace(proposed, weights={d: weights[d] for d in proposed.weights})
+        got = load(tried.ring, demand)
+        if got.over_mean < best.load.over_mean / (GOOD_ENOUGH if best.known is proposed else 1):
+            best, better_at = Advice(tried, got), done
+    return best
+
+
+def _corrected(got: Load, step: float) -> list[int]:
+    """Weights by which each destination comes nearer to the mean; one that got nothing is given eight times its own.
+
+    `step` is how far they go, 0 to 1.
+    """
+    mean = got.messages.mean()
+    weights = np.array(got.ring.weights) * (mean / np.maximum(got.messages, mean / 8)) ** step
+    weights *= _MEAN_WEIGHT / weights.mean()
+    corrected: list[int] = np.clip(np.rint(weights), 1, MAX_WEIGHT).astype(int).tolist()
+    return corrected

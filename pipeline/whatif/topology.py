@@ -1,0 +1,58 @@
+"""The proposed ring: a file's, or the present one with edits."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from pipeline import PipelineError
+from pipeline.rings import KnownRing
+from ring.destination import Destination, WeightError, parse_weight
+
+MODULUS = "x-modulus-hash"
+"""The exchange type whose rings know no weights."""
+
+
+def edited(present: KnownRing, add: Iterable[str], remove: Iterable[str], weight: Iterable[str]) -> KnownRing:
+    """The present ring with destinations added and reweighted (``queue:NAME=WEIGHT``) and removed (``queue:NAME``)."""
+    weights = dict(present.weights)
+    for text in remove:
+        if weights.pop(_destination(text, "--remove"), None) is None:
+            raise PipelineError(f"--remove {text}: the present ring has no such destination")
+    for text in weight:
+        destination, value = _weighted(text, "--weight")
+        if destination not in weights:
+            raise PipelineError(f"--weight {text}: the present ring has no such destination")
+        weights[destination] = value
+    for text in add:
+        destination, value = _weighted(text, "--add")
+        if destination in weights:
+            raise PipelineError(f"--add {text}: the present ring has it already")
+        weights[destination] = value
+    return replace(present, weights=weights)
+
+
+def checked(present: KnownRing, proposed: KnownRing) -> KnownRing:
+    """The proposed ring, of the present exchange's type and hashed value. Raises PipelineError where it cannot be."""
+    if not proposed.weights:
+        raise PipelineError("the proposed ring has no destination left")
+    for destination, weight in proposed.weights.items():
+        if present.exchange_type == MODULUS and weight != 1:
+            raise PipelineError(f"{destination}: weight {weight}: an {MODULUS} exchange has no weights, all are 1")
+    return replace(present, weights=proposed.weights)
+
+
+def _weighted(text: str, option: str) -> tuple[Destination, int]:
+    name, equals, weight = text.rpartition("=")
+    if not equals:
+        raise PipelineError(f"{option} {text}: not KIND:NAME=WEIGHT")
+    try:
+        return _destination(name, option), parse_weight(weight)
+    except WeightError as error:
+        raise PipelineError(f"{option} {text}: weight {weight!r}: {error}") from None
+
+
+def _destination(text: str, option: str) -> Destination:
+    match text.split(":", 1):
+        case ["queue" | "exchange" as kind, name] if name:
+            return Destination(kind, name)
+        case _:
+            raise PipelineError(f"{option} {text}: not queue:NAME or exchange:NAME")

@@ -1,0 +1,165 @@
+"""The job `whatif`, by its command: real Spark, journals and tables as files."""
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import Row, SparkSession
+
+from pipeline.__main__ import main
+from pipeline.rings import to_json
+from ring.hashing import SLOTS, slot_of
+from tests.pipeline.records import Record, published, ring_of, write_journal
+
+THREE = ring_of({"orders.1": 1, "orders.2": 1, "orders.3": 1})
+TWO = ring_of({"orders.1": 1, "orders.2": 1})
+KEYS = [f"customer-{n % 97}".encode() for n in range(600)] + [b"hot"] * 60
+
+pytestmark = pytest.mark.usefixtures("spark")
+
+
+def ask(tmp_path: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
+    """The exit status, and the verdict."""
+    status = main(["whatif", *arguments, "--out", str(tmp_path / "out")])
+    return status, json.loads((tmp_path / "out" / "verdict.json").read_text())
+
+
+def table(spark: SparkSession, tmp_path: Path, name: str) -> list[Row]:
+    return spark.read.parquet(str(tmp_path / "out" / name)).collect()
+
+
+def of_journal(tmp_path: Path, records: list[Record], *arguments: str) -> tuple[str, ...]:
+    write_journal(tmp_path / "journal", records, [THREE, TWO], per_file=200)
+    return ("--journal", str(tmp_path / "journal"), "--vhost", "/", "--exchange", "orders", *arguments)
+
+
+def refused(capsys: pytest.CaptureFixture[str], tmp_path: Path, *arguments: str) -> str:
+    """The one line on stderr of a job that ends with 2 and leaves nothing."""
+    capsys.readouterr()
+    assert main(["whatif", *arguments, "--out", str(tmp_path / "out")]) == 2
+    assert not (tmp_path / "out").exists()
+    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("pipeline whatif: ")]
+    assert len(said) == 1
+    return said[0]
+
+
+def test_a_queue_that_is_removed(spark: SparkSession, tmp_path: Path) -> None:
+    others = published(TWO, [b"x"] * 9, exchange="invoices", first=10_000)
+    earlier = published(TWO, [b"customer-1"], first=20_000, start=1_795_280_000_000_000)
+    arguments = of_journal(tmp_path, published(THREE, KEYS) + others + earlier, "--remove", "queue:orders.3")
+    status, told = ask(tmp_path, *arguments, "--max-moved", "0.9")
+    counts = Counter([*KEYS, b"customer-1"])
+    expected = {key: n for key, n in counts.items() if THREE.ring.owner_of(key).name == "orders.3"}
+    assert (status, told["verdict"], told["present"]) == (0, "within", THREE.fingerprint)
+    assert told["messages"] == len(KEYS) + 1
+    assert told["moved"]["messages"] == sum(expected.values())
+    assert told["moved"]["bytes"] == 100 * sum(expected.values())
+    moved = table(spark, tmp_path, "moved")
+    assert {bytes(row.key): row.messages for row in moved} == expected
+    for row in moved:
+        assert (row.destination, row.slot, row.bytes) == ("orders.3", slot_of(row.key), 100 * row.messages)
+        assert row.new_destination == TWO.ring.owner_of(bytes(row.key)).name
+    load = {row.destination: row for row in table(spark, tmp_path, "load")}
+    for name, row in load.items():
+        assert row.messages == sum(n for key, n in counts.items() if THREE.ring.owner_of(key).name == name)
+        went = sum(n for key, n in counts.items() if TWO.ring.owner_of(key).name == name)
+        assert (row.new_messages, row.new_weight) == (went, None if name == "orders.3" else 1)
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert max(expected, key=lambda key: expected[key]).decode() in page
+
+
+def test_the_limits_decide_the_exit_status(tmp_path: Path) -> None:
+    arguments = of_journal(tmp_path, published(THREE, KEYS), "--add", "queue:orders.4=1")
+    status, told = ask(tmp_path, *arguments, "--max-moved", "0.01", "--max-over-mean", "9")
+    assert (status, told["verdict"], told["over"]) == (1, "over", ["max_moved"])
+
+
+def test_a_journal_without_keys_works_by_slot(spark: SparkSession, tmp_path: Path) -> None:
+    (tmp_path / "two.json").write_text(to_json(TWO))
+    records = published(THREE, KEYS, with_key=False)
+    status, told = ask(tmp_path, *of_journal(tmp_path, records, "--proposed", str(tmp_path / "two.json")))
+    expected = Counter(slot_of(key) for key in KEYS if THREE.ring.owner_of(key).name == "orders.3")
+    assert (status, told["proposed"]) == (0, TWO.fingerprint)
+    assert {row.slot: (row.key, row.messages) for row in table(spark, tmp_path, "moved")} == {
+        slot: (None, n) for slot, n in expected.items()
+    }
+    assert "does not name these keys" in (tmp_path / "out" / "report.html").read_text()
+
+
+def test_a_sample_counts_the_slots_that_were_always_there(tmp_path: Path) -> None:
+    half = published(THREE, KEYS, sample=0.5)
+    records = half + published(THREE, KEYS, first=5000)
+    _, told = ask(tmp_path, *of_journal(tmp_path, records, "--remove", "queue:orders.3"))
+    assert told["sample"] == 0.5
+    assert told["messages"] == 2 * sum(slot_of(key) < SLOTS // 2 for key in KEYS) == 2 * len(half)
+
+
+@pytest.mark.parametrize("kind", ["csv", "json", "parquet"])
+def test_any_table_of_keys_and_counts(spark: SparkSession, tmp_path: Path, kind: str) -> None:
+    counts = Counter(key.decode() for key in KEYS) | Counter({"007": 7})
+    rows = [(key, n, 10 * n) for key, n in counts.items()]
+    frame = spark.createDataFrame(rows, "who string, n long, size long")
+    frame.coalesce(1).write.format(kind).option("header", True).save(str(tmp_path / f"keys.{kind}"))
+    (tmp_path / "three.json").write_text(to_json(THREE))
+    of_keys = ("--table", str(tmp_path / f"keys.{kind}"), "--key", "who", "--ring", str(tmp_path / "three.json"))
+    columns = ("--count", "n", "--bytes", "size")
+    _, told = ask(tmp_path, *of_keys, *columns, "--remove", "queue:orders.3")
+    expected = {key: n for key, n in counts.items() if THREE.ring.owner_of(key.encode()).name == "orders.3"}
+    assert (told["messages"], told["moved"]["messages"]) == (667, sum(expected.values()))
+    assert told["moved"]["bytes"] == 10 * sum(expected.values())
+    assert {bytes(row.key).decode(): row.messages for row in table(spark, tmp_path, "moved")} == expected
+
+
+def test_rows_without_counts_are_a_message_each(spark: SparkSession, tmp_path: Path) -> None:
+    frame = spark.createDataFrame([(bytearray(key),) for key in KEYS], "k binary")
+    frame.coalesce(1).write.parquet(str(tmp_path / "keys.parquet"))
+    (tmp_path / "three.json").write_text(to_json(THREE))
+    of_keys = ("--table", str(tmp_path / "keys.parquet"), "--key", "k", "--ring", str(tmp_path / "three.json"))
+    _, told = ask(tmp_path, *of_keys, "--remove", "queue:orders.3")
+    assert (told["messages"], told["bytes"], told["moved"]["bytes"]) == (len(KEYS), None, None)
+
+
+def test_bad_keys_and_counts_are_told_with_their_rows(
+    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [(None, 1), (None, 2), ("x" * 300, 1), ("a", None), ("b", -1), ("c", 1)]
+    spark.createDataFrame(rows, "k string, n long").write.parquet(str(tmp_path / "bad.parquet"))
+    (tmp_path / "bad.csv").write_text("k,n\na,1\nb,many\n")
+    (tmp_path / "three.json").write_text(to_json(THREE))
+    ring = ("--ring", str(tmp_path / "three.json"), "--remove", "queue:orders.3", "--key", "k")
+    said = refused(capsys, tmp_path, "--table", str(tmp_path / "bad.parquet"), *ring, "--count", "n")
+    assert "bad.parquet" in said
+    assert "2 rows with a null key; 1 row with a key of more than 255 bytes; 2 rows with a null or negative" in said
+    assert "column 'n': 'many' is not a whole number" in refused(
+        capsys, tmp_path, "--table", str(tmp_path / "bad.csv"), *ring, "--count", "n"
+    )
+    assert "no.csv: no such file" in refused(capsys, tmp_path, "--table", str(tmp_path / "no.csv"), *ring)
+    others = ("--ring", str(tmp_path / "three.json"), "--remove", "queue:orders.3", "--key", "n", "--count", "m")
+    said = refused(capsys, tmp_path, "--table", str(tmp_path / "bad.parquet"), *others)
+    assert "column 'n' is bigint, not string or binary; column 'm' is missing" in said
+
+
+def test_what_a_journal_lacks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_journal(tmp_path / "journal", published(THREE, KEYS), [TWO])
+    of = ("--journal", str(tmp_path / "journal"), "--vhost", "/", "--remove", "queue:orders.3")
+    assert f"rings/{THREE.fingerprint}.json is missing" in refused(capsys, tmp_path, *of, "--exchange", "orders")
+    assert "no record of exchange 'nothing'" in refused(capsys, tmp_path, *of, "--exchange", "nothing")
+    said = refused(capsys, tmp_path, *of, "--exchange", "orders", "--ring", str(tmp_path / "none.json"))
+    assert "none.json: cannot be read" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), "one of --journal and --table"),
+        (("--journal", "j", "--add", "queue:a=1"), "with --vhost and --exchange"),
+        (("--table", "t.csv", "--add", "queue:a=1"), "with --key and --ring"),
+        (("--table", "t.csv", "--key", "k", "--ring", "r"), "one of --proposed and edits"),
+    ],
+)
+def test_options_that_do_not_go_together(
+    arguments: tuple[str, ...], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert said in refused(capsys, tmp_path, *arguments)

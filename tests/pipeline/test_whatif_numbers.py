@@ -1,0 +1,171 @@
+"""The driver's part of `whatif`: no Spark."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline import PipelineError
+from pipeline.rings import KnownRing
+from pipeline.whatif.findings import find
+from pipeline.whatif.jump import jump, natively_moved, rebound
+from pipeline.whatif.prediction import Demand, advise, floor, load, moved, share
+from pipeline.whatif.topology import checked, edited
+from pipeline.whatif.verdict import Limits
+from ring.destination import Destination
+from ring.hashing import SLOTS
+from tests.pipeline.records import ring_of
+
+ALL = np.arange(SLOTS)
+TEN = ring_of({f"orders.{n}": 1 for n in range(10)})
+
+
+def queue(name: str) -> Destination:
+    return Destination("queue", name)
+
+
+def demand_of(messages: dict[int, int]) -> Demand:
+    slots = np.array(sorted(messages))
+    counts = np.array([messages[slot] for slot in slots.tolist()])
+    return Demand(slots, counts, counts * 100)
+
+
+def drawn(seed: int, keys: int, exponent: float) -> Demand:
+    """Keys in any slots, the n-th with a n^-exponent share of a million messages."""
+    rng = np.random.default_rng(seed)
+    counts = 1 + (1e6 * np.arange(1, keys + 1) ** -exponent).astype(np.int64)
+    messages = np.bincount(rng.integers(0, SLOTS, keys), counts, minlength=SLOTS).astype(np.int64)
+    slots = np.flatnonzero(messages)
+    return Demand(slots, messages[slots], messages[slots] * 100)
+
+
+def reference(key: int, buckets: int) -> int:
+    """The algorithm as the paper prints it."""
+    bucket, following = -1, 0
+    while following < buckets:
+        bucket = following
+        key = (key * 2862933555777941757 + 1) % 2**64
+        following = int((bucket + 1) * (float(1 << 31) / float((key >> 33) + 1)))
+    return bucket
+
+
+@given(st.lists(st.integers(0, 2**64 - 1), min_size=1, max_size=50), st.integers(1, 100_000))
+def test_jump_is_that_of_its_paper(keys: list[int], buckets: int) -> None:
+    assert jump(np.array(keys, np.uint64), buckets).tolist() == [reference(key, buckets) for key in keys]
+
+
+def test_jump_has_known_values() -> None:
+    assert jump(np.array([256], np.uint64), 1024).tolist() == [520]
+
+
+@pytest.mark.parametrize(("position", "share"), [(0, 0.99), (3, 0.69), (9, 0.10)])
+def test_the_exchange_itself_moves_more_the_earlier_a_removed_queue_was_bound(position: int, share: float) -> None:
+    """RabbitMQ did 99% for the first of ten and 70% for a middle one, of 3,000 keys."""
+    left = {d: w for n, (d, w) in enumerate(TEN.weights.items()) if n != position}
+    assert natively_moved(TEN.weights, left, ALL).mean() == pytest.approx(share, abs=0.01)
+
+
+def test_the_exchange_itself_moves_an_eleventh_for_a_queue_that_is_added() -> None:
+    more = TEN.weights | {queue("new"): 1}
+    assert natively_moved(TEN.weights, more, ALL).mean() == pytest.approx(1 / 11, abs=0.002)
+
+
+def test_a_changed_weight_is_a_binding_made_anew() -> None:
+    a, b, c = map(queue, "abc")
+    assert list(rebound({a: 1, b: 2, c: 3}, {c: 3, b: 5, a: 1})) == [a, c, b]
+    assert not natively_moved({a: 1, b: 2}, rebound({a: 1, b: 2}, {b: 2, a: 1}), ALL).any()
+
+
+def test_what_a_removed_queue_had_moves_and_nothing_else() -> None:
+    demand = drawn(1, 20_000, 1.0)
+    left = ring_of({f"orders.{n}": 1 for n in range(9)})
+    gone = moved(TEN.ring, left.ring, demand)
+    assert share(demand, gone).messages == load(TEN.ring, demand).messages[9]
+    assert [left.ring.owner(s) == TEN.ring.owner(s) for s in demand.slots.tolist()] == (~gone).tolist()
+
+
+def test_a_load_is_what_each_slots_owner_gets() -> None:
+    demand = demand_of({0: 5, 7: 1, SLOTS - 1: 3})
+    got = load(TEN.ring, demand)
+    expected = dict.fromkeys(TEN.weights, 0)
+    for slot, messages in ((0, 5), (7, 1), (SLOTS - 1, 3)):
+        expected[TEN.ring.owner(slot)] += messages
+    assert dict(zip(TEN.ring.destinations, got.messages.tolist(), strict=True)) == expected
+    assert got.bytes.tolist() == (100 * got.messages).tolist()
+    assert got.over_mean == max(expected.values()) / 0.9
+
+
+def test_advised_weights_even_the_load() -> None:
+    demand = drawn(2, 3_000, 0.6)
+    four = ring_of({f"orders.{n}": 1 for n in range(4)})
+    before, advice = load(four.ring, demand), advise(four, demand)
+    assert before.over_mean > 1.02
+    assert advice.load.over_mean < 1.02
+    assert load(KnownRing("x-consistent-hash", "routing_key", advice.known.weights).ring, demand).over_mean == (
+        advice.load.over_mean
+    )
+
+
+def test_weights_that_are_good_stay() -> None:
+    demand = Demand(ALL, np.ones(SLOTS, np.int64), np.ones(SLOTS, np.int64))
+    assert advise(TEN, demand).known is TEN
+
+
+def test_no_weight_helps_where_one_key_outweighs() -> None:
+    messages = dict.fromkeys(range(0, SLOTS, 1024), 1) | {12_345: 10_000}
+    demand = demand_of(messages)
+    advice = advise(TEN, demand)
+    least = floor(advice.load, demand)
+    assert least == pytest.approx(10_000 * 10 / sum(messages.values()))
+    assert advice.load.over_mean >= least > 9
+
+
+def test_a_ring_without_weights_is_advised_none() -> None:
+    modulus = KnownRing("x-modulus-hash", "routing_key", TEN.weights)
+    assert advise(modulus, drawn(3, 100, 1.0)).known is modulus
+    with pytest.raises(PipelineError, match="has no weights"):
+        checked(modulus, edited(modulus, ["queue:new=2"], [], []))
+
+
+def test_edits() -> None:
+    known = edited(TEN, ["exchange:a=b=3"], ["queue:orders.0"], ["queue:orders.1=7"])
+    expected = TEN.weights | {queue("orders.1"): 7, Destination("exchange", "a=b"): 3}
+    del expected[queue("orders.0")]
+    assert known.weights == expected
+    assert list(TEN.weights.values()) == [1] * 10
+
+
+@pytest.mark.parametrize(
+    ("option", "text", "said"),
+    [
+        ("add", "queue:orders.1=1", "has it already"),
+        ("remove", "orders.1", "not queue:NAME or exchange:NAME"),
+        ("add", "queue:orders.11", "not KIND:NAME=WEIGHT"),
+        ("add", "queue:orders.11=0", "outside 1 to 10000"),
+        ("remove", "queue:nowhere", "no such destination"),
+        ("weight", "queue:nowhere=2", "no such destination"),
+        ("weight", "queue:orders.1=x", "not a whole number"),
+    ],
+)
+def test_edits_that_cannot_be(option: str, text: str, said: str) -> None:
+    edits: dict[str, list[str]] = {"add": [], "remove": [], "weight": []}
+    edits[option] = [text]
+    with pytest.raises(PipelineError, match=said) as raised:
+        edited(TEN, **edits)
+    assert text in str(raised.value)
+
+
+def test_a_ring_needs_a_destination() -> None:
+    one = ring_of({"a": 1})
+    with pytest.raises(PipelineError, match="no destination left"):
+        checked(one, edited(one, [], ["queue:a"], []))
+
+
+def test_limits() -> None:
+    found = find(
+        TEN, edited(TEN, ["queue:new=1"], [], []), Demand(ALL, np.ones(SLOTS, np.int64), np.ones(SLOTS, np.int64))
+    )
+    assert Limits(None, None).passed(found) == []
+    assert Limits(0.1, 1.1).passed(found) == []
+    assert Limits(0.09, 1.1).passed(found) == ["max_moved"]
+    assert Limits(0.01, 1.0).passed(found) == ["max_moved", "max_over_mean"]
