@@ -17,13 +17,16 @@ PROCESSES := $(if $(filter amqp%,$(BROKER)),0,auto)
 # The data pipeline's packages, half a gigabyte: not for who only wants the sidecar.
 PIPELINE := .venv/.pipeline
 
-.PHONY: help demo test bench chaos fuzz check lock clean
+.PHONY: help demo pipeline-demo test bench chaos fuzz check lock clean
 
 help: ## List the targets
-	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
 
 demo: $(INSTALLED) ## Show the proxy at work with a real RabbitMQ
 	.venv/bin/python -m testbed.demo
+
+pipeline-demo: $(PIPELINE) ## Show the data pipeline at work: a real sidecar's journal, every job, each report in a browser
+	.venv/bin/python -m testbed.pipeline_demo
 
 test: $(if $(BROKER),,check) $(COMPILED) ## Check and test; with BROKER=sid (or another), test against that RabbitMQ
 	.venv/bin/pytest --numprocesses $(PROCESSES) --dist loadfile $(WITH_COMPILED) $(TESTS)

@@ -8,18 +8,16 @@ import time
 from collections.abc import Sequence
 from urllib.parse import quote
 
-import aiohttp
 from yarl import URL
 
-from ring.destination import Destination
-from ring.ring import fingerprint
 from testbed import SetupError
 from testbed.broker import Broker, running_broker
 from testbed.demo.load import IN_FLIGHT, Load
 from testbed.demo.oracle import History, Sent, Verdict, chi_squared, judge, moved
 from testbed.demo.publisher import key_of
 from testbed.demo.race import TURNS, Lane, Race, race
-from testbed.demo.world import HASH, World, new_world
+from testbed.demo.rings import Rings
+from testbed.demo.world import World, new_world
 from testbed.sidecar import Sidecar, running_sidecar
 
 MESSAGES = 100_000
@@ -80,7 +78,7 @@ async def demo(broker: Broker) -> int:
             await load.run(lambda: len(load.sent) >= SAMPLE, progress)
             ours = [latest(load.sent)]
             say("Binding a fifth queue, then unbinding the first, while publishing goes on:")
-            ours += await change_under_load(load, world, history, Rings(sidecar, vhost))
+            ours += await change_under_load(load, world, history, Rings(sidecar, vhost, EXCHANGE))
         say("The same on the exchange itself, for comparison:")
         natively = await native_changes(world)
         found = await world.drain([*WEIGHTS, FIFTH[0]], len(load.sent))
@@ -111,24 +109,6 @@ async def pika_act(broker: Broker, vhost: str, world: World, sidecar: Sidecar) -
 def native_name(queue: str) -> str:
     """The queue of the exchange that is used without the sidecar."""
     return f"native-{queue}"
-
-
-class Rings:
-    """What the sidecar's admin listener says of its ring."""
-
-    def __init__(self, sidecar: Sidecar, vhost: str) -> None:
-        """Of the demo's exchange."""
-        self._url = f"{sidecar.admin_url}/rings/{vhost}/{EXCHANGE}"
-
-    async def until(self, weights: dict[str, int]) -> None:
-        """Returns once the ring of these weights is in force."""
-        wanted = fingerprint({Destination("queue", q): w for q, w in weights.items()}, HASH, "routing_key")
-        async with aiohttp.ClientSession() as session, asyncio.timeout(30):
-            while True:
-                async with session.get(self._url) as response:
-                    if (await response.json())["ring"] == wanted:
-                        return
-                await asyncio.sleep(0.02)
 
 
 async def change_under_load(load: Load, world: World, history: History, rings: Rings) -> list[Keys]:

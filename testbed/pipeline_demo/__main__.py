@@ -1,0 +1,144 @@
+"""`make pipeline-demo`: what the data pipeline answers, shown on a real sidecar's journal, in a minute and a half."""
+
+import asyncio
+import os
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+from urllib.parse import quote
+
+from yarl import URL
+
+from testbed import SetupError
+from testbed.broker import Broker, running_broker
+from testbed.browser import running_browser
+from testbed.debian import ensure_package
+from testbed.demo.rings import Rings
+from testbed.demo.world import World, new_world
+from testbed.java import ensure_java
+from testbed.pipeline_demo.jobs import Jobs
+from testbed.pipeline_demo.pages import looked_at
+from testbed.pipeline_demo.traffic import Consumer, Publisher, channel_to, keys, write_rows
+from testbed.sidecar import Sidecar, running_sidecar
+
+EXCHANGE = "orders"
+WEIGHTS = {"orders.1": 1, "orders.2": 1, "orders.3": 1, "orders.4": 1}
+FIFTH, HEAVIER = ("orders.5", 1), ("orders.2", 1, 2)
+"""The queue that is added, and the one whose weight changes, from and to what."""
+
+MESSAGES = 2000
+"""Of each stretch, over AMQP; by HTTP as many."""
+ROWS = 5000
+"""To publish straight to the queues."""
+
+
+def main() -> int:
+    """Runs the demo; 0 only if every job ran, found what is known to be there, and a browser shows its report."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _interrupt)
+    begun = time.monotonic()
+    try:
+        ensure_java()
+        ensure_package("chromium", "chromium")
+        say("Getting a RabbitMQ ...")
+        with running_broker() as broker, tempfile.TemporaryDirectory(prefix="ringproxy-pipeline-") as folder:
+            faults = asyncio.run(demo(broker, Path(folder)))
+    except SetupError as error:
+        print(f"pipeline-demo: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("\npipeline-demo: interrupted; broker and sidecar are stopped", file=sys.stderr)
+        return 130
+    for fault in faults:
+        print(f"  FAULT: {fault}")
+    print(f"{'All of it held' if not faults else f'{len(faults)} faults'}, in {time.monotonic() - begun:.0f} s.")
+    return 1 if faults else 0
+
+
+async def demo(broker: Broker, folder: Path) -> list[str]:
+    """Traffic, the jobs on its journal, and their reports in a browser; what did not hold."""
+    vhost = f"ringproxy-pipeline-{os.getpid()}"
+    direct = URL(broker.amqp_url).with_path("/") / quote(vhost, safe="")
+    settings = {
+        "broker-url": broker.amqp_url,
+        "management-url": broker.management_url,
+        "sync-interval": "1",
+        "settle-time": "0.5",
+        "journal-dir": str(folder / "journal"),
+    }
+    async with new_world(broker, vhost) as world, channel_to(str(direct)) as channel:
+        await world.declare(EXCHANGE, WEIGHTS)
+        consumer, publisher = Consumer(channel), Publisher(EXCHANGE)
+        for queue in WEIGHTS:
+            await consumer.consume(queue)
+        with running_sidecar(settings) as sidecar:
+            say(f"RabbitMQ {broker.version} ({broker.source}); a sidecar that journals to files")
+            await traffic(publisher, consumer, world, sidecar, direct)
+        await consumer.until(len(publisher.confirmed))
+        consumer.write(folder / "seen.parquet")
+        say(f"{len(publisher.confirmed):,} messages confirmed, {len(consumer.seen):,} seen by their consumer\n")
+
+        jobs = Jobs(folder, vhost, EXCHANGE)
+        await jobs.usage(len(publisher.confirmed))
+        await jobs.skew()
+        await jobs.whatif()
+        await jobs.reconcile()
+        write_rows(folder / "rows", ROWS)
+        before = len(consumer.seen)
+        await jobs.publish(str(direct), broker.management_url)
+        await consumer.until(before + ROWS)
+        arrived = [str(row["message_id"]) for row in consumer.seen[before:]]
+        if sorted(arrived) != sorted(f"row-{n}" for n in range(ROWS)):
+            jobs.faults.append(f"publish: of {ROWS} rows, {len(set(arrived))} arrived, {len(arrived)} messages")
+    say("The reports in a browser:")
+    with running_browser() as browser:
+        for job in jobs.ran:
+            shown, faults = await looked_at(browser, folder / job / "report.html")
+            say(f"  {job:<10} {shown}")
+            jobs.faults += faults
+    return jobs.faults
+
+
+async def traffic(publisher: Publisher, consumer: Consumer, world: World, sidecar: Sidecar, direct: URL) -> None:
+    """Three stretches over AMQP and by HTTP: before and after a weight changes, and while a queue is added."""
+    vhost, rings = direct.path.removeprefix("/"), Rings(sidecar, direct.path.removeprefix("/"), EXCHANGE)
+    host, _, port = sidecar.amqp_address.rpartition(":")
+    weights = dict(WEIGHTS)
+    async with channel_to(str(direct.with_scheme("amqp").with_host(host).with_port(int(port)))) as channel:
+
+        async def publish(stretch: int) -> None:
+            # Each ingress has keys of its own: two at once would put a key's messages in no order.
+            await asyncio.gather(
+                publisher.by_amqp(channel, keys(MESSAGES, stretch)),
+                publisher.by_http(sidecar.http_url, vhost, keys(MESSAGES, stretch, "web-")),
+            )
+
+        await publish(1)
+        queue, before, after = HEAVIER
+        await world.unbind(EXCHANGE, queue, before)
+        await world.bind(EXCHANGE, queue, after)
+        weights[queue] = after
+        await rings.until(weights)
+        await publish(2)
+        stretch = asyncio.create_task(publish(3))
+        await world.bind(EXCHANGE, *FIFTH)
+        weights[FIFTH[0]] = FIFTH[1]
+        await consumer.consume(FIFTH[0])
+        await rings.until(weights)
+        await stretch
+        await publish(4)
+
+
+def say(text: str) -> None:
+    """One line of what happens now."""
+    print(text, flush=True)
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,97 @@
+"""Runs the jobs as a user would, shows what each says, and compares that with what the demo knows of its traffic."""
+
+import asyncio
+import json
+import sys
+from asyncio.subprocess import PIPE
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+
+from testbed import SetupError
+from testbed.pipeline_demo.traffic import HOT
+
+WITHIN = 600.0
+"""Seconds for one job, on a busy machine."""
+
+
+class Jobs:
+    """Over the folder's `journal`; each writes to a folder of its own name beside it."""
+
+    def __init__(self, folder: Path, vhost: str, exchange: str) -> None:
+        """Of the exchange that was published to."""
+        self._folder, self._exchange = folder, exchange
+        self._of = ("--vhost", vhost, "--exchange", exchange)
+        self._journal = ("--journal", str(folder / "journal"))
+        self.ran: list[str] = []
+        self.faults: list[str] = []
+
+    async def usage(self, published: int) -> None:
+        """Every message that was published must be in it, none missing."""
+        out = await self._run("usage", *self._journal)
+        counted = sum(_table(out / "usage")["messages"].to_pylist())
+        self._expect("usage", "messages", counted, published)
+        self._expect("usage", "gaps", _table(out / "gaps").num_rows, 0)
+
+    async def skew(self) -> None:
+        """The heaviest key of each ring must be the hot one."""
+        keys = (
+            _table(await self._run("skew", *self._journal) / "keys").sort_by([("messages", "descending")]).to_pylist()
+        )
+        for ring in {key["ring"] for key in keys}:
+            heaviest = next(key["key"] for key in keys if key["ring"] == ring)
+            self._expect("skew", f"heaviest key of ring {ring}", heaviest.decode().removeprefix("web-"), HOT)
+
+    async def whatif(self) -> None:
+        """A sixth queue must take less than half of the messages, and no more than RabbitMQ would move."""
+        out = await self._run("whatif", *self._journal, *self._of, "--add", "queue:orders.6=1", "--max-moved", "0.5")
+        verdict = _verdict(out)
+        self._expect("whatif", "verdict", verdict["verdict"], "within")
+        self._expect("whatif", "messages move", 0 < verdict["moved"]["of_messages"] < 0.5, True)
+
+    async def reconcile(self) -> None:
+        """Nothing lost, doubled or misplaced."""
+        seen = ("--seen", str(self._folder / "seen.parquet"), "--sequence", "sequence")
+        await self._run("reconcile", *self._journal, *self._of, *seen)
+
+    async def publish(self, broker_url: str, management_url: str) -> None:
+        """The demo's rows."""
+        await self._run(
+            "publish",
+            *("--input", str(self._folder / "rows"), "--checkpoint", str(self._folder / "checkpoint")),
+            *("--broker-url", broker_url, "--management-url", management_url, "--exchange", self._exchange),
+        )
+
+    async def _run(self, job: str, *arguments: str) -> Path:
+        """The folder with its results."""
+        out = self._folder / job
+        command = [sys.executable, "-m", "pipeline", job, *arguments, "--out", str(out)]
+        print(f"{job}:", flush=True)
+        process = await asyncio.create_subprocess_exec(*command, stdout=PIPE, stderr=PIPE)
+        try:
+            async with asyncio.timeout(WITHIN):
+                told, complaint = await process.communicate()
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+        for line in told.decode().splitlines():
+            print(f"  {line.replace(str(self._folder), '...')}", flush=True)
+        self.ran.append(job)
+        if process.returncode != 0:
+            raise SetupError(f"{job} ended with status {process.returncode}:\n{complaint.decode()}")
+        return out
+
+    def _expect(self, job: str, what: str, found: object, expected: object) -> None:
+        if found != expected:
+            self.faults.append(f"{job}: {what}: {found!r}, not {expected!r}")
+
+
+def _table(folder: Path) -> pa.Table:
+    return ds.dataset(folder, partitioning="hive").to_table()
+
+
+def _verdict(out: Path) -> Any:
+    return json.loads((out / "verdict.json").read_text())

@@ -1,0 +1,35 @@
+"""Whether a browser shows a report: its plots and tables as they are laid out, not only that a file is there."""
+
+from pathlib import Path
+
+from testbed.browser import opened
+
+_LAID_OUT = """(() => {
+    const size = e => { const b = e.getBoundingClientRect(); return [b.width, b.height]; };
+    const marks = s => [...s.querySelectorAll('path, use')].filter(e => size(e).some(n => n > 0)).length;
+    return {
+        heading: document.querySelector('h1')?.innerText ?? '',
+        plots: [...document.querySelectorAll('figure svg')].map(s => [...size(s), marks(s)]),
+        tables: [...document.querySelectorAll('table')].map(t => [...size(t), t.rows.length]),
+    };
+})()"""
+
+
+async def looked_at(browser: int, report: Path) -> tuple[str, list[str]]:
+    """What the browser shows of a report, an absolute path, in words; and what of it is not as it should be."""
+    async with opened(browser, report.as_uri()) as tab:
+        await tab.look_like(1280)
+        shown = await tab.value(_LAID_OUT)
+        complaints = [entry["entry"]["text"] for entry in tab.named("Log.entryAdded")]
+        requests = [request["request"]["url"] for request in tab.named("Network.requestWillBeSent")]
+    plots, tables = shown["plots"], shown["tables"]
+    found = [f"{report}: the browser says: {text}" for text in complaints]
+    found += [f"{report}: the page asks for {url}" for url in requests[1:] if not url.startswith("data:")]
+    if not shown["heading"]:
+        found.append(f"{report}: there is no heading")
+    if not plots or any(width < 200 or height < 100 or marks < 5 for width, height, marks in plots):
+        found.append(f"{report}: plots that are not drawn: {plots}")
+    if not tables or any(width < 100 or height < 20 or rows < 2 for width, height, rows in tables):
+        found.append(f"{report}: tables that are not filled: {tables}")
+    rows = sum(rows - 1 for _, _, rows in tables)
+    return f"{len(plots)} plots, {len(tables)} tables of {rows} rows", found

@@ -1,0 +1,62 @@
+"""What the demo's look at a report finds, in a real browser."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from matplotlib.figure import Figure
+
+from pipeline.report import Report
+from testbed.browser import running_browser
+from testbed.pipeline_demo.pages import looked_at
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[int]:
+    """Its DevTools port."""
+    with running_browser() as port:
+        yield port
+
+
+def report(path: Path, *, rows: int = 3, plotted: bool = True) -> Path:
+    made = Report("A title", "What was found.")
+    made.table(["queue", "messages"], [(f"q{n}", n) for n in range(rows)])
+    if plotted:
+        figure = Figure()
+        figure.subplots().bar(["a", "b"], [1, 2])
+        made.figure(figure, "Two bars")
+    made.write(path)
+    return path
+
+
+async def test_a_report_that_is_all_there(browser: int, tmp_path: Path) -> None:
+    assert await looked_at(browser, report(tmp_path / "r.html")) == ("1 plots, 1 tables of 3 rows", [])
+
+
+@pytest.mark.parametrize(
+    ("rows", "plotted", "why"),
+    [(0, True, "tables that are not filled: "), (3, False, "plots that are not drawn: []")],
+)
+async def test_what_is_not_there_is_a_fault(browser: int, tmp_path: Path, rows: int, plotted: bool, why: str) -> None:
+    path = report(tmp_path / "r.html", rows=rows, plotted=plotted)
+    _, (fault,) = await looked_at(browser, path)
+    assert fault.startswith(f"{path}: {why}")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "why"),
+    [
+        ("<style>", "<style>figure { display: none } ", "plots that are not drawn: "),
+        ("<style>", "<style>table { display: none } ", "tables that are not filled: "),
+        ("<h1>", "<p>", "there is no heading"),
+        ("<body>", '<body><img src="http://192.0.2.1/x.png">', "the page asks for http://192.0.2.1/x.png"),
+        ("<body>", '<body><img src="missing.png">', "the page asks for file://"),
+    ],
+)
+async def test_what_a_browser_does_not_show_is_a_fault(
+    browser: int, tmp_path: Path, old: str, new: str, why: str
+) -> None:
+    path = report(tmp_path / "r.html")
+    path.write_text(path.read_text().replace(old, new, 1))
+    _, faults = await looked_at(browser, path)
+    assert any(fault.startswith(f"{path}: {why}") for fault in faults), faults
