@@ -1,0 +1,118 @@
+"""Message by message: what was published, what was seen, and what follows."""
+
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+
+FLAWS = ("lost", "duplicated", "out_of_order", "wrong_queue", "unexpected", "undetermined", "unconfirmed")
+"""What may be said of a message; more than one may be true."""
+
+
+def published(records: DataFrame) -> DataFrame:
+    """Messages that have an id, by that id; where one has several records, the confirmed ones count, if any.
+
+    Columns: `message_id`, `records`, `confirmed`, `queues` (sorted) and `placed`: whether those are all that it may be
+    in, which is not known of what an exchange got or was left to route.
+    """
+    is_confirmed, is_queue = F.col("outcome") == "confirmed", F.coalesce(F.col("kind") == "queue", F.lit(False))
+
+    def of(which: Column, name: str) -> list[Column]:
+        return [
+            F.array_sort(F.collect_set(F.when(which & is_queue, F.col("destination")))).alias(f"{name}_queues"),
+            F.coalesce(F.bool_and(F.when(which, is_queue)), F.lit(True)).alias(f"{name}_placed"),
+        ]
+
+    grouped = records.where(F.col("message_id").isNotNull()).groupBy("message_id")
+    told = grouped.agg(
+        F.count("*").alias("records"),
+        F.bool_or(is_confirmed).alias("confirmed"),
+        *of(is_confirmed, "confirmed"),
+        *of(F.lit(True), "any"),
+    )
+    return told.select(
+        "message_id",
+        "records",
+        "confirmed",
+        *(
+            F.when(F.col("confirmed"), F.col(f"confirmed_{name}")).otherwise(F.col(f"any_{name}")).alias(name)
+            for name in ("queues", "placed")
+        ),
+    )
+
+
+def copies(seen: DataFrame) -> DataFrame:
+    """What consumers saw, by id and queue. Columns: `message_id`, `queue`, `copies` and `position`: the first one's."""
+    grouped = seen.where(F.col("message_id").isNotNull()).groupBy("message_id", "queue")
+    return grouped.agg(F.count("*").alias("copies"), F.min("position").alias("position"))
+
+
+def late(records: DataFrame, of_seen: DataFrame) -> DataFrame:
+    """The `message_id` of messages seen later than one of their key that was confirmed after them, in one queue.
+
+    By the numbers that a proxy gave; nothing tells in which order two proxies published. Of redelivered messages the
+    first copy counts; messages seen at the same position, and those without a key, have no order.
+    """
+    confirmed = records.where((F.col("outcome") == "confirmed") & (F.col("kind") == "queue"))
+    confirmed = confirmed.where(F.col("key").isNotNull() & F.col("message_id").isNotNull())
+    grouped = confirmed.groupBy("message_id", "proxy", "exchange", "key", F.col("destination").alias("queue"))
+    placed = grouped.agg(F.min("seq").alias("seq")).join(of_seen, ["message_id", "queue"])
+    before = Window.partitionBy("proxy", "exchange", "key", "queue").orderBy("position")
+    highest = F.max("seq").over(before.rangeBetween(Window.unboundedPreceding, -1))
+    return placed.withColumn("highest", highest).where("highest > seq").select("message_id").distinct()
+
+
+def judged(
+    of_journal: DataFrame, of_seen: DataFrame, are_late: DataFrame, elsewhere: DataFrame, *, whole: bool
+) -> DataFrame:
+    """Every message that was published or seen, and FLAWS; `whole`: the journal lacks no record.
+
+    What has a `message_id` of `elsewhere` and no record in `of_journal` is none of ours. Columns: `message_id`,
+    `records`, `confirmed`, `queues`, `copies`, `seen_queues`, and FLAWS, each true or false.
+
+    Where it does, a message seen without a record is undetermined; and so is one in another queue than its record
+    says that is not confirmed: another record may say more.
+    """
+    by_id = of_seen.groupBy("message_id").agg(
+        F.sum("copies").alias("copies"), F.array_sort(F.collect_set("queue")).alias("seen_queues")
+    )
+    joined = of_journal.join(by_id, "message_id", "full_outer").join(
+        are_late.withColumn("out_of_order", F.lit(True)), "message_id", "left"
+    )
+    joined = joined.where("records is not null").unionByName(
+        joined.where("records is null").join(elsewhere, "message_id", "left_anti")
+    )
+    is_journalled, is_seen = F.col("records").isNotNull(), F.col("copies").isNotNull()
+    astray = F.col("placed") & is_seen & (F.size(F.array_except("seen_queues", "queues")) > 0)
+    sure = F.col("confirmed") | F.lit(whole)
+    flaws = {
+        "lost": F.col("confirmed") & ~is_seen,
+        "duplicated": F.col("copies") > 1,
+        "out_of_order": F.col("out_of_order"),
+        "wrong_queue": astray & sure,
+        "unexpected": ~is_journalled & F.lit(whole),
+        "undetermined": (~is_journalled & F.lit(not whole)) | F.coalesce(astray & ~sure, F.lit(False)),
+        "unconfirmed": ~F.col("confirmed") & ~is_seen,
+    }
+    return joined.select(
+        "message_id",
+        F.coalesce("records", F.lit(0)).alias("records"),
+        F.coalesce("confirmed", F.lit(False)).alias("confirmed"),
+        F.coalesce("queues", F.array().cast("array<string>")).alias("queues"),
+        F.coalesce("copies", F.lit(0)).alias("copies"),
+        F.coalesce("seen_queues", F.array().cast("array<string>")).alias("seen_queues"),
+        *(F.coalesce(flaws[name], F.lit(False)).alias(name) for name in FLAWS),
+    )
+
+
+def summary(messages: DataFrame) -> DataFrame:
+    """Of `judged`, by the queue that a message belongs into, or else was seen in (null for neither).
+
+    Columns: `queue`, `messages`, `confirmed`, `seen`, `copies`, and how many have each of FLAWS.
+    """
+    queue = F.coalesce(F.try_element_at("queues", F.lit(1)), F.try_element_at("seen_queues", F.lit(1)))
+    return messages.groupBy(queue.alias("queue")).agg(
+        F.count("*").alias("messages"),
+        F.count_if("confirmed").alias("confirmed"),
+        F.count_if(F.col("copies") > 0).alias("seen"),
+        F.sum("copies").alias("copies"),
+        *(F.count_if(name).alias(name) for name in FLAWS),
+    )

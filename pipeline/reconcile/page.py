@@ -1,0 +1,92 @@
+"""The report of `reconcile`."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from matplotlib.figure import Figure
+from pyspark.sql import Row
+
+from pipeline.reconcile.messages import FLAWS
+from pipeline.report import Report
+
+_COLOURS = ("#c62f2f", "#e2a23b", "#7a5bd0", "#b8336a", "#2a78d6", "#b0b7bf")
+_MOST_BARS = 30
+_MEANINGS = {
+    "lost": "confirmed, and not seen",
+    "duplicated": "seen more than once",
+    "out_of_order": "seen after a later one of its key",
+    "wrong_queue": "seen in another queue than the journal says",
+    "unexpected": "seen, and not in the journal",
+    "undetermined": "the journal has a gap or is a sample, and cannot tell",
+    "unconfirmed": "neither confirmed nor seen: nothing was promised",
+}
+
+
+def report(told: Mapping[str, Any], queues: Sequence[Row], worst: Sequence[Row]) -> Report:
+    """The HTML file's content; `told` is the verdict, `worst` some of the messages with a flaw."""
+    page = Report(
+        "Reconciliation",
+        f"{told['lost']:,} of {told['confirmed']:,} confirmed messages were not seen; {told['wrong_queue']:,} were in"
+        f" the wrong queue, {told['duplicated']:,} seen twice or more, {told['out_of_order']:,} out of order.",
+    )
+    page.text(_what_is_not_known(told))
+    page.table(["", "messages", ""], [(name.replace("_", " "), told[name], _MEANINGS[name]) for name in FLAWS])
+    page.heading("Queues")
+    if any(row[name] for row in queues for name in FLAWS[:-1]):
+        page.figure(_flaws(queues), "Messages with a flaw, by queue")
+    names = ("messages", "confirmed", "seen", "copies", *FLAWS)
+    page.table(
+        ["queue", *(name.replace("_", " ") for name in names)],
+        [(row.queue or "none", *(row[name] for name in names)) for row in queues],
+    )
+    page.heading("Messages with a flaw")
+    if worst:
+        page.table(
+            ["message id", "flaws", "belongs into", "seen in", "copies"],
+            [
+                (row.message_id, _flaws_of(row), ", ".join(row.queues), ", ".join(row.seen_queues), row.copies)
+                for row in worst
+            ],
+        )
+        page.text(f"{len(worst):,} of them, the lost first; the folder messages has all.")
+    else:
+        page.text("None.")
+    return page
+
+
+def _what_is_not_known(told: Mapping[str, Any]) -> str:
+    limits = []
+    if told["records_missing"]:
+        limits.append(f"{told['records_missing']:,} records are missing from the journal.")
+    if told["sample"] < 1:
+        limits.append(f"The journal is a sample of {told['sample']:.2%} of the keys.")
+    for what, where in (
+        ("records", "records_without_message_id"),
+        ("rows of what was seen", "seen_without_message_id"),
+    ):
+        if told[where]:
+            limits.append(f"{told[where]:,} {what} have no message id, and are left out.")
+    if told["records_without_key"]:
+        limits.append(f"{told['records_without_key']:,} records have no key: their order is not judged.")
+    return " ".join(limits) or "The journal is whole, and every message has an id."
+
+
+def _flaws_of(row: Row) -> str:
+    return ", ".join(name.replace("_", " ") for name in FLAWS if row[name])
+
+
+def _flaws(queues: Sequence[Row]) -> Figure:
+    names = FLAWS[:-1]
+    rows = sorted(queues, key=lambda row: -sum(row[name] for name in names))[:_MOST_BARS][::-1]
+    figure = Figure(figsize=(9, 1.2 + 0.3 * len(rows)))
+    axes = figure.subplots()
+    left = [0] * len(rows)
+    for name, colour in zip(names, _COLOURS, strict=True):
+        counts = [row[name] for row in rows]
+        label = name.replace("_", " ")
+        axes.barh([row.queue or "none" for row in rows], counts, 0.6, left, color=colour, label=label)
+        left = [a + b for a, b in zip(left, counts, strict=True)]
+    axes.set_xlabel("messages")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
+    return figure

@@ -1,0 +1,190 @@
+"""The job `reconcile`, by its command: a journal and a table of what consumers saw, with faults put in."""
+
+import json
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import Row, SparkSession
+
+from pipeline.__main__ import main
+from pipeline.reconcile.messages import FLAWS
+from tests.pipeline.records import Record, published, ring_of, write_journal
+
+RING = ring_of({"orders.1": 1, "orders.2": 1, "orders.3": 1})
+KEYS = [f"customer-{n % 7}".encode() for n in range(60)]
+Seen = tuple[str | None, str, int]
+"""Message id, queue, microseconds."""
+
+pytestmark = pytest.mark.usefixtures("spark")
+
+
+def seen_of(records: Sequence[Record]) -> list[Seen]:
+    """All of them, in order, each a millisecond after its confirm."""
+    return [(record["message_id"], record["destination"], record["time"] + 1000) for record in records]
+
+
+def reconcile(
+    spark: SparkSession, tmp_path: Path, records: Sequence[Record], seen: Sequence[Seen], *arguments: str
+) -> tuple[int, dict[str, Any], dict[str, Row]]:
+    """The exit status, the verdict, and each message that has a flaw."""
+    write_journal(tmp_path / "journal", records, [RING])
+    frame = spark.createDataFrame(list(seen), "message_id string, queue string, time long")
+    frame.write.mode("overwrite").parquet(str(tmp_path / "seen.parquet"))
+    status = run(tmp_path, "--seen", str(tmp_path / "seen.parquet"), *arguments)
+    told = json.loads((tmp_path / "out" / "verdict.json").read_text())
+    rows = spark.read.parquet(str(tmp_path / "out" / "messages")).collect()
+    return status, told, {row.message_id: row for row in rows if any(row[name] for name in FLAWS)}
+
+
+def run(tmp_path: Path, *arguments: str) -> int:
+    of = ("--journal", str(tmp_path / "journal"), "--vhost", "/", "--out", str(tmp_path / "out"))
+    return main(["reconcile", *of, *arguments])
+
+
+def flaws(row: Row) -> set[str]:
+    return {name for name in FLAWS if row[name]}
+
+
+def test_everything_arrived(spark: SparkSession, tmp_path: Path) -> None:
+    records = published(RING, KEYS)
+    status, told, flawed = reconcile(spark, tmp_path, records, seen_of(records))
+    assert (status, told["verdict"], flawed) == (0, "nothing lost or misplaced", {})
+    assert (told["messages"], told["confirmed"], told["seen"], told["copies"]) == (60, 60, 60, 60)
+    assert [told[name] for name in FLAWS] == [0] * len(FLAWS)
+    assert "The journal is whole" in (tmp_path / "out" / "report.html").read_text()
+
+
+def test_each_flaw_is_found_and_no_other(spark: SparkSession, tmp_path: Path) -> None:
+    records = published(RING, KEYS)
+    ids = [record["message_id"] for record in records]
+    records[5] |= {"outcome": "unknown"}  # not seen: nothing was promised
+    records[6] |= {"message_id": None}
+    records[8] |= {"outcome": "passed", "kind": None, "destination": None}  # whose queue nobody knows
+    records[9] |= {"outcome": "unknown"}  # seen all the same
+    seen = seen_of(published(RING, KEYS))
+    wrong = next(name for name in ("orders.1", "orders.2") if name != seen[3][1])
+    seen[3] = (ids[3], wrong, seen[3][2])
+    assert KEYS[20] == KEYS[27]
+    seen[20] = (ids[20], seen[20][1], seen[27][2] + 1)  # after the next of its key
+    seen[6] = (None, *seen[6][1:])
+    seen += [(ids[2], seen[2][1], seen[2][2] + 9), (ids[2], seen[2][1], seen[2][2] + 10), ("stray", "orders.1", 5)]
+    del seen[5], seen[4]
+    status, told, flawed = reconcile(spark, tmp_path, records, seen)
+    assert {name: flaws(row) for name, row in flawed.items()} == {
+        ids[2]: {"duplicated"},
+        ids[3]: {"wrong_queue"},
+        ids[4]: {"lost"},
+        ids[5]: {"unconfirmed"},
+        ids[20]: {"out_of_order"},
+        "stray": {"unexpected"},
+    }
+    assert flawed[ids[2]].copies == 3
+    assert (flawed[ids[3]].queues, flawed[ids[3]].seen_queues) == ([records[3]["destination"]], [wrong])
+    assert (status, told["verdict"]) == (1, "lost or misplaced")
+    assert {name: told[name] for name in FLAWS} == dict.fromkeys(FLAWS, 1) | {"undetermined": 0}
+    assert (told["records_without_message_id"], told["seen_without_message_id"]) == (1, 1)
+    summary = spark.read.parquet(str(tmp_path / "out" / "summary")).collect()
+    assert {row.queue: row.lost for row in summary if row.lost} == {records[4]["destination"]: 1}
+    assert sum(row.messages for row in summary) == told["messages"] == 60
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert ids[4] in page
+    assert "stray" in page
+
+
+def test_a_confirmed_record_wins_over_others_of_its_message(spark: SparkSession, tmp_path: Path) -> None:
+    """Sent over HTTP, returned, and sent again to where a fresh ring said."""
+    records = published(RING, KEYS)
+    first, again = records[0], records[1]
+    other = next(name for name in ("orders.1", "orders.2") if name != first["destination"])
+    again |= {"message_id": first["message_id"], "key": first["key"], "destination": other}
+    first |= {"outcome": "unroutable"}
+    seen = [(first["message_id"], other, 10), *seen_of(records[2:])]
+    status, told, flawed = reconcile(spark, tmp_path, records, seen)
+    assert (status, flawed, told["messages"], told["confirmed"]) == (0, {}, 59, 59)
+
+
+def test_a_gap_leaves_what_it_may_explain_undetermined(spark: SparkSession, tmp_path: Path) -> None:
+    records = published(RING, KEYS)
+    seen = seen_of(records)
+    records[12] |= {"outcome": "unknown"}
+    wrong = next(name for name in ("orders.1", "orders.2") if name != seen[12][1])
+    seen[12] = (seen[12][0], wrong, seen[12][2])
+    lost, gone = seen.pop(40)[0], records.pop(30)
+    status, told, flawed = reconcile(spark, tmp_path, records, seen)
+    assert {name: flaws(row) for name, row in flawed.items()} == {
+        gone["message_id"]: {"undetermined"},
+        seen[12][0]: {"undetermined"},
+        lost: {"lost"},
+    }
+    assert (status, told["records_missing"], told["unexpected"]) == (1, 1, 0)
+
+
+def test_a_sample_leaves_what_it_left_out_undetermined(spark: SparkSession, tmp_path: Path) -> None:
+    records = published(RING, KEYS, sample=0.5)
+    assert 0 < len(records) < len(KEYS)
+    seen = [*seen_of(records), ("not-sampled", "orders.1", 7)]
+    status, told, flawed = reconcile(spark, tmp_path, records, seen)
+    assert {name: flaws(row) for name, row in flawed.items()} == {"not-sampled": {"undetermined"}}
+    assert (status, told["sample"], told["undetermined"]) == (0, 0.5, 1)
+
+
+def test_order_is_that_of_one_proxy_key_and_queue(spark: SparkSession, tmp_path: Path) -> None:
+    """Two proxies' numbers, and two keys' messages, have no order between them; nor has what was seen at one time."""
+    a = published(RING, [b"k", b"k", b"other", b"t", b"t"])
+    b = published(RING, [b"k"], proxy="00000000000000b2")
+    times = {0: 50, 1: 60, 2: 1, 3: 9, 4: 9}
+    seen = [(a[n]["message_id"], a[n]["destination"], time) for n, time in times.items()]
+    seen += [(b[0]["message_id"], b[0]["destination"], 70)]
+    assert reconcile(spark, tmp_path, a + b, seen)[2] == {}
+
+
+def test_a_sequence_orders_what_has_coarse_times(spark: SparkSession, tmp_path: Path) -> None:
+    records = published(RING, [b"k"] * 3)
+    write_journal(tmp_path / "journal", records, [RING])
+    at = datetime(2026, 11, 21, 17, 0, tzinfo=UTC)
+    rows = [(record["message_id"], record["destination"], at, n) for record, n in zip(records, (1, 3, 2), strict=True)]
+    frame = spark.createDataFrame(rows, "id string, q string, at timestamp, n int")
+    for kind in ("parquet", "csv"):
+        seen = str(tmp_path / f"seen.{kind}")
+        frame.coalesce(1).write.format(kind).option("header", True).save(seen)
+        names = ("--seen", seen, "--message-id", "id", "--queue", "q", "--time", "at")
+        assert run(tmp_path, *names) == 0
+        assert json.loads((tmp_path / "out" / "verdict.json").read_text())["out_of_order"] == 0
+        assert run(tmp_path, *names, "--sequence", "n") == 0
+        assert json.loads((tmp_path / "out" / "verdict.json").read_text())["out_of_order"] == 1
+
+
+def test_of_one_exchange(spark: SparkSession, tmp_path: Path) -> None:
+    ours = published(RING, KEYS[:9])
+    others = published(RING, KEYS[:9], exchange="invoices", first=10)
+    status, told, flawed = reconcile(spark, tmp_path, ours + others, seen_of(ours + others[1:]), "--exchange", "orders")
+    assert (status, told["messages"], flawed) == (0, 9, {})
+    assert reconcile(spark, tmp_path, ours + others, seen_of(ours + others[1:]))[0] == 1
+
+
+def test_bad_input(spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_journal(tmp_path / "journal", published(RING, KEYS), [RING])
+    rows = [("a", None, 1), (None, "q", 2), ("b", "q", None)]
+    spark.createDataFrame(rows, "message_id string, queue string, time long").write.parquet(
+        str(tmp_path / "bad.parquet")
+    )
+    (tmp_path / "bad.csv").write_text("message_id,queue,time\na,q,noon\n")
+    (tmp_path / "good.csv").write_text("message_id,queue,time\na,q,1\n")
+
+    def refused(seen: str, *arguments: str) -> str:
+        capsys.readouterr()
+        assert run(tmp_path, "--seen", str(tmp_path / seen), *arguments) == 2
+        assert not (tmp_path / "out").exists()
+        (said,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("pipeline reconcile: ")]
+        return said
+
+    assert "bad.parquet: 2 rows with a null queue, time" in refused("bad.parquet")
+    assert "column 'id' is missing; column 'message_id' is string, not timestamp" in refused(
+        "bad.parquet", "--message-id", "id", "--time", "message_id"
+    )
+    assert "bad.csv: column 'time': 'noon' is not a time" in refused("bad.csv")
+    assert "no.csv: no such file" in refused("no.csv")
+    assert "no record of virtual host '/', exchange 'x'" in refused("good.csv", "--exchange", "x")
