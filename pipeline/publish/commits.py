@@ -1,0 +1,151 @@
+"""The commit log: one JSON object a line, of each write's beginning and end, with the ring that it was published by."""
+
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from pipeline import PipelineError
+from pipeline.schema import VERSION
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one task has published."""
+
+    rows: Mapping[str, int]
+    """Confirmed, by queue."""
+    failed_attempts: int
+    """Of the same task before it; each published some of its rows, or none, or all."""
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Write:
+    """A write that was committed, and all tries at it."""
+
+    batch: str
+    fingerprint: str
+    rows: Mapping[str, int]
+    """By queue."""
+    dry_run: bool
+    seconds: float
+    """Of its longest task."""
+    failed_attempts: int
+    """Of tasks, in the try that was committed."""
+    failed_tries: int
+    """Of the whole: it failed, the driver was killed, or it was committed before and published again."""
+    duplicates: int
+    """Messages beyond one for each row that may be in the queues, at most."""
+
+    @property
+    def total(self) -> int:
+        """Rows in all."""
+        return sum(self.rows.values())
+
+
+class CommitLog:
+    """A file that lines are added to, each whole or, at a crash, not at all."""
+
+    def __init__(self, path: Path | None) -> None:
+        """None keeps nothing."""
+        self._path = path
+
+    def begun(self, fingerprint: str, attempts: int) -> None:
+        """Before anything is published; `attempts` of each task are made before the write fails, none of a dry run."""
+        self._add({"event": "begun", "ring": fingerprint, "attempts": attempts})
+
+    def committed(self, batch: str, fingerprint: str, parts: Sequence[Part], dry_run: bool) -> None:
+        """All rows are confirmed."""
+        rows: dict[str, int] = {}
+        for part in parts:
+            for queue, count in part.rows.items():
+                rows[queue] = rows.get(queue, 0) + count
+        again = sum(part.failed_attempts * sum(part.rows.values()) for part in parts)
+        told = {
+            "batch": batch,
+            "ring": fingerprint,
+            "dry_run": dry_run,
+            "rows": rows,
+            "failed_attempts": sum(part.failed_attempts for part in parts),
+            "rows_of_failed_attempts": 0 if dry_run else again,
+            "seconds": round(max((part.seconds for part in parts), default=0.0), 3),
+        }
+        self._add({"event": "committed", **told})
+
+    def aborted(self, batch: str, fingerprint: str) -> None:
+        """A task failed for good; all of the write's rows are published again where it is tried again."""
+        self._add({"event": "aborted", "batch": batch, "ring": fingerprint})
+
+    def _add(self, told: Mapping[str, object]) -> None:
+        if self._path is None:
+            return
+        line = json.dumps({"v": VERSION, "time": time.time_ns() // 1000, **told}, ensure_ascii=False).encode() + b"\n"
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with self._path.open("ab+") as file:
+                _cut_torn_line(file)
+                file.write(line)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise PipelineError(f"commit log {str(self._path)!r}: {error.strerror}") from None
+
+
+def read_commits(path: Path) -> list[Write]:
+    """The writes of a log, each with the last commit of its batch. Raises PipelineError for what is no commit log.
+
+    What was begun and not committed counts as a try at what was committed next: a stream goes on with the same batch.
+    """
+    writes: dict[str, Write] = {}
+    tries: list[int] = []
+    for number, told in enumerate(_lines(path), 1):
+        try:
+            if told["event"] == "begun":
+                tries += [int(told["attempts"])] if told["attempts"] else []
+            elif told["event"] == "committed":
+                write = _write(told, tries, writes.get(told["batch"]))
+                writes[write.batch], tries = write, []
+        except (KeyError, TypeError, ValueError, AttributeError):
+            raise PipelineError(f"{path}: line {number} is not of a commit log") from None
+    return list(writes.values())
+
+
+def _write(told: Mapping[str, Any], tries: Sequence[int], before: Write | None) -> Write:
+    rows = {str(queue): int(count) for queue, count in told["rows"].items()}
+    total, failed_tries = sum(rows.values()), max(0, len(tries) - 1)
+    duplicates = int(told["rows_of_failed_attempts"]) + total * sum(tries[:-1])
+    if before is not None and not before.dry_run:
+        failed_tries += before.failed_tries + 1
+        duplicates += before.duplicates + before.total
+    return Write(
+        batch=told["batch"],
+        fingerprint=told["ring"],
+        rows=rows,
+        dry_run=bool(told["dry_run"]),
+        seconds=float(told["seconds"]),
+        failed_attempts=int(told["failed_attempts"]),
+        failed_tries=failed_tries,
+        duplicates=0 if told["dry_run"] else duplicates,
+    )
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    try:
+        # What stands after the last newline was not written to its end.
+        whole, _, _ = path.read_bytes().rpartition(b"\n")
+        return [json.loads(line) for line in whole.splitlines()]
+    except OSError as error:
+        raise PipelineError(f"commit log {str(path)!r}: {error.strerror}") from None
+    except ValueError:
+        raise PipelineError(f"{path}: not a commit log: a line is not JSON") from None
+
+
+def _cut_torn_line(file: BinaryIO) -> None:
+    """Cuts off what a crash left of a line."""
+    file.seek(0)
+    content = file.read()
+    file.truncate(content.rfind(b"\n") + 1)

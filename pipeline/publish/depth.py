@@ -1,0 +1,99 @@
+"""Queues as the broker itself tells of them now, by passive declaration: whether they exist, and how deep they are."""
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from types import TracebackType
+from typing import Self
+
+import aio_pika
+import aiormq
+from aio_pika.abc import AbstractChannel, AbstractConnection
+from pamqp.commands import Queue
+
+from pipeline import PipelineError
+from proxy.config import Settings
+from proxy.credentials import of_url
+from proxy.tls import client_tls
+
+
+class Depths:
+    """A connection that looks at queues. Use as an async context manager; it raises PipelineError from the start."""
+
+    def __init__(self, settings: Settings) -> None:
+        """As the user of broker_url, in its virtual host."""
+        self._settings = settings
+        self._connection: AbstractConnection | None = None
+
+    async def __aenter__(self) -> Self:
+        """Logs in at the first node that takes it."""
+        faults = []
+        for address in self._settings.brokers:
+            try:
+                self._connection = await self._connect(address.host, address.port)
+            except (TimeoutError, OSError, aio_pika.exceptions.AMQPError) as error:
+                faults.append(f"{address}: {' '.join(str(error).split()) or type(error).__name__}")
+            else:
+                return self
+        raise PipelineError(f"no connection to the broker: {'; '.join(faults)}")
+
+    async def _connect(self, host: str, port: int) -> AbstractConnection:
+        settings = self._settings
+        user, password = of_url(settings.broker_url)
+        context = None
+        if settings.broker_url.scheme == "amqps":
+            context = client_tls(settings.ca_file, settings.client_cert_file, settings.client_key_file)()
+        async with asyncio.timeout(settings.lookup_timeout):
+            return await aio_pika.connect(
+                host=host,
+                port=port,
+                login=user,
+                password=password,
+                virtualhost=settings.default_vhost,
+                ssl=context is not None,
+                ssl_context=context,
+                client_properties={"connection_name": "ringproxy pipeline, depths"},
+            )
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Closes it."""
+        if self._connection is not None:
+            await self._connection.close()
+
+    async def of(self, queues: Iterable[str]) -> dict[str, int]:
+        """Ready messages of each queue. Raises PipelineError for one that is not there, or a broker that is not."""
+        assert self._connection is not None
+        found = {}
+        queue = ""
+        try:
+            async with asyncio.timeout(self._settings.confirm_timeout), self._connection.channel() as channel:
+                for queue in queues:
+                    found[queue] = await _declared(channel, queue)
+        except aio_pika.exceptions.ChannelNotFoundEntity:
+            raise PipelineError(f"queue {queue!r} is missing in {self._settings.default_vhost!r}") from None
+        except (TimeoutError, OSError, RuntimeError, aio_pika.exceptions.AMQPError) as error:
+            raise PipelineError(f"queue {queue!r} cannot be looked at: {error or 'no answer in time'}") from None
+        return found
+
+    @staticmethod
+    def too_deep(depths: Mapping[str, int], most: int) -> str:
+        """Which queues have more than so many, in words; empty for none."""
+        deep = [f"queue {queue!r} has {depth:,} ready messages" for queue, depth in depths.items() if depth > most]
+        return f"{'; '.join(deep)}; max_depth is {most:,}" if deep else ""
+
+
+class _Declare(Queue.Declare):
+    """Of any name that the broker takes: pamqp's own check lets only some characters pass."""
+
+    def validate(self) -> None:
+        """The broker will say."""
+
+
+async def _declared(channel: AbstractChannel, queue: str) -> int:
+    """Ready messages of a queue."""
+    underlying = await channel.get_underlay_channel()
+    assert isinstance(underlying, aiormq.Channel)
+    answer = await underlying.rpc(_Declare(queue=queue, passive=True))
+    assert isinstance(answer, Queue.DeclareOk)
+    return answer.message_count or 0

@@ -1,0 +1,183 @@
+"""From a table's rows, as Arrow has them, to messages with their properties encoded."""
+
+from collections.abc import Iterable, Iterator
+from hashlib import blake2b
+from itertools import pairwise, repeat
+from struct import pack
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql.types import (
+    BinaryType,
+    ByteType,
+    DataType,
+    IntegerType,
+    LongType,
+    MapType,
+    ShortType,
+    StringType,
+    StructType,
+    TimestampType,
+)
+
+from pipeline import PipelineError
+from pipeline.schema import mismatches
+from pipeline.slots import MAX_KEY
+from proxy.amqp.properties import HEADERS_FLAG, PERSISTENT, Header, PropertyError, encoded
+from ring.hashed import HashedValue, key_of
+
+_WHOLE: tuple[type[DataType], ...] = (ByteType, ShortType, IntegerType, LongType)
+_TEXT: tuple[type[DataType], ...] = (StringType,)
+
+NEEDED: dict[str, tuple[type[DataType], ...]] = {"key": (BinaryType, StringType), "body": (BinaryType, StringType)}
+
+PROPERTIES: dict[str, tuple[type[DataType], ...]] = {
+    "content_type": _TEXT,
+    "content_encoding": _TEXT,
+    "headers": (MapType,),
+    "priority": _WHOLE,
+    "correlation_id": _TEXT,
+    "expiration": _WHOLE,
+    "message_id": _TEXT,
+    "timestamp": (*_WHOLE, TimestampType),
+    "type": _TEXT,
+    "app_id": _TEXT,
+}
+"""Columns that a table may have, by the names of AMQP; null leaves a property out, but for message_id.
+
+`expiration` is in milliseconds, `timestamp` in seconds since 1970 where it is a number; `headers` maps text to text.
+"""
+
+_Properties = tuple[tuple[int, bytes], ...]
+"""Flag and encoded value of each, in the order of AMQP; 0 and nothing for one that is null."""
+
+_FLAGS = Header.of(PERSISTENT).flags
+
+_ID_FLAG = 1 << 7
+_ID_BYTES = 16
+_ID_LENGTH = bytes((2 * _ID_BYTES,))
+
+
+class Message(NamedTuple):
+    """What is published."""
+
+    key: bytes
+    hashed: bytes
+    """What the exchange hashes of it; empty where it lacks that."""
+    body: bytes
+    header: Header
+
+
+def check_columns(schema: StructType, ids: tuple[str, ...], hashed: HashedValue) -> None:
+    """Raises PipelineError for columns that are missing, unknown or of another type; all in one line."""
+    names = schema.fieldNames()
+    wanted = NEEDED | {name: types for name, types in PROPERTIES.items() if name in names}
+    complaints = mismatches(schema, wanted)
+    complaints += [f"column {name!r} is missing, which id_columns names" for name in ids if name not in names]
+    unknown = [name for name in names if name not in wanted and name not in ids]
+    complaints += [f"column {name!r} is no property, and id_columns does not name it" for name in unknown]
+    kind = schema["headers"].dataType if "headers" in names else None
+    if isinstance(kind, MapType) and kind.simpleString() != "map<string,string>":
+        complaints.append(f"column 'headers' is {kind.simpleString()}, not map<string,string>")
+    column = "headers" if hashed.source == "header" else hashed.name
+    if hashed.source != "routing_key" and column not in names:
+        complaints.append(f"column {column!r} is missing: the exchange hashes {hashed}")
+    if complaints:
+        raise PipelineError("; ".join(complaints))
+
+
+class Reader:
+    """Makes messages of batches."""
+
+    def __init__(self, hashed: HashedValue, ids: tuple[str, ...], batch: str) -> None:
+        """`ids` and `batch` go into the message ids that are made for a table without the column."""
+        self._hashed, self._ids, self._batch = hashed, ids, batch.encode()
+
+    def messages(self, batch: pa.RecordBatch) -> Iterator[Message]:
+        """One a row, in order. Raises PipelineError for a null key, body or message_id, or a value that is none."""
+        columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+        for name in ("key", "body", "message_id"):
+            if name in columns and (nulls := columns[name].null_count):
+                raise PipelineError(f"column {name!r} is null in {nulls:,} of {batch.num_rows:,} rows")
+        keys, bodies = _bytes(columns["key"]), _bytes(columns["body"])
+        longest = max(map(len, keys), default=0)
+        if longest > MAX_KEY:
+            key = next(key for key in keys if len(key) > MAX_KEY)
+            raise PipelineError(f"column 'key': {key[:40]!r}... has {len(key)} bytes, {MAX_KEY} are the most")
+        headers = self._headers(columns, batch.num_rows, keys, bodies)
+        if self._hashed.source == "routing_key":
+            return map(Message, keys, keys, bodies, headers)
+        return map(Message, keys, self._values(columns), bodies, headers)
+
+    def _values(self, columns: dict[str, pa.Array]) -> list[bytes]:
+        """What the exchange hashes of each row that is no routing key."""
+        hashed = self._hashed
+        if hashed.source == "header":
+            return [key_of(hashed, b"", dict(row or ())) or b"" for row in columns["headers"].to_pylist()]
+        values = _plain(columns[hashed.name])
+        return [key_of(hashed, b"", {hashed.name: value}) or b"" for value in values]
+
+    def _headers(
+        self, columns: dict[str, pa.Array], count: int, keys: list[bytes], bodies: list[bytes]
+    ) -> Iterator[Header]:
+        """Each row's properties; where there is no message_id, one made of all that the row has."""
+        given = [_encoded(name, _plain(columns[name])) for name in PROPERTIES if name in columns]
+        rows: Iterable[_Properties] = zip(*given, strict=True) if given else repeat((), count)
+        if "message_id" in columns:
+            return map(_header, rows)
+        texts = [[repr(value).encode() for value in columns[name].to_pylist()] for name in self._ids]
+        more: Iterable[tuple[bytes, ...]] = zip(*texts, strict=True) if texts else repeat((), count)
+        return map(self._header_with_id, rows, keys, bodies, more)
+
+    def _header_with_id(self, row: _Properties, key: bytes, body: bytes, more: tuple[bytes, ...]) -> Header:
+        """The id is the same for the same row in any attempt; rows that are equal in everything share it."""
+        parts = [self._batch, key, body, *more]
+        for flag, value in row:
+            parts += (flag.to_bytes(2, "big"), value)
+        digest = blake2b(pack(f">{len(parts)}I", *map(len, parts)), digest_size=_ID_BYTES)
+        digest.update(b"".join(parts))
+        return _header(row, _ID_LENGTH + digest.hexdigest().encode())
+
+
+def _header(row: _Properties, made_id: bytes = b"") -> Header:
+    """Of a row's properties, in the order of their flags, and an id that was made; persistent."""
+    flags, before, headers, after = _FLAGS | (_ID_FLAG if made_id else 0), b"", b"", b"\x02"
+    for flag, value in row:
+        flags |= flag
+        if flag > HEADERS_FLAG:
+            before += value
+        elif flag == HEADERS_FLAG:
+            headers = value[4:]
+        elif flag:  # 0 where it is null
+            if flag < _ID_FLAG:
+                after, made_id = after + made_id, b""
+            after += value
+    return Header(flags, before, headers, after + made_id)
+
+
+def _encoded(name: str, values: list[Any]) -> Iterator[tuple[int, bytes]]:
+    """Flag and bytes of each value of a property; 0 and none for null."""
+    for value in values:
+        try:
+            yield encoded(name, value) if value is not None else (0, b"")
+        except PropertyError as error:
+            raise PipelineError(f"column {name!r}: {error}") from None
+
+
+def _plain(column: pa.Array) -> list[Any]:
+    """Values as `encoded` takes them."""
+    if pa.types.is_timestamp(column.type):
+        microseconds = column.cast(pa.timestamp("us", column.type.tz)).cast(pa.int64())
+        return [None if value is None else value // 1_000_000 for value in microseconds.to_pylist()]
+    values = column.to_pylist()
+    return [value if value is None else dict(value) for value in values] if pa.types.is_map(column.type) else values
+
+
+def _bytes(column: pa.Array) -> list[bytes]:
+    """The values of a column of text or bytes without nulls; many times as fast as `to_pylist`."""
+    column = column.cast(pa.large_binary())
+    _, offsets, data = column.buffers()
+    stops = np.frombuffer(offsets, np.int64)[column.offset : column.offset + len(column) + 1].tolist()
+    whole = data.to_pybytes() if data is not None else b""
+    return [whole[start:stop] for start, stop in pairwise(stops)]

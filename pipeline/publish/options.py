@@ -1,0 +1,125 @@
+"""What the Data Source and the command are told, as texts, and what that means."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline import PipelineError
+from proxy.config import Settings
+from proxy.values import ConfigError, parse_bool, parse_integer, parse_number
+
+CONNECTION = {
+    "broker_url": "AMQP URL of the broker; its path is the virtual host",
+    "broker_password_file": "file whose first line replaces the password in broker_url; read on the driver only",
+    "broker_addresses": "HOST:PORT of the cluster's nodes with commas between; broker_url's own where not given",
+    "management_url": "URL of the management API, with the user that reads bindings",
+    "management_password_file": "the same for management_url",
+    "ca_file": "CA certificates (PEM) of the broker and the management API; on every machine that publishes",
+    "client_cert_file": "certificate chain (PEM) to show to them; on every machine that publishes",
+    "client_key_file": "private key (PEM) of client_cert_file",
+    "management_timeout": "seconds that one request to the management API may take",
+    "lookup_timeout": "seconds that a try to connect to the broker may take",
+    "confirm_timeout": "seconds that a row waits for the broker's confirm, and a task for a broker to take rows",
+    "on_dead_letter": "queues that would dead-letter under another routing key: pass (refuse to publish), or rewrite",
+}
+"""The sidecar's settings that count here too, by their names, and what they mean here."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """All of it, checked."""
+
+    settings: Settings
+    """Of the connections, the passwords in them; its other settings say nothing here."""
+    exchange: str
+    window: int
+    """Rows of one task that wait for their confirms, at most."""
+    connections: int
+    """Tasks, each with a connection, of one write, at most; 0 for as many as there are partitions."""
+    rate: float
+    """Messages a second in all; 0 for as fast as it goes."""
+    max_depth: int
+    """Ready messages of a queue, more of which stop the job; 0 for any number."""
+    dry_run: bool
+    ids: tuple[str, ...]
+    """Columns that are not published, and tell apart rows which are equal otherwise."""
+    ring: str
+    """The ring to publish by, as JSON (docs/journal.md, "A ring"); empty for the one that the bindings make."""
+    batch: str
+    """What tells this write from others of equal rows; a stream's batches bring their numbers."""
+    commits: Path | None
+    """The file of the commit log."""
+    task_attempts: int
+    """Of each task, before a write fails."""
+
+
+OWN = {
+    "exchange": "hash exchange whose ring chooses the queues",
+    "window": "rows of one task that wait for their confirms, at most (default 5000)",
+    "connections": "tasks that publish at once, each with a connection, at most",
+    "rate": "messages a second in all, divided among the connections",
+    "max_depth": "stop where a queue has more ready messages than this",
+    "dry_run": "true: say what would go where, and publish nothing",
+    "id_columns": "columns, with commas between, that are not published, and tell apart rows equal otherwise",
+    "ring": "JSON of the ring to publish by, instead of the one that the bindings make now",
+    "batch": "a text that goes into the message ids which are made here",
+    "task_attempts": "as spark.task.maxFailures: what bounds the duplicates of a write that failed (default 4)",
+    "commit_log": "file to which each write's ring, counts and possible duplicates are added, on the driver's machine",
+}
+"""The Data Source's own options."""
+
+
+def parse(given: Mapping[str, str]) -> Options:
+    """Options from texts by name, of any case. Raises PipelineError, which names the option."""
+    told = {name.lower(): text for name, text in given.items()}
+    for name in told:
+        if name not in CONNECTION and name not in OWN:
+            known = ", ".join(sorted((*CONNECTION, *OWN)))
+            raise PipelineError(f"option {name!r} is unknown; there are {known}")
+    if not told.get("exchange"):
+        raise PipelineError("option 'exchange' is missing")
+    try:
+        settings = Settings.load(None, {}, {name: told[name] for name in CONNECTION if name in told})
+    except ConfigError as error:
+        raise PipelineError(f"option {error}") from None
+    window, connections = _whole(told, "window", 5000), _whole(told, "connections", 0)
+    if not window:
+        raise PipelineError("option 'window': 0 rows would publish nothing")
+    rate = _number(told, "rate")
+    if rate and not connections:
+        raise PipelineError("option 'rate' needs 'connections': it is divided among them")
+    return Options(
+        settings=settings,
+        exchange=told["exchange"],
+        window=window,
+        connections=connections,
+        rate=rate,
+        max_depth=_whole(told, "max_depth", 0),
+        dry_run=_flag(told, "dry_run"),
+        ids=tuple(part.strip() for part in told.get("id_columns", "").split(",") if part.strip()),
+        ring=told.get("ring", ""),
+        batch=told.get("batch", ""),
+        task_attempts=_whole(told, "task_attempts", 4),
+        commits=Path(told["commit_log"]) if told.get("commit_log") else None,
+    )
+
+
+def _whole(told: Mapping[str, str], name: str, default: int) -> int:
+    try:
+        return parse_integer(told[name]) if name in told else default
+    except ConfigError as error:
+        raise PipelineError(f"option {name!r}: {error}") from None
+
+
+def _number(told: Mapping[str, str], name: str) -> float:
+    try:
+        return parse_number(told.get(name, "0"))
+    except ConfigError as error:
+        raise PipelineError(f"option {name!r}: {error}") from None
+
+
+def _flag(told: Mapping[str, str], name: str) -> bool:
+    try:
+        return parse_bool(told.get(name, "false"))
+    except ConfigError as error:
+        raise PipelineError(f"option {name!r}: {error}") from None

@@ -1,0 +1,76 @@
+"""What a write is held to, looked up once on the driver: the ring that the bindings make, its queues being there."""
+
+import asyncio
+
+from pipeline import PipelineError
+from pipeline.publish.depth import Depths
+from pipeline.publish.options import Options
+from pipeline.publish.routes import Routes
+from pipeline.rings import KnownRing, parse_ring
+from proxy.config import Settings
+from proxy.credentials import of_url
+from proxy.management import Management, ManagementError
+from proxy.reading import read
+from proxy.tls import client_tls
+from proxy.topology import RING_TYPES, TopologyError, weigh
+from proxy.values import ConfigError
+
+
+def pinned(options: Options) -> KnownRing:
+    """The ring to publish by: the one given, or the one that the bindings make now; all its queues were seen.
+
+    Raises PipelineError at once for what would fail later: no such exchange, no ring, a queue that is missing or too
+    deep or would dead-letter elsewhere, wrong credentials, a broker that does not answer.
+    """
+    try:
+        known = parse_ring(options.ring, "option 'ring'") if options.ring else asyncio.run(_read(options))
+        asyncio.run(_look(options, Routes.of(options.exchange, known)))
+    except (ManagementError, TopologyError) as error:
+        raise PipelineError(f"management API: {error}") from None
+    except ConfigError as error:
+        raise PipelineError(f"option {error}") from None
+    return known
+
+
+async def _read(options: Options) -> KnownRing:
+    settings, name = options.settings, options.exchange
+    vhost = settings.default_vhost
+    async with _management(settings) as api:
+        reading = await read(api, (vhost, name))
+        if reading.exchange is None:
+            raise PipelineError(f"exchange {name!r} does not exist in virtual host {vhost!r}")
+        if reading.exchange.type not in RING_TYPES:
+            raise PipelineError(f"exchange {name!r} is of type {reading.exchange.type}, which makes no ring")
+        bindings = weigh(reading.bindings, reading.exchange.type)
+        if not bindings.weights:
+            raise PipelineError(f"exchange {name!r} has no binding that makes a ring")
+        known = KnownRing(reading.exchange.type, str(reading.exchange.hashed), dict(bindings.weights))
+        if settings.on_dead_letter == "pass":
+            await _refuse_dead_letters(api, vhost, Routes.of(name, known))
+    return known
+
+
+async def _refuse_dead_letters(api: Management, vhost: str, routes: Routes) -> None:
+    """As the sidecar passes such an exchange: docs/reference.md, on_dead_letter."""
+    told = await asyncio.gather(*(api.dead_letters_by_own_name(vhost, queue) for queue in routes.queues))
+    found = [queue for queue, by_own_name in zip(routes.queues, told, strict=True) if by_own_name]
+    if found:
+        raise PipelineError(
+            f"queue {found[0]!r} would dead-letter rows under its own name, not under their routing keys: give it a"
+            " dead-letter routing key, or set on_dead_letter to rewrite"
+        )
+
+
+async def _look(options: Options, routes: Routes) -> None:
+    async with Depths(options.settings) as depths:
+        found = await depths.of(routes.queues)
+    if options.max_depth and (why := depths.too_deep(found, options.max_depth)):
+        raise PipelineError(f"{why}; nothing was published")
+
+
+def _management(settings: Settings) -> Management:
+    tls = None
+    if settings.management_url.scheme == "https":
+        tls = client_tls(settings.ca_file, settings.client_cert_file, settings.client_key_file)
+    url = settings.management_url
+    return Management(url, settings.management_timeout, lambda: of_url(url), tls)

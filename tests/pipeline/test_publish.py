@@ -1,0 +1,349 @@
+"""The Data Source against a real broker, its faults among it: nothing is lost, and what came twice is told."""
+
+import os
+import re
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+
+from pipeline import PipelineError
+from pipeline.publish.options import parse
+from pipeline.publish.order import prepared
+from pipeline.publish.pinned import pinned
+from pipeline.publish.source import RingProxy
+from pipeline.rings import to_json
+from ring.destination import Destination
+from ring.ring import Ring
+from tests.integration.broker_api import BrokerApi, VirtualHost, wait_until
+from tests.integration.conftest import Login
+from tests.integration.own_node import own_node, private_only
+from tests.pipeline.publishing import (
+    IDS,
+    Came,
+    attempt,
+    check_nothing_lost,
+    committed,
+    failing,
+    options_of,
+    rows_of,
+    something_came,
+    words,
+    write,
+    write_prepared,
+)
+from tests.pipeline.records import ring_of
+
+ROWS = 1000
+_PER_BATCH = "spark.sql.execution.arrow.maxRecordsPerBatch"
+QUEUES = {"q0": 1, "q1": 2, "q 2/ü": 1}
+
+
+@pytest.fixture(autouse=True)
+def _registered(spark: SparkSession) -> Iterator[None]:
+    """In small batches, of which several are on their way when a fault comes."""
+    spark.dataSource.register(RingProxy)
+    spark.conf.set(_PER_BATCH, "50")
+    yield
+    spark.conf.unset(_PER_BATCH)
+
+
+@pytest.fixture
+def options(login: Login, vhost: VirtualHost, tmp_path: Path) -> dict[str, str]:
+    vhost.ring("orders", QUEUES)
+    return options_of(login, vhost, "orders", commit_log=tmp_path / "log.jsonl", task_attempts=2, connections=2)
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    return tmp_path / "log.jsonl"
+
+
+def test_rows_go_where_the_ring_says_stamped_persistent_and_in_each_keys_order(
+    spark: SparkSession, vhost: VirtualHost, options: dict[str, str], log: Path
+) -> None:
+    write_prepared(rows_of(spark, ROWS), options)
+    came = Came(vhost.drain_all())
+    check_nothing_lost(came, ROWS, 0)
+    ring = Ring.build({Destination("queue", name): weight for name, weight in QUEUES.items()})
+    last: dict[str, int] = {}
+    for queue, messages in came.by_queue.items():
+        for message in messages:
+            key = message.headers["x-ring-routing-key"]
+            assert ring.owner_of(key.encode()).name == queue
+            assert message.headers["x-ring-exchange"] == "orders"
+            assert "x-ring-id" in message.headers
+            assert message.properties["delivery_mode"] == 2
+            assert last.get(key, -1) < int(message.body)
+            last[key] = int(message.body)
+    written = committed(log)
+    assert written.rows == {queue: len(messages) for queue, messages in came.by_queue.items()}
+    assert written.fingerprint == ring_of(QUEUES).fingerprint
+    assert (written.duplicates, written.failed_tries, written.failed_attempts) == (0, 0, 0)
+
+
+def test_properties_and_headers_are_the_columns(
+    spark: SparkSession, vhost: VirtualHost, options: dict[str, str]
+) -> None:
+    rows = spark.range(2).select(
+        F.lit(b"\xff\x00").alias("key"),
+        F.lit(b"\x00body").alias("body"),
+        F.lit("text/plain").alias("content_type"),
+        F.when(F.col("id") == 0, F.create_map(F.lit("tenant"), F.lit("ä"))).alias("headers"),
+        F.when(F.col("id") == 0, F.lit(7)).alias("priority"),
+        F.lit(60_000).alias("expiration"),
+        F.concat(F.lit("m"), F.col("id")).alias("message_id"),
+        F.timestamp_seconds(F.lit(1_700_000_000)).alias("timestamp"),
+    )
+    write(rows.coalesce(1), options)
+    ((queue, messages),) = vhost.drain_all().items()
+    assert queue == ring_of(QUEUES).ring.owner_of(b"\xff\x00").name
+    first, second = (dict(message.properties) for message in messages)
+    assert [message.body for message in messages] == [b"\x00body"] * 2
+    assert first.pop("headers")["tenant"] == "ä"
+    second.pop("headers")
+    shared = {"content_type": "text/plain", "expiration": "60000", "delivery_mode": 2, "timestamp": 1_700_000_000}
+    assert first == shared | {"message_id": "m0", "priority": 7}
+    assert second == shared | {"message_id": "m1"}
+
+
+def test_an_exchange_that_hashes_a_header(spark: SparkSession, login: Login, vhost: VirtualHost) -> None:
+    vhost.ring("by-tenant", QUEUES, hash_header="tenant")
+    options = options_of(login, vhost, "by-tenant")
+    tenant = F.concat(F.lit("t"), (F.col("n") % 9).cast("string"))
+    rows = rows_of(spark, 90).withColumn("headers", F.create_map(F.lit("tenant"), tenant))
+    write_prepared(rows, options)
+    ring = ring_of(QUEUES, "header:tenant").ring
+    came = Came(vhost.drain_all())
+    check_nothing_lost(came, 90, 0)
+    for queue, messages in came.by_queue.items():
+        assert {ring.owner_of(message.headers["tenant"].encode()).name for message in messages} == {queue}
+
+
+# Faults.
+
+
+def test_a_task_that_fails_once_publishes_all_its_rows_again(
+    spark: SparkSession, vhost: VirtualHost, options: dict[str, str], log: Path
+) -> None:
+    def fault() -> None:
+        if attempt() == 0:
+            wait_until("rows of the first attempt", lambda: something_came(vhost))
+            raise RuntimeError("the first attempt")
+
+    known = pinned(parse(options))
+    rows = failing(prepared(rows_of(spark, ROWS), known, 2, "n"), fault, after=200)
+    write(rows, {**options, **IDS, "window": "50"})
+    written = committed(log)
+    assert written.failed_attempts == 2
+    assert written.duplicates == ROWS
+    came = Came(vhost.drain_all())
+    check_nothing_lost(came, ROWS, written.duplicates)
+    assert came.duplicates > 0
+
+
+def test_a_task_that_always_fails_fails_the_job(
+    spark: SparkSession, vhost: VirtualHost, options: dict[str, str], log: Path
+) -> None:
+    def fault() -> None:
+        raise PipelineError("upstream has had enough")
+
+    known = pinned(parse(options))
+    laid_out = prepared(rows_of(spark, ROWS), known, 2, "n")
+    with pytest.raises(PySparkException) as raised:
+        write(failing(laid_out, fault, after=200), {**options, **IDS})
+    assert words(raised.value) == "upstream has had enough"
+    assert '"committed"' not in log.read_text()
+    assert '"aborted"' in log.read_text()
+    write(laid_out, {**options, **IDS})
+    written = committed(log)
+    assert (written.failed_tries, written.duplicates) == (1, 2 * ROWS)
+    check_nothing_lost(Came(vhost.drain_all()), ROWS, written.duplicates)
+
+
+def test_a_commit_that_raises_fails_the_job_and_all_rows_are_there(
+    spark: SparkSession, vhost: VirtualHost, options: dict[str, str], log: Path
+) -> None:
+    aside = log.with_name("aside")
+
+    def fault() -> None:
+        if not aside.exists():
+            log.rename(aside)
+            log.mkdir()
+
+    rows = rows_of(spark, ROWS).coalesce(1)
+    with pytest.raises((PySparkException, Py4JJavaError)) as raised:
+        write(failing(rows, fault, after=200), {**options, **IDS})
+    assert "commit log" in words(raised.value)
+    assert "Is a directory" in words(raised.value)
+    log.rmdir()
+    aside.rename(log)
+    write(rows, {**options, **IDS})
+    written = committed(log)
+    assert (written.failed_tries, written.duplicates) == (1, 2 * ROWS)
+    came = Came(vhost.drain_all())
+    check_nothing_lost(came, ROWS, written.duplicates)
+    assert came.duplicates == ROWS
+
+
+@private_only
+def test_a_broker_that_is_killed_mid_window_loses_nothing(spark: SparkSession, tmp_path: Path) -> None:
+    with own_node("") as (node, _):
+        home = VirtualHost(BrokerApi(node.management_url), "/", [])
+        home.ring("orders", QUEUES)
+        log, pid = tmp_path / "log.jsonl", node.pid
+        options = {"broker_url": node.amqp_url, "management_url": node.management_url, "exchange": "orders"}
+        options |= {"commit_log": str(log), "confirm_timeout": "60", **IDS}
+
+        def fault() -> None:
+            if attempt() == 0:
+                wait_until("rows of the first attempt", lambda: something_came(home))
+                os.kill(pid, signal.SIGKILL)
+
+        def restart() -> None:
+            process.wait(60)
+            node.start()
+
+        process = node._running()
+        restarted = threading.Thread(target=restart)
+        restarted.start()
+        write(failing(rows_of(spark, ROWS).coalesce(1), fault, after=500), options)
+        restarted.join()
+        written = committed(log)
+        assert (written.failed_attempts, written.duplicates) == (1, ROWS)
+        check_nothing_lost(Came(home.drain_all()), ROWS, written.duplicates)
+
+
+def test_a_queue_deleted_meanwhile_fails_the_job_by_its_name(
+    spark: SparkSession, vhost: VirtualHost, options: dict[str, str], tmp_path: Path
+) -> None:
+    reached, gone = tmp_path / "reached", tmp_path / "gone"
+
+    def fault() -> None:
+        reached.touch()
+        wait_until("the queue's end", gone.exists)
+
+    def delete() -> None:
+        wait_until("rows before", reached.exists)
+        vhost.delete_queue("q1")
+        gone.touch()
+
+    deleting = threading.Thread(target=delete)
+    deleting.start()
+    with pytest.raises(PySparkException) as raised:
+        write(failing(rows_of(spark, ROWS).coalesce(1), fault, after=300), {**options, **IDS})
+    deleting.join()
+    told = words(raised.value)
+    assert told.startswith("queue 'q1': ")
+    assert "returned, since there was no queue to take them" in told
+    assert "rows of this task were confirmed before" in told
+
+
+# What fails at once.
+
+
+def refused(rows: Callable[[], object]) -> str:
+    with pytest.raises((PySparkException, PipelineError)) as raised:
+        rows()
+    return words(raised.value)
+
+
+def test_a_missing_queue_fails_before_anything_is_published(
+    spark: SparkSession, vhost: VirtualHost, options: dict[str, str]
+) -> None:
+    ring = to_json(ring_of({**QUEUES, "not there": 1}))
+    told = refused(lambda: write(rows_of(spark, 10), {**options, **IDS, "ring": ring}))
+    assert told == f"queue 'not there' is missing in {vhost.name!r}"
+    assert vhost.drain_all() == {}
+
+
+@pytest.mark.parametrize("what", ["broker_url", "management_url"])
+def test_wrong_credentials_fail_at_once(options: dict[str, str], what: str) -> None:
+    scheme, _, rest = options[what].partition("://")
+    told = refused(lambda: pinned(parse({**options, what: f"{scheme}://nobody:wrong@{rest.partition('@')[2]}"})))
+    assert ("ACCESS_REFUSED" if what == "broker_url" else "401") in told
+    assert "wrong@" not in told
+
+
+def test_a_broker_that_does_not_answer(options: dict[str, str]) -> None:
+    elsewhere = re.sub(r":\d+/", ":1/", options["broker_url"])
+    told = refused(lambda: pinned(parse({**options, "broker_url": elsewhere})))
+    assert told.startswith("no connection to the broker: 127.0.0.1:1: ")
+
+
+def test_speculation_is_refused(spark: SparkSession) -> None:
+    settings = spark.sparkContext._conf
+    settings.set("spark.speculation", "true")
+    try:
+        with pytest.raises(PipelineError, match=r"spark.speculation is on"):
+            spark.dataSource.register(RingProxy)
+    finally:
+        settings.set("spark.speculation", "false")
+
+
+def test_columns_that_do_not_fit(spark: SparkSession, options: dict[str, str]) -> None:
+    rows = spark.range(1).select(F.col("id").alias("key"), F.lit("x").alias("colour"))
+    assert refused(lambda: write(rows, options)) == (
+        "column 'key' is bigint, not binary or string; column 'body' is missing; "
+        "column 'colour' is no property, and id_columns does not name it"
+    )
+
+
+@pytest.mark.parametrize(
+    ("key", "told"), [(None, "column 'key' is null in 1 of 1 rows"), ("é" * 128, "has 256 bytes, 255 are the most")]
+)
+def test_keys_that_no_exchange_takes(
+    spark: SparkSession, vhost: VirtualHost, options: dict[str, str], key: str | None, told: str
+) -> None:
+    rows = spark.createDataFrame([(key, "body")], "key string, body string")
+    assert told in refused(lambda: write(rows, options))
+    assert vhost.drain_all() == {}
+
+
+# Limits.
+
+
+def test_a_dry_run_counts_and_publishes_nothing(
+    spark: SparkSession, vhost: VirtualHost, options: dict[str, str], log: Path
+) -> None:
+    write_prepared(rows_of(spark, ROWS), {**options, "dry_run": "true"})
+    ring, expected = ring_of(QUEUES).ring, dict.fromkeys(QUEUES, 0)
+    for n in range(ROWS):
+        expected[ring.owner_of(f"k{n % 50}".encode()).name] += 1
+    written = committed(log)
+    assert written.dry_run
+    assert written.rows == expected
+    assert vhost.drain_all() == {}
+
+
+def test_more_partitions_than_connections_are_refused(spark: SparkSession, options: dict[str, str]) -> None:
+    rows = rows_of(spark, 30).repartition(3)
+    assert "more partitions than connections=2" in refused(lambda: write(rows, {**options, **IDS}))
+
+
+def test_a_rate_is_kept(spark: SparkSession, vhost: VirtualHost, options: dict[str, str], log: Path) -> None:
+    write_prepared(rows_of(spark, 300, keys=300), {**options, "rate": "200"})
+    # 100/s each of two connections, of 300 rows.
+    assert committed(log).seconds > 1.2
+    check_nothing_lost(Came(vhost.drain_all()), 300, 0)
+
+
+def test_a_queue_too_deep_stops_before_and_meanwhile(
+    spark: SparkSession, vhost: VirtualHost, options: dict[str, str]
+) -> None:
+    limited = {**options, "max_depth": "20", "rate": "200", "connections": "1", **IDS}
+    told = refused(lambda: write(rows_of(spark, ROWS).coalesce(1), limited))
+    assert "ready messages" in told
+    assert "max_depth is 20" in told
+    assert "rows of this task were confirmed before" in told
+    came = sum(Came(vhost.drain_all()).bodies.values())
+    assert 20 < came < 2 * ROWS
+    write(rows_of(spark, 200).coalesce(1), {**options, **IDS})
+    assert "nothing was published" in refused(lambda: write(rows_of(spark, ROWS).coalesce(1), limited))
+    assert sum(Came(vhost.drain_all()).bodies.values()) == 200

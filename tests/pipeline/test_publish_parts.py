@@ -1,0 +1,340 @@
+"""What of publishing is pure: options, columns, messages, lanes, pace and the commit log."""
+
+import asyncio
+import json
+from itertools import pairwise
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.types import StructType
+
+from pipeline import PipelineError
+from pipeline.publish.commits import CommitLog, Part, read_commits
+from pipeline.publish.messages import Message, Reader, check_columns
+from pipeline.publish.options import parse
+from pipeline.publish.order import lanes_of
+from pipeline.publish.pace import Pace
+from pipeline.publish.routes import Routes, hashed_value
+from pipeline.publish.sending import Sender
+from pipeline.rings import KnownRing
+from proxy.amqp import table
+from proxy.amqp.client import Client
+from proxy.amqp.content import headers_at, table_at
+from proxy.amqp.fate import CONFIRMED, NACKED
+from ring.destination import Destination
+from ring.hashed import HashedValue
+from tests.pipeline.records import ring_of
+
+KEY = HashedValue()
+
+
+# Options.
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({}, "option 'exchange' is missing"),
+        ({"exchange": "e", "windw": "1"}, "option 'windw' is unknown; there are "),
+        ({"exchange": "e", "window": "0"}, "option 'window': 0 rows would publish nothing"),
+        ({"exchange": "e", "window": "many"}, "option 'window': 'many' is not a whole number from 0 up"),
+        ({"exchange": "e", "rate": "-1"}, "option 'rate': '-1' is outside 0 to 1e9"),
+        ({"exchange": "e", "rate": "100"}, "option 'rate' needs 'connections'"),
+        ({"exchange": "e", "dry_run": "yes"}, "option 'dry_run': 'yes' is not true or false"),
+        ({"exchange": "e", "broker_url": "http://host/"}, "option broker_url: does not start with amqp:// or amqps://"),
+    ],
+)
+def test_a_wrong_option_is_named(given: dict[str, str], told: str) -> None:
+    with pytest.raises(PipelineError) as raised:
+        parse(given)
+    assert str(raised.value).startswith(told)
+
+
+def test_options_of_any_case_and_a_password_from_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "password"
+    file.write_text("from the file\n")
+    options = parse({"Exchange": "e", "BROKER_URL": "amqp://u:p@h/v", "broker_password_file": str(file)})
+    assert options.settings.broker_url.password == "from the file"
+    assert (options.exchange, options.window, options.settings.default_vhost) == ("e", 5000, "v")
+
+
+# Columns.
+
+
+def test_all_complaints_about_columns_come_at_once() -> None:
+    schema = StructType.fromDDL("key int, headers map<string,int>, extra string, priority string")
+    with pytest.raises(PipelineError) as raised:
+        check_columns(schema, ("n",), HashedValue("property", "message_id"))
+    assert str(raised.value) == (
+        "column 'key' is int, not binary or string; column 'body' is missing; "
+        "column 'priority' is string, not tinyint or smallint or int or bigint; "
+        "column 'n' is missing, which id_columns names; column 'extra' is no property, and id_columns does not name it; "
+        "column 'headers' is map<string,int>, not map<string,string>; "
+        "column 'message_id' is missing: the exchange hashes property:message_id"
+    )
+
+
+# Messages.
+
+
+def batch(**columns: pa.Array) -> pa.RecordBatch:
+    count = len(next(iter(columns.values())))
+    usual = {"key": pa.array(["k"] * count), "body": pa.array([b"b"] * count)}
+    return pa.record_batch(usual | columns)
+
+
+def read(rows: pa.RecordBatch, hashed: HashedValue = KEY, ids: tuple[str, ...] = (), name: str = "") -> list[Message]:
+    return list(Reader(hashed, ids, name).messages(rows))
+
+
+def ids_of(rows: pa.RecordBatch, **more: object) -> list[bytes]:
+    """The message ids that are made: the last 32 bytes, where no timestamp or later property follows."""
+    return [message.header.after[-32:] for message in read(rows, **more)]  # type: ignore[arg-type]
+
+
+def test_bytes_and_text_also_of_a_slice() -> None:
+    rows = batch(key=pa.array(["a", "ä", "", "d"]), body=pa.array([b"1", b"\xff", b"", b"4"], pa.binary()))
+    told = [(message.key, message.hashed, message.body) for message in read(rows.slice(1, 2))]
+    assert told == [("ä".encode(), "ä".encode(), b"\xff"), (b"", b"", b"")]
+
+
+def test_null_properties_are_left_out_and_the_others_stay_in_order() -> None:
+    rows = batch(
+        content_type=pa.array(["text/plain", None]),
+        headers=pa.array([None, [("a", "b")]], pa.map_(pa.string(), pa.string())),
+        priority=pa.array([None, 3], pa.int32()),
+        message_id=pa.array(["m1", "m2"]),
+        timestamp=pa.array([1_700_000_000_999_999, None], pa.timestamp("us", "UTC")),
+    )
+    first, second = (message.header for message in read(rows))
+    assert first.flags == 1 << 15 | 1 << 13 | 1 << 12 | 1 << 7 | 1 << 6
+    assert (first.before, first.headers) == (b"\x0atext/plain", b"")
+    assert first.after == b"\x02\x02m1" + (1_700_000_000).to_bytes(8, "big")
+    assert second.flags == 1 << 13 | 1 << 12 | 1 << 11 | 1 << 7
+    assert (second.before, second.headers, second.after) == (b"", b"\x01aS\0\0\0\x01b", b"\x02\x03\x02m2")
+
+
+def test_a_made_id_stands_before_the_timestamp() -> None:
+    (message,) = read(batch(expiration=pa.array([5]), timestamp=pa.array([7])))
+    assert message.header.after[:4] == b"\x02\x015\x20"
+    assert message.header.after[36:] == (7).to_bytes(8, "big")
+
+
+def test_ids_tell_rows_apart_by_all_that_they_have() -> None:
+    rows = batch(
+        key=pa.array(["a", "ab", "a", "a", "a"]),
+        body=pa.array([b"bc", b"c", b"bc", b"bc", b"bc"]),
+        correlation_id=pa.array([None, None, "x", None, None]),
+        n=pa.array([1, 1, 1, 2, None]),
+    )
+    found = ids_of(rows, ids=("n",))
+    assert len(set(found)) == 5
+    assert ids_of(rows, ids=("n",)) == found
+    assert not set(ids_of(rows, ids=("n",), name="1")) & set(found)
+    # What is equal in everything shares an id, wherever it stands.
+    assert ids_of(rows.slice(2, 1), ids=("n",)) == found[2:3]
+
+
+@pytest.mark.parametrize("column", ["key", "body", "message_id"])
+def test_null_is_refused_where_it_means_nothing(column: str) -> None:
+    with pytest.raises(PipelineError, match=f"column '{column}' is null in 1 of 2 rows"):
+        read(batch(**{column: pa.array(["a", None])}))
+
+
+def test_values_that_no_property_takes_are_told_with_their_column() -> None:
+    with pytest.raises(PipelineError, match=r"^column 'priority': 300 is not a whole number from 0 to 255$"):
+        read(batch(priority=pa.array([300])))
+    with pytest.raises(PipelineError, match=r"^column 'key': b'x{40}'\.\.\. has 300 bytes, 255 are the most$"):
+        read(batch(key=pa.array(["x" * 300])))
+
+
+@pytest.mark.parametrize(
+    ("hashed", "columns", "value"),
+    [
+        ("header:tenant", {"headers": pa.array([[("tenant", "t")]], pa.map_(pa.string(), pa.string()))}, b"t"),
+        ("header:tenant", {"headers": pa.array([None], pa.map_(pa.string(), pa.string()))}, b""),
+        ("property:message_id", {"message_id": pa.array(["m"])}, b"m"),
+        ("property:timestamp", {"timestamp": pa.array([7])}, b"7"),
+        ("property:correlation_id", {"correlation_id": pa.array([None], pa.string())}, b""),
+    ],
+)
+def test_what_the_exchange_hashes(hashed: str, columns: dict[str, pa.Array], value: bytes) -> None:
+    (message,) = read(batch(**columns), hashed_value(hashed))
+    assert (message.key, message.hashed) == (b"k", value)
+
+
+# Sending, the broker played by hand.
+
+
+class FakeLink:
+    """Takes publishes at once, and flushes nothing."""
+
+    def __init__(self) -> None:
+        self.client = Client("user", "password", "/")
+        self.clear, self.why = True, "the broker takes nothing"
+
+    def wake(self) -> None: ...
+
+    async def settled(self) -> None: ...
+
+
+def sender(window: int, pace: Pace | None = None) -> tuple[Sender, FakeLink]:
+    link = FakeLink()
+    return Sender(link, Routes.of("orders", ring_of({"q0": 1})), window, 1.0, pace), link  # type: ignore[arg-type]
+
+
+def messages(count: int) -> list[Message]:
+    return read(batch(body=pa.array([str(n).encode() for n in range(count)])))
+
+
+async def turns(count: int = 20) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def test_no_more_rows_are_taken_than_the_window_has_room_for() -> None:
+    sending, link = sender(window=10)
+    taken = 0
+
+    def rows() -> object:
+        nonlocal taken
+        for message in messages(25):
+            taken += 1
+            yield message
+
+    task = asyncio.create_task(sending.send(rows()))  # type: ignore[arg-type]
+    await turns()
+    assert (taken, link.client.in_flight) == (10, 10)
+    (channel,) = link.client.channels.values()
+    link.client.in_flight -= channel.settle(9, True, CONFIRMED)
+    await turns()
+    assert taken == 19
+    link.client.in_flight -= channel.settle(19, True, CONFIRMED)
+    await task
+    assert taken == 25
+    done = asyncio.create_task(sending.finish())
+    await turns()
+    assert not done.done()
+    channel.settle(25, True, CONFIRMED)
+    await done
+    assert sending.confirmed == [25]
+
+
+async def test_one_failure_ends_it_and_says_which_queue_and_how_many() -> None:
+    sending, link = sender(window=10)
+    task = asyncio.create_task(sending.send(messages(100)))
+    await turns()
+    (channel,) = link.client.channels.values()
+    channel.returned |= {3, 4}
+    channel.settle(5, True, CONFIRMED)
+    channel.settle(6, False, NACKED)
+    await task
+    assert channel.number < 30
+    channel.settle(channel.number, True, CONFIRMED)
+    with pytest.raises(PipelineError) as raised:
+        await sending.finish()
+    told = str(raised.value)
+    assert told.startswith(
+        "queue 'q0': 2 rows returned, since there was no queue to take them; queue 'q0': 1 row refused"
+    )
+    assert told.endswith(f"{channel.number - 3} rows of this task were confirmed before")
+
+
+async def test_a_broker_that_takes_nothing_is_not_waited_for_for_ever() -> None:
+    sending, link = sender(window=10)
+    link.clear = False
+    await sending.send(messages(5))
+    with pytest.raises(PipelineError, match="the broker takes nothing; 0 rows of this task were confirmed before"):
+        await sending.finish()
+
+
+async def test_rows_are_stamped_for_consumers() -> None:
+    sending, link = sender(window=10)
+    await sending.send(messages(1))
+    frames = b"".join(link.client.out)
+    start = frames.index(b"\x02\0\x01", frames.index(b"\x02q0")) + 7
+    end = start + int.from_bytes(frames[start - 4 : start], "big")
+    _, at = headers_at(frames, start, end)
+    first, stop = table_at(frames, at, end)
+    names = [entry.name for entry in table.entries(frames, first, stop)]
+    assert names == [b"x-ring-exchange", b"x-ring-routing-key", b"x-ring-id"]
+
+
+# Lanes, pace and the log.
+
+
+def test_lanes_are_as_even_as_the_ring_lets_them() -> None:
+    ring = ring_of({"big": 4, "a": 1, "b": 1, "c": 1, "d": 1}).ring
+    lanes = lanes_of(ring, 2)
+    assert {queue for queue, lane in lanes.items() if lane == lanes["big"]} == {"big"}
+    assert sorted(lanes_of(ring, 9).values()) == [0, 1, 2, 3, 4]
+    assert set(lanes_of(ring, 1).values()) == {0}
+
+
+def test_a_ring_with_an_exchange_is_refused() -> None:
+    known = KnownRing("x-consistent-hash", "routing_key", {Destination("exchange", "other"): 1})
+    with pytest.raises(PipelineError, match="exchange 'other' is bound to it; rows go to queues only"):
+        Routes.of("orders", known)
+
+
+def test_a_pace_is_held_and_little_is_caught_up() -> None:
+    pace = Pace(100.0, 0.0)
+    assert pace.take(10, 0.0) == pytest.approx(0.1)
+    assert pace.take(10, 0.1) == pytest.approx(0.1)
+    assert pace.take(10, 60.0) == 0.0
+    waits = [pace.take(10, 60.0) for _ in range(4)]
+    assert waits == pytest.approx([0.0, 0.1, 0.2, 0.3])
+    assert all(b >= a for a, b in pairwise(waits))
+
+
+def test_duplicates_are_bounded_by_all_that_was_tried(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "log.jsonl"
+    log = CommitLog(path)
+    parts = [Part({"q0": 30, "q1": 10}, 0, 1.5), Part({"q1": 5}, 2, 2.0)]
+    log.begun("f", 4)
+    log.committed("0", "f", parts, dry_run=False)
+    (write,) = read_commits(path)
+    assert (write.rows, write.total, write.seconds) == ({"q0": 30, "q1": 15}, 45, 2.0)
+    assert (write.failed_attempts, write.failed_tries, write.duplicates) == (2, 0, 10)
+    # A try that was aborted, one whose driver was killed, and batch 0 published once more.
+    log.begun("f", 4)
+    log.aborted("1", "f")
+    log.begun("f", 4)
+    log.begun("g", 4)
+    log.committed("1", "g", [Part({"q0": 7}, 0, 1.0)], dry_run=False)
+    log.begun("f", 4)
+    log.committed("0", "f", parts, dry_run=False)
+    first, second = read_commits(path)
+    assert (first.failed_tries, first.duplicates) == (1, 10 + 45 + 10)
+    assert (second.fingerprint, second.failed_tries, second.duplicates) == ("g", 2, 2 * 4 * 7)
+
+
+def test_a_dry_run_leaves_no_duplicates(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    log = CommitLog(path)
+    for _ in range(2):
+        log.begun("f", 0)
+        log.committed("", "f", [Part({"q0": 9}, 1, 1.0)], dry_run=True)
+    log.begun("f", 4)
+    log.committed("", "f", [Part({"q0": 9}, 0, 1.0)], dry_run=False)
+    (write,) = read_commits(path)
+    assert (write.dry_run, write.failed_tries, write.duplicates) == (False, 0, 0)
+
+
+def test_a_torn_line_is_cut_off_and_another_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    log = CommitLog(path)
+    log.begun("f", 1)
+    log.committed("0", "f", [Part({"q": 1}, 0, 1.0)], dry_run=False)
+    whole = path.read_bytes()
+    path.write_bytes(whole + b'{"event": "begun", "ri')
+    assert len(read_commits(path)) == 1
+    log.begun("f", 1)
+    assert [json.loads(line)["event"] for line in path.read_text().splitlines()] == ["begun", "committed", "begun"]
+    path.write_bytes(whole + b'{"event": "committed"}\n')
+    with pytest.raises(PipelineError, match="line 3 is not of a commit log"):
+        read_commits(path)
+    path.write_bytes(b"rubbish\n")
+    with pytest.raises(PipelineError, match="not a commit log: a line is not JSON"):
+        read_commits(path)
