@@ -5,16 +5,21 @@ import re
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from pipeline import PipelineError
 from pipeline.java import ensure_java
 
+_LOGGING = Path(__file__).with_name("log4j2.properties")
+"""Of a local session: what goes wrong is raised, and told once."""
+
 _RAISED = re.compile(r"\[USER_RAISED_EXCEPTION\] (.*?)(?: SQLSTATE|\n|$)")
 _OF_A_WORKER = re.compile(r"^pipeline\.PipelineError: (.*)$", re.MULTILINE)
-_UNREADABLE = re.compile(r"\[FAILED_READ_FILE[^\]]*\] .*?(file:\S+|\S+://\S+?)[.\s]")
+_UNREADABLE = re.compile(r"\[FAILED_READ_FILE[^\]]*\] .*?(file:\S+?|\S+://\S+?)\.?\s")
 
 
 @contextmanager
@@ -28,7 +33,13 @@ def spark_session(name: str, settings: Mapping[str, str] | None = None) -> Itera
     if "PYSPARK_GATEWAY_PORT" not in os.environ:  # which spark-submit sets
         ensure_java()
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-        builder = builder.master("local[*]").config("spark.driver.memory", "2g").config("spark.ui.enabled", "false")
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+        builder = (
+            builder.master("local[*]")
+            .config("spark.driver.memory", "2g")
+            .config("spark.ui.enabled", "false")
+            .config("spark.driver.extraJavaOptions", f"-Dlog4j2.configurationFile={_LOGGING.as_uri()}")
+        )
     builder = (
         builder.config("spark.sql.session.timeZone", "UTC")
         .config("spark.sql.sources.partitionOverwriteMode", "dynamic")
@@ -37,10 +48,9 @@ def spark_session(name: str, settings: Mapping[str, str] | None = None) -> Itera
     for setting, value in (settings or {}).items():
         builder = builder.config(setting, value)
     spark = already or builder.getOrCreate()
-    spark.sparkContext.setLogLevel("ERROR")
     try:
         yield spark
-    except PySparkException as error:
+    except (PySparkException, Py4JJavaError) as error:
         raise PipelineError(in_one_line(str(error))) from error
     finally:
         if already is None:

@@ -1,5 +1,6 @@
 """A key's slot, and a slot's owner, as Spark columns: `ring`'s own hash and table over Arrow's batches."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -8,6 +9,7 @@ from pyspark.sql import Column, SparkSession
 from pyspark.sql.pandas.functions import arrow_udf
 from pyspark.sql.types import IntegerType, StringType, StructField, StructType
 
+from ring.destination import Destination
 from ring.hashing import slot_of
 from ring.ring import Ring
 
@@ -34,11 +36,32 @@ def destination_of_slot(spark: SparkSession, ring: Ring, slot: Column) -> Column
     shared = spark.sparkContext.broadcast((ring.owner_index, ring.destinations))
 
     def owners(slots: pa.Array) -> pa.Array:
-        owner_index, destinations = shared.value
-        table = pa.Array.from_buffers(pa.uint16(), len(owner_index) // 2, [None, pa.py_buffer(owner_index)])
-        index = table.take(slots)
-        kinds, names = (pa.array(part, pa.string()).take(index) for part in zip(*destinations, strict=True))
-        return pa.StructArray.from_arrays([kinds, names], ["kind", "name"], mask=pc.is_null(index))
+        kinds, names = _owners(*shared.value, slots)
+        return pa.StructArray.from_arrays([kinds, names], ["kind", "name"], mask=pc.is_null(slots))
 
     column: Column = _udf(owners, _DESTINATION)(slot)
     return column
+
+
+def owner_of_slot(spark: SparkSession, rings: Mapping[str, Ring], ring: Column, slot: Column) -> Column:
+    """The same where each row says, by its fingerprint, which ring it is of; null where there is no such ring."""
+    shared = spark.sparkContext.broadcast({name: (one.owner_index, one.destinations) for name, one in rings.items()})
+
+    def owners(fingerprints: pa.Array, slots: pa.Array) -> pa.Array:
+        kinds = names = pa.nulls(len(slots), pa.string())
+        for fingerprint in pc.unique(fingerprints):
+            if (table := shared.value.get(fingerprint.as_py())) is not None:
+                its, (its_kinds, its_names) = pc.equal(fingerprints, fingerprint), _owners(*table, slots)
+                kinds, names = pc.if_else(its, its_kinds, kinds), pc.if_else(its, its_names, names)
+        return pa.StructArray.from_arrays([kinds, names], ["kind", "name"], mask=pc.is_null(kinds))
+
+    column: Column = _udf(owners, _DESTINATION)(ring, slot)
+    return column
+
+
+def _owners(owner_index: bytes, destinations: tuple[Destination, ...], slots: pa.Array) -> tuple[pa.Array, pa.Array]:
+    """Kinds and names."""
+    table = pa.Array.from_buffers(pa.uint16(), len(owner_index) // 2, [None, pa.py_buffer(owner_index)])
+    index = table.take(slots)
+    kinds, names = (pa.array(part, pa.string()).take(index) for part in zip(*destinations, strict=True))
+    return kinds, names

@@ -1,0 +1,130 @@
+"""Hot keys, and three things kept apart: whether the ring is even, how uneven keys are, what load comes of both.
+
+Says which keys no weight can fix. Every exchange and ring (fingerprint) of the journal is judged apart.
+"""
+
+import argparse
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+
+from pipeline import PipelineError
+from pipeline.journal import read_records, read_rings
+from pipeline.rings import KnownRing
+from pipeline.session import spark_session
+from pipeline.skew import keys, loads, words
+from pipeline.skew.findings import DESTINATIONS, KEYS, RINGS, Findings, HotKey, Load, Scope
+from pipeline.skew.report import report
+
+EXACT = 100_000_000
+"""Records up to which every key is counted; above it keys are counted of so many, and hot keys are estimated of all."""
+
+LEAST_TOP, MOST_TOP = 10, keys.TRACKED
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Of this job."""
+    parser.add_argument("--journal", required=True, metavar="DIR", help="the sidecars' journal_dir, or a copy of it")
+    parser.add_argument(
+        "--out", required=True, metavar="DIR", help="where keys/, destinations/, rings/, report.html go"
+    )
+    parser.add_argument("--top", type=int, default=20, metavar="N", help="hot keys of each ring (default: 20)")
+    parser.add_argument(
+        "--approximate", action="store_true", help=f"estimate hot keys, as is done above {EXACT:,} records anyway"
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Writes the tables and the report; 0."""
+    if not LEAST_TOP <= options.top <= MOST_TOP:
+        raise PipelineError(f"--top: {options.top} is outside {LEAST_TOP} to {MOST_TOP}")
+    with spark_session("skew") as spark:
+        rings, records = read_rings(spark, options.journal), read_records(spark, options.journal)
+        found = find(spark, records, rings, options.journal, options.top, approximate=options.approximate)
+        for name, rows, schema in (
+            ("rings", [one.row() for one in found], RINGS),
+            ("destinations", [row for one in found for row in one.destination_rows()], DESTINATIONS),
+            ("keys", [row for one in found for row in one.key_rows()], KEYS),
+        ):
+            spark.createDataFrame(rows, schema).coalesce(1).write.mode("overwrite").parquet(f"{options.out}/{name}")
+    report(found).write(Path(options.out, "report.html"))
+    for one in found:
+        print(f"{one.name}: {words.of_load(one)} {words.of_weights(one)}")
+    print(f"{options.out}/report.html")
+    return 0
+
+
+def find(
+    spark: SparkSession,
+    records: DataFrame,
+    rings: Mapping[str, KnownRing],
+    journal: str,
+    top: int,
+    *,
+    approximate: bool = False,
+    exact: int = EXACT,
+) -> list[Findings]:
+    """What there is to say of each ring, those with the most records first. Raises PipelineError for a missing ring."""
+    sizes = keys.sizes(records).orderBy(F.desc("records"), *keys.RING).cache()
+    scopes = [Scope(**row.asDict()) for row in sizes.collect()]
+    for scope in scopes:
+        if scope.ring not in rings:
+            raise PipelineError(
+                f"{journal}: {scope.records:,} records of exchange {scope.exchange!r} name ring {scope.ring}: "
+                f"rings/{scope.ring}.json is missing"
+            )
+    used = {scope.ring: rings[scope.ring].ring for scope in scopes}
+    total = sum(scope.records for scope in scopes)
+    approximate = approximate or total > exact
+    share = min(1.0, exact / total) if total else 1.0
+    whole = keys.whole(records, sizes)
+    counts = keys.key_counts(whole if share == 1 else keys.whole(records, sizes, share)).cache()
+    # Where every key is counted, their counts are all that is needed of the records.
+    slots = keys.slot_counts(whole) if approximate else counts
+    key_rows = _by_ring(loads.key_loads(spark, counts, used))
+    message_rows = _by_ring(loads.message_loads(spark, slots, used))
+    of_ring = {
+        scope.ring_of: _loads(rings[scope.ring], key_rows[scope.ring_of], message_rows[scope.ring_of])
+        for scope in scopes
+    }
+    if approximate:
+        hot_rows = _by_ring(keys.about_hottest(whole, top))
+    else:
+        limits = [(*scope.ring_of, _least_outweighing(of_ring[scope.ring_of]) / scope.least) for scope in scopes]
+        frame = spark.createDataFrame(limits, keys.LIMITS)
+        hot_rows = _by_ring(keys.hottest(counts, top).union(keys.above(counts, frame)).distinct())
+    spread = _by_ring(keys.spread(counts))
+    counts.unpersist()
+    sizes.unpersist()
+    found = []
+    for scope in scopes:
+        hot = [HotKey.of(row, used[scope.ring].owner(row.slot)) for row in hot_rows[scope.ring_of]]
+        hot.sort(key=lambda key: (-key.messages, key.slot, key.key or b""))
+        pairs = [(row.messages, row["keys"]) for row in spread[scope.ring_of]]
+        found.append(Findings(scope, of_ring[scope.ring_of], hot, pairs, approximate, share))
+    return found
+
+
+def _loads(known: KnownRing, keys: Iterable[Row], messages: Iterable[Row]) -> list[Load]:
+    """Of every destination, also one that got nothing."""
+    counted, got = ({(row.kind, row["name"]): row for row in rows} for rows in (keys, messages))
+    return [
+        Load.of(destination, weight, counted.get(destination), got.get(destination))
+        for destination, weight in sorted(known.weights.items())
+    ]
+
+
+def _least_outweighing(rows: Sequence[Load]) -> float:
+    """Records that the lightest destination's fair share comes to."""
+    total = sum(load.messages for load in rows)
+    return total * min(load.weight for load in rows) / sum(load.weight for load in rows)
+
+
+def _by_ring(rows: DataFrame) -> dict[tuple[str, str, str], list[Row]]:
+    grouped: dict[tuple[str, str, str], list[Row]] = defaultdict(list)
+    for row in rows.collect():
+        grouped[row.vhost, row.exchange, row.ring].append(row)
+    return grouped

@@ -1,0 +1,56 @@
+"""The figures that tell a ring's unevenness, keys' and a load's apart."""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from pyspark.mllib.linalg import Vectors
+from pyspark.mllib.stat import Statistics
+
+LEAST_EXPECTED = 5
+"""Keys of a destination, below which the chi-squared distribution is no good approximation."""
+
+
+class ChiSquared(NamedTuple):
+    """A test of goodness of fit."""
+
+    statistic: float
+    freedom: int
+    p: float
+    """How likely so uneven a spread, or a worse one, is of a ring that is right."""
+
+
+def chi_squared(keys: Sequence[int], weights: Sequence[int]) -> ChiSquared | None:
+    """Of distinct keys against weights; None for one destination, or where one expects under LEAST_EXPECTED keys."""
+    total, weight = sum(keys), sum(weights)
+    if len(keys) < 2 or total * min(weights) < LEAST_EXPECTED * weight:
+        return None
+    expected = [total * w / weight for w in weights]
+    found = Statistics.chiSqTest(Vectors.dense([float(n) for n in keys]), Vectors.dense(expected))
+    return ChiSquared(found.statistic, int(found.degreesOfFreedom), found.pValue)
+
+
+def gini(spread: Iterable[tuple[int, int]]) -> float:
+    """The Gini coefficient, of pairs (messages, keys with so many): 0 where all are alike, near 1 where one has all."""
+    keys = messages = 0
+    area = 0
+    for each, count in sorted(spread):
+        # Twice the area under the Lorenz curve, in units of one key and one message.
+        area += count * (2 * messages + each * count)
+        keys += count
+        messages += each * count
+    return 1 - area / (keys * messages) if messages else 0.0
+
+
+def lorenz(spread: Iterable[tuple[int, int]]) -> tuple[list[float], list[float]]:
+    """The Lorenz curve: shares of keys, the coldest first, and of the messages that they have."""
+    keys, messages = [0], [0]
+    for each, count in sorted(spread):
+        keys.append(keys[-1] + count)
+        messages.append(messages[-1] + each * count)
+    return [n / keys[-1] for n in keys], [n / messages[-1] for n in messages]
+
+
+def max_over_mean(messages: Sequence[int], weights: Sequence[int]) -> float:
+    """The largest load for its weight over that of all: 1 where loads are as weights; 0 without messages."""
+    total = sum(messages)
+    return max(n / w for n, w in zip(messages, weights, strict=True)) * sum(weights) / total if total else 0.0

@@ -1,0 +1,89 @@
+"""The report of `skew`."""
+
+from collections.abc import Sequence
+
+from matplotlib.figure import Figure
+
+from pipeline.report import Report
+from pipeline.skew import measures, words
+from pipeline.skew.findings import Findings, HotKey
+
+_MOST_BARS = 30
+"""Destinations of a plot, those with the most for their weight."""
+
+_MOST_KEYS = 50
+
+
+def report(every: Sequence[Findings]) -> Report:
+    """The HTML file's content."""
+    lead = " ".join(f"{found.scope.exchange}: {words.of_load(found)} {words.of_weights(found)}" for found in every[:3])
+    made = Report("Skew", lead or "The journal has no records.")
+    for found in every:
+        made.heading(f"Exchange {found.name}: {found.messages:,} records")
+        for text in (words.of_ring(found), words.of_keys(found), words.of_load(found), words.of_weights(found)):
+            made.text(text)
+        for text in words.caveats(found):
+            made.text(text)
+        made.figure(_shares(found), "Each destination's keys and messages next to what its weight promises")
+        made.figure(_lorenz(found), "How messages are spread over keys")
+        made.table(
+            [
+                "slot" if found.by_slot else "key",
+                "destination",
+                "messages",
+                "share",
+                "fair share of its destination",
+                "",
+            ],
+            [_row(found, key) for key in found.hot[:_MOST_KEYS]],
+        )
+    return made
+
+
+def _row(found: Findings, key: HotKey) -> Sequence[object]:
+    verdict = "no weight can fix it" if found.outweighs(key) else ""
+    fair = found.fair_share(key.owner)
+    return str(key), str(key.owner), key.messages, f"{found.share(key):.2%}", f"{fair:.2%}", verdict
+
+
+def _shares(found: Findings) -> Figure:
+    """Three bars a destination, as parts of its fair share; the hottest key's part of its messages is marked."""
+    shown = sorted(found.loads, key=lambda load: -load.messages / load.weight)[:_MOST_BARS]
+    fair = [found.fair_share(load.destination) for load in shown]
+    keys = [load.keys / max(found.keys, 1) / share for load, share in zip(shown, fair, strict=True)]
+    messages = [load.messages / found.messages / share for load, share in zip(shown, fair, strict=True)]
+    hottest = []
+    for load, share in zip(shown, fair, strict=True):
+        own = [key.messages / found.messages for key in found.hot if key.owner == load.destination]
+        hottest.append(max(own, default=0.0) / share)
+    figure = Figure(figsize=(9, 0.8 + 0.42 * len(shown)))
+    axes = figure.subplots()
+    places = range(len(shown))
+    axes.barh([place - 0.2 for place in places], keys, 0.36, label="distinct " + _what(found), color="#9aa5b1")
+    axes.barh([place + 0.2 for place in places], messages, 0.36, label="messages", color="#1f77b4")
+    axes.barh(
+        [place + 0.2 for place in places], hottest, 0.36, label="of one hot " + _what(found)[:-1], color="#d62728"
+    )
+    axes.axvline(1, color="black", linewidth=0.8)
+    axes.set_yticks(list(places), [load.destination.name for load in shown])
+    axes.invert_yaxis()
+    axes.set_xlabel("times what its weight promises")
+    axes.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def _lorenz(found: Findings) -> Figure:
+    figure = Figure(figsize=(4.5, 3.2))
+    axes = figure.subplots()
+    axes.plot(*measures.lorenz(found.spread), label=f"these {_what(found)}, Gini {found.gini:.2f}")
+    axes.plot([0, 1], [0, 1], color="#9aa5b1", linewidth=0.8, label="all alike")
+    axes.set_xlabel(f"share of {_what(found)}, the coldest first")
+    axes.set_ylabel("share of messages")
+    axes.legend(frameon=False)
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def _what(found: Findings) -> str:
+    return "slots" if found.by_slot else "keys"
