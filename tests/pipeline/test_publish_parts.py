@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from pyspark.sql.types import StructType
+from pyspark.sql.types import IntegerType, MapType, StringType, StructType
 
 from pipeline import PipelineError
 from pipeline.publish.commits import CommitLog, Part, read_commits
@@ -63,13 +63,15 @@ def test_options_of_any_case_and_a_password_from_a_file(tmp_path: Path) -> None:
 
 
 def test_all_complaints_about_columns_come_at_once() -> None:
-    schema = StructType.fromDDL("key int, headers map<string,int>, extra string, priority string")
+    schema = StructType().add("key", IntegerType()).add("headers", MapType(StringType(), IntegerType()))
+    schema = schema.add("extra", StringType()).add("priority", StringType())
     with pytest.raises(PipelineError) as raised:
         check_columns(schema, ("n",), HashedValue("property", "message_id"))
     assert str(raised.value) == (
         "column 'key' is int, not binary or string; column 'body' is missing; "
         "column 'priority' is string, not tinyint or smallint or int or bigint; "
-        "column 'n' is missing, which id_columns names; column 'extra' is no property, and id_columns does not name it; "
+        "column 'n' is missing, which id_columns names; "
+        "column 'extra' is no property, and id_columns does not name it; "
         "column 'headers' is map<string,int>, not map<string,string>; "
         "column 'message_id' is missing: the exchange hashes property:message_id"
     )
