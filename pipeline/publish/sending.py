@@ -207,14 +207,14 @@ async def publish(batches: Iterator[Iterable[Message]], options: Options, routes
 
 
 async def _watch(sender: Sender, options: Options, routes: Routes) -> None:
-    """Stops the sender once a queue that it has sent to is too deep."""
-    async with Depths(options.settings) as depths:
-        while True:
-            await asyncio.sleep(LOOK)
-            sent_to = [queue for queue, count in zip(routes.queues, sender.confirmed, strict=True) if count]
-            try:
-                why = depths.too_deep(await depths.of(sent_to), options.max_depth)
-            except PipelineError as error:
-                why = str(error)
-            if why:
-                sender.stop(why)
+    """Stops the sender once a queue that it has sent to is too deep, or nobody can tell."""
+    try:
+        async with Depths(options.settings) as depths:
+            while True:
+                await asyncio.sleep(LOOK)
+                sent_to = [queue for queue, count in zip(routes.queues, sender.confirmed, strict=True) if count]
+                if why := depths.too_deep(await depths.of(sent_to), options.max_depth):
+                    sender.stop(why)
+                    return
+    except PipelineError as error:
+        sender.stop(str(error))
