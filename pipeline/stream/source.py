@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
@@ -31,6 +32,12 @@ MAX_MESSAGES = 4 * MOST_AT_ONCE
 
 Offset = dict[str, int]
 """{"next": the offset of the first message that is not read}."""
+
+
+def queue_records(spark: SparkSession, queue: StreamQueue) -> DataFrame:
+    """The records of a stream queue as a stream, from the first that is there on."""
+    spark.dataSource.register(JournalSource)
+    return spark.readStream.format(NAME).options(amqp_url=queue.url, queue=queue.name).load()
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,8 @@ from pyspark.sql import DataFrame
 from pipeline import PipelineError
 from pipeline.journal import read_records, stream_records
 from pipeline.session import spark_session
+from pipeline.stream.queue import StreamQueue
+from pipeline.stream.source import queue_records
 from pipeline.usage.findings import find
 from pipeline.usage.report import report
 from pipeline.usage.tables import Tables
@@ -18,7 +20,13 @@ from pipeline.usage.tables import Tables
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Of this job."""
-    parser.add_argument("--journal", required=True, metavar="DIR", help="the sidecars' journal_dir, or a copy of it")
+    parser.add_argument(
+        "--journal", metavar="DIR", help="the sidecars' journal_dir, or a copy of it; or, with --stream:"
+    )
+    parser.add_argument(
+        "--amqp-url", metavar="URL", help="amqp://user:password@host:port/vhost of their journal_stream"
+    )
+    parser.add_argument("--queue", metavar="NAME", help="their journal_stream")
     parser.add_argument("--out", required=True, metavar="DIR", help="where usage/, gaps/ and report.html go")
     parser.add_argument("--window", type=int, default=5, metavar="MINUTES", help="a divisor of 60 (default: 5)")
     parser.add_argument("--stream", action="store_true", help="take in only what has come since the last run")
@@ -31,10 +39,13 @@ def run(options: argparse.Namespace) -> int:
     """Writes the tables and the report; 0."""
     if options.every is not None and (not options.stream or options.every < 1):
         raise PipelineError(f"--every: {options.every}: goes with --stream, and is 1 at least")
+    queue = _queue(options)
     with spark_session("usage") as spark:
         tables = Tables(spark, options.out, options.window)
         tables.check()
-        if options.stream:
+        if queue is not None:
+            follow(queue_records(spark, queue), tables, options.every, doubled=True)
+        elif options.stream:
             follow(stream_records(spark, options.journal), tables, options.every)
         else:
             tables.write(read_records(spark, options.journal))
@@ -42,11 +53,25 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def follow(records: DataFrame, tables: Tables, every: int | None) -> None:
-    """Adds what has come since the last run; with `every`, goes on with what comes, and tells of each batch."""
+def _queue(options: argparse.Namespace) -> StreamQueue | None:
+    """Where the records come from a stream queue."""
+    if options.amqp_url is None and options.queue is None:
+        if options.journal is None:
+            raise PipelineError("--journal, or --amqp-url and --queue, says where the records are")
+        return None
+    if options.amqp_url is None or options.queue is None or options.journal is not None or not options.stream:
+        raise PipelineError("--amqp-url: goes with --queue and --stream, and without --journal")
+    return StreamQueue(options.amqp_url, options.queue)
+
+
+def follow(records: DataFrame, tables: Tables, every: int | None, *, doubled: bool = False) -> None:
+    """Adds what has come since the last run; with `every`, goes on with what comes, and tells of each batch.
+
+    Of records that are there twice in one batch, one counts where they may be `doubled`.
+    """
 
     def add(batch: DataFrame, number: int) -> None:
-        tables.add(batch, number)
+        tables.add(batch.dropDuplicates(["event"]) if doubled else batch, number)
         if every is not None:
             tell(tables)
 

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import aio_pika
 import aiohttp
@@ -19,21 +20,24 @@ from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
 from testbed import SetupError
 
 HOT = "customer-0"
-"""The key that every eighth message over AMQP has; by HTTP another has."""
+"""The key of most messages over AMQP: more than any queue's fair share of all."""
 
 IN_FLIGHT = 100
 """Messages over AMQP, or of one request, that wait for their confirms together."""
+
+LEFT_OUT, DOUBLED = 3, 2
+"""Messages that the consumer does not note, and notes twice."""
 
 PATIENCE = 60.0
 """Seconds for what is published to arrive."""
 
 
-def keys(count: int, seed: int, prefix: str = "") -> list[str]:
-    """A hot key, and 2,000 others of which the n-th is there 1 / n as often; the same for the same seed."""
+def keys(count: int, seed: int, prefix: str = "", hot: float = 1 / 8) -> list[str]:
+    """HOT, of that share, and 2,000 others of which the n-th is there 1 / n as often; the same for the same seed."""
     chance = random.Random(seed)
     others, weights = range(1, 2001), [1 / n for n in range(1, 2001)]
     chosen = chance.choices(others, weights, k=count)
-    return [prefix + (HOT if chance.random() < 1 / 8 else f"customer-{number}") for number in chosen]
+    return [prefix + (HOT if chance.random() < hot else f"customer-{number}") for number in chosen]
 
 
 @dataclass
@@ -77,21 +81,29 @@ def _parts(batch: Sequence[str]) -> Iterable[Sequence[str]]:
     return (batch[n : n + IN_FLIGHT] for n in range(0, len(batch), IN_FLIGHT))
 
 
+class Seen(NamedTuple):
+    """A message that came."""
+
+    message_id: str | None
+    queue: str
+    time: int
+    """Microseconds since 1970."""
+
+
 class Consumer:
     """Takes all there is out of queues, and notes what it saw."""
 
     def __init__(self, channel: AbstractChannel) -> None:
         """On a channel straight to the broker."""
         self._channel = channel
-        self.seen: list[dict[str, object]] = []
+        self.seen: list[Seen] = []
 
     async def consume(self, queue: str) -> None:
         """Begins."""
         declared = await self._channel.get_queue(queue, ensure=False)
 
         async def note(message: AbstractIncomingMessage) -> None:
-            row: dict[str, object] = {"message_id": message.message_id, "queue": queue, "time": time.time_ns() // 1000}
-            self.seen.append(row | {"sequence": len(self.seen)})
+            self.seen.append(Seen(message.message_id, queue, time.time_ns() // 1000))
 
         await declared.consume(note, no_ack=True)
 
@@ -103,8 +115,14 @@ class Consumer:
         await asyncio.sleep(0.5)  # for one that comes twice
 
     def write(self, path: Path) -> None:
-        """As a table: message_id, queue, time in microseconds since 1970, and the order in which they came."""
-        pq.write_table(pa.Table.from_pylist(self.seen), path)
+        """As a table: message_id, queue, time in microseconds since 1970, and the order in which they came.
+
+        LEFT_OUT of them are not in it, and DOUBLED are there twice, as if it had lost and repeated those.
+        """
+        noted = self.seen[: len(self.seen) - LEFT_OUT]
+        doubled = [row for n, row in enumerate(noted) for _ in range(2 if n < DOUBLED else 1)]
+        rows = [row._asdict() | {"sequence": n} for n, row in enumerate(doubled)]
+        pq.write_table(pa.Table.from_pylist(rows), path)
 
 
 @asynccontextmanager
