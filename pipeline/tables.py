@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from pyspark.sql.types import (
@@ -43,7 +44,7 @@ def read_table(spark: SparkSession, path: str, columns: Columns) -> DataFrame:
                 table = spark.read.option("header", True).option("mode", "FAILFAST").csv(path)
             case _:
                 raise PipelineError(f"{path}: not a table: neither .parquet, .csv nor .json")
-    except Exception as error:
+    except AnalysisException as error:
         if "PATH_NOT_FOUND" in str(error):
             raise PipelineError(f"{path}: no such file") from None
         raise

@@ -70,6 +70,7 @@ def run(options: argparse.Namespace) -> int:
         flawed = " or ".join(name for name in FLAWS if name != "unconfirmed")
         examples = written.where(flawed).orderBy(F.desc("lost"), F.desc("wrong_queue"), "message_id")
         worst = examples.limit(_MOST_TOLD).collect()
+        of_seen.unpersist()
     counts = {name: sum(row[name] for row in by_queue) for name in ("messages", "confirmed", "seen", "copies", *FLAWS)}
     against = counts["lost"] + counts["wrong_queue"] > 0
     told = {

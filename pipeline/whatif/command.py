@@ -51,11 +51,15 @@ def run(options: argparse.Namespace) -> int:
     limits = Limits(options.max_moved, options.max_over_mean)
     out = Path(options.out)
     with spark_session("whatif") as spark:
-        keys, present, sample = _journal(spark, options) if options.journal else _table(spark, options)
-        proposed = _proposed(options, present)
+        every = _keys(spark, options).persist()
+        present, sample = _of_journal(every, options) if options.journal else _of_table(every, options)
+        keys = every.where(F.col("slot") < max(1, round(sample * SLOTS)))
         demand = by_slot(keys)
-        found = find(present, proposed, demand)
+        if not demand.messages.any():
+            raise PipelineError(f"{options.journal or options.table}: no messages, nothing to go by")
+        found = find(present, _proposed(options, present), demand)
         moved, heaviest = _write(keys, found, out)
+        every.unpersist()
     told = verdict(found, limits, sample=sample, with_bytes=bool(options.journal or options.bytes))
     report(found, told, moved, heaviest).write(out / "report.html")
     write_verdict(out, told)
@@ -72,38 +76,42 @@ def _check(options: argparse.Namespace) -> None:
         raise PipelineError("--table: with --key and --ring")
     if bool(options.proposed) == bool(options.add or options.remove or options.weight):
         raise PipelineError("one of --proposed and edits: --add, --remove, --weight")
+    for file in filter(None, (options.ring, options.proposed)):
+        _ring(file)  # before the work, not after it
+    if options.max_moved is not None and not 0 <= options.max_moved <= 1:
+        raise PipelineError(f"--max-moved {options.max_moved:g}: a share is 0 to 1")
 
 
-def _journal(spark: SparkSession, options: argparse.Namespace) -> tuple[DataFrame, KnownRing, float]:
-    """Keys, the present ring and the sample: that of the slots which are there whole."""
-    keys = of_journal(read_records(spark, options.journal), options.vhost, options.exchange).persist()
+def _keys(spark: SparkSession, options: argparse.Namespace) -> DataFrame:
+    if options.journal:
+        return of_journal(read_records(spark, options.journal), options.vhost, options.exchange)
+    wanted = {options.key: TEXT} | {name: WHOLE for name in (options.count, options.bytes) if name}
+    return of_table(read_table(spark, options.table, wanted), options.key, options.count, options.bytes)
+
+
+def _of_journal(keys: DataFrame, options: argparse.Namespace) -> tuple[KnownRing, float]:
+    """Its latest ring, unless one is given, and the sample: that of the slots which are there whole."""
     rings = keys.groupBy("ring").agg(F.max("last").alias("last"), F.min("sample").alias("sample")).collect()
     if not rings:
         where = f"exchange {options.exchange!r} of virtual host {options.vhost!r}"
         raise PipelineError(f"{options.journal}: no record of {where}")
     sample = min(row.sample for row in rings)
-    if sample < 1:
-        keys = keys.where(F.col("slot") < max(1, round(sample * SLOTS)))
     if options.ring:
-        return keys, _ring(options.ring), sample
+        return _ring(options.ring), sample
     latest = max(rings, key=lambda row: row["last"]).ring
-    known = read_rings(spark, options.journal)
+    known = read_rings(keys.sparkSession, options.journal)
     if latest not in known:
         raise PipelineError(
             f"{options.journal}: its latest records are by ring {latest}, and rings/{latest}.json is missing"
         )
-    return keys, known[latest], sample
+    return known[latest], sample
 
 
-def _table(spark: SparkSession, options: argparse.Namespace) -> tuple[DataFrame, KnownRing, float]:
-    """Keys, the present ring, and 1: all of them are there."""
-    wanted = {options.key: TEXT} | {name: WHOLE for name in (options.count, options.bytes) if name}
-    keys = of_table(read_table(spark, options.table, wanted), options.key, options.count, options.bytes).persist()
+def _of_table(keys: DataFrame, options: argparse.Namespace) -> tuple[KnownRing, float]:
+    """The ring that is given, and 1: all keys are there."""
     if complaints := bad_rows(keys):
         raise PipelineError(f"{options.table}: column {options.key!r}: {'; '.join(complaints)}")
-    if keys.isEmpty():
-        raise PipelineError(f"{options.table}: no rows")
-    return keys, _ring(options.ring), 1.0
+    return _ring(options.ring), 1.0
 
 
 def _ring(path: str) -> KnownRing:

@@ -127,6 +127,7 @@ def test_bad_keys_and_counts_are_told_with_their_rows(
     rows = [(None, 1), (None, 2), ("x" * 300, 1), ("a", None), ("b", -1), ("c", 1)]
     spark.createDataFrame(rows, "k string, n long").write.parquet(str(tmp_path / "bad.parquet"))
     (tmp_path / "bad.csv").write_text("k,n\na,1\nb,many\n")
+    (tmp_path / "none.csv").write_text("k,n\na,0\n")
     (tmp_path / "three.json").write_text(to_json(THREE))
     ring = ("--ring", str(tmp_path / "three.json"), "--remove", "queue:orders.3", "--key", "k")
     said = refused(capsys, tmp_path, "--table", str(tmp_path / "bad.parquet"), *ring, "--count", "n")
@@ -134,6 +135,9 @@ def test_bad_keys_and_counts_are_told_with_their_rows(
     assert "2 rows with a null key; 1 row with a key of more than 255 bytes; 2 rows with a null or negative" in said
     assert "column 'n': 'many' is not a whole number" in refused(
         capsys, tmp_path, "--table", str(tmp_path / "bad.csv"), *ring, "--count", "n"
+    )
+    assert "none.csv: no messages" in refused(
+        capsys, tmp_path, "--table", str(tmp_path / "none.csv"), *ring, "--count", "n"
     )
     assert "no.csv: no such file" in refused(capsys, tmp_path, "--table", str(tmp_path / "no.csv"), *ring)
     others = ("--ring", str(tmp_path / "three.json"), "--remove", "queue:orders.3", "--key", "n", "--count", "m")
@@ -157,6 +161,8 @@ def test_what_a_journal_lacks(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         (("--journal", "j", "--add", "queue:a=1"), "with --vhost and --exchange"),
         (("--table", "t.csv", "--add", "queue:a=1"), "with --key and --ring"),
         (("--table", "t.csv", "--key", "k", "--ring", "r"), "one of --proposed and edits"),
+        (("--table", "t.csv", "--key", "k", "--ring", "none.json", "--add", "queue:a=1"), "none.json: cannot be read"),
+        (("--journal", "j", "--vhost", "/", "--exchange", "x", "--add", "queue:a=1", "--max-moved", "9"), "0 to 1"),
     ],
 )
 def test_options_that_do_not_go_together(
