@@ -38,6 +38,8 @@ def spark_session(name: str, settings: Mapping[str, str] | None = None) -> Itera
             builder.master("local[*]")
             .config("spark.driver.memory", "2g")
             .config("spark.ui.enabled", "false")
+            # Spark's own 200 are for a cluster.
+            .config("spark.sql.shuffle.partitions", str(4 * (os.cpu_count() or 1)))
             .config("spark.driver.extraJavaOptions", f"-Dlog4j2.configurationFile={_LOGGING.as_uri()}")
         )
     builder = (

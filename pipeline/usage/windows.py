@@ -11,7 +11,7 @@ from pipeline.usage import latency
 GROUP = ("window", "vhost", "exchange", "kind", "destination")
 """`window` is its start; `kind` and `destination` are null for what was passed."""
 
-OUTCOMES = ("confirmed", "passed", "nacked", "unroutable", "unknown", "sent")
+OUTCOMES = ("confirmed", "passed", "nacked", "unroutable", "unknown", "sent", "invalid")
 
 COUNTS = ("messages", "bytes", *OUTCOMES)
 """Of the records that there are; each also as NAME_scaled: of all publishes, those that a sample left out with them."""

@@ -91,7 +91,7 @@ def _keys(spark: SparkSession, options: argparse.Namespace) -> DataFrame:
 
 def _of_journal(keys: DataFrame, options: argparse.Namespace) -> tuple[KnownRing, float]:
     """Its latest ring, unless one is given, and the sample: that of the slots which are there whole."""
-    rings = keys.groupBy("ring").agg(F.max("last").alias("last"), F.min("sample").alias("sample")).collect()
+    rings = keys.groupBy("ring").agg(F.max("time").alias("last"), F.min("sample").alias("sample")).collect()
     if not rings:
         where = f"exchange {options.exchange!r} of virtual host {options.vhost!r}"
         raise PipelineError(f"{options.journal}: no record of {where}")

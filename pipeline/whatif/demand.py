@@ -1,26 +1,23 @@
 """What was published to an exchange, by key and by slot."""
 
+import numpy as np
+import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from pipeline.slots import MAX_KEY, destination_of_slot, slot_of_key
-from pipeline.whatif.prediction import Demand
+from pipeline.whatif.prediction import Demand, moved
+from ring.hashing import SLOTS
 from ring.ring import Ring
 
 
 def of_journal(records: DataFrame, vhost: str, exchange: str) -> DataFrame:
-    """An exchange's publishes, whatever became of them, by the ring in force and the key.
+    """An exchange's publishes, whatever became of them, a row each.
 
-    Columns: `ring`, `slot`, `key` (binary, null where the journal has none), `messages`, `bytes`, `last` (the time of
-    the last of them), `sample` (the least).
+    Columns: `ring`, `slot`, `key` (binary, null where the journal has none), `messages` (1), `bytes`, `time`, `sample`.
     """
     ours = records.where((F.col("vhost") == vhost) & (F.col("exchange") == exchange))
-    return ours.groupBy("ring", "slot", "key").agg(
-        F.count("*").alias("messages"),
-        F.sum("bytes").alias("bytes"),
-        F.max("time").alias("last"),
-        F.min("sample").alias("sample"),
-    )
+    return ours.select("ring", "slot", "key", F.lit(1).alias("messages"), "bytes", "time", "sample")
 
 
 def of_table(rows: DataFrame, key: str, count: str | None, size: str | None) -> DataFrame:
@@ -69,19 +66,18 @@ def moved_keys(keys: DataFrame, present: Ring, proposed: Ring) -> DataFrame:
     Columns: `key`, `slot`, `kind`, `destination` and `new_kind`, `new_destination`, `messages`, `bytes`.
     """
     spark, slot = keys.sparkSession, F.col("slot")
+    # By the slots first, which are few and known: destinations are looked up for what moves only.
+    slots = np.flatnonzero(moved(present, proposed, np.arange(SLOTS))).astype(np.int32)
+    moving = keys.join(F.broadcast(spark.createDataFrame(pa.table({"slot": slots}))), "slot", "left_semi")
+    summed = moving.groupBy("slot", "key").agg(F.sum("messages").alias("messages"), F.sum("bytes").alias("bytes"))
     before, after = destination_of_slot(spark, present, slot), destination_of_slot(spark, proposed, slot)
-    placed = keys.withColumns({"before": before, "after": after}).where("before != after")
-    return (
-        placed.groupBy("slot", "key", "before", "after")
-        .agg(F.sum("messages").alias("messages"), F.sum("bytes").alias("bytes"))
-        .select(
-            "key",
-            "slot",
-            F.col("before.kind").alias("kind"),
-            F.col("before.name").alias("destination"),
-            F.col("after.kind").alias("new_kind"),
-            F.col("after.name").alias("new_destination"),
-            "messages",
-            "bytes",
-        )
+    return summed.withColumns({"before": before, "after": after}).select(
+        "key",
+        "slot",
+        F.col("before.kind").alias("kind"),
+        F.col("before.name").alias("destination"),
+        F.col("after.kind").alias("new_kind"),
+        F.col("after.name").alias("new_destination"),
+        "messages",
+        "bytes",
     )

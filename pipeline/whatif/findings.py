@@ -84,10 +84,10 @@ def find(present: KnownRing, proposed: KnownRing, demand: Demand) -> Findings:
         demand,
         load(present.ring, demand),
         after,
-        share(demand, moved(present.ring, proposed.ring, demand)),
+        share(demand, moved(present.ring, proposed.ring, demand.slots)),
         share(demand, moved_natively(present, proposed, demand)),
         advice,
-        share(demand, moved(present.ring, advice.known.ring, demand)),
+        share(demand, moved(present.ring, advice.known.ring, demand.slots)),
         int(demand.slots[np.argmax(demand.messages)]),
         floor(after, demand),
     )

@@ -73,12 +73,12 @@ def load(ring: Ring, demand: Demand) -> Load:
     )
 
 
-def moved(present: Ring, proposed: Ring, demand: Demand) -> NDArray[np.bool_]:
-    """Of each slot of the demand, whether the proposed ring gives it to another destination."""
+def moved(present: Ring, proposed: Ring, slots: I64) -> NDArray[np.bool_]:
+    """Of each of these slots, whether the proposed ring gives it to another destination."""
     position: dict[Destination, int] = {d: i for i, d in enumerate(present.destinations)}
     absent = len(position)
     as_present = np.array([position.get(d, absent) for d in proposed.destinations])
-    changed: NDArray[np.bool_] = as_present[proposed.table[demand.slots]] != present.table[demand.slots]
+    changed: NDArray[np.bool_] = as_present[proposed.table[slots]] != present.table[slots]
     return changed
 
 

@@ -79,7 +79,7 @@ def test_a_changed_weight_is_a_binding_made_anew() -> None:
 def test_what_a_removed_queue_had_moves_and_nothing_else() -> None:
     demand = drawn(1, 20_000, 1.0)
     left = ring_of({f"orders.{n}": 1 for n in range(9)})
-    gone = moved(TEN.ring, left.ring, demand)
+    gone = moved(TEN.ring, left.ring, demand.slots)
     assert share(demand, gone).messages == load(TEN.ring, demand).messages[9]
     assert [left.ring.owner(s) == TEN.ring.owner(s) for s in demand.slots.tolist()] == (~gone).tolist()
 
