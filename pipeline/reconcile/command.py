@@ -45,6 +45,8 @@ class _Journal:
     sample: float
     without_id: int
     without_key: int
+    until: int
+    """Microseconds since 1970: each proxy has a record as young as this; of what is younger nobody knows."""
 
 
 def run(options: argparse.Namespace) -> int:
@@ -60,7 +62,8 @@ def run(options: argparse.Namespace) -> int:
         records, of_seen = everything.where(ours), copies(rows).persist()
         elsewhere = everything.where(~ours).select("message_id").distinct()
         whole = journal.sample == 1 and not journal.missing
-        messages = judged(published(records), of_seen, late(records, of_seen), elsewhere, whole=whole)
+        until = journal.until if whole else 0
+        messages = judged(published(records), of_seen, late(records, of_seen), elsewhere, until)
         (out / "verdict.json").unlink(missing_ok=True)  # an earlier run's, whose tables go now
         messages.write.mode("overwrite").parquet(str(out / "messages"))
         written = spark.read.schema(messages.schema).parquet(str(out / "messages"))
@@ -101,17 +104,20 @@ def _journal(everything: DataFrame, ours: Column, options: argparse.Namespace) -
     if not told.records:
         where = f"virtual host {options.vhost!r}" + (f", exchange {options.exchange!r}" if options.exchange else "")
         raise PipelineError(f"{options.journal}: no record of {where}")
-    return _Journal(missing, told.sample, told.without_id, told.without_key)
+    youngest = everything.groupBy("proxy").agg(F.max("time").alias("time"))
+    until = youngest.agg(F.min("time").alias("until")).collect()[0].until
+    return _Journal(missing, told.sample, told.without_id, told.without_key, until)
 
 
 def _seen(spark: SparkSession, options: argparse.Namespace) -> tuple[DataFrame, int]:
-    """Columns `message_id`, `queue`, `position`; and how many rows have no id."""
+    """Columns `message_id`, `queue`, `position`, `seen_at` (microseconds); and how many rows have no id."""
     wanted: Columns = {options.message_id: (StringType,), options.queue: (StringType,), options.time: TIME}
     ordered: Columns = {} if options.sequence is None else {options.sequence: WHOLE}
     table = read_table(spark, options.seen, {**wanted, **ordered})
     time, position = F.col(options.time), F.col(options.sequence or options.time)
-    if not isinstance(table.schema[options.sequence or options.time].dataType, WHOLE):
-        position = F.unix_micros(position.cast("timestamp"))
+    if not isinstance(table.schema[options.time].dataType, WHOLE):
+        time = F.unix_micros(time.cast("timestamp"))
+        position = position if options.sequence else time
     told = table.agg(
         F.count_if(F.col(options.message_id).isNull()).alias("unnamed"),
         F.count_if(F.col(options.queue).isNull() | time.isNull() | position.isNull()).alias("bad"),
@@ -120,4 +126,5 @@ def _seen(spark: SparkSession, options: argparse.Namespace) -> tuple[DataFrame, 
         what = f"a null {options.queue}, {options.time}" + (f" or {options.sequence}" if options.sequence else "")
         raise PipelineError(f"{options.seen}: {told.bad:,} {'row' if told.bad == 1 else 'rows'} with {what}")
     named = (F.col(options.message_id).alias("message_id"), F.col(options.queue).alias("queue"))
-    return table.select(*named, position.cast("long").alias("position")), told.unnamed
+    placed = (position.cast("long").alias("position"), time.cast("long").alias("seen_at"))
+    return table.select(*named, *placed), told.unnamed

@@ -40,9 +40,11 @@ def published(records: DataFrame) -> DataFrame:
 
 
 def copies(seen: DataFrame) -> DataFrame:
-    """What consumers saw, by id and queue. Columns: `message_id`, `queue`, `copies` and `position`: the first one's."""
+    """What consumers saw: `message_id`, `queue`, how many `copies`, the first one's `position` and `seen_at`."""
     grouped = seen.where(F.col("message_id").isNotNull()).groupBy("message_id", "queue")
-    return grouped.agg(F.count("*").alias("copies"), F.min("position").alias("position"))
+    return grouped.agg(
+        F.count("*").alias("copies"), F.min("position").alias("position"), F.min("seen_at").alias("seen_at")
+    )
 
 
 def late(records: DataFrame, of_seen: DataFrame) -> DataFrame:
@@ -61,18 +63,20 @@ def late(records: DataFrame, of_seen: DataFrame) -> DataFrame:
 
 
 def judged(
-    of_journal: DataFrame, of_seen: DataFrame, are_late: DataFrame, elsewhere: DataFrame, *, whole: bool
+    of_journal: DataFrame, of_seen: DataFrame, are_late: DataFrame, elsewhere: DataFrame, until: int
 ) -> DataFrame:
-    """Every message that was published or seen, and FLAWS; `whole`: the journal lacks no record.
+    """Every message that was published or seen, and FLAWS; the journal lacks no record up to `until` (0: it may).
 
     What has a `message_id` of `elsewhere` and no record in `of_journal` is none of ours. Columns: `message_id`,
     `records`, `confirmed`, `queues`, `copies`, `seen_queues`, and FLAWS, each true or false.
 
-    Where it does, a message seen without a record is undetermined; and so is one in another queue than its record
-    says that is not confirmed: another record may say more.
+    Where it may, a message seen without a record is undetermined; and so is one in another queue than its record says
+    that is not confirmed: another record may say more.
     """
     by_id = of_seen.groupBy("message_id").agg(
-        F.sum("copies").alias("copies"), F.array_sort(F.collect_set("queue")).alias("seen_queues")
+        F.sum("copies").alias("copies"),
+        F.array_sort(F.collect_set("queue")).alias("seen_queues"),
+        F.min("seen_at").alias("seen_at"),
     )
     joined = of_journal.join(by_id, "message_id", "full_outer").join(
         are_late.withColumn("out_of_order", F.lit(True)), "message_id", "left"
@@ -82,14 +86,15 @@ def judged(
     )
     is_journalled, is_seen = F.col("records").isNotNull(), F.col("copies").isNotNull()
     astray = F.col("placed") & is_seen & (F.size(F.array_except("seen_queues", "queues")) > 0)
-    sure = F.col("confirmed") | F.lit(whole)
+    is_whole = F.col("seen_at") < until
+    sure = F.col("confirmed") | is_whole
     flaws = {
         "lost": F.col("confirmed") & ~is_seen,
         "duplicated": F.col("copies") > 1,
         "out_of_order": F.col("out_of_order"),
         "wrong_queue": astray & sure,
-        "unexpected": ~is_journalled & F.lit(whole),
-        "undetermined": (~is_journalled & F.lit(not whole)) | F.coalesce(astray & ~sure, F.lit(False)),
+        "unexpected": ~is_journalled & is_whole,
+        "undetermined": (~is_journalled & ~is_whole) | F.coalesce(astray & ~sure, F.lit(False)),
         "unconfirmed": ~F.col("confirmed") & ~is_seen,
     }
     return joined.select(

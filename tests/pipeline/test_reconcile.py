@@ -122,6 +122,16 @@ def test_a_gap_leaves_what_it_may_explain_undetermined(spark: SparkSession, tmp_
     assert (status, told["records_missing"], told["unexpected"]) == (1, 1, 0)
 
 
+def test_what_was_seen_after_a_sidecars_last_record_is_undetermined(spark: SparkSession, tmp_path: Path) -> None:
+    """It may have been killed with its last file unfinished."""
+    records = published(RING, KEYS) + published(RING, KEYS[:9], proxy="00000000000000b2")
+    end = records[-1]["time"]
+    seen = [*seen_of(records), ("before", "orders.1", end - 1), ("after", "orders.1", end)]
+    status, told, flawed = reconcile(spark, tmp_path, records, seen)
+    assert {name: flaws(row) for name, row in flawed.items()} == {"before": {"unexpected"}, "after": {"undetermined"}}
+    assert (status, told["unexpected"], told["undetermined"]) == (0, 1, 1)
+
+
 def test_a_sample_leaves_what_it_left_out_undetermined(spark: SparkSession, tmp_path: Path) -> None:
     records = published(RING, KEYS, sample=0.5)
     assert 0 < len(records) < len(KEYS)
