@@ -3,6 +3,7 @@
 import argparse
 import importlib
 import sys
+import traceback
 from collections.abc import Sequence
 
 from pipeline import PipelineError
@@ -33,6 +34,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return int(options.run(options))
     except PipelineError as error:
         print(f"pipeline {options.job}: {error}", file=sys.stderr)
+        return 2
+    except Exception:  # a defect of ours, which must not pass for a verdict
+        traceback.print_exc()
         return 2
 
 

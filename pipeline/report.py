@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 import matplotlib as mpl
 
 mpl.use("svg")
+# Names are clients': a queue's may have a dollar sign.
+mpl.rcParams["text.parse_math"] = False
 mpl.rcParams["date.converter"] = "concise"
 
 if TYPE_CHECKING:

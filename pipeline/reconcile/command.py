@@ -12,13 +12,16 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from pyspark.sql.types import StringType
 
 from pipeline import PipelineError
-from pipeline.journal import read_records
+from pipeline.journal import read_records, read_rings
 from pipeline.reconcile.messages import FLAWS, copies, judged, late, published, summary
 from pipeline.reconcile.page import report
 from pipeline.session import spark_session
 from pipeline.tables import TIME, WHOLE, Columns, read_table
 from pipeline.usage.gaps import gaps, sequences
 from pipeline.verdicts import write_verdict
+
+CLOCKS = 1_000_000
+"""Microseconds by which the clocks of sidecars and consumers may differ."""
 
 _MOST_TOLD = 20
 """Messages in the report; the Parquet folder has all."""
@@ -46,7 +49,7 @@ class _Journal:
     without_id: int
     without_key: int
     until: int
-    """Microseconds since 1970: each proxy has a record as young as this; of what is younger nobody knows."""
+    """Microseconds since 1970 up to which no record can be missing, by any consumer's clock; 0 for not known."""
 
 
 def run(options: argparse.Namespace) -> int:
@@ -61,9 +64,7 @@ def run(options: argparse.Namespace) -> int:
         rows, unnamed = _seen(spark, options)
         records, of_seen = everything.where(ours), copies(rows).persist()
         elsewhere = everything.where(~ours).select("message_id").distinct()
-        whole = journal.sample == 1 and not journal.missing
-        until = journal.until if whole else 0
-        messages = judged(published(records), of_seen, late(records, of_seen), elsewhere, until)
+        messages = judged(published(records), of_seen, late(records, of_seen), elsewhere, journal.until)
         (out / "verdict.json").unlink(missing_ok=True)  # an earlier run's, whose tables go now
         messages.write.mode("overwrite").parquet(str(out / "messages"))
         written = spark.read.schema(messages.schema).parquet(str(out / "messages"))
@@ -94,19 +95,30 @@ def run(options: argparse.Namespace) -> int:
 
 def _journal(everything: DataFrame, ours: Column, options: argparse.Namespace) -> _Journal:
     """Gaps and samples are a proxy's, wherever it published."""
+    rings = read_rings(everything.sparkSession, options.journal)
+    # Their ids may be keys that the journal does not tell.
+    hidden = [fingerprint for fingerprint, known in rings.items() if known.hashed == "property:message_id"]
     missing = gaps(sequences(everything)).agg(F.sum("missing").alias("n")).collect()[0].n or 0
     told = everything.agg(
         F.count_if(ours).alias("records"),
         F.min("sample").alias("sample"),
         F.count_if(ours & F.col("message_id").isNull()).alias("without_id"),
         F.count_if(ours & F.col("key").isNull()).alias("without_key"),
+        F.count_if(F.col("message_id").isNull() & F.col("ring").isin(hidden)).alias("hidden"),
     ).collect()[0]
     if not told.records:
         where = f"virtual host {options.vhost!r}" + (f", exchange {options.exchange!r}" if options.exchange else "")
         raise PipelineError(f"{options.journal}: no record of {where}")
-    youngest = everything.groupBy("proxy").agg(F.max("time").alias("time"))
-    until = youngest.agg(F.min("time").alias("until")).collect()[0].until
+    whole = told.sample == 1 and not missing and not told.hidden
+    until = _until(everything) if whole else 0
     return _Journal(missing, told.sample, told.without_id, told.without_key, until)
+
+
+def _until(everything: DataFrame) -> int:
+    """A killed sidecar's last records are missing without a gap: what was under way at its last one, or came later."""
+    by_proxy = everything.groupBy("proxy").agg(F.max("time").alias("time"), F.max("latency").alias("latency"))
+    told = by_proxy.agg(F.min("time").alias("time"), F.max("latency").alias("latency")).collect()[0]
+    return max(0, int(told.time) - int(told.latency or 0) - CLOCKS)
 
 
 def _seen(spark: SparkSession, options: argparse.Namespace) -> tuple[DataFrame, int]:

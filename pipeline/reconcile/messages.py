@@ -8,12 +8,14 @@ FLAWS = ("lost", "duplicated", "out_of_order", "wrong_queue", "unexpected", "und
 
 
 def published(records: DataFrame) -> DataFrame:
-    """Messages that have an id, by that id; where one has several records, the confirmed ones count, if any.
+    """Messages that have an id, by that id; where one has a confirmed record, such as were refused do not count.
 
-    Columns: `message_id`, `records`, `confirmed`, `queues` (sorted) and `placed`: whether those are all that it may be
-    in, which is not known of what an exchange got or was left to route.
+    Columns: `message_id`, `records`, `confirmed` (by a ring's queue, or where it was passed), `queues` (sorted) and
+    `placed`: whether those are all that it may be in, which is not known of what an exchange got or was left to route.
     """
-    is_confirmed, is_queue = F.col("outcome") == "confirmed", F.coalesce(F.col("kind") == "queue", F.lit(False))
+    is_confirmed = F.col("outcome").isin("confirmed", "passed")
+    is_queue = F.coalesce(F.col("kind") == "queue", F.lit(False))
+    is_there = is_confirmed | F.col("outcome").isin("unknown", "sent")  # or may be
 
     def of(which: Column, name: str) -> list[Column]:
         return [
@@ -25,7 +27,7 @@ def published(records: DataFrame) -> DataFrame:
     told = grouped.agg(
         F.count("*").alias("records"),
         F.bool_or(is_confirmed).alias("confirmed"),
-        *of(is_confirmed, "confirmed"),
+        *of(is_there, "confirmed"),
         *of(F.lit(True), "any"),
     )
     return told.select(
@@ -40,26 +42,27 @@ def published(records: DataFrame) -> DataFrame:
 
 
 def copies(seen: DataFrame) -> DataFrame:
-    """What consumers saw: `message_id`, `queue`, how many `copies`, the first one's `position` and `seen_at`."""
+    """What consumers saw: `message_id`, `queue`, how many `copies`, the first's `position`, the last's `seen_at`."""
     grouped = seen.where(F.col("message_id").isNotNull()).groupBy("message_id", "queue")
     return grouped.agg(
-        F.count("*").alias("copies"), F.min("position").alias("position"), F.min("seen_at").alias("seen_at")
+        F.count("*").alias("copies"), F.min("position").alias("position"), F.max("seen_at").alias("seen_at")
     )
 
 
 def late(records: DataFrame, of_seen: DataFrame) -> DataFrame:
-    """The `message_id` of messages seen later than one of their key that was confirmed after them, in one queue.
+    """The `message_id` of messages seen later than one of their key and queue that was published after their confirm.
 
-    By the numbers that a proxy gave; nothing tells in which order two proxies published. Of redelivered messages the
-    first copy counts; messages seen at the same position, and those without a key, have no order.
+    By one proxy's clock; nothing tells in which order two published, or one those that were under way together. Of
+    redelivered messages the first copy counts; those seen at the same position, or without a key, have no order.
     """
     confirmed = records.where((F.col("outcome") == "confirmed") & (F.col("kind") == "queue"))
     confirmed = confirmed.where(F.col("key").isNotNull() & F.col("message_id").isNotNull())
     grouped = confirmed.groupBy("message_id", "proxy", "exchange", "key", F.col("destination").alias("queue"))
-    placed = grouped.agg(F.min("seq").alias("seq")).join(of_seen, ["message_id", "queue"])
+    placed = grouped.agg(F.max("time").alias("told_at"), F.min(F.col("time") - F.col("latency")).alias("published_at"))
     before = Window.partitionBy("proxy", "exchange", "key", "queue").orderBy("position")
-    highest = F.max("seq").over(before.rangeBetween(Window.unboundedPreceding, -1))
-    return placed.withColumn("highest", highest).where("highest > seq").select("message_id").distinct()
+    youngest = F.max("published_at").over(before.rangeBetween(Window.unboundedPreceding, -1))
+    placed = placed.join(of_seen, ["message_id", "queue"]).withColumn("youngest", youngest)
+    return placed.where("youngest >= told_at").select("message_id").distinct()
 
 
 def judged(
@@ -70,13 +73,13 @@ def judged(
     What has a `message_id` of `elsewhere` and no record in `of_journal` is none of ours. Columns: `message_id`,
     `records`, `confirmed`, `queues`, `copies`, `seen_queues`, and FLAWS, each true or false.
 
-    Where it may, a message seen without a record is undetermined; and so is one in another queue than its record says
-    that is not confirmed: another record may say more.
+    Where it may, a message seen without a record is undetermined; and so is one in another queue than its record says,
+    unless it is confirmed and seen in none of those: another record may say more.
     """
     by_id = of_seen.groupBy("message_id").agg(
         F.sum("copies").alias("copies"),
         F.array_sort(F.collect_set("queue")).alias("seen_queues"),
-        F.min("seen_at").alias("seen_at"),
+        F.max("seen_at").alias("seen_at"),
     )
     joined = of_journal.join(by_id, "message_id", "full_outer").join(
         are_late.withColumn("out_of_order", F.lit(True)), "message_id", "left"
@@ -87,7 +90,8 @@ def judged(
     is_journalled, is_seen = F.col("records").isNotNull(), F.col("copies").isNotNull()
     astray = F.col("placed") & is_seen & (F.size(F.array_except("seen_queues", "queues")) > 0)
     is_whole = F.col("seen_at") < until
-    sure = F.col("confirmed") | is_whole
+    # A copy besides the one where it belongs may be of a record that is missing.
+    sure = is_whole | (F.col("confirmed") & (F.size(F.array_intersect("seen_queues", "queues")) == 0))
     flaws = {
         "lost": F.col("confirmed") & ~is_seen,
         "duplicated": F.col("copies") > 1,

@@ -80,6 +80,8 @@ def _check(options: argparse.Namespace) -> None:
         _ring(file)  # before the work, not after it
     if options.max_moved is not None and not 0 <= options.max_moved <= 1:
         raise PipelineError(f"--max-moved {options.max_moved:g}: a share is 0 to 1")
+    if options.max_over_mean is not None and not options.max_over_mean >= 1:
+        raise PipelineError(f"--max-over-mean {options.max_over_mean:g}: the busiest gets no less than the mean, 1")
 
 
 def _keys(spark: SparkSession, options: argparse.Namespace) -> DataFrame:

@@ -40,7 +40,7 @@ class Findings:
     after: Load
     moved: Share
     native: Share
-    """What RabbitMQ's own x-consistent-hash would move for the same edit."""
+    """What RabbitMQ's own exchange of that type would move for the same edit."""
     advice: Advice
     advised_moves: Share
     """What the advised weights would move from where the present ring has it."""

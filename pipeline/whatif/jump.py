@@ -1,6 +1,6 @@
-"""What RabbitMQ's own x-consistent-hash moves: jump consistent hash over buckets that bindings fill in their order."""
+"""What RabbitMQ's own exchanges move: jump consistent hash, or a remainder, over buckets that bindings fill."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,19 +34,28 @@ def rebound(present: Mapping[Destination, int], proposed: Mapping[Destination, i
     return {destination: proposed[destination] for destination in dict.fromkeys([*stays, *proposed])}
 
 
+def remainder(hashes: U64, buckets: int) -> NDArray[np.int64]:
+    """The same of x-modulus-hash."""
+    return (hashes % np.uint64(buckets)).astype(np.int64)
+
+
 def natively_moved(
-    present: Mapping[Destination, int], proposed: Mapping[Destination, int], slots: NDArray[np.int64]
+    present: Mapping[Destination, int],
+    proposed: Mapping[Destination, int],
+    slots: NDArray[np.int64],
+    bucket: Callable[[U64, int], NDArray[np.int64]] = jump,
 ) -> NDArray[np.bool_]:
     """Of each slot, whether the exchange itself would send its keys elsewhere; all weights in binding order.
 
-    A slot stands for its keys by a hash of its own: the exchange's hash places each key elsewhere, no other share.
+    `bucket` is how it finds one of so many. A slot stands for its keys by a hash of its own: the exchange's hash places
+    each key elsewhere, no other share.
     """
     hashes = draws(slot_streams(slots), np.uint64(0))
     names = {destination: n for n, destination in enumerate({**present, **proposed})}
     before, after = (
         _buckets(names[d] for d, weight in weights.items() for _ in range(weight)) for weights in (present, proposed)
     )
-    moved: NDArray[np.bool_] = before[jump(hashes, len(before))] != after[jump(hashes, len(after))]
+    moved: NDArray[np.bool_] = before[bucket(hashes, len(before))] != after[bucket(hashes, len(after))]
     return moved
 
 

@@ -16,8 +16,8 @@ def sentence(found: Findings) -> str:
     """The answer in one."""
     return (
         f"{found.moved.of_messages:.1%} of the messages would go elsewhere, {found.native.of_messages:.1%} by"
-        f" RabbitMQ's own x-consistent-hash; the busiest destination would get {found.after.over_mean:.2f} times"
-        f" the mean, now {found.before.over_mean:.2f}"
+        f" RabbitMQ's own {found.present.exchange_type}; the busiest destination would get"
+        f" {found.after.over_mean:.2f} times the mean, now {found.before.over_mean:.2f}"
     )
 
 
@@ -106,7 +106,7 @@ def _moves(found: Findings) -> Figure:
     figure = Figure(figsize=(9, 1.8))
     axes = figure.subplots()
     shares = [100 * found.native.of_messages, 100 * found.moved.of_messages]
-    bars = axes.barh(["x-consistent-hash", "this ring"], shares, color=["#b0b7bf", "#2a78d6"], height=0.6)
+    bars = axes.barh([found.present.exchange_type, "this ring"], shares, color=["#b0b7bf", "#2a78d6"], height=0.6)
     axes.bar_label(bars, labels=[f"{value:.1f}%" for value in shares], padding=4)
     axes.set_xlim(0, 109)
     axes.set_xlabel("% of messages that move")

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.rings import KnownRing
-from pipeline.whatif.jump import natively_moved, rebound
+from pipeline.whatif.jump import jump, natively_moved, rebound, remainder
 from pipeline.whatif.topology import MODULUS
 from ring.destination import MAX_WEIGHT, Destination
 from ring.ring import Ring
@@ -83,8 +83,9 @@ def moved(present: Ring, proposed: Ring, slots: I64) -> NDArray[np.bool_]:
 
 
 def moved_natively(present: KnownRing, proposed: KnownRing, demand: Demand) -> NDArray[np.bool_]:
-    """The same of RabbitMQ's own x-consistent-hash, for bindings in the order that the rings' weights are in."""
-    return natively_moved(present.weights, rebound(present.weights, proposed.weights), demand.slots)
+    """The same of RabbitMQ's own exchange of that type, for bindings in the order that the rings' weights are in."""
+    bucket = remainder if present.exchange_type == MODULUS else jump
+    return natively_moved(present.weights, rebound(present.weights, proposed.weights), demand.slots, bucket)
 
 
 def share(demand: Demand, which: NDArray[np.bool_]) -> Share:

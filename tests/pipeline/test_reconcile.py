@@ -106,6 +106,32 @@ def test_a_confirmed_record_wins_over_others_of_its_message(spark: SparkSession,
     assert (status, flawed, told["messages"], told["confirmed"]) == (0, {}, 59, 59)
 
 
+def test_an_attempt_in_doubt_may_be_where_it_was_sent(spark: SparkSession, tmp_path: Path) -> None:
+    """Published again after a 504, when another queue was the key's: both copies are where the journal says."""
+    records = published(RING, KEYS)
+    first, again = records[0], records[1]
+    other = next(name for name in ("orders.1", "orders.2") if name != first["destination"])
+    again |= {"message_id": first["message_id"], "key": first["key"], "destination": other}
+    first |= {"outcome": "unknown"}
+    seen = [(first["message_id"], first["destination"], 9), (first["message_id"], other, 10), *seen_of(records[2:])]
+    status, _, flawed = reconcile(spark, tmp_path, records, seen)
+    assert (status, {name: flaws(row) for name, row in flawed.items()}) == (0, {first["message_id"]: {"duplicated"}})
+
+
+def test_what_was_passed_and_is_not_there_is_lost(spark: SparkSession, tmp_path: Path) -> None:
+    records = [record | {"outcome": "passed", "kind": None, "destination": None} for record in published(RING, KEYS)]
+    status, told, flawed = reconcile(spark, tmp_path, records, seen_of(published(RING, KEYS))[1:])
+    assert (status, told["lost"], list(flawed)) == (1, 1, [records[0]["message_id"]])
+
+
+def test_ids_that_the_journal_hides_are_not_unexpected(spark: SparkSession, tmp_path: Path) -> None:
+    ring = ring_of({"orders.1": 1}, "property:message_id")
+    records = [record | {"message_id": None} for record in published(ring, KEYS)]
+    write_journal(tmp_path / "journal", [], [ring])
+    status, told, _ = reconcile(spark, tmp_path, records, [("m", "orders.1", 5)])
+    assert (status, told["unexpected"], told["undetermined"]) == (0, 0, 1)
+
+
 def test_a_gap_leaves_what_it_may_explain_undetermined(spark: SparkSession, tmp_path: Path) -> None:
     records = published(RING, KEYS)
     seen = seen_of(records)
@@ -125,7 +151,8 @@ def test_a_gap_leaves_what_it_may_explain_undetermined(spark: SparkSession, tmp_
 def test_what_was_seen_after_a_sidecars_last_record_is_undetermined(spark: SparkSession, tmp_path: Path) -> None:
     """It may have been killed with its last file unfinished."""
     records = published(RING, KEYS) + published(RING, KEYS[:9], proxy="00000000000000b2")
-    end = records[-1]["time"]
+    # No younger than what may have been under way when it was killed, with a second for the clocks.
+    end = records[-1]["time"] - max(record["latency"] for record in records) - 1_000_000
     seen = [*seen_of(records), ("before", "orders.1", end - 1), ("after", "orders.1", end)]
     status, told, flawed = reconcile(spark, tmp_path, records, seen)
     assert {name: flaws(row) for name, row in flawed.items()} == {"before": {"unexpected"}, "after": {"undetermined"}}
