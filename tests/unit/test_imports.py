@@ -181,3 +181,23 @@ def test_only_the_command_imports_the_app_only_the_app_http_and_only_who_publish
         module = ".".join(imported.split(".")[:2])
         if module in users and module != package:
             assert title(file) in users[module], f"{title(file)} imports {imported}"
+
+
+PIPELINE_MAY = {
+    *("config", "credentials", "management", "outcome", "reading", "tally", "tls", "topology", "values"),
+    *(f"amqp.{name}" for name in ("brokers", "content", "fate", "link", "properties", "routes")),
+}
+"""Of proxy: what reads bindings, and the wire code that publishes with confirms. Nothing of a sidecar that runs."""
+
+
+@pytest.mark.parametrize("file", modules("pipeline"), ids=title)
+def test_the_pipeline_takes_of_the_proxy_what_reads_bindings_and_publishes(file: Path) -> None:
+    ours = {f"proxy.{module}" for module in PIPELINE_MAY}
+    found = {name for name in imports_of(file) if top(name) == "proxy"}
+    assert {name for name in found if prefix(name) not in ours} == set()
+    assert title(file).startswith(("pipeline/publish/", "pipeline/stream/")) or not found
+
+
+@pytest.mark.parametrize("file", [*modules("ring"), *modules("proxy")], ids=title)
+def test_nothing_of_a_sidecar_imports_the_pipeline(file: Path) -> None:
+    assert "pipeline" not in {top(name) for name in imports_of(file)}
