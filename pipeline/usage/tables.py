@@ -30,12 +30,7 @@ class Tables:
 
     def usage(self) -> DataFrame | None:
         """What this run and those before it have written; None for nothing."""
-        try:
-            return self.spark.read.parquet(f"{self.out}/usage")
-        except AnalysisException as error:
-            if error.getCondition() in _NOTHING_THERE:
-                return None
-            raise
+        return self._written(f"{self.out}/usage")
 
     def gaps(self) -> DataFrame:
         """As of the last run."""
@@ -55,15 +50,26 @@ class Tables:
         number = F.lit(batch).alias("batch")
         _overwrite(with_hour(usage(records, self.minutes)).select("*", number), self._part("usage"), *_HOUR, "batch")
         _overwrite(gaps.sequences(records).select("*", number), self._part("sequences"), "batch")
-        parts = self.spark.read.parquet(self._part("usage"))
+        parts, sequences = self._written(self._part("usage")), self._written(self._part("sequences"))
+        if parts is None or sequences is None:  # No batch had a record so far.
+            return
         hours = parts.where(F.col("batch") == batch).select(*_HOUR).distinct()
         self._write_usage(merged(parts.join(F.broadcast(hours), list(_HOUR), "left_semi")))
-        self._write_gaps(gaps.merged(self.spark.read.parquet(self._part("sequences"))))
+        self._write_gaps(gaps.merged(sequences))
 
     @property
     def checkpoint(self) -> str:
         """The stream's: with the tables that it is of, so that neither is there without the other."""
         return f"{self.out}/checkpoint"
+
+    def _written(self, path: str) -> DataFrame | None:
+        """A partitioned table, which has no file, or is not there, before it has a row."""
+        try:
+            return self.spark.read.parquet(path)
+        except AnalysisException as error:
+            if error.getCondition() in _NOTHING_THERE:
+                return None
+            raise
 
     def _part(self, name: str) -> str:
         return f"{self.checkpoint}/parts/{name}"

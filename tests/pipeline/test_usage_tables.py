@@ -7,7 +7,7 @@ from pyspark.sql import Row, SparkSession
 
 from pipeline import PipelineError
 from pipeline.__main__ import main
-from pipeline.journal import stream_records
+from pipeline.journal import read_records, stream_records
 from pipeline.usage.command import follow
 from pipeline.usage.tables import Tables
 from tests.pipeline.records import START, published, ring_of, write_journal
@@ -62,6 +62,19 @@ def test_a_stream_gives_what_a_batch_gives_whatever_comes_late_or_twice(spark: S
     with pytest.raises(PipelineError, match=r"--window: 10: .* has windows of 5 minutes"):
         Tables(spark, str(followed), 10).check()
     assert "<svg" in (followed / "report.html").read_text(encoding="utf-8")
+
+
+def test_a_batch_without_records_adds_nothing(spark: SparkSession, tmp_path: Path) -> None:
+    write(tmp_path, 1, 20, START)
+    records = read_records(spark, str(tmp_path))
+    tables, whole = Tables(spark, str(tmp_path / "added"), 5), Tables(spark, str(tmp_path / "whole"), 5)
+    # As where a stream queue has only a ring so far.
+    tables.add(records.where("false"), 0)
+    assert tables.usage() is None
+    tables.add(records, 1)
+    tables.add(records.where("false"), 2)
+    whole.write(records)
+    assert content(tables) == content(whole)
 
 
 def test_a_journal_without_records_is_told(
