@@ -123,8 +123,9 @@ class Findings:
 
     @property
     def by_slot(self) -> bool:
-        """Whether no record has a key."""
-        return not any(load.named for load in self.loads)
+        """Whether no record has a key, as far as they were counted (there may be none) and by `hot`."""
+        named = any(load.named for load in self.loads) or any(key.key is not None for key in self.hot)
+        return bool(self.hot) and not named
 
     @cached_property
     def chi_squared(self) -> measures.ChiSquared | None:

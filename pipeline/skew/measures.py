@@ -42,11 +42,13 @@ def gini(spread: Iterable[tuple[int, int]]) -> float:
 
 
 def lorenz(spread: Iterable[tuple[int, int]]) -> tuple[list[float], list[float]]:
-    """The Lorenz curve: shares of keys, the coldest first, and of the messages that they have."""
+    """The Lorenz curve: shares of keys, the coldest first, and of their messages; without any, as if all were alike."""
     keys, messages = [0], [0]
     for each, count in sorted(spread):
         keys.append(keys[-1] + count)
         messages.append(messages[-1] + each * count)
+    if not messages[-1]:
+        return [0, 1], [0, 1]
     return [n / keys[-1] for n in keys], [n / messages[-1] for n in messages]
 
 

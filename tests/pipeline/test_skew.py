@@ -13,7 +13,9 @@ from pipeline.rings import KnownRing
 from pipeline.skew import measures, words
 from pipeline.skew.command import find
 from pipeline.skew.findings import Findings
+from pipeline.skew.report import report
 from ring.destination import Destination
+from ring.hashing import slot_of
 from tests.pipeline.records import Record, published, ring_of, write_journal
 
 KNOWN = ring_of({"orders.1": 1, "orders.2": 1, "orders.3": 2})
@@ -92,6 +94,17 @@ def test_estimates_name_the_same_keys(spark: SparkSession, tmp_path: Path) -> No
     assert "estimates" in " ".join(words.caveats(found))
 
 
+def test_an_exchange_whose_keys_are_in_no_counted_slot_is_told(spark: SparkSession, tmp_path: Path) -> None:
+    outside = max(COLD, key=slot_of)
+    records = published(KNOWN, COLD) + published(KNOWN, [outside] * 20, exchange="mail", first=401)
+    [_, mail] = found_in(spark, tmp_path, records, exact=42)
+    assert (mail.keys, mail.messages, mail.hot[0].key) == (0, 20, outside)
+    assert not mail.by_slot
+    assert words.of_ring(mail) == "0 distinct keys are too few to judge the ring by."
+    report([mail]).write(tmp_path / "report.html")
+    assert (tmp_path / "report.html").read_text(encoding="utf-8").count("<svg") == 2
+
+
 def test_without_keys_slots_stand_for_them(spark: SparkSession, tmp_path: Path) -> None:
     keys = COLD + [b"whale"] * 600
     [found] = found_in(spark, tmp_path, published(KNOWN, keys, with_key=False))
@@ -140,6 +153,7 @@ def test_the_measures_are_the_textbooks(spark: SparkSession) -> None:
     assert measures.gini([(1, 3), (7, 1)]) == pytest.approx((3 * 6 * 2) / (2 * 16 * 2.5))
     assert measures.max_over_mean([30, 30], [1, 3]) == 2
     assert measures.lorenz([(1, 3), (7, 1)]) == ([0, 0.75, 1], [0, 0.3, 1])
+    assert measures.lorenz([]) == ([0, 1], [0, 1])
     tested = measures.chi_squared([60, 40], [1, 1])
     assert tested is not None
     assert (tested.statistic, tested.freedom) == (4, 1)
