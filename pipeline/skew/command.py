@@ -90,15 +90,13 @@ def find(
         scope.ring_of: _loads(rings[scope.ring], key_rows[scope.ring_of], message_rows[scope.ring_of])
         for scope in scopes
     }
-    if approximate:
-        hot_rows = _by_ring(keys.about_hottest(whole, top))
-    else:
-        limits = [(*scope.ring_of, _least_outweighing(of_ring[scope.ring_of]) / scope.least) for scope in scopes]
-        frame = spark.createDataFrame(limits, keys.LIMITS)
-        hot_rows = _by_ring(keys.hottest(counts, top).union(keys.above(counts, frame)).distinct())
+    limits = [(*scope.ring_of, _least_outweighing(of_ring[scope.ring_of]) / scope.least) for scope in scopes]
+    outweighing = spark.createDataFrame(limits, keys.LIMITS)
+    candidates = keys.about_counts(whole).cache() if approximate else counts
+    hot_rows = _by_ring(keys.hottest(candidates, top).union(keys.above(candidates, outweighing)).distinct())
     spread = _by_ring(keys.spread(counts))
-    counts.unpersist()
-    sizes.unpersist()
+    for cached in (candidates, counts, sizes):
+        cached.unpersist()
     found = []
     for scope in scopes:
         hot = [HotKey.of(row, used[scope.ring].owner(row.slot)) for row in hot_rows[scope.ring_of]]

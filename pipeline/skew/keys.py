@@ -45,11 +45,11 @@ def hottest(counts: DataFrame, top: int) -> DataFrame:
     return counts.withColumn("_rank", rank).where(F.col("_rank") <= top).drop("_rank", "bytes")
 
 
-def about_hottest(records: DataFrame, top: int) -> DataFrame:
-    """What `hottest` of all keys says, nearly: `messages` is an estimate; shuffles only TRACKED keys a task."""
+def about_counts(records: DataFrame) -> DataFrame:
+    """Of each RING the TRACKED hottest rows of `key_counts`, nearly, without `bytes`; shuffles only so many a task."""
     # approx_top_k is SQL's only, and takes no binary and no struct.
     named = records.select(*RING, F.concat_ws(":", "slot", F.hex("key")).alias("_item"))
-    found = named.groupBy(*RING).agg(F.expr(f"approx_top_k(_item, {top}, {TRACKED})").alias("_found"))
+    found = named.groupBy(*RING).agg(F.expr(f"approx_top_k(_item, {TRACKED}, {TRACKED})").alias("_found"))
     rows = found.select(*RING, F.explode("_found").alias("_one"))
     parts = F.split("_one.item", ":")
     key = F.unhex(F.get(parts, F.lit(1)))

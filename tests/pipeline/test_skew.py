@@ -94,6 +94,15 @@ def test_estimates_name_the_same_keys(spark: SparkSession, tmp_path: Path) -> No
     assert "estimates" in " ".join(words.caveats(found))
 
 
+def test_estimates_name_all_keys_that_no_weight_can_fix(spark: SparkSession, tmp_path: Path) -> None:
+    known = ring_of({f"orders.{n}": 1 for n in range(40)})
+    hot = COLD[:15]
+    [found] = found_in(spark, tmp_path, published(known, COLD + hot * 100), known, approximate=True)
+    # More than the ten that were asked for.
+    assert {key.key for key in found.unfixable} == set(hot)
+    assert len(found.hot) == len(hot)
+
+
 def test_an_exchange_whose_keys_are_in_no_counted_slot_is_told(spark: SparkSession, tmp_path: Path) -> None:
     outside = max(COLD, key=slot_of)
     records = published(KNOWN, COLD) + published(KNOWN, [outside] * 20, exchange="mail", first=401)
