@@ -1,9 +1,12 @@
 """What the report of `usage` tells, collected from its tables."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property, reduce
+from operator import and_
 
-from pyspark.sql import DataFrame, Row
+from pyspark.sql import Column, DataFrame, Row
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from pipeline.usage.windows import merged, told
@@ -28,11 +31,23 @@ class Findings:
     windows: Sequence[Row]
     """In order, each over all destinations."""
     busy: Sequence[Row]
-    """The first of the destinations by window: `window`, `name`, `messages_scaled`."""
+    """By window, `messages_scaled` of `line`: the n-th of the destinations, of MOST_LINES; null for all others."""
     gaps: Sequence[Row]
     """The largest first, MOST_ROWS at most."""
     missing: int
     """Records that are in no file."""
+
+    @cached_property
+    def names(self) -> Sequence[str]:
+        """Of each of the destinations, as people read it; those that would be equal are told in full."""
+        short = [
+            f"{row.exchange} > {'passed' if row.destination is None else row.destination}" for row in self.destinations
+        ]
+        counted = Counter(short)
+        return [
+            name if counted[name] == 1 else f"{name} ({row.kind or 'no destination'}, virtual host {row.vhost})"
+            for name, row in zip(short, self.destinations, strict=True)
+        ]
 
 
 def find(usage: DataFrame, gaps: DataFrame) -> Findings:
@@ -41,15 +56,19 @@ def find(usage: DataFrame, gaps: DataFrame) -> Findings:
     ranked = told(merged(usage, _DESTINATION)).orderBy(F.desc("messages_scaled"), *_DESTINATION)
     destinations = ranked.limit(MOST_ROWS).collect()
     windows = told(merged(usage, ("window",))).orderBy("window").collect()
-    names = [row_name(row) for row in destinations[:MOST_LINES]]
-    name = F.concat_ws(" > ", "exchange", F.coalesce("destination", F.lit("passed")))
-    lines = usage.groupBy("window", F.when(name.isin(names), name).otherwise("others").alias("name"))
-    busy = lines.agg(F.sum("messages_scaled").alias("messages_scaled")).orderBy("window").collect()
+    # By the columns: names may be equal of several.
+    line = F.coalesce(*(F.when(_is(row), n) for n, row in enumerate(destinations[:MOST_LINES])))
+    busy = (
+        usage.groupBy("window", line.alias("line"))
+        .agg(F.sum("messages_scaled").alias("messages_scaled"))
+        .orderBy("window")
+        .collect()
+    )
     missing = gaps.agg(F.coalesce(F.sum("missing"), F.lit(0))).collect()[0][0]
     largest = gaps.orderBy(F.desc("missing"), "proxy", "first").limit(MOST_ROWS).collect()
     return Findings(whole, destinations, windows, busy, largest, missing)
 
 
-def row_name(row: Row) -> str:
-    """A destination as the report calls it."""
-    return f"{row.exchange} > {row.destination or 'passed'}"
+def _is(row: Row) -> Column:
+    """Whether a row of the table is of this destination."""
+    return reduce(and_, (F.col(name).eqNullSafe(F.lit(row[name])) for name in _DESTINATION))

@@ -8,7 +8,7 @@ from pyspark.sql import Row
 
 from pipeline.report import Report
 from pipeline.usage import latency
-from pipeline.usage.findings import MOST_LINES, Findings, row_name
+from pipeline.usage.findings import MOST_LINES, Findings
 from pipeline.usage.windows import OUTCOMES
 
 
@@ -18,7 +18,7 @@ def report(found: Findings) -> Report:
     share = first.messages_scaled / whole.messages_scaled
     lead = (
         f"{_count(whole.messages_scaled)} messages from {found.windows[0].window:%Y-%m-%d %H:%M} UTC on, in "
-        f"{len(found.windows)} windows of {whole.minutes} minutes. {row_name(first)} took the most: {share:.1%}. "
+        f"{len(found.windows)} windows of {whole.minutes} minutes. {found.names[0]} took the most: {share:.1%}. "
         + (f"Half were answered within {_ms(whole.p50)}, 99% within {_ms(whole.p99)}. " if whole.p99 else "")
         + (f"{found.missing:,} records are missing." if found.missing else "No record is missing in between.")
     )
@@ -40,7 +40,10 @@ def report(found: Findings) -> Report:
     made.heading("Destinations")
     bad = [name for name in OUTCOMES if name not in ("confirmed", "passed") and whole[name]]
     columns = ["destination", "messages", "share", "bytes", "keys, about", "p50 ms", "p99 ms", *bad]
-    made.table(columns, [_destination(row, whole, bad) for row in found.destinations])
+    made.table(
+        columns,
+        [_destination(name, row, whole, bad) for name, row in zip(found.names, found.destinations, strict=True)],
+    )
     made.heading("Missing records")
     if found.gaps:
         made.table(
@@ -58,34 +61,36 @@ def report(found: Findings) -> Report:
     return made
 
 
-def _destination(row: Row, whole: Row, outcomes: Sequence[str]) -> Sequence[object]:
+def _destination(name: str, row: Row, whole: Row, outcomes: Sequence[str]) -> Sequence[object]:
     return (
-        row_name(row),
+        name,
         round(row.messages_scaled),
         f"{row.messages_scaled / whole.messages_scaled:.1%}",
         round(row.bytes_scaled),
         "not journalled" if row.keys_scaled is None else round(row.keys_scaled),
         *("" if value is None else value / 1000 for value in (row.p50, row.p99)),
-        *(round(row[f"{name}_scaled"]) for name in outcomes),
+        *(round(row[f"{outcome}_scaled"]) for outcome in outcomes),
     )
 
 
 def _timeline(found: Findings) -> Figure:
     times = [row.window for row in found.windows]
-    names = [row_name(row) for row in found.destinations[:MOST_LINES]]
-    if any(row.name == "others" for row in found.busy):
-        names.append("others")
-    counts = {(row.window, row.name): row.messages_scaled for row in found.busy}
+    lines: list[tuple[int | None, str]] = list(enumerate(found.names[:MOST_LINES]))
+    if any(row.line is None for row in found.busy):
+        lines.append((None, "others"))
+    counts = {(row.window, row.line): row.messages_scaled for row in found.busy}
     figure = Figure(figsize=(9, 3.6))
     axes = figure.subplots()
     below = [0.0] * len(times)
-    for name in names:
-        heights = [counts.get((time, name), 0.0) for time in times]
-        axes.bar(times, heights, _width(found), bottom=below, align="edge", label=name)  # type: ignore[arg-type]
+    bars = []
+    for line, _ in lines:
+        heights = [counts.get((time, line), 0.0) for time in times]
+        bars.append(axes.bar(times, heights, _width(found), bottom=below, align="edge"))  # type: ignore[arg-type]
         below = [a + b for a, b in zip(below, heights, strict=True)]
     axes.set_ylabel(f"messages in {found.whole.minutes} minutes")
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
+    # Handed over: of labels that it finds by itself it leaves out those that begin with "_".
+    axes.legend(bars, [name for _, name in lines], loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
     return figure
 
 

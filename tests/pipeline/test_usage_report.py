@@ -1,0 +1,48 @@
+"""The report of usage: destinations that share a name are told apart, and each counted once."""
+
+from itertools import chain
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from pipeline.journal import read_records
+from pipeline.usage import gaps
+from pipeline.usage.findings import MOST_LINES, find
+from pipeline.usage.report import report
+from pipeline.usage.windows import usage
+from tests.pipeline.records import published, ring_of, write_journal
+
+KNOWN = ring_of({"orders.1": 1})
+
+
+def test_destinations_of_one_name_are_told_apart(spark: SparkSession, tmp_path: Path) -> None:
+    keys = [b"key"] * 20
+    groups = [
+        published(KNOWN, keys[:6], exchange="_alt"),
+        published(KNOWN, keys[:5], exchange="_alt", vhost="/other"),
+        [r | {"kind": "exchange"} for r in published(KNOWN, keys[:4], exchange="_alt")],
+        [r | {"destination": "passed"} for r in published(KNOWN, keys[:3])],
+        [r | {"kind": None, "destination": None, "outcome": "passed"} for r in published(KNOWN, keys[:2])],
+        [r | {"destination": "others"} for r in published(KNOWN, keys)],
+    ]
+    groups += [[r | {"destination": f"rare.{n}"} for r in published(KNOWN, keys[:1])] for n in range(MOST_LINES)]
+    records = [record | {"seq": n} for n, record in enumerate(chain(*groups), 1)]
+    write_journal(tmp_path, records, [])
+    read = read_records(spark, str(tmp_path))
+    found = find(usage(read, 5), gaps.gaps(gaps.sequences(read)))
+    assert list(found.names[:7]) == [
+        "orders > others",
+        "_alt > orders.1 (queue, virtual host /)",
+        "_alt > orders.1 (queue, virtual host /other)",
+        "_alt > orders.1 (exchange, virtual host /)",
+        "orders > passed (queue, virtual host /)",
+        "orders > passed (no destination, virtual host /)",
+        "orders > rare.0",
+    ]
+    expected: dict[int | None, int] = dict(enumerate([20, 6, 5, 4, 3, 2, 1, 1]))
+    assert {row.line: row.messages_scaled for row in found.busy} == expected | {None: MOST_LINES - 2}
+    report(found).write(tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    # The legend has those too that matplotlib would leave out by itself.
+    for name in ("_alt &gt; orders.1 (queue, virtual host /other)", "orders &gt; others", "others"):
+        assert f"<!-- {name} -->" in page
