@@ -52,10 +52,10 @@ class Findings:
 
 def find(usage: DataFrame, gaps: DataFrame) -> Findings:
     """From the two tables, of which the first has rows, all of one width."""
-    whole = told(merged(usage, ("minutes",))).collect()[0]
-    ranked = told(merged(usage, _DESTINATION)).orderBy(F.desc("messages_scaled"), *_DESTINATION)
+    whole = _told(usage, "minutes").collect()[0]
+    ranked = _told(usage, *_DESTINATION).orderBy(F.desc("messages_scaled"), *_DESTINATION)
     destinations = ranked.limit(MOST_ROWS).collect()
-    windows = told(merged(usage, ("window",))).orderBy("window").collect()
+    windows = _told(usage, "window").orderBy("window").collect()
     # By the columns: names may be equal of several.
     line = F.coalesce(*(F.when(_is(row), n) for n, row in enumerate(destinations[:MOST_LINES])))
     busy = (
@@ -67,6 +67,11 @@ def find(usage: DataFrame, gaps: DataFrame) -> Findings:
     missing = gaps.agg(F.coalesce(F.sum("missing"), F.lit(0))).collect()[0][0]
     largest = gaps.orderBy(F.desc("missing"), "proxy", "first").limit(MOST_ROWS).collect()
     return Findings(whole, destinations, windows, busy, largest, missing)
+
+
+def _told(usage: DataFrame, *by: str) -> DataFrame:
+    """Without the sketches, which are large and of no use in a report."""
+    return told(merged(usage, by)).drop("keys_sketch")
 
 
 def _is(row: Row) -> Column:
