@@ -9,7 +9,7 @@ _PER_DOUBLING = 4
 _FIRST, _LAST = 4, 27
 
 BOUNDS = tuple(ceil(2 ** (n / _PER_DOUBLING)) for n in range(_FIRST * _PER_DOUBLING, _LAST * _PER_DOUBLING + 1))
-"""Microseconds, 16 to 134 s, each 19% above the one before: what separates the buckets."""
+"""Microseconds, 16 to 134 s, each 19% above the one before, rounded up (so 16 to 20: 25%): what separates buckets."""
 
 BUCKETS = len(BOUNDS) + 1
 """Bucket 0 is below BOUNDS[0], bucket n from BOUNDS[n - 1] to below BOUNDS[n], the last one from BOUNDS[-1] on."""
@@ -38,9 +38,9 @@ def merged(histograms: Column) -> Column:
 
 
 def quantile(counts: Column, share: float) -> Column:
-    """The bound below which at least `share` of a histogram's latencies are, in microseconds: at most 19% too high.
+    """The bound below which at least `share` of a histogram's latencies are, in microseconds.
 
-    Null for an empty histogram; BOUNDS[-1] for what is beyond it.
+    At most 25% too high, of latencies from BOUNDS[0] on. Null for an empty histogram; BOUNDS[-1] for what is beyond it.
     """
     total = F.aggregate(counts, F.lit(0).cast("long"), lambda a, b: a + b)
     rank = F.ceil(total * share)

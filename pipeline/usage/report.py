@@ -34,7 +34,10 @@ def report(found: Findings) -> Report:
     made.heading("Latency")
     if whole.p99:
         made.figure(_latencies(found), "Latency: median and 99th percentile by window, and how all are spread")
-        made.text("Percentiles are the upper bound of their bucket: at most 19% too high.")
+        made.text(
+            "Percentiles are the upper bound of their bucket: at most 25% too high, "
+            f"of latencies from {latency.BOUNDS[0]} µs on."
+        )
     else:
         made.text("No record has a latency.")
     made.heading("Destinations")
