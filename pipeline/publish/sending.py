@@ -47,6 +47,7 @@ class Sender:
         self._failed: dict[Outcome, Counter[str]] = {}
         self._why = ""
         self._stop = ""
+        self._left_out = False
         tally = Tally()
         self._told = tuple((self, index, tally) for index in range(len(routes.queues)))
         self._unsettled = 0
@@ -80,10 +81,15 @@ class Sender:
         """Whether to publish no more."""
         return bool(self._failed or self._stop)
 
+    @property
+    def failed(self) -> bool:
+        """Whether a row was refused or left out: no matter what comes, the task fails."""
+        return bool(self._failed) or self._left_out
+
     # What goes out.
 
     async def send(self, messages: Iterable[Message]) -> None:
-        """Publishes messages in order; returns at their end, or where one failed: the rest is not sent then."""
+        """Publishes messages in order; returns at their end, or once it is `over`: the rest is not sent then."""
         turn = iter(messages)
         while not self.over:
             await self._until_clear()
@@ -94,6 +100,7 @@ class Sender:
             await asyncio.sleep(self._pace.take(sent, time.monotonic()) if self._pace and sent else 0)
             if whole:
                 return
+        self._left_out = self._left_out or next(turn, None) is not None
 
     def _publish(self, turn: Iterator[Message], count: int) -> tuple[int, bool]:
         """Queues up to so many messages; how many, and whether there are no more."""
@@ -112,7 +119,8 @@ class Sender:
                 client.publish(b"", methods[index], header, stamp, key, body, told[index])
             except ValueError as error:
                 self.stop(f"queue {routes.queues[index]!r}, key {key[:60]!r}: {error}")
-                return sent, True
+                self._left_out = True
+                return sent, False
             self._unsettled += 1
             sent += 1
             room -= len(body)
@@ -150,7 +158,7 @@ class Sender:
         while self._unsettled:
             self._resume_at, self._room = 0, asyncio.get_running_loop().create_future()
             await self._room
-        if not self.over:
+        if not self.failed:
             return
         told = [in_words(queues, _WORDS.get(outcome, outcome.value)) for outcome, queues in self._failed.items()]
         told += [text for text in (self._stop, self._why) if text]
@@ -191,10 +199,13 @@ async def publish(batches: Iterator[Iterable[Message]], options: Options, routes
     sender = Sender(link, routes, options.window, settings.confirm_timeout, pace)
     tasks = [asyncio.ensure_future(running)]
     if options.max_depth:
-        tasks.append(asyncio.ensure_future(_watch(sender, options, routes)))
+        looked = asyncio.Event()
+        tasks.append(asyncio.ensure_future(_watch(sender, options, routes, looked)))
     try:
+        if options.max_depth:
+            await looked.wait()
         # In a thread: upstream may take its time, and the broker wants heartbeats meanwhile.
-        while not sender.over and (batch := await loop.run_in_executor(None, next, batches, None)) is not None:
+        while not sender.failed and (batch := await loop.run_in_executor(None, next, batches, None)) is not None:
             await sender.send(batch)
         await sender.finish()
     finally:
@@ -206,15 +217,20 @@ async def publish(batches: Iterator[Iterable[Message]], options: Options, routes
     return {queue: count for queue, count in zip(routes.queues, sender.confirmed, strict=True) if count}
 
 
-async def _watch(sender: Sender, options: Options, routes: Routes) -> None:
-    """Stops the sender once a queue that it has sent to is too deep, or nobody can tell."""
+async def _watch(sender: Sender, options: Options, routes: Routes, looked: asyncio.Event) -> None:
+    """Stops the sender once a queue that it has sent to is too deep, or nobody can tell.
+
+    First it looks at all of the ring's, which an attempt before this one may have filled, and sets `looked`.
+    """
+    queues = list(routes.queues)
     try:
         async with Depths(options.settings) as depths:
-            while True:
+            while not (why := depths.too_deep(await depths.of(queues), options.max_depth)):
+                looked.set()
                 await asyncio.sleep(LOOK)
-                sent_to = [queue for queue, count in zip(routes.queues, sender.confirmed, strict=True) if count]
-                if why := depths.too_deep(await depths.of(sent_to), options.max_depth):
-                    sender.stop(why)
-                    return
+                queues = [queue for queue, count in zip(routes.queues, sender.confirmed, strict=True) if count]
+            sender.stop(why)
     except PipelineError as error:
         sender.stop(str(error))
+    finally:
+        looked.set()
