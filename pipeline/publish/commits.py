@@ -50,13 +50,16 @@ class Write:
 class CommitLog:
     """A file that lines are added to, each whole or, at a crash, not at all."""
 
-    def __init__(self, path: Path | None) -> None:
-        """None keeps nothing."""
-        self._path = path
+    def __init__(self, path: Path | None, run: str = "") -> None:
+        """None keeps nothing. `run` tells batches of one number apart: `options.Log`."""
+        self._path, self._run = path, run
 
-    def begun(self, fingerprint: str, attempts: int) -> None:
-        """Before anything is published; `attempts` of each task are made before the write fails, none of a dry run."""
-        self._add({"event": "begun", "ring": fingerprint, "attempts": attempts})
+    def begun(self, batch: str, fingerprint: str, attempts: int) -> None:
+        """Before anything is published; `attempts` of each task are made before the write fails, none of a dry run.
+
+        `batch` is empty where it is not known yet.
+        """
+        self._add({"event": "begun", "batch": batch, "ring": fingerprint, "attempts": attempts})
 
     def committed(self, batch: str, fingerprint: str, parts: Sequence[Part], dry_run: bool) -> None:
         """All rows are confirmed."""
@@ -83,7 +86,8 @@ class CommitLog:
     def _add(self, told: Mapping[str, object]) -> None:
         if self._path is None:
             return
-        line = json.dumps({"v": VERSION, "time": time.time_ns() // 1000, **told}, ensure_ascii=False).encode() + b"\n"
+        whole = {"v": VERSION, "time": time.time_ns() // 1000, "run": self._run, **told}
+        line = json.dumps(whole, ensure_ascii=False).encode() + b"\n"
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             with self._path.open("ab+") as file:
@@ -98,27 +102,41 @@ class CommitLog:
 def read_commits(path: Path) -> list[Write]:
     """The writes of a log, each with the last commit of its batch. Raises PipelineError for what is no commit log.
 
-    What was begun and not committed counts as a try at what was committed next: a stream goes on with the same batch.
+    What was begun and not committed counts as a try at what the same run commits as that batch; or commits next, where
+    no batch was named: a stream goes on with the same one. A write that names no batch is one of its own.
     """
-    writes: dict[str, Write] = {}
-    tries: list[int] = []
+    return _read(path)[0]
+
+
+def unfinished(path: Path) -> int:
+    """Tries that were begun and led to no commit yet: some of their rows may be in the queues."""
+    return _read(path)[1]
+
+
+def _read(path: Path) -> tuple[list[Write], int]:
+    writes: dict[object, Write] = {}
+    tries: dict[tuple[str, str], list[int]] = {}
     for number, told in enumerate(_lines(path), 1):
         try:
-            if told["event"] == "begun":
-                tries += [int(told["attempts"])] if told["attempts"] else []
+            run, batch = told.get("run", ""), told.get("batch", "")
+            if told["event"] == "begun" and told["attempts"]:
+                tries.setdefault((run, batch), []).append(int(told["attempts"]))
+            elif told["event"] == "committed" and told["dry_run"]:
+                writes[run, batch or number, "dry"] = _write(told, [], None)
             elif told["event"] == "committed":
-                write = _write(told, tries, writes.get(told["batch"]))
-                writes[write.batch], tries = write, []
+                tried = tries.pop((run, batch), None) or tries.pop((run, ""), [])
+                key = run, batch or number
+                writes[key] = _write(told, tried, writes.get(key))
         except (KeyError, TypeError, ValueError, AttributeError):
             raise PipelineError(f"{path}: line {number} is not of a commit log") from None
-    return list(writes.values())
+    return list(writes.values()), sum(map(len, tries.values()))
 
 
 def _write(told: Mapping[str, Any], tries: Sequence[int], before: Write | None) -> Write:
     rows = {str(queue): int(count) for queue, count in told["rows"].items()}
     total, failed_tries = sum(rows.values()), max(0, len(tries) - 1)
     duplicates = int(told["rows_of_failed_attempts"]) + total * sum(tries[:-1])
-    if before is not None and not before.dry_run:
+    if before is not None:
         failed_tries += before.failed_tries + 1
         duplicates += before.duplicates + before.total
     return Write(
@@ -129,7 +147,7 @@ def _write(told: Mapping[str, Any], tries: Sequence[int], before: Write | None) 
         seconds=float(told["seconds"]),
         failed_attempts=int(told["failed_attempts"]),
         failed_tries=failed_tries,
-        duplicates=0 if told["dry_run"] else duplicates,
+        duplicates=duplicates,
     )
 
 

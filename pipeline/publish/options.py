@@ -26,6 +26,22 @@ CONNECTION = {
 
 
 @dataclass(frozen=True)
+class Log:
+    """Where the commit log is, and whose lines are whose in it."""
+
+    path: Path | None
+    run: str
+    """What a batch's number belongs to: the stream's checkpoint, by Spark's id of it or by its path; empty for none."""
+
+    @classmethod
+    def of(cls, given: Mapping[str, str]) -> "Log":
+        """From all options, of which no other is looked at."""
+        told = _lowered(given)
+        path = told.get("commit_log")
+        return cls(Path(path) if path else None, told.get("run") or told.get("checkpointlocation", ""))
+
+
+@dataclass(frozen=True)
 class Options:
     """All of it, checked."""
 
@@ -47,8 +63,7 @@ class Options:
     """The ring to publish by, as JSON (docs/journal.md, "A ring"); empty for the one that the bindings make."""
     batch: str
     """What tells this write from others of equal rows; a stream's batches bring their numbers."""
-    commits: Path | None
-    """The file of the commit log."""
+    log: Log
     task_attempts: int
     """Of each task, before a write fails."""
 
@@ -63,21 +78,27 @@ OWN = {
     "id_columns": "columns, with commas between, that are not published, and tell apart rows equal otherwise",
     "ring": "JSON of the ring to publish by, instead of the one that the bindings make now",
     "batch": "a text that goes into the message ids which are made here",
+    "run": "a text that tells this stream's batches from another's in the commit log",
     "task_attempts": "as spark.task.maxFailures: what bounds the duplicates of a write that failed (default 4)",
     "commit_log": "file to which each write's ring, counts and possible duplicates are added, on the driver's machine",
 }
 """The Data Source's own options."""
 
+_SPARKS = {"checkpointlocation", "path", "queryname"}
+"""What Spark hands to a stream's sink together with its options."""
+
 
 def parse(given: Mapping[str, str]) -> Options:
     """Options from texts by name, of any case. Raises PipelineError, which names the option."""
-    told = {name.lower(): text for name, text in given.items()}
-    for name in told:
+    told = _lowered(given)
+    for name in told.keys() - _SPARKS:
         if name not in CONNECTION and name not in OWN:
             known = ", ".join(sorted((*CONNECTION, *OWN)))
             raise PipelineError(f"option {name!r} is unknown; there are {known}")
-    if not told.get("exchange"):
-        raise PipelineError("option 'exchange' is missing")
+    for name in ("exchange", "broker_url", *(() if told.get("ring") else ("management_url",))):
+        if not told.get(name):
+            # A default would be another broker than the one that is meant.
+            raise PipelineError(f"option {name!r} is missing")
     try:
         settings = Settings.load(None, {}, {name: told[name] for name in CONNECTION if name in told})
     except ConfigError as error:
@@ -100,8 +121,12 @@ def parse(given: Mapping[str, str]) -> Options:
         ring=told.get("ring", ""),
         batch=told.get("batch", ""),
         task_attempts=_whole(told, "task_attempts", 4),
-        commits=Path(told["commit_log"]) if told.get("commit_log") else None,
+        log=Log.of(told),
     )
+
+
+def _lowered(given: Mapping[str, str]) -> dict[str, str]:
+    return {name.lower(): text for name, text in given.items()}
 
 
 def _whole(told: Mapping[str, str], name: str, default: int) -> int:

@@ -7,7 +7,7 @@ columns `messages.NEEDED` and `messages.PROPERTIES`.
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -24,7 +24,7 @@ from pyspark.sql.types import StructType
 from pipeline import PipelineError
 from pipeline.publish.commits import CommitLog, Part
 from pipeline.publish.messages import Message, Reader, check_columns
-from pipeline.publish.options import Options, parse
+from pipeline.publish.options import Log, Options, parse
 from pipeline.publish.pinned import pinned
 from pipeline.publish.routes import Routes
 from pipeline.publish.sending import publish
@@ -36,6 +36,9 @@ _BATCH = "streaming.sql.batchId"
 @dataclass(frozen=True)
 class Published(Part, WriterCommitMessage):
     """What a task tells the driver."""
+
+    fingerprint: str
+    dry_run: bool
 
 
 class RingProxy(DataSource):
@@ -56,8 +59,8 @@ class RingProxy(DataSource):
         return Writer(_begun(parse(self.options), schema))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> "StreamWriter":  # noqa: N802 - Spark's name
-        """Called on the driver when a micro-batch begins."""
-        return StreamWriter(_begun(parse(self.options), schema))
+        """Called on the driver when a micro-batch begins, and again when it is committed or aborted."""
+        return StreamWriter(self.options, schema)
 
 
 @dataclass(frozen=True)
@@ -84,16 +87,8 @@ class Task:
         else:
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
                 rows = runner.run(publish(messages, options, self.routes))
-        return Published(rows, context.attemptNumber(), time.monotonic() - begun)
-
-    def committed(self, batch: str, told: Iterable[WriterCommitMessage | None]) -> None:
-        """All tasks are done."""
-        parts: list[Part] = [part for part in told if isinstance(part, Published)]
-        CommitLog(self.options.commits).committed(batch, self.routes.fingerprint, parts, self.options.dry_run)
-
-    def aborted(self, batch: str) -> None:
-        """One has failed for good."""
-        CommitLog(self.options.commits).aborted(batch, self.routes.fingerprint)
+        seconds = time.monotonic() - begun
+        return Published(rows, context.attemptNumber(), seconds, self.routes.fingerprint, options.dry_run)
 
 
 class Writer(DataSourceArrowWriter):
@@ -109,39 +104,73 @@ class Writer(DataSourceArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """On the driver."""
-        self._task.committed(self._task.options.batch, messages)
+        _committed(self._task.options.log, self._task.options.batch, messages)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """On the driver."""
-        self._task.aborted(self._task.options.batch)
+        _aborted(self._task.options.log, self._task.options.batch, self._task.routes.fingerprint)
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
-    """Of `df.writeStream`."""
+    """Of `df.writeStream`.
 
-    def __init__(self, task: Task) -> None:
-        """Goes to the tasks as it is."""
-        self._task = task
+    Spark makes one to publish a batch, which it pickles for the tasks, and another to commit it. Only the first looks
+    at the broker: what was confirmed must not fail by it.
+    """
+
+    def __init__(self, given: Mapping[str, str], schema: StructType) -> None:
+        """Nothing has begun yet."""
+        self._given, self._schema = given, schema
+        self._task: Task | None = None
+
+    def __getstate__(self) -> dict[str, object]:
+        """Goes to the tasks: here the batch begins, once however often it is pickled."""
+        if self._task is None:
+            self._task = _begun(parse(self._given), self._schema)
+        return {"_task": self._task}
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """In a task."""
+        assert self._task is not None  # or it had not been pickled
         return self._task.run(iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """On the driver."""
-        self._task.committed(str(batchId), messages)
+        _committed(Log.of(self._given), str(batchId), messages)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """On the driver."""
-        self._task.aborted(str(batchId))
+        _aborted(Log.of(self._given), str(batchId), _fingerprint(_parts(messages)))
 
 
 def _begun(options: Options, schema: StructType) -> Task:
     known = pinned(options)
     routes = Routes.of(options.exchange, known)
     check_columns(schema, options.ids, routes.hashed)
-    CommitLog(options.commits).begun(routes.fingerprint, 0 if options.dry_run else options.task_attempts)
+    attempts = 0 if options.dry_run else options.task_attempts
+    CommitLog(options.log.path, options.log.run).begun(options.batch, routes.fingerprint, attempts)
     return Task(options, routes)
+
+
+def _committed(log: Log, batch: str, told: Iterable[WriterCommitMessage | None]) -> None:
+    """All tasks are done."""
+    parts = _parts(told)
+    dry_run = any(part.dry_run for part in parts)
+    CommitLog(log.path, log.run).committed(batch, _fingerprint(parts), parts, dry_run)
+
+
+def _aborted(log: Log, batch: str, fingerprint: str) -> None:
+    """One has failed for good."""
+    CommitLog(log.path, log.run).aborted(batch, fingerprint)
+
+
+def _parts(told: Iterable[WriterCommitMessage | None]) -> list[Published]:
+    return [part for part in told if isinstance(part, Published)]
+
+
+def _fingerprint(parts: list[Published]) -> str:
+    """Of the ring that all tasks had; empty where none was done."""
+    return next((part.fingerprint for part in parts), "")
 
 
 def _counted(batches: Iterable[Iterable[Message]], routes: Routes) -> Counter[str]:

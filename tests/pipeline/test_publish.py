@@ -1,5 +1,6 @@
 """The Data Source against a real broker, its faults among it: nothing is lost, and what came twice is told."""
 
+import json
 import os
 import re
 import signal
@@ -124,6 +125,25 @@ def test_an_exchange_that_hashes_a_header(spark: SparkSession, login: Login, vho
     check_nothing_lost(came, 90, 0)
     for queue, messages in came.by_queue.items():
         assert {ring.owner_of(message.headers["tenant"].encode()).name for message in messages} == {queue}
+
+
+def test_a_stream_begins_a_batch_once_and_its_commit_asks_no_broker(
+    spark: SparkSession, vhost: VirtualHost, options: dict[str, str], log: Path, tmp_path: Path
+) -> None:
+    rows, checkpoint = tmp_path / "rows", str(tmp_path / "checkpoint")
+    rows_of(spark, 100).drop("pad").coalesce(1).write.parquet(str(rows))
+    # Too deep they are once all is confirmed: asked again, the commit would fail.
+    given = {**options, "id_columns": "n", "max_depth": "1"}
+    stream = spark.readStream.schema("key string, body string, n long").parquet(str(rows))
+    sink = stream.writeStream.format("ringproxy").options(**given).queryName("published")
+    query = sink.option("checkpointLocation", checkpoint).trigger(availableNow=True).start()
+    query.awaitTermination()
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    assert [(line["event"], line["run"]) for line in lines] == [("begun", checkpoint), ("committed", checkpoint)]
+    written = committed(log)
+    assert (written.batch, written.total, written.duplicates) == ("0", 100, 0)
+    assert written.fingerprint == ring_of(QUEUES).fingerprint
+    check_nothing_lost(Came(vhost.drain_all()), 100, 0)
 
 
 # Faults.
