@@ -6,14 +6,15 @@ it stopped. A row is published at least once; OUT/report.html says how many mess
 
 import argparse
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import LongType, MapType, StringType, StructField, StructType
 
 from pipeline import PipelineError
-from pipeline.publish.commits import read_commits
+from pipeline.publish.commits import read_commits, unfinished
 from pipeline.publish.options import CONNECTION, OWN, Options, parse
 from pipeline.publish.order import prepared
 from pipeline.publish.pinned import pinned
@@ -22,7 +23,7 @@ from pipeline.publish.source import RingProxy
 from pipeline.rings import to_json
 from pipeline.session import spark_session
 
-_FOR_EACH_BATCH = {"ring", "batch", "commit_log", "task_attempts", "dry_run"}
+_FOR_EACH_BATCH = {"ring", "batch", "run", "commit_log", "task_attempts", "dry_run"}
 """Options that the command itself sets."""
 
 _JSON = {
@@ -36,6 +37,16 @@ _JSON = {
 }
 """What columns of JSON files are, whatever their values look like."""
 
+_FILES_PER_BATCH = 100
+"""Unless rows are to be in order: that of files is Spark's to choose."""
+
+_READ = {"mode": "FAILFAST", "mergeSchema": "true", "maxFileAge": "36500d"}
+"""A JSON value of another type than its column's ends the job, and is not null; Parquet files may have more or fewer
+columns; a file is taken however old it is."""
+
+_QUERY = "sql.streaming.queryId"
+"""The local property that has the id which Spark keeps in a checkpoint."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Those of the command, and the Data Source's options."""
@@ -43,9 +54,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--format", default="parquet", choices=["parquet", "json"], help="(default parquet)")
     parser.add_argument("--checkpoint", required=True, metavar="DIR", help="where the stream keeps how far it has come")
     parser.add_argument("--out", required=True, type=Path, metavar="DIR", help="for report.html and commits.jsonl")
-    parser.add_argument("--order", metavar="COLUMN", help="a key's rows go out in the order of this column")
     parser.add_argument(
-        "--files-per-batch", type=int, default=100, metavar="N", help="files of one micro-batch (default 100)"
+        "--order", metavar="COLUMN", help="a key's rows go out in the order of this column, within each batch"
+    )
+    parser.add_argument(
+        "--files-per-batch",
+        type=int,
+        metavar="N",
+        help=f"files of one micro-batch (default {_FILES_PER_BATCH}; with --order, all that are there)",
     )
     parser.add_argument("--dry-run", action="store_true", help="say what would go where, and publish nothing")
     for name, text in (CONNECTION | OWN).items():
@@ -61,16 +77,33 @@ def run(options: argparse.Namespace) -> int:
     given = {name: value for name in names if (value := getattr(options, name)) is not None}
     if options.order:
         given["id_columns"] = ",".join(filter(None, [given.get("id_columns"), options.order]))
-    if options.files_per_batch < 1:
+    if options.files_per_batch is not None and options.files_per_batch < 1:
         raise PipelineError(f"--files-per-batch: {options.files_per_batch} is less than 1")
+    if re.match(r"[A-Za-z][\w+.-]*:/", str(options.out)):
+        raise PipelineError(f"--out: {options.out} is not a folder of this machine, where the log must be")
     log = options.out / ("dry-run.jsonl" if options.dry_run else "commits.jsonl")
-    if options.dry_run:
-        log.unlink(missing_ok=True)
     given |= {"commit_log": str(log.absolute()), "dry_run": str(options.dry_run).lower()}
     parsed = parse(given)
+    if not parsed.connections:
+        raise PipelineError("--connections: 0 would publish nothing")
     # Here already: what fails, fails before Spark has started.
     pinned(parsed)
+    if options.dry_run:
+        with _out_usable():
+            log.unlink(missing_ok=True)
     before = len(read_commits(log)) if log.exists() else 0
+    try:
+        _run(options, given, parsed)
+    except BaseException:
+        if log.exists():
+            # What an earlier run's report says is not all any more.
+            _report(options, log, before, failed=True)
+        raise
+    _report(options, log, before, failed=False)
+    return 0
+
+
+def _run(options: argparse.Namespace, given: dict[str, str], parsed: Options) -> None:
     with spark_session("publish") as spark:
         spark.dataSource.register(RingProxy)
         given["task_attempts"] = str(task_attempts(spark))
@@ -78,9 +111,20 @@ def run(options: argparse.Namespace) -> int:
             _publish(_table(spark, options), "", given, parsed, options.order)
         else:
             _stream(spark, options, given, parsed)
-    writes = read_commits(log) if log.exists() else []
-    write_report(options.out / "report.html", options.exchange, writes, before)
-    return 0
+
+
+def _report(options: argparse.Namespace, log: Path, before: int, *, failed: bool) -> None:
+    writes, open_tries = (read_commits(log), unfinished(log)) if log.exists() else ([], 0)
+    with _out_usable():
+        write_report(options.out / "report.html", options.exchange, writes, before, open_tries, failed=failed)
+
+
+@contextmanager
+def _out_usable() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise PipelineError(f"--out: {error.filename}: {error.strerror}") from None
 
 
 def task_attempts(spark: SparkSession) -> int:
@@ -91,29 +135,28 @@ def task_attempts(spark: SparkSession) -> int:
 
 
 def _table(spark: SparkSession, options: argparse.Namespace) -> DataFrame:
-    return spark.read.schema(_schema(spark, options)).format(options.format).load(options.input)
+    return spark.read.schema(_schema(spark, options)).format(options.format).options(**_READ).load(options.input)
 
 
 def _schema(spark: SparkSession, options: argparse.Namespace) -> StructType:
     """Of the files that are there now."""
     if "://" not in options.input and not Path(options.input).exists():
         raise PipelineError(f"--input: {options.input} does not exist")
-    found = spark.read.format(options.format).load(options.input).schema
+    found = spark.read.format(options.format).options(**_READ).load(options.input).schema
     if options.format == "parquet":
         return found
     return StructType([StructField(field.name, _JSON.get(field.name, field.dataType)) for field in found])
 
 
 def _stream(spark: SparkSession, options: argparse.Namespace, given: Mapping[str, str], parsed: Options) -> None:
-    rows = (
-        spark.readStream.schema(_schema(spark, options))
-        .format(options.format)
-        .option("maxFilesPerTrigger", options.files_per_batch)
-        .load(options.input)
-    )
+    stream = spark.readStream.schema(_schema(spark, options)).format(options.format).options(**_READ)
+    if (files := files_per_batch(options)) is not None:
+        stream = stream.option("maxFilesPerTrigger", files)
+    rows = stream.load(options.input)
 
     def publish(batch: DataFrame, number: int) -> None:
-        _publish(batch, str(number), given, parsed, options.order)
+        run = batch.sparkSession.sparkContext.getLocalProperty(_QUERY) or options.checkpoint
+        _publish(batch, str(number), {**given, "run": run}, parsed, options.order)
 
     query = (
         rows.writeStream.foreachBatch(publish)
@@ -122,6 +165,14 @@ def _stream(spark: SparkSession, options: argparse.Namespace, given: Mapping[str
         .start()
     )
     query.awaitTermination()
+
+
+def files_per_batch(options: argparse.Namespace) -> int | None:
+    """Of one micro-batch; None for all that are there, so that rows can be in order across files."""
+    if options.files_per_batch is None and not options.order:
+        return _FILES_PER_BATCH
+    given: int | None = options.files_per_batch
+    return given
 
 
 def _publish(rows: DataFrame, batch: str, given: Mapping[str, str], parsed: Options, order: str | None) -> None:

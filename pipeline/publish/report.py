@@ -13,14 +13,24 @@ _BARS = 40
 """Queues of a plot, at most."""
 
 
-def write_report(path: Path, exchange: str, writes: Sequence[Write], before: int) -> None:
-    """Of all writes of a commit log, the first `before` of which are of earlier runs."""
+def write_report(
+    path: Path, exchange: str, writes: Sequence[Write], before: int, open_tries: int, *, failed: bool
+) -> None:
+    """Of all writes of a commit log, the first `before` of earlier runs; and of `open_tries` that led to no commit.
+
+    `failed`: the last run.
+    """
     rows = Counter[str]()
     for write in writes:
         rows.update(write.rows)
     total, duplicates = sum(write.total for write in writes), sum(write.duplicates for write in writes)
     dry = any(write.dry_run for write in writes[before:])
-    report = Report(f"Published to exchange {exchange!r}", _lead(total, duplicates, dry))
+    report = Report(f"Published to exchange {exchange!r}", _lead(total, duplicates, dry, open_tries, failed))
+    if open_tries:
+        report.text(
+            f"{open_tries:,} tries at batches led to no commit yet: some of their rows, or all, may be in the queues as"
+            " well."
+        )
     if before:
         report.text(f"{before:,} of the {len(writes):,} batches were published by earlier runs.")
     if rows:
@@ -52,12 +62,15 @@ def write_report(path: Path, exchange: str, writes: Sequence[Write], before: int
     report.write(path)
 
 
-def _lead(total: int, duplicates: int, dry: bool) -> str:
-    if dry:
+def _lead(total: int, duplicates: int, dry: bool, open_tries: int, failed: bool) -> str:
+    if dry and not failed:
         return f"A dry run: {total:,} rows would go out; nothing was published."
-    if not duplicates:
-        return f"{total:,} rows were published and confirmed, each once."
-    return f"{total:,} rows were published and confirmed; up to {duplicates:,} messages may be there once more."
+    told = f"{total:,} rows were published and confirmed"
+    if duplicates:
+        told += f"; up to {duplicates:,} messages may be there once more"
+    elif not open_tries:
+        told += ", each once"
+    return f"The last run failed, so this is not all: {told}." if failed else f"{told}."
 
 
 def _plot(rows: Counter[str]) -> Figure:

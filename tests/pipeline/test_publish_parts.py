@@ -1,5 +1,6 @@
 """What of publishing is pure: options, columns, messages, lanes, pace and the commit log."""
 
+import argparse
 import asyncio
 import json
 from itertools import pairwise
@@ -10,7 +11,8 @@ import pytest
 from pyspark.sql.types import IntegerType, MapType, StringType, StructType
 
 from pipeline import PipelineError
-from pipeline.publish.commits import CommitLog, Part, read_commits
+from pipeline.publish.command import files_per_batch
+from pipeline.publish.commits import CommitLog, Part, read_commits, unfinished
 from pipeline.publish.messages import Message, Reader, check_columns
 from pipeline.publish.options import parse
 from pipeline.publish.order import lanes_of
@@ -27,6 +29,7 @@ from ring.hashed import HashedValue
 from tests.pipeline.records import ring_of
 
 KEY = HashedValue()
+URLS = {"broker_url": "amqp://h/", "management_url": "http://h"}
 
 
 # Options.
@@ -36,6 +39,8 @@ KEY = HashedValue()
     ("given", "told"),
     [
         ({}, "option 'exchange' is missing"),
+        ({"exchange": "e", "broker_url": ""}, "option 'broker_url' is missing"),
+        ({"exchange": "e", "management_url": ""}, "option 'management_url' is missing"),
         ({"exchange": "e", "windw": "1"}, "option 'windw' is unknown; there are "),
         ({"exchange": "e", "window": "0"}, "option 'window': 0 rows would publish nothing"),
         ({"exchange": "e", "window": "many"}, "option 'window': 'many' is not a whole number from 0 up"),
@@ -47,14 +52,26 @@ KEY = HashedValue()
 )
 def test_a_wrong_option_is_named(given: dict[str, str], told: str) -> None:
     with pytest.raises(PipelineError) as raised:
-        parse(given)
+        parse(URLS | given)
     assert str(raised.value).startswith(told)
+
+
+def test_a_ring_that_is_given_needs_no_management_and_a_streams_own_options_pass() -> None:
+    sparks = {"checkpointLocation": "/c", "queryName": "q", "path": "p", "commit_log": "log"}
+    options = parse({"exchange": "e", "broker_url": "amqp://h/", "ring": "{}", **sparks})
+    assert (options.log.path, options.log.run) == (Path("log"), "/c")
+    assert parse({**URLS, "exchange": "e", "run": "id", **sparks}).log.run == "id"
+
+
+@pytest.mark.parametrize(("order", "given", "files"), [(None, None, 100), ("n", None, None), ("n", 3, 3), (None, 3, 3)])
+def test_with_an_order_all_files_are_one_batch(order: str | None, given: int | None, files: int | None) -> None:
+    assert files_per_batch(argparse.Namespace(order=order, files_per_batch=given)) == files
 
 
 def test_options_of_any_case_and_a_password_from_a_file(tmp_path: Path) -> None:
     file = tmp_path / "password"
     file.write_text("from the file\n")
-    options = parse({"Exchange": "e", "BROKER_URL": "amqp://u:p@h/v", "broker_password_file": str(file)})
+    options = parse({**URLS, "Exchange": "e", "BROKER_URL": "amqp://u:p@h/v", "broker_password_file": str(file)})
     assert options.settings.broker_url.password == "from the file"
     assert (options.exchange, options.window, options.settings.default_vhost) == ("e", 5000, "v")
 
@@ -251,6 +268,23 @@ async def test_a_broker_that_takes_nothing_is_not_waited_for_for_ever() -> None:
         await sending.finish()
 
 
+async def test_a_stop_counts_only_where_rows_are_left() -> None:
+    for left in (0, 1):
+        sending, link = sender(window=10)
+        task = asyncio.create_task(sending.send(messages(10 + left)))
+        await turns()
+        sending.stop("too deep")
+        await task
+        (channel,) = link.client.channels.values()
+        channel.settle(10, True, CONFIRMED)
+        assert sending.failed == bool(left)
+        if left:
+            with pytest.raises(PipelineError, match="too deep; 10 rows of this task were confirmed before"):
+                await sending.finish()
+        else:
+            await sending.finish()
+
+
 async def test_rows_are_stamped_for_consumers() -> None:
     sending, link = sender(window=10)
     await sending.send(messages(1))
@@ -294,45 +328,67 @@ def test_duplicates_are_bounded_by_all_that_was_tried(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "log.jsonl"
     log = CommitLog(path)
     parts = [Part({"q0": 30, "q1": 10}, 0, 1.5), Part({"q1": 5}, 2, 2.0)]
-    log.begun("f", 4)
+    log.begun("0", "f", 4)
     log.committed("0", "f", parts, dry_run=False)
     (write,) = read_commits(path)
     assert (write.rows, write.total, write.seconds) == ({"q0": 30, "q1": 15}, 45, 2.0)
     assert (write.failed_attempts, write.failed_tries, write.duplicates) == (2, 0, 10)
     # A try that was aborted, one whose driver was killed, and batch 0 published once more.
-    log.begun("f", 4)
+    log.begun("1", "f", 4)
     log.aborted("1", "f")
-    log.begun("f", 4)
-    log.begun("g", 4)
+    log.begun("1", "f", 4)
+    log.begun("1", "g", 4)
+    assert unfinished(path) == 3
     log.committed("1", "g", [Part({"q0": 7}, 0, 1.0)], dry_run=False)
-    log.begun("f", 4)
+    assert unfinished(path) == 0
+    log.begun("0", "f", 4)
     log.committed("0", "f", parts, dry_run=False)
     first, second = read_commits(path)
     assert (first.failed_tries, first.duplicates) == (1, 10 + 45 + 10)
     assert (second.fingerprint, second.failed_tries, second.duplicates) == ("g", 2, 2 * 4 * 7)
 
 
-def test_a_dry_run_leaves_no_duplicates(tmp_path: Path) -> None:
+def test_a_dry_run_touches_no_real_write(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     log = CommitLog(path)
+
+    def dry_run() -> None:
+        log.begun("0", "f", 0)
+        log.committed("0", "f", [Part({"q0": 9}, 1, 1.0)], dry_run=True)
+
+    dry_run()
+    log.begun("0", "f", 4)
+    dry_run()
+    log.begun("0", "f", 4)
+    log.committed("0", "f", [Part({"q0": 9}, 0, 1.0)], dry_run=False)
+    dry_run()
+    dry, real = read_commits(path)
+    assert (dry.dry_run, dry.duplicates) == (True, 0)
+    assert (real.dry_run, real.failed_tries, real.duplicates) == (False, 1, 4 * 9)
+
+
+def test_batches_of_other_checkpoints_and_writes_without_a_batch_are_others(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    parts = [Part({"q0": 5}, 0, 1.0)]
+    CommitLog(path, "a").begun("0", "f", 4)
+    for run in "ab":
+        CommitLog(path, run).begun("0", "f", 4)
+        CommitLog(path, run).committed("0", "f", parts, dry_run=False)
     for _ in range(2):
-        log.begun("f", 0)
-        log.committed("", "f", [Part({"q0": 9}, 1, 1.0)], dry_run=True)
-    log.begun("f", 4)
-    log.committed("", "f", [Part({"q0": 9}, 0, 1.0)], dry_run=False)
-    (write,) = read_commits(path)
-    assert (write.dry_run, write.failed_tries, write.duplicates) == (False, 0, 0)
+        CommitLog(path).begun("", "f", 4)
+        CommitLog(path).committed("", "f", parts, dry_run=False)
+    assert [(write.total, write.duplicates) for write in read_commits(path)] == [(5, 20), (5, 0), (5, 0), (5, 0)]
 
 
 def test_a_torn_line_is_cut_off_and_another_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     log = CommitLog(path)
-    log.begun("f", 1)
+    log.begun("0", "f", 1)
     log.committed("0", "f", [Part({"q": 1}, 0, 1.0)], dry_run=False)
     whole = path.read_bytes()
     path.write_bytes(whole + b'{"event": "begun", "ri')
     assert len(read_commits(path)) == 1
-    log.begun("f", 1)
+    log.begun("0", "f", 1)
     assert [json.loads(line)["event"] for line in path.read_text().splitlines()] == ["begun", "committed", "begun"]
     path.write_bytes(whole + b'{"event": "committed"}\n')
     with pytest.raises(PipelineError, match="line 3 is not of a commit log"):
