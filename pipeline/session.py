@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
@@ -49,13 +49,14 @@ def spark_session(name: str, settings: Mapping[str, str] | None = None) -> Itera
     )
     for setting, value in (settings or {}).items():
         builder = builder.config(setting, value)
-    spark = already or builder.getOrCreate()
+    spark = already
     try:
+        spark = already or builder.getOrCreate()
         yield spark
-    except (PySparkException, Py4JJavaError) as error:
+    except (PySparkException, Py4JError) as error:
         raise PipelineError(in_one_line(str(error))) from error
     finally:
-        if already is None:
+        if already is None and spark is not None:
             spark.stop()
 
 
