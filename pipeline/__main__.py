@@ -25,7 +25,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name, text in JOBS.items():
         command = jobs.add_parser(name, help=text)
         if name in given[:1]:  # The others' imports would be waited for in vain.
-            module = importlib.import_module(f"pipeline.{name}.command")
+            try:
+                module = importlib.import_module(f"pipeline.{name}.command")
+            except ModuleNotFoundError as error:
+                hint = "pip install 'rabbitmq-ringproxy[pipeline]' has all that the jobs need"
+                print(f"pipeline {name}: the package {error.name!r} is not installed: {hint}", file=sys.stderr)
+                return 2
             command.description = module.__doc__
             module.add_arguments(command)
             command.set_defaults(run=module.run)
