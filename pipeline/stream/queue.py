@@ -9,14 +9,17 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import NamedTuple, cast
+from pathlib import Path
+from typing import NamedTuple, Self, cast
 
 import aio_pika
-from aio_pika.abc import AbstractConnection, AbstractIncomingMessage
+from aio_pika.abc import AbstractChannel, AbstractConnection, AbstractIncomingMessage
 from pamqp.common import FieldTable
 from yarl import URL
 
 from pipeline import PipelineError
+from proxy.credentials import secret
+from proxy.values import ConfigError
 
 # What it would print of a connection that fails is in the error.
 logging.getLogger("aiormq").addHandler(logging.NullHandler())
@@ -30,9 +33,11 @@ PATIENCE = 5.0
 QUIET = 0.3
 """Seconds without a delivery after which the newest is the last: a stream's last chunk comes at once."""
 
+ENOUGH = 1.0
+"""Seconds in all for that: where sidecars go on publishing there is never quiet, and any end that was seen is one."""
+
 DEADLINE = 30.0
 """Seconds for what the broker must answer or deliver."""
-
 
 MOST_AT_ONCE = 250
 """Messages that are held in memory together: of about 1,000 records, and 30 kB, where there is much to journal."""
@@ -70,6 +75,17 @@ class StreamQueue:
             # Not shown: it may hold a password.
             raise PipelineError(f"stream queue {self.name!r}: its URL is not amqp://user:password@host:port/vhost")
 
+    @classmethod
+    def with_password_file(cls, url: str, name: str, file: Path | None) -> Self:
+        """With the password in a file's first line, where there is one: a URL shows in the list of processes."""
+        queue = cls(url, name)
+        if file is None:
+            return queue
+        try:
+            return cls(str(URL(url).with_password(secret("amqp_password_file", file))), name)
+        except ConfigError as error:
+            raise PipelineError(str(error)) from None
+
     def __str__(self) -> str:
         """As errors name it."""
         url = URL(self.url)
@@ -100,15 +116,36 @@ class StreamQueue:
 
     async def _first(self) -> int | None:
         async with self._consumed("first") as following:
-            message = await following(PATIENCE)
+            message = await self._if_any(following)
         return None if message is None else message.offset
 
     async def _end(self, start: int | None) -> int:
-        end = 0
+        loop, least = asyncio.get_running_loop(), start or 0
         async with self._consumed("last") as following:
-            while message := await following(QUIET if end > (start or 0) else PATIENCE):
-                end = message.offset + 1
+            message = await self._if_any(following)
+            end = 0 if message is None else message.offset + 1
+            while message and end <= least:
+                if message := await following(PATIENCE):
+                    end = message.offset + 1
+            until = loop.time() + ENOUGH
+            while message and loop.time() < until:
+                if message := await following(QUIET):
+                    end = message.offset + 1
         return end
+
+    async def _if_any(self, following: Next) -> Message | None:
+        """The first delivery, or None of a stream that is empty, and not merely slow to come."""
+        if (message := await following(PATIENCE)) or not await self._count():
+            return message
+        if message := await following(DEADLINE):
+            return message
+        raise PipelineError(f"{self}: nothing came in {PATIENCE + DEADLINE:g} s, though it is not empty")
+
+    async def _count(self) -> int:
+        """Messages, as the broker counts them: those of the last 5 s it may not have counted yet, seen on 3.10.8."""
+        async with self._channel() as channel:
+            queue = await channel.declare_queue(self.name, passive=True, timeout=DEADLINE)
+            return queue.declaration_result.message_count or 0
 
     async def _messages(self, start: int, end: int, lossy: bool) -> list[Message]:
         found: list[Message] = []
@@ -119,40 +156,47 @@ class StreamQueue:
                 found.append(message)
         # The broker's own offset is no loss, nor is any number of them where something older is still there.
         missing = found[0].offset - start
-        if not lossy and missing > 1 and (oldest := await self._first()) is not None and oldest > start:
-            raise PipelineError(
-                f"{self}: offsets {start} to {oldest - 1} are gone, removed by its retention before they were read"
-                f" (lossy=true goes on at {oldest})"
-            )
+        if not lossy and missing > 1:
+            # Where it is empty by now, what was found here is the oldest that is known of.
+            oldest = found[0].offset if (first := await self._first()) is None else first
+            if oldest > start:
+                raise PipelineError(
+                    f"{self}: offsets {start} to {oldest - 1} are gone, removed by its retention before they were read"
+                    f" (lossy=true goes on at {oldest})"
+                )
         return [message for message in found if message.offset < end]
 
     @asynccontextmanager
     async def _consumed(self, offset: int | str) -> AsyncIterator[Next]:
         """Consumes from an offset on."""
         arrived: asyncio.Queue[AbstractIncomingMessage] = asyncio.Queue()
+        async with self._channel() as channel:
+            await channel.set_qos(PREFETCH)
+            queue = await channel.get_queue(self.name, ensure=False)
+            closed = asyncio.ensure_future(channel.closed())
+
+            async def following(seconds: float) -> Message | None:
+                coming = asyncio.ensure_future(arrived.get())
+                await asyncio.wait({coming, closed}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+                if coming.done():
+                    return await _taken(coming.result())
+                coming.cancel()
+                if closed.done():
+                    raise PipelineError(f"{self}: the broker closed the channel")
+                return None
+
+            try:
+                await queue.consume(arrived.put, arguments={"x-stream-offset": offset}, timeout=DEADLINE)
+                yield following
+            finally:
+                closed.cancel()
+
+    @asynccontextmanager
+    async def _channel(self) -> AsyncIterator[AbstractChannel]:
+        """Of a connection of its own; what goes wrong with it is a PipelineError."""
         try:
-            connection = await self._connect()
-            async with connection:
-                channel = await connection.channel()
-                await channel.set_qos(PREFETCH)
-                queue = await channel.get_queue(self.name, ensure=False)
-                closed = asyncio.ensure_future(channel.closed())
-
-                async def following(seconds: float) -> Message | None:
-                    coming = asyncio.ensure_future(arrived.get())
-                    await asyncio.wait({coming, closed}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-                    if coming.done():
-                        return await _taken(coming.result())
-                    coming.cancel()
-                    if closed.done():
-                        raise PipelineError(f"{self}: the broker closed the channel")
-                    return None
-
-                try:
-                    await queue.consume(arrived.put, arguments={"x-stream-offset": offset}, timeout=DEADLINE)
-                    yield following
-                finally:
-                    closed.cancel()
+            async with await self._connect() as connection:
+                yield await connection.channel()
         except (OSError, aio_pika.exceptions.AMQPError, RuntimeError) as error:
             raise PipelineError(f"{self}: {str(error) or type(error).__name__}") from error
 

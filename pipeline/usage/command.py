@@ -26,6 +26,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--amqp-url", metavar="URL", help="amqp://user:password@host:port/vhost of their journal_stream"
     )
+    parser.add_argument(
+        "--amqp-password-file", type=Path, metavar="FILE", help="its first line replaces the password in --amqp-url"
+    )
     parser.add_argument("--queue", metavar="NAME", help="their journal_stream")
     parser.add_argument("--out", required=True, metavar="DIR", help="where usage/, gaps/ and report.html go")
     parser.add_argument("--window", type=int, default=5, metavar="MINUTES", help="a divisor of 60 (default: 5)")
@@ -55,13 +58,13 @@ def run(options: argparse.Namespace) -> int:
 
 def _queue(options: argparse.Namespace) -> StreamQueue | None:
     """Where the records come from a stream queue."""
-    if options.amqp_url is None and options.queue is None:
+    if options.amqp_url is None and options.queue is None and options.amqp_password_file is None:
         if options.journal is None:
             raise PipelineError("--journal, or --amqp-url and --queue, says where the records are")
         return None
     if options.amqp_url is None or options.queue is None or options.journal is not None or not options.stream:
         raise PipelineError("--amqp-url: goes with --queue and --stream, and without --journal")
-    return StreamQueue(options.amqp_url, options.queue)
+    return StreamQueue.with_password_file(options.amqp_url, options.queue, options.amqp_password_file)
 
 
 def follow(records: DataFrame, tables: Tables, every: int | None, *, doubled: bool = False) -> None:

@@ -1,15 +1,19 @@
 """A stream queue of a real broker, read over AMQP: its ends, ranges of it, and what is not there."""
 
+import asyncio
 import itertools
+import threading
 import time
+from pathlib import Path
 
 import pytest
+from yarl import URL
 
 from pipeline import PipelineError
 from pipeline.stream import queue as stream
 from pipeline.stream.queue import StreamQueue
 from testbed.broker import Broker
-from tests.integration.broker_api import VirtualHost
+from tests.integration.broker_api import VirtualHost, wait_until
 from tests.pipeline.streams import put, settled, stream_queue
 
 SMALL = 2000
@@ -90,6 +94,53 @@ def test_what_is_no_stream_queue_is_refused(broker: Broker, vhost: VirtualHost, 
     with pytest.raises(PipelineError, match=rf"^stream queue 'journal' at .*: .*{why}") as refused:
         stream_queue(broker, vhost.name).end()
     assert "\n" not in str(refused.value)
+
+
+def test_a_password_from_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "password"
+    file.write_text("p@ss/word\n")
+    queue = StreamQueue.with_password_file("amqp://reader:old@h:1/v", "journal", file)
+    assert URL(queue.url).password == "p@ss/word"
+    assert queue.url.endswith("@h:1/v")
+    with pytest.raises(PipelineError, match=r"amqp_password_file: .*none"):
+        StreamQueue.with_password_file("amqp://reader@h/", "journal", tmp_path / "none")
+
+
+def test_where_sidecars_publish_all_the_time_there_is_an_end_all_the_same(
+    broker: Broker, vhost: VirtualHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = stream_queue(broker, vhost.name)
+    put(queue, numbered(0, 5))
+    over = threading.Event()
+
+    def publish() -> None:
+        while not over.is_set():
+            put(queue, numbered(5, 1))
+
+    publishing = threading.Thread(target=publish)
+    publishing.start()
+    # So long that it was never quiet.
+    monkeypatch.setattr(stream, "QUIET", 60.0)
+    begun = time.monotonic()
+    try:
+        assert queue.end() >= 5
+    finally:
+        took = time.monotonic() - begun
+        over.set()
+        publishing.join()
+    assert took < 10
+
+
+def test_a_broker_that_is_slow_to_deliver_is_no_empty_stream(
+    broker: Broker, vhost: VirtualHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = stream_queue(broker, vhost.name)
+    put(queue, numbered(0, 3))
+    wait_until("the broker's count", lambda: asyncio.run(queue._count()) == 3)
+    # Too short for any delivery.
+    monkeypatch.setattr(stream, "PATIENCE", 0.0)
+    assert queue.first() == 0
+    assert queue.end() == 3
 
 
 def test_a_login_that_is_refused_and_a_broker_that_is_not_there(broker: Broker, vhost: VirtualHost) -> None:
