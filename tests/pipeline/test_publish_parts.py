@@ -5,6 +5,7 @@ import asyncio
 import json
 from itertools import pairwise
 from pathlib import Path
+from typing import Self
 
 import pyarrow as pa
 import pytest
@@ -13,12 +14,13 @@ from pyspark.sql.types import IntegerType, MapType, StringType, StructType
 from pipeline import PipelineError
 from pipeline.publish.command import files_per_batch
 from pipeline.publish.commits import CommitLog, Part, read_commits, unfinished
+from pipeline.publish.depth import Depths
 from pipeline.publish.messages import Message, Reader, check_columns
 from pipeline.publish.options import parse
 from pipeline.publish.order import lanes_of
 from pipeline.publish.pace import Pace
 from pipeline.publish.routes import Routes, hashed_value
-from pipeline.publish.sending import Sender
+from pipeline.publish.sending import Sender, _watch
 from pipeline.rings import KnownRing
 from proxy.amqp import table
 from proxy.amqp.client import Client
@@ -283,6 +285,33 @@ async def test_a_stop_counts_only_where_rows_are_left() -> None:
                 await sending.finish()
         else:
             await sending.finish()
+
+
+class FakeDepths:
+    """Queues with nine messages each."""
+
+    def __init__(self, _: object) -> None: ...
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None: ...
+
+    async def of(self, queues: list[str]) -> dict[str, int]:
+        return dict.fromkeys(queues, 9)
+
+    too_deep = staticmethod(Depths.too_deep)
+
+
+@pytest.mark.parametrize("most", [8, 9])
+async def test_depths_are_looked_at_before_the_first_row(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    monkeypatch.setattr("pipeline.publish.sending.Depths", FakeDepths)
+    options = parse({**URLS, "exchange": "orders", "max_depth": str(most)})
+    (sending, _), looked = sender(window=10), asyncio.Event()
+    watching = asyncio.create_task(_watch(sending, options, Routes.of("orders", ring_of({"q0": 1})), looked))
+    await looked.wait()
+    assert sending.over == (most < 9)
+    watching.cancel()
 
 
 async def test_rows_are_stamped_for_consumers() -> None:
