@@ -16,6 +16,8 @@ RUN pip install --require-hashes --only-binary :all: -r constraints-build.txt
 COPY pyproject.toml setup.py README.md LICENSE ./
 COPY ring ring
 COPY proxy proxy
+# Of the wheel; what it imports (Spark) is not in the image.
+COPY pipeline pipeline
 # A wheel is made where nothing can be compiled, too, but an image is not: --verbose has shown why. (-I: not the source
 # in this folder.)
 RUN pip wheel --verbose --no-index --no-deps --no-build-isolation --wheel-dir dist . \

@@ -16,6 +16,9 @@ from proxy.files import Files
 from proxy.journal.writer import StoreError
 
 log = logging.getLogger(__name__)
+# What they say of a lost connection, with tracebacks, is said here in a line.
+for name in ("aiormq", "aio_pika"):
+    logging.getLogger(name).setLevel(logging.CRITICAL)
 
 RECORDS, RING = "ringproxy.records.v1", "ringproxy.ring.v1"
 """Types of messages."""

@@ -39,7 +39,7 @@ echo "$2" >>COMPILED
 
 def project(folder: Path) -> Path:
     """A copy, so that nothing else is written to."""
-    for name in ("ring", "proxy"):
+    for name in ("ring", "proxy", "pipeline"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, folder)
