@@ -20,6 +20,7 @@ _LOGGING = Path(__file__).with_name("log4j2.properties")
 _RAISED = re.compile(r"\[USER_RAISED_EXCEPTION\] (.*?)(?: SQLSTATE|\n|$)")
 _OF_A_WORKER = re.compile(r"^pipeline\.PipelineError: (.*)$", re.MULTILINE)
 _UNREADABLE = re.compile(r"\[FAILED_READ_FILE[^\]]*\] .*?(file:\S+?|\S+://\S+?)\.?\s")
+_UNFIT = re.compile(r"\[CANNOT_PARSE_JSON_FIELD\] (.*?)\.? SQLSTATE")
 
 
 @contextmanager
@@ -68,5 +69,7 @@ def in_one_line(text: str) -> str:
         return found[1]
     if found := _UNREADABLE.search(text):
         why = " (truncated)" if "EOFException" in text or "Unexpected end" in text else ""
+        if unfit := _UNFIT.search(text):
+            why = f": {unfit[1]}"
         return f"{found[1]}: cannot be read{why}"
     return text.strip().splitlines()[0] if text.strip() else "Spark failed without a word"

@@ -88,6 +88,7 @@ def test_a_value_of_another_type_fails_the_run_and_the_report_says_so(
     assert run(*of_json) == 2
     (told,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("pipeline publish: ")]
     assert "more.json" in told
+    assert "'expiration' and the value soon" in told
     assert "The last run failed" in (tmp_path / "out" / "report.html").read_text()
     ((message,),) = vhost.drain_all().values()
     assert message.properties["expiration"] == "600000"
