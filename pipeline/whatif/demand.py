@@ -12,12 +12,18 @@ from ring.ring import Ring
 
 
 def of_journal(records: DataFrame, vhost: str, exchange: str) -> DataFrame:
-    """An exchange's publishes, whatever became of them, a row each.
+    """An exchange's publishes, whatever became of them, by the ring in force and the key.
 
-    Columns: `ring`, `slot`, `key` (binary, null where the journal has none), `messages` (1), `bytes`, `time`, `sample`.
+    Columns: `ring`, `slot`, `key` (binary, null where the journal has none), `messages`, `bytes`, `time` (of the last),
+    `sample` (the least).
     """
     ours = records.where((F.col("vhost") == vhost) & (F.col("exchange") == exchange))
-    return ours.select("ring", "slot", "key", F.lit(1).alias("messages"), "bytes", "time", "sample")
+    return ours.groupBy("ring", "slot", "key").agg(
+        F.count("*").alias("messages"),
+        F.sum("bytes").alias("bytes"),
+        F.max("time").alias("time"),
+        F.min("sample").alias("sample"),
+    )
 
 
 def of_table(rows: DataFrame, key: str, count: str | None, size: str | None) -> DataFrame:
