@@ -6,11 +6,12 @@ Offsets rise, but not by one: the broker keeps some for itself, one at the begin
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple, Self, cast
+from typing import NamedTuple, Self, TypeVar, cast
 
 import aio_pika
 from aio_pika.abc import AbstractChannel, AbstractConnection, AbstractIncomingMessage
@@ -57,6 +58,16 @@ Next = Callable[[float], Awaitable[Message | None]]
 """The next message, or None where none comes in so many seconds."""
 
 
+TRIES, PAUSE = 4, 1.0
+"""Of a stream that was declared just now, and seconds between: 3.10.8 may answer 541 INTERNAL_ERROR to a consumer."""
+
+T = TypeVar("T")
+
+
+class _NotReadyError(PipelineError):
+    """The broker failed by itself."""
+
+
 @dataclass(frozen=True)
 class StreamQueue:
     """A stream queue and how to reach it. Each call makes a connection of its own; all raise PipelineError."""
@@ -93,14 +104,14 @@ class StreamQueue:
 
     def first(self) -> int | None:
         """The offset of the oldest message; None where there is none."""
-        return asyncio.run(self._first())
+        return self._tried(self._first)
 
     def end(self, start: int | None = None) -> int:
         """The offset after the newest message: 0 where there is none.
 
         With `start`, waits PATIENCE for something after it, and raises where the stream ends before it.
         """
-        end = asyncio.run(self._end(start))
+        end = self._tried(lambda: self._end(start))
         if start is not None and end < start:
             raise PipelineError(
                 f"{self}: ends at offset {end}, before {start}: it is not the stream that was read before"
@@ -112,7 +123,16 @@ class StreamQueue:
 
         Raises for messages from `start` on that retention has removed; with `lossy`, they are left out.
         """
-        return asyncio.run(self._messages(start, end, lossy))
+        return self._tried(lambda: self._messages(start, end, lossy))
+
+    def _tried(self, read: Callable[[], Coroutine[None, None, T]]) -> T:
+        """Reads, and again after a moment where the broker was not ready for it."""
+        for _ in range(TRIES - 1):
+            try:
+                return asyncio.run(read())
+            except _NotReadyError:
+                time.sleep(PAUSE)
+        return asyncio.run(read())
 
     async def _first(self) -> int | None:
         async with self._consumed("first") as following:
@@ -198,7 +218,8 @@ class StreamQueue:
             async with await self._connect() as connection:
                 yield await connection.channel()
         except (OSError, aio_pika.exceptions.AMQPError, RuntimeError) as error:
-            raise PipelineError(f"{self}: {str(error) or type(error).__name__}") from error
+            kind = _NotReadyError if "INTERNAL_ERROR" in str(error) else PipelineError
+            raise kind(f"{self}: {str(error) or type(error).__name__}") from error
 
     async def _connect(self) -> AbstractConnection:
         named: FieldTable = {"connection_name": "ringproxy journal reader"}

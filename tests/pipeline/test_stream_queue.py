@@ -150,3 +150,20 @@ def test_a_login_that_is_refused_and_a_broker_that_is_not_there(broker: Broker, 
             StreamQueue(url, "journal").end()
         assert "s3cret" not in str(refused.value)
         assert "\n" not in str(refused.value)
+
+
+def test_a_broker_that_is_not_ready_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No broker can be made to answer 541 at will."""
+    monkeypatch.setattr(stream, "PAUSE", 0.0)
+    queue, asked = StreamQueue("amqp://nowhere", "q"), iter([1, 2])
+
+    async def first() -> int:
+        if next(asked, None) is not None:
+            raise stream._NotReadyError("INTERNAL_ERROR")
+        return 7
+
+    monkeypatch.setattr(StreamQueue, "_first", lambda _: first())
+    assert queue.first() == 7
+    asked = iter(range(1, stream.TRIES + 1))
+    with pytest.raises(PipelineError, match="INTERNAL_ERROR"):
+        queue.first()
