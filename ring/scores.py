@@ -8,7 +8,9 @@ score, so a logarithm is taken once a slot and weight, not once a slot and desti
 """
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import numpy as np
@@ -25,7 +27,10 @@ _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
 
 # Slots worked on at a time: a handful of such arrays stay in a core's second-level cache.
-_CHUNK = 1 << 14
+_CHUNK = 1 << 15
+
+# Chunks worked on at once (numpy lets go of the GIL meanwhile). Few: the application beside a sidecar has work, too.
+_THREADS = 2
 
 _LOG_STEPS = 12  # the table holds log2 at 2^12 steps of [1, 2]
 _LOG_BITS = 39  # fractional bits of its entries
@@ -111,8 +116,11 @@ def contest(streams: U64, seeds: U64, weights: U64, entrants: Sequence[int]) -> 
     """
     groups = _by_weight(weights, entrants)
     owners = np.empty(len(streams), dtype=np.uint16)
-    for part in _chunks(len(streams)):
+
+    def decide(part: slice) -> None:
         owners[part] = _contest(streams[part], seeds, groups).owner
+
+    _in_chunks(len(streams), decide)
     return owners
 
 
@@ -120,7 +128,8 @@ def challenge(streams: U64, seeds: U64, weights: U64, holders: U16, challengers:
     """The owner of each slot once `challengers` have contested it with its holder; what `contest` of all would say."""
     groups = _by_weight(weights, challengers)
     owners, alike = holders.copy(), bool((weights == weights[0]).all())
-    for part in _chunks(len(streams)):
+
+    def decide(part: slice) -> None:
         owner = owners[part]
         # Rings keep no draws beside them: a holder's is computed again from the owner alone.
         draw = draws(streams[part], seeds[owner])
@@ -133,6 +142,8 @@ def challenge(streams: U64, seeds: U64, weights: U64, holders: U16, challengers:
             held = _State(neg_log2(draw[rivals]) // weights[owner[rivals]], draw[rivals], owner[rivals])
             new = _State(neg_log2(new_draw[rivals]) // weight, new_draw[rivals], new_owner[rivals])
             _, draw[rivals], owner[rivals] = _better(held, new)
+
+    _in_chunks(len(streams), decide)
     return owners
 
 
@@ -154,8 +165,13 @@ def ranking(stream: np.uint64, seeds: U64, weights: U64) -> NDArray[np.intp]:
     return np.lexsort((np.arange(len(seeds)), ~draw, neg_log2(draw) // weights))
 
 
-def _chunks(length: int) -> Iterator[slice]:
-    return (slice(start, min(start + _CHUNK, length)) for start in range(0, length, _CHUNK))
+def _in_chunks(length: int, decide: Callable[[slice], None]) -> None:
+    parts = [slice(start, min(start + _CHUNK, length)) for start in range(0, length, _CHUNK)]
+    if len(parts) > 1:
+        with ThreadPoolExecutor(_THREADS) as threads:
+            deque(threads.map(decide, parts), maxlen=0)
+    elif parts:
+        decide(parts[0])
 
 
 def _by_weight(weights: U64, entrants: Sequence[int]) -> list[tuple[np.uint64, list[int]]]:
@@ -194,9 +210,9 @@ def _greatest_draws(streams: U64, seeds: U64, members: list[int]) -> tuple[U64, 
     greater = np.empty(len(streams), dtype=np.bool_)
     for i in members[1:]:
         draws(streams, seeds[i], z, scratch)
-        np.greater(z, best, out=greater)
-        np.copyto(best, z, where=greater)
-        np.copyto(owner, np.uint16(i), where=greater)
+        # The k-th wins one slot in k: to write those alone takes a third less time in all than masks over every slot.
+        won = np.greater(z, best, out=greater).nonzero()[0]
+        best[won], owner[won] = z[won], i
     return best, owner
 
 
