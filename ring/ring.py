@@ -47,14 +47,13 @@ class Ring:
         Raises ValueError for no destination at all, for more than MAX_DESTINATIONS, or for a weight out of range.
         """
         destinations, values = _checked(weights)
-        table = contest(slot_streams(), _seeds(destinations), np.array(values, np.uint64), range(len(destinations)))
-        return cls(destinations, values, table)
+        return cls(destinations, values, contest(_seeds(destinations), np.array(values, np.uint64)))
 
     def changed(self, weights: Mapping[Destination, int]) -> "Ring":
         """`Ring.build(weights)`, computed from this ring: the cost is that of what changed.
 
-        What left or got lighter frees its slots, which everyone contests anew; what came or got heavier challenges the
-        owners of the others.
+        What came or got heavier challenges the owner of every slot; what left or got lighter frees its slots, which
+        everyone contests anew.
         """
         destinations, values = _checked(weights)
         before, after = self.as_weights(), dict(zip(destinations, values, strict=True))
@@ -64,18 +63,16 @@ class Ring:
             return self
         if len(risers) + len(lost) > len(destinations) // 2:
             return Ring.build(weights)
-        seeds, heft, streams = _seeds(destinations), np.array(values, np.uint64), slot_streams()
+        seeds, heft = _seeds(destinations), np.array(values, np.uint64)
         position = {d: i for i, d in enumerate(destinations)}
-        table = np.array([position.get(d, 0) for d in self.destinations], dtype=np.uint16)[self.table]
-        if not lost:
-            return Ring(destinations, values, challenge(streams, seeds, heft, table, risers))
-        is_lost = np.zeros(len(self.destinations), dtype=np.bool_)
-        is_lost[lost] = True
-        freed = is_lost[self.table]
+        table = np.array([position.get(d, 0) for d in self.destinations], dtype=np.uint16).take(self.table)
         if risers:
-            held = ~freed
-            table[held] = challenge(streams[held], seeds, heft, table[held], risers)
-        table[freed] = contest(streams[freed], seeds, heft, range(len(destinations)))
+            table = challenge(seeds, heft, table, risers)
+        if lost:
+            is_lost = np.zeros(len(self.destinations), dtype=np.bool_)
+            is_lost[lost] = True
+            freed = np.flatnonzero(is_lost.take(self.table))
+            table[freed] = contest(seeds, heft, freed)
         return Ring(destinations, values, table)
 
     def as_weights(self) -> dict[Destination, int]:

@@ -9,7 +9,7 @@ score, so a logarithm is taken once a slot and weight, not once a slot and desti
 
 import functools
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -29,13 +29,22 @@ _MIX_2 = np.uint64(0x94D049BB133111EB)
 # Slots worked on at a time: a handful of such arrays stay in a core's second-level cache.
 _CHUNK = 1 << 15
 
-# Chunks worked on at once (numpy lets go of the GIL meanwhile). Few: the application beside a sidecar has work, too.
-_THREADS = 2
+# A whole ring's, by so many threads (numpy lets go of the GIL meanwhile): with fewer slots they wait for the GIL. Two,
+# for the application beside a sidecar has work, too.
+_THREADS, _THREAD_CHUNK = 2, 1 << 16
 
 _LOG_STEPS = 12  # the table holds log2 at 2^12 steps of [1, 2]
 _LOG_BITS = 39  # fractional bits of its entries
 _FRACTION_BITS = 36  # bits of the place between two steps; 28-bit step * 36 bits fits 64
 _SCORE_BITS = 57  # fractional bits of -log2(u), which is at most 53
+
+
+class _Rivals(NamedTuple):
+    """n slots with a challenger's draw, and its index; each of length n."""
+
+    slots: NDArray[np.int64]
+    draw: U64
+    owner: U16
 
 
 class _State(NamedTuple):
@@ -46,10 +55,12 @@ class _State(NamedTuple):
     owner: U16
 
 
-def slot_streams(slots: NDArray[np.int64] | None = None) -> U64:
-    """What SplitMix64 adds to a seed to reach each slot's output; for all slots, or for those given."""
-    index = np.arange(SLOTS, dtype=np.uint64) if slots is None else slots.astype(np.uint64)
-    return (index + np.uint64(1)) * _GAMMA
+def slot_streams(slots: NDArray[np.int64]) -> U64:
+    """What SplitMix64 adds to a seed to reach each slot's output."""
+    streams = slots.astype(np.uint64)
+    streams += np.uint64(1)
+    streams *= _GAMMA
+    return streams
 
 
 def draws(streams: U64, seeds: U64 | np.uint64, out: U64 | None = None, scratch: U64 | None = None) -> U64:
@@ -109,54 +120,66 @@ def neg_log2(draw: U64) -> U64:
     return ((np.uint64(53) - exponent) << np.uint64(_SCORE_BITS)) - log2
 
 
-def contest(streams: U64, seeds: U64, weights: U64, entrants: Sequence[int]) -> U16:
-    """The owner of each slot (by its stream) among `entrants`: ascending indices, one at least, into seeds and weights.
-
-    Indices must sort as the destinations do.
-    """
-    groups = _by_weight(weights, entrants)
-    owners = np.empty(len(streams), dtype=np.uint16)
+def contest(seeds: U64, weights: U64, slots: NDArray[np.int64] | None = None) -> U16:
+    """The owner of each of these slots, or of all, by the seeds and weights of destinations in the order they sort."""
+    groups = _by_weight(weights, range(len(weights)))
+    owners = np.empty(SLOTS if slots is None else len(slots), dtype=np.uint16)
 
     def decide(part: slice) -> None:
-        owners[part] = _contest(streams[part], seeds, groups).owner
+        streams = slot_streams(np.arange(part.start, part.stop) if slots is None else slots[part])
+        owners[part] = _contest(streams, seeds, groups).owner
 
-    _in_chunks(len(streams), decide)
+    parts = _chunks(len(owners), _THREAD_CHUNK)
+    if len(parts) > 1:
+        with ThreadPoolExecutor(_THREADS) as threads:
+            deque(threads.map(decide, parts), maxlen=0)
+    elif parts:
+        decide(parts[0])
     return owners
 
 
-def challenge(streams: U64, seeds: U64, weights: U64, holders: U16, challengers: Sequence[int]) -> U16:
-    """The owner of each slot once `challengers` have contested it with its holder; what `contest` of all would say."""
+def challenge(seeds: U64, weights: U64, holders: U16, challengers: Sequence[int]) -> U16:
+    """The owner of every slot once `challengers` have contested it with its holder; what `contest` of all would say."""
     groups = _by_weight(weights, challengers)
-    owners, alike = holders.copy(), bool((weights == weights[0]).all())
-
-    def decide(part: slice) -> None:
-        owner = owners[part]
+    rivals: list[list[_Rivals]] = [[] for _ in groups]
+    alike = bool((weights == weights[0]).all())
+    for part in _chunks(SLOTS, _CHUNK):
+        streams, owner = slot_streams(np.arange(part.start, part.stop)), holders[part]
         # Rings keep no draws beside them: a holder's is computed again from the owner alone.
-        draw = draws(streams[part], seeds[owner])
-        for weight, members in groups:
-            new_draw, new_owner = _greatest_draws(streams[part], seeds, members)
+        held = draws(streams, seeds.take(owner))
+        for (weight, members), found in zip(groups, rivals, strict=True):
+            draw, challenger = _greatest_draws(streams, seeds, members)
             # Among equal weights the greater draw wins.
-            rivals = np.flatnonzero(
-                new_draw >= draw if alike else _may_win(new_draw, float(weight), draw, weights[owner])
-            )
-            held = _State(neg_log2(draw[rivals]) // weights[owner[rivals]], draw[rivals], owner[rivals])
-            new = _State(neg_log2(new_draw[rivals]) // weight, new_draw[rivals], new_owner[rivals])
-            _, draw[rivals], owner[rivals] = _better(held, new)
-
-    _in_chunks(len(streams), decide)
+            at = np.flatnonzero(draw >= held) if alike else _may_win(draw, float(weight), held, owner, weights)
+            found.append(_Rivals(at + part.start, draw[at], challenger[at]))
+    owners = holders.copy()
+    for (weight, _), found in zip(groups, rivals, strict=True):
+        every = _Rivals(*map(np.concatenate, zip(*found, strict=True)))
+        for part in _chunks(len(every.slots), _CHUNK):
+            slots, draw = every.slots[part], every.draw[part]
+            owner = owners[slots]
+            held = draws(slot_streams(slots), seeds[owner])
+            new = _State(neg_log2(draw) // weight, draw, every.owner[part])
+            owners[slots] = _better(_State(neg_log2(held) // weights[owner], held, owner), new).owner
     return owners
 
 
-def _may_win(draw: U64, weight: float, held: U64, weights: U64) -> NDArray[np.bool_]:
-    """Of each slot, whether a draw's score may be the lesser: false only where it is not, so few logarithms are taken.
+def _may_win(draw: U64, weight: float, held: U64, owner: U16, weights: U64) -> NDArray[np.intp]:
+    """The slots where a draw's score may be the lesser: all where it is, and few more, so few logarithms are taken.
 
     By d = 1 - u, in units of 2^-64: d <= -ln u <= d / u. The margins are for the table's error, for the bits of a draw
-    that it leaves out (up to 2^16 units), and for what scores are rounded by.
+    that it leaves out (up to 2^16 units), and for what scores and floats are rounded by.
     """
-    far, held_far = (~draw).astype(np.float64), (~held).astype(np.float64)
-    # u of the holder, by its weight.
-    held_weight = weights * (1 - held_far * 2.0**-64)
-    return far * held_weight <= (held_far * 1.001 + (1 << 17) + 8192 * held_weight) * weight
+    # At first as if every holder had the least weight and u of all, for then no look at each is needed. Here in terms
+    # of u, which saves two passes: 2^64 - far >= 2^64 - (held_far * factor + margin).
+    ratio = weight / (float(weights.min()) * max(float(held.min()) * 2.0**-64, 2.0**-64))
+    least = held.astype(np.float64)
+    least *= 1.001 * ratio
+    least += 2.0**64 * (1 - 1.001 * ratio) - ((1 << 18) * ratio + 8192 * weight)
+    at = np.flatnonzero(draw.astype(np.float64) >= least)
+    far, held_far = (~draw[at]).astype(np.float64), (~held[at]).astype(np.float64)
+    held_weight = weights[owner[at]] * (1 - held_far * 2.0**-64)
+    return at[far * held_weight <= (held_far * 1.001 + (1 << 17) + 8192 * held_weight) * weight]
 
 
 def ranking(stream: np.uint64, seeds: U64, weights: U64) -> NDArray[np.intp]:
@@ -165,13 +188,8 @@ def ranking(stream: np.uint64, seeds: U64, weights: U64) -> NDArray[np.intp]:
     return np.lexsort((np.arange(len(seeds)), ~draw, neg_log2(draw) // weights))
 
 
-def _in_chunks(length: int, decide: Callable[[slice], None]) -> None:
-    parts = [slice(start, min(start + _CHUNK, length)) for start in range(0, length, _CHUNK)]
-    if len(parts) > 1:
-        with ThreadPoolExecutor(_THREADS) as threads:
-            deque(threads.map(decide, parts), maxlen=0)
-    elif parts:
-        decide(parts[0])
+def _chunks(length: int, size: int) -> list[slice]:
+    return [slice(start, min(start + size, length)) for start in range(0, length, size)]
 
 
 def _by_weight(weights: U64, entrants: Sequence[int]) -> list[tuple[np.uint64, list[int]]]:
@@ -206,6 +224,8 @@ def _greatest_draws(streams: U64, seeds: U64, members: list[int]) -> tuple[U64, 
         return _greatest_in_rows(streams, seeds, np.array(members), rows)
     best = draws(streams, seeds[members[0]])
     owner = np.full(len(streams), members[0], dtype=np.uint16)
+    if len(members) == 1:
+        return best, owner
     z, scratch = np.empty_like(best), np.empty_like(best)
     greater = np.empty(len(streams), dtype=np.bool_)
     for i in members[1:]:

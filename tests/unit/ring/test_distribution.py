@@ -57,7 +57,7 @@ def progression(names: list[Destination]) -> tuple["np.ndarray[tuple[int, int], 
 
     Worked out a cache's worth of slots at a time.
     """
-    streams, chunk = slot_streams(), 1 << 14
+    streams, chunk = slot_streams(np.arange(SLOTS)), 1 << 14
     owners = np.empty((len(names), SLOTS), np.uint8)
     slots = np.zeros((len(names), len(names)), np.int64)
     for start in range(0, SLOTS, chunk):
