@@ -12,12 +12,12 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from pyspark.sql.types import StringType
 
 from pipeline import PipelineError
+from pipeline.gaps import gaps, sequences
 from pipeline.journal import read_records, read_rings
 from pipeline.reconcile.messages import FLAWS, copies, judged, late, published, summary
 from pipeline.reconcile.page import report
 from pipeline.session import spark_session
 from pipeline.tables import TIME, WHOLE, Columns, read_table
-from pipeline.usage.gaps import gaps, sequences
 from pipeline.verdicts import write_verdict
 
 CLOCKS = 1_000_000

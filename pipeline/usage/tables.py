@@ -6,8 +6,7 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
-from pipeline import PipelineError
-from pipeline.usage import gaps
+from pipeline import PipelineError, gaps
 from pipeline.usage.windows import merged, told, usage, with_hour
 
 _HOUR = ("dt", "hour")

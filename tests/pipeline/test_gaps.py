@@ -5,8 +5,8 @@ from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
 
+from pipeline import gaps
 from pipeline.journal import read_records
-from pipeline.usage import gaps
 from tests.pipeline.records import Record, published, ring_of, write_journal
 
 KNOWN = ring_of({"orders.1": 1})

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
+from pipeline import gaps
 from pipeline.journal import read_records
-from pipeline.usage import gaps
 from pipeline.usage.findings import MOST_LINES, find
 from pipeline.usage.report import report
 from pipeline.usage.windows import usage
