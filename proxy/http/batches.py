@@ -31,7 +31,7 @@ _BUFFER = 1 << 17
 """Bytes of a body that wait to be read, at most: aiohttp's."""
 
 _ENTRY = 1 << 10
-"""Bytes that a message takes until its batch is answered, at most: its id, key and detail."""
+"""Bytes that a message takes until its batch is answered, at most: its id, and that in a set, its key and detail."""
 
 _JSON_SHARE = 2
 """Characters of an item's JSON for a byte of payload, at most: base64 and common escapes need less."""
@@ -134,11 +134,12 @@ class Batches:
 
     async def _read(self, request: web.Request, admitted: Admitted, items: Items, batch: Batch) -> None:
         """Sends what is read. Raises ProblemError where the body cannot be read on."""
+        ids: set[str] = set()
         try:
             async for part in self._gate.parts(request):
                 for piece in items.pieces(part):
                     for item in piece:
-                        if (step := self._add(admitted, batch, item)) is not None:
+                        if (step := self._add(admitted, batch, item, ids)) is not None:
                             await step
                     held = items.held + len(batch) * _ENTRY
                     if held > admitted.size:
@@ -146,15 +147,15 @@ class Batches:
                     # Others take their turn between the pieces, also where the next one is there already.
                     await asyncio.sleep(0)
             for item in items.end():
-                if (step := self._add(admitted, batch, item)) is not None:
+                if (step := self._add(admitted, batch, item, ids)) is not None:
                     await step
         except BodyError as error:
             if error.too_large:
                 raise ProblemError(413, "too-large", str(error), Outcome.INVALID) from None
             raise ProblemError(400, "bad-request", str(error), Outcome.INVALID) from None
 
-    def _add(self, admitted: Admitted, batch: Batch, item: Item) -> Coroutine[Any, Any, None] | None:
-        """One more message; what must be awaited before the next, if anything."""
+    def _add(self, admitted: Admitted, batch: Batch, item: Item, ids: set[str]) -> Coroutine[Any, Any, None] | None:
+        """One more message, whose id is none of those before; what must be awaited before the next, if anything."""
         index = len(batch)
         if index >= self._max_batch:
             raise BodyError(index, f"messages: more than {self._max_batch}", too_large=True)
@@ -162,8 +163,15 @@ class Batches:
         try:
             message_id, message = message_of(item)
         except ItemError as error:
+            if error.id is not None:
+                ids.add(error.id)
             batch.refuse(error.id, error.key, f"messages[{index}].{error}")
             return None
+        if message_id is not None:
+            if message_id in ids:
+                batch.refuse(message_id, message.key, f"messages[{index}].id: given twice: {message_id!r}")
+                return None
+            ids.add(message_id)
         if len(message.body) > self._max_body:
             batch.refuse(message_id, message.key, f"messages[{index}].payload: more than {self._max_body} bytes")
             return None

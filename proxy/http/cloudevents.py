@@ -122,6 +122,12 @@ def message_of(event: object) -> tuple[str | None, Message]:
         raise _wrong(error, attributes) from None
 
 
+def identity_of(event: object) -> tuple[str, str]:
+    """The source and id of an event that `message_of` took, which no other event has (section 3.1.1 of CloudEvents)."""
+    assert isinstance(event, dict)
+    return event["source"], event["id"]
+
+
 def _traces(headers: Collection[tuple[bytes, bytes]]) -> dict[str, str]:
     """Those of the request, which are not the event's own."""
     traces: dict[str, str] = {}

@@ -7,7 +7,7 @@ from aiohttp import web
 
 from proxy.http.batch import Batch, Words
 from proxy.http.batches import Batches
-from proxy.http.cloudevents import Form, batched, binary, form_of, message_of, structured
+from proxy.http.cloudevents import Form, batched, binary, form_of, identity_of, message_of, structured
 from proxy.http.fields import ItemError
 from proxy.http.gate import Gate
 from proxy.http.ingest import Ingest
@@ -72,6 +72,7 @@ class Events:
     async def _fill(self, batch: Batch, events: list[object], query: Mapping[str, str]) -> None:
         if len(events) > self._max_batch:
             raise ProblemError(413, "too-large", f"body: more than {self._max_batch} events", Outcome.INVALID)
+        known: set[tuple[str, str]] = set()
         for index, event in enumerate(events):
             try:
                 event_id, message = message_of(event)
@@ -79,9 +80,13 @@ class Events:
                 key = key_of(None, query) if error.key == b"" else error.key
                 batch.refuse(error.id, key, f"events[{index}].{error}")
             else:
-                step = batch.add(event_id, _keyed(message, query))
-                if step is not None:
+                message, identity = _keyed(message, query), identity_of(event)
+                if identity in known:
+                    detail = f"events[{index}].id: given twice by one source: {identity[1][:60]!r}"
+                    batch.refuse(event_id, message.key, detail)
+                elif (step := batch.add(event_id, message)) is not None:
                     await step
+                known.add(identity)
             if index % _YIELD_EVERY == _YIELD_EVERY - 1:
                 await asyncio.sleep(0)
 

@@ -91,7 +91,7 @@ _RESULTS = {"type": "array", "items": ref("Result"), "description": "One per mes
 _ASKED = {"vhost": text("Virtual host."), "exchange": text(), "key": text("The value that is hashed.")}
 
 _ITEM = {
-    "id": short("Any name of yours; the results repeat it. Nothing is done about two of the same."),
+    "id": short("Any name of yours; the results repeat it. No other message of the batch may have it."),
     "key": short("The routing key."),
     "content_type": short("The message's content type; for JSON payloads `application/json` by default."),
     "headers": ref("Headers"),

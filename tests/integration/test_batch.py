@@ -103,13 +103,13 @@ def test_all_that_an_item_may_say(sidecar: Sidecar, vhost: VirtualHost) -> None:
 
 def test_what_a_client_prefers_to_be_told(sidecar: Sidecar, vhost: VirtualHost) -> None:
     vhost.ring("orders", QUEUES)
-    items = [*numbered(3), {"id": "id 1", "key": "key 1", "payload": "its id was there before"}]
+    items = numbered(4)
 
     minimal = sidecar.batch("orders", items, vhost=vhost.name, headers={"Prefer": "return=minimal"})
     assert (minimal.status, minimal.body, minimal.headers["preference-applied"]) == (204, b"", "return=minimal")
     told = sidecar.batch("orders", items, vhost=vhost.name, headers={"Prefer": "return=representation"}).receipt()
 
-    assert [result["id"] for result in told["results"]] == ["id 0", "id 1", "id 2", "id 1"]
+    assert [result["id"] for result in told["results"]] == ["id 0", "id 1", "id 2", "id 3"]
     for item, result in zip(items, told["results"], strict=True):
         single = sidecar.publish("orders", item["key"], vhost=vhost.name).receipt()
         assert {name: value for name, value in result.items() if name != "id"} == single
@@ -206,6 +206,36 @@ def test_each_mistake_names_its_field(sidecar: Sidecar, vhost: VirtualHost, item
     assert results[1]["detail"].startswith(detail)
     assert landed(vhost) == {"q": ["before", "after"]}
     assert sidecar.metric("ringproxy_broker_connects_total") - connects <= 8
+
+
+@pytest.mark.parametrize("kind", ["application/json", NDJSON])
+def test_an_id_given_twice(sidecar: Sidecar, vhost: VirtualHost, kind: str) -> None:
+    vhost.ring("orders", ["q"])
+    items: list[dict[str, Any]] = [
+        {"id": "a", "key": "k1", "payload": "first"},
+        {"id": "a", "key": "k2", "payload": "again"},
+        {"id": "b", "key": "k3"},
+        {"id": "b", "key": "k4", "payload": "an id of one that was malformed"},
+        {"key": "k5", "payload": "without one"},
+        {"key": "k6", "payload": "without one too"},
+        {"id": "A", "key": "k7", "payload": "another"},
+        {"id": "a", "key": "k8", "payload": "a third time"},
+    ]
+    body = lines(items) if kind == NDJSON else json.dumps({"messages": items}).encode()
+
+    results = failed(sidecar.batch("orders", body, vhost=vhost.name, headers={"Content-Type": kind}), 422)
+
+    told = {n: result["detail"] for n, result in enumerate(results) if result["outcome"] == "invalid"}
+    assert told == {
+        1: "messages[1].id: given twice: 'a'",
+        2: "messages[2].payload: missing",
+        3: "messages[3].id: given twice: 'b'",
+        7: "messages[7].id: given twice: 'a'",
+    }
+    assert not any(results[n]["retryable"] for n in told)
+    assert [result.get("id") for result in results] == [item.get("id") for item in items]
+    assert outcomes(results).count("confirmed") == 4
+    assert landed(vhost) == {"q": ["first", "without one", "without one too", "another"]}
 
 
 @pytest.mark.parametrize(

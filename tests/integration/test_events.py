@@ -123,7 +123,7 @@ def test_a_client_that_wants_no_receipt(sidecar: Sidecar, vhost: VirtualHost) ->
     vhost.ring("orders", ["q"])
     made = http.to_structured_event(event({"a": 1}))
 
-    for body, headers in ((made.body, made.headers), (batch_of(event({}), event({})), BATCHED)):
+    for body, headers in ((made.body, made.headers), (batch_of(event({}), event({}, id="another")), BATCHED)):
         answer = post(sidecar, vhost, body, dict(headers) | {"Prefer": "return=minimal"})
         assert (answer.status, answer.body) == (204, b"")
     assert len(vhost.drain("q")) == 3
@@ -152,7 +152,7 @@ def test_a_batch(sidecar: Sidecar, vhost: VirtualHost) -> None:
 
 def test_a_batch_without_events_of_its_own_keys(sidecar: Sidecar, vhost: VirtualHost) -> None:
     vhost.ring("orders", QUEUES)
-    body = batch_of(event({}, partitionkey="own"), event({}, partitionkey=None))
+    body = batch_of(event({}, partitionkey="own"), event({}, id="another", partitionkey=None))
 
     assert post(sidecar, vhost, body, BATCHED, key="given").receipt()["confirmed"] == 2
     keys = sorted(m.headers["x-ring-routing-key"] for messages in vhost.drain_all().values() for m in messages)
@@ -183,6 +183,21 @@ def test_a_bad_event_in_a_batch(sidecar: Sidecar, vhost: VirtualHost) -> None:
     assert results[2]["detail"].startswith("events[2].time: ")
     assert results[3]["detail"].startswith("events[3]")
     assert [received(m).get_id() for m in vhost.drain("q")] == ["0", "4"]
+
+
+def test_an_event_given_twice_in_a_batch(sidecar: Sidecar, vhost: VirtualHost) -> None:
+    vhost.ring("orders", ["q"])
+    named = [("1", "/a", "k1"), ("1", "/b", "k2"), ("2", "/a", "k3"), ("1", "/a", "k4"), ("1" * 300, "/a", "k5")]
+    events = [event({}, id=id_, source=source, partitionkey=key) for id_, source, key in [*named, named[-1]]]
+
+    answer = post(sidecar, vhost, batch_of(*events), BATCHED)
+
+    answer.problem(422, "batch-failed", "unknown", retryable=False)
+    results = answer.json["results"]
+    assert [result["outcome"] for result in results] == [*["confirmed"] * 3, "invalid", "confirmed", "invalid"]
+    assert results[3]["detail"] == "events[3].id: given twice by one source: '1'"
+    assert results[5]["detail"] == f"events[5].id: given twice by one source: '{'1' * 60}'"
+    assert len(vhost.drain("q")) == 4
 
 
 @pytest.mark.parametrize(
@@ -231,7 +246,10 @@ def test_what_is_no_event(
 
 
 def test_events_to_an_exchange_that_is_not_there(sidecar: Sidecar, vhost: VirtualHost) -> None:
-    for body, headers in ((b"", http.to_binary_event(event()).headers), (batch_of(event({}), event({})), BATCHED)):
+    for body, headers in (
+        (b"", http.to_binary_event(event()).headers),
+        (batch_of(event({}), event({}, id="another")), BATCHED),
+    ):
         answer = post(sidecar, vhost, body, headers)
         assert "'orders'" in answer.problem(404, "unknown-exchange", "invalid", retryable=False)
 
