@@ -257,6 +257,7 @@ class _State(Enum):
     ITEM = auto()
     AFTER_ITEM = auto()
     AFTER_LIST = auto()
+    MORE = auto()
     DONE = auto()
 
 
@@ -269,11 +270,18 @@ _MOVES: dict[_State, dict[str, _State]] = {
     _State.ITEM: {},
     _State.AFTER_ITEM: {",": _State.ITEM, "]": _State.AFTER_LIST},
     _State.AFTER_LIST: {"}": _State.DONE},
+    _State.MORE: {},
     _State.DONE: {},
 }
-"""What one character leads to; beside it there are only the name, `"messages"`, and the items."""
+"""What one character leads to where all is well; beside it there are only the name, `"messages"`, and the items."""
 
 _NAME = '"messages"'
+
+_LONGEST_NAME = 60
+"""Characters that are told of a name that is not taken."""
+
+_name = re.compile(rf'"((?:[^"\\\x00-\x1f]|\\[^\x00-\x1f]){{0,{_LONGEST_NAME}}}+)(?!\\?\Z)').match
+"""As much of a name as is told, which more text does not change: None where it may."""
 
 
 class _List(_Text):
@@ -301,16 +309,27 @@ class _List(_Text):
             elif (after := _MOVES[state].get(c)) is not None:
                 self._state = after
                 i += 1
-            elif state is _State.NAME and _NAME.startswith(window[i : i + len(_NAME)]):
-                if len(window) - i < len(_NAME):
+            elif state is _State.AFTER_LIST and c == ",":
+                self._state = _State.MORE
+                i += 1
+            elif c == '"' and state in (_State.NAME, _State.MORE):
+                if (end := self._named(window, i)) is None:
                     break
-                self._state = _State.COLON
-                i += len(_NAME)
+                self._state, i = _State.COLON, end
             else:
                 raise self._misplaced(c)
         if i:
             self._drop()
             self._keep(window[i:])
+
+    def _named(self, window: str, i: int) -> int | None:
+        """Where the name at i, `messages`, ends; None if it is not whole yet. Raises BodyError for any other."""
+        if self._state is _State.NAME and window.startswith(_NAME, i):
+            return i + len(_NAME)
+        if (found := _name(window, i)) is None:
+            return None
+        wrong = "given twice" if found[1] == "messages" else "unknown field"
+        raise BodyError(self.count, f"body: {found[1]}: {wrong}")
 
     @property
     def _overfull(self) -> bool:
@@ -386,4 +405,6 @@ class _List(_Text):
         due = " or ".join(_MOVES[self._state]) or "nothing more"
         if self._state is _State.NAME:
             due = _NAME
+        elif self._state is _State.MORE:
+            due = "a name"
         return BodyError(self.count, f"body: {c!r} where {due} should be")

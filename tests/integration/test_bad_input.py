@@ -232,16 +232,25 @@ def test_header_given_twice(sidecar: Sidecar, vhost: VirtualHost, header: str) -
 
 
 @pytest.mark.parametrize(
-    "line",
-    [b"Routing-Key: a\0b", b"Routing-Key: a\nInjected: b", b"Routing-Key: a\rb", b"Routing-Key: a\r\n b", b"No colon"],
+    ("line", "shown"),
+    [
+        (b"Routing-Key: a\0b", r"b'Routing-Key: a\x00b'"),
+        (b"Routing-Key: a\nInjected: b", r"b'Routing-Key: a\nInjected: b'"),
+        (b"Routing-Key: a\rb", r"b'Routing-Key: a\rb'"),
+        (b"Routing-Key: a\r\n b", "b' b'"),
+        (b"No colon", "b'No colon'"),
+    ],
     ids=["NUL", "newline", "carriage return", "folded", "no colon"],
 )
-def test_header_that_is_not_http(sidecar: Sidecar, vhost: VirtualHost, line: bytes) -> None:
+def test_header_that_is_not_http(sidecar: Sidecar, vhost: VirtualHost, line: bytes, shown: str) -> None:
     # What follows is not taken for a request: its place in the bytes is lost, and the connection closed.
     answers = sidecar.raw(raw_publish(vhost, line), raw_publish(vhost, b"Routing-Key: k"), answers=9)
 
     (answer,) = answers
-    assert answer.problem(400, "bad-request", "invalid", retryable=False).startswith("request:")
+    detail = answer.problem(400, "bad-request", "invalid", retryable=False)
+    assert detail.startswith("request:")
+    # Which header: its whole line, and where in it.
+    assert detail.endswith(f": {shown} ^")
 
 
 @pytest.mark.parametrize("rubbish", [b"\x16\x03\x01\x02\x00\x01\x00", b"AMQP\0\0\x09\x01\r\n\r\n", b"GET\r\n\r\n"])

@@ -243,7 +243,8 @@ def test_an_id_given_twice(sidecar: Sidecar, vhost: VirtualHost, kind: str) -> N
     [
         ("application/json", b'{"messages":[%s,{"key":"k","payload":nul}]}', "messages[40]: "),
         ("application/json", b'{"messages":[%s,{"key":"k"', "messages[40]: "),
-        ("application/json", b'{"messages":[%s] "more":1}', "body: "),
+        ("application/json", b'{"messages":[%s],"more":1}', "body: more: unknown field"),
+        ("application/json", b'{"messages":[%s] "more":1}', "body: '\"' where } should be"),
         ("application/json", b'{"messages":[%s,7]}', "messages[40]: begins with '7'"),
         ("application/json", b'{"messages":[%s,{"key":"\xff"}]}', "messages[40]: the byte 0xff"),
         (NDJSON, b'%s\n{"key":"k",}\n{"key":"k","payload":"never read"}', "messages[40]: "),
@@ -270,8 +271,8 @@ def test_json_that_breaks_in_the_middle(
     [
         (b"", "messages[0]: the body ends"),
         (b"[]", "body: '['"),
-        (b'{"message":[]}', "body: "),
-        (b"{}", "body: "),
+        (b'{"message":[]}', "body: message: unknown field"),
+        (b"{}", "body: '}'"),
         (b"\x1f\x8b\x08", ""),
     ],
 )
@@ -417,17 +418,23 @@ def test_gzip_bombs(start_sidecar: StartSidecar, vhost: VirtualHost) -> None:
     assert sidecar.batch("orders", numbered(10), vhost=vhost.name).status == 200
     memory = sidecar.memory()
 
-    for before, piece in (
-        (b'{"messages":[', b" "),
-        (b'{"messages":[{"key":"k","payload":"', b"x"),
-        (b'{"messages":[{"key":"k","headers":', b"["),
-        (b'{"messages":[{"key":"k","payload":', b"1"),
+    first, longest = "messages[0]", 2 * 2_000_000 + (1 << 17)
+    for before, piece, status, detail in (
+        (b'{"messages":[', b" ", 413, f"{first}: the body has more than 50000000 bytes"),
+        (b'{"messages":[{"key":"k","payload":"', b"x", 413, f"{first}: has more than {longest} characters"),
+        (b'{"messages":[{"key":"k","headers":', b"[", 400, f"{first}: nested too deeply"),
+        (
+            b'{"messages":[{"key":"k","payload":',
+            b"1",
+            413,
+            f"{first}: has more than 262144 characters outside its strings",
+        ),
     ):
         body = bomb(before, piece * 1_000_000, 150)
         assert len(body) < 1_000_000
         answer = sidecar.batch("orders", body, vhost=vhost.name, headers={"Content-Encoding": "gzip"})
-        assert answer.status in (400, 413)
-        assert answer.json["outcome"] == "invalid"
+        kind = "too-large" if status == 413 else "bad-request"
+        assert answer.problem(status, kind, "invalid", retryable=False) == detail
 
     assert sidecar.memory("VmHWM") - memory < 64 << 20
     assert len(vhost.drain("q")) == 10

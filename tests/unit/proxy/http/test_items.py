@@ -111,7 +111,7 @@ BROKEN = {
     b"": (0, "messages[0]: the body ends before it is whole"),
     b"\xef\xbb\xbf{}": (0, "body: begins with a byte order mark"),
     b"[{}]": (0, "body: '[' where { should be"),
-    b'{"message":[]}': (0, 'body: \'"\' where "messages" should be'),
+    b'{"message":[]}': (0, "body: message: unknown field"),
     b'{"messages":{}}': (0, "body: '{' where [ should be"),
     b'{"messages":null}': (0, "body: 'n' where [ should be"),
     b"{}": (0, "body: '}' where \"messages\" should be"),
@@ -123,7 +123,21 @@ BROKEN = {
     b'{"messages":[{},]}': (1, "messages[1]: begins with ']', not as an object"),
     b'{"messages":[{}{}]}': (1, "body: '{' where , or ] should be"),
     b'{"messages":[{}}': (1, "body: '}' where , or ] should be"),
-    b'{"messages":[{}],"more":1}': (1, "body: ',' where } should be"),
+    b'{"messages":[{}],"more":1}': (1, "body: more: unknown field"),
+    b'{"messages":[{}]\n,\t"more"': (1, "body: more: unknown field"),
+    b'{"more":1,"messages":[{}]}': (0, "body: more: unknown field"),
+    b'{"\\"\\\\":1}': (0, 'body: \\"\\\\: unknown field'),
+    b'{"a\nb":1}': (0, "body: a: unknown field"),
+    b'{"":1}': (0, "body: : unknown field"),
+    b'{"' + b"m" * 60 + b'":1}': (0, f"body: {'m' * 60}: unknown field"),
+    b'{"' + b"m" * 99 + b'":1}': (0, f"body: {'m' * 60}: unknown field"),
+    b'{"' + b"m" * 60: (0, "messages[0]: the body ends before it is whole"),
+    b'{"messages":[{}],"more': (1, "messages[1]: the body ends before it is whole"),
+    b'{"messages":[{}],"more\\': (1, "messages[1]: the body ends before it is whole"),
+    b'{"messages":[{}],"messages":[{}]}': (1, "body: messages: given twice"),
+    b'{"messages":[{}],}': (1, "body: '}' where a name should be"),
+    b'{"messages":[{}],1}': (1, "body: '1' where a name should be"),
+    b"{messages:[]}": (0, "body: 'm' where \"messages\" should be"),
     b'{"messages":[{}]': (1, "messages[1]: the body ends before it is whole"),
     b'{"messages":[{}]}}': (1, "body: '}' where nothing more should be"),
     b'{"messages":[{}]} {"messages":[{}]}': (1, "body: '{' where nothing more should be"),
@@ -206,6 +220,19 @@ def test_an_item_may_have_just_the_characters_that_are_the_most(ndjson: bool) ->
         error = read(body, ndjson=ndjson, most_item=most).error
         assert error is not None
         assert (error.index, str(error), error.too_large) == (1, f"messages[1]: has more than {most} characters", True)
+
+
+@pytest.mark.parametrize("lines", ["{}", " \r\t ", "\n\n {} "])
+def test_a_line_has_its_limit_also_where_it_is_blank(lines: str) -> None:
+    before, after = lines + "\n", "\n" + lines
+    count = before.count("{}")
+    assert len(read(f"{before}{' ' * 20}{after}".encode(), ndjson=True, most_item=20).items) == 2 * count
+    for blank in (" " * 21, " " * 20 + "\r", "\t" * 500):
+        for body in (before + blank + after, before + blank):
+            error = read(body.encode(), ndjson=True, most_item=20).error
+            assert error is not None
+            said = f"messages[{count}]: has more than 20 characters"
+            assert (error.index, str(error), error.too_large) == (count, said, True)
 
 
 def in_a_body(item: str, *, ndjson: bool) -> bytes:
