@@ -271,15 +271,16 @@ def own_words(came: Rerouted, data: bytes, start: int, stop: int) -> bytes:
 
 def more(c: Connection, came: Rerouted, data: bytes, i: int, end: int, *, last: bool) -> None:
     """The next body frame of a message that goes out again."""
-    if c.reroutes is not None:
-        frame = FRAME.pack(BODY, c.reroutes.number, end - i - OVERHEAD) + data[i + 7 : end]
-        c.reroutes.send(c, came, frame, last=last)
+    own = c.reroutes
+    assert own is not None
+    own.send(c, came, FRAME.pack(BODY, own.number, end - i - OVERHEAD) + data[i + 7 : end], last=last)
 
 
 def resolved(c: Connection, came: Rerouted, fate: Came) -> bytes:
     """What the client is told, now that it is known what became of a message that came back."""
-    if c.reroutes is not None:
-        c.reroutes.take(came)
+    own = c.reroutes
+    assert own is not None
+    own.take(came)
     channel = came.channel
     confirms = channel.confirms
     if not hears(c, channel):

@@ -5,9 +5,12 @@ from pamqp import commands
 from proxy.amqp import closing
 from proxy.amqp.channel import State
 from proxy.amqp.connection import Phase, Stale
+from proxy.amqp.handshake import WITHOUT_SPARE
 from proxy.router import PassReason
+from ring.hashed import HashedValue
 from tests.unit.proxy.amqp.rerouting import GONE, LEFT, LOST, OURS, away, connected
 from tests.unit.proxy.amqp.wire import (
+    NOW,
     QUEUES,
     VHOST,
     Frame,
@@ -15,11 +18,13 @@ from tests.unit.proxy.amqp.wire import (
     back,
     body,
     close_channel,
+    close_connection,
     exchange,
     header,
     known,
     made,
     message,
+    nack,
     publish,
     queue,
     returned,
@@ -102,3 +107,66 @@ def test_the_reason_to_pass_is_counted_where_a_message_goes_to_its_exchange() ->
     w.reread({"x": known(None, PassReason.NO_BINDINGS)})
     w.both(ack(1, 1) + ack(OURS, 1))
     assert (w.tally("x", PassReason.NO_BINDINGS).published, w.tally("x").settled) == (1, 1)
+
+
+def test_one_whose_value_cannot_be_read_is_not_published_again() -> None:
+    """By its key it went out as it was; by the property that is hashed now there is no place for it."""
+    w = connected()
+    out = w.client(publish(1, b"x", LOST[0]) + header(1, 0, 1 << 10, b"\x09cut"))
+    w.both(back(out))
+    by_id = ring(queue("q1"), queue("q3"), hashed=HashedValue("property", "correlation_id"))
+    assert w.reread({"x": by_id}) == (b"", b"")
+    assert w.both(ack(1, 1)) == (b"", nack(1, 1))
+    assert w.tally("x").unroutable == 1
+
+
+def test_of_all_alike_that_went_out_unstamped_none_is_acked() -> None:
+    """Which of them came back cannot be told: but one that its client hears of is that client's to see."""
+    w = connected(frame_max=4096)
+    outs = [w.client(publish(1, b"x", LOST[0], bits) + header(1, 0, 1 << 12, bytes(4060))) for bits in (0, 0, 1)]
+    assert all(b"x-ring" not in out for out in outs)
+    assert w.both(back(outs[1]) + ack(1, 3, True)) == (b"", nack(1, 1) + nack(1, 2) + ack(1, 3, True))
+    assert w.tally("x").unroutable == 2
+
+
+def test_since_when_it_is_under_way() -> None:
+    w = connected()
+    outs = [w.client(message(1, b"x", key)) for key in LOST[:2]]
+    w.both(back(outs[0]))
+    w.reread({"x": LEFT})
+    w.c.now += 1
+    w.both(back(outs[1]))
+    assert w.c.reroutes is not None
+    assert w.c.reroutes.since == NOW
+    assert len(w.c.reroutes.under_way) == 2
+    w.both(ack(OURS, 1))
+    assert w.c.reroutes.since == NOW + 1
+    w.both(ack(OURS, 2))
+    assert w.c.reroutes.since is None
+
+
+def test_a_user_without_a_channel_for_it_is_left_alone_for_a_while() -> None:
+    """The next session of his, and any other's: only his virtual host and his name count."""
+    w, _ = away()
+    limited = close_connection(530, b"NOT_ALLOWED - too many channels")
+    assert w.both(limited)[1].endswith(limited)
+    barred = w.c.without_spare
+    assert barred == {(VHOST, b""): NOW + WITHOUT_SPARE}
+
+    def tried_at(now: float, user: bytes = b"") -> bool:
+        """Whether what comes back is read for, to be published again; else it is nacked at once."""
+        w = connected()
+        w.c.without_spare, w.c.now, w.c.user = barred, now, user
+        told = w.both(back(w.client(message(1, b"x", LOST[0]))) + ack(1, 1))
+        assert told == (b"", b"" if w.c.broker_held else nack(1, 1))
+        return w.c.broker_held == GONE
+
+    assert not tried_at(NOW + WITHOUT_SPARE - 1)
+    assert tried_at(NOW + WITHOUT_SPARE)
+    assert tried_at(NOW, user=b"another")
+
+
+def test_a_connection_that_is_refused_for_something_else_bars_nobody() -> None:
+    w, _ = away()
+    w.both(close_connection(320, b"CONNECTION_FORCED"))
+    assert w.c.without_spare == {}

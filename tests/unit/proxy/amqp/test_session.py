@@ -1,0 +1,250 @@
+"""The times that a session gives its peers, with a broker or a client that falls silent."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import cast
+
+import pytest
+from pamqp import commands
+
+from proxy.amqp import session as sessions
+from proxy.amqp.legs import Leg
+from proxy.amqp.session import End, Session
+from proxy.amqp.shared import Shared
+from proxy.router import Name
+from proxy.sync import Sync
+from ring.destination import Destination
+from tests.unit.proxy.amqp.rerouting import KEPT, LEFT, LOST, again
+from tests.unit.proxy.amqp.wire import (
+    QUEUES,
+    VHOST,
+    Frame,
+    Wire,
+    ack,
+    back,
+    close_connection,
+    code_of,
+    confirm_select,
+    known,
+    made,
+    message,
+    split,
+    text_of,
+)
+from tests.unit.proxy.fake_broker import eventually
+
+PROTOCOL_HEADER = b"AMQP\0\0\x09\x01"
+WITHIN = 0.3
+"""In place of a limit of many seconds."""
+
+LEAVE = close_connection(200, b"")
+
+
+class Socket(asyncio.Transport):
+    """One end of a leg: what it was sent, and whether it was closed."""
+
+    def __init__(self, leg: Leg) -> None:
+        super().__init__()
+        self.leg, self.sent, self.is_closed = leg, b"", False
+        leg.connection_made(self)
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.sent += data
+
+    def taken(self) -> bytes:
+        """What came since the last time."""
+        data, self.sent = self.sent, b""
+        return data
+
+    def abort(self) -> None:
+        if not self.is_closed:
+            self.is_closed = True
+            asyncio.get_running_loop().call_soon(self.leg.connection_lost, None)
+
+    close = abort
+
+    def can_write_eof(self) -> bool:
+        return True
+
+    def write_eof(self) -> None:
+        pass
+
+    def pause_reading(self) -> None:
+        pass
+
+    def resume_reading(self) -> None:
+        pass
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        pass
+
+
+class Rings:
+    """In the place of what reads the management API: every reading finds that a queue has left."""
+
+    def __init__(self, wire: Wire) -> None:
+        self._wire = wire
+
+    async def refresh(self, name: Name, why: str, gone: set[Destination]) -> None:
+        """The ring without it."""
+        self._wire.router.put(name, known(LEFT, read_at=time.monotonic()))
+
+
+class Ends:
+    """A session, and both peers."""
+
+    def __init__(self) -> None:
+        self._wire = Wire({"x": known(QUEUES, read_at=time.monotonic())})
+        self._wire.router.clock = time.monotonic
+        shared = Shared(
+            self._wire.tables, cast(Sync, Rings(self._wire)), self._dial, 5.0, frozenset(), lambda seconds: None
+        )
+        self.over: list[Session] = []
+        self.session = Session(shared, self.over.append)
+        self.client = Socket(self.session.client)
+        self.broker: Socket | None = None
+
+    async def _dial(self, leg: Callable[[], Leg]) -> Leg:
+        self.broker = Socket(leg())
+        return self.broker.leg
+
+    def of_client(self, data: bytes) -> bytes:
+        """What the broker gets of it."""
+        self.session.client.data_received(data)
+        assert self.broker is not None
+        return self.broker.taken()
+
+    def of_broker(self, data: bytes) -> bytes:
+        """What the client gets of it."""
+        self.session.broker.data_received(data)
+        return self.client.taken()
+
+    async def dialled(self) -> None:
+        """The broker has got the protocol header."""
+        self.session.client.data_received(PROTOCOL_HEADER)
+        await eventually(lambda: self.broker is not None and self.broker.sent == PROTOCOL_HEADER)
+        assert self.broker is not None
+        self.broker.taken()
+
+    async def opened(self) -> None:
+        """The session is open, and channel 1 is in confirm mode."""
+        await self.dialled()
+        for of, command in (
+            (self.of_broker, commands.Connection.Start(0, 9, {}, "PLAIN", "en_US")),
+            (self.of_client, commands.Connection.StartOk({}, "PLAIN", "\0u\0p", "en_US")),
+            (self.of_broker, commands.Connection.Tune(2047, 131072, 0)),
+            (self.of_client, commands.Connection.TuneOk(2046, 131072, 0)),
+            (self.of_client, commands.Connection.Open(VHOST)),
+            (self.of_broker, commands.Connection.OpenOk()),
+        ):
+            assert of(made(0, command))
+        self.of_client(made(1, commands.Channel.Open()) + confirm_select(1))
+        self.of_broker(made(1, commands.Channel.OpenOk()) + made(1, commands.Confirm.SelectOk()))
+
+
+@pytest.fixture
+async def ends() -> AsyncIterator[Ends]:
+    made = Ends()
+    yield made
+    made.session.abort()
+    await eventually(lambda: bool(made.over))
+
+
+async def closed(ends: Ends, why: End) -> None:
+    """Both sockets, for that reason."""
+    await eventually(lambda: bool(ends.over))
+    assert ends.client.is_closed
+    assert ends.broker is None or ends.broker.is_closed
+    assert ends.session.end is why
+
+
+async def test_a_client_that_sends_no_header_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "HEADER_WITHIN", WITHIN)
+    ends, started = Ends(), time.monotonic()
+    ends.session.client.data_received(PROTOCOL_HEADER[:7])
+    await closed(ends, End.PROTOCOL)
+    assert time.monotonic() - started >= WITHIN
+    assert ends.broker is None
+
+
+@pytest.mark.parametrize("says", [b"", made(0, commands.Connection.Start(0, 9, {}, "PLAIN", "en_US"))])
+async def test_a_handshake_that_is_not_finished_is_dropped(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch, says: bytes
+) -> None:
+    monkeypatch.setattr(sessions, "HANDSHAKE_WITHIN", WITHIN)
+    await ends.dialled()
+    started = time.monotonic()
+    if says:
+        assert ends.of_broker(says)
+    await closed(ends, End.BROKER)
+    assert time.monotonic() - started >= WITHIN - 0.1
+
+
+async def test_a_handshake_that_is_finished_is_under_no_time_limit(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "HANDSHAKE_WITHIN", WITHIN)
+    await ends.opened()
+    await asyncio.sleep(2 * WITHIN)
+    assert not ends.over
+    assert ends.of_client(message(1, b"x", KEPT[0]))
+
+
+async def test_one_that_goes_out_again_and_is_not_confirmed_ends_the_session(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sessions, "PLACED_WITHIN", WITHIN)
+    monkeypatch.setattr(sessions, "CLOSE_WITHIN", WITHIN)
+    await ends.opened()
+    sent = ends.of_client(message(1, b"x", LOST[0]))
+    assert ends.of_broker(back(sent) + ack(1, 1)) == b""
+    broker = ends.broker
+    assert broker is not None
+    await eventually(lambda: bool(broker.sent))
+    (one,) = again(broker.taken())
+    started = time.monotonic()
+    assert one.key in (b"q1", b"q3")
+    await eventually(lambda: bool(ends.client.sent))
+    # It was under way since before.
+    assert time.monotonic() - started > WITHIN / 2
+    (told,) = split(ends.client.taken())
+    assert (told.channel, code_of(told)) == (0, 541)
+    assert text_of(told).endswith(f"not confirmed within {WITHIN:g} s")
+    assert [code_of(each) for each in split(broker.taken())] == [200]
+    # Neither side agrees.
+    await closed(ends, End.PROTOCOL)
+
+
+async def test_one_that_goes_out_again_and_is_confirmed_does_not(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "PLACED_WITHIN", WITHIN)
+    await ends.opened()
+    sent = ends.of_client(message(1, b"x", LOST[0]))
+    ends.of_broker(back(sent) + ack(1, 1))
+    broker = ends.broker
+    assert broker is not None
+    await eventually(lambda: bool(broker.sent))
+    assert ends.of_broker(ack(2047, 1)) == ack(1, 1)
+    await asyncio.sleep(2 * WITHIN)
+    assert not ends.over
+    assert ends.client.sent == b""
+
+
+async def test_a_close_waits_so_long_for_answers_and_no_longer(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "LEAVE_WITHIN", WITHIN)
+    await ends.opened()
+    assert ends.of_client(message(1, b"x", KEPT[0]))
+    started = time.monotonic()
+    assert ends.of_client(LEAVE) == b""
+    broker = ends.broker
+    assert broker is not None
+    await eventually(lambda: bool(broker.sent))
+    assert time.monotonic() - started >= WITHIN - 0.01
+    assert broker.taken() == LEAVE
+    close_ok = made(0, commands.Connection.CloseOk())
+    assert ends.of_broker(close_ok) == close_ok
+
+
+async def test_a_close_that_nothing_waits_for_passes_at_once(ends: Ends) -> None:
+    await ends.opened()
+    ends.of_client(message(1, b"x", KEPT[0]))
+    ends.of_broker(ack(1, 1))
+    assert split(ends.of_client(LEAVE)) == [Frame(1, 0, LEAVE[7:-1])]
