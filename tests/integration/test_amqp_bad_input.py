@@ -268,15 +268,19 @@ def test_a_table_that_lies_inside_its_bounds_is_not_looked_at(
         assert peer.at_end()
 
 
-def test_a_header_frame_longer_than_its_properties(sidecar: Sidecar, vhost: VirtualHost, client: Client) -> None:
-    with client.session(sidecar.amqp_port, vhost.name) as peer:
-        acknowledged(peer, vhost)
-        made = encoded(1, ContentHeader(0, 9, Basic.Properties(content_type="a/b")))
-        payload = made[7:-1] + b"trailing"
-        peer.send(ring_publish(), raw_frame(HEADER, 1, payload), raw_frame(BODY, 1, b"confirmed"))
-        # Whatever the broker makes of it, the client hears.
-        _, told = peer.read()
-        assert isinstance(told, Basic.Ack | Connection.Close | Channel.Close)
+def test_a_header_frame_longer_than_its_properties_is_the_brokers_to_refuse(
+    sidecar: Sidecar, vhost: VirtualHost, client: Client, broker: Broker
+) -> None:
+    """RabbitMQ's channel fails at it, which ends the connection."""
+    made = encoded(1, ContentHeader(0, 4, Basic.Properties(content_type="a/b")))
+    payload = made[7:-1] + b"trailing"
+    for port in (port_of(broker.amqp_url), sidecar.amqp_port):
+        with client.session(port, vhost.name) as peer:
+            acknowledged(peer, vhost)
+            peer.send(ring_publish(), raw_frame(HEADER, 1, payload), raw_frame(BODY, 1, b"lost"))
+            assert peer.expect(0, Connection.Close).reply_code == 541
+            peer.tell(0, Connection.CloseOk())
+            assert peer.at_end()
 
 
 def closing(peer: Wire, request: list[FrameTypes]) -> tuple[int | None, str]:

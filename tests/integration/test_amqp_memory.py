@@ -20,7 +20,7 @@ MIB = 1 << 20
 ACKED = struct.pack(">HH", 60, 80)
 
 IDLE_SESSIONS = 1000
-MOST_OF_ONE = 64 * 1024
+MOST_OF_ONE = 32 * 1024
 """Bytes of an idle session with a channel, generously: about 8 KiB were measured."""
 
 PUMPED = 128 * MIB

@@ -16,6 +16,17 @@ from tests.integration.sidecar import Sidecar, publish_path
 
 QUEUES = ["q1", "q2", "q3"]
 
+BUSY = 5.0
+"""Seconds beside the drain time: the last answers, which get one, and a busy machine."""
+
+
+def ends_within(sidecar: Sidecar, seconds: float) -> None:
+    """SIGTERM, and the end with status 0 no later than that and what a busy machine takes."""
+    started = time.monotonic()
+    sidecar.signal(signal.SIGTERM)
+    assert sidecar.process.wait(DEADLINE_SECONDS) == 0, sidecar.log()
+    assert time.monotonic() - started < seconds + BUSY
+
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_idle(start_sidecar: StartSidecar, number: signal.Signals) -> None:
@@ -29,14 +40,12 @@ def test_idle(start_sidecar: StartSidecar, number: signal.Signals) -> None:
 
 def test_under_load(start_sidecar: StartSidecar, vhost: VirtualHost) -> None:
     vhost.ring("orders", QUEUES)
-    sidecar = start_sidecar()
+    sidecar = start_sidecar(drain_time="2")
     load = Load(sidecar, "orders", vhost.name, workers=16)
     with load.running():
         wait_until("some load", lambda: len(load.confirmed) > 200)
-        sidecar.signal(signal.SIGTERM)
-        status = sidecar.process.wait(DEADLINE_SECONDS)
+        ends_within(sidecar, 2)
 
-    assert status == 0, sidecar.log()
     landed = Counter(m.body.decode() for messages in vhost.drain_all().values() for m in messages)
     assert max(landed.values()) == 1
     assert set(load.confirmed) <= set(landed)
@@ -90,8 +99,7 @@ def test_the_drain_time_limits_it(start_sidecar: StartSidecar, login: Login, vho
         load = Load(sidecar, "orders", vhost.name, workers=2, limit=2)
         with load.running():
             wait_until("all in flight", lambda: sidecar.metric("ringproxy_in_flight") == 2)
-            sidecar.signal(signal.SIGTERM)
-            assert sidecar.process.wait(DEADLINE_SECONDS) == 0
+            ends_within(sidecar, 0.5)
 
     assert load.confirmed == []
     assert "2 requests were still unanswered at the end of the drain time" in sidecar.log()
