@@ -3,12 +3,13 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.errors import AnalysisException
+from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from pyspark.sql.types import IntegerType, StringType, StructType
 
 from pipeline import PipelineError
-from pipeline.rings import KnownRing, parse_ring
+from pipeline.rings import KnownRing, parse_ring, read_ring
 from pipeline.schema import RECORD, VERSION
 
 CORRUPT = "_corrupt"
@@ -56,9 +57,17 @@ def checked(lines: DataFrame, where: Column) -> DataFrame:
 def read_rings(spark: SparkSession, journal: str) -> Mapping[str, KnownRing]:
     """The rings of a journal by fingerprint. Raises PipelineError for one that is not as docs/journal.md says."""
     if "://" not in journal:
-        files = sorted(Path(journal, "rings").glob("*.json"))
-        texts = [(str(file), file.read_text(encoding="utf-8")) for file in files]
+        rings = [read_ring(str(file)) for file in sorted(Path(journal, "rings").glob("*.json"))]
     else:
-        texts = spark.sparkContext.wholeTextFiles(f"{journal.rstrip('/')}/rings/*.json").collect()
-    rings = [parse_ring(text, where) for where, text in texts]
+        rings = [parse_ring(bytes(row.content), row.path) for row in _files(spark, f"{journal.rstrip('/')}/rings")]
     return {ring.fingerprint: ring for ring in rings}
+
+
+def _files(spark: SparkSession, folder: str) -> list[Row]:
+    """The JSON files of a folder, which need not be there: `path` and `content` of each."""
+    try:
+        return spark.read.format("binaryFile").option("pathGlobFilter", "*.json").load(folder).collect()
+    except AnalysisException as error:
+        if error.getCondition() == "PATH_NOT_FOUND":
+            return []
+        raise

@@ -34,7 +34,7 @@ figure { margin: 1rem 0 } svg { max-width: 100%; height: auto }
 
 
 class Report:
-    """What a job has found, for people; `write` makes the file."""
+    """What a job has found, for people."""
 
     def __init__(self, title: str, lead: str) -> None:
         """`lead` is the answer in a sentence or two."""
@@ -65,15 +65,18 @@ class Report:
         svg = svg[svg.index("<svg") :].replace("<svg", f'<svg role="img" aria-label="{html.escape(caption)}"', 1)
         self._parts.append(f"<figure>{svg}<figcaption>{html.escape(caption)}</figcaption></figure>")
 
-    def write(self, path: Path) -> None:
-        """Writes the file, whole or not at all."""
-        text = (
+    def html(self) -> str:
+        """The file's text."""
+        return (
             f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{html.escape(self._title)}</title>'
             f"<style>{_STYLE}</style></head><body>{''.join(self._parts)}</body></html>\n"
         )
+
+    def write(self, path: Path) -> None:
+        """Writes the file on this machine, whole or not at all."""
         path.parent.mkdir(parents=True, exist_ok=True)
         unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-        unfinished.write_text(text, encoding="utf-8")
+        unfinished.write_text(self.html(), encoding="utf-8")
         unfinished.replace(path)
 
 

@@ -3,6 +3,7 @@
 import functools
 import json
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from pipeline import PipelineError
@@ -32,13 +33,15 @@ class KnownRing:
         return Ring.build(self.weights)
 
 
-def parse_ring(text: str, where: str) -> KnownRing:
+def parse_ring(text: str | bytes, where: str) -> KnownRing:
     """A ring from JSON, of a journal or written by hand: only `destinations` must be there.
 
     Raises PipelineError that begins with `where` and names the field.
     """
     try:
-        told = json.loads(text)
+        told = json.loads(text if isinstance(text, str) else text.decode())
+    except UnicodeDecodeError as error:
+        raise PipelineError(f"{where}: cannot be read: {error}") from None
     except ValueError as error:
         raise PipelineError(f"{where}: not JSON: {error}") from None
     if not isinstance(told, dict):
@@ -52,6 +55,15 @@ def parse_ring(text: str, where: str) -> KnownRing:
     if told.get("fingerprint", known.fingerprint) != known.fingerprint:
         raise PipelineError(f"{where}: fingerprint: {told['fingerprint']!r}, of what it says it is {known.fingerprint}")
     return known
+
+
+def read_ring(path: str) -> KnownRing:
+    """The same from a file of this machine, which the message names."""
+    try:
+        text = Path(path).read_bytes()
+    except OSError as error:
+        raise PipelineError(f"{path}: cannot be read: {error.strerror}") from None
+    return parse_ring(text, path)
 
 
 def to_json(known: KnownRing) -> str:

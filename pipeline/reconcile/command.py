@@ -5,20 +5,19 @@ Exit status: 0 nothing lost or in the wrong queue; 1 something is; 2 an error.
 
 import argparse
 from dataclasses import dataclass
-from pathlib import Path
 
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from pyspark.sql.types import StringType
 
 from pipeline import PipelineError
+from pipeline.folder import Folder
 from pipeline.gaps import gaps, sequences
 from pipeline.journal import read_records, read_rings
 from pipeline.reconcile.messages import FLAWS, copies, judged, late, published, summary
 from pipeline.reconcile.page import report
 from pipeline.session import spark_session
 from pipeline.tables import TIME, WHOLE, Columns, read_table
-from pipeline.verdicts import write_verdict
 
 CLOCKS = 1_000_000
 """Microseconds by which the clocks of sidecars and consumers may differ."""
@@ -54,8 +53,8 @@ class _Journal:
 
 def run(options: argparse.Namespace) -> int:
     """Writes the tables, the verdict and the report."""
-    out = Path(options.out)
     with spark_session("reconcile") as spark:
+        out = Folder(spark, options.out)
         everything = read_records(spark, options.journal)
         ours = F.col("vhost") == options.vhost
         if options.exchange is not None:
@@ -65,53 +64,66 @@ def run(options: argparse.Namespace) -> int:
         records, of_seen = everything.where(ours), copies(rows).persist()
         elsewhere = everything.where(~ours).select("message_id").distinct()
         messages = judged(published(records), of_seen, late(records, of_seen), elsewhere, journal.until)
-        (out / "verdict.json").unlink(missing_ok=True)  # an earlier run's, whose tables go now
-        messages.write.mode("overwrite").parquet(str(out / "messages"))
-        written = spark.read.schema(messages.schema).parquet(str(out / "messages"))
-        queues = summary(written).coalesce(1).orderBy("queue")
-        queues.write.mode("overwrite").parquet(str(out / "summary"))
-        by_queue = spark.read.schema(queues.schema).parquet(str(out / "summary")).orderBy("queue").collect()
-        flawed = " or ".join(name for name in FLAWS if name != "unconfirmed")
-        examples = written.where(flawed).orderBy(F.desc("lost"), F.desc("wrong_queue"), "message_id")
-        worst = examples.limit(_MOST_TOLD).collect()
+        out.remove_verdict()
+        by_queue, worst = _write(messages, out)
         of_seen.unpersist()
-    counts = {name: sum(row[name] for row in by_queue) for name in ("messages", "confirmed", "seen", "copies", *FLAWS)}
-    against = counts["lost"] + counts["wrong_queue"] > 0
-    told = {
-        "v": 1,
-        "verdict": "lost or misplaced" if against else "nothing lost or misplaced",
-        **counts,
-        "records_without_message_id": journal.without_id,
-        "records_without_key": journal.without_key,
-        "seen_without_message_id": unnamed,
-        "records_missing": journal.missing,
-        "sample": journal.sample,
-    }
-    report(told, by_queue, worst).write(out / "report.html")
-    write_verdict(out, told)
+        names = ("messages", "confirmed", "seen", "copies", *FLAWS)
+        counts = {name: sum(row[name] for row in by_queue) for name in names}
+        against = counts["lost"] + counts["wrong_queue"] > 0
+        told = {
+            "v": 1,
+            "verdict": "lost or misplaced" if against else "nothing lost or misplaced",
+            **counts,
+            "records_without_message_id": journal.without_id,
+            "records_without_key": journal.without_key,
+            "seen_without_message_id": unnamed,
+            "records_missing": journal.missing,
+            "sample": journal.sample,
+        }
+        out.write("report.html", report(told, by_queue, worst).html())
+        out.write_verdict(told)
     print(f"{told['verdict']}: {', '.join(f'{counts[name]:,} {name}' for name in FLAWS)}: {out}/report.html")
     return int(against)
 
 
+def _write(messages: DataFrame, out: Folder) -> tuple[list[Row], list[Row]]:
+    """The Parquet folders; the summary's rows, and some of the messages with a flaw."""
+    spark = messages.sparkSession
+    messages.write.mode("overwrite").parquet(f"{out}/messages")
+    written = spark.read.schema(messages.schema).parquet(f"{out}/messages")
+    queues = summary(written).coalesce(1).orderBy("queue")
+    queues.write.mode("overwrite").parquet(f"{out}/summary")
+    by_queue = spark.read.schema(queues.schema).parquet(f"{out}/summary").orderBy("queue").collect()
+    flawed = " or ".join(name for name in FLAWS if name != "unconfirmed")
+    examples = written.where(flawed).orderBy(F.desc("lost"), F.desc("wrong_queue"), "message_id")
+    return by_queue, examples.limit(_MOST_TOLD).collect()
+
+
 def _journal(everything: DataFrame, ours: Column, options: argparse.Namespace) -> _Journal:
-    """Gaps and samples are a proxy's, wherever it published."""
-    rings = read_rings(everything.sparkSession, options.journal)
-    # Their ids may be keys that the journal does not tell.
-    hidden = [fingerprint for fingerprint, known in rings.items() if known.hashed == "property:message_id"]
+    """Gaps and samples are a proxy's, wherever it published. Raises PipelineError for a missing ring."""
     missing = gaps(sequences(everything)).agg(F.sum("missing").alias("n")).collect()[0].n or 0
-    told = everything.agg(
+    by_ring = everything.groupBy("ring").agg(
+        F.count("*").alias("all"),
         F.count_if(ours).alias("records"),
         F.min("sample").alias("sample"),
         F.count_if(ours & F.col("message_id").isNull()).alias("without_id"),
         F.count_if(ours & F.col("key").isNull()).alias("without_key"),
-        F.count_if(F.col("message_id").isNull() & F.col("ring").isin(hidden)).alias("hidden"),
-    ).collect()[0]
-    if not told.records:
+        F.count_if(F.col("message_id").isNull()).alias("nameless"),
+    )
+    told, known = by_ring.orderBy("ring").collect(), read_rings(everything.sparkSession, options.journal)
+    if not any(row.records for row in told):
         where = f"virtual host {options.vhost!r}" + (f", exchange {options.exchange!r}" if options.exchange else "")
         raise PipelineError(f"{options.journal}: no record of {where}")
-    whole = told.sample == 1 and not missing and not told.hidden
-    until = _until(everything) if whole else 0
-    return _Journal(missing, told.sample, told.without_id, told.without_key, until)
+    for row in told:
+        if row.ring not in known:
+            raise PipelineError(
+                f"{options.journal}: {row['all']:,} records name ring {row.ring}: rings/{row.ring}.json is missing"
+            )
+    # Of such an exchange the ids may be keys that the journal does not tell.
+    hidden = any(row.nameless for row in told if known[row.ring].hashed == "property:message_id")
+    sample = min(row.sample for row in told)
+    until = _until(everything) if sample == 1 and not missing and not hidden else 0
+    return _Journal(missing, sample, sum(row.without_id for row in told), sum(row.without_key for row in told), until)
 
 
 def _until(everything: DataFrame) -> int:

@@ -6,12 +6,12 @@ Says which keys no weight can fix. Every exchange and ring (fingerprint) of the 
 import argparse
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from pipeline import PipelineError
+from pipeline.folder import Folder
 from pipeline.journal import read_records, read_rings
 from pipeline.rings import KnownRing
 from pipeline.session import spark_session
@@ -42,18 +42,19 @@ def run(options: argparse.Namespace) -> int:
     if not LEAST_TOP <= options.top <= MOST_TOP:
         raise PipelineError(f"--top: {options.top} is outside {LEAST_TOP} to {MOST_TOP}")
     with spark_session("skew") as spark:
+        out = Folder(spark, options.out)
         rings, records = read_rings(spark, options.journal), read_records(spark, options.journal)
-        found = find(spark, records, rings, options.journal, options.top, approximate=options.approximate)
+        found, missing = find(spark, records, rings, options.journal, options.top, approximate=options.approximate)
         for name, rows, schema in (
             ("rings", [one.row() for one in found], RINGS),
             ("destinations", [row for one in found for row in one.destination_rows()], DESTINATIONS),
             ("keys", [row for one in found for row in one.key_rows()], KEYS),
         ):
-            spark.createDataFrame(rows, schema).coalesce(1).write.mode("overwrite").parquet(f"{options.out}/{name}")
-    report(found).write(Path(options.out, "report.html"))
+            spark.createDataFrame(rows, schema).coalesce(1).write.mode("overwrite").parquet(f"{out}/{name}")
+        out.write("report.html", report(found, missing).html())
     for one in found:
         print(f"{one.name}: {words.of_load(one)} {words.of_weights(one)}")
-    print(f"{options.out}/report.html")
+    print(f"{missing:,} records missing: {out}/report.html")
     return 0
 
 
@@ -66,10 +67,15 @@ def find(
     *,
     approximate: bool = False,
     exact: int = EXACT,
-) -> list[Findings]:
-    """What there is to say of each ring, those with the most records first. Raises PipelineError for a missing ring."""
-    sizes = keys.sizes(records).orderBy(F.desc("records"), *keys.RING).cache()
+) -> tuple[list[Findings], int]:
+    """What there is to say of each ring, those with the most records first; and how many records are missing.
+
+    Raises PipelineError for a missing ring.
+    """
+    of_proxies = keys.by_proxy(records).cache()
+    sizes = keys.sizes(of_proxies).orderBy(F.desc("records"), *keys.RING).cache()
     scopes = [Scope(**row.asDict()) for row in sizes.collect()]
+    missing = keys.missing(of_proxies)
     for scope in scopes:
         if scope.ring not in rings:
             raise PipelineError(
@@ -95,7 +101,7 @@ def find(
     candidates = keys.about_counts(whole).cache() if approximate else counts
     hot_rows = _by_ring(keys.hottest(candidates, top).union(keys.above(candidates, outweighing)).distinct())
     spread = _by_ring(keys.spread(counts))
-    for cached in (candidates, counts, sizes):
+    for cached in (candidates, counts, sizes, of_proxies):
         cached.unpersist()
     found = []
     for scope in scopes:
@@ -103,7 +109,7 @@ def find(
         hot.sort(key=lambda key: (-key.messages, key.slot, key.key or b""))
         pairs = [(row.messages, row["keys"]) for row in spread[scope.ring_of]]
         found.append(Findings(scope, of_ring[scope.ring_of], hot, pairs, approximate, share))
-    return found
+    return found, missing
 
 
 def _loads(known: KnownRing, keys: Iterable[Row], messages: Iterable[Row]) -> list[Load]:

@@ -15,11 +15,31 @@ TRACKED = 10_000
 """Keys that approx_top_k counts at a time: the more, the closer."""
 
 
-def sizes(records: DataFrame) -> DataFrame:
-    """One row for each RING: how many `records`, and the least and the largest `sample` of them."""
-    return records.groupBy(*RING).agg(
-        F.count("*").alias("records"), F.min("sample").alias("least"), F.max("sample").alias("largest")
+def by_proxy(records: DataFrame) -> DataFrame:
+    """One row for each RING and `proxy`: `records`, the `least` and the `largest` sample, the `last` number."""
+    return records.groupBy(*RING, "proxy").agg(
+        F.count("*").alias("records"),
+        F.min("sample").alias("least"),
+        F.max("sample").alias("largest"),
+        F.max("seq").alias("last"),
     )
+
+
+def sizes(of_proxies: DataFrame) -> DataFrame:
+    """Of `by_proxy`, one row for each RING: how many `records`, and the `least` and the `largest` sample of them."""
+    return of_proxies.groupBy(*RING).agg(
+        F.sum("records").alias("records"), F.min("least").alias("least"), F.max("largest").alias("largest")
+    )
+
+
+def missing(of_proxies: DataFrame) -> int:
+    """Of `by_proxy`, how many records the journal lacks: each proxy's are numbered 1, 2, 3, ...
+
+    As many as `pipeline.gaps` finds, without a scan of its own; where they are is not known.
+    """
+    counts = of_proxies.groupBy("proxy").agg((F.max("last") - F.sum("records")).alias("missing"))
+    found = counts.agg(F.sum(F.greatest(F.lit(0), "missing")).alias("missing")).collect()[0]
+    return found.missing or 0
 
 
 def whole(records: DataFrame, sizes: DataFrame, share: float = 1.0) -> DataFrame:

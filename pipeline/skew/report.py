@@ -14,10 +14,11 @@ _MOST_BARS = 30
 _MOST_KEYS = 50
 
 
-def report(every: Sequence[Findings]) -> Report:
-    """The HTML file's content."""
+def report(every: Sequence[Findings], missing: int) -> Report:
+    """The HTML file's content; `missing` records are not in the journal."""
     lead = " ".join(f"{found.scope.exchange}: {words.of_load(found)} {words.of_weights(found)}" for found in every[:3])
     made = Report("Skew", lead or "The journal has no records.")
+    made.text(words.of_missing(missing))
     for found in every:
         made.heading(f"Exchange {found.name}: {found.messages:,} records")
         for text in (words.of_ring(found), words.of_keys(found), words.of_load(found), words.of_weights(found)):

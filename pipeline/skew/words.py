@@ -52,6 +52,13 @@ def of_weights(found: Findings) -> str:
     return f"No weight can fix {named}{others}."
 
 
+def of_missing(records: int) -> str:
+    """Whether the figures are of all that was journalled."""
+    if not records:
+        return "No record is missing in between."
+    return f"{records:,} records are missing from the journal: all figures are of those that are there."
+
+
 def caveats(found: Findings) -> list[str]:
     """What figures to take with care."""
     told = []

@@ -9,6 +9,7 @@ from pathlib import Path
 from pyspark.sql import DataFrame
 
 from pipeline import PipelineError
+from pipeline.folder import Folder
 from pipeline.journal import read_records, stream_records
 from pipeline.session import spark_session
 from pipeline.stream.queue import StreamQueue
@@ -44,15 +45,16 @@ def run(options: argparse.Namespace) -> int:
         raise PipelineError(f"--every: {options.every}: goes with --stream, and is 1 at least")
     queue = _queue(options)
     with spark_session("usage") as spark:
+        out = Folder(spark, options.out)
         tables = Tables(spark, options.out, options.window)
         tables.check()
         if queue is not None:
-            follow(queue_records(spark, queue), tables, options.every, doubled=True)
+            follow(queue_records(spark, queue), tables, out, options.every, doubled=True)
         elif options.stream:
-            follow(stream_records(spark, options.journal), tables, options.every)
+            follow(stream_records(spark, options.journal), tables, out, options.every)
         else:
             tables.write(read_records(spark, options.journal))
-        tell(tables)
+        tell(tables, out)
     return 0
 
 
@@ -67,7 +69,7 @@ def _queue(options: argparse.Namespace) -> StreamQueue | None:
     return StreamQueue.with_password_file(options.amqp_url, options.queue, options.amqp_password_file)
 
 
-def follow(records: DataFrame, tables: Tables, every: int | None, *, doubled: bool = False) -> None:
+def follow(records: DataFrame, tables: Tables, out: Folder, every: int | None, *, doubled: bool = False) -> None:
     """Adds what has come since the last run; with `every`, goes on with what comes, and tells of each batch.
 
     Of records that are there twice in one batch, one counts where they may be `doubled`.
@@ -76,19 +78,19 @@ def follow(records: DataFrame, tables: Tables, every: int | None, *, doubled: bo
     def add(batch: DataFrame, number: int) -> None:
         tables.add(batch.dropDuplicates(["event"]) if doubled else batch, number)
         if every is not None:
-            tell(tables)
+            tell(tables, out)
 
     stream = records.writeStream.foreachBatch(add).option("checkpointLocation", tables.checkpoint)
     trigger = stream.trigger(availableNow=True) if every is None else stream.trigger(processingTime=f"{every} seconds")
     trigger.start().awaitTermination()
 
 
-def tell(tables: Tables) -> None:
+def tell(tables: Tables, out: Folder) -> None:
     """Writes the report, and its first lines to stdout."""
     usage = tables.usage()
     if usage is None:
         print("no records")
         return
     found = find(usage, tables.gaps())
-    report(found).write(Path(tables.out, "report.html"))
-    print(f"{found.whole.messages:,} records, {found.missing:,} missing: {tables.out}/report.html", flush=True)
+    out.write("report.html", report(found).html())
+    print(f"{found.whole.messages:,} records, {found.missing:,} missing: {out}/report.html", flush=True)

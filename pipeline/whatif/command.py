@@ -4,17 +4,16 @@ Exit status: 0 within the limits, or without any; 1 over one; 2 an error.
 """
 
 import argparse
-from pathlib import Path
 
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from pipeline import PipelineError
+from pipeline.folder import Folder
 from pipeline.journal import read_records, read_rings
-from pipeline.rings import KnownRing, parse_ring
+from pipeline.rings import KnownRing, read_ring
 from pipeline.session import spark_session
 from pipeline.tables import TEXT, WHOLE, read_table
-from pipeline.verdicts import write_verdict
 from pipeline.whatif.demand import bad_rows, by_slot, moved_keys, of_journal, of_table
 from pipeline.whatif.findings import LOAD_SCHEMA, Findings, find
 from pipeline.whatif.page import report, sentence
@@ -49,8 +48,8 @@ def run(options: argparse.Namespace) -> int:
     """Writes the tables, the verdict and the report; 1 where a limit is passed, else 0."""
     _check(options)
     limits = Limits(options.max_moved, options.max_over_mean)
-    out = Path(options.out)
     with spark_session("whatif") as spark:
+        out = Folder(spark, options.out)
         every = _keys(spark, options).persist()
         present, sample = _of_journal(every, options) if options.journal else _of_table(every, options)
         keys = every.where(F.col("slot") < max(1, round(sample * SLOTS)))
@@ -60,9 +59,10 @@ def run(options: argparse.Namespace) -> int:
         found = find(present, _proposed(options, present), demand)
         moved, heaviest = _write(keys, found, out)
         every.unpersist()
-    told = verdict(found, limits, sample=sample, with_bytes=bool(options.journal or options.bytes))
-    report(found, told, moved, heaviest).write(out / "report.html")
-    write_verdict(out, told)
+        told = verdict(found, limits, sample=sample, with_bytes=bool(options.journal or options.bytes))
+        page = report(found, told, moved, heaviest, of_journal=bool(options.journal))
+        out.write("report.html", page.html())
+        out.write_verdict(told)
     print(f"{told['verdict']}: {sentence(found)}: {out}/report.html")
     return 1 if told["over"] else 0
 
@@ -77,7 +77,7 @@ def _check(options: argparse.Namespace) -> None:
     if bool(options.proposed) == bool(options.add or options.remove or options.weight):
         raise PipelineError("one of --proposed and edits: --add, --remove, --weight")
     for file in filter(None, (options.ring, options.proposed)):
-        _ring(file)  # before the work, not after it
+        read_ring(file)  # before the work, not after it
     if options.max_moved is not None and not 0 <= options.max_moved <= 1:
         raise PipelineError(f"--max-moved {options.max_moved:g}: a share is 0 to 1")
     if options.max_over_mean is not None and not options.max_over_mean >= 1:
@@ -99,7 +99,7 @@ def _of_journal(keys: DataFrame, options: argparse.Namespace) -> tuple[KnownRing
         raise PipelineError(f"{options.journal}: no record of {where}")
     sample = min(row.sample for row in rings)
     if options.ring:
-        return _ring(options.ring), sample
+        return read_ring(options.ring), sample
     latest = max(rings, key=lambda row: row["last"]).ring
     known = read_rings(keys.sparkSession, options.journal)
     if latest not in known:
@@ -113,30 +113,23 @@ def _of_table(keys: DataFrame, options: argparse.Namespace) -> tuple[KnownRing, 
     """The ring that is given, and 1: all keys are there."""
     if complaints := bad_rows(keys):
         raise PipelineError(f"{options.table}: column {options.key!r}: {'; '.join(complaints)}")
-    return _ring(options.ring), 1.0
-
-
-def _ring(path: str) -> KnownRing:
-    try:
-        return parse_ring(Path(path).read_text(encoding="utf-8"), path)
-    except (OSError, UnicodeDecodeError) as error:
-        raise PipelineError(f"{path}: cannot be read: {error}") from None
+    return read_ring(options.ring), 1.0
 
 
 def _proposed(options: argparse.Namespace, present: KnownRing) -> KnownRing:
     if options.proposed:
-        return checked(present, _ring(options.proposed))
+        return checked(present, read_ring(options.proposed))
     return checked(present, edited(present, options.add, options.remove, options.weight))
 
 
-def _write(keys: DataFrame, found: Findings, out: Path) -> tuple[list[Row], Row]:
+def _write(keys: DataFrame, found: Findings, out: Folder) -> tuple[list[Row], Row]:
     """The Parquet folders; the first of the moved keys, and the heaviest key."""
     spark = keys.sparkSession
     in_slot = keys.where(F.col("slot") == found.heaviest_slot).groupBy("slot", "key")
     heaviest = in_slot.agg(F.sum("messages").alias("messages")).orderBy(F.desc("messages")).limit(1).collect()[0]
-    (out / "verdict.json").unlink(missing_ok=True)  # an earlier run's, whose tables go now
-    spark.createDataFrame(found.rows(), LOAD_SCHEMA).coalesce(1).write.mode("overwrite").parquet(str(out / "load"))
+    out.remove_verdict()
+    spark.createDataFrame(found.rows(), LOAD_SCHEMA).coalesce(1).write.mode("overwrite").parquet(f"{out}/load")
     moved = moved_keys(keys, found.present.ring, found.proposed.ring)
-    moved.write.mode("overwrite").parquet(str(out / "moved"))
-    written = spark.read.schema(moved.schema).parquet(str(out / "moved"))
+    moved.write.mode("overwrite").parquet(f"{out}/moved")
+    written = spark.read.schema(moved.schema).parquet(f"{out}/moved")
     return written.orderBy(F.desc("messages"), "slot").limit(MOST_TOLD).collect(), heaviest

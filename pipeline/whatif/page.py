@@ -21,12 +21,14 @@ def sentence(found: Findings) -> str:
     )
 
 
-def report(found: Findings, told: dict[str, Any], moved: Sequence[Row], heaviest: Row) -> Report:
+def report(found: Findings, told: dict[str, Any], moved: Sequence[Row], heaviest: Row, *, of_journal: bool) -> Report:
     """The HTML file's content; `told` is the verdict, `moved` the first of the keys that move."""
     page = Report("What if", f"{sentence(found)}.")
     page.text(_limits(told))
     if told["sample"] < 1:
         page.text(f"The journal is a sample of {told['sample']:.2%} of the keys; all figures are of those.")
+    if of_journal:
+        page.text("Records that are missing from the journal are not looked for here: usage tells how many.")
     page.heading("What moves")
     page.figure(_moves(found), "Share of the messages that change their destination")
     page.text(

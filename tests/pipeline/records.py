@@ -97,6 +97,15 @@ def write_journal(
     return files
 
 
+def truncated(folder: Path, size: int = 2000) -> str:
+    """Cuts the end off the folder's one data file, a journal's or a table's; its name."""
+    (file,) = [path for path in folder.rglob("*.*") if path.name.endswith((".gz", ".parquet")) and path.is_file()]
+    file.write_bytes(file.read_bytes()[:-size])
+    for checksum in folder.rglob(f".{file.name}.crc"):  # Spark's, which would tell before the file itself
+        checksum.unlink()
+    return file.name
+
+
 def line(record: Record) -> bytes:
     """A record's line."""
     return json.dumps(record, separators=(",", ":")).encode() + b"\n"

@@ -11,7 +11,7 @@ from pyspark.sql import Row, SparkSession
 
 from pipeline.__main__ import main
 from pipeline.reconcile.messages import FLAWS
-from tests.pipeline.records import Record, published, ring_of, write_journal
+from tests.pipeline.records import Record, published, ring_of, truncated, write_journal
 
 RING = ring_of({"orders.1": 1, "orders.2": 1, "orders.3": 1})
 KEYS = [f"customer-{n % 7}".encode() for n in range(60)]
@@ -200,6 +200,42 @@ def test_of_one_exchange(spark: SparkSession, tmp_path: Path) -> None:
     status, told, flawed = reconcile(spark, tmp_path, ours + others, seen_of(ours + others[1:]), "--exchange", "orders")
     assert (status, told["messages"], flawed) == (0, 9, {})
     assert reconcile(spark, tmp_path, ours + others, seen_of(ours + others[1:]))[0] == 1
+
+
+def test_rings_that_are_missing_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An exchange that hashes the message id has none in the journal: only its ring says so."""
+    by_id = ring_of({"orders.1": 1}, "property:message_id")
+    hashed = [record | {"message_id": None} for record in published(by_id, KEYS[:3], exchange="other", first=61)]
+    write_journal(tmp_path / "journal", published(RING, KEYS) + hashed, [RING])
+    (tmp_path / "seen.csv").write_text("message_id,queue,time\nstray,orders.1,1\n")
+    seen = ("--exchange", "orders", "--seen", str(tmp_path / "seen.csv"))
+    assert run(tmp_path, *seen) == 2
+    assert not (tmp_path / "out").exists()
+    fingerprint = by_id.fingerprint
+    assert f"journal: 3 records name ring {fingerprint}: rings/{fingerprint}.json is missing" in capsys.readouterr().err
+    write_journal(tmp_path / "journal", [], [by_id])
+    assert run(tmp_path, *seen) == 1
+    told = json.loads((tmp_path / "out" / "verdict.json").read_text())
+    assert (told["undetermined"], told["unexpected"]) == (1, 0)
+
+
+@pytest.mark.parametrize("what", ["version", "journal", "seen"])
+def test_files_that_cannot_be_read(
+    spark: SparkSession, tmp_path: Path, what: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    records = published(RING, [f"customer-{n}".encode() for n in range(600)])
+    write_journal(tmp_path / "journal", [*records[:-1], records[-1] | {"v": 2 if what == "version" else 1}], [RING])
+    frame = spark.createDataFrame(seen_of(records), "message_id string, queue string, time long")
+    frame.coalesce(1).write.parquet(str(tmp_path / "seen.parquet"))
+    if what == "version":
+        expected = "jsonl.gz: schema version 2, known is 1"
+    else:
+        place = tmp_path / {"journal": "journal", "seen": "seen.parquet"}[what]
+        expected = f"{truncated(place)}: cannot be read"
+    assert run(tmp_path, "--seen", str(tmp_path / "seen.parquet")) == 2
+    (said,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("pipeline reconcile: ")]
+    assert expected in said
+    assert not (tmp_path / "out").exists()
 
 
 def test_bad_input(spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

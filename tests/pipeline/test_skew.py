@@ -32,7 +32,7 @@ def found_in(
 ) -> list[Findings]:
     write_journal(folder, records, rings or (KNOWN,))
     journal = str(folder)
-    return find(
+    found, _ = find(
         spark,
         read_records(spark, journal),
         read_rings(spark, journal),
@@ -41,6 +41,7 @@ def found_in(
         approximate=approximate,
         exact=exact,
     )
+    return found
 
 
 def test_a_hot_key_is_the_keys_doing_and_no_weight_can_fix_it(spark: SparkSession, tmp_path: Path) -> None:
@@ -110,7 +111,7 @@ def test_an_exchange_whose_keys_are_in_no_counted_slot_is_told(spark: SparkSessi
     assert (mail.keys, mail.messages, mail.hot[0].key) == (0, 20, outside)
     assert not mail.by_slot
     assert words.of_ring(mail) == "0 distinct keys are too few to judge the ring by."
-    report([mail]).write(tmp_path / "report.html")
+    report([mail], 0).write(tmp_path / "report.html")
     assert (tmp_path / "report.html").read_text(encoding="utf-8").count("<svg") == 2
 
 
@@ -190,6 +191,15 @@ def test_the_command_writes_tables_and_a_report(spark: SparkSession, tmp_path: P
         main(["skew", "--journal", str(tmp_path)])
     assert main(["skew", "--journal", str(tmp_path), "--out", str(out)]) == 2
     assert not (out / "report.html").exists()
+
+
+def test_missing_records_are_told(spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    records = published(KNOWN, COLD[:20]) + published(KNOWN, COLD[:20], exchange="mail", first=21)
+    late = published(KNOWN, COLD[:9], proxy="b2" * 8, first=4)
+    write_journal(tmp_path, records[:5] + records[7:30] + records[31:] + late, [KNOWN])
+    assert main(["skew", "--journal", str(tmp_path), "--out", str(tmp_path / "out")]) == 0
+    assert "\n6 records missing: " in capsys.readouterr().out
+    assert "6 records are missing from the journal" in (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
 
 
 def test_a_missing_ring_is_named(spark: SparkSession, tmp_path: Path) -> None:

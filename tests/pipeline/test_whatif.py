@@ -11,7 +11,7 @@ from pyspark.sql import Row, SparkSession
 from pipeline.__main__ import main
 from pipeline.rings import to_json
 from ring.hashing import SLOTS, slot_of
-from tests.pipeline.records import Record, published, ring_of, write_journal
+from tests.pipeline.records import Record, published, ring_of, truncated, write_journal
 
 THREE = ring_of({"orders.1": 1, "orders.2": 1, "orders.3": 1})
 TWO = ring_of({"orders.1": 1, "orders.2": 1})
@@ -143,6 +143,23 @@ def test_bad_keys_and_counts_are_told_with_their_rows(
     others = ("--ring", str(tmp_path / "three.json"), "--remove", "queue:orders.3", "--key", "n", "--count", "m")
     said = refused(capsys, tmp_path, "--table", str(tmp_path / "bad.parquet"), *others)
     assert "column 'n' is bigint, not string or binary; column 'm' is missing" in said
+
+
+def test_files_that_cannot_be_read(spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    records = published(THREE, [f"customer-{n}".encode() for n in range(600)])
+    for name, version in (("version", 2), ("cut", 1)):
+        write_journal(tmp_path / name, [*records[:-1], records[-1] | {"v": version}], [THREE])
+    keys = spark.createDataFrame([(f"customer-{n}",) for n in range(600)], "k string")
+    keys.coalesce(1).write.parquet(str(tmp_path / "keys.parquet"))
+    (tmp_path / "three.json").write_text(to_json(THREE))
+    edit = ("--vhost", "/", "--exchange", "orders", "--remove", "queue:orders.3")
+    said = refused(capsys, tmp_path, "--journal", str(tmp_path / "version"), *edit)
+    assert "jsonl.gz: schema version 2, known is 1" in said
+    cut = truncated(tmp_path / "cut")
+    assert f"{cut}: cannot be read (truncated)" in refused(capsys, tmp_path, "--journal", str(tmp_path / "cut"), *edit)
+    cut = truncated(tmp_path / "keys.parquet", 100)
+    table = ("--table", str(tmp_path / "keys.parquet"), "--key", "k", "--ring", str(tmp_path / "three.json"))
+    assert f"{cut}: cannot be read" in refused(capsys, tmp_path, *table, "--remove", "queue:orders.3")
 
 
 def test_what_a_journal_lacks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
