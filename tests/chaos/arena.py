@@ -90,6 +90,8 @@ class Member:
     relays: Mapping[str, Relay]
     """By listener: amqp, http."""
     started: list[Sidecar] = field(default_factory=list)
+    rerouted: int = 0
+    """Messages that came back and were published again, by those that have ended."""
 
     @property
     def clock(self) -> Path:
@@ -118,8 +120,13 @@ class Member:
         """The one that runs."""
         return self.started[-1]
 
+    def count(self) -> None:
+        """Adds what the one that runs has published again; it is about to end."""
+        self.rerouted += int(self.now.metric("ringproxy_rerouted_total"))
+
     def end(self) -> None:
         """Ends it in good order and checks what every one of them logged."""
+        self.count()
         self.now.stop()
         for sidecar in self.started:
             sidecar.check_log()

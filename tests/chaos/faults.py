@@ -172,7 +172,7 @@ class Injector:
             try:
                 await asyncio.sleep(BELIEVABLE if fault.kind is Kind.API_LIES else 3 * fault.lasts)
             finally:
-                if front.mood is Mood.DOWN:
+                if front.mood in (Mood.DOWN, Mood.TRUNCATED):  # neither gives anybody a whole answer
                     self._queues.history.down.append(Span(begin, time.monotonic()))
                 front.mood = Mood.TRUE
         return Effect(f"{front.moody - before} requests", front.moody - before)
@@ -254,6 +254,7 @@ class Injector:
 
 def _ended(member: Member, killed: bool) -> None:
     """Ends the sidecar; in good order where it was asked to."""
+    member.count()
     if killed:
         member.now.signal(signal.SIGKILL)
         member.now.process.wait()
