@@ -1,18 +1,25 @@
 """Limits, and a broker that stalls: every answer comes in time, is true, and costs bounded memory."""
 
+import http.client
 import itertools
 import os
 import signal
+import socket
+import ssl
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, closing
+from pathlib import Path
 
 import pytest
 
+from proxy.http.server import SPARE
 from testbed.node import Node
-from tests.integration.broker_api import BrokerApi, VirtualHost, wait_until
+from tests.certificates import Authority
+from tests.integration.broker_api import DEADLINE_SECONDS, BrokerApi, VirtualHost, wait_until
 from tests.integration.conftest import Login, StartSidecar
 from tests.integration.own_node import Control, own_node, private_only
 from tests.integration.relay import relay
@@ -20,6 +27,9 @@ from tests.integration.sidecar import Answer, Sidecar, publish_path
 
 QUEUES = ["q1", "q2"]
 NOT_PUBLISHED = {"invalid", "rejected", "unavailable"}
+
+MOST_OF_A_HANDSHAKE = 128 * 1024
+"""Bytes, generously."""
 
 
 class Told:
@@ -188,6 +198,57 @@ def test_connections_lost_under_load(start_sidecar: StartSidecar, login: Login, 
     outcomes = told.check(vhost)
     assert outcomes["confirmed"] > 1000
     assert set(outcomes) <= {"confirmed", "unknown", "unavailable", "rejected"}
+
+
+LINE = 8190
+"""Bytes of a request's first line, or of a header: aiohttp's limits, as the reference has them."""
+HEADERS = 128
+
+
+@pytest.mark.parametrize(
+    ("sizes", "status"),
+    [((0, 0, 0), 200), ((LINE + 1, 0, 0), 400), ((0, LINE + 1, 0), 400), ((0, 0, HEADERS + 1), 400)],
+    ids=["within", "the line", "a header", "the number of headers"],
+)
+def test_the_head_of_a_request(sidecar: Sidecar, vhost: VirtualHost, sizes: tuple[int, int, int], status: int) -> None:
+    """So much, and not more, is taken; the next connection is as welcome as ever."""
+    vhost.ring("orders", QUEUES)
+    line, field, count = sizes
+    first = f"POST {publish_path('orders', vhost.name, key='k' * (line or 200))} HTTP/1.1"
+    fields = ["Host: x", "Content-Length: 0", f"X-Long: {'v' * (field or LINE - len('X-Long: '))}"]
+    fields += [f"X-{n}: v" for n in range((count or HEADERS) - len(fields))]
+
+    (answer,) = sidecar.raw("\r\n".join([first, *fields, "", ""]).encode())
+
+    assert answer.status == status, answer
+    if status == 400:
+        answer.problem(400, "bad-request", "invalid", retryable=False)
+    assert sidecar.publish("orders", "k", vhost=vhost.name).status == 200
+    assert sum(map(len, vhost.drain_all().values())) == (2 if status == 200 else 1)
+
+
+def test_tls_handshakes_that_are_never_finished_keep_nobody_out(
+    start_sidecar: StartSidecar, vhost: VirtualHost, tmp_path: Path
+) -> None:
+    """They count against no limit of connections. (The 60 s that each may take are asyncio's: not waited for here.)"""
+    vhost.ring("orders", QUEUES)
+    authority = Authority(tmp_path)
+    pair = authority.issue("sidecar")
+    sidecar = start_sidecar(max_in_flight="1", tls_cert_file=f"{pair.certificate}", tls_key_file=f"{pair.key}")
+    before = sidecar.memory()
+    with ExitStack() as stack:
+        for n in range(SPARE + 100):
+            silent = stack.enter_context(socket.create_connection(("127.0.0.1", sidecar.port), DEADLINE_SECONDS))
+            if n % 2:
+                silent.sendall(bytes.fromhex("16030100c8010000c40303"))
+        context = ssl.create_default_context(cafile=authority.certificate)
+        asking = http.client.HTTPSConnection("localhost", sidecar.port, timeout=DEADLINE_SECONDS, context=context)
+        with closing(asking):
+            asking.request("POST", publish_path("orders", vhost.name, key="k"), b"over TLS")
+            assert asking.getresponse().status == 200
+        cost = (sidecar.memory() - before) / (SPARE + 100)
+        print(f"{cost / 1024:.1f} KiB a handshake")
+        assert cost < MOST_OF_A_HANDSHAKE
 
 
 @pytest.mark.parametrize("length", ["Content-Length: 1000", "Transfer-Encoding: chunked"])

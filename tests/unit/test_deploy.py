@@ -1,5 +1,7 @@
-"""The Dockerfile, the packages pinned for it, and the manifests; for the image itself see the integration tests."""
+"""The Dockerfiles, the packages pinned for them, and the manifests; for the image itself see the integration tests."""
 
+import argparse
+import importlib
 import re
 import subprocess
 import sys
@@ -12,17 +14,21 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from proxy.amqp.legs import BUFFER
 from proxy.config import ENVIRONMENT_PREFIX, Settings
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-MANIFESTS = sorted(file for file in (ROOT / "deploy").iterdir() if file.name != "alerts.yaml")
+MANIFESTS = sorted(file for file in (ROOT / "deploy").glob("*.yaml") if file.name != "alerts.yaml")
 DOCUMENTS: list[dict[str, Any]] = [each for file in MANIFESTS for each in yaml.safe_load_all(file.read_text())]
 PROGRAMS = Path(sys.executable).parent
 
 
-def the(kind: str) -> dict[str, Any]:
-    (found,) = (document for document in DOCUMENTS if document["kind"] == kind)
+def the(kind: str, name: str | None = None) -> dict[str, Any]:
+    """The one of that kind, or of those the one of that name."""
+    (found,) = (
+        document for document in DOCUMENTS if document["kind"] == kind and name in (None, document["metadata"]["name"])
+    )
     return found
 
 
@@ -58,8 +64,9 @@ def output(program: str, *arguments: str) -> str:
     return run.stdout
 
 
-def test_hadolint_has_nothing_to_say_about_the_dockerfile() -> None:
-    assert output("hadolint", "--failure-threshold", "style", "Dockerfile") == ""
+@pytest.mark.parametrize("file", ["Dockerfile", "deploy/spark.Dockerfile"])
+def test_hadolint_has_nothing_to_say_about_the_dockerfile(file: str) -> None:
+    assert output("hadolint", "--failure-threshold", "style", file) == ""
 
 
 def pins(file: str) -> dict[str, str]:
@@ -84,7 +91,7 @@ def test_the_image_gets_the_packages_that_are_tested_and_none_for_development() 
     ],
 )
 def test_the_manifests_are_valid(version: str) -> None:
-    """All but the PodMonitor, which is the Prometheus operator's: no schema of it is at hand."""
+    """All but the operators' own kinds, PodMonitor and SparkApplication: no schema of those is at hand."""
     files = [str(file.relative_to(ROOT)) for file in MANIFESTS]
     said = output("kubernetes-validate", "--strict", "--kubernetes-version", version, *files).splitlines()
     assert said == [
@@ -92,6 +99,9 @@ def test_the_manifests_are_valid(version: str) -> None:
         f" with api version monitoring.coreos.com/v1 for kubernetes version {version}",
         f"INFO deploy/sidecar.yaml passed for resource secret/orders-ringproxy against version {version}",
         f"INFO deploy/sidecar.yaml passed for resource deployment/orders against version {version}",
+        f"INFO deploy/spark-application.yaml passed for resource secret/ringproxy-usage against version {version}",
+        "WARN deploy/spark-application.yaml Couldn't find schema for kind SparkApplication"
+        f" with api version sparkoperator.k8s.io/v1beta2 for kubernetes version {version}",
     ]
 
 
@@ -134,9 +144,9 @@ def test_the_passwords_are_the_mounted_files_of_the_secret(
     (mount,) = sidecar["volumeMounts"]
     (volume,) = (each for each in pod["volumes"] if each["name"] == mount["name"])
     assert mount["readOnly"]
-    assert volume["secret"]["secretName"] == the("Secret")["metadata"]["name"]
+    assert volume["secret"]["secretName"] == the("Secret", "orders-ringproxy")["metadata"]["name"]
     files = {value for name, value in environment.items() if name.endswith("_FILE")}
-    assert files == {f"{mount['mountPath']}/{key}" for key in the("Secret")["stringData"]}
+    assert files == {f"{mount['mountPath']}/{key}" for key in the("Secret", "orders-ringproxy")["stringData"]}
 
 
 def test_every_container_is_confined(pod: dict[str, Any]) -> None:
@@ -152,6 +162,20 @@ def test_every_container_is_confined(pod: dict[str, Any]) -> None:
 
 def test_the_pod_waits_longer_than_the_proxy_drains(pod: dict[str, Any], settings: Settings) -> None:
     assert pod["terminationGracePeriodSeconds"] > settings.drain_time
+
+
+def test_what_all_may_take_at_once_fits_the_memory_limit(sidecar: dict[str, Any], settings: Settings) -> None:
+    """As the table in docs/deploy.md adds it up."""
+    mib = 1 << 20
+    idle, ring, connections = 55 * mib, 20 * mib, 25 * mib
+    # On each side what waits, and one read more of as much, before the other side is held.
+    sessions = settings.max_sessions * 2 * 2 * BUFFER
+    together = idle + ring + settings.max_in_flight_bytes + sessions + connections
+    assert sidecar["resources"]["limits"]["memory"] == "256Mi"
+    assert together < 256 * mib
+    document = (ROOT / "docs/deploy.md").read_text()
+    assert f"| together | {together // mib} MiB |" in document
+    assert f"| {settings.max_sessions} AMQP sessions whose peers do not read" in document
 
 
 def test_the_application_publishes_where_the_proxy_listens(pod: dict[str, Any], settings: Settings) -> None:
@@ -170,3 +194,47 @@ def test_prometheus_finds_the_metrics_either_way(sidecar: dict[str, Any], settin
     (endpoint,) = monitor["podMetricsEndpoints"]
     assert monitor["selector"]["matchLabels"].items() <= template["labels"].items()
     assert endpoint == {"port": sidecar["ports"][0]["name"], "path": "/metrics"}
+
+
+def test_the_spark_application_runs_a_command_that_the_pipeline_has() -> None:
+    spec = the("SparkApplication")["spec"]
+    job, *rest = spec["arguments"]
+    parser = argparse.ArgumentParser(exit_on_error=False)
+    importlib.import_module(f"pipeline.{job}.command").add_arguments(parser)
+    given = parser.parse_args(rest)
+    assert given.journal.startswith("s3a://")
+    assert given.out.startswith("s3a://")
+    assert spec["sparkConf"]["spark.sql.adaptive.enabled"] == "true"
+
+
+def test_the_spark_application_is_the_image_of_its_dockerfile() -> None:
+    dockerfile, spec = (ROOT / "deploy/spark.Dockerfile").read_text(), the("SparkApplication")["spec"]
+    assert spec["image"] == f"ringproxy-pipeline:{PROJECT['version']}"
+    (packages,) = re.findall(r"SPARK_HOME=(\S+)/pyspark\b", dockerfile)
+    assert spec["mainApplicationFile"] == f"local://{packages}/pipeline/__main__.py"
+    bases, sidecars = (
+        re.findall(r"^FROM python:(\S+?)-(?:slim-)?trixie\b", text, re.MULTILINE)
+        for text in (dockerfile, (ROOT / "Dockerfile").read_text())
+    )
+    assert bases == sidecars
+    assert {f"/opt/ringproxy/lib/python{version}/site-packages" for version in bases} == {packages}
+    (user,) = re.findall(r"^USER (\d+):\1$", dockerfile, re.MULTILINE)
+    for part in (spec["driver"], spec["executor"]):
+        assert part["securityContext"]["runAsUser"] == int(user)
+        assert part["envFrom"] == [{"secretRef": {"name": the("Secret", "ringproxy-usage")["metadata"]["name"]}}]
+
+
+def test_spark_and_hadoop_are_everywhere_of_the_pinned_version() -> None:
+    spec = the("SparkApplication")["spec"]
+    assert f"pyspark=={spec['sparkVersion']}" in pins("constraints-pipeline.txt")
+    assert f"\nFROM apache/spark:{spec['sparkVersion']}-" in (ROOT / "deploy/spark.Dockerfile").read_text()
+    jars = Path(importlib.import_module("pyspark").__file__ or "").parent / "jars"
+    (hadoop,) = (jar.stem.removeprefix("hadoop-client-api-") for jar in jars.glob("hadoop-client-api-*.jar"))
+    assert spec["deps"]["packages"] == [f"org.apache.hadoop:hadoop-aws:{hadoop}"]
+
+
+def test_what_the_dockerfiles_copy_is_sent_to_the_build() -> None:
+    sent = re.findall(r"^!(\S+)$", (ROOT / ".dockerignore").read_text(), re.MULTILINE)
+    texts = [(ROOT / file).read_text() for file in ("Dockerfile", "deploy/spark.Dockerfile")]
+    copied = [re.findall(r"^COPY (?!--from)(.+) \S+$", text, re.MULTILINE) for text in texts]
+    assert {name for lines in copied for line in lines for name in line.split()} == set(sent)
