@@ -14,7 +14,7 @@ from types import FrameType
 from bench import BenchError, amqp, report
 from bench.contenders import Stage
 from bench.freeze import Freeze
-from bench.long.parts import LONG
+from bench.long.parts import LONG, SUITES
 from bench.report import Results
 from bench.rounds import in_turn
 from bench.world import World, running_world
@@ -61,8 +61,8 @@ def _long(world: World, choice: str, part: str) -> bool:
         print(f"bench: {part}: {error}", file=sys.stderr)
         return False
     command = f"{f'BROKER={choice} ' if choice else ''}python -m bench {part}"
-    # That on sid's says itself which one.
-    broker = "" if part == "sid" else f"RabbitMQ {world.version}, "
+    # Those on a suite's say themselves which one.
+    broker = "" if part in SUITES else f"RabbitMQ {world.version}, "
     told = f"`{command}`, {datetime.date.today().isoformat()}: {broker}{_machine()}."
     _publish(part, f"{told}\n\n{text}", whole=True)
     return True

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from bench.amqp import COMPILED, CONSISTENT, RATES, RELAYED, STRAIGHT, Measured
 from bench.rounds import Spread, Throughput
-from bench.tables import Goal, at_least, at_most, bars, median, shown, table
+from bench.tables import Goal, at_least, at_most, chart, median, shown, table
 
 SLOW_SINCE = 4, 3
 """The release of RabbitMQ from which its x-consistent-hash takes the broker several times as long as before."""
@@ -74,18 +74,22 @@ def _cpu(figures: Sequence[float | None]) -> str:
 
 
 def _bars(found: Measured) -> str:
-    rates = {title: Spread.of([r.rate for r in rounds]) for title, rounds in found.throughput.items()}
-    costs = {title: Spread.of([r.broker or 0.0 for r in rounds]) for title, rounds in found.throughput.items()}
-    return f"{bars('messages/s', rates, ',.0f')}\n\n{bars('broker CPU, µs a message', costs, '.1f')}"
+    resident = {title: [size / 2**20] for title, size in found.resident.items()}
+    charts = [
+        chart("messages/s", found.throughput, lambda r: r.rate, ",.0f"),
+        chart("broker CPU, µs a message", found.throughput, lambda r: r.broker, ".1f"),
+        chart("proxy CPU, µs a message", found.throughput, lambda r: r.server, ".2f"),
+        chart("proxy memory, MiB", resident, lambda size: size, ".0f"),
+    ]
+    return "\n\n".join(charts)
 
 
 def _latency(found: Measured, rate: int) -> str:
-    rows, medians = [], {}
+    rows = []
     for title, rounds in found.latency[rate].items():
         pairs = zip(rounds, found.latency[rate][STRAIGHT], strict=True)
         above = Spread.of([one.p50 - straight.p50 for one, straight in pairs])
         p50, p99 = (Spread.of(figures) for figures in zip(*rounds, strict=True))
-        medians[title] = p50
         rows.append([title, *shown(p50, ".3f"), *shown(above, "+.3f"), *shown(p99, ".2f")])
     rows += [[title, "not on this broker", *[""] * 5] for title in found.absent]
     heads = [
@@ -95,5 +99,8 @@ def _latency(found: Measured, rate: int) -> str:
         "p50 above straight's, ms",
         "least to most",
     ]
-    chart = bars(f"p50 of the confirm at {rate:,} messages/s, ms", medians, ".3f")
-    return f"{table([*heads, 'p99, ms', 'least to most'], rows)}\n\n{chart}"
+    charts = [
+        chart(f"{name} of the confirm at {rate:,} messages/s, ms", found.latency[rate], figure, form)
+        for name, figure, form in (("p50", lambda one: one.p50, ".3f"), ("p99", lambda one: one.p99, ".2f"))
+    ]
+    return "\n\n".join([table([*heads, "p99, ms", "least to most"], rows), *charts])

@@ -19,9 +19,11 @@ from bench.freeze import ALLOWED, LIMIT, Frozen
 from bench.latency import RATE, Latency
 from bench.messages import BATCH
 from bench.rounds import Spread, Throughput
-from bench.tables import Goal, at_least, goal_table, median, shown, table
+from bench.tables import Goal, at_least, chart, goal_table, median, shown, table
 
 MOST_MEMORY = 256 << 20
+
+_SINGLES = frozenset({SINGLE, SINGLE_TRANSIENT, BARE, MANAGEMENT})
 
 
 @dataclass
@@ -109,7 +111,17 @@ def _throughput(results: Results) -> str:
     heads = ["", "messages/s", "least to most", "broker CPU, µs a message", "sidecar CPU, µs a message"]
     tried = ", ".join(map(str, contenders.BATCH_CONNECTIONS))
     note = f"Connections of the batches: {results.batch_connections}, the best of {tried}."
-    return f"{table(heads, rows)}\n\n{note} In the bare handler's row it is its own CPU time, not the sidecar's."
+    note += " In the bare handler's row it is its own CPU time, not the sidecar's."
+    # Apart: beside batches, bars of single messages would all be as short.
+    singles = {title: rounds for title, rounds in results.throughput.items() if title in _SINGLES}
+    many = {title: rounds for title, rounds in results.throughput.items() if title not in _SINGLES}
+    charts = [
+        chart("messages/s, single", singles, lambda r: r.rate, ",.0f"),
+        chart("messages/s, AMQP and batches", many, lambda r: r.rate, ",.0f"),
+        chart("broker CPU, µs a message", results.throughput, lambda r: r.broker, ".1f"),
+        chart("sidecar CPU, µs a message", results.throughput, lambda r: r.server, ".1f"),
+    ]
+    return "\n\n".join([table(heads, rows), note, *charts])
 
 
 def _latency(latency: Mapping[str, Sequence[Latency]]) -> str:
@@ -117,7 +129,12 @@ def _latency(latency: Mapping[str, Sequence[Latency]]) -> str:
     for title, rounds in latency.items():
         p50, p99 = (shown(Spread.of(figures), ".2f") for figures in zip(*rounds, strict=True))
         rows.append([title, *p50, *p99])
-    return table([f"at {RATE:,} requests/s", "p50, ms", "least to most", "p99, ms", "least to most"], rows)
+    heads = [f"at {RATE:,} requests/s", "p50, ms", "least to most", "p99, ms", "least to most"]
+    charts = [
+        chart(f"{name} at {RATE:,} requests/s, ms", latency, figure, ".2f")
+        for name, figure in (("p50", lambda one: one.p50), ("p99", lambda one: one.p99))
+    ]
+    return "\n\n".join([table(heads, rows), *charts])
 
 
 def _frozen(frozen: Frozen) -> str:

@@ -1,10 +1,12 @@
 """What the report is made of: goals, tables, and charts of bars."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple, TypeVar
 
 from bench.rounds import Spread
+
+T = TypeVar("T")
 
 _WIDTH = 40
 """Characters of the longest bar."""
@@ -62,3 +64,9 @@ def bars(title: str, spreads: Mapping[str, Spread], form: str) -> str:
         least, most = (round(figure / longest * _WIDTH) for figure in (spread.least, spread.most))
         lines.append(f"{name:{margin}}  {'█' * least}{'░' * (most - least)} {spread.median:{form}}")
     return "\n".join(["```text", *lines, "```"])
+
+
+def chart(title: str, rounds: Mapping[str, Sequence[T]], figure: Callable[[T], float | None], form: str) -> str:
+    """Bars of one figure of all rounds, for those of which it is known; it is for one at least."""
+    found = {name: [known for one in each if (known := figure(one)) is not None] for name, each in rounds.items()}
+    return bars(title, {name: Spread.of(figures) for name, figures in found.items() if figures}, form)

@@ -27,6 +27,8 @@ ROUNDS = 3
 _ASKED = 200_000
 _TICK = 0.001
 _IDLE = 2.0
+_LONGEST_STALL = 10
+"""Milliseconds."""
 
 Weights = Mapping[Destination, int]
 
@@ -48,16 +50,24 @@ def growth(world: World) -> str:
 def _goals(found: list[dict[str, Any]]) -> list[Goal]:
     by_case = {(case["queues"], case["heaviest"]): case for case in found}
 
-    def goal(title: str, queues: int, what: tuple[str, ...], most: float) -> Goal:
-        worst = Spread.of([figure for name in what for figure in by_case[queues, 1][name]])
-        return Goal(title, f"at most {most:g}", *shown(worst, ".1f"), worst.median <= most)
+    def goal(title: str, queues: int, what: str, most: float) -> Goal:
+        reached = Spread.of(by_case[queues, 1][what])
+        return Goal(title, f"at most {most:g}", *shown(reached, ".1f"), reached.median <= most)
 
+    # No stall may be longer, so the longest of all rounds decides.
+    stalls = Spread.of(by_case[1000, 1]["stall"])
     changes = "added", "removed", "reweighted"
     return [
-        goal("100 queues: build, ms", 100, ("build",), 250),
-        goal("1,000 queues: build, ms", 1000, ("build",), 3000),
-        goal("1,000 queues: longest stall of the event loop meanwhile, ms", 1000, ("stall",), 10),
-        *(goal(f"1,000 queues, one {change}: new ring, ms", 1000, (change,), 20) for change in changes),
+        goal("100 queues: build, ms", 100, "build", 250),
+        goal("1,000 queues: build, ms", 1000, "build", 3000),
+        Goal(
+            "1,000 queues: longest stall of the event loop meanwhile, of all rounds, ms",
+            f"at most {_LONGEST_STALL:g}",
+            f"{stalls.most:.1f}",
+            shown(stalls, ".1f")[1],
+            stalls.most <= _LONGEST_STALL,
+        ),
+        *(goal(f"1,000 queues, one {change}: new ring, ms", 1000, change, 20) for change in changes),
     ]
 
 

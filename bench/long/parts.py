@@ -1,6 +1,7 @@
 """The long parts by name, which is also that of their section in the document."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from bench import amqp, amqp_report
 from bench.long import changes, fleet, growth, in_process, journal, many, memory, scenes, stamps, tls
@@ -8,11 +9,14 @@ from bench.long.scene import ROUNDS, SECONDS
 from bench.tables import goal_table
 from bench.world import World, running_world
 
+SUITES = "sid", "trixie"
+"""Of Debian, on whose RabbitMQ the parts of these names run, whichever BROKER names."""
 
-def _sid(world: World) -> str:
-    """What is compared by AMQP, on Debian sid's RabbitMQ."""
+
+def _by_amqp(suite: str, world: World) -> str:
+    """What is compared by AMQP, on that suite's RabbitMQ."""
     del world  # another has the same processes around it
-    with running_world("sid") as other:
+    with running_world(suite) as other:
         found = amqp.measured(other, ROUNDS, SECONDS)
     told = f"RabbitMQ {found.version}, medians of {ROUNDS} rounds of {SECONDS:g} s:"
     return "\n\n".join([told, goal_table(amqp_report.goals(found)), amqp_report.markdown(found)])
@@ -32,5 +36,5 @@ LONG: Mapping[str, Callable[[World], str]] = {
     "fleet": fleet.fleet,
     "process": in_process.in_process,
     "journal": journal.journal,
-    "sid": _sid,
+    **{suite: partial(_by_amqp, suite) for suite in SUITES},
 }

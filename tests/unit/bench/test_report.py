@@ -15,7 +15,7 @@ DOCUMENT = Path(__file__).parents[3] / "docs" / "performance.md"
 
 
 def rates(*figures: float) -> list[Throughput]:
-    return [Throughput(figure, 20.0, None) for figure in figures]
+    return [Throughput(figure, 20.0, 5.0) for figure in figures]
 
 
 THROUGHPUT = {
@@ -77,7 +77,21 @@ def test_a_missed_goal_shows() -> None:
     assert "- some machine" in text
     assert text.count("| yes |") == 3
     assert text.count("| **no** |") == 2
-    assert "| AMQP, straight to the queues | 1,000 | 1,000 to 2,000 | 20.0 | |" in text
+    assert "| AMQP, straight to the queues | 1,000 | 1,000 to 2,000 | 20.0 | 5.0 |" in text
+
+
+def test_every_figure_has_its_chart() -> None:
+    text = markdown(Results(throughput=THROUGHPUT, batch_connections=4, latency=LATENCY), [])
+    blocks = [block.splitlines() for block in text.split("```") if block.startswith("text\n")]
+    last = {title: [line.split()[-1] for line in lines] for _, title, *lines in blocks}
+    assert last == {
+        "messages/s, single": ["40", "45", "100", "8"],
+        "messages/s, AMQP and batches": ["1,000", "800", "1,000", "600"],
+        "broker CPU, µs a message": ["20.0"] * 8,
+        "sidecar CPU, µs a message": ["5.0"] * 8,
+        "p50 at 1,000 requests/s, ms": ["1.50", "1.00", "0.50"],
+        "p99 at 1,000 requests/s, ms": ["5.00", "2.00", "1.00"],
+    }
 
 
 def test_the_report_takes_the_place_of_the_last_one() -> None:

@@ -1,7 +1,7 @@
 """Tables and charts show the figures they are given."""
 
 from bench.rounds import Spread
-from bench.tables import at_least, at_most, bars, goal_table, median, table
+from bench.tables import at_least, at_most, bars, chart, goal_table, median, table
 
 
 def test_the_median_decides_about_a_goal() -> None:
@@ -27,6 +27,20 @@ def test_a_bar_is_dark_to_the_least_and_light_to_the_most() -> None:
         f"other  {'█' * 10} 500",
         "```",
     ]
+
+
+def test_a_chart_leaves_out_whose_figure_is_not_known() -> None:
+    rounds: dict[str, list[tuple[float, float | None]]] = {
+        "one": [(1.0, None), (3.0, None), (4.0, None)],
+        "other": [(2.0, 7.0)],
+        "third": [(1.0, None), (1.0, 3.5)],
+    }
+    assert chart("rate", rounds, lambda one: one[0], ".1f") == bars(
+        "rate", {"one": Spread(3, 1, 4), "other": Spread(2, 2, 2), "third": Spread(1, 1, 1)}, ".1f"
+    )
+    assert chart("cost", rounds, lambda one: one[1], ".1f") == bars(
+        "cost", {"other": Spread(7, 7, 7), "third": Spread(3.5, 3.5, 3.5)}, ".1f"
+    )
 
 
 def test_what_is_not_known_has_no_median() -> None:
