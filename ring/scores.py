@@ -205,15 +205,20 @@ def _contest(streams: U64, seeds: U64, groups: list[tuple[np.uint64, list[int]]]
     (weight, members), *others = groups
     draw, owner = _greatest_draws(streams, seeds, members)
     state = _State(neg_log2(draw) // weight, draw, owner)
+    if others:
+        # In floats, and with more than what those and the division may round off.
+        bar = state.score.astype(np.float64)
+        bar += 64
     for weight, members in others:
         draw, owner = _greatest_draws(streams, seeds, members)
         # -log2(u) > 1.375 (1 - u): most draws are seen to lose without their logarithm.
-        distance = (~draw >> np.uint64(11)) << np.uint64(_SCORE_BITS - 53)
-        least = distance + (distance >> np.uint64(2)) + (distance >> np.uint64(3))
-        rivals = np.flatnonzero(least // weight <= state.score)
+        least = (~draw).astype(np.float64)
+        least *= 1.375 * 2.0 ** (_SCORE_BITS - 64) / float(weight)
+        rivals = np.flatnonzero(least <= bar)
         challenger = _State(neg_log2(draw[rivals]) // weight, draw[rivals], owner[rivals])
         won = _better(_State(state.score[rivals], state.draw[rivals], state.owner[rivals]), challenger)
         state.score[rivals], state.draw[rivals], state.owner[rivals] = won
+        bar[rivals] = won.score.astype(np.float64) + 64
     return state
 
 
