@@ -22,7 +22,7 @@ from proxy.limits import Limits
 from proxy.outcome import Outcome
 from proxy.publisher import Lanes
 from proxy.tally import Tally
-from tests.fuzz import client
+from tests.fuzz import client, messages
 from tests.fuzz.equal_amqp import RINGS
 from tests.fuzz.said import EDGES, Say, attempt, kept_of, mutated, number
 from tests.fuzz.steps import steps
@@ -148,7 +148,8 @@ def items(rng: Random, say: Say) -> None:
         del item["properties"]
     found = [item]
     with suppress(DecodingError):
-        read = decoded(mutated(rng, [data for data in kept_of("messages") if data and data[0] % 5 == 0])[1:])
+        kept = [data for data in kept_of("messages") if data and data[0] % len(messages.KINDS) == messages.ITEM]
+        read = decoded(mutated(rng, kept)[1:])
         found += [cast("dict[str, Any]", read)] if isinstance(read, dict) else []
     for one in found:
         try:

@@ -1,7 +1,10 @@
-"""From one item of a batch, a CloudEvent, or a request's headers to a message."""
+"""From one item of a batch, a CloudEvent, a request's headers, or the management API's publish to a message."""
 
 import json
-from contextlib import suppress
+import re
+from base64 import b64encode
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, cast
 
 from aiohttp import web
@@ -12,14 +15,19 @@ from proxy.amqp import content, table
 from proxy.amqp.frames import U32
 from proxy.amqp.properties import Header
 from proxy.http import cloudevents, fields, parsing
+from proxy.http.compat import Compat
 from proxy.http.decoding import DecodingError, decoded
+from proxy.http.dispatch import Dispatch
 from proxy.http.fields import ItemError
+from proxy.http.gate import Admitted, Gate
 from proxy.http.message import FAN_OUT, STAMPS, Message
 from proxy.http.problems import ProblemError
+from proxy.publisher import Login
 from tests.fuzz.steps import Step, steps, written
 
-ITEM, STRUCTURED, BATCHED, BINARY, REQUEST = range(5)
-"""What the first byte makes of the others: JSON, or steps that each are a header."""
+KINDS = ITEM, STRUCTURED, BATCHED, BINARY, REQUEST, MANAGEMENT = range(6)
+"""What the first byte makes of the others: JSON, steps that each are a header, or a line of credentials, one with the
+path, and JSON."""
 
 _NAMES = [
     b"Routing-Key",
@@ -33,13 +41,14 @@ _NAMES = [
     *(b"ce-" + name for name in (b"id", b"source", b"type", b"specversion", b"time", b"subject", b"partitionkey")),
     *(b"ce-data", b"ce-ext", b"ce-dataschema"),
 ]
+_ITS_PATH = re.compile("/api/exchanges/[^/]+/[^/]+/publish")
 _PATH, _ANY = 64, 128
 """Steps that are the path and query, or a header whose name they bring, up to a colon."""
 
 
 def check(data: bytes) -> None:
     """Only the documented errors are raised, and a message that is made can be read again."""
-    what, rest = (data[0] if data else 0) % 5, data[1:]
+    what, rest = (data[0] if data else 0) % len(KINDS), data[1:]
     if what == ITEM:
         with suppress(DecodingError):
             item = decoded(rest)
@@ -54,6 +63,10 @@ def check(data: bytes) -> None:
             for event in cloudevents.batched(rest):
                 with suppress(ItemError):
                     _check(cloudevents.message_of(event)[1])
+    elif what == MANAGEMENT:
+        credentials, _, rest = rest.partition(b"\n")
+        path, _, body = rest.partition(b"\n")
+        _check_management(credentials, path, body)
     else:
         _check_request(what, rest)
 
@@ -81,6 +94,60 @@ def _check_request(what: int, data: bytes) -> None:
         parsing.prefers(request, "minimal")
         key, properties = parsing.message_of(request, query)
         _check(Message(key, Header.of(properties), data))
+
+
+def _check_management(credentials: bytes, path: bytes, body: bytes) -> None:
+    """Any answer is the management API's JSON, and what would be published belongs to who has logged in."""
+    # A fuzzer does not come by base64.
+    plain = b":" in credentials
+    authorization = b"Basic " + b64encode(credentials) if plain else credentials
+    request = cast(web.Request, _Request(b"/api/exchanges/" + path, [(b"Authorization", authorization)]))
+    if not _ITS_PATH.fullmatch(request.rel_url.raw_path):
+        return
+    compat = _Compat(body)
+    try:
+        compat.publish(request).send(None)
+    except StopIteration as stopped:
+        answer: web.Response = stopped.value
+    assert isinstance(answer.body, bytes)
+    told = json.loads(answer.body)
+    if compat.login is None:
+        assert answer.status in (400, 401, 413)
+        assert told.keys() == {"error", "reason", "outcome", "retryable"}
+        assert told["outcome"] == "invalid"
+        return
+    assert (answer.status, told) == (200, {"routed": True})
+    assert all(len(part.encode()) < 256 and "\0" not in part for part in compat.login)
+    if plain:
+        assert ":".join(compat.login).encode() == credentials
+
+
+class _Compat(Compat):
+    """The management API's publish, up to the message: all is admitted, and nothing published."""
+
+    def __init__(self, body: bytes) -> None:
+        super().__init__(cast(Gate, _Gate(body)), cast(Dispatch, None), max_body=1 << 20)
+        self.login: Login | None = None
+
+    async def _routed(self, admitted: Admitted, name: tuple[str, str], login: Login, message: Message) -> bool:
+        assert not {".", ".."} & set(name)
+        _check(message)
+        self.login = login
+        return True
+
+
+class _Gate:
+    """Lets everyone in, with that body."""
+
+    def __init__(self, body: bytes) -> None:
+        self._body = body
+
+    @contextmanager
+    def admitted(self) -> Iterator[None]:
+        yield None
+
+    async def body(self, request: web.Request, admitted: Admitted, most: int) -> bytes:
+        return self._body
 
 
 class _Request:
@@ -140,6 +207,14 @@ def seeds() -> list[bytes]:
     headers += [Step(6 + n, 0, value) for n, value in enumerate([b"m", b"60000", b"3", b"1", b"2", b"t", b"h"])]
     binary = [Step(_NAMES.index(b"ce-" + name), 0, name) for name in (b"id", b"source", b"type", b"partitionkey")]
     binary += [Step(_NAMES.index(b"ce-specversion"), 0, b"1.0"), Step(_ANY, 0, b'ce-any:"%C3%A9"')]
+    published = {
+        "routing_key": "k",
+        "properties": {"headers": {"a": 1}, "priority": 3, "user_id": "u", "delivery_mode": 2, "unknown": []},
+        "payload": "aGVs\nbG8=",
+        "payload_encoding": "base64",
+        "vhost": "/",
+    }
+    as_string = {**published, "payload": "hello", "payload_encoding": "string", "properties": {}}
     path = Step(_PATH, 0, b"a%2Fb%C3%A9/publish?vhost=%2F&key=k")
     return [
         bytes((ITEM,)) + json.dumps(item).encode(),
@@ -149,4 +224,6 @@ def seeds() -> list[bytes]:
         bytes((BINARY,)) + written(binary),
         bytes((REQUEST,)) + written([path, *headers[1:]]),
         bytes((REQUEST,)) + written(headers),
+        bytes((MANAGEMENT,)) + b"u:p\n%2F/x/publish\n" + json.dumps(published).encode(),
+        bytes((MANAGEMENT,)) + b"Basic dTpw\na%C3%A9/amq.default/publish\n" + json.dumps(as_string).encode(),
     ]
