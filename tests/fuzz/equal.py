@@ -10,7 +10,7 @@ from random import Random
 from unittest.mock import patch
 
 from ring.compiled import kind
-from tests.fuzz import equal_amqp, equal_http
+from tests.fuzz import equal_amqp, equal_http, equal_journal
 from tests.fuzz.said import Say, shown
 
 CASES: Mapping[str, Callable[[Random, Say], None]] = {
@@ -29,6 +29,8 @@ CASES: Mapping[str, Callable[[Random, Say], None]] = {
     "dispatch": equal_http.dispatched,
     "batch": equal_http.batches,
     "limits": equal_http.limits,
+    "journalled": equal_journal.sessions,
+    "buffers": equal_journal.buffers,
 }
 
 

@@ -10,6 +10,7 @@ from proxy.amqp.channel import Channel, Kept
 from proxy.amqp.closing import refuse_channel
 from proxy.amqp.confirms import Came
 from proxy.amqp.connection import Connection
+from proxy.journal.buffer import Journal
 from proxy.outcome import Outcome
 from proxy.router import Entry, KnownRing, PassReason
 from proxy.tally import Tally
@@ -98,8 +99,14 @@ def _fed(rng: Random, say: Say, it: Wire, feed: wire.Feed, data: bytes) -> bool:
 
 def edges(rng: Random, say: Say) -> None:
     """Sessions whose frames have numbers at the edges."""
+    edged(rng, say, None)
+
+
+def edged(rng: Random, say: Say, journal: Journal | None) -> None:
+    """One of them, with that journal."""
     channels = [number(rng, 16) or 1, rng.choice((1, 2, 0xFFFF))]
     it = Wire(RINGS, channels=channels, frame_max=max(4096, number(rng, 32)), spare=rng.choice((0, 0xFFFE)))
+    it.tables.journal = journal
     for channel in it.c.channels.values():
         _set(rng, channel)
     for _ in range(rng.randrange(2, 16)):
