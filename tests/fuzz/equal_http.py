@@ -24,6 +24,7 @@ from proxy.publisher import Lanes
 from proxy.tally import Tally
 from tests.fuzz import client, messages
 from tests.fuzz.equal_amqp import RINGS
+from tests.fuzz.equal_journal import Journalled
 from tests.fuzz.said import EDGES, Say, attempt, kept_of, mutated, number
 from tests.fuzz.steps import steps
 from tests.unit.proxy.amqp import wire
@@ -166,6 +167,8 @@ def items(rng: Random, say: Say) -> None:
 def dispatched(rng: Random, say: Say) -> None:
     """Messages to where rings, hashed values and rings behind rings send them, and out on a connection."""
     it, told, out = Wire(RINGS), Told(), Client("me", "secret", "v")
+    journalled = Journalled(rng)
+    it.tables.journal = rng.choice((None, journalled.journal))
     out.feed(start() + tune() + OPEN_OK)
     link = SimpleNamespace(clear=True, cluster=None, client=out, wake=lambda: None, doubt=lambda: None)
     lanes = Lanes(VHOST, cast(Any, (link,)), guest=False)
@@ -190,7 +193,10 @@ def dispatched(rng: Random, say: Say) -> None:
             say("waits")
         say([bytes(part) for part in out.out])
         out.out.clear()
+    out.lost("gone")
+    say(_told(told))
     say({str(way): tally for way, tally in it.tallies.by_way.items()})
+    journalled.tell(say)
 
 
 _VERDICTS = (CONFIRMED, CONFIRMED, CONFIRMED, NACKED, UNROUTABLE, Verdict(Outcome.UNKNOWN, "nobody knows"))
