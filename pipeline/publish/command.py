@@ -15,10 +15,12 @@ from pyspark.sql.types import LongType, MapType, StringType, StructField, Struct
 
 from pipeline import PipelineError
 from pipeline.publish.commits import read_commits, unfinished
+from pipeline.publish.messages import check_columns, check_rows
 from pipeline.publish.options import CONNECTION, OWN, Options, parse
 from pipeline.publish.order import prepared
 from pipeline.publish.pinned import pinned
 from pipeline.publish.report import write_report
+from pipeline.publish.routes import hashed_value
 from pipeline.publish.source import RingProxy
 from pipeline.rings import to_json
 from pipeline.session import spark_session
@@ -53,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--input", required=True, metavar="PATH", help="folder of files with a row for each message")
     parser.add_argument("--format", default="parquet", choices=["parquet", "json"], help="(default parquet)")
     parser.add_argument("--checkpoint", required=True, metavar="DIR", help="where the stream keeps how far it has come")
-    parser.add_argument("--out", required=True, type=Path, metavar="DIR", help="for report.html and commits.jsonl")
+    parser.add_argument("--out", required=True, metavar="DIR", help="for report.html and commits.jsonl")
     parser.add_argument(
         "--order", metavar="COLUMN", help="a key's rows go out in the order of this column, within each batch"
     )
@@ -79,9 +81,9 @@ def run(options: argparse.Namespace) -> int:
         given["id_columns"] = ",".join(filter(None, [given.get("id_columns"), options.order]))
     if options.files_per_batch is not None and options.files_per_batch < 1:
         raise PipelineError(f"--files-per-batch: {options.files_per_batch} is less than 1")
-    if re.match(r"[A-Za-z][\w+.-]*:/", str(options.out)):
+    if re.match(r"[A-Za-z][\w+.-]*:/", options.out):
         raise PipelineError(f"--out: {options.out} is not a folder of this machine, where the log must be")
-    log = options.out / ("dry-run.jsonl" if options.dry_run else "commits.jsonl")
+    log = Path(options.out) / ("dry-run.jsonl" if options.dry_run else "commits.jsonl")
     given |= {"commit_log": str(log.absolute()), "dry_run": str(options.dry_run).lower()}
     parsed = parse(given)
     if not parsed.connections:
@@ -116,7 +118,7 @@ def _run(options: argparse.Namespace, given: dict[str, str], parsed: Options) ->
 def _report(options: argparse.Namespace, log: Path, before: int, *, failed: bool) -> None:
     writes, open_tries = (read_commits(log), unfinished(log)) if log.exists() else ([], 0)
     with _out_usable():
-        write_report(options.out / "report.html", options.exchange, writes, before, open_tries, failed=failed)
+        write_report(log.with_name("report.html"), options.exchange, writes, before, open_tries, failed=failed)
 
 
 @contextmanager
@@ -176,7 +178,12 @@ def files_per_batch(options: argparse.Namespace) -> int | None:
 
 
 def _publish(rows: DataFrame, batch: str, given: Mapping[str, str], parsed: Options, order: str | None) -> None:
-    """One batch, by the ring of now."""
+    """One batch, by the ring of now; none of it where a row is no message."""
     known = pinned(parsed)
+    try:
+        check_columns(rows.schema, parsed.ids, hashed_value(known.hashed))
+        check_rows(rows)
+    except PipelineError as error:
+        raise PipelineError(f"--input: {error}{f' (batch {batch})' if batch else ''}: nothing was published") from None
     laid_out = prepared(rows, known, parsed.connections, order)
     laid_out.write.format("ringproxy").options(**given, ring=to_json(known), batch=batch).mode("append").save()

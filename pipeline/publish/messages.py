@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from pyspark.sql.types import (
     BinaryType,
     ByteType,
@@ -49,6 +51,8 @@ PROPERTIES: dict[str, tuple[type[DataType], ...]] = {
 `expiration` is in milliseconds, `timestamp` in seconds since 1970 where it is a number; `headers` maps text to text.
 """
 
+_NEVER_NULL = ("key", "body", "message_id")
+
 _Properties = tuple[tuple[int, bytes], ...]
 """Flag and encoded value of each, in the order of AMQP; 0 and nothing for one that is null."""
 
@@ -87,6 +91,26 @@ def check_columns(schema: StructType, ids: tuple[str, ...], hashed: HashedValue)
         raise PipelineError("; ".join(complaints))
 
 
+def check_rows(rows: DataFrame) -> None:
+    """Raises PipelineError where rows lack what they need, or hold texts that are too long for AMQP; all in one line.
+
+    It says how many rows, and the first file that has some. `Reader` would say so too, but with rows before published.
+    """
+    wrong = {f"with a null {name}": F.col(name).isNull() for name in _NEVER_NULL if name in rows.columns}
+    for name in ("key", *(name for name, types in PROPERTIES.items() if types == _TEXT)):
+        if name in rows.columns:
+            wrong[f"with a {name} of more than {MAX_KEY} bytes"] = F.octet_length(name) > MAX_KEY
+    told_apart = rows.select(
+        *(is_wrong.alias(what) for what, is_wrong in wrong.items()), F.input_file_name().alias("f")
+    )
+    first = F.min(F.when(F.array_contains(F.array(*wrong), True), F.col("f")))
+    *found, file = told_apart.agg(*(F.count_if(F.col(what)) for what in wrong), first).collect()[0]
+    told = [f"{n:,} {'row' if n == 1 else 'rows'} {what}" for what, n in zip(wrong, found, strict=True) if n]
+    if told:
+        where = f"; the first are in {file}" if file else ""
+        raise PipelineError(f"{'; '.join(told)}{where}")
+
+
 class Reader:
     """Makes messages of batches."""
 
@@ -97,7 +121,7 @@ class Reader:
     def messages(self, batch: pa.RecordBatch) -> Iterator[Message]:
         """One a row, in order. Raises PipelineError for a null key, body or message_id, or a value that is none."""
         columns = dict(zip(batch.schema.names, batch.columns, strict=True))
-        for name in ("key", "body", "message_id"):
+        for name in _NEVER_NULL:
             if name in columns and (nulls := columns[name].null_count):
                 raise PipelineError(f"column {name!r} is null in {nulls:,} of {batch.num_rows:,} rows")
         keys, bodies = _bytes(columns["key"]), _bytes(columns["body"])
