@@ -71,6 +71,17 @@ class History:
             until = max(until, span.end)
         return total
 
+    def seen_deletions(self, within: float) -> int:
+        """Deletions of queues that were bound, where the bindings could be read so many seconds before and after too."""
+        left = {change.begin for change in self.changes}
+        return sum(
+            deleted.begin in left
+            and not any(
+                deleted.begin - within < span.end and span.begin < deleted.done + within for span in self.impaired
+            )
+            for deleted in self.deletions
+        )
+
 
 class Era(NamedTuple):
     """A ring, from the moment its bindings began to change to the last at which it may have been in force."""

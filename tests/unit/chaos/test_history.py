@@ -1,6 +1,6 @@
 import pytest
 
-from tests.chaos.history import Change, History, Limits, Rings, Span
+from tests.chaos.history import Change, Deletion, History, Limits, Rings, Span
 from tests.integration.rings import owner
 
 BEFORE, AFTER = {"q1": 1, "q2": 1}, {"q2": 1, "q3": 2}
@@ -39,3 +39,16 @@ def test_spans_that_follow_each_other_closely_put_the_end_off_each_time(history:
 
 def test_seconds_that_two_spans_share_count_once() -> None:
     assert History(BEFORE, impaired=[Span(5, 8), Span(1, 3), Span(2, 4), Span(6, 7)]).impaired_for() == 6
+
+
+def test_deletions_that_sidecars_could_read_of(history: History) -> None:
+    """Of a queue that was bound, and not near a time in which nobody could."""
+    history.changes.append(Change(200.0, 200.5, BEFORE))
+    history.deletions += [Deletion("q1", 100.0, 101.0), Deletion("q1", 150.0, 151.0), Deletion("q3", 200.0, 200.5)]
+    assert history.seen_deletions(1.0) == 2
+    history.impaired += [Span(97.0, 98.9), Span(102.1, 120.0)]
+    assert history.seen_deletions(1.0) == 2
+    history.impaired.append(Span(90.0, 99.1))
+    assert history.seen_deletions(1.0) == 1
+    history.impaired.append(Span(201.4, 203.0))
+    assert history.seen_deletions(1.0) == 0
