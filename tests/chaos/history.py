@@ -71,14 +71,15 @@ class History:
             until = max(until, span.end)
         return total
 
-    def seen_deletions(self, within: float) -> int:
-        """Deletions of queues that were bound, where the bindings could be read so many seconds before and after too."""
+    def seen_deletions(self, around: float) -> int:
+        """Deletions of bound queues, where the bindings could be read for so many seconds before and after, too."""
         left = {change.begin for change in self.changes}
+
+        def impaired(begin: float, end: float) -> bool:
+            return any(begin < span.end and span.begin < end for span in self.impaired)
+
         return sum(
-            deleted.begin in left
-            and not any(
-                deleted.begin - within < span.end and span.begin < deleted.done + within for span in self.impaired
-            )
+            deleted.begin in left and not impaired(deleted.begin - around, deleted.done + around)
             for deleted in self.deletions
         )
 
