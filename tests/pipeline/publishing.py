@@ -115,10 +115,11 @@ def committed(path: Path) -> Write:
     return write
 
 
-def something_came(vhost: VirtualHost) -> bool:
-    """Whether some queue has a message."""
-    body = {"count": 1, "ackmode": "ack_requeue_true", "encoding": "base64"}
-    return any(vhost.api.ask("POST", "queues", vhost.name, name, "get", body=body) for name in vhost.queues())
+def something_came(vhost: VirtualHost, least: int = 1) -> bool:
+    """Whether the queues have so many messages together."""
+    body = {"count": least, "ackmode": "ack_requeue_true", "encoding": "base64"}
+    there = (vhost.api.ask("POST", "queues", vhost.name, name, "get", body=body) for name in vhost.queues())
+    return sum(map(len, there)) >= least
 
 
 def words(error: BaseException) -> str:

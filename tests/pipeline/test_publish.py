@@ -15,6 +15,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from pipeline import PipelineError
+from pipeline.publish.messages import check_rows
 from pipeline.publish.options import parse
 from pipeline.publish.order import prepared
 from pipeline.publish.pinned import pinned
@@ -172,19 +173,22 @@ def test_a_task_that_always_fails_fails_the_job(
     spark: SparkSession, vhost: VirtualHost, options: dict[str, str], log: Path
 ) -> None:
     def fault() -> None:
+        wait_until("rows of this attempt", lambda: something_came(vhost))
         raise PipelineError("upstream has had enough")
 
     known = pinned(parse(options))
     laid_out = prepared(rows_of(spark, ROWS), known, 2, "n")
     with pytest.raises(PySparkException) as raised:
-        write(failing(laid_out, fault, after=200), {**options, **IDS})
+        write(failing(laid_out, fault, after=200), {**options, **IDS, "window": "50"})
     assert words(raised.value) == "upstream has had enough"
     assert '"committed"' not in log.read_text()
     assert '"aborted"' in log.read_text()
     write(laid_out, {**options, **IDS})
     written = committed(log)
     assert (written.failed_tries, written.duplicates) == (1, 2 * ROWS)
-    check_nothing_lost(Came(vhost.drain_all()), ROWS, written.duplicates)
+    came = Came(vhost.drain_all())
+    check_nothing_lost(came, ROWS, written.duplicates)
+    assert came.duplicates > 0
 
 
 def test_a_commit_that_raises_fails_the_job_and_all_rows_are_there(
@@ -217,13 +221,14 @@ def test_a_broker_that_is_killed_mid_window_loses_nothing(spark: SparkSession, t
     with own_node("") as (node, _):
         home = VirtualHost(BrokerApi(node.management_url), "/", [])
         home.ring("orders", QUEUES)
-        log, pid = tmp_path / "log.jsonl", node.pid
+        log, pid, window = tmp_path / "log.jsonl", node.pid, 50
         options = {"broker_url": node.amqp_url, "management_url": node.management_url, "exchange": "orders"}
-        options |= {"commit_log": str(log), "confirm_timeout": "60", **IDS}
+        options |= {"commit_log": str(log), "confirm_timeout": "60", "window": str(window), **IDS}
 
         def fault() -> None:
             if attempt() == 0:
-                wait_until("rows of the first attempt", lambda: something_came(home))
+                # One of them is confirmed then, and so on disk.
+                wait_until("rows of the first attempt", lambda: something_came(home, window + 1))
                 os.kill(pid, signal.SIGKILL)
 
         def restart() -> None:
@@ -237,7 +242,9 @@ def test_a_broker_that_is_killed_mid_window_loses_nothing(spark: SparkSession, t
         restarted.join()
         written = committed(log)
         assert (written.failed_attempts, written.duplicates) == (1, ROWS)
-        check_nothing_lost(Came(home.drain_all()), ROWS, written.duplicates)
+        came = Came(home.drain_all())
+        check_nothing_lost(came, ROWS, written.duplicates)
+        assert came.duplicates > 0
 
 
 def test_a_queue_deleted_meanwhile_fails_the_job_by_its_name(
@@ -324,6 +331,19 @@ def test_keys_that_no_exchange_takes(
     rows = spark.createDataFrame([(key, "body")], "key string, body string")
     assert told in refused(lambda: write(rows, options))
     assert vhost.drain_all() == {}
+
+
+def test_rows_that_are_no_messages_are_counted_beforehand(spark: SparkSession) -> None:
+    columns = "key string, body string, message_id string, type string"
+    right = ("k" * 255, "", "m" * 255, None)
+    check_rows(spark.createDataFrame([right], columns))
+    wrong = [(None, None, "m", "t"), ("k", "b", None, "é" * 128), ("k", None, "m" * 256, "t"), right]
+    with pytest.raises(PipelineError) as raised:
+        check_rows(spark.createDataFrame(wrong, columns))
+    assert str(raised.value) == (
+        "1 row with a null key; 2 rows with a null body; 1 row with a null message_id;"
+        " 1 row with a message_id of more than 255 bytes; 1 row with a type of more than 255 bytes"
+    )
 
 
 # Limits.

@@ -5,7 +5,10 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
+from urllib.parse import quote
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
@@ -15,6 +18,7 @@ from pipeline.publish.commits import read_commits
 from tests.integration.broker_api import VirtualHost
 from tests.integration.conftest import Login
 from tests.pipeline.publishing import Came, check_nothing_lost, options_of, rows_of
+from tests.pipeline.records import truncated
 
 ROWS = 400
 
@@ -94,6 +98,96 @@ def test_a_value_of_another_type_fails_the_run_and_the_report_says_so(
     assert message.properties["expiration"] == "600000"
 
 
+def padded(file: Path, first: int, count: int, **last: object) -> None:
+    """A file of rows, the last one changed; each is large, since Spark hands on no rows before they fill a buffer."""
+    rows = [{"key": f"k{n % 50}", "body": str(n), "n": n, "pad": "x" * 4000} for n in range(first, first + count)]
+    rows[-1] |= last
+    file.parent.mkdir(exist_ok=True)
+    pq.write_table(pa.Table.from_pylist(rows), file)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [({"key": None}, "1 row with a null key"), ({"key": "é" * 150}, "1 row with a key of more than 255 bytes")],
+)
+def test_a_bad_row_ends_the_job_before_its_batch_is_published(
+    spark: SparkSession,
+    run: Run,
+    vhost: VirtualHost,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    wrong: dict[str, object],
+    told: str,
+) -> None:
+    files = tmp_path / "files"
+    padded(files / "first.parquet", 0, 10)
+    os.utime(files / "first.parquet", (time.time() - 86400,) * 2)
+    padded(files / "second.parquet", 10, 1000, **wrong)
+    arguments = ["--input", str(files), "--id-columns", "pad"]
+    # So that rows before the last one are published before anything looks at it.
+    spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "50")
+    try:
+        assert run(*arguments) == 2
+        (said,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("pipeline publish: ")]
+        assert said.startswith(f"pipeline publish: --input: {told}; the first are in file://{files}/second.parquet")
+        assert said.endswith("(batch 1): nothing was published")
+        before = vhost.drain_all()
+        assert sum(map(len, before.values())) == 10
+        padded(files / "second.parquet", 10, 1000)
+        assert run(*arguments) == 0
+    finally:
+        spark.conf.unset("spark.sql.execution.arrow.maxRecordsPerBatch")
+    after = vhost.drain_all()
+    both = Came({queue: [*before.get(queue, []), *after.get(queue, [])] for queue in {*before, *after}})
+    check_nothing_lost(both, 1010, 0)
+
+
+def test_columns_that_do_not_fit_are_told(run: Run, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "files").mkdir()
+    pq.write_table(pa.table({"body": ["b"], "n": [1]}), tmp_path / "files" / "rows.parquet")
+    assert run("--input", str(tmp_path / "files")) == 2
+    (said,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("pipeline publish: ")]
+    assert "--input: column 'key' is missing" in said
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_truncated_file_is_named(
+    run: Run, vhost: VirtualHost, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    padded(tmp_path / "files" / "rows.parquet", 0, 100)
+    cut = truncated(tmp_path / "files", 200)
+    assert run("--input", str(tmp_path / "files")) == 2
+    (said,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("pipeline publish: ")]
+    assert f"{cut}: cannot be read" in said
+    assert vhost.drain_all() == {}
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_broker_that_is_not_there_or_refuses_is_told_and_nothing_is_left(
+    run: Run, login: Login, vhost: VirtualHost, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def refused(*arguments: str) -> str:
+        assert run(*arguments) == 2
+        (said,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("pipeline publish: ")]
+        assert not (tmp_path / "out").exists()
+        assert not (tmp_path / "checkpoint").exists()
+        assert "wrong@" not in said
+        return said
+
+    capfd.readouterr()
+    amqp = login.broker_url.rpartition("@")[2].rpartition("/")[0]
+    http, name = login.management_url.rpartition("@")[2], quote(vhost.name, safe="")
+    said = refused("--broker-url", f"amqp://nobody:wrong@127.0.0.1:1/{name}")
+    assert "no connection to the broker: 127.0.0.1:1: " in said
+    assert "ACCESS_REFUSED" in refused("--broker-url", f"amqp://nobody:wrong@{amqp}/{name}")
+    said = refused("--management-url", "http://nobody:wrong@127.0.0.1:1")
+    assert said.startswith("pipeline publish: management API: ")
+    assert "401" in refused("--management-url", f"http://nobody:wrong@{http}")
+    for queue in ("q0", "q1"):  # A binding goes with its queue.
+        vhost.delete_queue(queue)
+    assert "exchange 'orders' has no binding that makes a ring" in refused()
+
+
 def test_a_dry_run_leaves_no_trace_but_its_report(run: Run, vhost: VirtualHost, tmp_path: Path) -> None:
     assert run("--dry-run") == 0
     assert vhost.drain_all() == {}
@@ -120,7 +214,7 @@ def test_arguments_that_cannot_be(run: Run, tmp_path: Path, capfd: pytest.Captur
     told = [line for line in capfd.readouterr().err.splitlines() if line.startswith("pipeline publish: ")]
     assert told == [
         "pipeline publish: --connections: 0 would publish nothing",
-        "pipeline publish: --out: s3:/bucket/out is not a folder of this machine, where the log must be",
+        "pipeline publish: --out: s3://bucket/out is not a folder of this machine, where the log must be",
         f"pipeline publish: --out: {file}/dry-run.jsonl: Not a directory",
         "pipeline publish: option 'broker_url' is missing",
     ]

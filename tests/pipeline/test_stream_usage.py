@@ -36,6 +36,17 @@ def test_each_run_adds_what_came(spark: SparkSession, broker: Broker, vhost: Vir
     assert messages(tmp_path) == 30
 
 
+def test_a_broker_that_is_not_there_is_told(
+    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = ["usage", "--stream", "--amqp-url", "amqp://nobody:secret@127.0.0.1:1/", "--queue", "journal"]
+    assert main([*run, "--out", str(tmp_path / "out")]) == 2
+    (said,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("pipeline usage: ")]
+    assert "127.0.0.1:1" in said
+    assert "secret" not in said
+    assert {path.name for path in (tmp_path / "out").glob("*")} <= {"checkpoint"}
+
+
 @pytest.mark.parametrize(
     "given", [[], ["--queue", "q"], ["--amqp-url", "amqp://h/", "--queue", "q"], ["--journal", "d", "--queue", "q"]]
 )

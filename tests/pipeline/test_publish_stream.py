@@ -1,0 +1,102 @@
+"""`df.writeStream.format("ringproxy")` against a real broker, with the faults of `test_publish`."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+from pipeline import PipelineError
+from pipeline.publish.source import RingProxy
+from tests.integration.broker_api import VirtualHost, wait_until
+from tests.integration.conftest import Login
+from tests.pipeline.publishing import (
+    IDS,
+    Came,
+    attempt,
+    check_nothing_lost,
+    committed,
+    failing,
+    options_of,
+    rows_of,
+    something_came,
+    words,
+)
+
+ROWS = 600
+_PER_BATCH = "spark.sql.execution.arrow.maxRecordsPerBatch"
+
+Publish = Callable[..., None]
+
+
+@pytest.fixture
+def publish(spark: SparkSession, login: Login, vhost: VirtualHost, tmp_path: Path) -> Iterator[Publish]:
+    """Publishes a file of rows as a stream, with one checkpoint; what is given is done to the rows on their way."""
+    vhost.ring("orders", {"q0": 1, "q1": 2})
+    spark.dataSource.register(RingProxy)
+    spark.conf.set(_PER_BATCH, "50")
+    rows_of(spark, ROWS).coalesce(1).write.parquet(str(tmp_path / "rows"))
+    stream = spark.readStream.schema("key string, body string, n long, pad string").parquet(str(tmp_path / "rows"))
+    options = options_of(login, vhost, "orders", commit_log=tmp_path / "log.jsonl", task_attempts=2, window=50, **IDS)
+
+    def run(change: Callable[[DataFrame], DataFrame] = lambda rows: rows) -> None:
+        sink = change(stream).writeStream.format("ringproxy").options(**options)
+        sink = sink.option("checkpointLocation", str(tmp_path / "checkpoint"))
+        sink.trigger(availableNow=True).start().awaitTermination()
+
+    yield run
+    spark.conf.unset(_PER_BATCH)
+
+
+def test_a_task_that_fails_once_publishes_all_its_rows_again(
+    publish: Publish, vhost: VirtualHost, tmp_path: Path
+) -> None:
+    def fault() -> None:
+        if attempt() == 0:
+            wait_until("rows of the first attempt", lambda: something_came(vhost))
+            raise RuntimeError("the first attempt")
+
+    publish(lambda rows: failing(rows, fault, after=300))
+    written = committed(tmp_path / "log.jsonl")
+    assert (written.batch, written.failed_attempts, written.failed_tries) == ("0", 1, 0)
+    assert written.duplicates == ROWS
+    came = Came(vhost.drain_all())
+    check_nothing_lost(came, ROWS, written.duplicates)
+    assert came.duplicates > 0
+
+
+def test_a_task_that_always_fails_ends_the_query_and_a_restart_publishes_the_batch_again(
+    publish: Publish, vhost: VirtualHost, tmp_path: Path
+) -> None:
+    def fault() -> None:
+        wait_until("rows of this attempt", lambda: something_came(vhost))
+        raise PipelineError("upstream has had enough")
+
+    log = tmp_path / "log.jsonl"
+    with pytest.raises(PySparkException) as raised:
+        publish(lambda rows: failing(rows, fault, after=300))
+    assert words(raised.value) == "upstream has had enough"
+    assert '"committed"' not in log.read_text()
+    assert '"aborted"' in log.read_text()
+    publish()
+    written = committed(log)
+    assert (written.batch, written.failed_tries, written.duplicates) == ("0", 1, 2 * ROWS)
+    came = Came(vhost.drain_all())
+    check_nothing_lost(came, ROWS, written.duplicates)
+    assert came.duplicates > 0
+
+
+def test_a_deleted_commit_file_publishes_that_batch_again_under_the_same_ids(
+    publish: Publish, vhost: VirtualHost, tmp_path: Path
+) -> None:
+    publish()
+    publish()  # nothing is new
+    for name in ("0", ".0.crc"):
+        (tmp_path / "checkpoint" / "commits" / name).unlink()
+    publish()
+    written = committed(tmp_path / "log.jsonl")
+    assert (written.batch, written.failed_tries, written.duplicates) == ("0", 1, ROWS)
+    came = Came(vhost.drain_all())
+    check_nothing_lost(came, ROWS, written.duplicates)
+    assert came.duplicates == ROWS
