@@ -17,6 +17,9 @@ from pipeline.java import ensure_java
 _LOGGING = Path(__file__).with_name("log4j2.properties")
 """Of a local session: what goes wrong is raised, and told once."""
 
+_ADAPTIVE = "spark.sql.adaptive.enabled"
+"""Fits the number of partitions after a shuffle to what there is, and splits the skewed ones of a join."""
+
 _RAISED = re.compile(r"\[USER_RAISED_EXCEPTION\] (.*?)(?: SQLSTATE|\n|$)")
 _OF_A_WORKER = re.compile(r"^pipeline\.PipelineError: (.*)$", re.MULTILINE)
 _UNREADABLE = re.compile(r"\[FAILED_READ_FILE[^\]]*\] .*?(file:\S+?|\S+://\S+?)\.?\s")
@@ -53,6 +56,8 @@ def spark_session(name: str, settings: Mapping[str, str] | None = None) -> Itera
     spark = already
     try:
         spark = already or builder.getOrCreate()
+        if already is None and not spark.sparkContext.getConf().contains(_ADAPTIVE):  # who submits may have said
+            spark.conf.set(_ADAPTIVE, "true")
         yield spark
     except (PySparkException, Py4JError) as error:
         raise PipelineError(in_one_line(str(error))) from error
