@@ -6,7 +6,7 @@ INSTALLED := .venv/.installed
 PACKAGES := $(shell find ring proxy -name '*.py' -o -name '*.css' | sort)
 # With the names in its own, so that it is made again when a file is gone.
 COMPILED := build/compiled/.built-$(shell echo $(PACKAGES) | cksum | cut -d ' ' -f 1)
-ON_SOURCE := tests/unit/proxy tests/unit/ring
+ON_SOURCE := tests/unit/proxy tests/unit/ring/test_hashing.py
 WITH_COMPILED := --override-ini="pythonpath=build/compiled ."
 # The unit tests, the checks and the image do not depend on the broker: with one chosen, only what does is run.
 TESTS := $(if $(BROKER),tests/integration --ignore=tests/integration/test_image.py,tests/unit tests/integration tests/pipeline)
@@ -29,7 +29,7 @@ pipeline-demo: $(PIPELINE) ## Show the data pipeline at work: a real sidecar's j
 	.venv/bin/python -m testbed.pipeline_demo
 
 test: $(if $(BROKER),,check) $(COMPILED) ## Check and test; with BROKER=sid (or another), test against that RabbitMQ
-	.venv/bin/pytest --numprocesses $(PROCESSES) --dist loadfile $(WITH_COMPILED) $(TESTS)
+	.venv/bin/pytest --numprocesses $(PROCESSES) --dist loadfile --durations 20 --durations-min 8 $(WITH_COMPILED) $(TESTS)
 	$(if $(BROKER),,RINGPROXY_PURE=1 .venv/bin/pytest --numprocesses $(PROCESSES) --dist loadfile $(ON_SOURCE))
 
 bench: $(COMPILED) ## Measure how fast it is, for docs/performance.md; with FULL=1, at length; with BROKER=sid, on that RabbitMQ
