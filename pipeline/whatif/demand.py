@@ -2,10 +2,10 @@
 
 import numpy as np
 import pyarrow as pa
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
-from pipeline.slots import MAX_KEY, destination_of_slot, slot_of_key
+from pipeline.slots import MAX_KEY, slot_of_key
 from pipeline.whatif.prediction import Demand, moved
 from ring.hashing import SLOTS
 from ring.ring import Ring
@@ -71,19 +71,19 @@ def moved_keys(keys: DataFrame, present: Ring, proposed: Ring) -> DataFrame:
 
     Columns: `key`, `slot`, `kind`, `destination` and `new_kind`, `new_destination`, `messages`, `bytes`.
     """
-    spark, slot = keys.sparkSession, F.col("slot")
-    # By the slots first, which are few and known: destinations are looked up for what moves only.
+    spark = keys.sparkSession
+    # All of it by joins with small tables: to start Python for a look-up in each ring would take longer.
     slots = np.flatnonzero(moved(present, proposed, np.arange(SLOTS))).astype(np.int32)
-    moving = keys.join(F.broadcast(spark.createDataFrame(pa.table({"slot": slots}))), "slot", "left_semi")
-    summed = moving.groupBy("slot", "key").agg(F.sum("messages").alias("messages"), F.sum("bytes").alias("bytes"))
-    before, after = destination_of_slot(spark, present, slot), destination_of_slot(spark, proposed, slot)
-    return summed.withColumns({"before": before, "after": after}).select(
-        "key",
-        "slot",
-        F.col("before.kind").alias("kind"),
-        F.col("before.name").alias("destination"),
-        F.col("after.kind").alias("new_kind"),
-        F.col("after.name").alias("new_destination"),
-        "messages",
-        "bytes",
-    )
+    before, after = (pa.array(ring.table[slots], pa.int32()) for ring in (present, proposed))
+    table = pa.table({"slot": slots, "before": before, "after": after})
+    moving = keys.join(F.broadcast(spark.createDataFrame(table)), "slot").groupBy("slot", "before", "after", "key")
+    summed = moving.agg(F.sum("messages").alias("messages"), F.sum("bytes").alias("bytes"))
+    named = summed.join(_destinations(spark, present, "before", "kind", "destination"), "before")
+    named = named.join(_destinations(spark, proposed, "after", "new_kind", "new_destination"), "after")
+    return named.select("key", "slot", "kind", "destination", "new_kind", "new_destination", "messages", "bytes")
+
+
+def _destinations(spark: SparkSession, ring: Ring, index: str, kind: str, name: str) -> DataFrame:
+    kinds, names = zip(*ring.destinations, strict=True)
+    columns = {index: pa.array(range(len(names)), pa.int32()), kind: pa.array(kinds), name: pa.array(names)}
+    return F.broadcast(spark.createDataFrame(pa.table(columns)))
