@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Mapping
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ring.destination import MAX_WEIGHT, Destination
 from ring.hashing import RING_FORMAT, SLOTS, hash64, index_at, slot_of
@@ -111,6 +112,15 @@ class Ring:
         absent = len(self.destinations)
         theirs = np.array([position.get(d, absent) for d in other.destinations], dtype=np.uint32)[other.table]
         return float(np.count_nonzero(theirs != self.table)) / SLOTS
+
+
+def owners(weights: Mapping[Destination, int], slots: NDArray[np.int64]) -> U16:
+    """Who owns each of these slots, as in `Ring.build(weights).table`, of which it takes no more time than its share.
+
+    Raises ValueError as that does.
+    """
+    destinations, values = _checked(weights)
+    return contest(_seeds(destinations), np.array(values, np.uint64), slots)
 
 
 def fingerprint(weights: Mapping[Destination, int], exchange_type: str, hashed: str) -> str:

@@ -95,5 +95,5 @@ def find(present: KnownRing, proposed: KnownRing, demand: Demand) -> Findings:
 
 def _by_destination(of: Load) -> dict[Destination, tuple[int | None, int, int, float]]:
     shares = (of.messages / of.messages.sum()).tolist()
-    rows = zip(of.ring.weights, of.messages.astype(int).tolist(), of.bytes.astype(int).tolist(), shares, strict=True)
-    return dict(zip(of.ring.destinations, rows, strict=True))
+    rows = zip(of.weights, of.messages.astype(int).tolist(), of.bytes.astype(int).tolist(), shares, strict=True)
+    return dict(zip(of.destinations, rows, strict=True))

@@ -1,5 +1,6 @@
 """What a ring would do with a measured demand: numpy over slots, on the driver."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -9,7 +10,8 @@ from pipeline.rings import KnownRing
 from pipeline.whatif.jump import jump, natively_moved, rebound, remainder
 from pipeline.whatif.topology import MODULUS
 from ring.destination import MAX_WEIGHT, Destination
-from ring.ring import Ring
+from ring.ring import Ring, owners
+from ring.scores import U16
 
 I64 = NDArray[np.int64]
 F64 = NDArray[np.float64]
@@ -43,9 +45,10 @@ class Share:
 
 @dataclass(frozen=True)
 class Load:
-    """What a ring's destinations get; both arrays are in the order of `ring.destinations`."""
+    """What a ring's destinations get: as many of each, in the order they sort."""
 
-    ring: Ring
+    destinations: tuple[Destination, ...]
+    weights: tuple[int, ...]
     messages: F64
     bytes: F64
 
@@ -65,11 +68,17 @@ class Advice:
 
 def load(ring: Ring, demand: Demand) -> Load:
     """What each destination of a ring gets of a demand."""
-    owners, count = ring.table[demand.slots], len(ring.destinations)
+    return _load(ring.as_weights(), ring.table[demand.slots], demand)
+
+
+def _load(weights: Mapping[Destination, int], owners: U16, demand: Demand) -> Load:
+    """By the owner of each of the demand's slots, an index into the destinations as they sort."""
+    destinations = tuple(sorted(weights))
     return Load(
-        ring,
-        np.bincount(owners, demand.messages, minlength=count).astype(np.float64),
-        np.bincount(owners, demand.bytes, minlength=count).astype(np.float64),
+        destinations,
+        tuple(weights[destination] for destination in destinations),
+        np.bincount(owners, demand.messages, minlength=len(destinations)).astype(np.float64),
+        np.bincount(owners, demand.bytes, minlength=len(destinations)).astype(np.float64),
     )
 
 
@@ -113,9 +122,10 @@ def advise(proposed: KnownRing, demand: Demand) -> Advice:
     for done in range(_ROUNDS):
         if best.load.over_mean <= enough or done - better_at > _PATIENCE:
             break
-        weights = dict(zip(got.ring.destinations, _corrected(got, 4 / (4 + done)), strict=True))
+        weights = dict(zip(got.destinations, _corrected(got, 4 / (4 + done)), strict=True))
         tried = replace(proposed, weights={d: weights[d] for d in proposed.weights})
-        got = load(tried.ring, demand)
+        # Most demands have few of all slots: whole rings take longer.
+        got = _load(weights, owners(weights, demand.slots), demand)
         if got.over_mean < best.load.over_mean / (GOOD_ENOUGH if best.known is proposed else 1):
             best, better_at = Advice(tried, got), done
     return best
@@ -127,7 +137,7 @@ def _corrected(got: Load, step: float) -> list[int]:
     `step` is how far they go, 0 to 1.
     """
     mean = got.messages.mean()
-    weights = np.array(got.ring.weights) * (mean / np.maximum(got.messages, mean / 8)) ** step
+    weights = np.array(got.weights) * (mean / np.maximum(got.messages, mean / 8)) ** step
     weights *= _MEAN_WEIGHT / weights.mean()
     corrected: list[int] = np.clip(np.rint(weights), 1, MAX_WEIGHT).astype(int).tolist()
     return corrected

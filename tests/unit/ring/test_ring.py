@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ring.destination import Destination
 from ring.hashing import SLOTS, hash64, index_at, slot_of
-from ring.ring import Ring, fingerprint
+from ring.ring import Ring, fingerprint, owners
 from tests.unit.ring.test_scores import reference_neg_log2, splitmix64
 
 
@@ -206,3 +206,12 @@ def test_fingerprints_tell_every_part_apart() -> None:
         fingerprint({queue("a1"): 1, queue("b"): 2}, "x-consistent-hash", "routing_key"),
     }
     assert len(prints) == 7
+
+
+def test_the_owners_of_some_slots_are_those_of_the_whole_ring() -> None:
+    weights = {Destination("queue", f"orders.{n}"): 1 + n % 3 for n in range(20)}
+    slots = np.array([0, 7, SLOTS - 1, *range(1000, 90_000, 17)])
+    assert owners(weights, slots).tolist() == Ring.build(weights).table[slots].tolist()
+    assert owners(weights, slots[:0]).tolist() == []
+    with pytest.raises(ValueError, match="a ring has 1 to 65536 destinations, not 0"):
+        owners({}, slots)
