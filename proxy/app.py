@@ -197,7 +197,7 @@ async def _listening(
     await runner.setup()
     try:
         try:
-            await web.TCPSite(runner, address.host, address.port, ssl_context=tls.context if tls else None).start()
+            await runner.listen(address, tls.context if tls else None)
         except OSError as error:
             raise ConfigError(f"{what}_listen: {address} cannot be bound: {error.strerror}") from None
         for bound in runner.addresses:

@@ -1,13 +1,14 @@
 """How connections are served: what is not HTTP is answered with a problem, and what clients keep waiting is bounded.
 
 aiohttp bounds a request's head (8 KiB a line, 128 headers), what waits unread of bodies and of requests behind another
-(128 KiB and 32 requests a connection) and the time to read the rest of a body nobody wants (10 s); asyncio bounds a TLS
-handshake (60 s). Bodies are `proxy.http.gate`'s. This bounds what is left: connections, the time until a request has
-come, and answers that are not read.
+(128 KiB and 32 requests a connection) and the time to read the rest of a body nobody wants (10 s). Bodies are
+`proxy.http.gate`'s. This bounds what is left: connections, the time until a request has come, TLS handshakes, and
+answers that are not read.
 """
 
 import asyncio
 import logging
+import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NamedTuple, cast
 
@@ -16,6 +17,7 @@ from aiohttp import web
 from proxy.http.problems import ProblemError
 from proxy.limits import LEAST_RATE, Limits
 from proxy.outcome import Outcome
+from proxy.values import Address
 
 log = logging.getLogger(__name__)
 
@@ -39,8 +41,8 @@ class Bounds(NamedTuple):
     """What the clients of a listener may keep waiting."""
 
     seconds: float
-    """From connecting to the end of the first request's head; and, again and again, to read the rest of an answer or at
-    least LEAST_RATE bytes a second of it."""
+    """From connecting to the end of a TLS handshake; from there to the end of the first request's head; and, again and
+    again, to read the rest of an answer or at least LEAST_RATE bytes a second of it."""
     connections: int
     """Open at once."""
     limits: Limits
@@ -53,7 +55,7 @@ class ProblemRunner(web.AppRunner):
     def __init__(self, app: web.Application, bounds: Bounds, *, shutdown_timeout: float) -> None:
         """`shutdown_timeout` in seconds is for the last bytes of answers."""
         super().__init__(app, shutdown_timeout=shutdown_timeout)
-        self._bounds = bounds
+        self.bounds = bounds
 
     async def _make_server(self) -> web.Server:
         made = await super()._make_server()
@@ -65,7 +67,36 @@ class ProblemRunner(web.AppRunner):
                 return await (rest(request) if answer is None else answer)
 
             made.request_handler = handle
-        return _Server(made, self._bounds)
+        return _Server(made, self.bounds)
+
+    async def listen(self, address: Address, tls: ssl.SSLContext | None = None) -> None:
+        """On one more address; a handshake that is not done in time ends. Raises OSError."""
+        await _Site(self, address, tls).start()
+
+
+class _Site(web.BaseSite):
+    """An address; aiohttp's own gives a TLS handshake 60 s."""
+
+    __slots__ = ("_address", "_seconds")
+
+    def __init__(self, runner: ProblemRunner, address: Address, tls: ssl.SSLContext | None) -> None:
+        super().__init__(runner, ssl_context=tls)
+        self._address, self._seconds = address, runner.bounds.seconds
+
+    @property
+    def name(self) -> str:
+        return f"{'https' if self._ssl_context else 'http'}://{self._address}"
+
+    async def start(self) -> None:
+        await super().start()
+        assert self._runner.server is not None
+        self._server = await asyncio.get_running_loop().create_server(
+            self._runner.server,
+            *self._address,
+            ssl=self._ssl_context,
+            ssl_handshake_timeout=self._seconds if self._ssl_context else None,
+            backlog=self._backlog,
+        )
 
 
 class _Server(web.Server):

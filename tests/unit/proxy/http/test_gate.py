@@ -22,6 +22,7 @@ from proxy.metrics import Counts
 from proxy.outcome import Outcome
 from proxy.router import Router
 from proxy.tally import NOWHERE
+from proxy.values import Address
 from tests.unit.proxy.amqp.wire import QUEUES, known
 
 KNOWN, OTHER = ("/", "orders"), ("/", "other")
@@ -58,7 +59,7 @@ class Case:
         runner = ProblemRunner(app, Bounds(30, 10, self.limits), shutdown_timeout=0.1)
         await runner.setup()
         try:
-            await web.TCPSite(runner, "127.0.0.1", 0).start()
+            await runner.listen(Address("127.0.0.1", 0))
             reader, writer = await asyncio.open_connection(*runner.addresses[0][:2])
             try:
                 yield Client(reader, writer)

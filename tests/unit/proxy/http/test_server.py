@@ -2,8 +2,10 @@
 
 import asyncio
 import socket
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
+from pathlib import Path
 
 import pytest
 from aiohttp import web
@@ -11,6 +13,8 @@ from aiohttp import web
 from proxy.http import server
 from proxy.http.server import Bounds, ProblemRunner
 from proxy.limits import Limits
+from proxy.values import Address
+from tests.certificates import Authority
 
 ANSWER = b"x" * (16 << 20)
 """More than a kernel keeps for who does not read."""
@@ -21,9 +25,15 @@ REQUEST = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 class Case:
     """A listener."""
 
-    def __init__(self, seconds: float = 30, connections: int = 10, answer: bytes = b"hello") -> None:
+    def __init__(
+        self,
+        seconds: float = 30,
+        connections: int = 10,
+        answer: bytes = b"hello",
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
         self.limits = Limits(10, 1 << 20)
-        self._bounds, self._answer = Bounds(seconds, connections, self.limits), answer
+        self._bounds, self._answer, self._tls = Bounds(seconds, connections, self.limits), answer, tls
         self.asked = asyncio.Event()
         self._runner: ProblemRunner | None = None
 
@@ -38,7 +48,7 @@ class Case:
         self._runner = runner = ProblemRunner(app, self._bounds, shutdown_timeout=0.1)
         await runner.setup()
         try:
-            await web.TCPSite(runner, "127.0.0.1", 0).start()
+            await runner.listen(Address("127.0.0.1", 0), self._tls)
             yield
         finally:
             await runner.cleanup()
@@ -121,6 +131,18 @@ async def test_who_asks_nothing_is_cut_off(sent: bytes) -> None:
         assert await client.read() == b""
         assert 0.1 < asyncio.get_running_loop().time() - started < 5
         assert await other.is_answered()
+
+
+@pytest.mark.parametrize("sent", [b"", b"\x16\x03\x01"])
+async def test_a_tls_handshake_that_does_not_end_is_cut_off(sent: bytes, tmp_path: Path) -> None:
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(*Authority(tmp_path).issue("server"))
+    case = Case(seconds=0.5, tls=tls)
+    async with case.listening(), case.connected() as client:
+        await client.send(sent)
+        started = asyncio.get_running_loop().time()
+        assert await client.read() == b""
+        assert 0.3 < asyncio.get_running_loop().time() - started < 5
 
 
 async def test_a_second_head_that_does_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
