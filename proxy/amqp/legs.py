@@ -3,6 +3,8 @@
 import asyncio
 from typing import Protocol, cast
 
+from proxy.amqp import writing
+
 BUFFER = 1 << 18
 """Bytes waiting to be sent on one leg from which the other is no longer read."""
 
@@ -91,7 +93,7 @@ class Leg(asyncio.Protocol):
     def write(self, frames: list[bytes]) -> None:
         """Writes them in order and empties the list."""
         if frames and self._transport is not None and not self._finished:
-            self._transport.write(frames[0] if len(frames) == 1 else b"".join(frames))
+            writing.write(self._transport, frames)
         frames.clear()
 
     def finish(self) -> None:

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import cast
 
+from proxy.amqp import writing
 from proxy.amqp.client import Client, Stage
 from proxy.amqp.fate import Channel
 from proxy.amqp.frames import ACCESS_REFUSED, HEARTBEAT_FRAME, NOT_ALLOWED, PROTOCOL_HEADER, Fault
@@ -76,7 +77,7 @@ class Socket(asyncio.Protocol):
         out = self.client.out
         if out and self.transport is not None:
             self.wrote_at = time.monotonic()
-            self.transport.write(b"".join(out))
+            writing.write(self.transport, out)
         out.clear()
 
     def end(self) -> None:
