@@ -1,34 +1,67 @@
 """What the journal costs."""
 
 import re
+import statistics
 import tempfile
 import urllib.request
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+from bench import direct, wire
 from bench.amqp import COMPILED, Way, contender
-from bench.long.scene import Scene, raced, rows
+from bench.long.scene import TRANSIENT, await_ring
+from bench.rounds import Throughput, in_turn
 from bench.tables import table
-from bench.world import EXCHANGE, QUEUES, World, running_compiled
+from bench.world import EXCHANGE, World, running_compiled
 from testbed.sidecar import Sidecar
 
-SAMPLES = {"a journal of 1%": "0.01", "a journal of all": "1"}
+ROUNDS, SECONDS = 40, 1.0
+"""More and shorter than elsewhere: what is looked for is less than rounds differ by."""
+
+KEYS = [f"key-{number}" for number in range(20_000)]
+"""So many that the keys of a hundredth of the slots, which a sample is of, are about a hundredth of them."""
+
+SAMPLES = {"no journal": None, "a journal of 1%": "0.01", "a journal of all": "1"}
 """By title: the share of the keys."""
 
 
 def journal(world: World) -> str:
     """Sidecars with and without one, in turn; and what of the records was dropped."""
+    messages = world.folder / "journal-keys"
+    wire.save(messages, [direct.message(key, TRANSIENT, EXCHANGE) for key in KEYS])
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        _, _, plain = Scene("", EXCHANGE, QUEUES).ways(world)
-        ways, sidecars = [plain], {}
+        sidecars = {}
         for title, sample in SAMPLES.items():
-            settings = {"journal-dir": str(folder / sample), "journal-sample": sample}
-            sidecar = sidecars[title] = stack.enter_context(running_compiled(world.node, settings))
-            ways.append(Way(f"{COMPILED}, {title}", sidecar.amqp_url, plain.messages, sidecar.process.pid))
-        found = rows({"": raced([contender(world, way) for way in ways])}, "")
-        dropped = [[title, *_records(sidecar)] for title, sidecar in sidecars.items()]
-    return f"{found}\n\n{table(['', 'records', 'of them dropped'], dropped)}"
+            settings = {"journal-dir": str(folder / sample), "journal-sample": sample} if sample else {}
+            sidecars[title] = stack.enter_context(running_compiled(world.node, settings))
+            await_ring(sidecars[title].http_url, EXCHANGE)
+        ways = {
+            title: contender(world, Way(f"{COMPILED}, {title}", sidecar.amqp_url, messages, sidecar.process.pid))
+            for title, sidecar in sidecars.items()
+        }
+        found = in_turn({title: way.measure for title, way in ways.items()}, ROUNDS, SECONDS)
+        written = [[title, *_records(sidecar)] for title, sidecar in sidecars.items() if SAMPLES[title]]
+    return f"{_compared(found)}\n\n{table(['', 'records', 'of them dropped'], written)}"
+
+
+def _compared(found: dict[str, list[Throughput]]) -> str:
+    """Within each round, to the first; the middle half of the rounds, since the outermost tell of the machine."""
+    first, *others = found.items()
+    heads = ["", f"messages/s ÷ {first[0]}", "middle half", f"sidecar CPU a message ÷ {first[0]}", "middle half"]
+    cells = []
+    for title, rounds in others:
+        pairs = list(zip(rounds, first[1], strict=True))
+        rates = [one.rate / other.rate for one, other in pairs]
+        costs = [one.server / other.server for one, other in pairs if one.server and other.server]
+        cells.append([title, *_quartiles(rates), *_quartiles(costs)])
+    return table(heads, cells)
+
+
+def _quartiles(figures: Sequence[float]) -> tuple[str, str]:
+    low, middle, high = statistics.quantiles(figures, n=4)
+    return f"{middle:.3f}", f"{low:.2f} to {high:.2f}"
 
 
 def _records(sidecar: Sidecar) -> tuple[str, str]:
