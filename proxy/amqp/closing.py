@@ -207,7 +207,7 @@ def _rest_of_content(c: Connection, channel: Channel, kind: int, data: bytes, i:
     if channel.left:
         return None
     if end > len(data):
-        c.for_broker += _goodbye(channel)
+        c.for_broker.append(_goodbye(channel))
         return None
     return data[i:end] + _goodbye(channel)
 

@@ -94,8 +94,9 @@ class Connection:
         """The channel of that body frame."""
         self.client_dropping = self.broker_dropping = False
         """The rest of that body frame goes nowhere."""
-        self.for_client = self.for_broker = b""
-        """Frames of ours that wait for a frame boundary."""
+        self.for_client = b""
+        self.for_broker: list[bytes] = []
+        """Frames of ours that wait for a frame boundary: for the broker also messages that came back."""
         self.client_frames = self.broker_frames = 0
         self.held: Unread | None = None
         """What the first frame of `client_rest` waits for. Nothing is read of the client meanwhile."""
@@ -191,6 +192,6 @@ class Connection:
     def tell_broker(self, frame: bytes) -> None:
         """Sends the broker a frame of ours, at the next frame boundary."""
         if self.client_skip:
-            self.for_broker += frame
+            self.for_broker.append(frame)
         else:
             self.to_broker.append(frame)

@@ -81,8 +81,9 @@ def from_client(c: Connection, data: bytes) -> None:  # noqa: C901 - one loop, f
             c.client_skip -= i
             c.client_dropping = c.client_dropping and c.client_skip > 0
             if c.for_broker and not c.client_skip:
-                out += (data[start:i], c.for_broker)
-                start, c.for_broker = i, b""
+                out.append(data[start:i])
+                out += c.for_broker
+                start, c.for_broker = i, []
         while size - i >= OVERHEAD:
             head = read_i64_be(data, i)
             kind, number = head >> 56 & 0xFF, head >> 40 & 0xFFFF

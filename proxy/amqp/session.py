@@ -11,7 +11,7 @@ from proxy.amqp.channel import State
 from proxy.amqp.connection import Connection, Declared, Phase, Refused, Stale
 from proxy.amqp.frames import CONNECTION_FORCED, FRAME, HEARTBEAT_FRAME, INTERNAL_ERROR, PROTOCOL_HEADER
 from proxy.amqp.handshake import is_protocol_header
-from proxy.amqp.legs import Leg
+from proxy.amqp.legs import BUFFER, Leg
 from proxy.amqp.reroute import RECENT
 from proxy.amqp.routes import BEING_CLOSED, UNANSWERED, Unread
 from proxy.amqp.shared import Shared
@@ -74,6 +74,8 @@ class Session:
         """The broker has sent something."""
         self._opening = True
         """The handshake is not over."""
+        self._brimming = False
+        """The broker is not read for what waits for the end of the client's frame."""
         self._connected = self._draining = self._client_ended = self._over = False
         self._deadline: asyncio.TimerHandle | None = None
         self._heartbeat: asyncio.TimerHandle | None = None
@@ -206,6 +208,8 @@ class Session:
         if c.broker_held is not None and self._rereading is None:
             self.broker.hold()
             self._rereading = self._loop.create_task(self._reread())
+        if c.for_broker or self._brimming:
+            self._hold_back()
         if c.reroutes is not None and c.reroutes.under_way and self._watch is None:
             self._watch = self._loop.call_later(PLACED_WITHIN / 10, self._look_at_reroutes)
         if c.opened and self._opening:
@@ -217,6 +221,15 @@ class Session:
             self._shut()
         if c.phase is Phase.REFUSING:
             self._refused()
+
+    def _hold_back(self) -> None:
+        """Reads no more from the broker while much that came back waits for the end of the client's frame."""
+        brimming = sum(map(len, self.connection.for_broker)) > BUFFER
+        if brimming and not self._brimming:
+            self.broker.hold()
+        elif self._brimming and not brimming:
+            self.broker.release()
+        self._brimming = brimming
 
     def _leave(self) -> None:
         """Passes the client's connection.close on, once that loses nothing, or a while later."""

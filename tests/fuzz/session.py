@@ -240,7 +240,7 @@ class Session:
             assert len(c.client_rest) < c.frame_max + SLACK + OVERHEAD
         if not c.broker_waits:
             assert len(c.broker_rest) < MOST_FRAME_MAX + OVERHEAD
-        assert len(c.for_client) + len(c.for_broker) < 4096
+        assert len(c.for_client) + sum(map(len, c.for_broker)) < 4096
 
     @property
     def to_client(self) -> bytes:

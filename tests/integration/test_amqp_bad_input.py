@@ -100,6 +100,17 @@ def test_a_client_that_leaves_before_it_says_anything(sidecar: Sidecar, begun: b
     wait_until("ended", lambda: sidecar.metric("ringproxy_amqp_session_ends_total", reason="client") == ended + 1)
 
 
+def test_a_frame_of_the_handshake_may_have_128_kib(sidecar: Sidecar) -> None:
+    before = refusals(sidecar, 501)
+    with wire(sidecar.amqp_port) as peer:
+        peer.send(PROTOCOL_HEADER)
+        peer.expect(0, Connection.Start)
+        peer.send(struct.pack(">BHI", METHOD, 0, (1 << 17) + 1), b"a")
+
+        assert peer.expect(0, Connection.Close).reply_code == 501
+    assert refusals(sidecar, 501) == before + 1
+
+
 FAULTS = {
     "no end octet": (501, [raw_frame(METHOD, 1, PUBLISH + short(b"orders") + short(b"k") + b"\0", b"\0")]),
     "no end octet after a body": (

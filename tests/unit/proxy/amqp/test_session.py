@@ -9,7 +9,7 @@ import pytest
 from pamqp import commands
 
 from proxy.amqp import session as sessions
-from proxy.amqp.legs import Leg
+from proxy.amqp.legs import BUFFER, Leg
 from proxy.amqp.session import End, Session
 from proxy.amqp.shared import Shared
 from proxy.router import Name
@@ -46,7 +46,7 @@ class Socket(asyncio.Transport):
 
     def __init__(self, leg: Leg) -> None:
         super().__init__()
-        self.leg, self.sent, self.is_closed = leg, b"", False
+        self.leg, self.sent, self.is_closed, self.is_read = leg, b"", False, True
         leg.connection_made(self)
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
@@ -71,10 +71,10 @@ class Socket(asyncio.Transport):
         pass
 
     def pause_reading(self) -> None:
-        pass
+        self.is_read = False
 
     def resume_reading(self) -> None:
-        pass
+        self.is_read = True
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
         pass
@@ -248,3 +248,24 @@ async def test_a_close_that_nothing_waits_for_passes_at_once(ends: Ends) -> None
     ends.of_client(message(1, b"x", KEPT[0]))
     ends.of_broker(ack(1, 1))
     assert split(ends.of_client(LEAVE)) == [Frame(1, 0, LEAVE[7:-1])]
+
+
+async def test_what_comes_back_within_a_body_frame_is_held_back_at_the_broker(ends: Ends) -> None:
+    await ends.opened()
+    sent = [ends.of_client(message(1, b"x", key, b"b" * 100_000)) for key in LOST[:7]]
+    broker = ends.broker
+    assert broker is not None
+    ends.of_broker(back(sent.pop()))
+    await eventually(lambda: bool(broker.sent))
+    broker.taken()  # from now on it is known that the queue has left
+    whole = message(1, b"x", KEPT[0], b"k" * 1000)
+    ends.of_client(whole[:-500])
+    for number, one in enumerate(sent):
+        assert broker.is_read == (number <= BUFFER // 100_000)
+        # Whatever comes in the same turn is taken; a socket that is not read brings no more.
+        ends.of_broker(back(one))
+    assert not broker.is_read
+    assert broker.sent == b""
+    contents = again(ends.of_client(whole[-500:])[500:])
+    assert [one.body for one in contents] == [b"b" * 100_000] * len(sent)
+    assert broker.is_read
