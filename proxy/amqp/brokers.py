@@ -31,36 +31,38 @@ class Brokers:
         raise OSError("; ".join(faults))
 
     async def _dial(self, make: Callable[[], P], address: Address, faults: list[str]) -> P | None:
-        """Connects to the first of a host's IPs that takes it, or adds to `faults` what each said.
+        """Connects to the first of a host's IPs that takes it; adds to `faults` what each said that does not.
 
-        Each gets its share of the host's time: the first may be one that drops packets. (uvloop tries no two at once.)
+        Each gets its share of the host's time, as one may answer nothing. (uvloop tries no two at once.)
         """
         loop = asyncio.get_running_loop()
-        until, hosts = loop.time() + self._timeout / len(self._addresses), [address.host]
+        until = loop.time() + self._timeout / len(self._addresses)
         try:
             async with asyncio.timeout_at(until):
-                found = await loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
-        except (OSError, TimeoutError) as error:
+                hosts = await _hosts(address)
+        except OSError as error:
             faults.append(f"{address}: {_in_words(error)}")
             return None
-        if len(found) > 1:
-            # (What is one IP stays as it is written: uvloop resolves `fe80::1%eth0` to one without its interface.)
-            hosts = list(dict.fromkeys(str(where[0]) for *_, where in found))
-        for left, host in zip(range(len(hosts), 0, -1), hosts, strict=True):
+        for tried, host in enumerate(hosts):
             try:
-                async with asyncio.timeout((until - loop.time()) / left):
+                async with asyncio.timeout((until - loop.time()) / (len(hosts) - tried)):
                     tls = self._tls() if self._tls is not None else None
                     name = address.host if tls is not None else None
-                    _, connected = await loop.create_connection(
-                        make, host, address.port, ssl=tls, server_hostname=name
-                    )
+                    _, connected = await loop.create_connection(make, host, address.port, ssl=tls, server_hostname=name)
                     return connected
-            except (OSError, TimeoutError) as error:
+            except OSError as error:
                 which = f"{address} ({host})" if len(hosts) > 1 else str(address)
                 faults.append(f"{which}: {_in_words(error)}")
         return None
 
 
+async def _hosts(address: Address) -> list[str]:
+    """The IPs of a host, in the resolver's order. Raises OSError."""
+    found = await asyncio.get_running_loop().getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+    ips = list(dict.fromkeys(str(where[0]) for *_, where in found))
+    # One IP stays as it is written: uvloop would give `fe80::1%eth0` back without its interface.
+    return ips if len(ips) > 1 else [address.host]
+
+
 def _in_words(error: OSError) -> str:
-    # asyncio's TimeoutError is an OSError, as the one of TCP itself is, which has words of its own.
-    return error.strerror or str(error) or "no answer in time"
+    return "no answer in time" if isinstance(error, TimeoutError) else error.strerror or str(error)
