@@ -33,8 +33,12 @@ class KnownRing:
         return Ring.build(self.weights)
 
 
-def parse_ring(text: str | bytes, where: str) -> KnownRing:
-    """A ring from JSON, of a journal or written by hand: only `destinations` must be there.
+_PLAIN = KnownRing("x-consistent-hash", "routing_key", {})
+"""What a ring's exchange is where nothing says otherwise."""
+
+
+def parse_ring(text: str | bytes, where: str, like: KnownRing = _PLAIN) -> KnownRing:
+    """A ring from JSON, of a journal or written by hand: only `destinations` must be there, the rest is as in `like`.
 
     Raises PipelineError that begins with `where` and names the field.
     """
@@ -50,20 +54,20 @@ def parse_ring(text: str | bytes, where: str) -> KnownRing:
         raise PipelineError(f"{where}: schema version {version!r}, known is {VERSION}")
     if (ring_format := told.get("ring_format", RING_FORMAT)) != RING_FORMAT:
         raise PipelineError(f"{where}: ring_format {ring_format!r}, known is {RING_FORMAT}")
-    exchange_type = _text(told, "exchange_type", "x-consistent-hash", where)
-    known = KnownRing(exchange_type, _text(told, "hashed", "routing_key", where), _weights(told, where))
+    exchange_type = _text(told, "exchange_type", like.exchange_type, where)
+    known = KnownRing(exchange_type, _text(told, "hashed", like.hashed, where), _weights(told, where))
     if told.get("fingerprint", known.fingerprint) != known.fingerprint:
         raise PipelineError(f"{where}: fingerprint: {told['fingerprint']!r}, of what it says it is {known.fingerprint}")
     return known
 
 
-def read_ring(path: str) -> KnownRing:
+def read_ring(path: str, like: KnownRing = _PLAIN) -> KnownRing:
     """The same from a file of this machine, which the message names."""
     try:
         text = Path(path).read_bytes()
     except OSError as error:
         raise PipelineError(f"{path}: cannot be read: {error.strerror}") from None
-    return parse_ring(text, path)
+    return parse_ring(text, path, like)
 
 
 def to_json(known: KnownRing) -> str:

@@ -52,11 +52,12 @@ def run(options: argparse.Namespace) -> int:
         out = Folder(spark, options.out)
         every = _keys(spark, options).persist()
         present, sample = _of_journal(every, options) if options.journal else _of_table(every, options)
+        proposed = _proposed(options, present)
         keys = every.where(F.col("slot") < max(1, round(sample * SLOTS)))
         demand = by_slot(keys)
         if not demand.messages.any():
             raise PipelineError(f"{options.journal or options.table}: no messages, nothing to go by")
-        found = find(present, _proposed(options, present), demand)
+        found = find(present, proposed, demand)
         moved, heaviest = _write(keys, found, out)
         every.unpersist()
         told = verdict(found, limits, sample=sample, with_bytes=bool(options.journal or options.bytes))
@@ -118,7 +119,7 @@ def _of_table(keys: DataFrame, options: argparse.Namespace) -> tuple[KnownRing, 
 
 def _proposed(options: argparse.Namespace, present: KnownRing) -> KnownRing:
     if options.proposed:
-        return checked(present, read_ring(options.proposed))
+        return checked(present, read_ring(options.proposed, present))
     return checked(present, edited(present, options.add, options.remove, options.weight))
 
 

@@ -31,13 +31,22 @@ def edited(present: KnownRing, add: Iterable[str], remove: Iterable[str], weight
 
 
 def checked(present: KnownRing, proposed: KnownRing) -> KnownRing:
-    """The proposed ring, of the present exchange's type and hashed value. Raises PipelineError where it cannot be."""
+    """The proposed ring. Raises PipelineError where it cannot be, or is of another exchange type or hashed value.
+
+    The keys that are known are of the present hashed value: what another would move cannot be told.
+    """
+    for what, now, then in (
+        ("exchange_type", present.exchange_type, proposed.exchange_type),
+        ("hashed", present.hashed, proposed.hashed),
+    ):
+        if then != now:
+            raise PipelineError(f"--proposed: {what} is {then!r}, at present {now!r}: what would move cannot be told")
     if not proposed.weights:
         raise PipelineError("the proposed ring has no destination left")
     for destination, weight in proposed.weights.items():
         if present.exchange_type == MODULUS and weight != 1:
             raise PipelineError(f"{destination}: weight {weight}: an {MODULUS} exchange has no weights, all are 1")
-    return replace(present, weights=proposed.weights)
+    return proposed
 
 
 def _weighted(text: str, option: str) -> tuple[Destination, int]:

@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -169,6 +170,31 @@ def test_what_a_journal_lacks(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert "no record of exchange 'nothing'" in refused(capsys, tmp_path, *of, "--exchange", "nothing")
     said = refused(capsys, tmp_path, *of, "--exchange", "orders", "--ring", str(tmp_path / "none.json"))
     assert "none.json: cannot be read" in said
+
+
+def test_a_proposal_that_hashes_another_value_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    proposed = tmp_path / "proposed.json"
+    asked = of_journal(tmp_path, published(THREE, KEYS), "--proposed", str(proposed), "--max-moved", "0")
+    for given, said in (
+        (replace(THREE, hashed="header:tenant"), "hashed is 'header:tenant', at present 'routing_key'"),
+        (
+            replace(THREE, exchange_type="x-modulus-hash"),
+            "exchange_type is 'x-modulus-hash', at present 'x-consistent-hash'",
+        ),
+    ):
+        proposed.write_text(to_json(given))
+        expected = f"pipeline whatif: --proposed: {said}: what would move cannot be told"
+        assert refused(capsys, tmp_path, *asked) == expected
+
+
+def test_a_proposal_of_destinations_alone_is_of_the_present_exchange(tmp_path: Path) -> None:
+    by_tenant = ring_of({"orders.1": 1, "orders.2": 1}, "header:tenant")
+    write_journal(tmp_path / "journal", published(by_tenant, KEYS), [by_tenant])
+    proposed = tmp_path / "proposed.json"
+    proposed.write_text(json.dumps({"destinations": [["queue", "orders.1", 1], ["queue", "orders.2", 1]]}))
+    where = ("--journal", str(tmp_path / "journal"), "--vhost", "/", "--exchange", "orders")
+    status, told = ask(tmp_path, *where, "--proposed", str(proposed), "--max-moved", "0")
+    assert (status, told["proposed"], told["moved"]["messages"]) == (0, by_tenant.fingerprint, 0)
 
 
 @pytest.mark.parametrize(
