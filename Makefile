@@ -35,8 +35,8 @@ test: $(if $(BROKER),,check) $(COMPILED) ## Check and test; with BROKER=sid (or 
 bench: $(COMPILED) ## Measure how fast it is, for docs/performance.md; with FULL=1, at length; with BROKER=sid, on that RabbitMQ
 	.venv/bin/python -m bench $(if $(FULL),--full)
 
-chaos: $(INSTALLED) ## Break all there is around the sidecars, and judge: docs/reliability.md; with SEED and FAULTS, otherwise or longer
-	.venv/bin/python -m tests.chaos --seed=$(or $(SEED),44) --faults=$(or $(FAULTS),30)
+chaos: $(COMPILED) ## Break all there is around the sidecars, and judge: docs/reliability.md; with SEED and FAULTS, otherwise or longer
+	PYTHONSAFEPATH=1 PYTHONPATH=build/compiled:. .venv/bin/python -m tests.chaos --seed=$(or $(SEED),44) --faults=$(or $(FAULTS),30)
 
 fuzz: $(INSTALLED) ## Fuzz all that reads bytes, each harness for SECONDS (60); on Linux, x86-64
 	.venv/bin/pip install --quiet --disable-pip-version-check --require-hashes -r constraints-fuzz.txt

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import uvloop
 
+from ring import compiled
 from testbed.broker import installation
 from testbed.cluster import private_cluster
 from testbed.node import Node
@@ -55,6 +56,7 @@ def main() -> int:
         single, three = pool.map(stack.enter_context, clusters)
         took = time.monotonic() - begun
         say(f"seed {arguments.seed}, {len(faults)} faults, {rabbitmq.source}; set up in {took:.0f} s")
+        say(f"the sidecars' hot loop: {compiled.kind()}")
         say(f"notes and logs are in {folder}, and stay there unless all is green")
         green = uvloop.run(run("a single node, classic queues", single, "classic", faults[:half], folder / "single"))
         for node in single:

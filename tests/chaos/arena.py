@@ -4,6 +4,7 @@ import asyncio
 import json
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -23,6 +24,8 @@ from tests.integration.sidecar import Sidecar
 SYNC_INTERVAL, SETTLE_TIME, RING_MAX_AGE = 1.0, 1.0, 3.0
 SLACK = 3.0
 """Seconds for two readings and a ring, on a machine whose processors are all busy."""
+DRAIN_TIME, CLOSING = 5.0, 2.0
+"""Seconds for what is in flight at SIGTERM, and for the closing behind it: docs/runbook.md says so."""
 LIMITS = Limits(SYNC_INTERVAL + SETTLE_TIME + SLACK, stale_after=RING_MAX_AGE + 1.0)
 
 SETTINGS = {
@@ -34,7 +37,7 @@ SETTINGS = {
     "management_timeout": "1",
     "lookup_timeout": "2",
     "confirm_timeout": "4",
-    "drain_time": "5",
+    "drain_time": f"{DRAIN_TIME}",
 }
 
 PUBLISHERS_END_WITHIN = 60.0
@@ -124,10 +127,17 @@ class Member:
         """Adds what the one that runs has published again; it is about to end."""
         self.rerouted += int(self.now.metric("ringproxy_rerouted_total"))
 
-    def end(self) -> None:
-        """Ends it in good order and checks what every one of them logged."""
+    def stop(self) -> None:
+        """Ends it in good order, and in time."""
         self.count()
+        asked = time.monotonic()
         self.now.stop()
+        took = time.monotonic() - asked
+        assert took < DRAIN_TIME + CLOSING + SLACK, f"a sidecar took {took:.1f} s to end"
+
+    def end(self) -> None:
+        """Ends it for good and checks what every one of them logged."""
+        self.stop()
         for sidecar in self.started:
             sidecar.check_log()
 

@@ -254,12 +254,12 @@ class Injector:
 
 def _ended(member: Member, killed: bool) -> None:
     """Ends the sidecar; in good order where it was asked to."""
-    member.count()
     if killed:
+        member.count()
         member.now.signal(signal.SIGKILL)
         member.now.process.wait()
     else:
-        member.now.stop()
+        member.stop()
 
 
 def _alarmed(node: Node) -> bool:

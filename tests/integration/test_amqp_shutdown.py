@@ -157,9 +157,11 @@ def test_a_client_that_never_agrees_does_not_hold_it_up(
     sidecar = start_sidecar(drain_time="1")
     with client.session(sidecar.amqp_port, vhost.name) as peer:
         peer.channel()
+        started = time.monotonic()
         sidecar.signal(signal.SIGTERM)
         assert peer.expect(0, Connection.Close).reply_code == 320
         ends(sidecar)
+        assert time.monotonic() - started < 1 + LAST_WORDS + 5
 
 
 def test_nothing_acknowledged_is_lost(start_sidecar: StartSidecar, vhost: VirtualHost, client: Client) -> None:
