@@ -56,6 +56,10 @@ def _start(destination: Destination, fingerprint: str) -> bytes:
     return json.dumps(whole).encode().removesuffix(b"0}")
 
 
+_DEFAULT_EXCHANGE = ""
+"""It reaches one queue, whose name is the routing key: headers that ask for copies are not taken."""
+
+
 def judged(placed: Placed, verdict: Verdict) -> Verdict:
     """The verdict on a message that is not confirmed, with what is known of where it went."""
     routed = placed.choice is not None and placed.reason is None
@@ -70,7 +74,7 @@ def judged(placed: Placed, verdict: Verdict) -> Verdict:
     if verdict.outcome is Outcome.UNROUTABLE:
         what = f"there is no queue {name!r}" if to_queue else f"exchange {name!r} has no queue for it"
         return verdict._replace(detail=what)
-    if to_queue:
+    if to_queue or name == _DEFAULT_EXCHANGE:
         return verdict
     why = f"a queue behind exchange {name!r} refused it; another may have taken it"
     return verdict._replace(outcome=Outcome.UNKNOWN, detail=why)

@@ -160,6 +160,37 @@ def test_a_full_queue(both: Both, home: VirtualHost) -> None:
     assert (ours.json["outcome"], ours.json["retryable"]) == ("nacked", True)
 
 
+def test_a_full_queue_by_its_own_name(both: Both, home: VirtualHost) -> None:
+    """The default exchange reaches one queue, so that no other has what this one refuses."""
+    home.queue("full", x_max_length=1, x_overflow="reject-publish")
+    asked = OK | {"routing_key": "full"}
+    assert any(both.ask(asked, "amq.default")[1].status == 400 for _ in range(3))
+
+    native, ours = both.ask(asked, "amq.default")
+
+    both.refused(native, ours, 400)
+    assert (ours.json["outcome"], ours.json["retryable"]) == ("nacked", True)
+
+
+def test_a_full_queue_behind_a_fanout(both: Both, home: VirtualHost) -> None:
+    """Another queue took what the management API says it could not publish."""
+    home.exchange("news", "fanout")
+    home.queue("full", x_max_length=1, x_overflow="reject-publish")
+    home.queue("free")
+    for queue in ("full", "free"):
+        home.bind("news", queue)
+    assert any(both.ask(OK, "news")[1].status == 504 for _ in range(3))
+    home.drain("free")
+
+    native, ours = both.ask(OK, "news")
+
+    assert (native.status, native.json["error"]) == (400, "bad_request")
+    assert (ours.status, ours.json["error"]) == (504, "unknown")
+    assert (ours.json["outcome"], ours.json["retryable"]) == ("unknown", True)
+    assert "another may have taken it" in ours.json["reason"]
+    assert len(home.drain("free")) == 2
+
+
 @pytest.mark.parametrize("authorization", [basic("may", "wrong"), basic("nobody"), basic("")])
 def test_whom_the_broker_does_not_know(both: Both, home: VirtualHost, authorization: str) -> None:
     native, ours = both.ask(OK, authorization=authorization)
