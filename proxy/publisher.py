@@ -17,7 +17,10 @@ GUEST_AGE = 60.0
 """Seconds after which another user has to log in anew: the password may have changed, or a permission."""
 
 MOST_GUESTS = 64
-"""Connections on behalf of users other than this sidecar's own."""
+"""Users other than this sidecar's own that the broker has let in, each virtual host counting for itself."""
+
+MOST_LOGINS = 64
+"""Logins of such users that the broker has not answered yet. Apart, as anyone may try to log in."""
 
 _LAST_WORDS = 0.2
 
@@ -38,6 +41,10 @@ class LoginRefused(Unavailable):
         self.code = code
 
 
+class TooManyGuests(Exception):  # noqa: N818 - a limit, not an error
+    """There is no room for one more user other than this sidecar's own; the message says of what there is too much."""
+
+
 class Lanes:
     """The connections of one user to one virtual host; publishes of one slot share one, which keeps their order."""
 
@@ -46,6 +53,8 @@ class Lanes:
         self.vhost, self.links, self.guest = vhost, links, guest
         self.kept = self.over = False
         """Never given up; or given up, all together: one that ended alone would be missed."""
+        self.renewed = False
+        """They follow others of the same user, whom the broker had let in."""
         self.begun_at = self.wanted_at = time.monotonic()
         """When a publish last asked for them."""
         self.table: RouteTable | None = None
@@ -56,6 +65,11 @@ class Lanes:
     def link(self) -> Link:
         """One that is up, if any is."""
         return next((link for link in self.links if link.client is not None), self.links[0])
+
+    @property
+    def let_in(self) -> bool:
+        """Whether the broker has taken the user's login, on these."""
+        return any(link.connects for link in self.links)
 
     def wanted(self, connected: bool) -> bool:
         """Whether a connection is to stay, or, where it is lost, to be made again.
@@ -95,20 +109,31 @@ class Publisher:
     def lanes(self, vhost: str, login: Login | None = None) -> Lanes:
         """The connections to a virtual host, begun where there are none yet; as this sidecar's own user by default.
 
-        Raises Unavailable where too many other users have connections.
+        Raises TooManyGuests.
         """
         key = vhost, login
         lanes = self._lanes.get(key)
-        if lanes is not None and login is not None and time.monotonic() - lanes.begun_at > GUEST_AGE:
-            # It goes on for what is in flight on it; the password may have changed.
-            lanes = None
         if lanes is None or lanes.over:
-            others = sum(other[1] is not None for other in self._lanes if other != key)
-            if login is not None and others >= MOST_GUESTS:
-                raise Unavailable(f"{MOST_GUESTS} users other than this sidecar's own have connections")
+            if login is not None:
+                self._check_room(key)
             lanes = self._lanes[key] = self._begun(vhost, login)
+        elif lanes.guest and lanes.let_in and time.monotonic() - lanes.begun_at > GUEST_AGE:
+            # They go on for what is in flight on them; the password may have changed.
+            lanes = self._lanes[key] = self._begun(vhost, login)
+            lanes.renewed = True
         lanes.wanted_at = time.monotonic()
         return lanes
+
+    def _check_room(self, key: tuple[str, Login | None]) -> None:
+        """Whether a user may try to log in. Raises TooManyGuests."""
+        guests = [lanes for other, lanes in self._lanes.items() if lanes.guest and other != key]
+        inside = sum(lanes.renewed or lanes.let_in for lanes in guests)
+        if inside >= MOST_GUESTS:
+            raise TooManyGuests(f"{MOST_GUESTS} users other than this sidecar's own are logged in")
+        if len(guests) - inside >= MOST_LOGINS:
+            raise TooManyGuests(
+                f"{MOST_LOGINS} logins of users other than this sidecar's own await the broker's answer"
+            )
 
     def _begun(self, vhost: str, login: Login | None) -> Lanes:
         asked = self._login if login is None else lambda: login

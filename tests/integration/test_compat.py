@@ -6,16 +6,20 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import closing
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
 from pathlib import Path
+from select import select
 from typing import Any
 from urllib.parse import quote, urlsplit
 
 import pytest
 
+from proxy.publisher import MOST_LOGINS
 from testbed.broker import Broker
 from tests.integration.broker_api import DEADLINE_SECONDS, BrokerApi, VirtualHost
-from tests.integration.conftest import StartSidecar
+from tests.integration.conftest import Login, StartSidecar
+from tests.integration.relay import relay
 from tests.integration.rings import owner
 from tests.integration.sidecar import Answer, Sidecar
 
@@ -48,8 +52,12 @@ def path_of(vhost: str, exchange: str) -> str:
     return f"/api/exchanges/{quote(vhost, safe='')}/{quote(exchange, safe='')}/publish"
 
 
+def connection_to(port: int) -> closing[http.client.HTTPConnection]:
+    return closing(http.client.HTTPConnection("127.0.0.1", port, timeout=DEADLINE_SECONDS))
+
+
 def post(port: int, path: str, body: bytes, authorization: str | None) -> Answer:
-    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=DEADLINE_SECONDS)) as connection:
+    with connection_to(port) as connection:
         connection.request("POST", path, body, {} if authorization is None else {"Authorization": authorization})
         response = connection.getresponse()
         return Answer(response.status, {k.lower(): v for k, v in response.getheaders()}, response.read())
@@ -211,6 +219,38 @@ def test_who_is_permitted_later_is_let_in(sidecar: Sidecar, home: VirtualHost, a
     api.ask("PUT", "users", "stranger", body={"password": "changed", "tags": "management"})
     assert post(sidecar.port, path, body, basic("stranger", "no longer it")).status == 401
     assert post(sidecar.port, path, body, basic("stranger", "changed")).json == {"routed": True}
+
+
+def test_a_flood_of_logins_keeps_out_nobody_who_is_in(
+    start_sidecar: StartSidecar, login: Login, home: VirtualHost
+) -> None:
+    """While the broker answers none of them, there is a limit, which is not his who has logged in before."""
+    path, body = path_of(home.name, "orders"), json.dumps(OK).encode()
+    with relay(login.broker_url) as (link, broker_url), ThreadPoolExecutor(1) as pool, ExitStack() as stack:
+        sidecar = start_sidecar(broker_url=broker_url, lookup_timeout="30", confirm_timeout="30")
+        assert post(sidecar.port, path, body, basic("may")).status == 200
+        link.freeze()
+        try:
+            flood = [stack.enter_context(connection_to(sidecar.port)) for _ in range(MOST_LOGINS + 6)]
+            for n, connection in enumerate(flood):
+                connection.request("POST", path, body, {"Authorization": basic("may", f"wrong {n}")})
+            by_socket = {connection.sock: connection for connection in flood}
+            refused: list[http.client.HTTPResponse] = []
+            while len(refused) < 6:
+                ready, _, _ = select(by_socket, [], [], DEADLINE_SECONDS)
+                assert ready
+                refused += [by_socket.pop(end).getresponse() for end in ready]
+            inside = pool.submit(post, sidecar.port, path, body, basic("may"))
+        finally:
+            link.thaw()
+
+        assert inside.result().json == {"routed": True}
+        assert {connection.getresponse().status for connection in by_socket.values()} == {401}
+        assert len(by_socket) == MOST_LOGINS
+        for response in refused:
+            told = json.loads(response.read())
+            assert (response.status, response.headers["Retry-After"]) == (429, "1")
+            assert (told["error"], told["outcome"], told["retryable"]) == ("too_many", "rejected", True)
 
 
 DIFFERENCES = {

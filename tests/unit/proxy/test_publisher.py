@@ -13,11 +13,11 @@ from proxy.amqp.brokers import Brokers
 from proxy.amqp.link import Link
 from proxy.config import Address
 from proxy.outcome import Outcome
-from proxy.publisher import Lanes, LoginRefused, Publisher, Unavailable
+from proxy.publisher import Lanes, LoginRefused, Publisher, TooManyGuests, Unavailable
 from proxy.tally import Tally
 from tests.unit.proxy.amqp.client_wire import PERSISTENT_HEADER, TO_Q, Told, blocked
 from tests.unit.proxy.amqp.wire import ack, close_channel
-from tests.unit.proxy.fake_broker import FakeBroker, eventually, free_address, listening
+from tests.unit.proxy.fake_broker import START, FakeBroker, eventually, free_address, listening
 
 GUEST = "guest", "s3cret é"
 CLOSE = 10, 50
@@ -209,12 +209,70 @@ async def test_no_more_guests_than_there_is_room_for(monkeypatch: pytest.MonkeyP
         publisher.connect("v")
         lanes = publisher.lanes("v", ("a", ""))
         assert len(lanes.links) == 1
-        publisher.lanes("w", ("a", ""))
-        with pytest.raises(Unavailable, match="2 users other than"):
+        await up(publisher, lanes)
+        await up(publisher, publisher.lanes("w", ("a", "")))
+        with pytest.raises(TooManyGuests, match="2 users other than this sidecar's own are logged in"):
             publisher.lanes("v", ("b", ""))
         assert publisher.lanes("v", ("a", "")) is lanes
         # The sidecar's own are not counted.
         publisher.lanes("x")
+
+
+async def test_logins_that_nobody_answers_keep_out_logins_and_no_one_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publisher_module, "MOST_LOGINS", 2)
+    broker = FakeBroker(greeting=b"")
+    async with publishing(broker) as publisher:
+        inside = publisher.lanes("v", GUEST)
+        (await broker.visit(1)).say(START)
+        await up(publisher, inside)
+        bogus = [publisher.lanes("v", ("bogus", password)) for password in "ab"]
+        assert publisher.lanes("v", ("bogus", "a")) is bogus[0]
+        with pytest.raises(TooManyGuests, match="2 logins of users other than this sidecar's own await the broker's"):
+            publisher.lanes("v", ("late", ""))
+        await broker.visit(3)
+        # Who is in stays in, and may log in anew.
+        assert publisher.lanes("v", GUEST) is inside
+        monkeypatch.setattr(publisher_module, "GUEST_AGE", 0.0)
+        anew = publisher.lanes("v", GUEST)
+        assert anew is not inside
+        monkeypatch.setattr(publisher_module, "GUEST_AGE", 60.0)
+        (await broker.visit(4)).say(START)
+        await up(publisher, anew)
+        assert not any(lanes.over or lanes.let_in for lanes in bogus)
+        # A login that has ended makes room for another.
+        broker.visits[1].drop()
+        await eventually(lambda: len(publisher._lanes) == 2)
+        late = publisher.lanes("v", ("late", ""))
+        (await broker.visit(5)).say(START)
+        await up(publisher, late)
+
+
+async def test_a_login_under_way_takes_no_users_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publisher_module, "MOST_GUESTS", 1)
+    broker = FakeBroker(greeting=b"")
+    async with publishing(broker) as publisher:
+        for password in "abc":
+            publisher.lanes("v", ("bogus", password))
+        await broker.visit(3)
+        inside = publisher.lanes("v", GUEST)
+        (await broker.visit(4)).say(START)
+        await up(publisher, inside)
+        with pytest.raises(TooManyGuests, match="1 users other than this sidecar's own are logged in"):
+            publisher.lanes("v", ("late", ""))
+
+
+async def test_a_login_anew_keeps_the_users_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publisher_module, "MOST_GUESTS", 1)
+    broker = FakeBroker()
+    async with publishing(broker) as publisher:
+        await up(publisher, publisher.lanes("v", GUEST))
+        broker.greeting = b""
+        monkeypatch.setattr(publisher_module, "GUEST_AGE", 0.0)
+        anew = publisher.lanes("v", GUEST)
+        # He waits for that answer, however long it takes.
+        assert publisher.lanes("v", GUEST) is anew
+        with pytest.raises(TooManyGuests, match="are logged in"):
+            publisher.lanes("v", ("late", ""))
 
 
 # The end.
