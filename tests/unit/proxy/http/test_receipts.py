@@ -1,15 +1,29 @@
 """What is known of a message that the broker refused, by where it went."""
 
+import json
+import re
+from pathlib import Path
+from typing import Any
+
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from proxy.amqp.fate import NACKED, UNROUTABLE
 from proxy.amqp.routes import Choice, Route
-from proxy.http.dispatch import Placed
-from proxy.http.receipts import judged
+from proxy.http.batch import MESSAGES, Batch
+from proxy.http.dispatch import Outlet, Placed
+from proxy.http.receipts import judged, place, receipt
+from proxy.limits import Limits
 from proxy.outcome import Outcome
+from proxy.publisher import Lanes
 from proxy.router import PassReason
 from proxy.tally import Tally
+from ring.destination import Destination
 from tests.unit.proxy.amqp.wire import QUEUES, known
+from tests.unit.proxy.http.test_batch import FakeDispatch
+
+REFERENCE = (Path(__file__).parents[4] / "docs/reference.md").read_text()
 
 
 def passed(exchange: str) -> Placed:
@@ -20,6 +34,11 @@ def routed(shadowed: bool = False) -> Placed:
     route = Route(("/", "orders"), Tally(), None, known(QUEUES))
     choice = Choice(route.targets[0], route, 5, False)
     return Placed(route, choice, PassReason.SHADOW if shadowed else None)
+
+
+def confirmed(text: str) -> dict[str, Any]:
+    """The result of a message whose id is that, and the name of the destination."""
+    return {"id": text, "outcome": Outcome.CONFIRMED, **place(Destination("exchange", text), 65535, "f" * 16)}
 
 
 @pytest.mark.parametrize("placed", [routed(), passed("")])
@@ -39,3 +58,15 @@ def test_what_no_queue_takes_says_which_is_missing() -> None:
     assert placed.where is not None
     assert judged(placed, UNROUTABLE).detail == f"there is no queue {placed.where.name!r}"
     assert judged(passed("topic"), UNROUTABLE).detail == "exchange 'topic' has no queue for it"
+
+
+@given(st.text(max_size=255).filter(lambda text: len(text.encode()) <= 255), st.text())
+@example("\x01" * 255, "\N{GRINNING FACE}" * 1000)
+def test_a_result_is_no_longer_than_is_documented(text: str, detail: str) -> None:
+    (most,) = re.findall(r"([\d,]+) bytes at most as JSON escapes them", REFERENCE)
+    batch = Batch(FakeDispatch(), Limits(1, 1), Outlet(("/", text), Lanes("/", (), False), b""), 1, MESSAGES)
+    batch.refuse(text, None, detail)
+    (failed,) = batch.results()
+
+    for result in (failed | {"outcome": max(Outcome, key=len)}, {"id": text} | receipt(passed(text)), confirmed(text)):
+        assert len(json.dumps(result)) + len(", ") <= int(most.replace(",", ""))
