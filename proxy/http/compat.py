@@ -23,7 +23,7 @@ from proxy.http.problems import ProblemError, unavailable
 from proxy.http.receipts import is_gone, judged
 from proxy.http.single import Single
 from proxy.outcome import Outcome
-from proxy.publisher import Login, LoginRefused, TooManyGuests
+from proxy.publisher import Login, LoginRefused
 
 _REQUIRED = ("routing_key", "properties", "payload", "payload_encoding")
 _DEFAULT_EXCHANGE = "amq.default"
@@ -67,10 +67,7 @@ class Compat:
             return _error(problem)
 
     async def _routed(self, admitted: Admitted, name: tuple[str, str], login: Login, message: Message) -> bool:
-        try:
-            outlet = await self._dispatch.outlet(name, login)
-        except TooManyGuests as error:
-            raise ProblemError(429, "too-many", str(error), Outcome.REJECTED, retryable=True) from None
+        outlet = await self._dispatch.outlet(name, login)
         single = Single(self._dispatch, outlet, message, self._gate.loop)
         try:
             await single.send()

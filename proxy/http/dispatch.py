@@ -18,7 +18,7 @@ from proxy.journal.buffer import Journal, Record
 from proxy.journal.witness import Witness
 from proxy.lookups import Absent, NotReadable
 from proxy.outcome import Outcome
-from proxy.publisher import Lanes, Login, Publisher, Unavailable
+from proxy.publisher import Lanes, Login, Publisher, TooManyGuests, Unavailable
 from proxy.router import Name, PassReason, Router
 from proxy.sync import Sync
 from proxy.tally import Tally
@@ -85,14 +85,14 @@ class Dispatch:
         """The way to an exchange, as this sidecar's own user or another.
 
         Raises ProblemError where there is no such exchange: for one of a client's choice nobody shall connect. But of
-        another user the broker judges first.
+        another user the broker judges first, where there is room for one more.
         """
         if login is None and name not in self._router.entries:
             await self.look_up(name, name, self._router.clock())
         try:
             return Outlet(name, self._publisher.lanes(name[0], login), name[1].encode())
-        except Unavailable as error:
-            raise unavailable(str(error)) from None
+        except TooManyGuests as error:
+            raise ProblemError(429, "too-many", str(error), Outcome.REJECTED, retryable=True) from None
 
     async def send(self, outlet: Outlet, message: Message, receiver: Receiver, index: int) -> Placed:
         """Publishes one message, of whose fate `receiver` is told; waits only for what must be read or connected first.
