@@ -182,7 +182,7 @@ class StreamQueue:
             if oldest > start:
                 raise PipelineError(
                     f"{self}: offsets {start} to {oldest - 1} are gone, removed by its retention before they were read"
-                    f" (lossy=true goes on at {oldest})"
+                    f" (--lossy, in a program lossy=true, goes on at {oldest})"
                 )
         return [message for message in found if message.offset < end]
 

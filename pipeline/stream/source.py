@@ -34,10 +34,16 @@ Offset = dict[str, int]
 """{"next": the offset of the first message that is not read}."""
 
 
-def queue_records(spark: SparkSession, queue: StreamQueue) -> DataFrame:
-    """The records of a stream queue as a stream, from the first that is there on."""
+def queue_records(spark: SparkSession, queue: StreamQueue, options: Mapping[str, str]) -> DataFrame:
+    """The records of a stream queue as a stream; the options are those of a stream, without `amqp_url` and `queue`."""
     spark.dataSource.register(JournalSource)
-    return spark.readStream.format(NAME).options(amqp_url=queue.url, queue=queue.name).load()
+    return spark.readStream.format(NAME).options(amqp_url=queue.url, queue=queue.name, **options).load()
+
+
+def check_starting(starting: str, named: str) -> None:
+    """Raises PipelineError, which begins with the option's name, for what is no place to start at."""
+    if starting not in ("first", "next") and not (starting.isascii() and starting.isdigit()):
+        raise PipelineError(f"{named}: {starting!r} is not first, next or an offset")
 
 
 @dataclass(frozen=True)
@@ -56,8 +62,7 @@ class Options:
             if not given.get(name):
                 raise PipelineError(f"{NAME}: the option {name!r} is missing")
         starting = given.get("starting", "first")
-        if starting not in ("first", "next") and not (starting.isascii() and starting.isdigit()):
-            raise PipelineError(f"{NAME}: starting: {starting!r} is not first, next or an offset")
+        check_starting(starting, f"{NAME}: starting")
         most = given.get("max_messages", str(MAX_MESSAGES))
         if not (most.isascii() and most.isdigit() and int(most)):
             raise PipelineError(f"{NAME}: max_messages: {most!r} is not a whole number above 0")
@@ -168,5 +173,11 @@ def read(options: Options, partition: InputPartition) -> Iterator[pa.RecordBatch
     """The records of a task, a batch for each message that has any."""
     assert isinstance(partition, Range)
     for message in options.queue.messages(partition.start, partition.end, lossy=options.lossy):
-        if (batch := records(message, options.queue)) is not None:
+        try:
+            batch = records(message, options.queue)
+        except PipelineError as error:
+            behind = message.offset + 1
+            way = f"--starting {behind} with a new --out, in a program starting={behind} with a new checkpoint"
+            raise PipelineError(f"{error} ({way}, goes on behind it)") from None
+        if batch is not None:
             yield batch
