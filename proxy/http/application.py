@@ -41,7 +41,7 @@ def application(
         max_batch_body=settings.max_batch_body,
         patience=settings.lookup_timeout,
     )
-    events = Events(gate, single, batches, default_vhost=vhost, max_body=most, max_batch=settings.max_batch)
+    events = Events(gate, single, batches, default_vhost=vhost, max_body=most)
     compat = Compat(gate, dispatch, max_body=most)
     question = Question(gate, router, dispatch, default_vhost=vhost)
     app = web.Application(middlewares=[problem_middleware])

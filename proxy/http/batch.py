@@ -42,8 +42,8 @@ class _Entry:
         self.id, self.order = message_id, order
         self.message = message
         """Until it is settled."""
-        self.counted = False
-        """It has its place in the limits; from when it is sent first, or waits behind another, until it is settled."""
+        self.counted: int | None = None
+        """Bytes that it has in the limits; from when it is sent first, or waits behind another, until it is settled."""
         self.tries = 0
         """Times that it was sent again."""
         self.placed: Placed | None = None
@@ -61,7 +61,7 @@ class Batch:
     def __init__(self, dispatch: Dispatch, limits: Limits, outlet: Outlet, patience: float, words: Words) -> None:
         """Empty. `patience` in seconds is for room for one more message."""
         self._dispatch, self._limits, self._outlet, self._patience = dispatch, limits, outlet, patience
-        self._words = words
+        self.words = words
         self._entries: list[_Entry] = []
         self._unsettled = 0
         self._settled = asyncio.Event()
@@ -140,15 +140,15 @@ class Batch:
         return None
 
     def _count(self, entry: _Entry, message: Message) -> None:
-        if not entry.counted:
-            entry.counted = True
-            self._limits.take_batched(len(message.body))
+        if entry.counted is None:
+            entry.counted = message.size
+            self._limits.take_batched(entry.counted)
 
     def _release(self, entry: _Entry) -> None:
         """It is settled."""
-        if entry.counted and entry.message is not None:
-            self._limits.give_batched(len(entry.message.body))
-        entry.counted, entry.message = False, None
+        if entry.counted is not None:
+            self._limits.give_batched(entry.counted)
+        entry.counted, entry.message = None, None
 
     def _unsent(self, index: int, message: Message, problem: ProblemError) -> None:
         """A message that cannot be sent."""
@@ -161,8 +161,8 @@ class Batch:
     def _in_words(self, problem: ProblemError, index: int) -> str:
         """The detail of a message that was not sent, with its place in the request where the message is to blame."""
         if problem.kind == "no-routing-key":
-            return f"{self._words.messages}[{index}].{self._words.key}: missing"
-        return f"{self._words.messages}[{index}].{problem.detail}" if problem.status in (400, 413) else problem.detail
+            return f"{self.words.messages}[{index}].{self.words.key}: missing"
+        return f"{self.words.messages}[{index}].{problem.detail}" if problem.status in (400, 413) else problem.detail
 
     def _stop(self, why: str, again: bool) -> None:
         if not self._stopped:

@@ -2,7 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from functools import partial
 from typing import Any
 
 from aiohttp import web
@@ -11,21 +12,21 @@ from proxy.http.batch import MESSAGES, Batch, Words
 from proxy.http.dispatch import Dispatch
 from proxy.http.fields import ItemError, message_of
 from proxy.http.gate import INGRESS, Admitted, Gate
-from proxy.http.items import BodyError, Item, Items
-from proxy.http.parsing import name_of, prefers, query_of
+from proxy.http.items import BodyError, Framing, Item, Items
+from proxy.http.parsing import name_of, prefers, query_of, refuse_message_headers
 from proxy.http.problems import ProblemError
 from proxy.http.receipts import json_answer, minimal
 from proxy.metrics import Counts
 from proxy.outcome import Outcome
 from proxy.router import Name
 
-_FORMS = {
-    "application/json": False,
-    "application/x-ndjson": True,
-    "application/ndjson": True,
-    "application/jsonl": True,
+_FRAMINGS = {
+    "application/json": Framing.OBJECT,
+    "application/x-ndjson": Framing.LINES,
+    "application/ndjson": Framing.LINES,
+    "application/jsonl": Framing.LINES,
 }
-"""By media type: whether each line is an item."""
+"""By media type."""
 
 _BUFFER = 1 << 17
 """Bytes of a body that wait to be read, at most: aiohttp's."""
@@ -35,6 +36,11 @@ _ENTRY = 1 << 10
 
 _JSON_SHARE = 2
 """Characters of an item's JSON for a byte of payload, at most: base64 and common escapes need less."""
+
+_INSTEAD = "a message has its own `key`, `properties` and `headers`"
+
+Add = Callable[[Batch, Item], Coroutine[Any, Any, None] | None]
+"""Adds an item to a batch, and gives what must be awaited before the next, if anything; keeps nothing of the item."""
 
 
 class Batches:
@@ -69,26 +75,31 @@ class Batches:
         with self._gate.admitted(0) as admitted:
             name = name_of(request, query_of(request, {"vhost"}), self._default_vhost)
             self._gate.check(request, name, admitted)
-            items = self._items(request)
-            self._gate.take(admitted, _BUFFER)
-            return await self.sent(request, admitted, name, lambda batch: self._read(request, admitted, items, batch))
+            refuse_message_headers(request, _INSTEAD)
+            framing, gzip = _framed(request)
+            return await self.sent(request, admitted, name, framing, partial(self._add, set()), gzip=gzip)
 
     async def sent(
         self,
         request: web.Request,
         admitted: Admitted,
         name: Name,
-        fill: Callable[[Batch], Coroutine[Any, Any, None]],
+        framing: Framing,
+        add: Add,
+        *,
+        gzip: bool = False,
         words: Words = MESSAGES,
     ) -> web.Response:
-        """The answer to what `fill` adds to a batch. Raises ProblemError where not all of it is confirmed."""
+        """The answer to the batch that is the request's body. Raises ProblemError where not all of it is confirmed."""
+        items = self._items(request, framing, gzip)
+        self._gate.take(admitted, _BUFFER)
         outlet = await self._dispatch.outlet(name)
         await self._dispatch.check(outlet)
         batch = Batch(self._dispatch, self._gate.limits, outlet, self._patience, words)
         broken: ProblemError | None = None
         try:
             try:
-                await fill(batch)
+                await self._read(request, admitted, items, batch, add)
             except ProblemError as problem:
                 broken = problem
             started = time.monotonic()
@@ -113,53 +124,45 @@ class Batches:
             answer["results"] = batch.results()
         return json_answer(answer)
 
-    def _items(self, request: web.Request) -> Items:
-        """Raises ProblemError 413 or 415."""
-        ndjson = _FORMS.get(request.content_type)
-        if ndjson is None:
-            detail = f"Content-Type: {request.content_type!r} is not one of {', '.join(_FORMS)}"
-            raise ProblemError(415, "media-type", detail, Outcome.INVALID)
-        if (charset := request.charset) is not None and charset.lower() != "utf-8":
-            detail = f"Content-Type: {charset[:60]!r} is not utf-8, as all JSON is"
-            raise ProblemError(415, "media-type", detail, Outcome.INVALID)
-        coding = request.headers.get("Content-Encoding", "identity").strip().lower()
-        if coding not in ("gzip", "identity"):
-            detail = f"Content-Encoding: {coding[:60]!r} is neither gzip nor identity"
-            raise ProblemError(415, "media-type", detail, Outcome.INVALID)
+    def _items(self, request: web.Request, framing: Framing, gzip: bool) -> Items:
+        """Raises ProblemError 413."""
         if (request.content_length or 0) > self._max_batch_body:
             detail = f"body: more than {self._max_batch_body} bytes"
             raise ProblemError(413, "too-large", detail, Outcome.INVALID)
         most_item = self._max_body * _JSON_SHARE + _BUFFER
-        return Items(ndjson=ndjson, gzip=coding == "gzip", most_bytes=self._max_batch_body, most_item=most_item)
+        return Items(framing, gzip=gzip, most_bytes=self._max_batch_body, most_item=most_item)
 
-    async def _read(self, request: web.Request, admitted: Admitted, items: Items, batch: Batch) -> None:
+    async def _read(self, request: web.Request, admitted: Admitted, items: Items, batch: Batch, add: Add) -> None:
         """Sends what is read. Raises ProblemError where the body cannot be read on."""
-        ids: set[str] = set()
         try:
             async for part in self._gate.parts(request):
                 for piece in items.pieces(part):
-                    for item in piece:
-                        if (step := self._add(admitted, batch, item, ids)) is not None:
-                            await step
+                    await self._send(admitted, batch, piece, add)
                     held = items.held + len(batch) * _ENTRY
                     if held > admitted.size:
                         self._gate.take(admitted, held - admitted.size)
                     # Others take their turn between the pieces, also where the next one is there already.
                     await asyncio.sleep(0)
-            for item in items.end():
-                if (step := self._add(admitted, batch, item, ids)) is not None:
-                    await step
+            await self._send(admitted, batch, items.end(), add)
         except BodyError as error:
             if error.too_large:
                 raise ProblemError(413, "too-large", str(error), Outcome.INVALID) from None
             raise ProblemError(400, "bad-request", str(error), Outcome.INVALID) from None
 
-    def _add(self, admitted: Admitted, batch: Batch, item: Item, ids: set[str]) -> Coroutine[Any, Any, None] | None:
-        """One more message, whose id is none of those before; what must be awaited before the next, if anything."""
+    async def _send(self, admitted: Admitted, batch: Batch, piece: Iterator[Item], add: Add) -> None:
+        """Sends the items of a piece. (Returns between pieces, so that no item is held while the next is awaited.)"""
+        for item in piece:
+            if len(batch) >= self._max_batch:
+                raise BodyError(len(batch), f"{batch.words.messages}: more than {self._max_batch}", too_large=True)
+            self._gate.take(admitted, _ENTRY)
+            if (step := add(batch, item)) is not None:
+                # A parsed item takes up to thirty times its text, and is not counted: it must not wait as well.
+                item.clear()
+                await step
+
+    def _add(self, ids: set[str], batch: Batch, item: Item) -> Coroutine[Any, Any, None] | None:
+        """One more message, whose id is none of those before."""
         index = len(batch)
-        if index >= self._max_batch:
-            raise BodyError(index, f"messages: more than {self._max_batch}", too_large=True)
-        self._gate.take(admitted, _ENTRY)
         try:
             message_id, message = message_of(item)
         except ItemError as error:
@@ -176,3 +179,19 @@ class Batches:
             batch.refuse(message_id, message.key, f"messages[{index}].payload: more than {self._max_body} bytes")
             return None
         return batch.add(message_id, message)
+
+
+def _framed(request: web.Request) -> tuple[Framing, bool]:
+    """How the body's messages are framed, and whether gzip packs them. Raises ProblemError 415."""
+    framing = _FRAMINGS.get(request.content_type)
+    if framing is None:
+        detail = f"Content-Type: {request.content_type!r} is not one of {', '.join(_FRAMINGS)}"
+        raise ProblemError(415, "media-type", detail, Outcome.INVALID)
+    if (charset := request.charset) is not None and charset.lower() != "utf-8":
+        detail = f"Content-Type: {charset[:60]!r} is not utf-8, as all JSON is"
+        raise ProblemError(415, "media-type", detail, Outcome.INVALID)
+    coding = request.headers.get("Content-Encoding", "identity").strip().lower()
+    if coding not in ("gzip", "identity"):
+        detail = f"Content-Encoding: {coding[:60]!r} is neither gzip nor identity"
+        raise ProblemError(415, "media-type", detail, Outcome.INVALID)
+    return framing, coding == "gzip"

@@ -7,7 +7,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from datetime import date
 from enum import Enum
-from types import MappingProxyType
+from hashlib import blake2b
 from urllib.parse import unquote_to_bytes
 
 from proxy.amqp.properties import (
@@ -22,7 +22,7 @@ from proxy.amqp.properties import (
     shown,
     utf8,
 )
-from proxy.http.decoding import MOST_STRUCTURE, DecodingError, decoded
+from proxy.http.decoding import DecodingError, decoded
 from proxy.http.fields import ItemError, as_json, from_base64, given, properties_of, unsized_short_string
 from proxy.http.message import TRACES, Message, put_trace
 
@@ -39,9 +39,6 @@ _MOST = (1 << 31) - 1
 
 _DATA = frozenset({"data", "data_base64"})
 """Members of the JSON format that are no attributes."""
-
-_MOST_STRUCTURE = 4 * MOST_STRUCTURE
-"""Of a batch: 10,000 events of nine attributes and some data have two thirds of it."""
 
 _OF_THE_BODY = frozenset({"content-type", "content-encoding"})
 
@@ -94,38 +91,42 @@ def binary(headers: Collection[tuple[bytes, bytes]], body: bytes) -> Message:
         raise _wrong(error, attributes) from None
 
 
-def structured(body: bytes) -> Message:
-    """The event that is the body. Raises ItemError."""
-    return message_of(_parsed(body))[1]
-
-
-def batched(body: bytes) -> list[object]:
-    """The events of a batch, each for `message_of`. Raises ItemError for a body that is no list."""
-    events = _parsed(body, _MOST_STRUCTURE)
-    if not isinstance(events, list):
-        raise ItemError("body: not a list of events", None, None)
-    return events
-
-
-def message_of(event: object) -> tuple[str | None, Message]:
-    """An event in the JSON format: its id, where that is a short string, and its message. Raises ItemError."""
+def structured(body: bytes, headers: Collection[tuple[bytes, bytes]] = ()) -> Message:
+    """The event that is the body, with the trace in a request's raw headers. Raises ItemError."""
+    try:
+        event = decoded(body)
+    except DecodingError as error:
+        raise ItemError(f"body: {error}", None, None, too_large=error.too_large) from None
     if not isinstance(event, dict):
         raise ItemError("event: not an object", None, None)
+    return message_of(event, headers)[1]
+
+
+def message_of(
+    event: Mapping[str, object], headers: Collection[tuple[bytes, bytes]] = ()
+) -> tuple[str | None, Message]:
+    """An event in the JSON format: its id, where that is a short string, and its message. Raises ItemError.
+
+    The trace in the headers goes along where the event has no attribute of that name.
+    """
     event = {name: value for name, value in event.items() if value is not None or name == "data"}
     attributes = {name: value for name, value in event.items() if name not in _DATA}
     try:
         if "data" in event:
             attributes.setdefault("datacontenttype", "application/json")
         body = _data(event, attributes.get("datacontenttype"))
-        return _readable(attributes.get("id")), _message(attributes, PERSISTENT, body, "")
+        traces = {name: value for name, value in _traces(headers).items() if name not in attributes}
+        return _readable(attributes.get("id")), _message(attributes, PERSISTENT, body, "", traces)
     except PropertyError as error:
         raise _wrong(error, attributes) from None
 
 
-def identity_of(event: object) -> tuple[str, str]:
-    """The source and id of an event that `message_of` took, which no other event has (section 3.1.1 of CloudEvents)."""
-    assert isinstance(event, dict)
-    return event["source"], event["id"]
+def identity_of(event: Mapping[str, object]) -> bytes:
+    """What no other event has than one that `message_of` took: its source and id (section 3.1.1 of CloudEvents).
+
+    As 16 bytes, however long those are.
+    """
+    return blake2b(f"{event['source']}\0{event['id']}".encode(), digest_size=16).digest()
 
 
 def _traces(headers: Collection[tuple[bytes, bytes]]) -> dict[str, str]:
@@ -166,14 +167,7 @@ def _unescaped(header: str, value: bytes) -> str:
         raise PropertyError(f"{header}: {value[:40]!r} is not UTF-8") from None
 
 
-def _parsed(body: bytes, most_structure: int = MOST_STRUCTURE) -> object:
-    try:
-        return decoded(body, most_structure)
-    except DecodingError as error:
-        raise ItemError(f"body: {error}", None, None, too_large=error.too_large) from None
-
-
-def _data(event: dict[str, object], content_type: object) -> bytes:
+def _data(event: Mapping[str, object], content_type: object) -> bytes:
     """What the event is about (JSON format, section 3.1.2)."""
     if "data" in event and "data_base64" in event:
         raise PropertyError("data: given in data_base64 too")
@@ -187,7 +181,7 @@ def _message(
     properties: Properties,
     body: bytes,
     prefix: str,
-    traces: Mapping[str, str] = MappingProxyType({}),
+    traces: Mapping[str, str],
 ) -> Message:
     """Of an event's attributes, with these other headers. Raises PropertyError that names one, after the prefix."""
     for name in _REQUIRED:

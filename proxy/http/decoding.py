@@ -41,12 +41,12 @@ def said(error: ValueError | RecursionError) -> str:
     return "a number is too long"
 
 
-def decoded(body: bytes, most_structure: int = MOST_STRUCTURE) -> object:
+def decoded(body: bytes) -> object:
     """The value that the body is in JSON, which is in UTF-8. Raises DecodingError."""
     try:
         text = body.decode()
-        if exceeds(text, most_structure):
-            raise DecodingError(TOO_MUCH(most_structure), too_large=True)
+        if exceeds(text):
+            raise DecodingError(TOO_MUCH(MOST_STRUCTURE), too_large=True)
         return json.loads(text, parse_constant=refuse_constant)
     except DecodingError:
         raise

@@ -41,7 +41,7 @@ class Outlet(NamedTuple):
     exchange: bytes
 
 
-_NO_KEY = "routing key: missing; it is the header Routing-Key, ?key= or an event's partitionkey"
+_NO_KEY = "Routing-Key: missing, and so is ?key="
 
 
 class Placed:

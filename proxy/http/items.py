@@ -31,6 +31,19 @@ _space = re.compile(r"[ \t\n\r]*").match
 _line_ends = re.compile(r"\n\n+").sub
 
 
+class Framing(Enum):
+    """What stands around the items."""
+
+    OBJECT = auto()
+    """`{"messages": [...]}`."""
+
+    LINES = auto()
+    """One a line: NDJSON."""
+
+    LIST = auto()
+    """Just the list, of what is called events."""
+
+
 class BodyError(ValueError):
     """A body that cannot be read on; the message names the place and what is wrong there."""
 
@@ -41,11 +54,11 @@ class BodyError(ValueError):
 
 
 class Items:
-    """The objects in `{"messages": [...]}` or, with `ndjson`, one a line."""
+    """The objects in a body."""
 
-    def __init__(self, *, ndjson: bool, gzip: bool, most_bytes: int, most_item: int) -> None:
+    def __init__(self, framing: Framing, *, gzip: bool, most_bytes: int, most_item: int) -> None:
         """`most_bytes` of the body, decompressed; `most_item` characters of one item's JSON."""
-        self._parser = _Lines(most_item) if ndjson else _List(most_item)
+        self._parser = _Lines(most_item) if framing is Framing.LINES else _List(most_item, framing)
         self._gunzip = _Gunzip() if gzip else None
         self._decoder = codecs.getincrementaldecoder("utf-8")()
         self._begun = False
@@ -146,9 +159,10 @@ def _at(error: json.JSONDecodeError, start: int) -> str:
 class _Text:
     """What both forms share: text that waits to be made whole, the count of items, and the errors of one."""
 
-    def __init__(self, most_item: int) -> None:
+    def __init__(self, most_item: int, framing: Framing) -> None:
         self.count = 0
         self._most_item = most_item
+        self._called = "events" if framing is Framing.LIST else "messages"
         self._parts: list[str] = []
         self.size = 0
         """Characters of it."""
@@ -159,7 +173,7 @@ class _Text:
 
     def error(self, detail: str, *, too_large: bool = False) -> BodyError:
         """At the item that would be next."""
-        return BodyError(self.count, f"messages[{self.count}]: {detail}", too_large=too_large)
+        return BodyError(self.count, f"{self._called}[{self.count}]: {detail}", too_large=too_large)
 
     def _too_long(self) -> BodyError:
         return self.error(f"has more than {self._most_item} characters", too_large=True)
@@ -194,6 +208,9 @@ _BLANK = " \t\r"
 
 class _Lines(_Text):
     """One object a line, blank lines apart; the last needs no line end."""
+
+    def __init__(self, most_item: int) -> None:
+        super().__init__(most_item, Framing.LINES)
 
     def take(self, text: str, *, now: bool = False) -> Iterator[Item]:
         """The items of the lines that are whole by now."""
@@ -275,6 +292,12 @@ _MOVES: dict[_State, dict[str, _State]] = {
 }
 """What one character leads to where all is well; beside it there are only the name, `"messages"`, and the items."""
 
+_MOVES_OF_A_LIST = _MOVES | {
+    _State.FIRST: {"]": _State.DONE},
+    _State.AFTER_ITEM: {",": _State.ITEM, "]": _State.DONE},
+}
+"""The same where there is nothing around the list."""
+
 _NAME = '"messages"'
 
 _LONGEST_NAME = 60
@@ -285,11 +308,13 @@ _name = re.compile(rf'"((?:[^"\\\x00-\x1f]|\\[^\x00-\x1f]){{0,{_LONGEST_NAME}}}+
 
 
 class _List(_Text):
-    """The objects of the list `messages`, the only member of the body."""
+    """The objects of a list, which is the body or, called `messages`, its only member."""
 
-    def __init__(self, most_item: int) -> None:
-        super().__init__(most_item)
-        self._state = _State.BODY
+    def __init__(self, most_item: int, framing: Framing) -> None:
+        super().__init__(most_item, framing)
+        bare = framing is Framing.LIST
+        self._state = _State.LIST if bare else _State.BODY
+        self._moves = _MOVES_OF_A_LIST if bare else _MOVES
         self._due = 0
         """Characters at which a look at an unfinished item is worth while: half more than at the last."""
         self._stuck = ""
@@ -306,7 +331,7 @@ class _List(_Text):
             c, state = window[i], self._state
             if c == "{" and state in (_State.ITEM, _State.FIRST):
                 i = yield from self._items(window, i)
-            elif (after := _MOVES[state].get(c)) is not None:
+            elif (after := self._moves[state].get(c)) is not None:
                 self._state = after
                 i += 1
             elif state is _State.AFTER_LIST and c == ",":
@@ -402,7 +427,7 @@ class _List(_Text):
     def _misplaced(self, c: str) -> BodyError:
         if self._state in (_State.ITEM, _State.FIRST):
             return self.error(f"begins with {c!r}, not as an object")
-        due = " or ".join(_MOVES[self._state]) or "nothing more"
+        due = " or ".join(self._moves[self._state]) or "nothing more"
         if self._state is _State.NAME:
             due = _NAME
         elif self._state is _State.MORE:

@@ -35,3 +35,8 @@ class Message(NamedTuple):
     """Its properties: persistent unless asked otherwise."""
 
     body: bytes
+
+    @property
+    def size(self) -> int:
+        """Bytes that it holds: its headers may be as long as its body."""
+        return len(self.body) + len(self.header.headers)

@@ -169,7 +169,8 @@ _BATCH: Json = {
     "description": "A 200 says that the broker confirmed every message. Otherwise the problem has one result per "
     "message, in the order they came. Messages of one key keep their order: after a key's first failure, those "
     "of it that were not sent yet are `rejected`. The body is read and published as it comes, so it is not held whole; "
-    "`max_batch` messages and `max_batch_body` bytes, decompressed, may be in it.",
+    "`max_batch` messages and `max_batch_body` bytes, decompressed, may be in it.\n\n"
+    "`Routing-Key` and headers that start with `Amqp-` are a 400: each message has its own.",
     "parameters": _use("exchange", "vhost", "preferResults", "contentEncoding"),
     "requestBody": {
         "required": True,
@@ -203,7 +204,9 @@ _EVENTS: Json = {
     "attributes are headers `ce-<name>` and the body, of any type, is the data.\n\n"
     "The routing key is the extension attribute `partitionkey`, else `?key=`. Context attributes become message "
     "headers `cloudEvents_<name>`, by the AMQP binding; `datacontenttype` becomes the content type, `id` the message "
-    "id too. A batch of events is answered as a batch of messages is.",
+    "id too. A batch of events is answered as a batch of messages is.\n\n"
+    "`Routing-Key` and headers that start with `Amqp-` are a 400. `traceparent` and `tracestate` become message "
+    "headers of a single event, unless it is a structured one that has an attribute of that name.",
     "parameters": [
         *_use("exchange", "vhost", "key", "preferResults"),
         *(_parameter("header", f"ce-{name}", text("In binary mode.")) for name in ("specversion", "id", "source")),

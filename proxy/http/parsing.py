@@ -82,13 +82,22 @@ def message_of(request: web.Request, query: Mapping[str, str]) -> tuple[bytes | 
 
 def key_of(key: bytes | None, query: Mapping[str, str]) -> bytes | None:
     """The routing key, given in a header or in the query; None for neither. Raises ProblemError."""
+    field = "Routing-Key"
     if "key" in query:
         if key is not None:
             raise invalid("key", "given in the query and as Routing-Key")
-        key = query["key"].encode("utf-8", "surrogateescape")
+        field, key = "key", query["key"].encode("utf-8", "surrogateescape")
     if key is not None:
-        utf8("Routing-Key", short("Routing-Key", key))
+        utf8(field, short(field, key))
     return key
+
+
+def refuse_message_headers(request: web.Request, instead: str) -> None:
+    """Raises ProblemError for a header of a single message, which would be lost here; `instead` says what is taken."""
+    for raw_name, _ in request.raw_headers:
+        lower = raw_name.lower()
+        if lower == b"routing-key" or lower.startswith(b"amqp-"):
+            raise invalid(raw_name.decode("ascii", "replace")[:60], f"not taken here; {instead}")
 
 
 def _property(field: str, name: str, value: bytes) -> tuple[int, bytes]:

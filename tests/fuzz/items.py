@@ -6,7 +6,7 @@ from random import Random
 from typing import Any
 
 from proxy.http.decoding import refuse_constant
-from proxy.http.items import BodyError, Item, Items
+from proxy.http.items import BodyError, Framing, Item, Items
 from tests.fuzz.steps import chance, pieces
 
 _NDJSON, _GZIP, _PACKED, _SHORT_ITEMS, _SHORT_BODY = 1, 2, 4, 8, 16
@@ -25,7 +25,7 @@ class _Read:
         most_item = _FEW if flags & _SHORT_ITEMS else _MANY
         most_bytes = 4 * _FEW if flags & _SHORT_BODY else _MANY
         reader = Items(
-            ndjson=bool(flags & _NDJSON),
+            Framing.LINES if flags & _NDJSON else Framing.OBJECT,
             gzip=bool(flags & (_GZIP | _PACKED)),
             most_bytes=most_bytes,
             most_item=most_item,

@@ -59,10 +59,13 @@ def check(data: bytes) -> None:
         with suppress(ItemError):
             _check(cloudevents.structured(rest))
     elif what == BATCHED:
-        with suppress(ItemError):
-            for event in cloudevents.batched(rest):
-                with suppress(ItemError):
-                    _check(cloudevents.message_of(event)[1])
+        with suppress(DecodingError):
+            events = decoded(rest)
+            for event in events if isinstance(events, list) else ():
+                if isinstance(event, dict):
+                    with suppress(ItemError):
+                        _check(cloudevents.message_of(event)[1])
+                        cloudevents.identity_of(event)
     elif what == MANAGEMENT:
         credentials, _, rest = rest.partition(b"\n")
         path, _, body = rest.partition(b"\n")

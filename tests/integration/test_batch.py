@@ -286,6 +286,21 @@ def test_what_is_no_batch(sidecar: Sidecar, vhost: VirtualHost, body: bytes, det
 
 
 @pytest.mark.parametrize(
+    ("header", "value"),
+    [("Routing-Key", "k"), ("Amqp-Nonesuch", "1"), ("Amqp-Expiration", "nonsense"), ("Amqp-Header-Tenant", "x")],
+)
+def test_headers_of_a_single_message(sidecar: Sidecar, vhost: VirtualHost, header: str, value: str) -> None:
+    """They would be lost, so they are refused, and nothing is published."""
+    vhost.ring("orders", ["q"])
+
+    answer = sidecar.batch("orders", numbered(2), vhost=vhost.name, headers={header: value})
+
+    detail = answer.problem(400, "bad-request", "invalid", retryable=False)
+    assert detail == f"{header}: not taken here; a message has its own `key`, `properties` and `headers`"
+    assert vhost.drain_all() == {}
+
+
+@pytest.mark.parametrize(
     "headers",
     [
         {"Content-Type": "text/plain"},

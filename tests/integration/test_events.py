@@ -105,9 +105,47 @@ def test_the_key(sidecar: Sidecar, vhost: VirtualHost) -> None:
             # The event's own key is the one that counts.
             assert send(sidecar, vhost, event({}, partitionkey=f"k{n}"), key="other").queue() == owner(QUEUES, f"k{n}")
             assert send(sidecar, vhost, without, key=f"k{n}").queue() == owner(QUEUES, f"k{n}")
-        answer = send(sidecar, vhost, without)
-        answer.problem(400, "no-routing-key", "invalid", retryable=False)
+        detail = send(sidecar, vhost, without).problem(400, "no-routing-key", "invalid", retryable=False)
+        field = "ce-partitionkey" if send is binary else "partitionkey"
+        assert detail == f"{field}: missing, and so is ?key="
     assert sum(map(len, vhost.drain_all().values())) == 60
+
+
+@pytest.mark.parametrize("form", ["binary", "structured", "batched"])
+def test_headers_of_a_message_that_is_no_event(sidecar: Sidecar, vhost: VirtualHost, form: str) -> None:
+    """They would be lost, so they are refused, and nothing is published."""
+    vhost.ring("orders", QUEUES)
+    made = http.to_binary_event(event({}))
+    headers, body = {
+        "binary": (dict(made.headers), made.body),
+        "structured": (STRUCTURED, http.to_structured_event(event({})).body),
+        "batched": (BATCHED, batch_of(event({}))),
+    }[form]
+
+    for header, value in (
+        ("Routing-Key", "customer 17"),
+        ("Amqp-Nonesuch", "1"),
+        ("Amqp-Delivery-Mode", "1"),
+        ("Amqp-Expiration", "nonsense"),
+        ("Amqp-Header-Tenant", "x"),
+    ):
+        answer = post(sidecar, vhost, body, headers | {header: value})
+        detail = answer.problem(400, "bad-request", "invalid", retryable=False)
+        assert detail.startswith(f"{header}: not taken here; the routing key is the attribute partitionkey")
+    assert vhost.drain_all() == {}
+    assert post(sidecar, vhost, body, headers).status == 200
+
+
+@pytest.mark.parametrize("send", [http.to_binary_event, http.to_structured_event])
+def test_the_trace_of_a_request(sidecar: Sidecar, vhost: VirtualHost, send: Any) -> None:
+    vhost.ring("orders", ["q"])
+    made = send(event({}))
+    trace = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "tracestate": "a=1"}
+
+    assert post(sidecar, vhost, made.body, dict(made.headers) | trace).queue() == "q"
+
+    (message,) = vhost.drain("q")
+    assert {name: message.headers[name] for name in trace} == trace
 
 
 def test_an_exchange_that_hashes_an_attribute(sidecar: Sidecar, vhost: VirtualHost) -> None:
@@ -171,7 +209,7 @@ def test_a_bad_event_in_a_batch(sidecar: Sidecar, vhost: VirtualHost) -> None:
     events = [json.loads(JSONFormat().write(event({}, id=f"{n}", partitionkey=f"{n}"))) for n in range(5)]
     del events[1]["source"]
     events[2]["time"] = "yesterday"
-    events[3] = 7
+    events[3] = {}
 
     answer = post(sidecar, vhost, json.dumps(events).encode(), BATCHED)
 
@@ -181,8 +219,51 @@ def test_a_bad_event_in_a_batch(sidecar: Sidecar, vhost: VirtualHost) -> None:
     assert [result.get("id") for result in results] == ["0", "1", "2", None, "4"]
     assert results[1]["detail"].startswith("events[1].source: missing")
     assert results[2]["detail"].startswith("events[2].time: ")
-    assert results[3]["detail"].startswith("events[3]")
+    assert results[3]["detail"].startswith("events[3].specversion: missing")
     assert [received(m).get_id() for m in vhost.drain("q")] == ["0", "4"]
+
+
+@pytest.mark.parametrize(
+    ("rest", "fault"),
+    [
+        (b", 7]", "events[2]: begins with '7', not as an object"),
+        (b"", "events[2]: the body ends before it is whole"),
+        (b"] more", "body: 'm' where nothing more should be"),
+    ],
+)
+def test_a_batch_that_breaks(sidecar: Sidecar, vhost: VirtualHost, rest: bytes, fault: str) -> None:
+    """What came before is sent, as of a batch of messages."""
+    vhost.ring("orders", ["q"])
+    body = batch_of(event({}, id="0"), event({}, id="1")).removesuffix(b"]") + rest
+
+    answer = post(sidecar, vhost, body, BATCHED)
+
+    assert answer.problem(400, "bad-request", "unknown", retryable=False) == fault
+    assert [(result["id"], result["outcome"]) for result in answer.json["results"]] == [
+        ("0", "confirmed"),
+        ("1", "confirmed"),
+    ]
+    assert [received(m).get_id() for m in vhost.drain("q")] == ["0", "1"]
+
+
+def test_a_batch_has_the_limits_of_one(start_sidecar: StartSidecar, vhost: VirtualHost) -> None:
+    vhost.ring("orders", ["q"])
+    sidecar = start_sidecar(max_body="1000", max_batch="3", max_batch_body="10000")
+    small = [event("x", "text/plain", id=f"{n}", partitionkey=f"{n}") for n in range(4)]
+    large = event("x" * 1001, "text/plain", id="large", partitionkey="large")
+
+    answer = post(sidecar, vhost, batch_of(small[0], large, small[1]), BATCHED)
+    answer.problem(422, "batch-failed", "unknown", retryable=False)
+    assert [result["outcome"] for result in answer.json["results"]] == ["confirmed", "invalid", "confirmed"]
+    assert answer.json["results"][1]["detail"] == "events[1].data: more than 1000 bytes"
+
+    answer = post(sidecar, vhost, batch_of(*small), BATCHED)
+    assert answer.problem(413, "too-large", "unknown", retryable=False) == "events: more than 3"
+    assert [result["outcome"] for result in answer.json["results"]] == ["confirmed"] * 3
+
+    answer = post(sidecar, vhost, batch_of(small[0]) + b" " * 10_000, BATCHED)
+    assert answer.problem(413, "too-large", "invalid", retryable=False) == "body: more than 10000 bytes"
+    assert len(vhost.drain("q")) == 5
 
 
 def test_an_event_given_twice_in_a_batch(sidecar: Sidecar, vhost: VirtualHost) -> None:
@@ -229,7 +310,7 @@ def test_an_event_given_twice_in_a_batch(sidecar: Sidecar, vhost: VirtualHost) -
         (STRUCTURED, b"{", 400, "bad-request", "body: "),
         (STRUCTURED, b"[]", 400, "bad-request", "event: not an object"),
         (STRUCTURED, b"\xff", 400, "bad-request", "body: "),
-        (BATCHED, b"{}", 400, "bad-request", "body: not a list"),
+        (BATCHED, b"{}", 400, "bad-request", "body: '{' where [ should be"),
         ({"Content-Type": "application/cloudevents+avro"}, b"", 415, "media-type", "Content-Type: "),
         (STRUCTURED | {"Content-Encoding": "gzip"}, b"", 415, "media-type", "Content-Encoding: "),
     ],
@@ -257,14 +338,12 @@ def test_events_to_an_exchange_that_is_not_there(sidecar: Sidecar, vhost: Virtua
 def test_batches_of_events_do_not_wait_for_each_others_bodies(start_sidecar: StartSidecar, vhost: VirtualHost) -> None:
     """What a batch holds counts, and must leave room for its own messages."""
     vhost.ring("orders", QUEUES)
-    sidecar = start_sidecar(max_body="100000", max_in_flight_bytes="250000", max_in_flight="6")
+    sidecar = start_sidecar(max_in_flight_bytes="600000", max_in_flight="6")
     body = batch_of(*(event("x" * 1000, "text/plain", id=f"{n}", partitionkey=f"{n}") for n in range(60)))
     assert 70_000 < len(body) < 100_000
 
     with ThreadPoolExecutor(2) as pool:
         answers = list(pool.map(lambda n: post(sidecar, vhost, body, BATCHED), range(2)))
-    too_large = post(sidecar, vhost, body + b" " * 100_000, BATCHED)
 
     assert [answer.receipt()["confirmed"] for answer in answers] == [60, 60]
-    too_large.problem(413, "too-large", "invalid", retryable=False)
     assert sum(map(len, vhost.drain_all().values())) == 120

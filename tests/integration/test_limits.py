@@ -171,6 +171,43 @@ def test_a_batch_does_not_wait_for_room_for_long(start_sidecar: StartSidecar, lo
     assert (outcomes["unknown"], outcomes["rejected"]) == (1, 2)
 
 
+STRUCTURE = 260_000
+"""Characters of an event outside its strings: what may be decoded at once."""
+
+MIB = 1 << 20
+
+
+def test_batches_of_events_do_not_stay_parsed_while_the_broker_is_frozen(
+    start_sidecar: StartSidecar, login: Login, vhost: VirtualHost
+) -> None:
+    """Some are sent, some wait to be; parsed, each would take 20 MiB until its answer."""
+    vhost.ring("orders", ["q"])
+    count, events = 12, 3
+    data = "[" + "{}," * (STRUCTURE // 3 - 100) + "1]"
+    attributes = '"specversion":"1.0","source":"s","type":"t","partitionkey":"k"'
+    made = [f'{{{attributes},"id":"{n}","data":{data}}}' for n in range(events)]
+    body = f"[{','.join(made)}]".encode()
+    path, kind = publish_path("orders", vhost.name, "events"), {"Content-Type": "application/cloudevents-batch+json"}
+    with relay(login.broker_url) as (link, broker_url), ThreadPoolExecutor(count) as pool:
+        sidecar = start_sidecar(broker_url=broker_url, confirm_timeout="4", lookup_timeout="4")
+        assert sidecar.ask("POST", path, body, kind).receipt()["confirmed"] == events
+        before = sidecar.memory("VmHWM")
+        link.freeze()
+
+        answers = list(pool.map(lambda n: sidecar.ask("POST", path, body, kind), range(count)))
+
+        grown = sidecar.memory("VmHWM") - before
+        print(f"{grown / MIB:.0f} MiB more for {count * len(body) / MIB:.0f} MiB of bodies")
+        for answer in answers:
+            answer.problem(503, "batch-failed", answer.json["outcome"], retryable=True)
+            assert len(answer.json["results"]) == events
+        assert grown < 6 * count * len(body)
+        link.thaw()
+        told = Told(sidecar, vhost.name)
+        wait_until("works again", lambda: told.single().status == 200)
+    assert in_flight(sidecar) == 0
+
+
 def test_connections_lost_under_load(start_sidecar: StartSidecar, login: Login, vhost: VirtualHost) -> None:
     vhost.ring("orders", QUEUES)
     stop = threading.Event()
@@ -230,7 +267,7 @@ def test_the_head_of_a_request(sidecar: Sidecar, vhost: VirtualHost, sizes: tupl
 def test_tls_handshakes_that_are_never_finished_keep_nobody_out(
     start_sidecar: StartSidecar, vhost: VirtualHost, tmp_path: Path
 ) -> None:
-    """They count against no limit of connections. (The 60 s that each may take are asyncio's: not waited for here.)"""
+    """They count against no limit of connections. (The `body_timeout` that each may take is not waited for here.)"""
     vhost.ring("orders", QUEUES)
     authority = Authority(tmp_path)
     pair = authority.issue("sidecar")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from proxy.amqp.fate import CONFIRMED, NACKED, UNROUTABLE, Receiver, Verdict
 from proxy.amqp.frames import NOT_FOUND
-from proxy.amqp.properties import PERSISTENT, Header
+from proxy.amqp.properties import HEADERS_FLAG, PERSISTENT, Header, encoded_headers
 from proxy.amqp.reroute import MOST_TRIES
 from proxy.amqp.routes import Choice, Route
 from proxy.http.batch import MESSAGES, Batch, Words
@@ -455,6 +455,15 @@ async def test_what_comes_back_meanwhile_gives_its_place() -> None:
     case.dispatch.settle(2, CONFIRMED)
     await case.done()
     assert case.outcomes == [Outcome.UNROUTABLE, Outcome.UNROUTABLE, Outcome.CONFIRMED]
+
+
+async def test_headers_count_as_bodies_do() -> None:
+    case = Case(lambda index: None)
+    header = Header.of({**PERSISTENT, HEADERS_FLAG: encoded_headers({"long": "x" * 1000})})
+    assert case.batch.add(None, Message(b"k", header, b"body")) is None
+    assert case.limits.bytes == len("body") + len("\x04longS") + 4 + 1000
+    case.dispatch.settle(0, CONFIRMED)
+    await case.done()
 
 
 async def test_it_waits_no_longer_than_its_patience() -> None:

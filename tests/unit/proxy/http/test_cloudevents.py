@@ -12,7 +12,7 @@ from cloudevents.core.v1.event import CloudEvent
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.http.cloudevents import Form, batched, binary, form_of, message_of, structured
+from proxy.http.cloudevents import Form, binary, form_of, identity_of, message_of, structured
 from proxy.http.fields import ItemError
 from proxy.http.message import Message
 from tests.unit.proxy.http.published import properties_of
@@ -192,17 +192,37 @@ def test_the_trace_of_a_request_goes_along() -> None:
     }
 
 
-def test_events_of_a_batch_one_by_one() -> None:
-    first, second, third = batched(
-        json.dumps([EVENT | {"id": "a", "partitionkey": "k"}, EVENT | {"id": ""}, 5]).encode()
-    )
-    name, message = message_of(first)
-    assert (name, message.key) == ("a", b"k")
-    with pytest.raises(ItemError, match=r"^id: empty$"):
-        message_of(second)
-    with pytest.raises(ItemError, match=r"^event: not an object$"):
-        message_of(third)
-    assert batched(b" [] ") == []
+def test_the_trace_of_a_request_goes_along_with_a_structured_event() -> None:
+    trace = [(b"TraceParent", b"00-1-2-01"), (b"tracestate", b"a=1"), (b"Tracestate", b"b=2"), (b"ce-id", b"none")]
+    headers = properties_of(structured(json.dumps(EVENT).encode(), trace))["headers"]
+    assert {name: value for name, value in headers.items() if name in ("traceparent", "tracestate")} == {
+        "traceparent": "00-1-2-01",
+        "tracestate": "a=1,b=2",
+    }
+    assert headers["cloudEvents_id"] == "1"
+
+    own = properties_of(structured(json.dumps(EVENT | {"traceparent": "its own"}).encode(), trace))["headers"]
+    assert {name: value for name, value in own.items() if "trace" in name} == {
+        "cloudEvents_traceparent": "its own",
+        "tracestate": "a=1,b=2",
+    }
+
+    for wrong, text in (
+        ([*trace, (b"traceparent", b"1")], "traceparent: given twice"),
+        ([(b"tracestate", b"\xe4")], "tracestate: b'\\xe4' is not UTF-8"),
+    ):
+        with pytest.raises(ItemError) as raised:
+            structured(json.dumps(EVENT | {"partitionkey": "k"}).encode(), wrong)
+        assert (str(raised.value), raised.value.id, raised.value.key) == (text, "1", b"k")
+
+
+def test_a_source_and_an_id_together_are_an_events_identity() -> None:
+    named = [("a", "b"), ("ab", ""), ("", "ab"), ("a", "c"), ("ä" * 100_000, "b"), ("ä" * 100_001, "b")]
+    identities = [identity_of({"source": source, "id": id_}) for source, id_ in named]
+    assert len(set(identities)) == len(named)
+    assert identity_of(EVENT | {"id": "b", "source": "a", "data": 1}) == identities[0]
+    # They are kept of all events of a batch.
+    assert {len(identity) for identity in identities} == {16}
 
 
 # HTTP binding, section 3.1.3.2.
@@ -379,32 +399,24 @@ BODIES = {
 
 @pytest.mark.parametrize(("body", "text"), BODIES.items(), ids=range(len(BODIES)))
 def test_bodies_that_are_not_json(body: bytes, text: str) -> None:
-    for read in (structured, batched):
-        with pytest.raises(ItemError, match=f"^{text}$"):
-            read(body)
+    with pytest.raises(ItemError, match=f"^{text}$"):
+        structured(body)
 
 
 def test_bodies_of_many_small_values() -> None:
-    one = json.dumps(EVENT | {"data": [{}] * 100_000}).encode()
-    many = json.dumps([EVENT | {"data": [{}] * 30_000}] * 10).encode()
-    for read, body, most in ((structured, one, 262144), (batched, many, 1048576)):
-        with pytest.raises(ItemError, match=f"^body: has more than {most} characters outside its strings$") as raised:
-            read(body)
-        assert raised.value.too_large
+    body = json.dumps(EVENT | {"data": [{}] * 100_000}).encode()
+    with pytest.raises(ItemError, match=r"^body: has more than 262144 characters outside its strings$") as raised:
+        structured(body)
+    assert raised.value.too_large
 
 
-def test_a_long_batch_and_long_data() -> None:
-    attributes = {"time": TIMES[0], "subject": "s", "partitionkey": "k", "datacontenttype": "application/json"}
-    event = EVENT | attributes | {"data": {"order": 17, "name": "x", "of": [1, 2, 3]}}
-    assert batched(json.dumps([event] * 10_000).encode()) == [event] * 10_000
+def test_long_data() -> None:
     assert from_json(datacontenttype="text/plain", data='{"a":[1,2]}' * 100_000).body == b'{"a":[1,2]}' * 100_000
 
 
 def test_bodies_of_another_kind() -> None:
     with pytest.raises(ItemError, match=r"^event: not an object$"):
         structured(json.dumps([EVENT]).encode())
-    with pytest.raises(ItemError, match=r"^body: not a list of events$"):
-        batched(json.dumps(EVENT).encode())
 
 
 TIMES = ["2018-04-05T17:31:00Z", "2018-04-05t17:31:00.123456789z", "2016-12-31T23:59:60Z", "2020-02-29T00:00:00+23:59"]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from proxy.http import items as module
 from proxy.http.decoding import MOST_STRUCTURE
-from proxy.http.items import BodyError, Item, Items
+from proxy.http.items import BodyError, Framing, Item, Items
 
 ROOMY = 1 << 20
 
@@ -40,8 +40,15 @@ class Read:
         return self.items, str(self.error), self.error and self.error.too_large
 
 
-def made(*, ndjson: bool = False, gzip: bool = False, most_bytes: int = ROOMY, most_item: int = ROOMY) -> Items:
-    return Items(ndjson=ndjson, gzip=gzip, most_bytes=most_bytes, most_item=most_item)
+def made(
+    framing: Framing = Framing.OBJECT,
+    *,
+    ndjson: bool = False,
+    gzip: bool = False,
+    most_bytes: int = ROOMY,
+    most_item: int = ROOMY,
+) -> Items:
+    return Items(Framing.LINES if ndjson else framing, gzip=gzip, most_bytes=most_bytes, most_item=most_item)
 
 
 def fed(items: Items, data: bytes) -> Iterator[Item]:
@@ -53,10 +60,17 @@ def pieces(data: bytes, size: int) -> Iterator[bytes]:
     return (data[at : at + size] for at in range(0, len(data), size))
 
 
-def read(body: bytes, *, ndjson: bool = False, most_bytes: int = ROOMY, most_item: int = ROOMY) -> Read:
+def read(
+    body: bytes,
+    framing: Framing = Framing.OBJECT,
+    *,
+    ndjson: bool = False,
+    most_bytes: int = ROOMY,
+    most_item: int = ROOMY,
+) -> Read:
     """The body fed whole, which single bytes and threes must give too."""
     whole, *others = [
-        Read(chunks, made(ndjson=ndjson, most_bytes=most_bytes, most_item=most_item))
+        Read(chunks, made(framing, ndjson=ndjson, most_bytes=most_bytes, most_item=most_item))
         for chunks in ([body], pieces(body, 1), pieces(body, 3))
     ]
     for other in others:
@@ -88,6 +102,14 @@ WHOLE = {
 @pytest.mark.parametrize(("body", "items"), WHOLE.values(), ids=WHOLE)
 def test_a_list_of_items(body: str, items: list[Item]) -> None:
     assert read(body.encode()).said == (items, "None", None)
+
+
+@pytest.mark.parametrize("items", [[], [{}], [A, B], [{}, {"a": "]"}, {}]])
+@pytest.mark.parametrize("space", ["", " ", "\r\n\t"])
+def test_just_a_list_of_items(items: list[Item], space: str) -> None:
+    body = f"{space},{space}".join(map(json.dumps, items))
+    body = f"{space}[{space}{body}{space}]{space}"
+    assert read(body.encode(), Framing.LIST).said == (items, "None", None)
 
 
 LINES = {
@@ -161,6 +183,32 @@ BROKEN = {
 @pytest.mark.parametrize(("body", "index", "text"), [(body, *error) for body, error in BROKEN.items()])
 def test_what_breaks_a_list(body: bytes, index: int, text: str) -> None:
     error = read(body).error
+    assert error is not None
+    assert (error.index, str(error), error.too_large) == (index, text, False)
+
+
+BROKEN_JUST_A_LIST = {
+    b"": (0, "events[0]: the body ends before it is whole"),
+    b"[": (0, "events[0]: the body ends before it is whole"),
+    b"[{}": (1, "events[1]: the body ends before it is whole"),
+    b"[{},": (1, "events[1]: the body ends before it is whole"),
+    b"{}": (0, "body: '{' where [ should be"),
+    b'{"messages":[]}': (0, "body: '{' where [ should be"),
+    b"[7]": (0, "events[0]: begins with '7', not as an object"),
+    b"[{},]": (1, "events[1]: begins with ']', not as an object"),
+    b"[{}}": (1, "body: '}' where , or ] should be"),
+    b"[{}]]": (1, "body: ']' where nothing more should be"),
+    b"[{}],": (1, "body: ',' where nothing more should be"),
+    b"[{}]}": (1, "body: '}' where nothing more should be"),
+    b"[][]": (0, "body: '[' where nothing more should be"),
+    b'[{},{"id":x}]': (1, "events[1]: Expecting value at character 6 of the item"),
+    b"[{},{\xff}]": (1, "events[1]: the byte 0xff is not UTF-8 here"),
+}
+
+
+@pytest.mark.parametrize(("body", "index", "text"), [(body, *error) for body, error in BROKEN_JUST_A_LIST.items()])
+def test_what_breaks_just_a_list(body: bytes, index: int, text: str) -> None:
+    error = read(body, Framing.LIST).error
     assert error is not None
     assert (error.index, str(error), error.too_large) == (index, text, False)
 
@@ -433,32 +481,35 @@ ITEMS = st.lists(st.dictionaries(st.text(max_size=5), VALUES, max_size=4), max_s
 
 
 @st.composite
-def bodies(draw: st.DrawFn) -> tuple[bool, list[Item], bytes]:
-    ndjson, items, ascii_only = draw(st.booleans()), draw(ITEMS), draw(st.booleans())
-    if ndjson:
+def bodies(draw: st.DrawFn) -> tuple[Framing, list[Item], bytes]:
+    framing, items, ascii_only = draw(st.sampled_from(Framing)), draw(ITEMS), draw(st.booleans())
+    if framing is Framing.LINES:
         ends = [draw(st.sampled_from(["\n", "\r\n", "\n\n \n"])) for _ in items]
         texts = [json.dumps(item, ensure_ascii=ascii_only) + end for item, end in zip(items, ends, strict=True)]
         body = "".join(texts)
     else:
-        body = json.dumps({"messages": items}, ensure_ascii=ascii_only, indent=draw(st.sampled_from([None, 1])))
-    return ndjson, items, body.encode("utf-8", "surrogatepass")
+        value = items if framing is Framing.LIST else {"messages": items}
+        body = json.dumps(value, ensure_ascii=ascii_only, indent=draw(st.sampled_from([None, 1])))
+    return framing, items, body.encode("utf-8", "surrogatepass")
 
 
 PLACES = st.lists(st.integers(0, 1 << 16), max_size=12)
 
 
 @given(bodies(), PLACES, st.booleans())
-def test_any_chunking_gives_the_items(drawn: tuple[bool, list[Item], bytes], places: list[int], gzipped: bool) -> None:
-    ndjson, items, body = drawn
+def test_any_chunking_gives_the_items(
+    drawn: tuple[Framing, list[Item], bytes], places: list[int], gzipped: bool
+) -> None:
+    framing, items, body = drawn
     data = gzip.compress(body, 1) if gzipped else body
-    assert Read(cut(data, places), made(ndjson=ndjson, gzip=gzipped)).said == (items, "None", None)
+    assert Read(cut(data, places), made(framing, gzip=gzipped)).said == (items, "None", None)
 
 
 @given(bodies(), PLACES, st.data())
 def test_any_chunking_of_any_damage_gives_the_same_error(
-    drawn: tuple[bool, list[Item], bytes], places: list[int], data: st.DataObject
+    drawn: tuple[Framing, list[Item], bytes], places: list[int], data: st.DataObject
 ) -> None:
-    ndjson, _, body = drawn
+    framing, _, body = drawn
     at = data.draw(st.integers(0, len(body)))
     put = data.draw(
         st.sampled_from([b"", b"\xff", b'"', b"{", b"}", b"]", b",", b"\\", b"1", b"-", b"x", b"\n", b"NaN"])
@@ -468,7 +519,7 @@ def test_any_chunking_of_any_damage_gives_the_same_error(
     most_item = data.draw(st.sampled_from([ROOMY, 20]))
     damaged = body[:at] + put + body[at:kept]
     whole, cut_up, bytewise = [
-        Read(chunks, made(ndjson=ndjson, most_bytes=most_bytes, most_item=most_item))
+        Read(chunks, made(framing, most_bytes=most_bytes, most_item=most_item))
         for chunks in ([damaged], cut(damaged, places), pieces(damaged, 1))
     ]
     assert cut_up.said == whole.said == bytewise.said

@@ -9,7 +9,7 @@ from multidict import CIMultiDict
 
 from proxy.amqp.properties import PERSISTENT, Header
 from proxy.http.message import Message
-from proxy.http.parsing import message_of, name_of, prefers, query_of
+from proxy.http.parsing import message_of, name_of, prefers, query_of, refuse_message_headers
 from proxy.http.problems import ProblemError
 from tests.unit.proxy.http.published import properties_of
 
@@ -54,7 +54,17 @@ def test_routing_keys_that_are_none(path: str) -> None:
     assert "has 256 bytes, 255 are the most" in refused(("Routing-Key", "é" * 128), path=path)
     both = refused(("Routing-Key", "k"), path=path + ("&" if "?" in path else "?") + "key=k")
     assert both == "key: given in the query and as Routing-Key"
-    assert "is not UTF-8" in refused(path=f"{PUBLISH}?key=%FF")
+    assert refused(path=f"{PUBLISH}?key=%FF") == "key: b'\\xff' is not UTF-8"
+    assert refused(path=f"{PUBLISH}?key={'k' * 256}").startswith("key: 'kkk")
+
+
+@pytest.mark.parametrize("name", ["Routing-Key", "routing-key", "Amqp-Nonesuch", "AMQP-Type", "amqp-header-a", "Amqp-"])
+def test_headers_of_a_single_message_are_refused_elsewhere(name: str) -> None:
+    with pytest.raises(ProblemError) as error:
+        refuse_message_headers(request(("X-Other", "1"), (name, "1")), "but this is")
+    assert (error.value.status, error.value.kind) == (400, "bad-request")
+    assert error.value.detail == f"{name}: not taken here; but this is"
+    refuse_message_headers(request(("X-Amqp-Type", "1"), ("Routing", "1"), ("Prefer", "return=minimal")), "")
 
 
 # Properties and headers.
