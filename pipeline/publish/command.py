@@ -14,11 +14,11 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import LongType, MapType, StringType, StructField, StructType
 
 from pipeline import PipelineError
-from pipeline.publish.commits import read_commits, unfinished
+from pipeline.publish.commits import CommitLog, read_commits, unfinished
 from pipeline.publish.messages import check_columns, check_rows
 from pipeline.publish.options import CONNECTION, OWN, Options, parse
 from pipeline.publish.order import prepared
-from pipeline.publish.pinned import pinned
+from pipeline.publish.pinned import pinned, pinned_again
 from pipeline.publish.report import write_report
 from pipeline.publish.routes import hashed_value
 from pipeline.publish.source import RingProxy
@@ -178,8 +178,10 @@ def files_per_batch(options: argparse.Namespace) -> int | None:
 
 
 def _publish(rows: DataFrame, batch: str, given: Mapping[str, str], parsed: Options, order: str | None) -> None:
-    """One batch, by the ring of now; none of it where a row is no message."""
+    """One batch, by the ring that it was begun by before, or that of now; none of it where a row is no message."""
     known = pinned(parsed)
+    if batch and (kept := CommitLog(parsed.log.path, given["run"]).pinned(batch)):
+        known = pinned_again(kept, known)
     try:
         check_columns(rows.schema, parsed.ids, hashed_value(known.hashed))
         check_rows(rows)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from pipeline import PipelineError
+from pipeline.rings import KnownRing, parse_ring, to_json
 from pipeline.schema import VERSION
 
 
@@ -54,12 +55,22 @@ class CommitLog:
         """None keeps nothing. `run` tells batches of one number apart: `options.Log`."""
         self._path, self._run = path, run
 
-    def begun(self, batch: str, fingerprint: str, attempts: int) -> None:
+    def begun(self, batch: str, known: KnownRing, attempts: int) -> None:
         """Before anything is published; `attempts` of each task are made before the write fails, none of a dry run.
 
         `batch` is empty where it is not known yet.
         """
-        self._add({"event": "begun", "batch": batch, "ring": fingerprint, "attempts": attempts})
+        told = {"batch": batch, "ring": known.fingerprint, "attempts": attempts, "pinned": json.loads(to_json(known))}
+        self._add({"event": "begun", **told})
+
+    def pinned(self, batch: str) -> KnownRing | None:
+        """The ring that this run began that batch by, the last time; None where it has not."""
+        found = None
+        if self._path is not None and self._path.exists():
+            for number, told in enumerate(_lines(self._path), 1):
+                if (told.get("event"), told.get("run"), told.get("batch")) == ("begun", self._run, batch):
+                    found = parse_ring(json.dumps(told.get("pinned")), f"{self._path}: line {number}: pinned")
+        return found
 
     def committed(self, batch: str, fingerprint: str, parts: Sequence[Part], dry_run: bool) -> None:
         """All rows are confirmed."""

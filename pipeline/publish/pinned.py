@@ -32,6 +32,15 @@ def pinned(options: Options) -> KnownRing:
     return known
 
 
+def pinned_again(kept: KnownRing, now: KnownRing) -> KnownRing:
+    """The ring for a batch that was begun by `kept` before, so that a row's copies are in one queue.
+
+    `now`, where a destination of `kept` is bound no more, so that maybe nobody consumes it, or the exchange is another.
+    """
+    same = (kept.exchange_type, kept.hashed) == (now.exchange_type, now.hashed)
+    return kept if same and kept.weights.keys() <= now.weights.keys() else now
+
+
 async def _read(options: Options) -> KnownRing:
     settings, name = options.settings, options.exchange
     vhost = settings.default_vhost

@@ -148,7 +148,7 @@ def _begun(options: Options, schema: StructType) -> Task:
     routes = Routes.of(options.exchange, known)
     check_columns(schema, options.ids, routes.hashed)
     attempts = 0 if options.dry_run else options.task_attempts
-    CommitLog(options.log.path, options.log.run).begun(options.batch, routes.fingerprint, attempts)
+    CommitLog(options.log.path, options.log.run).begun(options.batch, known, attempts)
     return Task(options, routes)
 
 

@@ -18,7 +18,7 @@ from pipeline.publish.commits import read_commits
 from tests.integration.broker_api import VirtualHost
 from tests.integration.conftest import Login
 from tests.pipeline.publishing import Came, check_nothing_lost, options_of, rows_of
-from tests.pipeline.records import truncated
+from tests.pipeline.records import ring_of, truncated
 
 ROWS = 400
 
@@ -76,6 +76,32 @@ def test_it_goes_on_where_it_stopped_and_a_deleted_commit_replays_one_batch(
     assert both.duplicates == second.total
     report = (tmp_path / "out" / "report.html").read_text()
     assert f"up to {second.total:,} messages may be there once more" in report
+
+
+def test_a_batch_that_is_published_again_keeps_its_ring_while_its_queues_are_bound(
+    run: Run, vhost: VirtualHost, tmp_path: Path
+) -> None:
+    def went() -> dict[int, str]:
+        """The queue of each row; those of the last batch are published again from now on."""
+        for name in ("1", ".1.crc"):
+            (tmp_path / "checkpoint" / "commits" / name).unlink()
+        return {int(message.body): queue for queue, messages in vhost.drain_all().items() for message in messages}
+
+    assert run() == 0
+    first = went()
+    for queue in ("q2", "q3"):
+        vhost.queue(queue)
+        vhost.bind("orders", queue, "3")
+    assert run() == 0
+    again = went()
+    assert set(again) == set(range(1, ROWS, 2))
+    assert again.items() <= first.items()
+    vhost.unbind("orders", "q1", "2")
+    assert run() == 0
+    now = ring_of({"q0": 1, "q2": 3, "q3": 3})
+    assert went() == {n: now.ring.owner_of(b"k%d" % (n % 50)).name for n in again}
+    fingerprints = [write.fingerprint for write in read_commits(tmp_path / "out" / "commits.jsonl")]
+    assert fingerprints == [ring_of({"q0": 1, "q1": 2}).fingerprint, now.fingerprint]
 
 
 def test_a_value_of_another_type_fails_the_run_and_the_report_says_so(

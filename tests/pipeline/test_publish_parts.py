@@ -19,6 +19,7 @@ from pipeline.publish.messages import Message, Reader, check_columns
 from pipeline.publish.options import parse
 from pipeline.publish.order import lanes_of
 from pipeline.publish.pace import Pace
+from pipeline.publish.pinned import pinned_again
 from pipeline.publish.routes import Routes, hashed_value
 from pipeline.publish.sending import Sender, _watch
 from pipeline.rings import KnownRing
@@ -31,6 +32,7 @@ from ring.hashed import HashedValue
 from tests.pipeline.records import ring_of
 
 KEY = HashedValue()
+F, G = ring_of({"q0": 1, "q1": 1}), ring_of({"q0": 2, "q1": 1})
 URLS = {"broker_url": "amqp://h/", "management_url": "http://h"}
 
 
@@ -357,24 +359,24 @@ def test_duplicates_are_bounded_by_all_that_was_tried(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "log.jsonl"
     log = CommitLog(path)
     parts = [Part({"q0": 30, "q1": 10}, 0, 1.5), Part({"q1": 5}, 2, 2.0)]
-    log.begun("0", "f", 4)
-    log.committed("0", "f", parts, dry_run=False)
+    log.begun("0", F, 4)
+    log.committed("0", F.fingerprint, parts, dry_run=False)
     (write,) = read_commits(path)
     assert (write.rows, write.total, write.seconds) == ({"q0": 30, "q1": 15}, 45, 2.0)
     assert (write.failed_attempts, write.failed_tries, write.duplicates) == (2, 0, 10)
     # A try that was aborted, one whose driver was killed, and batch 0 published once more.
-    log.begun("1", "f", 4)
-    log.aborted("1", "f")
-    log.begun("1", "f", 4)
-    log.begun("1", "g", 4)
+    log.begun("1", F, 4)
+    log.aborted("1", F.fingerprint)
+    log.begun("1", F, 4)
+    log.begun("1", G, 4)
     assert unfinished(path) == 3
-    log.committed("1", "g", [Part({"q0": 7}, 0, 1.0)], dry_run=False)
+    log.committed("1", G.fingerprint, [Part({"q0": 7}, 0, 1.0)], dry_run=False)
     assert unfinished(path) == 0
-    log.begun("0", "f", 4)
-    log.committed("0", "f", parts, dry_run=False)
+    log.begun("0", F, 4)
+    log.committed("0", F.fingerprint, parts, dry_run=False)
     first, second = read_commits(path)
     assert (first.failed_tries, first.duplicates) == (1, 10 + 45 + 10)
-    assert (second.fingerprint, second.failed_tries, second.duplicates) == ("g", 2, 2 * 4 * 7)
+    assert (second.fingerprint, second.failed_tries, second.duplicates) == (G.fingerprint, 2, 2 * 4 * 7)
 
 
 def test_a_dry_run_touches_no_real_write(tmp_path: Path) -> None:
@@ -382,14 +384,14 @@ def test_a_dry_run_touches_no_real_write(tmp_path: Path) -> None:
     log = CommitLog(path)
 
     def dry_run() -> None:
-        log.begun("0", "f", 0)
-        log.committed("0", "f", [Part({"q0": 9}, 1, 1.0)], dry_run=True)
+        log.begun("0", F, 0)
+        log.committed("0", F.fingerprint, [Part({"q0": 9}, 1, 1.0)], dry_run=True)
 
     dry_run()
-    log.begun("0", "f", 4)
+    log.begun("0", F, 4)
     dry_run()
-    log.begun("0", "f", 4)
-    log.committed("0", "f", [Part({"q0": 9}, 0, 1.0)], dry_run=False)
+    log.begun("0", F, 4)
+    log.committed("0", F.fingerprint, [Part({"q0": 9}, 0, 1.0)], dry_run=False)
     dry_run()
     dry, real = read_commits(path)
     assert (dry.dry_run, dry.duplicates) == (True, 0)
@@ -399,25 +401,45 @@ def test_a_dry_run_touches_no_real_write(tmp_path: Path) -> None:
 def test_batches_of_other_checkpoints_and_writes_without_a_batch_are_others(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     parts = [Part({"q0": 5}, 0, 1.0)]
-    CommitLog(path, "a").begun("0", "f", 4)
+    CommitLog(path, "a").begun("0", F, 4)
     for run in "ab":
-        CommitLog(path, run).begun("0", "f", 4)
-        CommitLog(path, run).committed("0", "f", parts, dry_run=False)
+        CommitLog(path, run).begun("0", F, 4)
+        CommitLog(path, run).committed("0", F.fingerprint, parts, dry_run=False)
     for _ in range(2):
-        CommitLog(path).begun("", "f", 4)
-        CommitLog(path).committed("", "f", parts, dry_run=False)
+        CommitLog(path).begun("", F, 4)
+        CommitLog(path).committed("", F.fingerprint, parts, dry_run=False)
     assert [(write.total, write.duplicates) for write in read_commits(path)] == [(5, 20), (5, 0), (5, 0), (5, 0)]
+
+
+def test_a_batch_keeps_the_ring_that_it_was_begun_by(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    log = CommitLog(path, "a")
+    assert log.pinned("0") is None
+    log.begun("0", F, 4)
+    log.begun("1", G, 4)
+    CommitLog(path, "b").begun("0", G, 4)
+    assert (log.pinned("0"), log.pinned("1"), log.pinned("2")) == (F, G, None)
+    log.begun("0", G, 4)
+    assert log.pinned("0") == G
+
+
+def test_a_kept_ring_counts_while_all_its_queues_are_bound() -> None:
+    more, fewer = ring_of({"q0": 1, "q1": 5, "q2": 1}), ring_of({"q0": 1, "q2": 1})
+    assert pinned_again(F, G) is pinned_again(F, more) is F
+    assert pinned_again(F, fewer) is fewer
+    by_tenant = ring_of({"q0": 1, "q1": 1}, "header:tenant")
+    assert pinned_again(F, by_tenant) is by_tenant
 
 
 def test_a_torn_line_is_cut_off_and_another_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     log = CommitLog(path)
-    log.begun("0", "f", 1)
-    log.committed("0", "f", [Part({"q": 1}, 0, 1.0)], dry_run=False)
+    log.begun("0", F, 1)
+    log.committed("0", F.fingerprint, [Part({"q": 1}, 0, 1.0)], dry_run=False)
     whole = path.read_bytes()
     path.write_bytes(whole + b'{"event": "begun", "ri')
     assert len(read_commits(path)) == 1
-    log.begun("0", "f", 1)
+    log.begun("0", F, 1)
     assert [json.loads(line)["event"] for line in path.read_text().splitlines()] == ["begun", "committed", "begun"]
     path.write_bytes(whole + b'{"event": "committed"}\n')
     with pytest.raises(PipelineError, match="line 3 is not of a commit log"):
