@@ -8,6 +8,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -161,7 +162,9 @@ def _committed(log: Log, batch: str, told: Iterable[WriterCommitMessage | None])
 
 def _aborted(log: Log, batch: str, fingerprint: str) -> None:
     """One has failed for good."""
-    CommitLog(log.path, log.run).aborted(batch, fingerprint)
+    # Raised here, it would hide from a stream's user what led to this; no count needs the line.
+    with suppress(PipelineError):
+        CommitLog(log.path, log.run).aborted(batch, fingerprint)
 
 
 def _parts(told: Iterable[WriterCommitMessage | None]) -> list[Published]:

@@ -1,7 +1,9 @@
 """What the tests of publishing need: tables, faults upstream of the sink, and what came to the queues."""
 
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import quote
@@ -16,7 +18,7 @@ from pipeline.publish.options import parse
 from pipeline.publish.order import prepared
 from pipeline.publish.pinned import pinned
 from pipeline.session import in_one_line
-from tests.integration.broker_api import Delivered, VirtualHost
+from tests.integration.broker_api import Delivered, VirtualHost, wait_until
 from tests.integration.conftest import Login
 
 Batches = Iterator[pa.RecordBatch]
@@ -67,6 +69,41 @@ def failing(rows: DataFrame, fault: Callable[[], None], after: int) -> DataFrame
                 yield part
 
     return rows.mapInArrow(faulty, rows.schema)
+
+
+@contextmanager
+def log_unwritable(log: Path) -> Iterator[Callable[[], None]]:
+    """A fault that puts a folder in the commit log's place, so that the commit raises; at the end the log is back."""
+    aside = log.with_name("aside")
+
+    def fault() -> None:
+        if not aside.exists():
+            log.rename(aside)
+            log.mkdir()
+
+    yield fault
+    log.rmdir()
+    aside.rename(log)
+
+
+@contextmanager
+def queue_deleted(vhost: VirtualHost, queue: str, folder: Path) -> Iterator[Callable[[], None]]:
+    """A fault that waits until that queue has been deleted, which is done once a task has come to it."""
+    reached, gone = folder / "reached", folder / "gone"
+
+    def fault() -> None:
+        reached.touch()
+        wait_until("the queue's end", gone.exists)
+
+    def delete() -> None:
+        wait_until("rows before", reached.exists)
+        vhost.delete_queue(queue)
+        gone.touch()
+
+    deleting = threading.Thread(target=delete)
+    deleting.start()
+    yield fault
+    deleting.join()
 
 
 def attempt() -> int:

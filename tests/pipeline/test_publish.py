@@ -33,7 +33,9 @@ from tests.pipeline.publishing import (
     check_nothing_lost,
     committed,
     failing,
+    log_unwritable,
     options_of,
+    queue_deleted,
     rows_of,
     something_came,
     words,
@@ -194,20 +196,11 @@ def test_a_task_that_always_fails_fails_the_job(
 def test_a_commit_that_raises_fails_the_job_and_all_rows_are_there(
     spark: SparkSession, vhost: VirtualHost, options: dict[str, str], log: Path
 ) -> None:
-    aside = log.with_name("aside")
-
-    def fault() -> None:
-        if not aside.exists():
-            log.rename(aside)
-            log.mkdir()
-
     rows = rows_of(spark, ROWS).coalesce(1)
-    with pytest.raises((PySparkException, Py4JJavaError)) as raised:
+    with log_unwritable(log) as fault, pytest.raises((PySparkException, Py4JJavaError)) as raised:
         write(failing(rows, fault, after=200), {**options, **IDS})
     assert "commit log" in words(raised.value)
     assert "Is a directory" in words(raised.value)
-    log.rmdir()
-    aside.rename(log)
     write(rows, {**options, **IDS})
     written = committed(log)
     assert (written.failed_tries, written.duplicates) == (1, 2 * ROWS)
@@ -247,29 +240,26 @@ def test_a_broker_that_is_killed_mid_window_loses_nothing(spark: SparkSession, t
         assert came.duplicates > 0
 
 
-def test_a_queue_deleted_meanwhile_fails_the_job_by_its_name(
-    spark: SparkSession, vhost: VirtualHost, options: dict[str, str], tmp_path: Path
+def test_a_queue_deleted_meanwhile_fails_the_job_by_its_name_and_made_again_gets_all(
+    spark: SparkSession, vhost: VirtualHost, options: dict[str, str], log: Path, tmp_path: Path
 ) -> None:
-    reached, gone = tmp_path / "reached", tmp_path / "gone"
-
-    def fault() -> None:
-        reached.touch()
-        wait_until("the queue's end", gone.exists)
-
-    def delete() -> None:
-        wait_until("rows before", reached.exists)
-        vhost.delete_queue("q1")
-        gone.touch()
-
-    deleting = threading.Thread(target=delete)
-    deleting.start()
-    with pytest.raises(PySparkException) as raised:
-        write(failing(rows_of(spark, ROWS).coalesce(1), fault, after=300), {**options, **IDS})
-    deleting.join()
+    rows = rows_of(spark, ROWS).coalesce(1)
+    with queue_deleted(vhost, "q1", tmp_path) as fault, pytest.raises(PySparkException) as raised:
+        write(failing(rows, fault, after=300), {**options, **IDS, "window": "50"})
     told = words(raised.value)
     assert told.startswith("queue 'q1': ")
     assert "returned, since there was no queue to take them" in told
     assert "rows of this task were confirmed before" in told
+    assert '"committed"' not in log.read_text()
+    vhost.queue("q1")
+    vhost.bind("orders", "q1", str(QUEUES["q1"]))
+    write(rows, {**options, **IDS})
+    written = committed(log)
+    assert (written.failed_tries, written.duplicates) == (1, 2 * ROWS)
+    came = Came(vhost.drain_all())
+    check_nothing_lost(came, ROWS, written.duplicates)
+    assert came.by_queue["q1"]
+    assert came.duplicates > 0
 
 
 # What fails at once.

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
@@ -18,7 +19,9 @@ from tests.pipeline.publishing import (
     check_nothing_lost,
     committed,
     failing,
+    log_unwritable,
     options_of,
+    queue_deleted,
     rows_of,
     something_came,
     words,
@@ -84,6 +87,40 @@ def test_a_task_that_always_fails_ends_the_query_and_a_restart_publishes_the_bat
     assert (written.batch, written.failed_tries, written.duplicates) == ("0", 1, 2 * ROWS)
     came = Came(vhost.drain_all())
     check_nothing_lost(came, ROWS, written.duplicates)
+    assert came.duplicates > 0
+
+
+def test_a_commit_that_raises_ends_the_query_and_a_restart_publishes_the_batch_again(
+    publish: Publish, vhost: VirtualHost, tmp_path: Path
+) -> None:
+    log = tmp_path / "log.jsonl"
+    with log_unwritable(log) as fault, pytest.raises((PySparkException, Py4JJavaError)) as raised:
+        publish(lambda rows: failing(rows, fault, after=300))
+    assert "commit log" in words(raised.value)
+    publish()
+    written = committed(log)
+    assert (written.batch, written.failed_tries, written.duplicates) == ("0", 1, 2 * ROWS)
+    came = Came(vhost.drain_all())
+    check_nothing_lost(came, ROWS, written.duplicates)
+    assert came.duplicates == ROWS
+
+
+def test_a_queue_deleted_meanwhile_ends_the_query_and_made_again_gets_all(
+    publish: Publish, vhost: VirtualHost, tmp_path: Path
+) -> None:
+    log = tmp_path / "log.jsonl"
+    with queue_deleted(vhost, "q1", tmp_path) as fault, pytest.raises(PySparkException) as raised:
+        publish(lambda rows: failing(rows, fault, after=300))
+    assert words(raised.value).startswith("queue 'q1': ")
+    assert '"committed"' not in log.read_text()
+    vhost.queue("q1")
+    vhost.bind("orders", "q1", "2")
+    publish()
+    written = committed(log)
+    assert (written.batch, written.failed_tries, written.duplicates) == ("0", 1, 2 * ROWS)
+    came = Came(vhost.drain_all())
+    check_nothing_lost(came, ROWS, written.duplicates)
+    assert came.by_queue["q1"]
     assert came.duplicates > 0
 
 
