@@ -7,6 +7,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from pyspark.sql.types import (
     BinaryType,
+    ByteType,
     DataType,
     IntegerType,
     LongType,
@@ -20,7 +21,7 @@ from pipeline import PipelineError
 from pipeline.schema import mismatches
 
 TEXT = (StringType, BinaryType)
-WHOLE = (LongType, IntegerType, ShortType)
+WHOLE = (LongType, IntegerType, ShortType, ByteType)
 TIME = (TimestampType, TimestampNTZType, LongType)
 """A timestamp, or microseconds since 1970 UTC."""
 

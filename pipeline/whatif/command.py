@@ -54,7 +54,7 @@ def run(options: argparse.Namespace) -> int:
         present, sample = _of_journal(every, options) if options.journal else _of_table(every, options)
         proposed = _proposed(options, present)
         keys = every.where(F.col("slot") < max(1, round(sample * SLOTS)))
-        demand = by_slot(keys)
+        demand = by_slot(keys, options.journal or options.table)
         if not demand.messages.any():
             raise PipelineError(f"{options.journal or options.table}: no messages, nothing to go by")
         found = find(present, proposed, demand)

@@ -5,22 +5,26 @@ import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
+from pipeline import PipelineError
 from pipeline.slots import MAX_KEY, slot_of_key
 from pipeline.whatif.prediction import Demand, moved
 from ring.hashing import SLOTS
 from ring.ring import Ring
+
+MOST = 2**62
+"""Messages or bytes: what a long holds, with room for a double's rounding."""
 
 
 def of_journal(records: DataFrame, vhost: str, exchange: str) -> DataFrame:
     """An exchange's publishes, whatever became of them, by the ring in force and the key.
 
     Columns: `ring`, `slot`, `key` (binary, null where the journal has none), `messages`, `bytes`, `time` (of the last),
-    `sample` (the least).
+    `sample` (the least). `bytes` is null where the sum is none that a long holds.
     """
     ours = records.where((F.col("vhost") == vhost) & (F.col("exchange") == exchange))
     return ours.groupBy("ring", "slot", "key").agg(
         F.count("*").alias("messages"),
-        F.sum("bytes").alias("bytes"),
+        F.try_sum("bytes").alias("bytes"),
         F.max("time").alias("time"),
         F.min("sample").alias("sample"),
     )
@@ -30,13 +34,13 @@ def of_table(rows: DataFrame, key: str, count: str | None, size: str | None) -> 
     """Keys and counts of any table: a row is one message where no column counts them, of no bytes where none does.
 
     Columns: `key` (binary), `slot`, `messages`, `bytes`, and how many `rows` had the key and `uncounted`, how many of
-    them a count that is null or negative.
+    them a count that is null or negative. Sums are null where a long does not hold them.
     """
     messages: Column = F.lit(1) if count is None else F.col(count)
     in_bytes = F.lit(0) if size is None else F.col(size)
     grouped = rows.groupBy(F.col(key).cast("binary").alias("key")).agg(
-        F.sum(messages).alias("messages"),
-        F.sum(in_bytes).alias("bytes"),
+        F.try_sum(messages).alias("messages"),
+        F.try_sum(in_bytes).alias("bytes"),
         F.count("*").alias("rows"),
         F.count_if((messages >= 0) & (in_bytes >= 0)).alias("counted"),
     )
@@ -55,13 +59,19 @@ def bad_rows(keys: DataFrame) -> list[str]:
     return [f"{n:,} {'row' if n == 1 else 'rows'} with {what}" for what, n in found.asDict().items() if n]
 
 
-def by_slot(keys: DataFrame) -> Demand:
-    """The demand of the slots that have any: at most 2^20 rows, on the driver."""
-    told = keys.groupBy("slot").agg(
-        F.sum("messages").cast("long").alias("messages"),
-        F.coalesce(F.sum("bytes"), F.lit(0)).cast("long").alias("bytes"),
-    )
-    table = told.toArrow()
+def by_slot(keys: DataFrame, where: str) -> Demand:
+    """The demand of the slots that have any: at most 2^20 rows, on the driver.
+
+    Raises PipelineError, which says `where` the keys are from, for sums above MOST.
+    """
+
+    def total(name: str) -> Column:
+        return F.when(F.count(name) == F.count("*"), F.try_sum(name)).cast("long").alias(name)
+
+    table = keys.groupBy("slot").agg(total("messages"), total("bytes")).toArrow()
+    for name in ("messages", "bytes"):
+        if table[name].null_count or sum(table[name].to_pylist()) > MOST:
+            raise PipelineError(f"{where}: the {name} add up to more than 2^62, too many to be counted")
     slots, messages, size = (table[name].to_numpy() for name in ("slot", "messages", "bytes"))
     return Demand(slots.astype("int64"), messages, size)
 

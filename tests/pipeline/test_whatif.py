@@ -146,6 +146,34 @@ def test_bad_keys_and_counts_are_told_with_their_rows(
     assert "column 'n' is bigint, not string or binary; column 'm' is missing" in said
 
 
+def test_sums_that_do_not_fit_are_refused(
+    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "three.json").write_text(to_json(THREE))
+    of = ("--ring", str(tmp_path / "three.json"), "--remove", "queue:orders.3", "--key", "k", "--count", "n")
+    most = 2**63 - 1
+    same_slot = next(f"x{n}" for n in range(10**7) if slot_of(f"x{n}".encode()) == slot_of(b"a"))
+    for name, keys in (("key", ["a", "a"]), ("slot", ["a", same_slot]), ("all", ["a", "b"])):
+        path = str(tmp_path / f"{name}.parquet")
+        spark.createDataFrame([(key, 1, most) for key in keys], "k string, n long, size long").write.parquet(path)
+        said = refused(capsys, tmp_path, "--table", path, *of, "--bytes", "size")
+        assert f"{path}: the bytes add up to more than 2^62" in said
+        said = refused(capsys, tmp_path, "--table", path, *of[:-1], "size")
+        assert f"{path}: the messages add up to more than 2^62" in said
+    heavy = published(THREE, KEYS[:9], size=2**61)
+    assert "journal: the bytes add up" in refused(capsys, tmp_path, *of_journal(tmp_path, heavy, *of[2:4]))
+
+
+def test_a_sum_that_just_fits(spark: SparkSession, tmp_path: Path) -> None:
+    rows = [("a", 2**61, 1), ("b", 2**61, 2)]
+    spark.createDataFrame(rows, "k string, n long, size byte").write.parquet(str(tmp_path / "keys.parquet"))
+    (tmp_path / "three.json").write_text(to_json(THREE))
+    of = ("--table", str(tmp_path / "keys.parquet"), "--key", "k", "--count", "n", "--bytes", "size")
+    _, told = ask(tmp_path, *of, "--ring", str(tmp_path / "three.json"), "--remove", "queue:orders.3")
+    assert (told["messages"], told["bytes"]) == (2**62, 3)
+    assert all(row.messages >= 0 for row in table(spark, tmp_path, "load"))
+
+
 def test_files_that_cannot_be_read(spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     records = published(THREE, [f"customer-{n}".encode() for n in range(600)])
     for name, version in (("version", 2), ("cut", 1)):
