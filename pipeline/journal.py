@@ -10,7 +10,7 @@ from pyspark.sql.types import IntegerType, StringType, StructType
 
 from pipeline import PipelineError
 from pipeline.rings import KnownRing, parse_ring, read_ring
-from pipeline.schema import RECORD, VERSION
+from pipeline.schema import ALLOWED, RECORD, VERSION, Allowed
 
 CORRUPT = "_corrupt"
 """The column that holds a line which is no record."""
@@ -22,7 +22,8 @@ _LINES = StructType([*RECORD.fields]).add(CORRUPT, StringType()).add("dt", Strin
 def read_records(spark: SparkSession, journal: str) -> DataFrame:
     """The records of a journal, in no order: the columns of RECORD, and `dt` and `hour`, which prune folders.
 
-    A line that is no record, or of an unknown version, ends the job that reaches it; the message names the file.
+    A line that is no record, or of an unknown version, or a field that is not as ALLOWED says, ends the job that
+    reaches it; the message names the file. Of fields only those are looked at that the job asks for.
     """
     folder = _records_folder(journal)
     lines = spark.read.schema(_LINES).option("columnNameOfCorruptRecord", CORRUPT).json(folder)
@@ -44,14 +45,31 @@ def _records_folder(journal: str) -> str:
 
 
 def checked(lines: DataFrame, where: Column) -> DataFrame:
-    """Records without the column CORRUPT; the first bad one ends the job. `where` says in which file or message."""
+    """Records without the column CORRUPT; the first bad one ends the job. `where` says in which file."""
     version = F.col("v")
     broken = F.raise_error(F.concat(where, F.lit(": a line that is no record: "), F.substring(CORRUPT, 1, 100)))
     found = F.coalesce(version.cast("string"), F.lit("none"))
     unknown = F.raise_error(F.concat(where, F.lit(": schema version "), found, F.lit(f", known is {VERSION}")))
     # A filter, since a column that nobody asks for is not computed.
     good = F.when(F.col(CORRUPT).isNotNull(), broken).when(version.eqNullSafe(VERSION), F.lit(True)).otherwise(unknown)
-    return lines.where(good.cast("boolean")).drop(CORRUPT)
+    # No filter: it would make each job parse all fields. As they are, one that nobody asks for is not even parsed.
+    fields = (_held(name, ALLOWED[name], where) if name in ALLOWED else F.col(name) for name in lines.columns)
+    return lines.where(good.cast("boolean")).select(*fields).drop(CORRUPT)
+
+
+def _held(name: str, allowed: Allowed, where: Column) -> Column:
+    """A field's value; one that is not allowed ends the job. The same as `Allowed.holds`, for Spark."""
+    value = F.col(name)
+    good = value.isin(*allowed.words) if allowed.words else value.isNotNull()
+    if allowed.least is not None:
+        good &= value >= allowed.least
+    if allowed.most is not None:
+        good &= value <= allowed.most
+    if allowed.nullable:
+        good = value.isNull() | good
+    told = F.coalesce(F.substring(value.cast("string"), 1, 100), F.lit("null"))
+    wrong = F.raise_error(F.concat(where, F.lit(f": field {name!r} is "), told, F.lit(f", not {allowed}")))
+    return F.when(good, value).otherwise(wrong).alias(name)
 
 
 def read_rings(spark: SparkSession, journal: str) -> Mapping[str, KnownRing]:

@@ -13,6 +13,7 @@ from pyspark.sql import SparkSession
 
 from pipeline import PipelineError
 from pipeline.java import ensure_java
+from proxy.config import HIDDEN
 
 _LOGGING = Path(__file__).with_name("log4j2.properties")
 """Of a local session: what goes wrong is raised, and told once."""
@@ -22,6 +23,9 @@ _ADAPTIVE = "spark.sql.adaptive.enabled"
 
 _RAISED = re.compile(r"\[USER_RAISED_EXCEPTION\] (.*?)(?: SQLSTATE|\n|$)")
 _OF_A_WORKER = re.compile(r"^pipeline\.PipelineError: (.*)$", re.MULTILINE)
+_TRACEBACK = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t].*\n|\n)*(\S.*)")
+"""A worker's, and the exception in it: the first line that is not indented."""
+_PASSWORD = re.compile(r"(?<=://)([^\s/@:]*):[^\s/@]*(?=@)")
 _UNREADABLE = re.compile(r"\[FAILED_READ_FILE[^\]]*\] .*?(file:\S+?|\S+://\S+?)\.?\s")
 _UNFIT = re.compile(r"\[CANNOT_PARSE_JSON_FIELD\] (.*?)\.? SQLSTATE")
 
@@ -77,4 +81,6 @@ def in_one_line(text: str) -> str:
         if unfit := _UNFIT.search(text):
             why = f": {unfit[1]}"
         return f"{found[1]}: cannot be read{why}"
+    if raised := _TRACEBACK.findall(text):  # of several the last is what ended the worker
+        return "a task failed in Python: " + _PASSWORD.sub(rf"\1:{HIDDEN}", raised[-1])
     return text.strip().splitlines()[0] if text.strip() else "Spark failed without a word"

@@ -9,12 +9,13 @@ import zlib
 from collections.abc import Mapping
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.json
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from pipeline import PipelineError
 from pipeline.rings import KnownRing, parse_ring
-from pipeline.schema import RECORD, VERSION
+from pipeline.schema import ALLOWED, RECORD, VERSION
 from pipeline.stream.queue import Message, StreamQueue, ranges
 
 RECORDS, RING = "ringproxy.records.v1", "ringproxy.ring.v1"
@@ -48,6 +49,7 @@ def records(message: Message, queue: StreamQueue) -> pa.RecordBatch | None:
         with contextlib.suppress(pa.ArrowInvalid):
             _check_versions(_parsed(lines, _ONLY_VERSION), where)
         raise PipelineError(f"{where}: a line that is no record: {str(error).splitlines()[0]}") from None
+    _check_fields(table, where)
     table = table.set_column(_KEY, _SCHEMA.field(_KEY), pa.array(keys, pa.binary()))
     (batch,) = table.combine_chunks().to_batches()
     return batch
@@ -87,3 +89,17 @@ def _check_versions(table: pa.Table, where: str) -> None:
     for version in table["v"].unique().to_pylist():
         if version != VERSION:
             raise PipelineError(f"{where}: schema version {'none' if version is None else version}, known is {VERSION}")
+
+
+def _check_fields(table: pa.Table, where: str) -> None:
+    for name, allowed in ALLOWED.items():
+        column = table[name]
+        values: list[str | float | None] = [None] if column.null_count else []
+        if allowed.words:
+            values += pc.unique(column.drop_null()).to_pylist()
+        elif allowed.least is not None and column.null_count < len(column):
+            values += pc.min_max(column).as_py().values()  # between which all others are
+        for value in values:
+            if not allowed.holds(value):
+                told = "null" if value is None else str(value)[:100]
+                raise PipelineError(f"{where}: field {name!r} is {told}, not {allowed}")

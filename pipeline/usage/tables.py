@@ -37,8 +37,11 @@ class Tables:
 
     def write(self, records: DataFrame) -> None:
         """Writes both of all records of a journal: the hours that it has are overwritten, others stay."""
+        sequences = gaps.sequences(records).persist()
+        sequences.count()  # A bad field of those that only this looks at ends the job before it has written anything.
         self._write_usage(usage(records, self.minutes))
-        self._write_gaps(gaps.sequences(records))
+        self._write_gaps(sequences)
+        sequences.unpersist()
 
     def add(self, records: DataFrame, batch: int) -> None:
         """Adds a stream's batch; the same batch again changes nothing.

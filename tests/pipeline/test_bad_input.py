@@ -1,10 +1,17 @@
 """Bad input: one line that says what and where, exit status 2, nothing half-written."""
 
+import gzip
 import subprocess
 import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from pipeline.session import in_one_line
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+
+from pipeline import PipelineError
+from pipeline.session import in_one_line, spark_session
 from tests.pipeline.records import Record, published, ring_of, write_journal
 
 KNOWN = ring_of({"orders.1": 1, "orders.2": 1})
@@ -30,6 +37,11 @@ def test_each_is_told_in_one_line(tmp_path: Path) -> None:
     line.with_suffix("").write_bytes(b'{"v": 1, "time": "yesterday"}\n')
     [truncated] = journal("truncated", records)
     truncated.write_bytes(truncated.read_bytes()[:-2000])
+    [bare] = journal("bare", records[:5])
+    bare.write_bytes(gzip.compress(b'{"v":1}\n'))
+    journal("seq", [*records[:5], records[5] | {"seq": -1}])
+    journal("slot", [*records[:5], records[5] | {"slot": 2**20}])
+    journal("outcome", [*records[:5], records[5] | {"outcome": "weird"}])
     journal("ring", records[:5])
     (tmp_path / "ring" / "rings" / f"{KNOWN.fingerprint}.json").unlink()
     journal("badring", records[:5])
@@ -41,10 +53,15 @@ def test_each_is_told_in_one_line(tmp_path: Path) -> None:
         "usage line": ("000000000001.jsonl: a line that is no record: ", "yesterday"),
         "usage truncated": (truncated.name, "cannot be read (truncated)"),
         "usage truncated --stream": (truncated.name, "cannot be read (truncated)"),
+        "usage bare": (f"{bare.name}: field ", " is null, not "),
+        "usage bare --stream": (f"{bare.name}: field ", " is null, not "),
+        "usage seq": ("000000000001.jsonl.gz: field 'seq' is -1, not 1 or more",),
+        "usage outcome": ("000000000001.jsonl.gz: field 'outcome' is weird, not one of confirmed, passed, ",),
         "usage nowhere": ("nowhere: no journal: there is no folder",),
         "usage gap --window 7": ("--window: 7: whole hours",),
         "skew ring": ("5 records of exchange 'orders' name ring", f"rings/{KNOWN.fingerprint}.json is missing"),
         "skew badring": (f"{badring}: fingerprint: ",),
+        "skew slot": ("000000000001.jsonl.gz: field 'slot' is 1048576, not 0 to 1048575",),
         "skew version": ("schema version 2, known is 1",),
     }
     commands = []
@@ -79,3 +96,16 @@ def test_each_is_told_in_one_line(tmp_path: Path) -> None:
 def test_an_exception_without_words_is_told_too() -> None:
     assert in_one_line("") == "Spark failed without a word"
     assert in_one_line("first\nsecond") == "first"
+
+
+def test_what_ended_a_worker_is_told_without_its_password(spark: SparkSession) -> None:
+    def fail(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        try:
+            int("no number")
+        except ValueError as error:
+            raise OSError("no way to amqp://user:s3cret@broker:5672/,\nnor another") from error
+        yield from batches
+
+    with pytest.raises(PipelineError) as told, spark_session("tests"):
+        spark.range(1).mapInArrow(fail, "id long").collect()
+    assert str(told.value) == "a task failed in Python: OSError: no way to amqp://user:***@broker:5672/,"
