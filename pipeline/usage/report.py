@@ -7,9 +7,9 @@ from matplotlib.figure import Figure
 from pyspark.sql import Row
 
 from pipeline.report import Report
+from pipeline.schema import OUTCOMES
 from pipeline.usage import latency
 from pipeline.usage.findings import MOST_LINES, Findings
-from pipeline.usage.windows import OUTCOMES
 
 
 def report(found: Findings) -> Report:
@@ -19,7 +19,7 @@ def report(found: Findings) -> Report:
     lead = (
         f"{_count(whole.messages_scaled)} messages from {found.windows[0].window:%Y-%m-%d %H:%M} UTC on, in "
         f"{len(found.windows)} windows of {whole.minutes} minutes. {found.names[0]} took the most: {share:.1%}. "
-        + (f"Half were answered within {_ms(whole.p50)}, 99% within {_ms(whole.p99)}. " if whole.p99 else "")
+        + (f"Half of the answers came within {_ms(whole.p50)}, 99% within {_ms(whole.p99)}. " if whole.p99 else "")
         + (f"{found.missing:,} records are missing." if found.missing else "No record is missing in between.")
     )
     made = Report("Usage", lead)
@@ -36,10 +36,11 @@ def report(found: Findings) -> Report:
         made.figure(_latencies(found), "Latency: median and 99th percentile by window, and how all are spread")
         made.text(
             "Percentiles are the upper bound of their bucket: at most 25% too high, "
-            f"of latencies from {latency.BOUNDS[0]} µs on."
+            f"of latencies from {latency.BOUNDS[0]} µs on. They are of what was answered: what is unknown, or was sent "
+            "without a confirm, has none."
         )
     else:
-        made.text("No record has a latency.")
+        made.text("No record tells of an answer.")
     made.heading("Destinations")
     bad = [name for name in OUTCOMES if name not in ("confirmed", "passed") and whole[name]]
     columns = ["destination", "messages", "share", "bytes", "keys, about", "p50 ms", "p99 ms", *bad]

@@ -6,15 +6,17 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from pipeline import PipelineError
+from pipeline.schema import OUTCOMES
 from pipeline.usage import latency
 
 GROUP = ("window", "vhost", "exchange", "kind", "destination")
 """`window` is its start; `kind` and `destination` are null for what was passed."""
 
-OUTCOMES = ("confirmed", "passed", "nacked", "unroutable", "unknown", "sent", "invalid")
-
 COUNTS = ("messages", "bytes", *OUTCOMES)
 """Of the records that there are; each also as NAME_scaled: of all publishes, those that a sample left out with them."""
+
+ANSWERS = ("confirmed", "passed", "nacked", "unroutable", "invalid")
+"""Outcomes that the broker told. The latency of `unknown` is how long was waited, in vain."""
 
 # 1 / sample is rounded to this part, so that sums of doubles are exact, and equal in whichever order they are made.
 _PARTS = 1024
@@ -23,8 +25,8 @@ _PARTS = 1024
 def usage(records: DataFrame, minutes: int) -> DataFrame:
     """One row for each GROUP; raises PipelineError for windows that an hour is not made of.
 
-    Columns: GROUP, `minutes`, COUNTS and their scaled ones, `latency` (latency.BUCKETS counts), `keys_sketch` (HLL of
-    the distinct keys), `with_key` (records that have a key) and `sample` (the largest).
+    Columns: GROUP, `minutes`, COUNTS and their scaled ones, `latency` (latency.BUCKETS counts, of ANSWERS),
+    `keys_sketch` (HLL of the distinct keys), `with_key` (records that have a key) and `sample` (the largest).
     """
     if not 1 <= minutes <= 60 or 60 % minutes:
         raise PipelineError(f"--window: {minutes}: whole hours must be made of windows: a divisor of 60")
@@ -34,7 +36,7 @@ def usage(records: DataFrame, minutes: int) -> DataFrame:
         *GROUP[1:],
         *("outcome", "bytes", "key", "sample"),
         (F.round(_PARTS / F.col("sample")) / _PARTS).alias("weight"),
-        latency.bucket(F.col("latency")).alias("bucket"),
+        latency.bucket(F.when(F.col("outcome").isin(*ANSWERS), F.col("latency"))).alias("bucket"),
     )
     # First by bucket too: two small shuffles in place of one sum for each bucket.
     by_bucket = rows.groupBy(*GROUP, "bucket").agg(

@@ -9,8 +9,9 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from pipeline import PipelineError
 from pipeline.journal import read_records
+from pipeline.schema import OUTCOMES
 from pipeline.usage import latency
-from pipeline.usage.windows import COUNTS, OUTCOMES, merged, told, usage
+from pipeline.usage.windows import COUNTS, merged, told, usage
 from tests.pipeline.records import Record, published, ring_of, write_journal
 
 KNOWN = ring_of({"orders.1": 1, "orders.2": 1})
@@ -74,9 +75,18 @@ def test_a_window_counts_what_its_records_say(spark: SparkSession, tmp_path: Pat
         assert row.bytes == row.bytes_scaled == 10 * len(own)
         for outcome in OUTCOMES:
             assert row[outcome] == row[f"{outcome}_scaled"] == sum(r["outcome"] == outcome for r in own)
-        assert sum(row.latency) == sum(r["latency"] is not None for r in own)
+        assert sum(row.latency) == sum(r["outcome"] not in ("sent", "unknown") for r in own)
         assert row["keys"] == len({r["key"] for r in own}) == row.keys_scaled
     assert [row.destination for row in rows].count(None) == 1
+
+
+def test_what_was_never_answered_has_no_latency(spark: SparkSession, tmp_path: Path) -> None:
+    records = published(KNOWN, [b"a"] * 8)
+    records[2:6] = [record | {"outcome": "unknown", "latency": 30_000_000} for record in records[2:6]]
+    (row,) = told(usage(read(spark, tmp_path, records), 5)).collect()
+    assert (row.messages, row.confirmed, row.unknown) == (8, 4, 4)
+    assert sum(row.latency) == 4
+    assert row.p99 < 1000
 
 
 def test_merging_rows_gives_what_all_their_records_give(spark: SparkSession, tmp_path: Path) -> None:
