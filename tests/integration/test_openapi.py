@@ -41,6 +41,10 @@ CHECKS = (
     "allow_header_conformance",
 )
 
+LOOK_UPS = "route|openapi|docs"
+"""Operations of which the document says all, so that `positive_data_acceptance` holds too. Of a publish it cannot say
+that a key is given once, or that the exchange needs one: there, some must have been confirmed."""
+
 REQUESTS = {"ManagementPublish"}
 """Schemas of requests in which there may be more than is told."""
 
@@ -82,10 +86,12 @@ def answers_as_documented(document: Any, sidecar: Sidecar, folder: Path, operati
     (folder / "openapi.json").write_text(json.dumps(document))
     (folder / "schemathesis.toml").write_text(CONFIG)
     connects = sidecar.metric("ringproxy_broker_connects_total")
+    confirmed = sidecar.metric("ringproxy_publishes_total", ingress="http", outcome="confirmed")
+    checks = (*CHECKS, "positive_data_acceptance") if operations == LOOK_UPS else CHECKS
     told = subprocess.run(
         [
             *(COMMAND, "--no-color", "run", "openapi.json", f"--url=http://127.0.0.1:{sidecar.port}"),
-            *(f"--checks={','.join(CHECKS)}", f"--include-operation-id-regex=^({operations})$", *options),
+            *(f"--checks={','.join(checks)}", f"--include-operation-id-regex=^({operations})$", *options),
         ],
         cwd=folder,
         env=os.environ | {"SCHEMATHESIS_HOOKS": "tests.integration.openapi_hooks", "PYTHONPATH": str(ROOT)},
@@ -94,9 +100,11 @@ def answers_as_documented(document: Any, sidecar: Sidecar, folder: Path, operati
     )
     assert told.returncode == 0, told.stdout + told.stderr
     assert sidecar.metric("ringproxy_broker_connects_total") == connects
+    more = sidecar.metric("ringproxy_publishes_total", ingress="http", outcome="confirmed") - confirmed
+    assert (more > 0) is (operations != LOOK_UPS)
 
 
-@pytest.mark.parametrize("operations", ["publish", "publishBatch", "route|openapi|docs"])
+@pytest.mark.parametrize("operations", ["publish", "publishBatch", LOOK_UPS])
 def test_it_answers_as_documented(tried: Sidecar, vhost: VirtualHost, tmp_path: Path, operations: str) -> None:
     answers_as_documented(narrowed(vhost.name), tried, tmp_path, operations)
 
@@ -109,9 +117,10 @@ def test_it_answers_events_as_documented(tried: Sidecar, vhost: VirtualHost, tmp
     assert len(attributes) == 4
     for parameter in attributes:
         if binary:
-            parameter["required"] = True
+            parameter |= {"required": True, "example": "1.0"}
         else:
             operation["parameters"].remove(parameter)
+    document["components"]["parameters"]["key"]["example"] = "customer-17"
     content = operation["requestBody"]["content"]
     operation["requestBody"]["content"] = {kind: of for kind, of in content.items() if (kind == "*/*") is binary}
 
