@@ -13,6 +13,7 @@ JOBS = {
     "skew": "hot keys, and what of an uneven load is the ring's and what the keys'",
     "whatif": "what a proposed ring would move, and what each queue would get",
     "publish": "publish a table's rows straight to the queues, with confirms",
+    "collect": "the journal of a stream queue as files, which the other jobs read",
     "reconcile": "the journal against what consumers saw",
 }
 

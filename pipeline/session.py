@@ -13,7 +13,6 @@ from pyspark.sql import SparkSession
 
 from pipeline import PipelineError
 from pipeline.java import ensure_java
-from proxy.config import HIDDEN
 
 _LOGGING = Path(__file__).with_name("log4j2.properties")
 """Of a local session: what goes wrong is raised, and told once."""
@@ -82,5 +81,5 @@ def in_one_line(text: str) -> str:
             why = f": {unfit[1]}"
         return f"{found[1]}: cannot be read{why}"
     if raised := _TRACEBACK.findall(text):  # of several the last is what ended the worker
-        return "a task failed in Python: " + _PASSWORD.sub(rf"\1:{HIDDEN}", raised[-1])
+        return "a task failed in Python: " + _PASSWORD.sub(r"\1:***", raised[-1])
     return text.strip().splitlines()[0] if text.strip() else "Spark failed without a word"

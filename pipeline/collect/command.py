@@ -1,0 +1,55 @@
+"""The journal of a stream queue as files, for the jobs that read a folder; run again it adds what has come."""
+
+import argparse
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+
+from pipeline import PipelineError
+from pipeline.folder import Folder
+from pipeline.journal import read_rings
+from pipeline.rings import to_json
+from pipeline.session import spark_session
+from pipeline.stream import arguments, messages
+from pipeline.stream.queue import StreamQueue
+from pipeline.stream.source import queue_records
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Of this job."""
+    arguments.add_arguments(parser)
+    parser.add_argument("--out", required=True, metavar="DIR", help="a journal's folder: records/, rings/")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Writes the files; 0."""
+    queue = arguments.queue_of(options)
+    if queue is None:
+        raise PipelineError("--amqp-url and --queue say where the records are")
+    with spark_session("collect") as spark:
+        collect(queue_records(spark, queue, arguments.source_options(options)), queue, options.out)
+    return 0
+
+
+def collect(records: DataFrame, queue: StreamQueue, out: str) -> None:
+    """Adds what has come since the last run; a batch that comes again replaces what was written of it."""
+    spark = records.sparkSession
+    folder, known = Folder(spark, out), set(read_rings(spark, out))
+
+    def add(batch: DataFrame, number: int) -> None:
+        # A sidecar in doubt sends a message again.
+        rows = batch.dropDuplicates(["event"]).withColumn("at", F.timestamp_micros("time")).cache()
+        named = {row.ring for row in rows.select("ring").where("ring is not null").distinct().collect()}
+        if not named <= known:
+            # Before the records that name them, so that these are nowhere without them.
+            for fingerprint, ring in messages.read_rings(queue).items():
+                folder.write(f"rings/{fingerprint}.json", to_json(ring))
+                known.add(fingerprint)
+        parts = {"dt": F.date_format("at", "yyyy-MM-dd"), "hour": F.hour("at"), "batch": F.lit(number)}
+        written = rows.withColumns(parts).drop("at").repartition("dt", "hour").write.mode("overwrite")
+        written.partitionBy(*parts).option("compression", "gzip").json(f"{out}/records")
+        print(f"{rows.count():,} records: {out}", flush=True)
+        rows.unpersist()
+
+    stream = records.writeStream.foreachBatch(add).option("checkpointLocation", f"{out}/checkpoint")
+    stream.trigger(availableNow=True).start().awaitTermination()

@@ -1,0 +1,48 @@
+"""What a job's command line says of the journal's stream queue."""
+
+import argparse
+from pathlib import Path
+
+from pipeline import PipelineError
+from pipeline.stream.queue import StreamQueue
+from pipeline.stream.source import MAX_MESSAGES, check_starting
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Where the queue is, and how it is read."""
+    parser.add_argument(
+        "--amqp-url", metavar="URL", help="amqp://user:password@host:port/vhost of their journal_stream"
+    )
+    parser.add_argument(
+        "--amqp-password-file", type=Path, metavar="FILE", help="its first line replaces the password in --amqp-url"
+    )
+    parser.add_argument("--queue", metavar="NAME", help="their journal_stream")
+    parser.add_argument(
+        "--starting", metavar="WHERE", help="of the queue, with a new --out: first (default), next, or an offset"
+    )
+    parser.add_argument(
+        "--max-messages", type=int, metavar="N", help=f"of the queue, for each batch (default: {MAX_MESSAGES:,})"
+    )
+    parser.add_argument(
+        "--lossy", action="store_true", help="go on where the queue's retention has removed what was not read yet"
+    )
+
+
+def queue_of(options: argparse.Namespace) -> StreamQueue | None:
+    """The queue; None where none of these arguments is given. Raises PipelineError where one is missing or wrong."""
+    given = options.amqp_url, options.queue, options.amqp_password_file, *source_options(options).values()
+    if all(one is None for one in given):
+        return None
+    if options.amqp_url is None or options.queue is None:
+        raise PipelineError("--amqp-url and --queue go together")
+    if options.starting is not None:
+        check_starting(options.starting, "--starting")
+    if options.max_messages is not None and options.max_messages < 1:
+        raise PipelineError(f"--max-messages: {options.max_messages} is less than 1")
+    return StreamQueue.with_password_file(options.amqp_url, options.queue, options.amqp_password_file)
+
+
+def source_options(options: argparse.Namespace) -> dict[str, str]:
+    """The data source's options, of those that are given."""
+    given = {"starting": options.starting, "max_messages": options.max_messages, "lossy": options.lossy or None}
+    return {name: str(value) for name, value in given.items() if value is not None}

@@ -1,0 +1,60 @@
+"""`collect`: what is in a stream queue becomes a journal's folder, which the other jobs read."""
+
+import json
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from pipeline.__main__ import main
+from pipeline.journal import read_records, read_rings
+from pipeline.rings import to_json
+from pipeline.schema import RECORD
+from pipeline.stream.messages import RECORDS, RING
+from testbed.broker import Broker
+from tests.integration.broker_api import VirtualHost
+from tests.pipeline.records import Record, published, ring_of, write_journal
+from tests.pipeline.streams import put, stream_queue
+
+KNOWN, LATER = ring_of({"q1": 1, "q2": 2}), ring_of({"q1": 1, "q2": 2, "q3": 3})
+
+
+def body(records: list[Record]) -> bytes:
+    return b"\n".join(json.dumps(one).encode() for one in records)
+
+
+def held(spark: SparkSession, journal: Path) -> list[tuple[object, ...]]:
+    records = read_records(spark, str(journal)).select(*RECORD.fieldNames(), "dt", "hour").orderBy("seq")
+    return [tuple(bytes(v) if isinstance(v, bytearray) else v for v in row) for row in records.collect()]
+
+
+def test_a_queue_becomes_the_folder_that_a_sidecar_writes(
+    spark: SparkSession, broker: Broker, vhost: VirtualHost, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    queue = stream_queue(broker, vhost.name)
+    keys = [b"\xff%d" % n for n in range(30)]
+    # Two hours of them; one has no message id.
+    told = published(KNOWN, keys[:20], every=240_000_000)
+    told += published(LATER, keys[20:], first=21, start=told[-1]["time"] + 1)
+    told[3] = {name: value for name, value in told[3].items() if name != "message_id"}
+    collected, written = tmp_path / "collected", tmp_path / "written"
+    run = ["collect", "--amqp-url", queue.url, "--queue", queue.name, "--out", str(collected)]
+
+    # In doubt, a sidecar sends a message again.
+    put(
+        queue, [(to_json(KNOWN).encode(), RING), (body(told[:20]), RECORDS), (body(told[:20]), RECORDS)], together=False
+    )
+    assert main(run) == 0
+    assert capsys.readouterr().out == f"20 records: {collected}\n"
+    put(queue, [(to_json(LATER).encode(), RING), (body(told[20:]), RECORDS)], together=False)
+    assert main(run) == 0
+
+    write_journal(written, told, [KNOWN, LATER])
+    assert held(spark, collected) == held(spark, written)
+    assert read_rings(spark, str(collected)) == read_rings(spark, str(written))
+
+
+def test_where_the_queue_is_must_be_said(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["collect", "--out", str(tmp_path / "out")]) == 2
+    assert capsys.readouterr().err == "pipeline collect: --amqp-url and --queue say where the records are\n"
+    assert not (tmp_path / "out").exists()
