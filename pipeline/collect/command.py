@@ -44,7 +44,8 @@ def collect(records: DataFrame, queue: StreamQueue, out: str) -> None:
             # Before the records that name them, so that these are nowhere without them.
             for fingerprint, ring in messages.read_rings(queue).items():
                 folder.write(f"rings/{fingerprint}.json", to_json(ring))
-                known.add(fingerprint)
+            # One that retention has removed is not looked for again in this run.
+            known.update(named)
         parts = {"dt": F.date_format("at", "yyyy-MM-dd"), "hour": F.hour("at"), "batch": F.lit(number)}
         written = rows.withColumns(parts).drop("at").repartition("dt", "hour").write.mode("overwrite")
         written.partitionBy(*parts).option("compression", "gzip").json(f"{out}/records")
