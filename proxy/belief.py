@@ -1,7 +1,7 @@
 """What to believe of a reading that shows less than before. Pure: readings and times in, weights out.
 
-Additions and new weights count at once. A removal that nothing vouches for must last a settle time and show in a second
-reading, so that an unbind followed by a bind does not move keys twice and a node's passing lie does not empty a ring.
+Additions and new weights count at once. A removal that nothing vouches for must be seen to last a settle time, so that
+an unbind followed by a bind does not move keys twice and a node's passing lie, or two in a row, do not empty a ring.
 """
 
 from collections.abc import Collection, Mapping
@@ -9,13 +9,22 @@ from dataclasses import dataclass, field
 
 from ring.destination import Destination
 
+_LOOKS = 3
+"""Readings that follow the first one without a destination, in a settle time."""
+
+_LONGEST_GAP = 1 / 2
+"""Of a settle time, what counts between two readings at most: nobody saw what was there meanwhile."""
+
 
 @dataclass(frozen=True)
 class Belief:
-    """The weights to route by, and since when some of them are missing from the readings."""
+    """The weights to route by, and how long some of them have been seen to be missing from the readings."""
 
     weights: Mapping[Destination, int] = field(default_factory=dict)
-    missing_since: Mapping[Destination, float] = field(default_factory=dict)
+    missing: Mapping[Destination, float] = field(default_factory=dict)
+    """Seconds."""
+    read_at: float = float("-inf")
+    """When the last reading started, in monotonic seconds."""
 
     def after(
         self,
@@ -28,14 +37,21 @@ class Belief:
 
         `vouched` are destinations whose removal a second source told of: a return, an event, an -ok.
         """
+        more = min(now - self.read_at, settle_time * _LONGEST_GAP)
         missing = {
-            destination: self.missing_since.get(destination, now)
+            destination: self.missing[destination] + more if destination in self.missing else 0.0
             for destination in self.weights
             if destination not in reading and destination not in vouched
         }
-        missing = {d: since for d, since in missing.items() if now - since < settle_time}
-        return Belief({**{d: self.weights[d] for d in missing}, **reading}, missing)
+        missing = {d: seconds for d, seconds in missing.items() if seconds < settle_time}
+        return Belief({**{d: self.weights[d] for d in missing}, **reading}, missing, now)
 
-    def settles_at(self, settle_time: float) -> float | None:
-        """When the next reading can settle a removal; None where nothing is missing."""
-        return min(self.missing_since.values()) + settle_time if self.missing_since else None
+    def after_failure(self) -> "Belief":
+        """The same once a reading has failed: what was missing before may have been there meanwhile."""
+        return Belief(self.weights)
+
+    def look_again_at(self, settle_time: float) -> float | None:
+        """When to read next to see whether what is missing still is; None where nothing is."""
+        if not self.missing:
+            return None
+        return self.read_at + min(settle_time / _LOOKS, settle_time - max(self.missing.values()))

@@ -2,8 +2,10 @@
 
 import logging
 import time
+from collections.abc import Collection, Sequence
 
 from proxy.router import Change, Entry, KnownRing, Name, PassReason
+from ring.destination import Destination
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +40,11 @@ def difference(old: KnownRing, new: KnownRing, most: int = 5) -> str:
         parts.append(f"hashes {new.hashed} instead of {old.hashed}")
     if old.exchange_type != new.exchange_type:
         parts.append(f"type {new.exchange_type} instead of {old.exchange_type}")
-    shown = ", ".join(parts[:most])
+    return _some(parts, most)
+
+
+def _some(parts: Sequence[object], most: int = 5) -> str:
+    shown = ", ".join(map(str, parts[:most]))
     return shown if len(parts) <= most else f"{shown} and {len(parts) - most} more"
 
 
@@ -65,6 +71,13 @@ def tell(name: Name, before: Entry | None, after: Entry, change: Change | None) 
     if change and after.known:
         for destination in after.known.ring.too_light():
             log.warning("%s: %s is so light that it expects under 100 slots", title(name), destination)
+
+
+def tell_missing(name: Name, before: Collection[Destination], after: Collection[Destination]) -> None:
+    """Logs which destinations are newly missing from the readings, and keep their keys until that has settled."""
+    new = [destination for destination in after if destination not in before]
+    if new:
+        log.info("%s: %s no longer shown by the management API; kept for the settle time", title(name), _some(new))
 
 
 def _tell_passed(name: Name, entry: Entry) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from proxy.assembly import Assembly
 from proxy.belief import Belief
-from proxy.changes import tell, title
+from proxy.changes import tell, tell_missing, title
 from proxy.declared import Declaration
 from proxy.lookups import Absent as Absent
 from proxy.lookups import LookUps
@@ -313,7 +313,7 @@ class Sync:
             entry = self._router.entries.get(name)
             kept = f"; its last good state, {time.monotonic() - entry.read_at:.0f} s old, stays" if entry else ""
             log.warning("cannot read %s: %s%s", title(name), fault, kept, exc_info=defect)
-        tracked.tried, tracked.fault = started, fault
+        tracked.tried, tracked.fault, tracked.belief = started, fault, tracked.belief.after_failure()
         tracked.failures += 1
         self._router.relent(name, started)
         longest = min(self._interval, 0.5 * 2 ** min(tracked.failures, 10))
@@ -352,14 +352,15 @@ class Sync:
             self.changes[name] += 1
             self.moved[name] = self.moved.get(name, 0.0) + change.moved
         tell(name, before, entry, change)
+        tell_missing(name, tracked.belief.missing, belief.missing)
         # Only now: half a reading, its queues say not readable, leaves no trace.
         tracked.belief = belief
         self._overlays.settle(name, shown_type, reading.bindings, started)
         self._router.used_at.setdefault(name, started)
         self.results["ok"] += 1
         tracked.read_started = started
-        settles_at = tracked.belief.settles_at(self._settle_time)
-        tracked.due = min(started + random.uniform(0, self._interval), settles_at or float("inf"))
+        look_again_at = belief.look_again_at(self._settle_time)
+        tracked.due = min(started + random.uniform(0, self._interval), look_again_at or float("inf"))
         if self._tracked.setdefault(name, tracked) is tracked:
             self._wake.set()
 

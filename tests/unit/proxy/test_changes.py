@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from proxy.changes import changed, difference, lost, tell, title
+from proxy.changes import changed, difference, lost, tell, tell_missing, title
 from proxy.router import Entry, KnownRing, PassReason
 from proxy.selection import Mode
 from proxy.topology import CONSISTENT_HASH, MODULUS_HASH, Bindings, IgnoredBinding
@@ -46,6 +46,15 @@ def test_differences_in_words() -> None:
     assert difference(ONE, known({A: 1, B: 2}, exchange_type=MODULUS_HASH)) == (
         "type x-modulus-hash instead of x-consistent-hash"
     )
+
+
+def test_what_is_missing_is_told_once(said: pytest.LogCaptureFixture) -> None:
+    tell_missing(NAME, {}, {A: 0.0})
+    tell_missing(NAME, {A: 0.0}, {A: 1.0})
+    tell_missing(NAME, {A: 1.0}, {A: 1.5, B: 0.0})
+    tell_missing(NAME, {A: 1.5, B: 0.0}, {})
+    rest = "no longer shown by the management API; kept for the settle time"
+    assert said.messages == [f"{HERE}: queue 'a' {rest}", f"{HERE}: queue 'b' {rest}"]
 
 
 def test_many_differences_are_cut() -> None:
