@@ -7,11 +7,13 @@ import os
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
+PACKAGES = ("ring", "proxy", "pipeline")
 
 PLAYED = '''
 """Some C for each of three modules, as mypyc would write it."""
@@ -39,7 +41,7 @@ echo "$2" >>COMPILED
 
 def project(folder: Path) -> Path:
     """A copy, so that nothing else is written to."""
-    for name in ("ring", "proxy", "pipeline"):
+    for name in PACKAGES:
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, folder)
@@ -74,6 +76,12 @@ def check_works_as_python(target: Path) -> None:
     assert said[0].endswith(", python\n")
     assert said[1].startswith("python\n")
     assert said[1].count("\n") > 100
+
+
+def test_every_package_is_installed() -> None:
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    found = [file.parent.relative_to(ROOT) for name in PACKAGES for file in (ROOT / name).rglob("__init__.py")]
+    assert sorted(listed) == sorted(".".join(folder.parts) for folder in found)
 
 
 @pytest.mark.parametrize("changes", [{"CC": "/bin/false"}, {"PATH": ""}], ids=["failing", "missing"])
