@@ -17,6 +17,7 @@ from proxy.amqp.listener import Listener
 from proxy.amqp.routes import RouteTables
 from proxy.amqp.shared import Shared
 from proxy.config import Address, ConfigError, Settings, is_loopback
+from proxy.counts import Counts
 from proxy.files import Files
 from proxy.http.admin import Admin
 from proxy.http.application import application
@@ -26,7 +27,7 @@ from proxy.http.server import SPARE, Bounds, ProblemRunner
 from proxy.journal.journaling import Journaling
 from proxy.limits import Limits
 from proxy.management import Management
-from proxy.metrics import Counts, ProxyCollector, registry
+from proxy.metrics import ProxyCollector, registry
 from proxy.publisher import Publisher
 from proxy.router import Router
 from proxy.selection import Selection, named

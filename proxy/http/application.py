@@ -6,6 +6,7 @@ from collections.abc import Awaitable
 from aiohttp import HttpVersion11, web
 
 from proxy.config import Settings
+from proxy.counts import Counts
 from proxy.http import docs
 from proxy.http.batches import Batches
 from proxy.http.compat import Compat
@@ -16,7 +17,6 @@ from proxy.http.ingest import Ingest
 from proxy.http.problems import ProblemError, problem_middleware
 from proxy.http.question import Question
 from proxy.http.server import HOT
-from proxy.metrics import Counts
 from proxy.outcome import Outcome
 from proxy.router import Router
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from aiohttp import web
 
+from proxy.counts import Counts
 from proxy.http.batch import MESSAGES, Batch, Words
 from proxy.http.dispatch import Dispatch
 from proxy.http.fields import ItemError, message_of
@@ -16,7 +17,6 @@ from proxy.http.items import BodyError, Framing, Item, Items
 from proxy.http.parsing import name_of, prefers, query_of, refuse_message_headers
 from proxy.http.problems import ProblemError
 from proxy.http.receipts import json_answer, minimal
-from proxy.metrics import Counts
 from proxy.outcome import Outcome
 from proxy.router import Name
 
@@ -108,7 +108,7 @@ class Batches:
             batch.abandon()
         admitted.counted = bool(len(batch))
         for outcome, count in batch.unsent().items():
-            self._counts.publishes[INGRESS, name, outcome] += count
+            self._counts.unsent[INGRESS, name, outcome] += count
         if broken is not None:
             broken.more = {"results": batch.results()}
             if len(batch):

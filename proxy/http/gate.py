@@ -9,9 +9,9 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from proxy.access import Access, Forbidden, Unauthorized
+from proxy.counts import Counts
 from proxy.http.problems import ProblemError, invalid
 from proxy.limits import LEAST_RATE, Limits
-from proxy.metrics import Counts
 from proxy.outcome import Outcome
 from proxy.router import Name, Router
 from proxy.tally import NOWHERE
@@ -85,7 +85,7 @@ class Gate:
 
     def count(self, name: Name, outcome: Outcome) -> None:
         """Counts a message that was not sent."""
-        self._counts.publishes[INGRESS, name, outcome] += 1
+        self._counts.unsent[INGRESS, name, outcome] += 1
 
     def check(self, request: web.Request, name: Name, admitted: Admitted | None = None) -> None:
         """Whether the client may publish there. Raises ProblemError 401 or 403."""

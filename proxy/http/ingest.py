@@ -6,13 +6,13 @@ from aiohttp import web
 
 from proxy.amqp.fate import CONFIRMED
 from proxy.amqp.properties import Header
+from proxy.counts import Counts
 from proxy.http.dispatch import Dispatch
 from proxy.http.gate import Admitted, Gate
 from proxy.http.message import Message
 from proxy.http.parsing import message_of, name_of, prefers, query_of
 from proxy.http.receipts import failure, minimal, receipt_answer
 from proxy.http.single import Single
-from proxy.metrics import Counts
 from proxy.outcome import Outcome
 from proxy.router import Name
 

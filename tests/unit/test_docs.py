@@ -9,11 +9,12 @@ from proxy.amqp.routes import RouteTables
 from proxy.amqp.session import End
 from proxy.amqp.shared import Shared
 from proxy.config import Settings, field_names
+from proxy.counts import Counts
 from proxy.files import Files
 from proxy.http.problems import _TITLES
 from proxy.journal.journaling import Journaling
 from proxy.management import Management
-from proxy.metrics import Counts, ProxyCollector
+from proxy.metrics import ProxyCollector
 from proxy.outcome import Outcome
 from proxy.publisher import Publisher
 from proxy.router import PassReason, Router

@@ -19,6 +19,7 @@ PURE = (
     "selection",
     "router",
     "tally",
+    "counts",
     "overlays",
     "changes",
     "config",

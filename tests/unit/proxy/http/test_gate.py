@@ -14,11 +14,11 @@ from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
 
 from proxy.access import Access
+from proxy.counts import Counts
 from proxy.http.gate import Gate
 from proxy.http.problems import ProblemError, problem_middleware
 from proxy.http.server import Bounds, ProblemRunner
 from proxy.limits import LEAST_RATE, Limits
-from proxy.metrics import Counts
 from proxy.outcome import Outcome
 from proxy.router import Router
 from proxy.tally import NOWHERE
@@ -43,7 +43,7 @@ class Case:
 
     @property
     def counted(self) -> dict[tuple[str, Any, Outcome], int]:
-        return dict(self.counts.publishes)
+        return dict(self.counts.unsent)
 
     async def answer(self, request: web.Request) -> web.Response:
         with self.gate.admitted() as admitted:
