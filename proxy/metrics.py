@@ -18,7 +18,7 @@ from proxy.amqp.session import End
 from proxy.counts import Counts
 from proxy.journal.journaling import Journaling
 from proxy.publisher import Publisher
-from proxy.router import PassReason, Router
+from proxy.router import WHATEVER_IS_BOUND, Router
 from proxy.sync import Sync
 from ring.compiled import kind
 from ring.hashing import RING_FORMAT
@@ -165,7 +165,7 @@ class ProxyCollector(Collector):
             if entry.known is not None:
                 destinations.add_metric(list(name), len(entry.known.ring.destinations))
                 fingerprints.add_metric([*name, entry.known.fingerprint], 1)
-            if entry.publish_in is not None and entry.passed not in (PassReason.TYPE, PassReason.MODE_PASS):
+            if entry.publish_in is not None and entry.passed not in WHATEVER_IS_BOUND:
                 publish_in.add_metric(list(name), entry.publish_in)
         yield from (destinations, fingerprints, age, routed, ignored, duplicates, dead_letters, publish_in)
         changes = CounterMetricFamily("ringproxy_ring_changes", "Changes of the ring.", labels=labels)

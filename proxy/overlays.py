@@ -3,15 +3,12 @@
 from collections.abc import Collection, Iterable, Mapping
 
 from proxy.declared import Bound, Declaration, ExchangeDeclared, ExchangeDeleted, Overlay, QueueDeleted, Unbound
-from proxy.router import Entry, Name, PassReason
-from proxy.topology import MODULUS_HASH, Binding
-from ring.destination import Destination, WeightError, parse_weight
+from proxy.router import WHATEVER_IS_BOUND, Entry, Name
+from proxy.topology import Binding, weight_of
+from ring.destination import Destination, WeightError
 
 OVERLAY_KEPT = 60.0
 """Seconds for which the declarations of an exchange that nothing reads are kept."""
-
-WHATEVER_IS_BOUND = frozenset({PassReason.TYPE, PassReason.MODE_PASS})
-"""Reasons to pass that no binding changes."""
 
 
 class Overlays:
@@ -106,6 +103,6 @@ def is_news(name: Name, entry: Entry, declaration: Declaration) -> bool:
 def _weight(key: str, exchange_type: str) -> int:
     """0 for a key that is no weight."""
     try:
-        return 1 if exchange_type == MODULUS_HASH else parse_weight(key)
+        return weight_of(key, exchange_type)
     except WeightError:
         return 0

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from proxy.selection import Mode
 from proxy.topology import Bindings
@@ -35,6 +35,10 @@ class PassReason(StrEnum):
     CYCLE = "cycle"
     INTERNAL = "internal"
     ABSENT = "absent"
+
+
+WHATEVER_IS_BOUND: Final = frozenset({PassReason.TYPE, PassReason.MODE_PASS})
+"""Reasons to pass that no binding changes."""
 
 
 @dataclass(frozen=True)

@@ -83,7 +83,7 @@ def parse_bindings(answer: object) -> tuple[Binding, ...]:
 def weigh(bindings: Iterable[Binding], exchange_type: str) -> Bindings:
     """What an exchange of a ring's type makes of its bindings.
 
-    A binding whose key is no weight is ignored and listed; x-modulus-hash ignores binding keys, so each weighs 1.
+    A binding whose key is no weight is ignored and listed.
     """
     weights: dict[Destination, int] = {}
     ignored: list[IgnoredBinding] = []
@@ -94,12 +94,17 @@ def weigh(bindings: Iterable[Binding], exchange_type: str) -> Bindings:
             duplicates[destination] = None
         seen.add(destination)
         try:
-            weight = 1 if exchange_type == MODULUS_HASH else parse_weight(key)
+            weight = weight_of(key, exchange_type)
         except WeightError as error:
             ignored.append(IgnoredBinding(destination, key, str(error)))
             continue
         weights[destination] = max(weight, weights.get(destination, 0))
     return Bindings(weights, tuple(ignored), tuple(duplicates))
+
+
+def weight_of(key: str, exchange_type: str) -> int:
+    """What a binding with that key weighs: for x-modulus-hash, which ignores keys, 1. Raises WeightError."""
+    return 1 if exchange_type == MODULUS_HASH else parse_weight(key)
 
 
 def parse_names(answer: object, what: str) -> frozenset[str]:

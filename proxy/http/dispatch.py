@@ -19,15 +19,11 @@ from proxy.journal.witness import Witness
 from proxy.lookups import Absent, NotReadable
 from proxy.outcome import Outcome
 from proxy.publisher import Lanes, Login, Publisher, TooManyGuests, Unavailable
-from proxy.router import Name, PassReason, Router
+from proxy.router import WHATEVER_IS_BOUND, Name, PassReason, Router
 from proxy.sync import Sync
 from proxy.tally import Tally
 from ring.destination import Destination
 from ring.hashing import index_at, slot_of
-
-_ANY_CLUSTER = frozenset({PassReason.TYPE, PassReason.MODE_PASS})
-"""Why an exchange is passed whatever its bindings are."""
-
 
 Order = bytes | int | None
 """What messages have in common whose order matters: a routing key, or the slot of what else their exchange hashes."""
@@ -129,7 +125,7 @@ class Dispatch:
         link = lanes.links[slot % len(lanes.links)]
         if not link.clear:
             return self._cleared(link, asked)
-        if route.reason not in _ANY_CLUSTER and (why := self._tables.mismatch(link.cluster)):
+        if route.reason not in WHATEVER_IS_BOUND and (why := self._tables.mismatch(link.cluster)):
             link.doubt()
             raise unavailable(why)
         self._publish(link, placed, outlet, message, (receiver, index))
