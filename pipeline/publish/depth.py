@@ -11,9 +11,9 @@ from aio_pika.abc import AbstractChannel, AbstractConnection
 from pamqp.commands import Queue
 
 from pipeline import PipelineError
+from pipeline.publish.options import tls_of
 from proxy.config import Settings
 from proxy.credentials import of_url
-from proxy.tls import client_tls
 
 
 class Depths:
@@ -39,9 +39,7 @@ class Depths:
     async def _connect(self, host: str, port: int) -> AbstractConnection:
         settings = self._settings
         user, password = of_url(settings.broker_url)
-        context = None
-        if settings.broker_url.scheme == "amqps":
-            context = client_tls(settings.ca_file, settings.client_cert_file, settings.client_key_file)()
+        tls = tls_of(settings.broker_url, settings)
         async with asyncio.timeout(settings.lookup_timeout):
             return await aio_pika.connect(
                 host=host,
@@ -49,8 +47,8 @@ class Depths:
                 login=user,
                 password=password,
                 virtualhost=settings.default_vhost,
-                ssl=context is not None,
-                ssl_context=context,
+                ssl=tls is not None,
+                ssl_context=tls() if tls is not None else None,
                 client_properties={"connection_name": "ringproxy pipeline, depths"},
             )
 

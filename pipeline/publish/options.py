@@ -1,11 +1,15 @@
 """What the Data Source and the command are told, as texts, and what that means."""
 
-from collections.abc import Mapping
+import ssl
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from yarl import URL
+
 from pipeline import PipelineError
 from proxy.config import Settings
+from proxy.tls import client_tls
 from proxy.values import ConfigError, parse_bool, parse_integer, parse_number
 
 CONNECTION = {
@@ -123,6 +127,13 @@ def parse(given: Mapping[str, str]) -> Options:
         task_attempts=_whole(told, "task_attempts", 4),
         log=Log.of(told),
     )
+
+
+def tls_of(url: URL, settings: Settings) -> Callable[[], ssl.SSLContext] | None:
+    """For one of the settings' URLs, asked at each connect; None where it is plain TCP. Raises ConfigError."""
+    if url.scheme not in ("amqps", "https"):
+        return None
+    return client_tls(settings.ca_file, settings.client_cert_file, settings.client_key_file)
 
 
 def _lowered(given: Mapping[str, str]) -> dict[str, str]:

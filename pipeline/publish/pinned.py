@@ -4,14 +4,13 @@ import asyncio
 
 from pipeline import PipelineError
 from pipeline.publish.depth import Depths
-from pipeline.publish.options import Options
+from pipeline.publish.options import Options, tls_of
 from pipeline.publish.routes import Routes
 from pipeline.rings import KnownRing, parse_ring
 from proxy.config import Settings
 from proxy.credentials import of_url
 from proxy.management import Management, ManagementError
 from proxy.reading import read
-from proxy.tls import client_tls
 from proxy.topology import RING_TYPES, TopologyError, weigh
 from proxy.values import ConfigError
 
@@ -78,8 +77,5 @@ async def _look(options: Options, routes: Routes) -> None:
 
 
 def _management(settings: Settings) -> Management:
-    tls = None
-    if settings.management_url.scheme == "https":
-        tls = client_tls(settings.ca_file, settings.client_cert_file, settings.client_key_file)
     url = settings.management_url
-    return Management(url, settings.management_timeout, lambda: of_url(url), tls)
+    return Management(url, settings.management_timeout, lambda: of_url(url), tls_of(url, settings))

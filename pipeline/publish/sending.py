@@ -8,17 +8,16 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator
 from pipeline import PipelineError
 from pipeline.publish.depth import Depths
 from pipeline.publish.messages import Message
-from pipeline.publish.options import Options
+from pipeline.publish.options import Options, tls_of
 from pipeline.publish.pace import Pace
 from pipeline.publish.routes import Routes, in_words
 from proxy.amqp.brokers import Brokers
 from proxy.amqp.fate import Verdict
-from proxy.amqp.link import Link, Socket
+from proxy.amqp.link import Link
 from proxy.config import Settings
 from proxy.credentials import of_url
 from proxy.outcome import Outcome
 from proxy.tally import Tally
-from proxy.tls import client_tls
 
 CHUNK = 250
 """Messages put together in one turn of the event loop: they go out in one write."""
@@ -167,16 +166,9 @@ class Sender:
 
 def connected(settings: Settings, done: Callable[[], bool]) -> tuple[Link, Awaitable[None]]:
     """A link to the broker, and what runs it: until it was connected once and lost, or it is `done`."""
-    tls = None
-    if settings.broker_url.scheme == "amqps":
-        tls = client_tls(settings.ca_file, settings.client_cert_file, settings.client_key_file)
-    brokers = Brokers(settings.brokers, tls, settings.lookup_timeout)
-
-    async def dial(make: Callable[[], Socket]) -> Socket:
-        return await brokers.dial(make)
-
+    brokers = Brokers(settings.brokers, tls_of(settings.broker_url, settings), settings.lookup_timeout)
     link = Link(
-        dial,
+        brokers.dial,
         lambda: of_url(settings.broker_url),
         settings.default_vhost,
         open_timeout=settings.lookup_timeout,

@@ -16,7 +16,7 @@ from pipeline.publish.command import files_per_batch
 from pipeline.publish.commits import CommitLog, Part, read_commits, unfinished
 from pipeline.publish.depth import Depths
 from pipeline.publish.messages import Message, Reader, check_columns
-from pipeline.publish.options import parse
+from pipeline.publish.options import parse, tls_of
 from pipeline.publish.order import lanes_of
 from pipeline.publish.pace import Pace
 from pipeline.publish.pinned import pinned_again
@@ -27,6 +27,7 @@ from proxy.amqp import table
 from proxy.amqp.client import Client
 from proxy.amqp.content import headers_at, table_at
 from proxy.amqp.fate import CONFIRMED, NACKED
+from proxy.values import ConfigError
 from ring.destination import Destination
 from ring.hashed import HashedValue
 from tests.pipeline.records import ring_of
@@ -78,6 +79,15 @@ def test_options_of_any_case_and_a_password_from_a_file(tmp_path: Path) -> None:
     options = parse({**URLS, "Exchange": "e", "BROKER_URL": "amqp://u:p@h/v", "broker_password_file": str(file)})
     assert options.settings.broker_url.password == "from the file"
     assert (options.exchange, options.window, options.settings.default_vhost) == ("e", 5000, "v")
+
+
+def test_tls_is_of_urls_that_ask_for_it(tmp_path: Path) -> None:
+    file = tmp_path / "ca.crt"
+    urls = {"broker_url": "amqps://h/", "management_url": "http://h/"}
+    settings = parse({**urls, "exchange": "e", "ca_file": str(file)}).settings
+    assert tls_of(settings.management_url, settings) is None
+    with pytest.raises(ConfigError, match=r"^ca_file: "):
+        tls_of(settings.broker_url, settings)
 
 
 # Columns.
