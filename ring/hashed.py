@@ -1,7 +1,7 @@
 """What of a message an exchange hashes: its routing key, a header or a property."""
 
 from collections.abc import Mapping
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Self
 
 Source = Literal["routing_key", "header", "property"]
 
@@ -18,6 +18,16 @@ class HashedValue(NamedTuple):
     def __str__(self) -> str:
         """As fingerprints and people read it: ``routing_key``, ``header:customer``, ``property:message_id``."""
         return f"{self.source}:{self.name}" if self.name else self.source
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """What prints as this text. Raises ValueError, which names it."""
+        if text == "routing_key":
+            return cls()
+        source, _, name = text.partition(":")
+        if source in ("header", "property") and name:
+            return cls("header" if source == "header" else "property", name)
+        raise ValueError(f"{text!r} is not routing_key, header:NAME or property:NAME")
 
 
 def key_of(hashed: HashedValue, routing_key: bytes, values: Mapping[str, object]) -> bytes | None:

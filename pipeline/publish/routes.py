@@ -49,13 +49,11 @@ class Routes:
 
 
 def hashed_value(printed: str) -> HashedValue:
-    """What `HashedValue` prints, read. Raises PipelineError."""
-    source, _, name = printed.partition(":")
-    if source == "routing_key" and not name:
-        return HashedValue()
-    if source in ("header", "property") and name:
-        return HashedValue("header" if source == "header" else "property", name)
-    raise PipelineError(f"hashed: {printed!r} is not routing_key, header:NAME or property:NAME")
+    """As `HashedValue.parse`. Raises PipelineError, which names the field."""
+    try:
+        return HashedValue.parse(printed)
+    except ValueError as error:
+        raise PipelineError(f"hashed: {error}") from None
 
 
 def in_words(counts: Mapping[str, int], what: str) -> str:

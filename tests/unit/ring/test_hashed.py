@@ -32,3 +32,17 @@ def test_the_routing_key_by_default() -> None:
 def test_printed_forms_are_distinct() -> None:
     forms = {str(HashedValue()), str(HashedValue("header", "message_id")), str(HashedValue("property", "message_id"))}
     assert forms == {"routing_key", "header:message_id", "property:message_id"}
+
+
+@pytest.mark.parametrize(
+    "hashed",
+    [HashedValue(), HashedValue("header", "a:b é"), HashedValue("header", "routing_key"), HashedValue("property", "x")],
+)
+def test_what_is_printed_is_read(hashed: HashedValue) -> None:
+    assert HashedValue.parse(str(hashed)) == hashed
+
+
+@pytest.mark.parametrize("text", ["", "header", "header:", "property:", "routing_key:", "routing_key:x", "Header:x"])
+def test_what_nothing_prints_is_refused_by_name(text: str) -> None:
+    with pytest.raises(ValueError, match=f"^{text!r} is not routing_key, header:NAME or property:NAME$"):
+        HashedValue.parse(text)
