@@ -14,7 +14,9 @@ STAMP_EXCHANGE: Final = b"x-ring-exchange"
 STAMP_KEY: Final = b"x-ring-routing-key"
 STAMP_ID: Final = b"x-ring-id"
 STAMPS: Final = frozenset({STAMP_EXCHANGE, STAMP_KEY, STAMP_ID})
-STAMPS_AND_COPIES: Final = STAMPS | {b"CC", b"BCC"}
+COPIES: Final = frozenset({b"CC", b"BCC"})
+"""Headers of sender-selected distribution, which has RabbitMQ send copies to other queues."""
+STAMPS_AND_COPIES: Final = STAMPS | COPIES
 """What a message to a queue must not carry: RabbitMQ would fan it out, which hash exchanges do not."""
 
 CONTENT_TYPE: Final = 1 << 15

@@ -2,12 +2,13 @@
 
 from typing import NamedTuple
 
+from proxy.amqp import content
 from proxy.amqp.properties import Header, PropertyError
 
-STAMPS = frozenset({"x-ring-exchange", "x-ring-routing-key", "x-ring-id"})
+STAMPS = frozenset([name.decode() for name in content.STAMPS])
 """Headers that this proxy sets itself; a client's are dropped."""
 
-FAN_OUT = frozenset({"CC", "BCC"})
+FAN_OUT = frozenset([name.decode() for name in content.COPIES])
 """Headers of sender-selected distribution: copies to other queues would bypass the ring, and RabbitMQ closes the
 channel, and with it everybody's messages in flight, over one that is not an array (run)."""
 
