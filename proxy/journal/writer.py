@@ -32,6 +32,9 @@ _BREATH = 0.0001
 
 _WAIT = 0.05
 
+_APART, _READINGS = 1e-4, 10
+"""Seconds within which two clocks are read, and how often that is tried: a wait for the GIL may come between."""
+
 RING_AGAIN = 3600.0
 """Seconds after which a ring is kept again: a stream forgets what is old."""
 
@@ -108,7 +111,7 @@ class Writer:
         self._filled.put(None)
 
     def _take(self, filled: Filled) -> None:
-        epoch = time.time() - time.monotonic()
+        epoch = wall_at_zero()
         self._chunk, self._size, self._first, self._due = [], 0, filled.first, {}
         for n in range(filled.used):
             record, filled.records[n] = filled.records[n], None
@@ -162,6 +165,20 @@ class Writer:
         if fault != self.fault:
             log.warning("the journal cannot be written, records are dropped: %s", error)
         self.fault = fault
+
+
+def wall_at_zero() -> float:
+    """The wall clock's time, in seconds, at monotonic 0."""
+    closest, epoch = float("inf"), 0.0
+    for _ in range(_READINGS):
+        before = time.monotonic()
+        wall = time.time()
+        after = time.monotonic()
+        if after - before < closest:
+            closest, epoch = after - before, wall - (before + after) / 2
+        if closest <= _APART:
+            break
+    return epoch
 
 
 def proxy_id() -> str:
