@@ -157,8 +157,8 @@ def _stream(spark: SparkSession, options: argparse.Namespace, given: Mapping[str
     rows = stream.load(options.input)
 
     def publish(batch: DataFrame, number: int) -> None:
-        run = batch.sparkSession.sparkContext.getLocalProperty(_QUERY) or options.checkpoint
-        _publish(batch, str(number), {**given, "run": run}, parsed, options.order)
+        whose = batch.sparkSession.sparkContext.getLocalProperty(_QUERY) or options.checkpoint
+        _publish(batch, str(number), {**given, "run": whose}, parsed, options.order)
 
     query = (
         rows.writeStream.foreachBatch(publish)

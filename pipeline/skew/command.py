@@ -112,9 +112,9 @@ def find(
     return found, missing
 
 
-def _loads(known: KnownRing, keys: Iterable[Row], messages: Iterable[Row]) -> list[Load]:
+def _loads(known: KnownRing, key_rows: Iterable[Row], message_rows: Iterable[Row]) -> list[Load]:
     """Of every destination, also one that got nothing."""
-    counted, got = ({(row.kind, row["name"]): row for row in rows} for rows in (keys, messages))
+    counted, got = ({(row.kind, row["name"]): row for row in rows} for rows in (key_rows, message_rows))
     return [
         Load.of(destination, weight, counted.get(destination), got.get(destination))
         for destination, weight in sorted(known.weights.items())

@@ -23,8 +23,8 @@ class Tables:
 
     def check(self) -> None:
         """Raises PipelineError where the folder has windows of another width."""
-        usage = self.usage()
-        if usage is not None and (other := usage.where(F.col("minutes") != self.minutes).select("minutes").head()):
+        written = self.usage()
+        if written is not None and (other := written.where(F.col("minutes") != self.minutes).select("minutes").head()):
             raise PipelineError(f"--window: {self.minutes}: {self.out} has windows of {other[0]} minutes")
 
     def usage(self) -> DataFrame | None:

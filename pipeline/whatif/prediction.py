@@ -71,14 +71,14 @@ def load(ring: Ring, demand: Demand) -> Load:
     return _load(ring.as_weights(), ring.table[demand.slots], demand)
 
 
-def _load(weights: Mapping[Destination, int], owners: U16, demand: Demand) -> Load:
+def _load(weights: Mapping[Destination, int], owner_of: U16, demand: Demand) -> Load:
     """By the owner of each of the demand's slots, an index into the destinations as they sort."""
     destinations = tuple(sorted(weights))
     return Load(
         destinations,
         tuple(weights[destination] for destination in destinations),
-        np.bincount(owners, demand.messages, minlength=len(destinations)).astype(np.float64),
-        np.bincount(owners, demand.bytes, minlength=len(destinations)).astype(np.float64),
+        np.bincount(owner_of, demand.messages, minlength=len(destinations)).astype(np.float64),
+        np.bincount(owner_of, demand.bytes, minlength=len(destinations)).astype(np.float64),
     )
 
 

@@ -23,6 +23,9 @@ from tests.integration.conftest import Login
 
 Batches = Iterator[pa.RecordBatch]
 
+PER_BATCH = "spark.sql.execution.arrow.maxRecordsPerBatch"
+"""Spark's setting for rows that a Python worker gets together."""
+
 IDS = {"id_columns": "n,pad"}
 """Of `rows_of`."""
 

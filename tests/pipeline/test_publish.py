@@ -28,6 +28,7 @@ from tests.integration.conftest import Login
 from tests.integration.own_node import own_node, private_only
 from tests.pipeline.publishing import (
     IDS,
+    PER_BATCH,
     Came,
     attempt,
     check_nothing_lost,
@@ -45,7 +46,6 @@ from tests.pipeline.publishing import (
 from tests.pipeline.records import ring_of
 
 ROWS = 1000
-_PER_BATCH = "spark.sql.execution.arrow.maxRecordsPerBatch"
 QUEUES = {"q0": 1, "q1": 2, "q 2/ü": 1}
 
 
@@ -53,9 +53,9 @@ QUEUES = {"q0": 1, "q1": 2, "q 2/ü": 1}
 def _registered(spark: SparkSession) -> Iterator[None]:
     """In small batches, of which several are on their way when a fault comes."""
     spark.dataSource.register(RingProxy)
-    spark.conf.set(_PER_BATCH, "50")
+    spark.conf.set(PER_BATCH, "50")
     yield
-    spark.conf.unset(_PER_BATCH)
+    spark.conf.unset(PER_BATCH)
 
 
 @pytest.fixture

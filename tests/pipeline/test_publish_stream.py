@@ -14,6 +14,7 @@ from tests.integration.broker_api import VirtualHost, wait_until
 from tests.integration.conftest import Login
 from tests.pipeline.publishing import (
     IDS,
+    PER_BATCH,
     Came,
     attempt,
     check_nothing_lost,
@@ -28,7 +29,6 @@ from tests.pipeline.publishing import (
 )
 
 ROWS = 600
-_PER_BATCH = "spark.sql.execution.arrow.maxRecordsPerBatch"
 
 Publish = Callable[..., None]
 
@@ -38,7 +38,7 @@ def publish(spark: SparkSession, login: Login, vhost: VirtualHost, tmp_path: Pat
     """Publishes a file of rows as a stream, with one checkpoint; what is given is done to the rows on their way."""
     vhost.ring("orders", {"q0": 1, "q1": 2})
     spark.dataSource.register(RingProxy)
-    spark.conf.set(_PER_BATCH, "50")
+    spark.conf.set(PER_BATCH, "50")
     rows_of(spark, ROWS).coalesce(1).write.parquet(str(tmp_path / "rows"))
     stream = spark.readStream.schema("key string, body string, n long, pad string").parquet(str(tmp_path / "rows"))
     options = options_of(login, vhost, "orders", commit_log=tmp_path / "log.jsonl", task_attempts=2, window=50, **IDS)
@@ -49,7 +49,7 @@ def publish(spark: SparkSession, login: Login, vhost: VirtualHost, tmp_path: Pat
         sink.trigger(availableNow=True).start().awaitTermination()
 
     yield run
-    spark.conf.unset(_PER_BATCH)
+    spark.conf.unset(PER_BATCH)
 
 
 def test_a_task_that_fails_once_publishes_all_its_rows_again(
