@@ -93,7 +93,7 @@ UNEXPECTED_FRAME: Final = 505
 NOT_ALLOWED: Final = 530
 INTERNAL_ERROR: Final = 541
 
-NAMES: Final = {
+REPLY_CODES: Final = {
     REPLY_SUCCESS: "REPLY_SUCCESS",
     CONNECTION_FORCED: "CONNECTION_FORCED",
     FRAME_ERROR: "FRAME_ERROR",
@@ -160,6 +160,6 @@ def method_frame(channel: int, method: int, arguments: bytes = b"") -> bytes:
 
 def close_frame(channel: int, code: int, text: str, method: int = 0) -> bytes:
     """A channel.close, or for channel 0 a connection.close, in the manner of RabbitMQ's reply texts."""
-    reply = shorted(reply_text(f"{NAMES[code]} - {text}".encode()))
+    reply = shorted(reply_text(f"{REPLY_CODES[code]} - {text}".encode()))
     arguments = U16.pack(code) + reply + U32.pack(method)
     return method_frame(channel, CHANNEL_CLOSE if channel else CONNECTION_CLOSE, arguments)

@@ -84,7 +84,7 @@ def encoded_headers(headers: Mapping[str, object]) -> bytes:
     return _table(headers, 0)
 
 
-def short_string(value: object) -> bytes:
+def encoded_short_string(value: object) -> bytes:
     """Text as a short string, with its length. Raises PropertyError."""
     text = utf8(value)
     if len(text) > SHORT_STRING:
@@ -145,23 +145,23 @@ def _reply_to(value: object) -> bytes:
     """Direct reply-to needs a consumer on the channel; without one RabbitMQ closes the channel (3.10, run)."""
     if value == _DIRECT_REPLY:
         raise PropertyError(f"{value!r} has no consumer here")
-    return short_string(value)
+    return encoded_short_string(value)
 
 
 _ENCODERS: dict[str, tuple[int, Callable[[object], bytes]]] = {
-    "content_type": (1 << 15, short_string),
-    "content_encoding": (1 << 14, short_string),
+    "content_type": (1 << 15, encoded_short_string),
+    "content_encoding": (1 << 14, encoded_short_string),
     "headers": (HEADERS_FLAG, _headers),
     "delivery_mode": (1 << 12, lambda value: bytes((_mode(value),))),
     "priority": (1 << 11, lambda value: bytes((_octet(value),))),
-    "correlation_id": (1 << 10, short_string),
+    "correlation_id": (1 << 10, encoded_short_string),
     "reply_to": (1 << 9, _reply_to),
-    "expiration": (1 << 8, lambda value: short_string(str(_expiration(value)))),
-    "message_id": (1 << 7, short_string),
+    "expiration": (1 << 8, lambda value: encoded_short_string(str(_expiration(value)))),
+    "message_id": (1 << 7, encoded_short_string),
     "timestamp": (1 << 6, lambda value: pack(">Q", _timestamp(value))),
-    "type": (1 << 5, short_string),
-    "user_id": (1 << 4, short_string),
-    "app_id": (1 << 3, short_string),
+    "type": (1 << 5, encoded_short_string),
+    "user_id": (1 << 4, encoded_short_string),
+    "app_id": (1 << 3, encoded_short_string),
 }
 
 NAMES = tuple(_ENCODERS)

@@ -18,7 +18,7 @@ from proxy.amqp.properties import (
     PropertyError,
     encoded,
     encoded_headers,
-    short_string,
+    encoded_short_string,
     shown,
     utf8,
 )
@@ -244,6 +244,6 @@ def _wrong(error: PropertyError, attributes: Mapping[str, object]) -> ItemError:
 def _readable(value: object) -> str | None:
     """What is a short string and not an empty one."""
     try:
-        return value if isinstance(value, str) and short_string(value) != b"\0" else None
+        return value if isinstance(value, str) and encoded_short_string(value) != b"\0" else None
     except PropertyError:
         return None

@@ -16,7 +16,7 @@ from proxy.amqp.properties import (
     PropertyError,
     encoded,
     encoded_headers,
-    short_string,
+    encoded_short_string,
     shown,
     utf8,
 )
@@ -136,11 +136,11 @@ def from_base64(value: object) -> bytes:
 
 def unsized_short_string(value: object) -> bytes:
     """Text of at most 255 bytes, as UTF-8. Raises PropertyError."""
-    return short_string(value)[1:]
+    return encoded_short_string(value)[1:]
 
 
 def _id(item: Item) -> str | None:
-    return None if given("id", short_string, item) is None else str(item["id"])
+    return None if given("id", encoded_short_string, item) is None else str(item["id"])
 
 
 def _key(item: Item) -> bytes | None:

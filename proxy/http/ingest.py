@@ -10,7 +10,7 @@ from proxy.counts import Counts
 from proxy.http.dispatch import Dispatch
 from proxy.http.gate import Admitted, Gate
 from proxy.http.message import Message
-from proxy.http.parsing import message_of, name_of, prefers, query_of
+from proxy.http.parsing import key_and_properties, name_of, prefers, query_of
 from proxy.http.receipts import failure, minimal, receipt_answer
 from proxy.http.single import Single
 from proxy.outcome import Outcome
@@ -35,7 +35,7 @@ class Ingest:
             query = query_of(request, _QUERY)
             name = name_of(request, query, self._default_vhost)
             self._gate.check(request, name, admitted)
-            key, properties = message_of(request, query)
+            key, properties = key_and_properties(request, query)
             body = await self._gate.body(request, admitted, self._max_body)
             return await self.confirmed(request, admitted, name, Message(key, Header.of(properties), body))
 

@@ -39,11 +39,11 @@ _NO_PAGE = frozenset({".", "..", "amq.default"})
 
 def query_of(request: web.Request, allowed: set[str]) -> dict[str, str]:
     """The query's parameters, any bytes kept as surrogates; each at most once and none but those allowed."""
-    text = request.rel_url.raw_query_string
+    raw = request.rel_url.raw_query_string
     query: dict[str, str] = {}
-    if not text:
+    if not raw:
         return query
-    for name, value in parse_qsl(text, keep_blank_values=True, encoding="utf-8", errors="surrogateescape"):
+    for name, value in parse_qsl(raw, keep_blank_values=True, encoding="utf-8", errors="surrogateescape"):
         if name not in allowed:
             raise invalid(f"query parameter {name[:60]!r}", f"not one of {', '.join(sorted(allowed))}")
         if name in query:
@@ -52,7 +52,7 @@ def query_of(request: web.Request, allowed: set[str]) -> dict[str, str]:
     return query
 
 
-def message_of(request: web.Request, query: Mapping[str, str]) -> tuple[bytes | None, Properties]:
+def key_and_properties(request: web.Request, query: Mapping[str, str]) -> tuple[bytes | None, Properties]:
     """The routing key, None where there is none, and the properties that a request's headers give its message."""
     key: bytes | None = None
     properties: Properties = {}
@@ -88,7 +88,7 @@ def key_of(key: bytes | None, query: Mapping[str, str]) -> bytes | None:
             raise invalid("key", "given in the query and as Routing-Key")
         field, key = "key", query["key"].encode("utf-8", "surrogateescape")
     if key is not None:
-        utf8(field, short(field, key))
+        text(field, short(field, key))
     return key
 
 
@@ -102,7 +102,7 @@ def refuse_message_headers(request: web.Request, instead: str) -> None:
 
 def _property(field: str, name: str, value: bytes) -> tuple[int, bytes]:
     try:
-        return encoded(name, utf8(field, value))
+        return encoded(name, text(field, value))
     except PropertyError as error:
         raise invalid(field, str(error)) from None
 
@@ -120,7 +120,7 @@ def _encoded_headers(headers: Mapping[str, object], traces: Mapping[str, str]) -
 
 def _put_trace(traces: dict[str, str], name: str, value: bytes) -> None:
     try:
-        put_trace(traces, name, utf8(name, value))
+        put_trace(traces, name, text(name, value))
     except PropertyError as error:
         raise invalid(name, str(error)) from None
 
@@ -135,9 +135,9 @@ def _put_header(headers: dict[str, object], field: str, lower: bytes, value: byt
         raise invalid(field, "sends copies to other queues, which a ring must not, and RabbitMQ takes no text for it")
     if name in headers:
         raise invalid(field, "given twice")
-    text = utf8(field, value)
+    decoded = text(field, value)
     if name not in STAMPS:
-        headers[name] = text
+        headers[name] = decoded
 
 
 def prefers(request: web.Request, what: str) -> bool:
@@ -156,7 +156,7 @@ def short(field: str, value: bytes) -> bytes:
     return value
 
 
-def utf8(field: str, value: bytes) -> str:
+def text(field: str, value: bytes) -> str:
     """The value as text. Raises ProblemError where it is not UTF-8."""
     try:
         return value.decode()
@@ -173,11 +173,11 @@ def name_of(request: web.Request, query: Mapping[str, str], default_vhost: str) 
 @lru_cache(maxsize=1024)
 def _named(exchange_part: str, vhost_text: str) -> Name:
     vhost = short("vhost", vhost_text.encode("utf-8", "surrogateescape"))
-    exchange = utf8("exchange", short("exchange", unquote_to_bytes(exchange_part)))
+    exchange = text("exchange", short("exchange", unquote_to_bytes(exchange_part)))
     if exchange in _NO_PAGE:
         detail = f"exchange: {exchange!r} is no exchange that the management API could show"
         raise ProblemError(404, "unknown-exchange", detail, Outcome.INVALID)
     if vhost in (b".", b".."):
         detail = f"vhost: {vhost.decode()!r} is no virtual host that the management API could show"
         raise ProblemError(404, "unknown-exchange", detail, Outcome.INVALID)
-    return utf8("vhost", vhost), exchange
+    return text("vhost", vhost), exchange

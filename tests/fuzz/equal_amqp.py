@@ -236,7 +236,7 @@ def least(rng: Random, say: Say) -> None:
     attempt(say, frames.shorted, rng.randbytes(rng.choice((0, 254, 255, 256))))
     text = "".join(rng.choice("aß€😀") for _ in range(rng.randrange(80)))
     attempt(say, frames.reply_text, text.encode(), rng.choice((0, -1, 7, 255)))
-    attempt(say, frames.close_frame, number(rng, 16), rng.choice(list(frames.NAMES)), text, number(rng, 32))
+    attempt(say, frames.close_frame, number(rng, 16), rng.choice(list(frames.REPLY_CODES)), text, number(rng, 32))
     attempt(say, frames.method_frame, number(rng, 17), number(rng, 33), data)
 
 

@@ -95,7 +95,7 @@ def _check_request(what: int, data: bytes) -> None:
         assert len(vhost.encode()) < 256
         assert len(exchange.encode()) < 256
         parsing.prefers(request, "minimal")
-        key, properties = parsing.message_of(request, query)
+        key, properties = parsing.key_and_properties(request, query)
         _check(Message(key, Header.of(properties), data))
 
 

@@ -9,7 +9,7 @@ from pamqp import base, commands
 from pamqp import frame as pamqp_frame
 
 from proxy.amqp import frames
-from proxy.amqp.frames import NAMES, Fault, close_frame, method_frame, reply_text, short_string, shorted
+from proxy.amqp.frames import REPLY_CODES, Fault, close_frame, method_frame, reply_text, short_string, shorted
 from tests.unit.proxy.amqp.wire import short, split
 
 
@@ -25,14 +25,14 @@ def test_method_ids_are_those_of_the_specification() -> None:
     ours = {
         name: value
         for name, value in vars(frames).items()
-        if isinstance(value, int) and name.startswith(classes) and value not in NAMES
+        if isinstance(value, int) and name.startswith(classes) and value not in REPLY_CODES
     }
     assert len(ours) > 35
     assert {name: known[spelled(name)] for name in ours} == ours
 
 
 def test_every_reply_code_has_its_name() -> None:
-    for code, name in NAMES.items():
+    for code, name in REPLY_CODES.items():
         assert getattr(frames, name) == code
 
 
@@ -63,7 +63,7 @@ def test_reply_texts_are_cut_between_characters(text: str, most: int) -> None:
     cut.decode()
 
 
-@pytest.mark.parametrize("code", NAMES)
+@pytest.mark.parametrize("code", REPLY_CODES)
 @pytest.mark.parametrize("channel", [0, 1, 65535])
 @pytest.mark.parametrize("text", ["", "why", "é" * 300])
 def test_closes_are_what_pamqp_reads(code: int, channel: int, text: str) -> None:
@@ -72,7 +72,7 @@ def test_closes_are_what_pamqp_reads(code: int, channel: int, text: str) -> None
     assert (size, number) == (len(data), channel)
     assert isinstance(read, commands.Channel.Close if channel else commands.Connection.Close)
     assert (read.reply_code, read.class_id, read.method_id) == (code, 60, 40)
-    assert read.reply_text.startswith(f"{NAMES[code]} - {text[:50]}")
+    assert read.reply_text.startswith(f"{REPLY_CODES[code]} - {text[:50]}")
 
 
 def test_a_method_frame() -> None:

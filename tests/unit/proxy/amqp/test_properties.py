@@ -21,7 +21,7 @@ from proxy.amqp.properties import (
     PropertyError,
     encoded,
     encoded_headers,
-    short_string,
+    encoded_short_string,
     utf8,
 )
 from tests.unit.proxy.amqp.wire import entry, properties_in
@@ -146,8 +146,8 @@ def test_values_that_cannot_be_sent(name: str, value: object, words: str) -> Non
 
 
 def test_short_strings() -> None:
-    assert short_string("é") == b"\x02\xc3\xa9"
-    assert short_string("x" * 255) == b"\xff" + b"x" * 255
+    assert encoded_short_string("é") == b"\x02\xc3\xa9"
+    assert encoded_short_string("x" * 255) == b"\xff" + b"x" * 255
     assert utf8("é" * 1000) == "é".encode() * 1000
 
 

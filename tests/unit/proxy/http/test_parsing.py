@@ -9,7 +9,7 @@ from multidict import CIMultiDict
 
 from proxy.amqp.properties import PERSISTENT, Header
 from proxy.http.message import Message
-from proxy.http.parsing import message_of, name_of, prefers, query_of, refuse_message_headers
+from proxy.http.parsing import key_and_properties, name_of, prefers, query_of, refuse_message_headers
 from proxy.http.problems import ProblemError
 from tests.unit.proxy.http.published import properties_of
 
@@ -22,7 +22,7 @@ def request(*headers: tuple[str, str], path: str = PUBLISH) -> web.Request:
 
 def message(*headers: tuple[str, str], path: str = PUBLISH) -> Message:
     made = request(*headers, path=path)
-    key, properties = message_of(made, query_of(made, {"vhost", "key"}))
+    key, properties = key_and_properties(made, query_of(made, {"vhost", "key"}))
     return Message(key, Header.of(properties), b"")
 
 
