@@ -312,7 +312,7 @@ def test_change_a_weight(start_used: StartSidecar, broker: Broker) -> None:
 
 
 def test_retire_a_queue(start_used: StartSidecar, broker: Broker, shop: VirtualHost) -> None:
-    unbind, look, delete = RUNBOOK["Retire a queue"]
+    unbind, look, delete, _ = RUNBOOK["Retire a queue"]
     sidecar = start_used()
     shell = Shell(variables(broker, sidecar))
     keys = [f"{n}" for n in range(60)]
@@ -334,6 +334,37 @@ def test_retire_a_queue(start_used: StartSidecar, broker: Broker, shop: VirtualH
     for key in keys:
         publish(sidecar, key)
     assert sidecar.metric("ringproxy_publishes_total", exchange="orders", outcome="confirmed") == 1 + 2 * len(keys)
+
+
+@pytest.mark.parametrize("kind", ["quorum", "stream"])
+def test_retire_a_queue_that_is_not_classic(
+    start_used: StartSidecar, broker: Broker, shop: VirtualHost, kind: str
+) -> None:
+    unbind, look, guarded, delete = RUNBOOK["Retire a queue"]
+    shop.delete_queue("orders.2")
+    shop.queue("orders.2", x_queue_type=kind)
+    shop.bind("orders", "orders.2")
+    sidecar = start_used()
+    sidecar.wait_for_weights("shop", "orders", dict.fromkeys(QUEUES, 1))
+    shell = Shell(variables(broker, sidecar))
+    publish(sidecar, next(key for key in map(str, range(99)) if owner(QUEUES, key) == "orders.2"))
+    shell(unbind)
+    sidecar.wait_for_weights("shop", "orders", {"orders.1": 1, "orders.3": 1})
+
+    def looked(messages: int) -> bool:
+        told = json.loads(shell(look).splitlines()[-1])
+        return (told.get("type"), told.get("messages"), told.get("consumers")) == (kind, messages, 0)
+
+    wait_until("its length", lambda: looked(1))
+    if kind == "stream":
+        shell(guarded)
+    else:
+        shell(guarded, 22)
+        shop.drain("orders.2")
+        wait_until("its length", lambda: looked(0))
+        shell(guarded, 22)
+        shell(delete)
+    assert "orders.2" not in shop.queues()
 
 
 def test_restart_and_upgrade(start_used: StartSidecar, broker: Broker) -> None:
