@@ -40,7 +40,7 @@ class Findings:
     after: Load
     moved: Share
     native: Share
-    """What RabbitMQ's own exchange of that type would move for the same edit."""
+    """What RabbitMQ's own exchange of that type would move for the same edit, in the mean."""
     advice: Advice
     advised_moves: Share
     """What the advised weights would move from where the present ring has it."""
@@ -85,7 +85,7 @@ def find(present: KnownRing, proposed: KnownRing, demand: Demand) -> Findings:
         load(present.ring, demand),
         after,
         share(demand, moved(present.ring, proposed.ring, demand.slots)),
-        share(demand, moved_natively(present, proposed, demand)),
+        moved_natively(present, proposed, demand),
         advice,
         share(demand, moved(present.ring, advice.known.ring, demand.slots)),
         int(demand.slots[np.argmax(demand.messages)]),

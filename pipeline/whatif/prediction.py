@@ -91,10 +91,15 @@ def moved(present: Ring, proposed: Ring, slots: I64) -> NDArray[np.bool_]:
     return changed
 
 
-def moved_natively(present: KnownRing, proposed: KnownRing, demand: Demand) -> NDArray[np.bool_]:
-    """The same of RabbitMQ's own exchange of that type, for bindings in the order that the rings' weights are in."""
+def moved_natively(present: KnownRing, proposed: KnownRing, demand: Demand) -> Share:
+    """What RabbitMQ's own exchange of that type moves in the mean over where its hash may put the keys.
+
+    For bindings in the order that the rings' weights are in. Which keys it moves is not computed: its hash is another.
+    """
     bucket = remainder if present.exchange_type == MODULUS else jump
-    return natively_moved(present.weights, rebound(present.weights, proposed.weights), demand.slots, bucket)
+    part = natively_moved(present.weights, rebound(present.weights, proposed.weights), bucket)
+    messages, size = int(demand.messages.sum()), int(demand.bytes.sum())
+    return Share(round(part * messages), round(part * size), part if messages else 0.0, part if size else 0.0)
 
 
 def share(demand: Demand, which: NDArray[np.bool_]) -> Share:

@@ -9,7 +9,7 @@ from pipeline import PipelineError
 from pipeline.rings import KnownRing
 from pipeline.whatif.findings import find
 from pipeline.whatif.jump import jump, natively_moved, rebound, remainder
-from pipeline.whatif.prediction import Demand, advise, floor, load, moved, share
+from pipeline.whatif.prediction import Demand, advise, floor, load, moved, moved_natively, share
 from pipeline.whatif.topology import checked, edited
 from pipeline.whatif.verdict import Limits
 from ring.destination import Destination
@@ -62,24 +62,32 @@ def test_jump_has_known_values() -> None:
 def test_the_exchange_itself_moves_more_the_earlier_a_removed_queue_was_bound(position: int, share: float) -> None:
     """RabbitMQ did 99% for the first of ten and 70% for a middle one, of 3,000 keys."""
     left = {d: w for n, (d, w) in enumerate(TEN.weights.items()) if n != position}
-    assert natively_moved(TEN.weights, left, ALL).mean() == pytest.approx(share, abs=0.01)
+    assert natively_moved(TEN.weights, left) == pytest.approx(share, abs=0.01)
 
 
 def test_the_exchange_itself_moves_an_eleventh_for_a_queue_that_is_added() -> None:
     more = TEN.weights | {queue("new"): 1}
-    assert natively_moved(TEN.weights, more, ALL).mean() == pytest.approx(1 / 11, abs=0.002)
+    assert natively_moved(TEN.weights, more) == pytest.approx(1 / 11, abs=0.002)
 
 
 def test_a_remainder_moves_nearly_all_for_a_queue_that_is_added() -> None:
     """RabbitMQ 4.3.6's x-modulus-hash moved 91% (measured)."""
     eleven = TEN.weights | {Destination("queue", "new"): 1}
-    assert natively_moved(TEN.weights, eleven, ALL, remainder).mean() == pytest.approx(10 / 11, abs=0.002)
+    assert natively_moved(TEN.weights, eleven, remainder) == pytest.approx(10 / 11, abs=0.002)
+
+
+@pytest.mark.parametrize("slot", range(0, SLOTS, SLOTS // 4))
+def test_what_the_exchange_itself_moves_is_the_mean_wherever_a_hot_key_is(slot: int) -> None:
+    left = edited(TEN, [], ["queue:orders.3"], [])
+    told = moved_natively(TEN, left, demand_of(dict.fromkeys(range(1, SLOTS, 256), 1) | {slot: 6_000}))
+    assert told.of_messages == told.of_bytes == pytest.approx(0.69, abs=0.01)
+    assert (told.messages, told.bytes) == (round(told.of_messages * 10_096), round(told.of_bytes * 1_009_600))
 
 
 def test_a_changed_weight_is_a_binding_made_anew() -> None:
     a, b, c = map(queue, "abc")
     assert list(rebound({a: 1, b: 2, c: 3}, {c: 3, b: 5, a: 1})) == [a, c, b]
-    assert not natively_moved({a: 1, b: 2}, rebound({a: 1, b: 2}, {b: 2, a: 1}), ALL).any()
+    assert natively_moved({a: 1, b: 2}, rebound({a: 1, b: 2}, {b: 2, a: 1})) == 0
 
 
 def test_what_a_removed_queue_had_moves_and_nothing_else() -> None:
