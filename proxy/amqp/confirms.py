@@ -12,7 +12,7 @@ MOST_RECORDS: Final = 32_768
 """Unsettled publishes of one channel that are journalled: clients choose how many they do not wait for."""
 
 
-class Came(NamedTuple):
+class Fate(NamedTuple):
     """What became of a publish that came back."""
 
     outcome: Outcome
@@ -20,7 +20,7 @@ class Came(NamedTuple):
     """What the client is told: an ack or a nack."""
 
 
-_TOLD = Came(Outcome.CONFIRMED, True)
+_TOLD = Fate(Outcome.CONFIRMED, True)
 """Stands for one whose client has been told of it."""
 
 Told = tuple[int, bool, bool]
@@ -49,7 +49,7 @@ class Confirms:
     """All publishes up to this one are settled."""
     above: set[int]
     """Beyond `low`, those that are settled too."""
-    returned: dict[int, Came | None]
+    returned: dict[int, Fate | None]
     """Unsettled publishes that came back; None for one that is on its way again."""
     waiting: set[int]
     """Of those, such as the broker has acked; the client is told once it is known what became of them."""
@@ -131,14 +131,14 @@ class Confirms:
         """All publishes up to this one were rolled back: they never were."""
         if number > self.low:
             self.low = number
-            self.returned = {n: came for n, came in self.returned.items() if n > number}
+            self.returned = {n: fate for n, fate in self.returned.items() if n > number}
             self.records = {n: record for n, record in self.records.items() if n > number}
             while self.runs and self.runs[0][1] <= self.low:
                 self.runs.popleft()
 
-    def came_back(self, number: int, came: Came | None) -> None:
+    def came_back(self, number: int, fate: Fate | None) -> None:
         """An unsettled publish came back; None where it goes out again."""
-        self.returned[number] = came
+        self.returned[number] = fate
         while self._first and self._first[0] not in self.returned:
             heappop(self._first)
         heappush(self._first, number)
@@ -174,32 +174,32 @@ class Confirms:
                 told.append((n, False, False))
         return told
 
-    def decide(self, number: int, came: Came) -> list[Told]:
+    def decide(self, number: int, fate: Fate) -> list[Told]:
         """What to tell the client, and is settled with that, now that it is known what became of one that came back."""
         if number not in self.returned:
             return []
-        self.returned[number] = came
+        self.returned[number] = fate
         return self._told_of(number) + (self._overdue() if self.due else [])
 
     def _told_of(self, number: int) -> list[Told]:
         """The answer to one that came back, if both are known: the broker's ack, and what became of it."""
-        came = self.returned[number]
-        if came is None or number not in self.waiting:
+        fate = self.returned[number]
+        if fate is None or number not in self.waiting:
             return []
         self.waiting.discard(number)
-        self.settle(number, False, came.acked)
-        return [(number, False, came.acked)]
+        self.settle(number, False, fate.acked)
+        return [(number, False, fate.acked)]
 
     def _overdue(self) -> list[Told]:
         """The answers to all up to `due`, as far as what became of those that came back is known."""
         told: list[Told] = []
         while self._first and self._first[0] <= self.due:
             number = self._first[0]
-            came = self.returned.get(number, _TOLD)
-            if came is None:
+            fate = self.returned.get(number, _TOLD)
+            if fate is None:
                 return told + self._all_up_to(number - 1)
             heappop(self._first)
-            if not came.acked:
+            if not fate.acked:
                 told += [*self._all_up_to(number - 1), (number, False, False)]
                 self.settle(number, False, False)
         due, self.due = self.due, 0
@@ -236,10 +236,10 @@ class Confirms:
         if self.returned:
             span = range(first, last + 1)
             for number in span if len(span) < len(self.returned) else [n for n in self.returned if n in span]:
-                came = self.returned.pop(number, None)
+                fate = self.returned.pop(number, None)
                 self.waiting.discard(number)
-                if came is not None:
-                    tally.add(came.outcome)
+                if fate is not None:
+                    tally.add(fate.outcome)
                     count -= 1
         if acked:
             tally.settled += count
@@ -257,8 +257,8 @@ class Confirms:
             if record is None:
                 continue
             told = outcome
-            if self.returned and (came := self.returned.get(number)) is not None:
-                told = came.outcome
+            if self.returned and (fate := self.returned.get(number)) is not None:
+                told = fate.outcome
             if told is Outcome.CONFIRMED and record.destination is None:
                 told = Outcome.PASSED
             journal.add(record, told, now)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from proxy.amqp import content
 from proxy.amqp.channel import Channel, RingId, State
-from proxy.amqp.confirms import Came, Told
+from proxy.amqp.confirms import Fate, Told
 from proxy.amqp.connection import Connection, Phase, Stale
 from proxy.amqp.content import STAMP_ID_ENTRY, STAMPS, STAMPS_AND_COPIES
 from proxy.amqp.frames import (
@@ -99,7 +99,7 @@ class Reroutes:
         """By delivery tag."""
         self.by_id: dict[int, Rerouted] = {}
         """By ring id."""
-        self.came: bytes = b""
+        self.frame: bytes = b""
         """A basic.return on our channel whose content header is due."""
         self.left = 0
         """Bytes of its body still to come,"""
@@ -158,7 +158,7 @@ class Reroutes:
             self.take(came)
         self.is_open, self.answered, self.tag = False, False, 0
         self._sending, self._behind = None, {}
-        self.came, self.left, self.back, self.home, self.ends = b"", 0, None, [], None
+        self.frame, self.left, self.back, self.home, self.ends = b"", 0, None, [], None
         return lost
 
 
@@ -276,7 +276,7 @@ def more(c: Connection, came: Rerouted, data: bytes, i: int, end: int, *, last: 
     own.send(c, came, FRAME.pack(BODY, own.number, end - i - OVERHEAD) + data[i + 7 : end], last=last)
 
 
-def resolved(c: Connection, came: Rerouted, fate: Came) -> bytes:
+def resolved(c: Connection, came: Rerouted, fate: Fate) -> bytes:
     """What the client is told, now that it is known what became of a message that came back."""
     own = c.reroutes
     assert own is not None
@@ -316,4 +316,4 @@ def confirmed(c: Connection, tag: int, multiple: bool, acked: bool) -> Iterator[
     # Tags ascend.
     tags = list(takewhile(lambda n: n <= tag, own.under_way)) if multiple else [tag] if tag in own.under_way else []
     for came in [own.under_way[n] for n in tags]:
-        yield resolved(c, came, Came(Outcome.CONFIRMED if acked else Outcome.NACKED, acked))
+        yield resolved(c, came, Fate(Outcome.CONFIRMED if acked else Outcome.NACKED, acked))

@@ -7,7 +7,7 @@ return. One that did not gets a nack, but for what an exchange of the ring did n
 
 from proxy.amqp import closing, content, reroute, routes
 from proxy.amqp.channel import Channel, Kept, Return, State
-from proxy.amqp.confirms import Came
+from proxy.amqp.confirms import Fate
 from proxy.amqp.connection import Connection, Refused
 from proxy.amqp.frames import (
     BASIC_ACK,
@@ -103,10 +103,10 @@ def _for_good(c: Connection, came: Rerouted, frame: bytes, data: bytes, i: int, 
     return b""
 
 
-def _fate(came: Rerouted) -> Came:
+def _fate(came: Rerouted) -> Fate:
     """Of a message that no queue takes."""
     behind = came.sent_to is not None and came.sent_to.kind == "exchange" and not came.passed
-    return Came(Outcome.UNROUTABLE, came.known.asked or behind)
+    return Fate(Outcome.UNROUTABLE, came.known.asked or behind)
 
 
 def _returned(c: Connection, came: Rerouted, frame: bytes, data: bytes, i: int, end: int) -> bytes:
@@ -160,7 +160,7 @@ def _kept(channel: Channel, exchange: bytes, routing_key: bytes) -> Kept | None:
     for number in alike[1:]:
         known = channel.read_id(channel.kept[number].ring_id ^ routes.mark(exchange, routing_key))
         if known is not None and channel.confirms.answered and not known.asked and not exchange:
-            channel.confirms.came_back(number, Came(Outcome.UNROUTABLE, False))
+            channel.confirms.came_back(number, Fate(Outcome.UNROUTABLE, False))
     return channel.kept.pop(alike[0]) if alike else None
 
 
@@ -194,10 +194,10 @@ def on_ours(c: Connection, kind: int, data: bytes, i: int, end: int) -> bytes:
             tag, multiple = U64.unpack_from(data, i + 11)[0], bool(data[i + 19] & 1)
             return b"".join(reroute.confirmed(c, tag, multiple, method == BASIC_ACK))
         if method == BASIC_RETURN:
-            own.came = data[i:end]
+            own.frame = data[i:end]
         elif method == CHANNEL_CLOSE:
             return _closed(c, data, i, end)
-    elif kind == HEADER and own.came:
+    elif kind == HEADER and own.frame:
         return _again(c, data, i, end)
     elif kind == BODY and own.left:
         return _more(c, data, i, end)
@@ -212,14 +212,14 @@ def _closed(c: Connection, data: bytes, i: int, end: int) -> bytes:
     text = short_string(data, i + 13, end - 1)[0].decode(errors="replace")
     c.events.append(Refused(U16.unpack_from(data, i + 11)[0], f"publishing again what came back: {text}"))
     c.gathering -= own.back is not None or bool(own.home)
-    return b"".join(reroute.resolved(c, came, Came(Outcome.UNKNOWN, False)) for came in own.closed())
+    return b"".join(reroute.resolved(c, came, Fate(Outcome.UNKNOWN, False)) for came in own.closed())
 
 
 def _again(c: Connection, data: bytes, i: int, end: int) -> bytes:
     """The content header of a message that came back once more."""
     own = c.reroutes
     assert own is not None
-    frame, start, stop = own.came, i + 7, end - 1
+    frame, start, stop = own.frame, i + 7, end - 1
     sent_to, sent_key = _sent(frame)
     ring_id = content.ring_id_in(data, start, stop)
     came = own.by_id.get(ring_id) if ring_id is not None else None
@@ -230,7 +230,7 @@ def _again(c: Connection, data: bytes, i: int, end: int) -> bytes:
         to = reroute.placed(c, came, data, start, stop)
         if c.broker_held is not None:
             return b""
-    own.came, own.left, own.back, own.home, own.ends = b"", left, None, [], None
+    own.frame, own.left, own.back, own.home, own.ends = b"", left, None, [], None
     if came is None:
         return b""
     if to is not None and reroute.publish(c, came, to, data, start, stop):

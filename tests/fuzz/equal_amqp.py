@@ -8,7 +8,7 @@ from struct import pack
 from proxy.amqp import content, frames, publishing, rewrite, routes, table
 from proxy.amqp.channel import Channel, Kept
 from proxy.amqp.closing import refuse_channel
-from proxy.amqp.confirms import Came
+from proxy.amqp.confirms import Fate
 from proxy.amqp.connection import Connection
 from proxy.journal.buffer import Journal
 from proxy.outcome import Outcome
@@ -272,7 +272,7 @@ def _chosen(route: routes.Route, key: bytes, header: bytes, first: int, end: int
 # Confirms.
 
 
-_CAME = (None, Came(Outcome.UNROUTABLE, False), Came(Outcome.CONFIRMED, True), Came(Outcome.NACKED, False))
+_FATES = (None, Fate(Outcome.UNROUTABLE, False), Fate(Outcome.CONFIRMED, True), Fate(Outcome.NACKED, False))
 
 
 def confirms(rng: Random, say: Say) -> None:
@@ -303,11 +303,11 @@ def _operate(rng: Random, say: Say, channel: Channel, n: int, tallies: list[Tall
         answer = rng.choice((c.answers, c.refused, c.settle))
         attempt(say, answer, n, flag, *([rng.random() < 0.5] if answer == c.settle else []))
     elif which < 9:
-        came = rng.choice(_CAME)
+        fate = rng.choice(_FATES)
         if c.low < n <= c.number and n not in c.above and n not in c.returned:
-            attempt(say, c.came_back, n, came)
-        elif came is not None:
-            attempt(say, c.decide, n, came)
+            attempt(say, c.came_back, n, fate)
+        elif fate is not None:
+            attempt(say, c.decide, n, fate)
     elif which < 11:
         attempt(say, channel.read_id, rng.choice((channel.nonce | n & (1 << 34) - 1, number(rng))))
         attempt(say, channel.awaits, flag)

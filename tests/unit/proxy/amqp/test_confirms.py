@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.amqp.confirms import Came, Confirms, Told
+from proxy.amqp.confirms import Confirms, Fate, Told
 from proxy.outcome import Outcome
 from proxy.tally import Tally
 
-LOST, KNOWN = Came(Outcome.UNROUTABLE, False), Came(Outcome.UNROUTABLE, True)
+LOST, KNOWN = Fate(Outcome.UNROUTABLE, False), Fate(Outcome.UNROUTABLE, True)
 """Came back and failed; came back as its client knows."""
-PLACED, REFUSED = Came(Outcome.CONFIRMED, True), Came(Outcome.NACKED, False)
+PLACED, REFUSED = Fate(Outcome.CONFIRMED, True), Fate(Outcome.NACKED, False)
 """Went out again, and was confirmed; and was nacked."""
 
 
@@ -44,7 +44,7 @@ class Model:
     tallies: list[Tally]
     of: list[int] = field(default_factory=list)
     fate: list[str | None] = field(default_factory=list)
-    returned: dict[int, Came] = field(default_factory=dict)
+    returned: dict[int, Fate] = field(default_factory=dict)
 
     def publish(self, which: int) -> None:
         publish(self.confirms, self.tallies[which])
@@ -135,10 +135,10 @@ def test_each_publish_is_told_once_and_none_that_failed_is_acked(data: st.DataOb
     answered: set[int] = set()
 
     def decide(number: int) -> None:
-        came = data.draw(st.sampled_from([LOST, KNOWN, PLACED, REFUSED]))
+        fate = data.draw(st.sampled_from([LOST, KNOWN, PLACED, REFUSED]))
         away.discard(number)
-        failed.update(set() if came.acked else {number})
-        client.hear(confirms.decide(number, came))
+        failed.update(set() if fate.acked else {number})
+        client.hear(confirms.decide(number, fate))
 
     for _ in range(data.draw(st.integers(1, 5))):
         count = data.draw(st.integers(1, 6))
@@ -147,11 +147,11 @@ def test_each_publish_is_told_once_and_none_that_failed_is_acked(data: st.DataOb
         open_ = sorted(set(range(1, confirms.number + 1)) - client.acked - client.nacked)
         for number in data.draw(st.lists(st.sampled_from(open_), unique=True)):
             if number not in back | answered:
-                came = data.draw(st.sampled_from([LOST, KNOWN, None, None]))
-                confirms.came_back(number, came)
+                fate = data.draw(st.sampled_from([LOST, KNOWN, None, None]))
+                confirms.came_back(number, fate)
                 back.add(number)
-                away |= {number} if came is None else set()
-                failed |= {number} if came is LOST else set()
+                away |= {number} if fate is None else set()
+                failed |= {number} if fate is LOST else set()
         for _ in range(data.draw(st.integers(0, 4))):
             if bool(away) and data.draw(st.booleans()):
                 decide(data.draw(st.sampled_from(sorted(away))))
@@ -186,8 +186,8 @@ def test_answers_that_need_no_change_are_as_they_came() -> None:
 def test_a_multiple_ack_is_split_around_what_failed() -> None:
     confirms, tally = begun(), Tally()
     publish(confirms, tally, 9)
-    for number, came in {1: LOST, 4: LOST, 5: LOST, 7: KNOWN, 9: LOST}.items():
-        confirms.came_back(number, came)
+    for number, fate in {1: LOST, 4: LOST, 5: LOST, 7: KNOWN, 9: LOST}.items():
+        confirms.came_back(number, fate)
     assert confirms.answers(9, True) == [
         (1, False, False),
         (3, True, True),
@@ -247,8 +247,8 @@ def test_what_was_rolled_back_never_was() -> None:
     confirms, one, other = begun(), Tally(), Tally()
     publish(confirms, one, 2)
     publish(confirms, other, 2)
-    for number, came in {1: LOST, 4: LOST}.items():
-        confirms.came_back(number, came)
+    for number, fate in {1: LOST, 4: LOST}.items():
+        confirms.came_back(number, fate)
     confirms.forget(3)
     assert (confirms.unsettled, confirms.returned) == (1, {4: LOST})
     confirms.forget(2)
@@ -270,8 +270,8 @@ def test_the_runs_of_settled_publishes_are_forgotten() -> None:
 def test_acks_wait_for_what_is_on_its_way_again() -> None:
     confirms, tally = begun(), Tally()
     publish(confirms, tally, 9)
-    for number, came in {3: None, 6: None}.items():
-        confirms.came_back(number, came)
+    for number, fate in {3: None, 6: None}.items():
+        confirms.came_back(number, fate)
     assert confirms.answers(3, False) == []
     assert confirms.answers(8, True) == [(2, True, True)]
     assert confirms.answers(9, False) == [(9, False, True)]
@@ -285,8 +285,8 @@ def test_acks_wait_for_what_is_on_its_way_again() -> None:
 def test_an_answer_to_what_is_on_its_way_again_may_come_after_it() -> None:
     confirms, tally = begun(), Tally()
     publish(confirms, tally, 3)
-    for number, came in {2: None}.items():
-        confirms.came_back(number, came)
+    for number, fate in {2: None}.items():
+        confirms.came_back(number, fate)
     assert confirms.decide(2, PLACED) == []
     assert confirms.answers(3, True) == [(3, True, True)]
     assert (outcomes(tally), confirms.unsettled) == ((3, 0, 0, 0), 0)
@@ -296,8 +296,8 @@ def test_a_nack_ends_the_wait() -> None:
     """LavinMQ answers a mandatory publish to a full queue with a return and a nack."""
     confirms, tally = begun(), Tally()
     publish(confirms, tally, 3)
-    for number, came in {1: None}.items():
-        confirms.came_back(number, came)
+    for number, fate in {1: None}.items():
+        confirms.came_back(number, fate)
     assert confirms.refused(1, False) == [(1, False, False)]
     assert confirms.decide(1, PLACED) == []
     assert confirms.answers(3, True) == [(3, True, True)]
@@ -320,8 +320,8 @@ def test_a_multiple_nack_is_not_for_what_was_acked_before() -> None:
 def test_a_channel_that_is_gone_decides_nothing() -> None:
     confirms, tally = begun(), Tally()
     publish(confirms, tally, 3)
-    for number, came in {1: None}.items():
-        confirms.came_back(number, came)
+    for number, fate in {1: None}.items():
+        confirms.came_back(number, fate)
     confirms.answers(3, True)
     confirms.abandon()
     assert confirms.decide(1, PLACED) == []

@@ -1,6 +1,6 @@
 """The buffers of the journal: what is taken, handed over and dropped, in numbers without a doubt."""
 
-from proxy.amqp.confirms import MOST_RECORDS, Came, Confirms
+from proxy.amqp.confirms import MOST_RECORDS, Confirms, Fate
 from proxy.amqp.routes import Route
 from proxy.journal.buffer import BUFFERS, CAPACITY, Filled, Journal, Record
 from proxy.outcome import Outcome
@@ -99,7 +99,7 @@ def test_confirms_tell_what_became_of_each() -> None:
     confirms = Confirms()
     confirms.start()
     publish(confirms, made, 9)
-    confirms.came_back(2, Came(Outcome.UNROUTABLE, True))
+    confirms.came_back(2, Fate(Outcome.UNROUTABLE, True))
     confirms.settle(4, True, True)
     confirms.settle(6, False, False)
     confirms.settle(6, False, True)
