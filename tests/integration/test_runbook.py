@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from testbed.broker import Broker
+from testbed.node import Node
 from tests.integration.broker_api import BrokerApi, VirtualHost, wait_until
 from tests.integration.conftest import PASSWORD, USER, Login, StartSidecar
 from tests.integration.documents import ROOT, Document, Shell, parsed, tried, variables
@@ -24,6 +25,8 @@ from tests.integration.wire_client import Client, port_of
 RUNBOOK = Document("docs/runbook.md")
 QUEUES = ["orders.1", "orders.2", "orders.3"]
 READY = "/readyz?verbose"
+OPERATOR = "operator", "pw-operator"
+"""With the rights that the runbook asks for, and no others."""
 
 
 @pytest.fixture
@@ -31,8 +34,10 @@ def shop(api: BrokerApi, login: Login) -> Iterator[VirtualHost]:
     """What the runbook's commands are for."""
     made = VirtualHost(api, "shop", [USER])
     made.ring("orders", QUEUES)
+    permit_operator(made)
     yield made
     made.delete()
+    api.ask("DELETE", "users", OPERATOR[0])
 
 
 @pytest.fixture
@@ -45,6 +50,17 @@ def start_used(start_sidecar: StartSidecar, shop: VirtualHost) -> StartSidecar:
         return sidecar
 
     return start
+
+
+def permit_operator(shop: VirtualHost) -> None:
+    user, password = OPERATOR
+    shop.api.ask("PUT", "users", user, body={"password": password, "tags": "monitoring"})
+    shop.permit(user, configure=".*", write=".*", read=".*")
+
+
+def here(broker: Broker | Node, sidecar: Sidecar, other: Sidecar | None = None) -> dict[str, str]:
+    """The variables of the runbook's commands."""
+    return variables(broker, sidecar, other) | {"ADMIN": ":".join(OPERATOR)}
 
 
 def publish(sidecar: Sidecar, key: str = "customer-4711", status: int = 200) -> None:
@@ -71,7 +87,7 @@ def test_every_command_is_tried_here() -> None:
 
 def test_the_variables_are_those_that_the_commands_use(start_used: StartSidecar, broker: Broker) -> None:
     (exports,) = RUNBOOK["# Runbook"]
-    given = variables(broker, start_used())
+    given = here(broker, start_used())
     assert set(re.findall(r"^export (\w+)=", exports, flags=re.M)) == given.keys()
     assert Shell({})(exports + "env") != ""
 
@@ -91,7 +107,7 @@ def test_stale_ring(start_used: StartSidecar, broker: Broker, login: Login) -> N
         sidecar = start_used(management_url=front.url, ring_max_age="1", sync_interval="0.2")
         front.answer("", 500)
         wait_until("a stale ring", lambda: "rings fresh" in failing(sidecar.admin(READY).text))
-        told = Shell(variables(broker, sidecar))(look)
+        told = Shell(here(broker, sidecar))(look)
         assert failing(told) == ["management API", "rings fresh"]
         (fault,) = json.loads(told.splitlines()[-1])["faults"]
         assert (fault["vhost"], fault["exchange"]) == ("shop", "orders")
@@ -107,7 +123,7 @@ def test_lost_management_api(start_used: StartSidecar, broker: Broker, login: Lo
     look, ask = RUNBOOK["Lost management API"]
     with relay(login.management_url) as (link, management_url):
         sidecar = start_used(management_url=management_url, lookup_timeout="3")
-        shell = Shell(variables(broker, sidecar))
+        shell = Shell(here(broker, sidecar))
         names, bindings = parsed(shell(ask))
         assert "shop" in [vhost["name"] for vhost in names]
         assert {b["destination"] for b in bindings} == set(QUEUES)
@@ -122,7 +138,7 @@ def test_lost_management_api(start_used: StartSidecar, broker: Broker, login: Lo
         sidecar.wait_ready()
         wait_until("all well", lambda: sidecar.metric("ringproxy_sync_failing") == 0)
     # What the table says of other answers.
-    wrong = Shell(variables(broker, sidecar) | {"READER": f"{USER}:wrong"})
+    wrong = Shell(here(broker, sidecar) | {"READER": f"{USER}:wrong"})
     assert all(answer["error"].startswith("not_authori") for answer in parsed(wrong(ask)))
     shop.api.ask("DELETE", "permissions", "shop", USER)
     names, bindings = parsed(shell(ask))
@@ -136,7 +152,7 @@ def test_broker_disconnected(start_used: StartSidecar, broker: Broker, login: Lo
         sidecar = start_used(broker_url=broker_url, lookup_timeout="3")
         link.cut()
         wait_until("the loss", lambda: sidecar.metric("ringproxy_broker_connected") == 0)
-        told = Shell(variables(broker, sidecar))(look)
+        told = Shell(here(broker, sidecar))(look)
         assert failing(told) == ["broker"]
         assert all(node["running"] for node in json.loads(told.splitlines()[-1]))
         publish(sidecar, status=503)
@@ -153,10 +169,11 @@ def test_broker_blocked(start_sidecar: StartSidecar) -> None:
     with own_node("") as (node, ctl):
         home = VirtualHost(BrokerApi(node.management_url), "shop", [])
         home.ring("orders", QUEUES)
+        permit_operator(home)
         urls = {"broker_url": f"{node.amqp_url}shop", "management_url": node.management_url}
         http, amqp = (start_sidecar(**urls, lookup_timeout="3", confirm_timeout="1") for _ in range(2))
         publish(http)
-        shell = Shell(variables(node, http))
+        shell = Shell(here(node, http))
         assert not any(each.get("mem_alarm") or each.get("disk_free_alarm") for each in parsed(shell(look))[0])
         with Client("guest", "guest").session(amqp.amqp_port, "shop") as peer:
             peer.channel()
@@ -204,7 +221,7 @@ def test_publishes_fail(start_used: StartSidecar, broker: Broker, shop: VirtualH
     shop.bind("small", "full")
     answers = [sidecar.publish("small", "k", vhost="shop").status for _ in range(5)]
     assert 503 in answers
-    shell = Shell(variables(broker, sidecar))
+    shell = Shell(here(broker, sidecar))
     told = re.search(r'exchange="small",ingress="http",outcome="nacked",vhost="shop"} (\S+)', shell(count))
     assert told is not None
     assert float(told[1]) == answers.count(503)
@@ -226,7 +243,7 @@ def test_unknown_outcomes(start_used: StartSidecar, broker: Broker, login: Login
         link.cut()
         link.thaw()
         wait_until("unknown", lambda: sidecar.metric("ringproxy_publishes_total", outcome="unknown") == 4)
-        told = Shell(variables(broker, sidecar))(look)
+        told = Shell(here(broker, sidecar))(look)
         assert 'exchange="orders",ingress="amqp",outcome="unknown",vhost="shop"} 4.0' in told
         assert re.search(r'^ringproxy_amqp_session_ends_total{reason="(client|broker)"} 1.0', told, flags=re.M)
         assert "ringproxy_broker_connects_total" in told
@@ -236,7 +253,7 @@ def test_the_fleet_disagrees(start_used: StartSidecar, broker: Broker, login: Lo
     (diff,) = RUNBOOK["The fleet disagrees"]
     with management_front(login.management_url) as front:
         blind, seeing = start_used(management_url=front.url), start_used()
-        shell = Shell(variables(broker, blind, seeing))
+        shell = Shell(here(broker, blind, seeing))
         assert "they agree" in shell(diff)
         front.answer("", 500)
         shop.queue("orders.4")
@@ -246,7 +263,7 @@ def test_the_fleet_disagrees(start_used: StartSidecar, broker: Broker, login: Lo
         front.answers.clear()
     shadowing = start_used(shadow="orders")
     publish(seeing)
-    told = Shell(variables(broker, seeing, shadowing))(diff, 1)
+    told = Shell(here(broker, seeing, shadowing))(diff, 1)
     assert "mode: route / shadow" in told
     assert seeing.metric("ringproxy_ring_routed", exchange="orders") == 1
     assert shadowing.metric("ringproxy_ring_routed", exchange="orders") == 0
@@ -255,7 +272,7 @@ def test_the_fleet_disagrees(start_used: StartSidecar, broker: Broker, login: Lo
 def test_native_publishers(start_used: StartSidecar, broker: Broker, shop: VirtualHost, client: Client) -> None:
     (look,) = RUNBOOK["Native publishers"]
     sidecar = start_used(route="shop/orders")  # named: what is not used for a while would be forgotten
-    shell = Shell(variables(broker, sidecar))
+    shell = Shell(here(broker, sidecar))
     with (
         client.session(sidecar.amqp_port, "shop") as beside,
         client.session(port_of(broker.amqp_url), "shop") as native,
@@ -290,7 +307,7 @@ def test_native_publishers(start_used: StartSidecar, broker: Broker, shop: Virtu
 def test_add_a_queue(start_used: StartSidecar, broker: Broker) -> None:
     declare, bind, see = RUNBOOK["Add a queue"]
     sidecar = start_used()
-    shell = Shell(variables(broker, sidecar))
+    shell = Shell(here(broker, sidecar))
     shell(declare)
     assert f"owner        queue {owner(QUEUES, 'customer-4711')}" in shell(see)
     shell(bind)
@@ -304,7 +321,7 @@ def test_add_a_queue(start_used: StartSidecar, broker: Broker) -> None:
 def test_change_a_weight(start_used: StartSidecar, broker: Broker) -> None:
     (change,) = RUNBOOK["Change a weight"]
     sidecar = start_used(settle_time="5")
-    Shell(variables(broker, sidecar))(change)
+    Shell(here(broker, sidecar))(change)
     sidecar.wait_for_weights("shop", "orders", {"orders.1": 3, "orders.2": 1, "orders.3": 1})
     # The ring that was, and one change of it: what it grew by, from 1 in 3 to 3 in 5.
     assert sidecar.metric("ringproxy_ring_changes_total", exchange="orders") == 2
@@ -314,7 +331,7 @@ def test_change_a_weight(start_used: StartSidecar, broker: Broker) -> None:
 def test_retire_a_queue(start_used: StartSidecar, broker: Broker, shop: VirtualHost) -> None:
     unbind, look, delete, _ = RUNBOOK["Retire a queue"]
     sidecar = start_used()
-    shell = Shell(variables(broker, sidecar))
+    shell = Shell(here(broker, sidecar))
     keys = [f"{n}" for n in range(60)]
     for key in keys:
         publish(sidecar, key)
@@ -346,7 +363,7 @@ def test_retire_a_queue_that_is_not_classic(
     shop.bind("orders", "orders.2")
     sidecar = start_used()
     sidecar.wait_for_weights("shop", "orders", dict.fromkeys(QUEUES, 1))
-    shell = Shell(variables(broker, sidecar))
+    shell = Shell(here(broker, sidecar))
     publish(sidecar, next(key for key in map(str, range(99)) if owner(QUEUES, key) == "orders.2"))
     shell(unbind)
     sidecar.wait_for_weights("shop", "orders", {"orders.1": 1, "orders.3": 1})
@@ -370,11 +387,11 @@ def test_retire_a_queue_that_is_not_classic(
 def test_restart_and_upgrade(start_used: StartSidecar, broker: Broker) -> None:
     end, wait, compare = RUNBOOK["Restart and upgrade sidecars"]
     old, stays = start_used(), start_used()
-    Shell(variables(broker, old) | {"PID": str(old.process.pid)})(end)
+    Shell(here(broker, old) | {"PID": str(old.process.pid)})(end)
     assert old.process.wait(30) == 0
     assert old.process.returncode != -signal.SIGTERM
     new = start_used(route="shop/orders")
-    shell = Shell(variables(broker, new, stays))
+    shell = Shell(here(broker, new, stays))
     assert re.match(r'ringproxy_build_info{hot_loop="\w+",ring_format="1",version="[\d.]+"} 1.0', shell(wait))
     assert "they agree" in shell(compare)
     assert PASSWORD not in new.log()
