@@ -14,13 +14,13 @@ class Tally:
     """Counts of one exchange's publishes by one way: its ring, or a reason to pass. They only ever grow."""
 
     __slots__ = (
-        "nacked", "published", "rerouted", "sent", "settled", "shadowed", "unavailable", "unknown", "unroutable",
+        "acked", "nacked", "published", "rerouted", "sent", "shadowed", "unavailable", "unknown", "unroutable",
         "value_missing",
     )  # fmt: skip
 
     published: int
     """Handed to the broker."""
-    settled: int
+    acked: int
     """Of these, acknowledged by the broker."""
     shadowed: Counter[Destination]
     """Where a shadowed ring would have sent them."""
@@ -29,7 +29,7 @@ class Tally:
 
     def __init__(self) -> None:
         """All zero."""
-        self.published = self.settled = self.nacked = self.unroutable = 0
+        self.published = self.acked = self.nacked = self.unroutable = 0
         self.rerouted = self.sent = self.unknown = self.unavailable = self.value_missing = 0
         self.shadowed = Counter()
 
@@ -37,7 +37,7 @@ class Tally:
         """Counts one that came back, by what became of it in the end."""
         match outcome:
             case Outcome.CONFIRMED:
-                self.settled += 1
+                self.acked += 1
             case Outcome.NACKED:
                 self.nacked += 1
             case Outcome.UNROUTABLE:
@@ -48,7 +48,7 @@ class Tally:
     def outcomes(self, acknowledged: Outcome) -> dict[Outcome, int]:
         """By outcome; `acknowledged` is what an ack means here: confirmed by a ring's queue, or passed."""
         return {
-            acknowledged: self.settled,
+            acknowledged: self.acked,
             Outcome.NACKED: self.nacked,
             Outcome.UNROUTABLE: self.unroutable,
             Outcome.SENT: self.sent,

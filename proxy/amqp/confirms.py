@@ -242,7 +242,7 @@ class Confirms:
                     tally.add(fate.outcome)
                     count -= 1
         if acked:
-            tally.settled += count
+            tally.acked += count
         else:
             tally.nacked += count
 

@@ -75,7 +75,7 @@ class Channel:
                     self.returned.discard(n)
                     receiver.settled(index, UNROUTABLE)
                 elif verdict is CONFIRMED:
-                    tally.settled += 1
+                    tally.acked += 1
                     receiver.settled(index, verdict)
                 else:
                     tally.nacked += verdict.outcome is Outcome.NACKED

@@ -15,7 +15,7 @@ def test_a_tally_begins_with_nothing() -> None:
 
 def test_each_count_is_one_outcome() -> None:
     tally = Tally()
-    tally.settled, tally.nacked, tally.unroutable, tally.sent, tally.unknown, tally.unavailable = range(1, 7)
+    tally.acked, tally.nacked, tally.unroutable, tally.sent, tally.unknown, tally.unavailable = range(1, 7)
     others = {
         Outcome.NACKED: 2,
         Outcome.UNROUTABLE: 3,

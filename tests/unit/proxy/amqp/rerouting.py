@@ -66,7 +66,7 @@ def away(count: int = 1, *, bits: int = 0, confirming: bool = True) -> tuple[Wir
 def counted(w: Wire) -> tuple[int, ...]:
     """Publishes to x: all, then confirmed, nacked, unroutable, unknown, sent."""
     tally = w.tally("x")
-    return tally.published, tally.settled, tally.nacked, tally.unroutable, tally.unknown, tally.sent
+    return tally.published, tally.acked, tally.nacked, tally.unroutable, tally.unknown, tally.sent
 
 
 def frames(*each: Frame) -> bytes:

@@ -367,7 +367,7 @@ def test_confirms_in_any_order(answers: list[bytes], left: int, low: int) -> Non
         w.publishes(3)
         for chunk in chunking:
             w.fed(chunk)
-        assert (w.client.in_flight, w.tally.settled, w.channel().low) == (left, 3 - left, low)
+        assert (w.client.in_flight, w.tally.acked, w.channel().low) == (left, 3 - left, low)
         assert all(verdicts == [CONFIRMED] for verdicts in w.told.verdicts.values())
 
 
@@ -377,7 +377,7 @@ def test_nacks() -> None:
     outcomes = w.fed(nack(1, 2), ack(1, 1), nack(1, 4, multiple=True))
     assert outcomes == {0: Outcome.CONFIRMED, **dict.fromkeys((1, 2, 3), Outcome.NACKED)}
     assert w.told.of(3) is NACKED
-    assert (w.tally.settled, w.tally.nacked, w.client.in_flight) == (1, 3, 0)
+    assert (w.tally.acked, w.tally.nacked, w.client.in_flight) == (1, 3, 0)
 
 
 @pytest.mark.parametrize("answer", [ack, nack])
@@ -404,7 +404,7 @@ def test_what_comes_back_is_unroutable_once_it_is_acked(size: int) -> None:
     outcomes = w.fed(ack(1, 3, multiple=True))
     assert outcomes == {0: Outcome.CONFIRMED, 1: Outcome.UNROUTABLE, 2: Outcome.CONFIRMED}
     assert w.told.of(1) is UNROUTABLE
-    assert (w.tally.settled, w.tally.unroutable) == (2, 0)
+    assert (w.tally.acked, w.tally.unroutable) == (2, 0)
 
 
 def test_returns_of_two_channels_may_cross() -> None:
@@ -739,5 +739,5 @@ def test_acks_cost_the_same_in_any_order_and_number(order: str) -> None:
     w.sent()
     w.channel().pending = counting = Counting(w.channel().pending)
     w.fed(*orders(n)[order])
-    assert (w.tally.settled, w.client.in_flight) == (n, 0)
+    assert (w.tally.acked, w.client.in_flight) == (n, 0)
     assert counting.asked <= 3 * n

@@ -16,7 +16,7 @@ from tests.unit.proxy.amqp.wire import ack, chunks, close_channel, frame, method
 
 EXCHANGES = (b"", b"a", b"b")
 COUNTED = {
-    Outcome.CONFIRMED: "settled",
+    Outcome.CONFIRMED: "acked",
     Outcome.NACKED: "nacked",
     Outcome.UNKNOWN: "unknown",
 }

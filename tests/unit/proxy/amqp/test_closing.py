@@ -69,7 +69,7 @@ def refusing(confirming: bool = True) -> Wire:
 def test_the_broker_is_first_and_its_acks_still_reach_the_client() -> None:
     w = refusing()
     assert w.broker(ack(1, 1)) == ack(1, 1)
-    assert w.tally("x").settled == 1
+    assert w.tally("x").acked == 1
     (close,) = split(w.broker(CLOSE_OK))
     assert (close.channel, close.id, code_of(close)) == (1, (20, 40), 541)
     assert "no ring" in text_of(close)
@@ -216,7 +216,7 @@ def test_the_client_closes_a_channel(confirming: bool) -> None:
     assert w.broker(CLOSE_OK) == CLOSE_OK
     assert 1 not in w.c.channels
     tally = w.tally("x")
-    assert (tally.settled, tally.unknown, tally.sent) == ((1, 1, 0) if confirming else (0, 0, 2))
+    assert (tally.acked, tally.unknown, tally.sent) == ((1, 1, 0) if confirming else (0, 0, 2))
 
 
 def test_the_broker_closes_a_channel() -> None:
@@ -509,7 +509,7 @@ def test_returns_and_acks_that_come_before_the_brokers_close_ok_are_what_they_we
     out = w.broker(sent + ack(1, 1) + CONNECTION_CLOSE_OK)
     (told, ok) = split(out)
     assert (told.id, ok.id) == ((60, 120), (10, 51))
-    assert (w.tally("x").unroutable, w.tally("x").settled) == (1, 0)
+    assert (w.tally("x").unroutable, w.tally("x").acked) == (1, 0)
 
 
 # Transactions.
@@ -533,7 +533,7 @@ def test_a_commit_of_a_lost_publish_closes_the_channel() -> None:
     assert (close.id, w.c.channels[1].state) == ((20, 40), State.REFUSING)
     (refusal,) = split(w.broker(CLOSE_OK))
     assert code_of(refusal) == 541
-    assert (w.tally("x").unroutable, w.tally("x").settled) == (1, 1)
+    assert (w.tally("x").unroutable, w.tally("x").acked) == (1, 1)
 
 
 @pytest.mark.parametrize("after", [CLOSE, THEIRS])
@@ -573,4 +573,4 @@ def test_confirm_select_is_forwarded_and_begins() -> None:
     w.client(message(1, b"x", b"k"))
     assert w.c.channels[1].confirms.unsettled == 1
     assert w.broker(ack(1, 1)) == ack(1, 1)
-    assert (w.tally("x").sent, w.tally("x").settled) == (1, 1)
+    assert (w.tally("x").sent, w.tally("x").acked) == (1, 1)

@@ -17,7 +17,7 @@ PLACED, REFUSED = Fate(Outcome.CONFIRMED, True), Fate(Outcome.NACKED, False)
 
 
 def outcomes(tally: Tally) -> tuple[int, ...]:
-    return tally.settled, tally.nacked, tally.unroutable, tally.unknown
+    return tally.acked, tally.nacked, tally.unroutable, tally.unknown
 
 
 def publish(confirms: Confirms, tally: Tally, count: int = 1) -> None:
@@ -62,13 +62,13 @@ class Model:
             return
         for n in range(1, number + 1) if multiple else (number,):
             if self.fate[n - 1] is None:
-                self.fate[n - 1] = "unroutable" if n in self.returned else "settled" if acked else "nacked"
+                self.fate[n - 1] = "unroutable" if n in self.returned else "acked" if acked else "nacked"
 
     def check(self) -> None:
         for which, tally in enumerate(self.tallies):
             fates = [fate for fate, of in zip(self.fate, self.of, strict=True) if of == which]
             assert tally.published == len(fates)
-            expected = tuple(fates.count(name) for name in ("settled", "nacked", "unroutable", "unknown"))
+            expected = tuple(fates.count(name) for name in ("acked", "nacked", "unroutable", "unknown"))
             assert outcomes(tally) == expected
         assert self.confirms.unsettled == self.fate.count(None)
         counted = sum(sum(outcomes(tally)) for tally in self.tallies)

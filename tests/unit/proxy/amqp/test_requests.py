@@ -271,9 +271,9 @@ def test_a_commit_and_a_rollback_count_what_was_before_them() -> None:
     confirms, tally = w.c.channels[1].confirms, w.tally("t", PassReason.TYPE)
     assert confirms.unsettled == 6
     w.broker(made(1, commands.Tx.CommitOk()))
-    assert (confirms.unsettled, tally.settled) == (4, 2)
+    assert (confirms.unsettled, tally.acked) == (4, 2)
     w.broker(made(1, commands.Tx.RollbackOk()))
-    assert (confirms.unsettled, tally.settled) == (1, 2)
+    assert (confirms.unsettled, tally.acked) == (1, 2)
 
 
 def test_confirm_select_without_wait_begins_all_the_same() -> None:

@@ -321,8 +321,8 @@ def test_what_clients_are_told_in_any_order_of_answers(name: str, steps: list[tu
         assert w.both(each) == (b"", told)
     if all(3 not in (each[18], each[19]) for each, _ in steps):
         w.both(ack(1, 3))
-    count, settled, nacked, unroutable, unknown, sent = counted(w)
-    assert (count, settled + nacked, unroutable + unknown + sent) == (3, 3, 0)
+    count, acked, nacked, unroutable, unknown, sent = counted(w)
+    assert (count, acked + nacked, unroutable + unknown + sent) == (3, 3, 0)
     assert nacked == {"nacked by the first, all": 3, "all nacked": 2}.get(name, "nacked" in name)
     assert (w.c.channels[1].away, w.c.channels[1].confirms.unsettled) == (0, 0)
 

@@ -106,7 +106,7 @@ def test_the_reason_to_pass_is_counted_where_a_message_goes_to_its_exchange() ->
     w.both(back(out))
     w.reread({"x": known(None, PassReason.NO_BINDINGS)})
     w.both(ack(1, 1) + ack(OURS, 1))
-    assert (w.tally("x", PassReason.NO_BINDINGS).published, w.tally("x").settled) == (1, 1)
+    assert (w.tally("x", PassReason.NO_BINDINGS).published, w.tally("x").acked) == (1, 1)
 
 
 def test_one_whose_value_cannot_be_read_is_not_published_again() -> None:

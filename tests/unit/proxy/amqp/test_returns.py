@@ -198,7 +198,7 @@ def test_a_return_unasked_is_swallowed_and_its_ack_is_a_nack(size: int) -> None:
         out = fed(make, back + ack(1, 1) + trailing, rewrite.from_broker)
         assert out.to_client == nack(1, 1) + trailing
         assert out.wire.c.events == [Stale(("/", "x"), queue(OWNER.decode()))]
-        assert (out.wire.tally("x").unroutable, out.wire.tally("x").settled) == (1, 0)
+        assert (out.wire.tally("x").unroutable, out.wire.tally("x").acked) == (1, 0)
 
 
 def test_a_multiple_ack_over_what_is_lost_is_split() -> None:
@@ -208,7 +208,7 @@ def test_a_multiple_ack_over_what_is_lost_is_split() -> None:
         w.broker(echo(outs[i]))
     expected = ack(1, 1, True) + nack(1, 2) + ack(1, 3, True) + nack(1, 4) + ack(1, 6, True)
     assert w.broker(ack(1, 6, True) + ack(2, 9, True)) == expected + ack(2, 9, True)
-    assert (w.tally("x").settled, w.tally("x").unroutable) == (3, 3)
+    assert (w.tally("x").acked, w.tally("x").unroutable) == (3, 3)
     assert w.c.channels[1].confirms.returned == {}
 
 
@@ -221,7 +221,7 @@ def test_tags_count_from_confirm_select() -> None:
     assert w.broker(echo(early)) == b""
     assert w.broker(ack(1, 3, True)) == ack(1, 1, True) + nack(1, 2) + ack(1, 3, True)
     tally = w.tally("x")
-    assert (tally.published, tally.sent, tally.settled) == (4, 1, 2)
+    assert (tally.published, tally.sent, tally.acked) == (4, 1, 2)
 
 
 def test_a_nack_over_what_is_lost_passes() -> None:
@@ -394,4 +394,4 @@ def test_in_any_chunking_and_any_mix_nothing_lost_is_acked(data: st.DataObject) 
                 told.setdefault(n, each.id == (60, 80))
     assert sorted(came) == [i for i in sorted(lost) if asked[i]]
     assert told == {i + 1: i not in lost or asked[i] for i in range(count)}
-    assert (w.tally("x").unroutable, w.tally("x").settled) == (len(lost), count - len(lost))
+    assert (w.tally("x").unroutable, w.tally("x").acked) == (len(lost), count - len(lost))

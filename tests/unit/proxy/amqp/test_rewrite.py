@@ -483,7 +483,7 @@ def test_publishes_are_counted_under_what_became_of_them() -> None:
     assert [w.tally("n", PassReason.NO_BINDINGS).published, w.tally("", PassReason.TYPE).published] == [1, 1]
     assert w.c.channels[1].confirms.unsettled == 7
     w.broker(ack(1, 7, True))
-    assert [w.tally("x").settled, w.tally("t", PassReason.TYPE).settled] == [3, 2]
+    assert [w.tally("x").acked, w.tally("t", PassReason.TYPE).acked] == [3, 2]
     assert w.c.channels[1].confirms.unsettled == 0
 
 
