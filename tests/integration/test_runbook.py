@@ -249,6 +249,30 @@ def test_unknown_outcomes(start_used: StartSidecar, broker: Broker, login: Login
         assert "ringproxy_broker_connects_total" in told
 
 
+def test_journal_loses_records(start_used: StartSidecar, broker: Broker, tmp_path: Path) -> None:
+    (look,) = RUNBOOK["Journal loses records"]
+    sidecar = start_used(journal_dir=str(tmp_path), journal_file_seconds="0.2")
+    shell = Shell(here(broker, sidecar))
+    assert "ringproxy_journal_failing 0.0" in shell(look)
+    wait_until("a file", lambda: list(tmp_path.glob("records/dt=*/hour=*/[!.]*")))
+    (tmp_path / "records").rename(tmp_path / "away")
+    (tmp_path / "records").touch()
+    publish(sidecar)
+    wait_until("the fault", lambda: "ringproxy_journal_failing 1.0" in shell(look))
+    assert 'ringproxy_journal_dropped_total{reason="store"} 1.0' in shell(look)
+    assert 'ringproxy_journal_dropped_total{reason="buffer"} 0.0' in shell(look)
+    assert "the journal cannot be written" in sidecar.log()
+
+
+def test_not_scraped(start_used: StartSidecar, broker: Broker) -> None:
+    (look,) = RUNBOOK["Not scraped"]
+    sidecar = start_used()
+    shell = Shell(here(broker, sidecar))
+    assert shell(look) == "ok\n"
+    sidecar.stop()
+    shell(look, 7)
+
+
 def test_the_fleet_disagrees(start_used: StartSidecar, broker: Broker, login: Login, shop: VirtualHost) -> None:
     (diff,) = RUNBOOK["The fleet disagrees"]
     with management_front(login.management_url) as front:
