@@ -11,7 +11,7 @@ from librt.strings import BytesWriter, write_i32_be, write_i64_be
 from proxy import __version__
 from proxy.amqp import table
 from proxy.amqp.content import STAMP_ID_ENTRY, ring_id_in
-from proxy.amqp.fate import CONFIRMED, NACKED, Channel, Receiver, Verdict
+from proxy.amqp.fate import CONFIRMED, NACKED, ConfirmChannel, Receiver, Verdict
 from proxy.amqp.frames import (
     ACCESS_REFUSED,
     BASIC_ACK,
@@ -117,14 +117,14 @@ class Client:
         self.frame_max, self.heartbeat = _LONGEST_FRAME, HEARTBEAT
         self.most_body = 0
         """The broker's largest message, in bytes, as far as it has said; 0 for not yet."""
-        self.channels: dict[bytes, Channel] = {}
+        self.channels: dict[bytes, ConfirmChannel] = {}
         """By exchange."""
         self.in_flight = 0
         self.refusals: dict[bytes, str] = {}
         """By exchange, why the broker closed its channel last."""
         self.news: list[str] = []
         """What is worth a line of the log; for the caller to take."""
-        self._by_id: dict[int, Channel] = {}
+        self._by_id: dict[int, ConfirmChannel] = {}
         self._closing: set[int] = set()
         self._channel_max = MAX_CHANNELS
         self._rest = b""
@@ -200,7 +200,7 @@ class Client:
             part = whole[at : at + room]
             self.out += (channel.body_start + U32.pack(len(part)), part, b"\xce")
 
-    def _open(self, exchange: bytes) -> Channel:
+    def _open(self, exchange: bytes) -> ConfirmChannel:
         """A channel for an exchange; what is published on it need not wait for the answers."""
         most = self._channel_max
         if len(self._by_id) + len(self._closing) >= most - most // 4:
@@ -210,7 +210,7 @@ class Client:
         channel_id = next((n for n in range(1, most + 1) if n not in taken), None)
         if channel_id is None:
             raise Full(f"all {most} channels of the connection to the broker are in use")
-        channel = Channel(channel_id, exchange)
+        channel = ConfirmChannel(channel_id, exchange)
         self.channels[exchange] = self._by_id[channel_id] = channel
         self.out += (method_frame(channel_id, CHANNEL_OPEN, b"\0"), method_frame(channel_id, CONFIRM_SELECT, b"\0"))
         return channel
@@ -223,7 +223,7 @@ class Client:
             self._closing.add(idle.id)
             self.out.append(close_frame(idle.id, REPLY_SUCCESS, "no more publishes for now"))
 
-    def _drop(self, channel: Channel) -> None:
+    def _drop(self, channel: ConfirmChannel) -> None:
         self._by_id.pop(channel.id, None)
         self.channels.pop(channel.exchange, None)
 
@@ -233,11 +233,11 @@ class Client:
             self.stage = Stage.CLOSING
             self.out.append(close_frame(0, REPLY_SUCCESS, "ringproxy has no more to publish"))
 
-    def marks(self) -> list[tuple[Channel, int]]:
+    def marks(self) -> list[tuple[ConfirmChannel, int]]:
         """Each channel with unsettled publishes, and the number of its last."""
         return [(channel, channel.number) for channel in self._by_id.values() if channel.pending]
 
-    def give_up(self, channel: Channel, number: int, why: str) -> None:
+    def give_up(self, channel: ConfirmChannel, number: int, why: str) -> None:
         """All publishes up to that one are waited for no more; an answer that still comes is ignored."""
         told = channel.settle(number, True, Verdict(Outcome.UNKNOWN, why))
         self.in_flight -= told

@@ -5,7 +5,7 @@ from typing import Final, NamedTuple, Protocol
 
 from mypy_extensions import i64
 
-from proxy.amqp.frames import FRAME_ERROR, U16, Fault
+from proxy.amqp.frames import BODY, FRAME_ERROR, HEADER, METHOD, U16, Fault
 from proxy.outcome import Outcome
 from proxy.tally import Tally
 
@@ -31,7 +31,7 @@ NACKED: Final = Verdict(Outcome.NACKED, "the broker answered basic.nack")
 UNROUTABLE: Final = Verdict(Outcome.UNROUTABLE, "there was no queue for it")
 
 
-class Channel:
+class ConfirmChannel:
     """One channel in confirm mode and its unsettled publishes; numbers are delivery tags, from 1."""
 
     __slots__ = (
@@ -42,8 +42,9 @@ class Channel:
     def __init__(self, channel_id: int, exchange: bytes) -> None:
         """For publishes to one exchange."""
         self.id, self.exchange = channel_id, exchange
-        number = U16.pack(channel_id)
-        self.method_start, self.header_start, self.body_start = b"\1" + number, b"\2" + number, b"\3" + number
+        self.method_start, self.header_start, self.body_start = (
+            bytes((kind,)) + U16.pack(channel_id) for kind in (METHOD, HEADER, BODY)
+        )
         """How its frames begin, up to their size."""
         self.number = self.low = 0
         """Of the last publish; and up to which all are settled."""

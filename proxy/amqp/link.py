@@ -10,7 +10,7 @@ from typing import cast
 
 from proxy.amqp import writing
 from proxy.amqp.client import Client, Stage
-from proxy.amqp.fate import Channel
+from proxy.amqp.fate import ConfirmChannel
 from proxy.amqp.frames import ACCESS_REFUSED, HEARTBEAT_FRAME, NOT_ALLOWED, PROTOCOL_HEADER, Fault
 
 log = logging.getLogger(__name__)
@@ -143,7 +143,7 @@ class Link:
         self._loop = asyncio.get_running_loop()
         self._due = self._over = False
         self._opened_at = 0.0
-        self._marks: deque[tuple[float, list[tuple[Channel, int]]]] = deque()
+        self._marks: deque[tuple[float, list[tuple[ConfirmChannel, int]]]] = deque()
 
     @property
     def why(self) -> str:

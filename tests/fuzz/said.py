@@ -7,11 +7,11 @@ from functools import cache
 from random import Random
 from zlib import crc32
 
-from proxy.amqp import fate
 from proxy.amqp.channel import Channel
 from proxy.amqp.client import Client
 from proxy.amqp.confirms import Confirms
 from proxy.amqp.connection import Connection
+from proxy.amqp.fate import ConfirmChannel
 from proxy.limits import Limits
 from proxy.tally import Tally
 from tests.fuzz.corpus import inputs
@@ -21,7 +21,7 @@ Say = Callable[[object], None]
 
 EDGES = sorted({(1 << bits) + d for bits in (7, 8, 15, 16, 31, 32, 33, 34, 61, 62, 63, 64) for d in (-2, -1, 0, 1, 2)})
 
-_STATE = (Connection, Channel, Confirms, Tally, Client, fate.Channel, Limits)
+_STATE = (Connection, Channel, Confirms, Tally, Client, ConfirmChannel, Limits)
 """Classes of which every attribute is compared."""
 
 

@@ -7,7 +7,7 @@ from pamqp import commands
 from pamqp.common import FieldTable
 
 from proxy.amqp.client import Client, Stage
-from proxy.amqp.fate import Channel, Verdict
+from proxy.amqp.fate import ConfirmChannel, Verdict
 from proxy.amqp.properties import Header, encoded
 from proxy.amqp.routes import Target
 from proxy.outcome import Outcome
@@ -90,7 +90,7 @@ class Wire:
         self.client.feed(b"".join(data))
         return self.told.outcomes
 
-    def channel(self, to: bytes = b"") -> Channel:
+    def channel(self, to: bytes = b"") -> ConfirmChannel:
         return self.client.channels[to]
 
 
