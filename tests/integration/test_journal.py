@@ -7,10 +7,12 @@ import gzip
 import hashlib
 import json
 import os
+import re
 import signal
 from collections import Counter
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import aio_pika
 import pytest
@@ -20,8 +22,10 @@ from pamqp.commands import Basic
 from ring.destination import Destination
 from ring.hashing import SLOTS, slot_of
 from ring.ring import fingerprint
-from tests.integration.broker_api import DEADLINE_SECONDS, VirtualHost, wait_until
+from testbed.broker import Broker
+from tests.integration.broker_api import DEADLINE_SECONDS, BrokerApi, VirtualHost, wait_until
 from tests.integration.conftest import USER, Login, StartSidecar
+from tests.integration.documents import Document, Shell, variables
 from tests.integration.rings import owner
 from tests.integration.sidecar import Sidecar
 from tests.integration.test_access import refused
@@ -222,6 +226,32 @@ async def test_a_stream_queue(start_sidecar: StartSidecar, login: Login, vhost: 
     finally:
         home.delete_queue("the journal")
         home.permit(USER)
+
+
+@pytest.mark.parametrize("way", ["by the sidecar", "beforehand"])
+def test_the_rights_that_a_stream_queue_takes(
+    start_sidecar: StartSidecar, broker: Broker, login: Login, api: BrokerApi, way: str
+) -> None:
+    """By the document's own commands; its rabbitmqctl as requests to the management API."""
+    grant, declare = Document("docs/journal.md")["The stream"]
+    shop = VirtualHost(api, "shop", [])
+    shop.ring("orders", QUEUES)
+    commands = grant if way == "by the sidecar" else declare
+    (rights,) = re.findall(r"^rabbitmqctl set_permissions -p shop orders '(.*)' '(.*)' '(.*)'$", commands, flags=re.M)
+    shop.permit(USER, *rights)
+    try:
+        url = urlsplit(login.broker_url)._replace(path="/shop").geturl()
+        sidecar = start_sidecar(broker_url=url, journal_stream="journal")
+        if way == "beforehand":
+            Shell(variables(broker, sidecar))(declare.partition("\nrabbitmqctl ")[0])
+        assert sidecar.publish("orders", "k").status == 200
+        sidecar.stop()
+        assert "stream queue" not in sidecar.log()
+        queue = api.ask("GET", "queues", "shop", "journal")
+        assert queue["arguments"] == {"x-queue-type": "stream", "x-max-length-bytes": 10 * 1024**3}
+        wait_until("both messages", lambda: api.ask("GET", "queues", "shop", "journal").get("messages") == 2)
+    finally:
+        shop.delete()
 
 
 def test_a_stream_queue_that_is_deleted_is_declared_again(
