@@ -16,7 +16,7 @@ from proxy.amqp.brokers import Brokers
 from proxy.amqp.listener import Listener
 from proxy.amqp.routes import RouteTables
 from proxy.amqp.shared import Shared
-from proxy.config import Address, ConfigError, Settings, is_loopback
+from proxy.config import Settings, is_loopback
 from proxy.counts import Counts
 from proxy.files import Files
 from proxy.http.admin import Admin
@@ -34,6 +34,7 @@ from proxy.selection import Selection, named
 from proxy.sync import Sync
 from proxy.tls import ServerTls
 from proxy.unix_socket import unix_socket
+from proxy.values import Address, ConfigError
 from ring.hashing import RING_FORMAT
 
 log = logging.getLogger(__name__)

@@ -12,8 +12,9 @@ import uvloop
 
 from proxy import __version__
 from proxy.app import run
-from proxy.config import ENVIRONMENT_PREFIX, SWITCHES, ConfigError, Settings, describe, field_names, help_of
+from proxy.config import ENVIRONMENT_PREFIX, SWITCHES, Settings, describe, field_names, help_of
 from proxy.questions import QuestionError, diff, explain
+from proxy.values import ConfigError
 from ring.compiled import kind
 from ring.hashing import RING_FORMAT
 

@@ -14,9 +14,9 @@ from urllib.parse import unquote
 from yarl import URL
 
 from proxy.credentials import secret
-from proxy.values import Address as Address
-from proxy.values import ConfigError as ConfigError
 from proxy.values import (
+    Address,
+    ConfigError,
     check_text,
     choice,
     listed,

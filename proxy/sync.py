@@ -14,9 +14,7 @@ from proxy.assembly import Assembly
 from proxy.belief import Belief
 from proxy.changes import tell, tell_missing, title
 from proxy.declared import Declaration
-from proxy.lookups import Absent as Absent
-from proxy.lookups import LookUps
-from proxy.lookups import NotReadable as NotReadable
+from proxy.lookups import Absent, LookUps
 from proxy.management import Management, ManagementError
 from proxy.overlays import Overlays, changes_nothing_ever, is_news
 from proxy.reading import Reading, VhostNotListedError, read

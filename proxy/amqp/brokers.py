@@ -7,7 +7,7 @@ import ssl
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from proxy.config import Address
+from proxy.values import Address
 
 P = TypeVar("P", bound=asyncio.BaseProtocol)
 

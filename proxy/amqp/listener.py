@@ -20,7 +20,7 @@ from proxy.amqp.frames import (
 )
 from proxy.amqp.session import CLOSE_WITHIN, HEADER_WITHIN, SHUTTING_DOWN, End, Session
 from proxy.amqp.shared import Shared
-from proxy.config import Address
+from proxy.values import Address
 
 log = logging.getLogger(__name__)
 

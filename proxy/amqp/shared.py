@@ -10,9 +10,9 @@ from proxy.amqp import publishing
 from proxy.amqp.connection import Connection, Stale
 from proxy.amqp.legs import Leg
 from proxy.amqp.routes import Route, RouteTables, Unread
-from proxy.lookups import VhostAbsent
+from proxy.lookups import Absent, NotReadable, VhostAbsent
 from proxy.router import Name
-from proxy.sync import Absent, NotReadable, Sync
+from proxy.sync import Sync
 from ring.destination import Destination
 
 

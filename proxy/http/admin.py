@@ -11,10 +11,11 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
 from proxy.http.problems import ProblemError, problem_middleware
+from proxy.lookups import Absent, NotReadable
 from proxy.outcome import Outcome
 from proxy.publisher import Publisher
 from proxy.router import Entry, Name, Router
-from proxy.sync import Absent, NotReadable, Sync
+from proxy.sync import Sync
 from ring.destination import Destination
 from ring.hashing import RING_FORMAT, SLOTS, slot_of
 

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from queue import SimpleQueue
 from time import monotonic
 
-from proxy.config import ConfigError, Settings
+from proxy.config import Settings
 from proxy.credentials import secret
 from proxy.files import Files
 from proxy.journal import lines
@@ -13,6 +13,7 @@ from proxy.journal.buffer import Filled, Journal
 from proxy.journal.files import FileStore
 from proxy.journal.lines import KeyForm, Lines
 from proxy.journal.writer import Store, Writer, proxy_id, writing
+from proxy.values import ConfigError
 from ring.hashing import SLOTS
 
 _PATIENCE = 30.0

@@ -5,7 +5,8 @@ import tomllib
 from contextlib import suppress
 from pathlib import Path
 
-from proxy.config import ConfigError, Settings, describe, field_names
+from proxy.config import Settings, describe, field_names
+from proxy.values import ConfigError
 
 SECRET = "hush-hush"
 

@@ -11,7 +11,7 @@ from pamqp import commands
 
 from proxy.amqp.brokers import Brokers
 from proxy.amqp.frames import FRAME
-from proxy.config import Address
+from proxy.values import Address
 from tests.unit.proxy.amqp.wire import ack, close_connection, made, method
 
 START = made(0, commands.Connection.Start(0, 9, {"cluster_name": "rabbit@fake"}, "PLAIN", "en_US"))

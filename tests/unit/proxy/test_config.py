@@ -9,16 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from yarl import URL
 
-from proxy.config import (
-    Address,
-    ConfigError,
-    Settings,
-    describe,
-    field_names,
-    help_of,
-    hidden,
-)
+from proxy.config import Settings, describe, field_names, help_of, hidden
 from proxy.credentials import of_url
+from proxy.values import Address, ConfigError
 
 
 def load(

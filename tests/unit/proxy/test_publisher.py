@@ -11,10 +11,10 @@ import pytest
 from proxy import publisher as publisher_module
 from proxy.amqp.brokers import Brokers
 from proxy.amqp.link import Link
-from proxy.config import Address
 from proxy.outcome import Outcome
 from proxy.publisher import Lanes, LoginRefused, Publisher, TooManyGuests, Unavailable
 from proxy.tally import Tally
+from proxy.values import Address
 from tests.unit.proxy.amqp.client_wire import PERSISTENT_HEADER, TO_Q, Told, blocked
 from tests.unit.proxy.amqp.wire import ack, close_channel
 from tests.unit.proxy.fake_broker import START, FakeBroker, eventually, free_address, listening

@@ -17,11 +17,12 @@ from proxy import assembly
 from proxy import sync as sync_module
 from proxy.assembly import DEAD_LETTER_READS
 from proxy.declared import OVERLAY_TIME, Bound, Declaration, ExchangeDeclared, ExchangeDeleted, QueueDeleted, Unbound
+from proxy.lookups import Absent, NotReadable
 from proxy.management import Management
 from proxy.overlays import OVERLAY_KEPT
 from proxy.router import Entry, Message, Passed, PassReason, Routed, Router, Unknown
 from proxy.selection import Selection
-from proxy.sync import IDENTITY, Absent, NotReadable, Sync
+from proxy.sync import IDENTITY, Sync
 from proxy.topology import CONSISTENT_HASH, MODULUS_HASH
 from ring.destination import Destination
 from ring.ring import Ring

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from proxy.amqp.brokers import Brokers
-from proxy.config import Address
+from proxy.values import Address
 from tests.unit.proxy.fake_broker import FakeBroker, free_address, listening
 
 NAME = "rabbit.example"

@@ -9,12 +9,12 @@ from queue import SimpleQueue
 
 import pytest
 
-from proxy.config import ConfigError
 from proxy.journal.buffer import CAPACITY, Filled, Journal, Record
 from proxy.journal.files import FileStore
 from proxy.journal.lines import Lines, plain
 from proxy.journal.writer import Writer
 from proxy.outcome import Outcome
+from proxy.values import ConfigError
 from tests.unit.proxy.journal.test_buffer import record
 
 HOUR = 3600.0
