@@ -1,6 +1,7 @@
 """What the users of the AMQP ingress may do: no more than the documents say, and a refusal says what is missing."""
 
 from collections.abc import Iterator
+from urllib.parse import quote
 
 import pytest
 from pamqp.commands import Basic, Channel
@@ -97,6 +98,29 @@ def test_a_ring_needs_no_right_to_its_exchange_itself(sidecar: Sidecar, vhost: V
         peer.channel()
         peer.publish(1, "orders", "k")
         peer.confirm(1)
+
+
+def test_where_nobody_publishes_over_http_the_sidecars_own_user_needs_no_right(
+    start_sidecar: StartSidecar, login: Login, vhost: VirtualHost, least: Client
+) -> None:
+    """But a row of permissions, to log in."""
+    name, password = "idle", "pw-idle"
+    vhost.api.ask("PUT", "users", name, body={"password": password, "tags": ""})
+    try:
+        url = with_login(login.broker_url, name, password, "/" + quote(vhost.name, safe=""))
+        sidecar = start_sidecar(broker_url=url)
+        wait_until("a refusal", lambda: "530" in sidecar.admin("/readyz?verbose").text)
+        vhost.permit(name, write="")
+        sidecar.wait_ready()
+        assert sidecar.metric("ringproxy_broker_connected", vhost=vhost.name) == 1
+        vhost.permit(least.user, write="^(orders|amq\\.default)$")
+        with least.session(sidecar.amqp_port, vhost.name) as peer:
+            peer.channel()
+            peer.publish(1, "orders", "k")
+            peer.confirm(1)
+        assert sidecar.publish("orders", "k").status == 403
+    finally:
+        vhost.api.ask("DELETE", "users", name)
 
 
 @pytest.mark.parametrize("missing", ["the tag", "a permission"])
