@@ -97,7 +97,9 @@ class Listener:
 
     def __init__(self, shared: Shared, max_sessions: int) -> None:
         """Not listening yet."""
-        self._shared, self._max_sessions = shared, max_sessions
+        self.shared = shared
+        """What the sessions count together."""
+        self._max_sessions = max_sessions
         self.sessions: set[Session] = set()
         self.opened = 0
         """Sessions, since the start."""
@@ -110,11 +112,6 @@ class Listener:
         self._empty = asyncio.Event()
 
     @property
-    def shared(self) -> Shared:
-        """What the sessions count together."""
-        return self._shared
-
-    @property
     def unsettled(self) -> int:
         """Publishes of all sessions that the broker has yet to answer."""
         return sum(session.unsettled for session in self.sessions)
@@ -123,7 +120,7 @@ class Listener:
     def frames(self) -> tuple[int, int]:
         """Frames that clients, and that brokers, have sent."""
         live = [session.connection for session in self.sessions]
-        shared = self._shared
+        shared = self.shared
         return (
             shared.client_frames + sum(c.client_frames for c in live),
             shared.broker_frames + sum(c.broker_frames for c in live),
@@ -147,7 +144,7 @@ class Listener:
         if len(self.sessions) >= self._max_sessions:
             return self._too_many()
         self._full = False
-        session = Session(self._shared, self._ended)
+        session = Session(self.shared, self._ended)
         self.sessions.add(session)
         self._empty.clear()
         self.opened += 1
@@ -161,15 +158,15 @@ class Listener:
         return self._refuse(NOT_ALLOWED, f"connection refused: max_sessions ({self._max_sessions}) is reached")
 
     def _refuse(self, code: int, text: str) -> _Refusal | None:
-        refusals = self._shared.refusals
+        refusals = self.shared.refusals
         refusals[code] = refusals.get(code, 0) + 1
         return _Refusal(self._refusals, code, text) if len(self._refusals) < SPARE else None
 
     def _ended(self, session: Session) -> None:
         self.sessions.discard(session)
         self.ends[session.end or End.CLIENT] += 1
-        self._shared.client_frames += session.connection.client_frames
-        self._shared.broker_frames += session.connection.broker_frames
+        self.shared.client_frames += session.connection.client_frames
+        self.shared.broker_frames += session.connection.broker_frames
         if not self.sessions:
             self._empty.set()
 
@@ -202,5 +199,5 @@ class Listener:
             session.abort()
         for refusal in list(self._refusals):
             refusal.abort()
-        for task in self._shared.tasks:
+        for task in self.shared.tasks:
             task.cancel()

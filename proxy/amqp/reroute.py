@@ -6,7 +6,6 @@ of ours stands between a client's method and its content, or in its transaction 
 
 from collections.abc import Iterator
 from itertools import takewhile
-from typing import NamedTuple
 
 from proxy.amqp import content
 from proxy.amqp.channel import Channel, RingId, State
@@ -78,11 +77,15 @@ class Rerouted:
         return Stale(self.chosen_by or (c.vhost, self.exchange.decode(errors="replace")), gone)
 
 
-class _Content(NamedTuple):
+class _Content:
     """Frames that wait until the content before them has gone out whole."""
 
-    frames: list[bytes]
-    whole: list[bool]
+    __slots__ = ("frames", "whole")
+
+    def __init__(self) -> None:
+        self.frames: list[bytes] = []
+        self.whole = False
+        """Its last frame is among them."""
 
 
 class Reroutes:
@@ -122,10 +125,10 @@ class Reroutes:
         if not came.tag:
             return  # our channel was closed meanwhile
         if self._sending not in (None, came):
-            behind = self._behind.setdefault(came, _Content([], []))
+            behind = self._behind.setdefault(came, _Content())
             behind.frames.append(frames)
             if last:
-                behind.whole.append(True)
+                behind.whole = True
             return
         c.tell_broker(frames)
         self._sending = None if last else came

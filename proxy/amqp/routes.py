@@ -95,6 +95,7 @@ class Route:
         self.targets: tuple[Target, ...] = ()
         self.owners = b""
         self.stamp = b""
+        """What its stamps begin with; empty where it has no ring."""
         if entry is not None and entry.known is not None:
             self.targets = tuple(map(Target, entry.known.ring.destinations))
             self.owners = entry.known.ring.owner_index
