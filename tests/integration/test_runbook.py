@@ -98,7 +98,11 @@ def test_alerts() -> None:
         Shell({})(make)
         rule = yaml.safe_load(made.read_text())
     assert (rule["apiVersion"], rule["kind"]) == ("monitoring.coreos.com/v1", "PrometheusRule")
-    assert rule["spec"] == yaml.safe_load((ROOT / "deploy/alerts.yaml").read_text())
+    assert rule["metadata"]["labels"] == {"release": "prometheus"}
+    alerts = (ROOT / "deploy/alerts.yaml").read_text()
+    linked = alerts.replace("runbook_url: ", "runbook_url: https://git.example.com/ringproxy/")
+    assert linked != alerts
+    assert rule["spec"] == yaml.safe_load(linked)
 
 
 def test_stale_ring(start_used: StartSidecar, broker: Broker, login: Login) -> None:

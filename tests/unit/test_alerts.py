@@ -48,9 +48,9 @@ def test_every_alert_is_tried_where_it_fires_and_where_it_does_not(alert: dict[s
 @pytest.mark.parametrize("alert", ALERTS, ids=named)
 def test_every_alert_says_what_to_do(alert: dict[str, Any]) -> None:
     annotations = alert["annotations"]
-    assert annotations.keys() == {"summary", "description", "runbook"}
+    assert annotations.keys() == {"summary", "description", "runbook_url"}
     assert alert["labels"]["severity"] in ("critical", "warning")
-    document, anchor = annotations["runbook"].split("#")
+    document, anchor = annotations["runbook_url"].split("#")
     headings = re.findall(r"^## (.+)$", (ROOT / document).read_text(), flags=re.M)
     assert anchor in [heading.lower().replace(" ", "-") for heading in headings]
     assert f"`{alert['alert']}`" in (ROOT / document).read_text()
