@@ -61,41 +61,22 @@ async def run(settings: Settings) -> None:
     ) as api:
         router = Router(settings.ring_max_age, settings.on_stale == "refuse")
         selection = Selection(settings.route, settings.shadow, settings.pass_)
-        sync = Sync(
-            api,
-            router,
-            selection,
-            interval=settings.sync_interval,
-            settle_time=settings.settle_time,
-            rewrite_dead_letters=settings.on_dead_letter == "rewrite",
-            named=named([*settings.route, *settings.shadow], settings.default_vhost),
-        )
+        sync = _sync(settings, api, router, selection)
         journaling = Journaling(settings, files)
-        dial = Brokers(settings.brokers, files.broker_tls, settings.lookup_timeout).dial
+        brokers = Brokers(settings.brokers, files.broker_tls, settings.lookup_timeout)
         publisher = Publisher(
-            dial,
+            brokers.dial,
             files.broker_login,
             connections=settings.broker_connections,
             connect_timeout=settings.lookup_timeout,
             confirm_timeout=settings.confirm_timeout,
         )
         counts = Counts()
-
         tables = {
             ingress: RouteTables(router, selection, tallies, sync.mismatch, journaling.journal)
             for ingress, tallies in counts.tallies.items()
         }
-        listener = Listener(
-            Shared(
-                tables["amqp"],
-                sync,
-                dial,
-                settings.lookup_timeout,
-                frozenset(mechanism.encode() for mechanism in settings.allow_mechanisms),
-                counts.amqp_latency.add,
-            ),
-            settings.max_sessions,
-        )
+        listener = _listener(settings, tables["amqp"], sync, brokers, counts)
         limits = Limits(settings.max_in_flight, settings.max_in_flight_bytes)
         gate = Gate(router, files.access, limits, counts, body_timeout=settings.body_timeout)
         dispatch = Dispatch(router, sync, tables["http"], publisher, settings.lookup_timeout)
@@ -126,6 +107,31 @@ async def run(settings: Settings) -> None:
             await stop.wait()
             gate.draining = True
             await asyncio.gather(_drain(gate, publisher, settings.drain_time), listener.drain(settings.drain_time))
+
+
+def _sync(settings: Settings, api: Management, router: Router, selection: Selection) -> Sync:
+    return Sync(
+        api,
+        router,
+        selection,
+        interval=settings.sync_interval,
+        settle_time=settings.settle_time,
+        rewrite_dead_letters=settings.on_dead_letter == "rewrite",
+        named=named([*settings.route, *settings.shadow], settings.default_vhost),
+    )
+
+
+def _listener(settings: Settings, tables: RouteTables, sync: Sync, brokers: Brokers, counts: Counts) -> Listener:
+    """That of AMQP, not listening yet."""
+    shared = Shared(
+        tables,
+        sync,
+        brokers.dial,
+        settings.lookup_timeout,
+        frozenset(mechanism.encode() for mechanism in settings.allow_mechanisms),
+        counts.amqp_latency.add,
+    )
+    return Listener(shared, settings.max_sessions)
 
 
 def _on_signal(stop: asyncio.Event) -> None:
