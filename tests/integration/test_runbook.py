@@ -223,6 +223,7 @@ def test_publishes_fail(start_used: StartSidecar, broker: Broker, shop: VirtualH
     shop.queue("full", x_max_length=1, x_overflow="reject-publish")
     shop.exchange("small")
     shop.bind("small", "full")
+    shop.policy("limit", "^orders", "queues", max_length=1000)
     answers = [sidecar.publish("small", "k", vhost="shop").status for _ in range(5)]
     assert 503 in answers
     shell = Shell(here(broker, sidecar))
@@ -231,7 +232,12 @@ def test_publishes_fail(start_used: StartSidecar, broker: Broker, shop: VirtualH
     assert float(told[1]) == answers.count(503)
     queues = {queue["name"]: queue for queue in json.loads(shell(look))}
     assert queues["full"]["arguments"]["x-overflow"] == "reject-publish"
-    wait_until("its length", lambda: {q["name"]: q.get("messages") for q in json.loads(shell(look))}["full"] == 1)
+
+    def shown(queue: str, column: str) -> object:
+        return next(each.get(column) for each in json.loads(shell(look)) if each["name"] == queue)
+
+    wait_until("its length", lambda: shown("full", "messages") == 1)
+    wait_until("the policy", lambda: shown("orders.1", "effective_policy_definition") == {"max-length": 1000})
 
 
 def test_unknown_outcomes(start_used: StartSidecar, broker: Broker, login: Login, client: Client) -> None:
