@@ -13,10 +13,11 @@ from proxy.http.batch import MESSAGES, Batch, Words
 from proxy.http.dispatch import Dispatch
 from proxy.http.fields import ItemError, message_of
 from proxy.http.gate import INGRESS, Admitted, Gate
-from proxy.http.items import BodyError, Framing, Item, Items
+from proxy.http.items import Items
 from proxy.http.parsing import name_of, prefers, query_of, refuse_message_headers
 from proxy.http.problems import ProblemError
 from proxy.http.receipts import json_answer, minimal
+from proxy.http.scanning import BodyError, Framing, Item
 from proxy.outcome import Outcome
 from proxy.router import Name
 

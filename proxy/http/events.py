@@ -12,10 +12,10 @@ from proxy.http.cloudevents import Form, binary, form_of, identity_of, message_o
 from proxy.http.fields import ItemError
 from proxy.http.gate import Admitted, Gate
 from proxy.http.ingest import Ingest
-from proxy.http.items import Framing, Item
 from proxy.http.message import Message
 from proxy.http.parsing import key_of, name_of, query_of, refuse_message_headers
 from proxy.http.problems import ProblemError
+from proxy.http.scanning import Framing, Item
 from proxy.outcome import Outcome
 
 _WORDS = Words("events", "partitionkey")

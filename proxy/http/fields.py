@@ -20,8 +20,8 @@ from proxy.amqp.properties import (
     shown,
     utf8,
 )
-from proxy.http.items import Item
 from proxy.http.message import FAN_OUT, STAMPS, Message
+from proxy.http.scanning import Item
 
 _T = TypeVar("_T")
 

@@ -39,7 +39,7 @@ COMPILER = {"librt", "mypy_extensions"}
 PURE_MAY = {"config": {"yarl"}, "values": {"yarl"}, "credentials": {"yarl"}}
 """Of what is neither the standard library, ring nor pure."""
 
-HTTP_PURE = ("message", "decoding", "items", "fields", "cloudevents", "schemas", "openapi", "page")
+HTTP_PURE = ("message", "decoding", "scanning", "items", "fields", "cloudevents", "schemas", "openapi", "page")
 """Modules of proxy.http that turn bytes into messages, or describe the interface, and know nothing of a request."""
 
 LEGS = ("legs", "shared", "session", "brokers", "listener", "link", "writing")

@@ -7,8 +7,8 @@ import pytest
 
 from proxy.amqp.properties import PERSISTENT, Header
 from proxy.http.fields import ItemError, message_of
-from proxy.http.items import Item
 from proxy.http.message import Message
+from proxy.http.scanning import Item
 from tests.unit.proxy.http.published import properties_of
 
 

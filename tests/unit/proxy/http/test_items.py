@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.http import items as module
+from proxy.http import scanning
 from proxy.http.decoding import MOST_STRUCTURE
-from proxy.http.items import BodyError, Framing, Item, Items
+from proxy.http.items import Items
+from proxy.http.scanning import BodyError, Framing, Item
 
 ROOMY = 1 << 20
 
@@ -368,8 +369,8 @@ def test_a_large_item_in_small_chunks_is_not_scanned_for_every_chunk(monkeypatch
         scans += 1
         return scan(window, i)
 
-    scan = module._decode
-    monkeypatch.setattr(module, "_decode", counted)
+    scan = scanning._decode
+    monkeypatch.setattr(scanning, "_decode", counted)
     item = {"payload": "x" * 500_000}
     body = json.dumps({"messages": [item]}).encode()
     assert Read(pieces(body, 100), made()).items == [item]
