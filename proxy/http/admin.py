@@ -1,8 +1,7 @@
 """The admin listener: probes, metrics, and what this sidecar knows of each exchange. Nothing here changes anything."""
 
-import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -10,13 +9,13 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
+from proxy.http.answers import json_answer, named
 from proxy.http.problems import ProblemError, problem_middleware
 from proxy.lookups import Absent, NotReadable
 from proxy.outcome import Outcome
 from proxy.publisher import Publisher
 from proxy.router import Entry, Name, Router
 from proxy.sync import Sync
-from ring.destination import Destination
 from ring.hashing import RING_FORMAT, SLOTS, slot_of
 
 MOST_TITLES = 10
@@ -116,7 +115,7 @@ class Admin:
         """Every exchange that this sidecar knows, with its ring; what `ring-proxy diff` compares."""
         exchanges = [self._shown(name, entry) for name, entry in sorted(self._router.entries.items())]
         faults = [{"vhost": v, "exchange": e, "fault": why} for (v, e), why in sorted(self._sync.faults.items())]
-        return _json(
+        return json_answer(
             {"default_vhost": self._default_vhost, "ring_format": RING_FORMAT, "exchanges": exchanges, "faults": faults}
         )
 
@@ -139,10 +138,10 @@ class Admin:
             runner_up = ring.runner_up(slot)
             shown["key"] = {
                 "slot": slot,
-                "owner": _destination(ring.owner(slot)),
-                "runner_up": _destination(runner_up) if runner_up else None,
+                "owner": named(ring.owner(slot)),
+                "runner_up": named(runner_up) if runner_up else None,
             }
-        return _json(shown)
+        return json_answer(shown)
 
     def _shown(self, name: Name, entry: Entry) -> dict[str, Any]:
         shown: dict[str, Any] = {
@@ -153,10 +152,9 @@ class Admin:
             "passed": entry.passed,
             "age_seconds": round(self._router.clock() - entry.read_at, 3),
             "ignored_bindings": [
-                {"destination": _destination(b.destination), "key": b.key, "reason": b.reason}
-                for b in entry.bindings.ignored
+                {"destination": named(b.destination), "key": b.key, "reason": b.reason} for b in entry.bindings.ignored
             ],
-            "duplicate_bindings": [_destination(d) for d in entry.bindings.duplicates],
+            "duplicate_bindings": [named(d) for d in entry.bindings.duplicates],
             "dead_letter_queues": list(entry.dead_letters),
             "changes": [
                 {"at": _time(c.at), "why": c.why, "what": c.what, "moved": round(c.moved, 6), "ring": c.fingerprint}
@@ -170,7 +168,7 @@ class Admin:
             shown["hashed"] = str(entry.known.hashed)
             shown["destinations"] = [
                 {
-                    **_destination(d),
+                    **named(d),
                     "weight": weight,
                     "share": round(slots[d] / SLOTS, 6),
                     **({"too_light": True} if d in light else {}),
@@ -180,10 +178,6 @@ class Admin:
         return shown
 
 
-def _destination(destination: Destination) -> dict[str, str]:
-    return {"type": destination.kind, "name": destination.name}
-
-
 def _time(seconds: float) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
 
@@ -191,7 +185,3 @@ def _time(seconds: float) -> str:
 def _titles(names: list[Name]) -> str:
     titles = [f"{exchange!r} in {vhost!r}" for vhost, exchange in names[:MOST_TITLES]]
     return ", ".join(titles) + (f" and {len(names) - MOST_TITLES} more" if len(names) > MOST_TITLES else "")
-
-
-def _json(answer: Mapping[str, Any]) -> web.Response:
-    return web.Response(body=json.dumps(answer).encode(), content_type="application/json")

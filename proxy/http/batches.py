@@ -9,14 +9,15 @@ from typing import Any
 from aiohttp import web
 
 from proxy.counts import Counts
+from proxy.http.answers import json_answer
 from proxy.http.batch import MESSAGES, Batch, Words
 from proxy.http.dispatch import Dispatch
 from proxy.http.fields import ItemError, message_of
-from proxy.http.gate import INGRESS, Admitted, Gate
+from proxy.http.gate import INGRESS, Admitted, Gate, too_large
 from proxy.http.items import Items
 from proxy.http.parsing import name_of, prefers, query_of, refuse_message_headers
 from proxy.http.problems import ProblemError
-from proxy.http.receipts import json_answer, minimal
+from proxy.http.receipts import minimal
 from proxy.http.scanning import BodyError, Framing, Item
 from proxy.outcome import Outcome
 from proxy.router import Name
@@ -128,8 +129,7 @@ class Batches:
     def _items(self, request: web.Request, framing: Framing, gzip: bool) -> Items:
         """Raises ProblemError 413."""
         if (request.content_length or 0) > self._max_batch_body:
-            detail = f"body: more than {self._max_batch_body} bytes"
-            raise ProblemError(413, "too-large", detail, Outcome.INVALID)
+            raise too_large(self._max_batch_body)
         most_item = self._max_body * _JSON_SHARE + _BUFFER
         return Items(framing, gzip=gzip, most_bytes=self._max_batch_body, most_item=most_item)
 

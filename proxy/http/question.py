@@ -4,11 +4,12 @@ from typing import Any
 
 from aiohttp import web
 
+from proxy.http.answers import json_answer, named
 from proxy.http.dispatch import Dispatch
 from proxy.http.gate import Gate
 from proxy.http.parsing import name_of, query_of, short
 from proxy.http.problems import ProblemError
-from proxy.http.receipts import json_answer, place
+from proxy.http.receipts import place
 from proxy.outcome import Outcome
 from proxy.router import Message, Name, Passed, Routed, Router
 
@@ -42,7 +43,7 @@ class Question:
         else:
             runner_up = decision.by.ring.runner_up(decision.slot)
             answer |= _place(decision)
-            answer["runner_up"] = {"type": runner_up.kind, "name": runner_up.name} if runner_up else None
+            answer["runner_up"] = named(runner_up) if runner_up else None
             answer["hashed"] = str(decision.by.hashed)
         return json_answer(answer)
 

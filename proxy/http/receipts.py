@@ -1,7 +1,6 @@
 """What a client is told of a message that the broker has answered for."""
 
 import json
-from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -9,15 +8,11 @@ from aiohttp import web
 
 from proxy.amqp.fate import Verdict
 from proxy.amqp.frames import ACCESS_REFUSED, CONTENT_TOO_LARGE, NOT_FOUND
+from proxy.http.answers import json_answer, named
 from proxy.http.dispatch import Dispatch, Placed
 from proxy.http.problems import ProblemError
 from proxy.outcome import Outcome
 from ring.destination import Destination
-
-
-def json_answer(answer: Mapping[str, Any]) -> web.Response:
-    """A 200."""
-    return web.Response(body=json.dumps(answer).encode(), content_type="application/json")
 
 
 def minimal() -> web.Response:
@@ -35,7 +30,7 @@ def receipt(placed: Placed) -> dict[str, Any]:
 
 def place(destination: Destination, slot: int, fingerprint: str) -> dict[str, Any]:
     """Where a ring sends a message."""
-    return {"destination": {"type": destination.kind, "name": destination.name}, "ring": fingerprint, "slot": slot}
+    return {"destination": named(destination), "ring": fingerprint, "slot": slot}
 
 
 def receipt_answer(placed: Placed) -> web.Response:

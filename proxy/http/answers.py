@@ -1,0 +1,19 @@
+"""What answers of several endpoints have in common."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from aiohttp import web
+
+from ring.destination import Destination
+
+
+def json_answer(answer: Mapping[str, Any]) -> web.Response:
+    """A 200."""
+    return web.Response(body=json.dumps(answer).encode(), content_type="application/json")
+
+
+def named(destination: Destination) -> dict[str, str]:
+    """A destination as all answers name it."""
+    return {"type": destination.kind, "name": destination.name}
