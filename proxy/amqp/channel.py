@@ -51,6 +51,11 @@ class RingId(NamedTuple):
     """The client's content header had a headers table."""
 
 
+def ring_id_of(number: int, ring_id: int) -> RingId:
+    """What the flags of that publish's id say."""
+    return RingId(number, bool(ring_id & _ASKED), bool(ring_id & _HAD_HEADERS))
+
+
 class Kept(NamedTuple):
     """What a message that comes back cannot say of itself."""
 
@@ -179,7 +184,7 @@ class Channel:
             return None
         if confirms.settled(number) or number in confirms.returned:
             return None
-        return RingId(number, bool(ring_id & _ASKED), bool(ring_id & _HAD_HEADERS))
+        return ring_id_of(number, ring_id)
 
     def keep(self, kept: Kept) -> None:
         """Remembers of the last publish what its return will not say."""

@@ -279,6 +279,8 @@ def _broker_agrees(c: Connection, channel: Channel, method: int, data: bytes, i:
         return b""
     if channel.state == State.REFUSING:
         channel.state = State.REFUSED
+        # Its answers came before its close-ok: a client that is not read any more must not be waited for.
+        channel.confirms.abandon()
         owed = method_frame(channel.id, CHANNEL_CLOSE_OK) if channel.owed_close_ok else b""
         return channel.refusal + owed
     if channel.state in (State.CLOSING, State.CLOSED):

@@ -1,6 +1,7 @@
 """The two sockets of a session as asyncio protocols: they only feed, write, and pause each other."""
 
 import asyncio
+import time
 from typing import Protocol, cast
 
 from proxy.amqp import writing
@@ -32,6 +33,8 @@ class Leg(asyncio.Protocol):
         self._holds = 0
         self._ended = self._finished = False
         self.other: Leg | None = None
+        self.flowing_since = float("-inf")
+        """Since when what feeds this leg has not been stopped for its sake, monotonic; infinity while it is."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The socket is there."""
@@ -70,11 +73,13 @@ class Leg(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         """What feeds this leg stops being read."""
+        self.flowing_since = float("inf")
         if self.other is not None:
             self.other.hold()
 
     def resume_writing(self) -> None:
         """What feeds this leg is read again."""
+        self.flowing_since = time.monotonic()
         if self.other is not None:
             self.other.release()
 

@@ -6,7 +6,7 @@ return. One that did not gets a nack, but for what an exchange of the ring did n
 """
 
 from proxy.amqp import closing, content, reroute, routes
-from proxy.amqp.channel import Channel, Kept, Return, State
+from proxy.amqp.channel import Channel, Kept, Return, RingId, State, ring_id_of
 from proxy.amqp.confirms import Fate
 from proxy.amqp.connection import Connection, Refused
 from proxy.amqp.frames import (
@@ -56,20 +56,22 @@ def header(c: Connection, channel: Channel, data: bytes, i: int, end: int) -> by
     sent_to, sent_key = _sent(frame)
     stamps = content.stamps_in(data, start, stop)
     mark = routes.mark(sent_to, sent_key)
-    known = channel.read_id(stamps.ring_id ^ mark) if stamps else None
-    if stamps is None and (kept := _kept(channel, sent_to, sent_key)) is not None:
+    unstamped = _unstamped(channel, sent_to, sent_key) if stamps is None else None
+    known: RingId | None
+    kept: Kept | None
+    if unstamped is not None:
+        known, kept = unstamped
         stamps = content.Stamps(kept.exchange, kept.routing_key, kept.ring_id)
-        known = channel.read_id(kept.ring_id ^ mark)
-        # Its header has no room for the stamps by which it would be known if it came back again.
-        again = False
     else:
-        kept, again = channel.kept.get(known.number) if known else None, True
+        known = channel.read_id(stamps.ring_id ^ mark) if stamps else None
+        kept = channel.kept.get(known.number) if known else None
     if stamps is None or known is None:
         channel.returning = None
         return frame + data[i:end]
     came = Rerouted(channel, known, stamps, kept.put_back if kept else b"", c.now)
     came.sent_to = _destination(sent_to, sent_key)
-    to = reroute.placed(c, came, data, start, stop) if again else None
+    # An unstamped one has no room for the stamps by which it would be known if it came back again.
+    to = reroute.placed(c, came, data, start, stop) if unstamped is None else None
     if c.broker_held is not None:
         return None
     channel.returning = None
@@ -82,25 +84,25 @@ def header(c: Connection, channel: Channel, data: bytes, i: int, end: int) -> by
             channel.returning = Return(b"", left, came)
             c.gathering += 1
         return b""
-    return _for_good(c, came, frame, data, i, end)
+    _for_good(c, came, stamped=unstamped is None)
+    # An unstamped one may be another's, who asked for mandatory: a return too many harms nobody, one too few does.
+    if known.asked or unstamped is not None:
+        return _returned(c, came, frame, data, i, end)
+    channel.returning = Return(b"", left) if left else None
+    return b""
 
 
-def _for_good(c: Connection, came: Rerouted, frame: bytes, data: bytes, i: int, end: int) -> bytes:
-    """A message that no queue takes comes back to its client, or is dropped."""
-    channel, known = came.channel, came.known
-    confirms = channel.confirms
+def _for_good(c: Connection, came: Rerouted, *, stamped: bool) -> None:
+    """No queue takes a message."""
+    known, confirms = came.known, came.channel.confirms
     if not reroute.is_recent(c, came.stale(c)):
         c.events.append(came.stale(c))
-        c.reread[came.stale(c)] = c.now
+        if stamped:
+            c.reread[came.stale(c)] = c.now
     if confirms.answered and known.number > confirms.low:
         confirms.came_back(known.number, _fate(came))
     else:
         c.tallies.of((c.vhost, came.exchange.decode(errors="replace")), None).unroutable += 1
-    if known.asked:
-        return _returned(c, came, frame, data, i, end)
-    left = U64.unpack_from(data, i + 11)[0]
-    channel.returning = Return(b"", left) if left else None
-    return b""
 
 
 def _fate(came: Rerouted) -> Fate:
@@ -144,10 +146,10 @@ def _destination(exchange: bytes, key: bytes) -> Destination:
     return Destination("exchange" if exchange else "queue", name)
 
 
-def _kept(channel: Channel, exchange: bytes, routing_key: bytes) -> Kept | None:
+def _unstamped(channel: Channel, exchange: bytes, routing_key: bytes) -> tuple[RingId, Kept] | None:
     """The oldest unsettled publish that went out unstamped to the same place.
 
-    Which of several came back cannot be told: all that the client does not hear of are marked as failed, since one nack
+    Which of several came back cannot be told: those that did not ask for mandatory are marked as failed, since one nack
     too many is safe and an ack of a lost one is not.
     """
     alike = [
@@ -157,11 +159,13 @@ def _kept(channel: Channel, exchange: bytes, routing_key: bytes) -> Kept | None:
         and (kept.sent_to, kept.sent_key) == (exchange, routing_key)
         and not channel.confirms.settled(number)
     ]
+    if not alike:
+        return None
     for number in alike[1:]:
-        known = channel.read_id(channel.kept[number].ring_id ^ routes.mark(exchange, routing_key))
-        if known is not None and channel.confirms.answered and not known.asked and not exchange:
+        if channel.confirms.answered and not exchange and not ring_id_of(number, channel.kept[number].ring_id).asked:
             channel.confirms.came_back(number, Fate(Outcome.UNROUTABLE, False))
-    return channel.kept.pop(alike[0]) if alike else None
+    kept = channel.kept.pop(alike[0])
+    return ring_id_of(alike[0], kept.ring_id), kept
 
 
 def committed(c: Connection, channel: Channel, number: int) -> bytes | None:

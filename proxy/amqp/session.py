@@ -7,7 +7,7 @@ from collections.abc import Callable
 from enum import Enum
 
 from proxy.amqp import closing, publishing, rewrite
-from proxy.amqp.channel import State
+from proxy.amqp.channel import Channel, State
 from proxy.amqp.connection import Connection, Declared, Phase, Refused, Stale
 from proxy.amqp.frames import CONNECTION_FORCED, FRAME, HEARTBEAT_FRAME, INTERNAL_ERROR, PROTOCOL_HEADER
 from proxy.amqp.handshake import is_protocol_header
@@ -76,7 +76,7 @@ class Session:
         """The handshake is not over."""
         self._brimming = False
         """The broker is not read for what waits for the end of the client's frame."""
-        self._connected = self._draining = self._client_ended = self._over = False
+        self._connected = self._draining = self._stopped = self._client_ended = self._over = False
         self._deadline: asyncio.TimerHandle | None = None
         self._heartbeat: asyncio.TimerHandle | None = None
         self._watch: asyncio.TimerHandle | None = None
@@ -101,7 +101,10 @@ class Session:
                 self._heard.set()
             else:
                 self._shared.client_bytes += len(data)
-                if self._connected:
+                if self._draining:
+                    self._rest_of_frame(data)
+                    self._go_on()
+                elif self._connected:
                     self._from_client(data)
                     self._go_on()
                 else:
@@ -185,6 +188,17 @@ class Session:
         if connection.table is not None and connection.fresh_until < connection.now:
             connection.table.clear()
         rewrite.from_client(connection, data)
+
+    def _rest_of_frame(self, data: bytes) -> None:
+        """While it drains no more is taken: the end of this frame, for nothing else can go to the broker before it."""
+        c = self.connection
+        rest = c.client_skip
+        self._from_client(data[:rest])
+        if c.running:
+            c.client_rest += data[rest:]
+            self._stop_reading()
+        else:
+            self._from_client(data[rest:])
 
     def _from_broker(self, data: bytes) -> None:
         """Ends the session where that is not AMQP."""
@@ -327,7 +341,8 @@ class Session:
         since = c.reroutes.since if c.reroutes is not None else None
         if since is None or not c.running or self._over:
             return
-        if time.monotonic() - since > PLACED_WITHIN:
+        # (Its confirm is not read while the client does not read.)
+        if time.monotonic() - max(since, self.client.flowing_since) > PLACED_WITHIN:
             text = f"a message that came back was published again, and not confirmed within {PLACED_WITHIN:g} s"
             closing.refuse(c, INTERNAL_ERROR, text)
         self._go_on()
@@ -353,10 +368,15 @@ class Session:
         closing.refuse_channel(c, channel, INTERNAL_ERROR, text)
         self._loop.call_later(CLOSE_WITHIN, self._check_refused, channel.id, channel)
 
-    def _check_refused(self, number: int, channel: object) -> None:
+    def _check_refused(self, number: int, channel: Channel) -> None:
         """A broker that has not answered our channel.close by now will not."""
         c = self.connection
-        if c.channels.get(number) is channel and c.channels[number].state == State.REFUSING:
+        if self._over or c.channels.get(number) is not channel or channel.state != State.REFUSING:
+            return
+        if channel.away or c.broker_held is not None or self.client.flowing_since > time.monotonic() - CLOSE_WITHIN:
+            # It may have, and that is not read yet.
+            self._loop.call_later(CLOSE_WITHIN, self._check_refused, number, channel)
+        else:
             self._stop(End.BROKER)
 
     def _keep_alive(self) -> None:
@@ -379,9 +399,15 @@ class Session:
             self._stop(End.SHUTDOWN)
             return
         self.end, self._draining = self.end or End.SHUTDOWN, True
-        self.client.hold()
+        self._stop_reading()
         self._keep_alive()
         self._go_on()
+
+    def _stop_reading(self) -> None:
+        """Reads the client no more, once it is at the end of a frame."""
+        if not self._stopped and not self.connection.client_skip:
+            self._stopped = True
+            self.client.hold()
 
     def shut(self) -> None:
         """Closes the connection now: the time to drain is over."""
@@ -393,7 +419,8 @@ class Session:
     def _shut(self) -> None:
         self._draining = False
         self._within(CLOSE_WITHIN, End.SHUTDOWN)
-        self.client.release()
+        if self._stopped:
+            self.client.release()
         closing.refuse(self.connection, CONNECTION_FORCED, SHUTTING_DOWN)
         self._go_on()
 

@@ -66,6 +66,15 @@ def refusing(confirming: bool = True) -> Wire:
 # Channels that we close.
 
 
+def test_one_that_is_closed_is_not_waited_for() -> None:
+    """What the broker answers comes before its close-ok."""
+    w = refusing()
+    assert closing.awaits_answers(w.c)
+    w.broker(CLOSE_OK)
+    assert not closing.awaits_answers(w.c)
+    assert w.tally("x").unknown == 1
+
+
 def test_the_broker_is_first_and_its_acks_still_reach_the_client() -> None:
     w = refusing()
     assert w.broker(ack(1, 1)) == ack(1, 1)

@@ -121,12 +121,26 @@ def test_one_whose_value_cannot_be_read_is_not_published_again() -> None:
 
 
 def test_of_all_alike_that_went_out_unstamped_none_is_acked() -> None:
-    """Which of them came back cannot be told: but one that its client hears of is that client's to see."""
+    """Which of them came back cannot be told: its client sees each, and gets a nack for all that it may not expect."""
+    for lost in ([1], [2], [0, 1], [1, 2], [0, 1, 2]):
+        w = connected(frame_max=4096)
+        head = header(1, 0, 1 << 12, bytes(4060))
+        outs = [w.client(publish(1, b"x", LOST[0], bits) + head) for bits in (0, 0, 1)]
+        assert all(b"x-ring" not in out for out in outs)
+        seen = (returned(1, b"x", LOST[0]) + head) * len(lost)
+        assert w.both(b"".join(back(outs[n]) for n in lost)) == (b"", seen)
+        assert w.both(ack(1, 3, True)) == (b"", nack(1, 1) + nack(1, 2) + ack(1, 3, True))
+        assert w.tally("x").unroutable == max(len(lost), 2)
+
+
+def test_an_unstamped_return_does_not_keep_a_stamped_one_from_going_out_again() -> None:
     w = connected(frame_max=4096)
-    outs = [w.client(publish(1, b"x", LOST[0], bits) + header(1, 0, 1 << 12, bytes(4060))) for bits in (0, 0, 1)]
-    assert all(b"x-ring" not in out for out in outs)
-    assert w.both(back(outs[1]) + ack(1, 3, True)) == (b"", nack(1, 1) + nack(1, 2) + ack(1, 3, True))
-    assert w.tally("x").unroutable == 2
+    large = w.client(publish(1, b"x", LOST[0]) + header(1, 0, 1 << 12, bytes(4060)))
+    out = w.client(message(1, b"x", LOST[1]))
+    w.both(back(large))
+    assert w.c.broker_held is None
+    w.both(back(out))
+    assert w.c.broker_held == GONE
 
 
 def test_since_when_it_is_under_way() -> None:

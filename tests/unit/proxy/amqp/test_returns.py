@@ -182,9 +182,20 @@ def test_a_return_of_an_unstamped_publish_is_restored_all_the_same() -> None:
 
 def test_an_unstamped_publish_that_is_lost_unasked_is_nacked() -> None:
     w = Wire({"x": QUEUES}, confirming=True, frame_max=4096)
-    out = w.client(publish(1, b"x", b"k") + headers(1, 0, long_string(b"f", bytes(4040))))
-    assert w.broker(echo(out)) == b""
+    head = headers(1, 0, long_string(b"f", bytes(4040)))
+    out = w.client(publish(1, b"x", b"k") + head)
+    assert w.broker(echo(out)) == returned(1, b"x", b"k") + head
     assert w.broker(ack(1, 1)) == nack(1, 1)
+
+
+def test_a_client_sees_a_return_that_may_be_of_its_own_publish_to_the_queue() -> None:
+    """Unstamped both, and to the same queue: by the exchange, and straight, with mandatory."""
+    w = Wire({"x": QUEUES}, confirming=True, frame_max=4096)
+    head = headers(1, 0, long_string(b"f", bytes(4040)))
+    w.client(publish(1, b"x", b"k") + head)
+    straight = w.client(publish(1, b"", OWNER, 1) + head)
+    assert w.broker(echo(straight)).endswith(head)
+    assert w.broker(ack(1, 2, True)) == nack(1, 1) + ack(1, 2, True)
 
 
 @pytest.mark.parametrize("size", [0, 1, 10])

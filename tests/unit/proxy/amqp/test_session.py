@@ -12,6 +12,7 @@ from proxy.amqp import session as sessions
 from proxy.amqp.legs import BUFFER, Leg
 from proxy.amqp.session import End, Session
 from proxy.amqp.shared import Shared
+from proxy.lookups import NotReadable
 from proxy.router import Name
 from proxy.sync import Sync
 from ring.destination import Destination
@@ -89,6 +90,10 @@ class Rings:
     async def refresh(self, name: Name, why: str, gone: set[Destination]) -> None:
         """The ring without it."""
         self._wire.router.put(name, known(LEFT, read_at=time.monotonic()))
+
+    async def look_up(self, name: Name, within: float) -> None:
+        """Of any other exchange there is no answer."""
+        raise NotReadable("no answer")
 
 
 class Ends:
@@ -269,3 +274,70 @@ async def test_what_comes_back_within_a_body_frame_is_held_back_at_the_broker(en
     contents = again(ends.of_client(whole[-500:])[500:])
     assert [one.body for one in contents] == [b"b" * 100_000] * len(sent)
     assert broker.is_read
+
+
+async def test_a_drain_within_a_body_frame_takes_its_end_for_what_came_back_meanwhile(ends: Ends) -> None:
+    await ends.opened()
+    sent = ends.of_client(message(1, b"x", LOST[0]))
+    whole = message(1, b"x", KEPT[0], b"k" * 1000)
+    following = message(1, b"x", KEPT[0])
+    ends.of_client(whole[:-500])
+    broker = ends.broker
+    assert broker is not None
+    ends.session.drain()
+    assert ends.of_broker(back(sent) + ack(1, 1)) == b""
+    await asyncio.sleep(0.05)
+    assert (broker.sent, ends.client.is_read) == (b"", True)
+    out = ends.of_client(whole[-500:] + following)
+    (one,) = again(out[500:])
+    assert one.body == b"hello"
+    assert not ends.client.is_read
+    told = split(ends.of_broker(ack(2047, 1) + ack(1, 2)))
+    assert [each.id for each in told] == [(60, 80), (60, 80), (10, 50)]
+    assert code_of(told[-1]) == 320
+    # What came behind that frame was not taken.
+    assert [each.id for each in split(broker.taken())] == [(10, 50)]
+
+
+async def test_nothing_is_late_while_the_client_does_not_read(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then the broker is not read either: its confirm may have come long ago."""
+    monkeypatch.setattr(sessions, "PLACED_WITHIN", WITHIN)
+    monkeypatch.setattr(sessions, "CLOSE_WITHIN", WITHIN)
+    await ends.opened()
+    sent = ends.of_client(message(1, b"x", LOST[0]))
+    ends.of_broker(back(sent) + ack(1, 1))
+    broker = ends.broker
+    assert broker is not None
+    await eventually(lambda: bool(broker.sent))
+    ends.session.client.pause_writing()
+    await asyncio.sleep(2 * WITHIN)
+    assert (ends.client.sent, broker.is_read) == (b"", False)
+    ends.session.client.resume_writing()
+    assert broker.is_read
+    await asyncio.sleep(WITHIN / 2)
+    assert ends.of_broker(ack(2047, 1)) == ack(1, 1)
+    assert not ends.over
+
+
+@pytest.mark.parametrize("unread", [True, False])
+async def test_a_broker_that_does_not_agree_to_close_a_channel_is_waited_for_while_it_is_not_read(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch, unread: bool
+) -> None:
+    monkeypatch.setattr(sessions, "CLOSE_WITHIN", WITHIN)
+    await ends.opened()
+    ends.of_client(message(1, b"y", b"k"))
+    broker = ends.broker
+    assert broker is not None
+    # Nobody can read `y`: its channel is closed, at the broker first.
+    await eventually(lambda: bool(broker.sent))
+    assert [each.id for each in split(broker.taken())] == [(20, 40)]
+    if unread:
+        ends.session.client.pause_writing()
+    await asyncio.sleep(3 * WITHIN)
+    assert bool(ends.over) is not unread
+    if unread:
+        ends.session.client.resume_writing()
+        told = split(ends.of_broker(made(1, commands.Channel.CloseOk())))
+        assert [each.id for each in told] == [(20, 40)]
+        await asyncio.sleep(2 * WITHIN)
+        assert not ends.over
