@@ -70,6 +70,7 @@ class Batch:
         """Messages that came back, and those behind them; they are sent once all others are settled."""
         self._waiting: set[Order] = set()
         """Their keys."""
+        self._abandoned = False
         self._room_wait: asyncio.Timeout | None = None
         """Ends the wait for room, of which a message that came back holds a part."""
         self._failed: set[Order] = set()
@@ -206,7 +207,7 @@ class Batch:
         if verdict is CONFIRMED:
             entry.verdict = verdict
             self._release(entry)
-        elif verdict.outcome is Outcome.UNROUTABLE and entry.tries < MOST_TRIES:
+        elif verdict.outcome is Outcome.UNROUTABLE and entry.tries < MOST_TRIES and not self._abandoned:
             self._returned.append(index)
             self._waiting.add(entry.order)
             if self._room_wait is not None:
@@ -270,7 +271,8 @@ class Batch:
             self._dispatch.count_rerouted(before)
 
     def abandon(self) -> None:
-        """Nobody will ask for more: what waits to be sent again gives its place back."""
+        """Nobody will ask for more: what waits to be sent again, or will come back, gives its place back."""
+        self._abandoned = True
         while self._returned:
             self._release(self._entries[self._returned.pop()])
 

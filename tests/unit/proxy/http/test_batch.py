@@ -399,6 +399,14 @@ async def test_what_waits_to_be_sent_again_is_given_up_with_its_batch() -> None:
     assert (case.limits.messages, case.limits.bytes) == (0, 0)
 
 
+async def test_what_comes_back_after_it_was_abandoned_gives_its_place_back() -> None:
+    case = Case(lambda index: None)
+    await case.add("a")
+    case.batch.abandon()
+    case.dispatch.settle(0, UNROUTABLE)
+    assert (case.limits.messages, case.limits.bytes) == (0, 0)
+
+
 async def test_a_message_is_not_sent_again_for_ever() -> None:
     case = Case(lambda index: UNROUTABLE)
     case.dispatch.now = placed(1)
