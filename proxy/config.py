@@ -118,7 +118,9 @@ class Settings:
     lookup_timeout: float = _setting(5.0, "how long a publish waits for a ring or a broker connection")
     confirm_timeout: float = _setting(10.0, "how long a publish waits for the broker's confirm")
     drain_time: float = _setting(20.0, "limit of answering what is in flight after SIGTERM")
-    body_timeout: float = _setting(30.0, "how long an HTTP body, or an answer, may take, and a second more for 64 KiB")
+    body_timeout: float = _setting(
+        30.0, "time allowed for an HTTP body or answer: this many seconds, plus one for each 64 KiB"
+    )
     broker_connections: int = _setting(1, "connections to the broker for HTTP publishes, each virtual host")
     max_sessions: int = _setting(1000, "most AMQP connections; each holds one to the broker")
     max_body: int = _setting(16 * 1024 * 1024, "largest HTTP body taken, and largest message of a batch")
@@ -127,12 +129,14 @@ class Settings:
     max_in_flight: int = _setting(10_000, "most HTTP publishes that wait for the broker's confirm")
     max_in_flight_bytes: int = _setting(64 * 1024 * 1024, "most bytes of HTTP publishes that wait for the confirm")
     journal_dir: Path | None = _setting(None, "folder for files of what was published; no journal where empty")
-    journal_stream: str | None = _setting(None, "stream queue of the default virtual host for the same, in its place")
+    journal_stream: str | None = _setting(
+        None, "stream queue (default virtual host) to write the journal to, instead of journal_dir"
+    )
     journal_sample: float = _setting(1.0, "share of the keys whose publishes are journalled, more than 0, at most 1")
     journal_key: JournalKey = _setting("plain", "what of a key is journalled: plain, hash (keyed), or none")
     journal_key_file: Path | None = _setting(None, "file whose first line is the secret of journal_key = hash")
-    journal_file_seconds: float = _setting(60.0, "age at which a file of the journal is closed and gets its name")
-    journal_file_bytes: int = _setting(64 * 1024 * 1024, "compressed size at which it is")
+    journal_file_seconds: float = _setting(60.0, "age at which a journal file is closed and gets its name")
+    journal_file_bytes: int = _setting(64 * 1024 * 1024, "compressed size at which a journal file is closed and gets its name")
     log_level: LogLevel = _setting("info", "least severe log lines to write")
 
     def __post_init__(self) -> None:
