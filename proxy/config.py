@@ -136,7 +136,9 @@ class Settings:
     journal_key: JournalKey = _setting("plain", "what of a key is journalled: plain, hash (keyed), or none")
     journal_key_file: Path | None = _setting(None, "file whose first line is the secret of journal_key = hash")
     journal_file_seconds: float = _setting(60.0, "age at which a journal file is closed and gets its name")
-    journal_file_bytes: int = _setting(64 * 1024 * 1024, "compressed size at which a journal file is closed and gets its name")
+    journal_file_bytes: int = _setting(
+        64 * 1024 * 1024, "compressed size at which a journal file is closed and gets its name"
+    )
     log_level: LogLevel = _setting("info", "least severe log lines to write")
 
     def __post_init__(self) -> None:
