@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 from proxy.selection import Mode
 from proxy.topology import Bindings
 from ring.destination import Destination
-from ring.hashed import HashedValue, key_of
+from ring.hashed import HashedValue
 from ring.hashing import slot_of
 from ring.ring import Ring, fingerprint
 
@@ -107,8 +107,6 @@ class Routed:
     destination: Destination
     slot: int
     by: KnownRing
-    value_missing: bool = False
-    """The message lacks the hashed header or property, and went to the slot of the empty value."""
 
 
 @dataclass(frozen=True)
@@ -131,17 +129,6 @@ class Unknown:
 Decision = Routed | Passed | Unknown
 
 
-@dataclass(frozen=True)
-class Message:
-    """What of a message can be hashed."""
-
-    routing_key: bytes
-    headers: Mapping[str, object] = field(default_factory=dict)
-    properties: Mapping[str, object] = field(default_factory=dict)
-    key: bytes | None = None
-    """Hashed whatever the exchange hashes, where given: for questions about a key rather than a message."""
-
-
 class _Mark(NamedTuple):
     """Something was declared on an exchange that its entry does not show."""
 
@@ -150,7 +137,7 @@ class _Mark(NamedTuple):
 
 
 class Router:
-    """The table, and the decision for one message. Not thread-safe: belongs to the event loop."""
+    """The table, and the decision for one key. Not thread-safe: belongs to the event loop."""
 
     def __init__(self, ring_max_age: float, refuse_stale: bool, clock: Callable[[], float] = time.monotonic) -> None:
         """A ring that routes and is older than `ring_max_age` seconds answers Unknown if `refuse_stale`."""
@@ -244,14 +231,17 @@ class Router:
             return Unknown(name, f"its ring is older than {self._max_age:g} s")
         return entry
 
-    def decide(self, name: Name, message: Message, asked: float = math.inf) -> Decision:
-        """Where a message published to an exchange goes, following rings behind rings; `asked` as in `look`."""
+    def decide(self, name: Name, key: bytes, asked: float = math.inf) -> Decision:
+        """Where a message goes, following rings behind rings; `key` is hashed whatever an exchange hashes.
+
+        `asked` as in `look`.
+        """
         routed: Routed | None = None
         for _ in range(MAX_HOPS):
             entry = self.look(name, asked)
             if isinstance(entry, Unknown):
                 return entry
-            decision = self._decide(name, entry, message)
+            decision = _decided(entry, key)
             if isinstance(decision, Passed):
                 # An exchange behind a ring that has none itself gets the message and routes it.
                 return routed or decision
@@ -260,17 +250,14 @@ class Router:
             routed, name = decision, (name[0], decision.destination.name)
         return Passed(PassReason.CYCLE)
 
-    def _decide(self, name: Name, entry: Entry, message: Message) -> Routed | Passed:
-        known = entry.known
-        if known is None or entry.passed not in (None, PassReason.SHADOW):
-            return Passed(entry.passed or PassReason.NO_BINDINGS)
-        key = message.key
-        if key is None:
-            values = message.headers if known.hashed.source == "header" else message.properties
-            key = key_of(known.hashed, message.routing_key, values)
-        slot = slot_of(key or b"")
-        routed = Routed(known.ring.owner(slot), slot, known, value_missing=key is None)
-        return Passed(PassReason.SHADOW, routed) if entry.passed is PassReason.SHADOW else routed
+
+def _decided(entry: Entry, key: bytes) -> Routed | Passed:
+    known = entry.known
+    if known is None or entry.passed not in (None, PassReason.SHADOW):
+        return Passed(entry.passed or PassReason.NO_BINDINGS)
+    slot = slot_of(key)
+    routed = Routed(known.ring.owner(slot), slot, known)
+    return Passed(PassReason.SHADOW, routed) if entry.passed is PassReason.SHADOW else routed
 
 
 def _routes_alike(one: Entry, other: Entry) -> bool:

@@ -11,7 +11,7 @@ from proxy.http.parsing import name_of, query_of, short
 from proxy.http.problems import ProblemError
 from proxy.http.receipts import place
 from proxy.outcome import Outcome
-from proxy.router import Message, Name, Passed, Routed, Router
+from proxy.router import Name, Passed, Routed, Router
 
 
 class Question:
@@ -34,7 +34,7 @@ class Question:
         key = short("key", query["key"].encode("utf-8", "surrogateescape"))
         name = name_of(request, query, self._default_vhost)
         self._gate.check(request, name)
-        decision = await self._decide(name, Message(key, key=key))
+        decision = await self._decide(name, key)
         answer: dict[str, Any] = {"vhost": name[0], "exchange": name[1], "key": query["key"]}
         if isinstance(decision, Passed):
             answer |= {"outcome": Outcome.PASSED, "reason": decision.reason}
@@ -47,10 +47,10 @@ class Question:
             answer["hashed"] = str(decision.by.hashed)
         return json_answer(answer)
 
-    async def _decide(self, name: Name, message: Message) -> Routed | Passed:
+    async def _decide(self, name: Name, key: bytes) -> Routed | Passed:
         """The router's decision, after looking up what it does not know. Raises ProblemError."""
         asked = self._router.clock()
-        while not isinstance(decision := self._router.decide(name, message, asked), Routed | Passed):
+        while not isinstance(decision := self._router.decide(name, key, asked), Routed | Passed):
             await self._dispatch.look_up(name, decision.exchange, asked)
         return decision
 

@@ -10,7 +10,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from pipeline.slots import MAX_KEY, destination_of_slot, slot_of_key
 from proxy.amqp.routes import Route
-from proxy.router import Entry, KnownRing, Message, PassReason, Routed, Router
+from proxy.router import Entry, KnownRing, PassReason, Routed, Router
 from proxy.selection import Mode
 from proxy.tally import Tally
 from proxy.topology import CONSISTENT_HASH, Bindings
@@ -64,7 +64,7 @@ def by_proxy(ring: Ring, given: list[bytes]) -> list[tuple[int, Destination]]:
             router.put(("/", destination.name), Entry(Mode.ROUTE, "topic", None, PassReason.TYPE, Bindings(), 0.0))
     found = []
     for key in given:
-        decision, choice = router.decide(X, Message(key)), route.choose(key, b"", 0, 0)
+        decision, choice = router.decide(X, key), route.choose(key, b"", 0, 0)
         assert isinstance(decision, Routed)
         assert choice is not None
         assert (decision.slot, decision.destination) == (choice.slot, choice.target.destination)

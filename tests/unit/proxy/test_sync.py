@@ -20,7 +20,7 @@ from proxy.declared import OVERLAY_TIME, Bound, Declaration, ExchangeDeclared, E
 from proxy.lookups import Absent, NotReadable
 from proxy.management import Management
 from proxy.overlays import OVERLAY_KEPT
-from proxy.router import Entry, Message, Passed, PassReason, Routed, Router, Unknown
+from proxy.router import Entry, Passed, PassReason, Routed, Router, Unknown
 from proxy.selection import Selection
 from proxy.sync import IDENTITY, Sync
 from proxy.topology import CONSISTENT_HASH, MODULUS_HASH
@@ -79,7 +79,7 @@ class Made:
 
     def waits(self) -> bool:
         """Whether a publish to X would have to wait for a reading."""
-        return isinstance(self.router.decide(X, Message(b"k")), Unknown)
+        return isinstance(self.router.decide(X, b"k"), Unknown)
 
     def weights(self, name: Name = X) -> dict[Destination, int] | None:
         """Of the ring in force; None where there is none."""
@@ -192,7 +192,7 @@ async def test_what_is_passed_and_why(
     async with syncing(fake, **settings) as made:
         await made.sync.look_up(X, 10)
         assert made.entry.passed is reason
-        decision = made.router.decide(X, Message(b"k"))
+        decision = made.router.decide(X, b"k")
         if reason is None:
             # A ring behind it would have to be read first.
             assert not isinstance(decision, Passed)
@@ -386,7 +386,7 @@ async def test_a_deleted_exchange_is_forgotten_after_the_settle_time(fake: FakeM
         clock.now += 1
         await made.sync.refresh(X, "test")
         assert made.weights() == {A: 1, B: 1}
-        assert isinstance(made.router.decide(X, Message(b"k")), Routed)
+        assert isinstance(made.router.decide(X, b"k"), Routed)
         for _ in range(2):
             assert X in made.router.entries
             clock.now += SETTLE / 2
@@ -884,7 +884,7 @@ async def test_what_nobody_uses_is_forgotten_and_what_is_used_or_named_is_not(
             await made.sync.look_up(name, 10)
         for _ in range(sync_module.IDLE_INTERVALS + 2):
             clock.now += 1
-            made.router.decide(used, Message(b"k"))
+            made.router.decide(used, b"k")
             for name in (X, used, named):
                 # What an idle exchange's readings themselves do is no use of it.
                 await made.sync.refresh(name, "sync")
@@ -993,12 +993,12 @@ async def test_the_old_ring_serves_while_the_new_one_is_built(
         fake.exchange("x", binding("b"))
         refresh = asyncio.create_task(made.sync.refresh(X, "test", {A}))
         await eventually(building.is_set)
-        decision = made.router.decide(X, Message(b"k"))
+        decision = made.router.decide(X, b"k")
         assert isinstance(decision, Routed)
         assert decision.destination == A
         done.set()
         await refresh
-        decision = made.router.decide(X, Message(b"k"))
+        decision = made.router.decide(X, b"k")
         assert isinstance(decision, Routed)
         assert decision.destination == B
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from proxy.amqp import routes
 from proxy.amqp.routes import Route, RouteTables, Target, Unread
-from proxy.router import Entry, KnownRing, Message, Name, Passed, PassReason, Routed, Router, Unknown
+from proxy.router import Entry, KnownRing, Name, Passed, PassReason, Routed, Router, Unknown
 from proxy.selection import Selection
 from proxy.tally import NOWHERE, Tallies
 from ring.destination import Destination
@@ -82,7 +82,7 @@ def test_tables_agree_with_the_router(entries: dict[str, Entry], keys: list[byte
     t = Tables(entries)
     for name in EXCHANGES:
         for key in keys:
-            decision = t.router.decide((VHOST, name), Message(key))
+            decision = t.router.decide((VHOST, name), key)
             found = t.table.find(name.encode())
             match decision:
                 case Unknown(exchange=unknown) if isinstance(found, Unread):
