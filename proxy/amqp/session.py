@@ -209,12 +209,9 @@ class Session:
             self._stop(End.BROKER)
 
     def _go_on(self) -> None:
-        """Does what the rewriting asked for, and writes."""
+        """Hands on what the rewriting made, and waits for what it asked for."""
         c = self.connection
-        if c.events:
-            self._do()
-        self.broker.write(c.to_broker)
-        self.client.write(c.to_client)
+        self._hand_on()
         if c.waits and self._task is None:
             self.client.hold()
             self._task = self._loop.create_task(self._look_up())
@@ -235,6 +232,14 @@ class Session:
             self._shut()
         if c.phase is Phase.REFUSING:
             self._refused()
+
+    def _hand_on(self) -> None:
+        """Tells of events, and writes to both sides."""
+        c = self.connection
+        if c.events:
+            self._do()
+        self.broker.write(c.to_broker)
+        self.client.write(c.to_client)
 
     def _hold_back(self) -> None:
         """Reads no more from the broker while much that came back waits for the end of the client's frame."""
@@ -296,9 +301,7 @@ class Session:
                 c.held = None
                 self._from_client(b"")
                 c.forced = None
-                self._do()
-                self.broker.write(c.to_broker)
-                self.client.write(c.to_client)
+                self._hand_on()
                 if len(c.client_rest) < waiting:
                     asked = time.monotonic()
         except Exception:
@@ -324,9 +327,7 @@ class Session:
                     c.reread[wanted] = 2 * c.now - asked
                 c.broker_held = None
                 self._from_broker(b"")
-                self._do()
-                self.broker.write(c.to_broker)
-                self.client.write(c.to_client)
+                self._hand_on()
         except Exception:
             self._defect()
         finally:
