@@ -20,6 +20,9 @@ _LOGGING = Path(__file__).with_name("log4j2.properties")
 _ADAPTIVE = "spark.sql.adaptive.enabled"
 """Fits the number of partitions after a shuffle to what there is, and splits the skewed ones of a join."""
 
+_TIME_ZONE, _UTC = "spark.sql.session.timeZone", "UTC"
+"""Of the folders' days and hours."""
+
 _RAISED = re.compile(r"\[USER_RAISED_EXCEPTION\] (.*?)(?: SQLSTATE|\n|$)")
 _OF_A_WORKER = re.compile(r"^pipeline\.PipelineError: (.*)$", re.MULTILINE)
 _TRACEBACK = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t].*\n|\n)*(\S.*)")
@@ -31,11 +34,21 @@ _UNFIT = re.compile(r"\[CANNOT_PARSE_JSON_FIELD\] (.*?)\.? SQLSTATE")
 
 @contextmanager
 def spark_session(name: str, settings: Mapping[str, str] | None = None) -> Iterator[SparkSession]:
-    """A session, stopped at the end where it was begun here; `settings` go before what is set otherwise.
+    """A session, begun and stopped here, in which `settings` go before what is set otherwise.
 
+    One that is active already, as in a notebook, stays as it is, but for its time zone, which is UTC meanwhile.
     Raises PipelineError where there is no Java, and for what a job itself raised.
     """
     already = SparkSession.getActiveSession()
+    try:
+        with _begun(name, settings or {}) if already is None else _in_utc(already) as spark:
+            yield spark
+    except (PySparkException, Py4JError) as error:
+        raise PipelineError(in_one_line(str(error))) from error
+
+
+@contextmanager
+def _begun(name: str, settings: Mapping[str, str]) -> Iterator[SparkSession]:
     builder = SparkSession.builder.appName(f"ringproxy {name}")
     if "PYSPARK_GATEWAY_PORT" not in os.environ:  # which spark-submit sets
         ensure_java()
@@ -49,24 +62,26 @@ def spark_session(name: str, settings: Mapping[str, str] | None = None) -> Itera
             .config("spark.sql.shuffle.partitions", str(4 * (os.cpu_count() or 1)))
             .config("spark.driver.extraJavaOptions", f"-Dlog4j2.configurationFile={_LOGGING.as_uri()}")
         )
-    builder = (
-        builder.config("spark.sql.session.timeZone", "UTC")
-        .config("spark.sql.sources.partitionOverwriteMode", "dynamic")
-        .config("spark.ui.showConsoleProgress", "true")
-    )
-    for setting, value in (settings or {}).items():
+    builder = builder.config(_TIME_ZONE, _UTC).config("spark.ui.showConsoleProgress", "true")
+    for setting, value in settings.items():
         builder = builder.config(setting, value)
-    spark = already
+    spark = builder.getOrCreate()
     try:
-        spark = already or builder.getOrCreate()
-        if already is None and not spark.sparkContext.getConf().contains(_ADAPTIVE):  # who submits may have said
+        if not spark.sparkContext.getConf().contains(_ADAPTIVE):  # who submits may have said
             spark.conf.set(_ADAPTIVE, "true")
         yield spark
-    except (PySparkException, Py4JError) as error:
-        raise PipelineError(in_one_line(str(error))) from error
     finally:
-        if already is None and spark is not None:
-            spark.stop()
+        spark.stop()
+
+
+@contextmanager
+def _in_utc(spark: SparkSession) -> Iterator[SparkSession]:
+    own = spark.conf.get(_TIME_ZONE) or _UTC
+    spark.conf.set(_TIME_ZONE, _UTC)
+    try:
+        yield spark
+    finally:
+        spark.conf.set(_TIME_ZONE, own)
 
 
 def in_one_line(text: str) -> str:

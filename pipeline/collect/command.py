@@ -48,6 +48,7 @@ def collect(records: DataFrame, queue: StreamQueue, out: str) -> None:
             known.update(named)
         parts = {"dt": F.date_format("at", "yyyy-MM-dd"), "hour": F.hour("at"), "batch": F.lit(number)}
         written = rows.withColumns(parts).drop("at").repartition("dt", "hour").write.mode("overwrite")
+        written = written.option("partitionOverwriteMode", "dynamic")
         written.partitionBy(*parts).option("compression", "gzip").json(f"{out}/records")
         print(f"{rows.count():,} records: {out}", flush=True)
         rows.unpersist()

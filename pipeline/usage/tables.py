@@ -84,7 +84,7 @@ class Tables:
 
 
 def _overwrite(rows: DataFrame, path: str, *by: str) -> None:
-    """Replaces the table, or of a partitioned one the partitions that there are rows of (partitionOverwriteMode)."""
+    """Replaces the table, or of a partitioned one the partitions that there are rows of."""
     if by:
         rows = rows.repartition(*by)
-    rows.write.mode("overwrite").partitionBy(*by).parquet(path)
+    rows.write.mode("overwrite").option("partitionOverwriteMode", "dynamic").partitionBy(*by).parquet(path)

@@ -18,3 +18,19 @@ def spark() -> Iterator[SparkSession]:
     ensure_java()
     with spark_session("tests", {"spark.master": "local[2, 2]", "spark.sql.shuffle.partitions": "4"}) as session:
         yield session
+
+
+@pytest.fixture
+def notebook(spark: SparkSession) -> Iterator[SparkSession]:
+    """The session, as one that somebody has begun elsewhere: with Spark's defaults, in a time zone of theirs."""
+    theirs = {
+        "spark.sql.session.timeZone": "America/New_York",
+        "spark.sql.sources.partitionOverwriteMode": "static",
+    }
+    ours = {name: str(spark.conf.get(name)) for name in theirs}
+    for name, value in theirs.items():
+        spark.conf.set(name, value)
+    yield spark
+    assert {name: spark.conf.get(name) for name in theirs} == theirs, "a job leaves it as it was"
+    for name, value in ours.items():
+        spark.conf.set(name, value)

@@ -11,6 +11,7 @@ from pipeline.journal import read_records, read_rings
 from pipeline.rings import to_json
 from pipeline.schema import RECORD
 from pipeline.stream.messages import RECORDS, RING
+from pipeline.stream.queue import StreamQueue
 from testbed.broker import Broker
 from tests.integration.broker_api import VirtualHost
 from tests.pipeline.records import Record, published, ring_of, write_journal
@@ -23,8 +24,12 @@ def body(records: list[Record]) -> bytes:
     return b"\n".join(json.dumps(one).encode() for one in records)
 
 
+def collect(queue: StreamQueue, out: Path) -> list[str]:
+    return ["collect", "--amqp-url", queue.url, "--queue", queue.name, "--out", str(out)]
+
+
 def held(spark: SparkSession, journal: Path) -> list[tuple[object, ...]]:
-    records = read_records(spark, str(journal)).select(*RECORD.fieldNames(), "dt", "hour").orderBy("seq")
+    records = read_records(spark, str(journal)).select(*RECORD.fieldNames(), "dt", "hour").orderBy("proxy", "seq")
     return [tuple(bytes(v) if isinstance(v, bytearray) else v for v in row) for row in records.collect()]
 
 
@@ -38,7 +43,7 @@ def test_a_queue_becomes_the_folder_that_a_sidecar_writes(
     told += published(LATER, keys[20:], first=21, start=told[-1]["time"] + 1)
     told[3] = {name: value for name, value in told[3].items() if name != "message_id"}
     collected, written = tmp_path / "collected", tmp_path / "written"
-    run = ["collect", "--amqp-url", queue.url, "--queue", queue.name, "--out", str(collected)]
+    run = collect(queue, collected)
 
     # In doubt, a sidecar sends a message again.
     put(
@@ -52,6 +57,20 @@ def test_a_queue_becomes_the_folder_that_a_sidecar_writes(
     write_journal(written, told, [KNOWN, LATER])
     assert held(spark, collected) == held(spark, written)
     assert read_rings(spark, str(collected)) == read_rings(spark, str(written))
+
+
+def test_in_a_session_that_was_begun_elsewhere_it_is_the_same(
+    notebook: SparkSession, broker: Broker, vhost: VirtualHost, tmp_path: Path
+) -> None:
+    queue, collected, written = stream_queue(broker, vhost.name), tmp_path / "collected", tmp_path / "written"
+    told = published(KNOWN, [b"%d" % n for n in range(20)], every=240_000_000)
+    put(queue, [(to_json(KNOWN).encode(), RING)])
+    for part in (told[:10], told[10:]):
+        put(queue, [(body(part), RECORDS)])
+        assert main(collect(queue, collected)) == 0
+    write_journal(written, told, [KNOWN])
+    assert held(notebook, collected) == held(notebook, written)
+    assert {folder.name for folder in (collected / "records").glob("dt=2026-11-21/*")} == {"hour=17", "hour=18"}
 
 
 def test_where_the_queue_is_must_be_said(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -65,6 +65,17 @@ def test_a_stream_gives_what_a_batch_gives_whatever_comes_late_or_twice(spark: S
     assert "<svg" in (followed / "report.html").read_text(encoding="utf-8")
 
 
+def test_in_a_session_that_was_begun_elsewhere_it_is_the_same(notebook: SparkSession, tmp_path: Path) -> None:
+    journal, followed, whole = tmp_path / "journal", tmp_path / "followed", tmp_path / "whole"
+    for hour in range(2):
+        write(journal, 1 + 10 * hour, 10, START + hour * HOUR)
+        assert main(["usage", "--journal", str(journal), "--out", str(followed), "--stream"]) == 0
+    assert {folder.name for folder in (followed / "usage").glob("dt=2026-11-21/*")} == {"hour=17", "hour=18"}
+    assert main(["usage", "--journal", str(journal), "--out", str(whole)]) == 0
+    assert content(Tables(notebook, str(whole), 5)) == content(Tables(notebook, str(followed), 5))
+    assert content(Tables(notebook, str(whole), 5))[1] == []
+
+
 def test_a_batch_without_records_adds_nothing(spark: SparkSession, tmp_path: Path) -> None:
     write(tmp_path, 1, 20, START)
     records = read_records(spark, str(tmp_path))
