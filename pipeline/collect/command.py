@@ -2,6 +2,7 @@
 
 import argparse
 
+from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
@@ -13,6 +14,9 @@ from pipeline.session import spark_session
 from pipeline.stream import arguments, messages
 from pipeline.stream.queue import StreamQueue
 from pipeline.stream.source import queue_records
+
+_EVENTS = "event string, dt string, hour int, batch long"
+"""Of what batches before have written."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,8 +41,10 @@ def collect(records: DataFrame, queue: StreamQueue, out: str) -> None:
     folder, known = Folder(spark, out), set(read_rings(spark, out))
 
     def add(batch: DataFrame, number: int) -> None:
+        at = F.timestamp_micros("time")
+        parts = {"dt": F.date_format(at, "yyyy-MM-dd"), "hour": F.hour(at), "batch": F.lit(number)}
         # A sidecar in doubt sends a message again.
-        rows = batch.dropDuplicates(["event"]).withColumn("at", F.timestamp_micros("time")).cache()
+        rows = batch.dropDuplicates(["event"]).withColumns(parts).cache()
         named = {row.ring for row in rows.select("ring").where("ring is not null").distinct().collect()}
         if not named <= known:
             # Before the records that name them, so that these are nowhere without them.
@@ -46,12 +52,30 @@ def collect(records: DataFrame, queue: StreamQueue, out: str) -> None:
                 folder.write(f"rings/{fingerprint}.json", to_json(ring))
             # One that retention has removed is not looked for again in this run.
             known.update(named)
-        parts = {"dt": F.date_format("at", "yyyy-MM-dd"), "hour": F.hour("at"), "batch": F.lit(number)}
-        written = rows.withColumns(parts).drop("at").repartition("dt", "hour").write.mode("overwrite")
-        written = written.option("partitionOverwriteMode", "dynamic")
+        new = _without_copies(rows, f"{out}/records", number).cache()
+        written = new.repartition("dt", "hour").write.mode("overwrite").option("partitionOverwriteMode", "dynamic")
         written.partitionBy(*parts).option("compression", "gzip").json(f"{out}/records")
-        print(f"{rows.count():,} records: {out}", flush=True)
+        print(f"{new.count():,} records: {out}", flush=True)
+        new.unpersist()
         rows.unpersist()
 
     stream = records.writeStream.foreachBatch(add).option("checkpointLocation", f"{out}/checkpoint")
     stream.trigger(availableNow=True).start().awaitTermination()
+
+
+def _without_copies(rows: DataFrame, written: str, number: int) -> DataFrame:
+    """Those that no batch before `number` has written; later ones do not count, so that it is the same when repeated.
+
+    A record's copies have one time, so that only the folders of the hours of `rows` are read.
+    """
+    if not number:
+        return rows
+    hours = [f"{row.dt}/{row.hour}" for row in rows.select("dt", "hour").distinct().collect()]
+    try:
+        there = rows.sparkSession.read.schema(_EVENTS).json(written)
+    except AnalysisException as error:
+        if error.getCondition() == "PATH_NOT_FOUND":
+            return rows
+        raise
+    earlier = there.where((F.col("batch") < number) & F.concat_ws("/", "dt", "hour").isin(hours))
+    return rows.join(earlier, rows["event"] == earlier["event"], "left_anti")

@@ -73,6 +73,35 @@ def test_in_a_session_that_was_begun_elsewhere_it_is_the_same(
     assert {folder.name for folder in (collected / "records").glob("dt=2026-11-21/*")} == {"hour=17", "hour=18"}
 
 
+def test_a_copy_in_a_later_batch_is_left_out_and_a_batch_that_comes_again_is_the_same(
+    spark: SparkSession, broker: Broker, vhost: VirtualHost, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    queue, collected, written = stream_queue(broker, vhost.name), tmp_path / "collected", tmp_path / "written"
+    # Over two hours; one is missing.
+    told = published(KNOWN, [b"%d" % n for n in range(30)], every=240_000_000)
+    del told[7]
+    put(queue, [(to_json(KNOWN).encode(), RING), (body(told[:20]), RECORDS)], together=False)
+    assert main(collect(queue, collected)) == 0
+    # The sidecar is in doubt of its last two messages, and another one brings something new of the first hour.
+    other = published(KNOWN, [b"other"], proxy="00000000000000b2")
+    put(queue, [(body(told[10:20]), RECORDS), (body(told[15:] + other), RECORDS)], together=False)
+    capsys.readouterr()
+    assert main(collect(queue, collected)) == 0
+    assert capsys.readouterr().out == f"10 records: {collected}\n"
+    write_journal(written, told + other, [KNOWN])
+    assert held(spark, collected) == held(spark, written)
+
+    # Killed between the files and the commit.
+    for name in ("1", ".1.crc"):
+        (collected / "checkpoint" / "commits" / name).unlink()
+    put(queue, [(body(told[:5]), RECORDS)])
+    assert main(collect(queue, collected)) == 0
+    assert capsys.readouterr().out == f"10 records: {collected}\n0 records: {collected}\n"
+    assert held(spark, collected) == held(spark, written)
+    assert main(["skew", "--journal", str(collected), "--out", str(tmp_path / "skew")]) == 0
+    assert "\n1 records missing: " in capsys.readouterr().out
+
+
 def test_where_the_queue_is_must_be_said(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["collect", "--out", str(tmp_path / "out")]) == 2
     assert capsys.readouterr().err == "pipeline collect: --amqp-url and --queue say where the records are\n"
