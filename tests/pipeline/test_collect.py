@@ -102,6 +102,61 @@ def test_a_copy_in_a_later_batch_is_left_out_and_a_batch_that_comes_again_is_the
     assert "\n1 records missing: " in capsys.readouterr().out
 
 
+def refused(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> str:
+    """What the command says as it ends with 2."""
+    capsys.readouterr()
+    assert main(arguments) == 2
+    (said,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("pipeline ")]
+    return said
+
+
+def test_it_goes_on_behind_a_message_that_is_no_record(
+    spark: SparkSession, broker: Broker, vhost: VirtualHost, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    queue = stream_queue(broker, vhost.name)
+    told = published(KNOWN, [b"%d" % n for n in range(30)])
+    bad = told[10] | {"outcome": "weird"}
+    put(
+        queue,
+        [(body(told[:10]), RECORDS), (body([*told[11:20], bad]), RECORDS), (body(told[20:]), RECORDS)],
+        together=False,
+    )
+    put(queue, [(to_json(KNOWN).encode(), RING)])
+    for _ in range(2):
+        said = refused(capsys, [*collect(queue, tmp_path / "before"), "--max-messages", "1"])
+        assert f"pipeline collect: {queue}, offset 1: field 'outcome' is weird, not one of confirmed, " in said
+        assert "(--starting 2 with a new --out, " in said
+    assert len(held(spark, tmp_path / "before")) == 10
+    assert main([*collect(queue, tmp_path / "behind"), "--starting", "2"]) == 0
+    assert len(held(spark, tmp_path / "behind")) == 10
+    assert set(read_rings(spark, str(tmp_path / "behind"))) == {KNOWN.fingerprint}
+
+
+def test_a_ring_that_no_message_holds_is_the_other_jobs_to_tell(
+    spark: SparkSession, broker: Broker, vhost: VirtualHost, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Retention has removed it."""
+    queue, collected = stream_queue(broker, vhost.name), tmp_path / "collected"
+    told = published(KNOWN, [b"a", b"b"]) + published(LATER, [b"c"], first=3)
+    put(queue, [(to_json(KNOWN).encode(), RING), (body(told), RECORDS)], together=False)
+    assert main(collect(queue, collected)) == 0
+    assert len(held(spark, collected)) == 3
+    assert set(read_rings(spark, str(collected))) == {KNOWN.fingerprint}
+    said = refused(capsys, ["skew", "--journal", str(collected), "--out", str(tmp_path / "skew")])
+    assert f"rings/{LATER.fingerprint}.json is missing" in said
+
+
+def test_a_broker_that_is_not_there_is_told(
+    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    queue = StreamQueue("amqp://nobody:secret@127.0.0.1:1/", "journal")
+    said = refused(capsys, collect(queue, tmp_path / "out"))
+    assert said.startswith("pipeline collect: ")
+    assert "127.0.0.1:1" in said
+    assert "secret" not in said
+    assert {path.name for path in (tmp_path / "out").glob("*")} <= {"checkpoint"}
+
+
 def test_where_the_queue_is_must_be_said(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["collect", "--out", str(tmp_path / "out")]) == 2
     assert capsys.readouterr().err == "pipeline collect: --amqp-url and --queue say where the records are\n"
