@@ -24,27 +24,29 @@ class Belief:
     missing: Mapping[Destination, float] = field(default_factory=dict)
     """Seconds."""
     read_at: float = float("-inf")
-    """When the last reading started, in monotonic seconds."""
+    """When the last reading came back, in monotonic seconds."""
 
     def after(
         self,
         reading: Mapping[Destination, int],
-        now: float,
+        started: float,
+        came: float,
         settle_time: float,
         vouched: Collection[Destination] = (),
     ) -> "Belief":
-        """The belief once a reading that started at `now` (monotonic seconds) came back.
+        """The belief after a reading that started, and came back, at these times (monotonic seconds).
 
         `vouched` are destinations whose removal a second source told of: a return, an event, an -ok.
         """
-        more = min(now - self.read_at, settle_time * _LONGEST_GAP)
+        # What a reading shows was so at some time between the two: an absence lasts from the end of one on.
+        more = min(started - self.read_at, settle_time * _LONGEST_GAP)
         missing = {
             destination: self.missing[destination] + more if destination in self.missing else 0.0
             for destination in self.weights
             if destination not in reading and destination not in vouched
         }
         missing = {d: seconds for d, seconds in missing.items() if seconds < settle_time}
-        return Belief({**{d: self.weights[d] for d in missing}, **reading}, missing, now)
+        return Belief({**{d: self.weights[d] for d in missing}, **reading}, missing, came)
 
     def after_failure(self) -> "Belief":
         """The same once a reading has failed: what was missing before may have been there meanwhile."""

@@ -336,7 +336,7 @@ class Sync:
             bindings = weigh(overlay.apply(reading.bindings, started), exchange.type)
         if exchange is None or exchange.type in RING_TYPES:
             vouched = {*vouched, *overlay.vouched(tracked.belief.weights)}
-            belief = tracked.belief.after(bindings.weights, started, self._settle_time, vouched)
+            belief = tracked.belief.after(bindings.weights, started, time.monotonic(), self._settle_time, vouched)
         before = self._router.entries.get(name)
         if exchange is None and (before is None or not belief.weights):
             self.results["absent"] += 1

@@ -439,7 +439,7 @@ async def test_no_bindings_left_settle_too(fake: FakeManagement, clock: Clock) -
 
 
 async def test_of_two_short_lies_with_failures_between_none_is_believed(fake: FakeManagement, clock: Clock) -> None:
-    """A node that had come back showed no bindings, then one did that was told to lie (docs/reliability.md)."""
+    """What was there meanwhile nobody saw."""
     fake.exchange("x", binding("a"))
     async with syncing(fake) as made:
         await made.sync.look_up(X, 10)
