@@ -16,7 +16,13 @@ __all__ = ["api", "broker", "client", "login", "spark", "start_sidecar", "vhost"
 def spark() -> Iterator[SparkSession]:
     """Two cores, two attempts at a task, four shuffle partitions; a job run in this process uses it, and leaves it."""
     ensure_java()
-    with spark_session("tests", {"spark.master": "local[2, 2]", "spark.sql.shuffle.partitions": "4"}) as session:
+    settings = {
+        "spark.master": "local[2, 2]",
+        "spark.sql.shuffle.partitions": "4",
+        # So short jobs do not repay Java's second compiler.
+        "spark.driver.defaultJavaOptions": "-XX:TieredStopAtLevel=1",
+    }
+    with spark_session("tests", settings) as session:
         yield session
 
 
