@@ -25,6 +25,10 @@ WHOLE = (LongType, IntegerType, ShortType, ByteType)
 TIME = (TimestampType, TimestampNTZType, LongType)
 """A timestamp, or microseconds since 1970 UTC."""
 
+_CSV = {"header": "true", "mode": "FAILFAST", "escape": '"', "multiLine": "true"}
+"""As RFC 4180 says: a quote in a cell is doubled, where Spark takes a backslash, and a cell may have line breaks (CR LF
+comes as LF where lines end so too)."""
+
 Columns = Mapping[str, tuple[type[DataType], ...]]
 """Names, and TEXT, WHOLE or TIME."""
 
@@ -42,7 +46,7 @@ def read_table(spark: SparkSession, path: str, columns: Columns) -> DataFrame:
             case "json" | "jsonl":
                 table = spark.read.option("mode", "FAILFAST").json(path)
             case "csv":
-                table = spark.read.option("header", True).option("mode", "FAILFAST").csv(path)
+                table = spark.read.options(**_CSV).csv(path)
             case _:
                 raise PipelineError(f"{path}: not a table: neither .parquet, .csv nor .json")
     except AnalysisException as error:
