@@ -71,7 +71,10 @@ def follow(records: DataFrame, tables: Tables, out: Folder, every: int | None, *
     """
 
     def add(batch: DataFrame, number: int) -> None:
-        tables.add(batch.dropDuplicates(["event"]) if doubled else batch, number)
+        if doubled:
+            batch = batch.dropDuplicates(["event"]).cache()  # The queue is read once, not for each table.
+        tables.add(batch, number)
+        batch.unpersist()
         if every is not None:
             tell(tables, out)
 
