@@ -16,7 +16,7 @@ _MEANINGS = {
     "duplicated": "seen more than once",
     "out_of_order": "seen after a later one of its key",
     "wrong_queue": "seen in another queue than the journal says",
-    "unexpected": "seen, and not in the journal",
+    "unexpected": "seen, and not in the journal, or of a sidecar killed before its first file",
     "undetermined": "the journal has a gap or is a sample, and cannot tell",
     "unconfirmed": "neither confirmed nor seen: nothing was promised",
 }
@@ -68,7 +68,7 @@ def _what_is_not_known(told: Mapping[str, Any]) -> str:
             limits.append(f"{told[where]:,} {what} have no message id, and are left out.")
     if told["records_without_key"]:
         limits.append(f"{told['records_without_key']:,} records have no key: their order is not judged.")
-    return " ".join(limits) or "The journal is whole, and every message has an id."
+    return " ".join(limits) or "No record is missing in between, and every message has an id."
 
 
 def _flaws_of(row: Row) -> str:

@@ -55,7 +55,7 @@ def test_everything_arrived(spark: SparkSession, tmp_path: Path) -> None:
     assert (status, told["verdict"], flawed) == (0, "nothing lost or misplaced", {})
     assert (told["messages"], told["confirmed"], told["seen"], told["copies"]) == (60, 60, 60, 60)
     assert [told[name] for name in FLAWS] == [0] * len(FLAWS)
-    assert "The journal is whole" in (tmp_path / "out" / "report.html").read_text()
+    assert "No record is missing in between" in (tmp_path / "out" / "report.html").read_text()
 
 
 def test_each_flaw_is_found_and_no_other(spark: SparkSession, tmp_path: Path) -> None:
@@ -91,6 +91,7 @@ def test_each_flaw_is_found_and_no_other(spark: SparkSession, tmp_path: Path) ->
     assert {row.queue: row.lost for row in summary if row.lost} == {records[4]["destination"]: 1}
     assert sum(row.messages for row in summary) == told["messages"] == 60
     page = (tmp_path / "out" / "report.html").read_text()
+    assert "or of a sidecar killed before its first file" in page
     assert ids[4] in page
     assert "stray" in page
 
