@@ -9,6 +9,7 @@ from pyspark.sql import Row
 
 from pipeline.skew import measures
 from ring.destination import Destination
+from ring.hashing import SLOTS
 
 _RING = "vhost string, exchange string, ring string"
 RINGS = (
@@ -130,7 +131,18 @@ class Findings:
     @cached_property
     def chi_squared(self) -> measures.ChiSquared | None:
         """Of the ring: keys, however hot, count once."""
-        return measures.chi_squared([load.keys for load in self.loads], [load.weight for load in self.loads])
+        slots = max(1, round(SLOTS * self.scope.least * self.keys_share))
+        named = sum(load.named for load in self.loads)
+        return measures.chi_squared(*self._keys_and_weights, named, slots)
+
+    @property
+    def keys_over_mean(self) -> float:
+        """Of distinct keys by weight."""
+        return measures.max_over_mean(*self._keys_and_weights)
+
+    @property
+    def _keys_and_weights(self) -> tuple[list[int], list[int]]:
+        return [load.keys for load in self.loads], [load.weight for load in self.loads]
 
     @cached_property
     def gini(self) -> float:

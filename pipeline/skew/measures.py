@@ -19,13 +19,22 @@ class ChiSquared(NamedTuple):
     """How likely so uneven a spread, or a worse one, is of a ring that is right."""
 
 
-def chi_squared(keys: Sequence[int], weights: Sequence[int]) -> ChiSquared | None:
-    """Of distinct keys against weights; None for one destination, or where one expects under LEAST_EXPECTED keys."""
+def chi_squared(keys: Sequence[int], weights: Sequence[int], named: int, slots: int) -> ChiSquared | None:
+    """Of distinct keys against weights; None for one destination, or where one expects under LEAST_EXPECTED keys.
+
+    `named` of them are keys, which fall into any of so many `slots`; the others are slots that stand for theirs.
+
+    A right ring is random too: a slot is a destination's with a chance of its weight's share p. Of n slots a
+    destination then gets n p with a variance of n p (1 - p), which is what the test takes for granted. Of n keys in
+    s slots the ring's own variance, n^2 p (1 - p) / s, comes to that: 1 + n / s times it, by which the statistic is
+    divided. So the more keys there are, the more it is the ring's slots that are tested, and no more than those.
+    """
     total, weight = sum(keys), sum(weights)
     if len(keys) < 2 or total * min(weights) < LEAST_EXPECTED * weight:
         return None
-    expected = [total * w / weight for w in weights]
-    found = Statistics.chiSqTest(Vectors.dense([float(n) for n in keys]), Vectors.dense(expected))
+    by = 1 + named / slots
+    counted, expected = [n / by for n in keys], [total / by * w / weight for w in weights]
+    found = Statistics.chiSqTest(Vectors.dense(counted), Vectors.dense(expected))
     return ChiSquared(found.statistic, int(found.degreesOfFreedom), found.pValue)
 
 

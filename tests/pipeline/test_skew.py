@@ -3,6 +3,7 @@
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 from pyspark.sql import SparkSession
 
@@ -12,10 +13,10 @@ from pipeline.journal import read_records, read_rings
 from pipeline.rings import KnownRing
 from pipeline.skew import measures, words
 from pipeline.skew.command import find
-from pipeline.skew.findings import Findings
+from pipeline.skew.findings import Findings, Load, Scope
 from pipeline.skew.report import report
 from ring.destination import Destination
-from ring.hashing import slot_of
+from ring.hashing import SLOTS, slot_of
 from tests.pipeline.records import Record, published, ring_of, write_journal
 
 KNOWN = ring_of({"orders.1": 1, "orders.2": 1, "orders.3": 2})
@@ -75,6 +76,38 @@ def test_a_ring_that_does_not_keep_to_its_weights_is_told_from_hot_keys(spark: S
     assert found.gini == pytest.approx(0)
     assert found.max_over_mean == 4
     assert [load.messages for load in found.loads] == [len(own), 0, 0]
+    assert "the ring is at fault" in words.of_load(found)
+
+
+def spread(keys: list[int], share: float, *, by_slot: bool = False, hot: int = 0) -> Findings:
+    """Ten queues that have got so many keys each, a message a key, in a share of all slots; the first `hot` more."""
+    loads = [
+        Load(Destination("queue", f"orders.{n}"), 1, count, 0 if by_slot else count, count + (hot if n == 0 else 0), 0)
+        for n, count in enumerate(keys)
+    ]
+    return Findings(Scope("/", "orders", "ring", sum(keys), share**0.5, 1.0), loads, [], [], False, share**0.5)
+
+
+@pytest.mark.parametrize("share", [1.0, 0.25])
+@pytest.mark.parametrize("names", ["orders", "mail", "log"])
+def test_a_right_ring_is_even_however_many_keys_there_are(spark: SparkSession, names: str, share: float) -> None:
+    table = ring_of({f"{names}.{n}": 1 for n in range(10)}).ring.table[: round(SLOTS * share)]
+    slots = np.bincount(table, minlength=10)
+    for count in (10**5, 10**7, 10**9):
+        keys = [round(count * n / len(table)) for n in slots.tolist()]
+        found = spread(keys, share, hot=count)
+        assert words.of_ring(found).startswith("The ring is even")
+        assert "the keys' doing" in words.of_load(found)
+    assert words.of_ring(spread(slots.tolist(), share, by_slot=True)).startswith("The ring is even")
+
+
+def test_a_ring_that_is_uneven_is_told_also_of_many_keys(spark: SparkSession) -> None:
+    found = spread([1_030_000] + [1_000_000] * 9, 1.0, hot=10**7)
+    assert words.of_ring(found).startswith("The ring is uneven")
+    # By 3%, which is not what makes the load uneven.
+    assert "the keys' doing" in words.of_load(found)
+    found = spread([1_200_000] + [1_000_000] * 9, 1.0)
+    assert words.of_ring(found).startswith("The ring is uneven")
     assert "the ring is at fault" in words.of_load(found)
 
 
@@ -164,12 +197,12 @@ def test_the_measures_are_the_textbooks(spark: SparkSession) -> None:
     assert measures.max_over_mean([30, 30], [1, 3]) == 2
     assert measures.lorenz([(1, 3), (7, 1)]) == ([0, 0.75, 1], [0, 0.3, 1])
     assert measures.lorenz([]) == ([0, 1], [0, 1])
-    tested = measures.chi_squared([60, 40], [1, 1])
+    tested = measures.chi_squared([60, 40], [1, 1], 0, SLOTS)
     assert tested is not None
     assert (tested.statistic, tested.freedom) == (4, 1)
     assert tested.p == pytest.approx(0.0455003)
-    assert measures.chi_squared([9, 1], [9, 1]) is None
-    assert measures.chi_squared([100], [1]) is None
+    assert measures.chi_squared([9, 1], [9, 1], 10, SLOTS) is None
+    assert measures.chi_squared([100], [1], 100, SLOTS) is None
 
 
 def test_the_command_writes_tables_and_a_report(spark: SparkSession, tmp_path: Path) -> None:
