@@ -187,5 +187,7 @@ def _publish(rows: DataFrame, batch: str, given: Mapping[str, str], parsed: Opti
         check_rows(rows)
     except PipelineError as error:
         raise PipelineError(f"--input: {error}{f' (batch {batch})' if batch else ''}: nothing was published") from None
-    laid_out = prepared(rows, known, parsed.connections, order)
-    laid_out.write.format("ringproxy").options(**given, ring=to_json(known), batch=batch).mode("append").save()
+    # Of no more tasks than there are queues: what is divided among the connections is divided among these.
+    tasks = min(parsed.connections, len(known.weights))
+    told = {**given, "connections": str(tasks), "ring": to_json(known), "batch": batch}
+    prepared(rows, known, tasks, order).write.format("ringproxy").options(**told).mode("append").save()

@@ -104,6 +104,15 @@ def test_a_batch_that_is_published_again_keeps_its_ring_while_its_queues_are_bou
     assert fingerprints == [ring_of({"q0": 1, "q1": 2}).fingerprint, now.fingerprint]
 
 
+def test_a_rate_is_that_of_the_tasks_that_there_are(run: Run, vhost: VirtualHost, tmp_path: Path) -> None:
+    assert run("--rate", "200") == 0
+    # Two queues: two tasks, whatever --connections allows.
+    for write in read_commits(tmp_path / "out" / "commits.jsonl"):
+        busiest = max(write.rows.values())
+        assert busiest / 100 - 0.3 < write.seconds < busiest / 100 * 1.8
+    check_nothing_lost(Came(vhost.drain_all()), ROWS, 0)
+
+
 def test_a_value_of_another_type_fails_the_run_and_the_report_says_so(
     run: Run, vhost: VirtualHost, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
