@@ -21,7 +21,7 @@ import pyspark
 import pytest
 from pyspark.sql import SparkSession
 
-from pipeline.__main__ import main
+from pipeline.__main__ import JOBS, main
 from testbed.java import ensure_java
 from testbed.node import free_ports
 from testbed.supervisor import Process, Supervisor
@@ -36,6 +36,15 @@ OURS = ("pipeline", "proxy", "ring")
 ADAPTIVE = "spark.sql.adaptive.enabled"
 
 RECORDS, HOT, ROWS = 4000, 2000, 400
+
+HELP = """
+from pipeline.__main__ import JOBS, main
+for job in JOBS:
+    try:
+        main([job, "--help"])
+    except SystemExit as ended:
+        print(job, "ended with", ended.code)
+"""
 
 # So short a job does not repay Java's second compiler.
 JAVA = "-XX:TieredStopAtLevel=1"
@@ -173,6 +182,15 @@ def workers(events: list[dict[str, Any]]) -> set[str]:
 def usage_of(out: Path) -> list[dict[str, Any]]:
     table = pq.read_table(out / "usage").drop(["keys_sketch"])
     return sorted(table.to_pylist(), key=lambda row: (row["window"], row["destination"]))
+
+
+def test_every_job_is_in_the_wheel(cluster: Cluster, tmp_path: Path) -> None:
+    shutil.unpack_archive(cluster.archive, tmp_path)
+    environment = {"PATH": cluster.environment["PATH"], "PYTHONPATH": str(tmp_path)}
+    command = [cluster.environment["PYSPARK_PYTHON"], "-c", HELP]
+    done = subprocess.run(command, cwd="/", env=environment, capture_output=True, text=True, check=True)
+    said = [line for line in done.stdout.splitlines() if " ended with " in line]
+    assert said == [f"{job} ended with 0" for job in JOBS], done.stderr
 
 
 def test_usage_says_what_it_says_here_and_shuffles_no_record(
