@@ -30,6 +30,8 @@ FIFTH, HEAVIER = ("orders.5", 1), ("orders.2", 1, 2)
 
 MESSAGES = 2000
 """Of each stretch, over AMQP; by HTTP as many."""
+STREAM = "journal"
+"""The stream queue of the sidecar that journals to one, which is a second one."""
 ROWS = 5000
 """To publish straight to the queues."""
 
@@ -93,9 +95,13 @@ async def demo(broker: Broker, folder: Path) -> list[str]:
         arrived = [str(row.message_id) for row in consumer.seen[before:]]
         if sorted(arrived) != sorted(f"row-{n}" for n in range(ROWS)):
             jobs.faults.append(f"publish: of {ROWS} rows, {len(set(arrived))} arrived, {len(arrived)} messages")
+        del settings["journal-dir"]
+        with running_sidecar(settings | {"broker-url": str(direct), "journal-stream": STREAM}) as sidecar:
+            await publisher.by_http(sidecar.http_url, vhost, keys(MESSAGES, seed=5))
+        await jobs.collect(str(direct), STREAM, MESSAGES)
     say("The reports in a browser:")
     with running_browser() as browser:
-        for job in jobs.ran:
+        for job in jobs.reports:
             shown, faults = await looked_at(browser, folder / job / "report.html")
             say(f"  {job:<10} {shown}")
             jobs.faults += faults

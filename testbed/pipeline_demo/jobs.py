@@ -1,6 +1,7 @@
 """Runs the jobs as a user would, shows what each says, and compares that with what the demo knows of its traffic."""
 
 import asyncio
+import gzip
 import json
 import os
 import sys
@@ -29,7 +30,8 @@ class Jobs:
         self._folder, self._exchange = folder, exchange
         self._of = ("--vhost", vhost, "--exchange", exchange)
         self._journal = ("--journal", str(folder / "journal"))
-        self.ran: list[str] = []
+        self.reports: list[str] = []
+        """Jobs that have written one."""
         self.faults: list[str] = []
 
     async def usage(self, published: int) -> None:
@@ -71,7 +73,16 @@ class Jobs:
             *("--broker-url", broker_url, "--management-url", management_url, "--exchange", self._exchange),
         )
 
-    async def _run(self, job: str, *arguments: str, status: int = 0) -> Path:
+    async def collect(self, amqp_url: str, queue: str, published: int) -> None:
+        """Every message whose record is in the stream queue must be in the folder, and its ring."""
+        out = await self._run("collect", "--amqp-url", amqp_url, "--queue", queue, report=False)
+        files = out.glob("records/*/*/*/*.json.gz")
+        records = [json.loads(line) for file in files for line in gzip.decompress(file.read_bytes()).splitlines()]
+        self._expect("collect", "records", len({record["event"] for record in records}), published)
+        rings = {file.stem for file in out.glob("rings/*.json")}
+        self._expect("collect", "rings", rings, {record["ring"] for record in records})
+
+    async def _run(self, job: str, *arguments: str, status: int = 0, report: bool = True) -> Path:
         """The folder with its results; `status` is the exit status that it must end with."""
         out = self._folder / job
         command = [sys.executable, "-m", "pipeline", job, *arguments, "--out", str(out)]
@@ -88,7 +99,8 @@ class Jobs:
                 await process.wait()
         for line in told.decode().splitlines():
             print(f"  {line.replace(str(self._folder), '...')}", flush=True)
-        self.ran.append(job)
+        if report:
+            self.reports.append(job)
         if process.returncode != status:
             raise SetupError(f"{job} ended with status {process.returncode}:\n{complaint.decode()}")
         return out
