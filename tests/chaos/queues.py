@@ -1,5 +1,6 @@
 """The exchange and its queues: changed behind the sidecars' backs, written down, emptied."""
 
+import secrets
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -20,8 +21,10 @@ STEADY = ("orders.1", "orders.2", "orders.3", "orders.4")
 """Never deleted nor unbound."""
 CHANGING = ("orders.5", "orders.6", "orders.7", "orders.8")
 """Bound at the start, and some of the time."""
-MARK = b"the recorder's"
-"""The body of its own messages."""
+MARK = b"the recorder's "
+"""How the bodies of its own messages begin."""
+MARK_AGAIN = 5.0
+"""Seconds in which nothing comes, after which such a message is sent again."""
 
 
 QUIET = 3.0
@@ -96,6 +99,7 @@ class _Taking:
 
     def __init__(self, connection: pika.BlockingConnection, queue: str, copies: list[Copy]) -> None:
         self._connection, self._queue, self._copies = connection, queue, copies
+        self._mark = MARK + secrets.token_bytes(8)
         self._reached = self._cancelled = False
         self._last = time.monotonic()
         channel = connection.channel()
@@ -107,8 +111,13 @@ class _Taking:
 
         What the broker says of a queue's length does not tell: a quorum queue that is busy says 0.
         """
-        self._connection.channel().basic_publish("", self._queue, MARK, pika.BasicProperties(delivery_mode=2))
+        channel = self._connection.channel()
+        marked = 0.0
         while not self._reached:
+            # Again, where nothing comes: one may be lost with the leader of a quorum queue.
+            if not marked or time.monotonic() - max(self._last, marked) > MARK_AGAIN:
+                channel.basic_publish("", self._queue, self._mark, pika.BasicProperties(delivery_mode=2))
+                marked = time.monotonic()
             self._go_on()
 
     def until_cancelled(self) -> None:
@@ -128,8 +137,8 @@ class _Taking:
         self, channel: BlockingChannel, method: Basic.Deliver, properties: pika.BasicProperties, body: bytes
     ) -> None:
         self._last = time.monotonic()
-        if body == MARK:
-            self._reached = True
+        if body.startswith(MARK):
+            self._reached |= body == self._mark
             return
         headers = properties.headers or {}
         publisher, _, number = body.decode().partition(" ")
