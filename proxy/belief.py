@@ -18,13 +18,13 @@ _LONGEST_GAP = 1 / 2
 
 @dataclass(frozen=True)
 class Belief:
-    """The weights to route by, and how long some of them have been seen to be missing from the readings."""
+    """The weights to route by, and since when some of them are missing from the readings."""
 
     weights: Mapping[Destination, int] = field(default_factory=dict)
     missing: Mapping[Destination, float] = field(default_factory=dict)
-    """Seconds."""
-    read_at: float = float("-inf")
-    """When the last reading came back, in monotonic seconds."""
+    """Monotonic seconds; later, where nobody looked for long."""
+    came: float = float("-inf")
+    """When the last reading came back."""
 
     def after(
         self,
@@ -38,14 +38,16 @@ class Belief:
 
         `vouched` are destinations whose removal a second source told of: a return, an event, an -ok.
         """
-        # What a reading shows was so at some time between the two: an absence lasts from the end of one on.
-        more = min(started - self.read_at, settle_time * _LONGEST_GAP)
+        unseen = max(started - self.came - settle_time * _LONGEST_GAP, 0.0)
         missing = {
-            destination: self.missing[destination] + more if destination in self.missing else 0.0
+            # From the end of the first reading without it, for only that end may have been so.
+            destination: self.missing[destination] + unseen if destination in self.missing else came
             for destination in self.weights
             if destination not in reading and destination not in vouched
         }
-        missing = {d: seconds for d, seconds in missing.items() if seconds < settle_time}
+        # The first reading never settles anything, unless nothing has to.
+        settled = {d for d, since in missing.items() if started - since >= settle_time or not settle_time}
+        missing = {d: since for d, since in missing.items() if d not in settled}
         return Belief({**{d: self.weights[d] for d in missing}, **reading}, missing, came)
 
     def after_failure(self) -> "Belief":
@@ -56,4 +58,4 @@ class Belief:
         """When to read next to see whether what is missing still is; None where nothing is."""
         if not self.missing:
             return None
-        return self.read_at + min(settle_time / _LOOKS, settle_time - max(self.missing.values()))
+        return min(self.came + settle_time / _LOOKS, min(self.missing.values()) + settle_time)

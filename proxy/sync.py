@@ -50,6 +50,8 @@ class _Tracked:
     """What one exchange's readings need to know of the ones before."""
 
     belief: Belief = field(default_factory=Belief)
+    told: Collection[Destination] = ()
+    """Of what is missing: what the log has said."""
     due: float = 0.0
     tried: float = NEVER
     """When the last reading that came to an end started, whatever the end."""
@@ -350,7 +352,8 @@ class Sync:
             self.changes[name] += 1
             self.moved[name] = self.moved.get(name, 0.0) + change.moved
         tell(name, before, entry, change)
-        tell_missing(name, tracked.belief.missing, belief.missing)
+        tell_missing(name, tracked.told, belief.missing)
+        tracked.told = frozenset(belief.missing)
         # Only now: half a reading, its queues say not readable, leaves no trace.
         tracked.belief = belief
         self._overlays.settle(name, shown_type, reading.bindings, started)

@@ -22,6 +22,9 @@ class Ends(Protocol):
     def lost(self, leg: "Leg") -> None:
         """The socket is closed."""
 
+    def flows_again(self, leg: "Leg", since: float) -> None:
+        """What feeds it is read again, which it was not since then (monotonic)."""
+
 
 class Leg(asyncio.Protocol):
     """One socket. Reading stops while anything holds it."""
@@ -33,8 +36,8 @@ class Leg(asyncio.Protocol):
         self._holds = 0
         self._ended = self._finished = False
         self.other: Leg | None = None
-        self.flowing_since = float("-inf")
-        """Since when what feeds this leg has not been stopped for its sake, monotonic; infinity while it is."""
+        self.stopped_at: float | None = None
+        """Since when what feeds this leg is not read for its sake, monotonic."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The socket is there."""
@@ -73,15 +76,17 @@ class Leg(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         """What feeds this leg stops being read."""
-        self.flowing_since = float("inf")
+        self.stopped_at = time.monotonic()
         if self.other is not None:
             self.other.hold()
 
     def resume_writing(self) -> None:
         """What feeds this leg is read again."""
-        self.flowing_since = time.monotonic()
         if self.other is not None:
             self.other.release()
+        if self.stopped_at is not None:
+            since, self.stopped_at = self.stopped_at, None
+            self._session.flows_again(self, since)
 
     def hold(self) -> None:
         """Reads no more, until each hold has its release."""

@@ -120,6 +120,11 @@ class Reroutes:
         """When the first of those under way came back, monotonic; None where there is none."""
         return min((came.since for came in self.under_way.values()), default=None)
 
+    def excuse(self, since: float, now: float) -> None:
+        """The broker's answers were not read in that time, which does not count as theirs."""
+        for came in self.under_way.values():
+            came.since += now - max(came.since, since)
+
     def send(self, c: Connection, came: Rerouted, frames: bytes, *, last: bool) -> None:
         """Sends a part of a content, or keeps it back: contents follow each other whole, though they came mingled."""
         if not came.tag:

@@ -161,9 +161,10 @@ def _unstamped(channel: Channel, exchange: bytes, routing_key: bytes) -> tuple[R
     ]
     if not alike:
         return None
-    for number in alike[1:]:
-        if channel.confirms.answered and not exchange and not ring_id_of(number, channel.kept[number].ring_id).asked:
-            channel.confirms.came_back(number, Fate(Outcome.UNROUTABLE, False))
+    confirms = channel.confirms
+    for number in alike[1:] if confirms.answered and not exchange else ():
+        if number not in confirms.returned and not ring_id_of(number, channel.kept[number].ring_id).asked:
+            confirms.came_back(number, Fate(Outcome.UNROUTABLE, False))
     kept = channel.kept.pop(alike[0])
     return ring_id_of(alike[0], kept.ring_id), kept
 

@@ -37,6 +37,10 @@ CLOSE_WITHIN = 5.0
 """Seconds that a peer gets to answer a Close of ours, or to close its socket."""
 
 
+_LOOKS = 5
+"""How often in that time it is looked at whether a channel of ours is closed."""
+
+
 class End(Enum):
     """Why a session ended; the first reason counts."""
 
@@ -139,6 +143,11 @@ class Session:
         if not self.client.is_open and not self.broker.is_open and not self._over:
             self._settle()
 
+    def flows_again(self, leg: Leg, since: float) -> None:
+        """A peer reads again, and so is the other one read."""
+        if leg is self.client and self.connection.reroutes is not None:
+            self.connection.reroutes.excuse(since, time.monotonic())
+
     # The beginning.
 
     def _start(self, data: bytes) -> None:
@@ -193,7 +202,8 @@ class Session:
         """While it drains no more is taken: the end of this frame, for nothing else can go to the broker before it."""
         c = self.connection
         rest = c.client_skip
-        self._from_client(data[:rest])
+        if rest:
+            self._from_client(data[:rest])
         if c.running:
             c.client_rest += data[rest:]
             self._stop_reading()
@@ -223,12 +233,16 @@ class Session:
             self._hold_back()
         if c.reroutes is not None and c.reroutes.under_way and self._watch is None:
             self._watch = self._loop.call_later(PLACED_WITHIN / 10, self._look_at_reroutes)
+        if self._draining and self._stopped and c.client_skip:
+            # What waited for a look-up ended within a frame.
+            self._stopped = False
+            self.client.release()
         if c.opened and self._opening:
             self._opening = False
             self._within(None, End.BROKER)
         if c.phase is Phase.LEAVING:
             self._leave()
-        elif self._draining and self._task is None and not closing.awaits_answers(c):
+        elif self._draining and c.running and self._task is None and not closing.awaits_answers(c):
             self._shut()
         if c.phase is Phase.REFUSING:
             self._refused()
@@ -343,7 +357,7 @@ class Session:
         if since is None or not c.running or self._over:
             return
         # (Its confirm is not read while the client does not read.)
-        if time.monotonic() - max(since, self.client.flowing_since) > PLACED_WITHIN:
+        if time.monotonic() - since > PLACED_WITHIN and self.client.stopped_at is None:
             text = f"a message that came back was published again, and not confirmed within {PLACED_WITHIN:g} s"
             closing.refuse(c, INTERNAL_ERROR, text)
         self._go_on()
@@ -367,16 +381,18 @@ class Session:
         c.tallies.of(name if name in self._shared.tables.router.entries else NOWHERE, None).unavailable += 1
         text = f"the ring of exchange '{name[1]}' is not known: {why}"
         closing.refuse_channel(c, channel, INTERNAL_ERROR, text)
-        self._loop.call_later(CLOSE_WITHIN, self._check_refused, channel.id, channel)
+        self._loop.call_later(CLOSE_WITHIN / _LOOKS, self._check_refused, channel.id, channel, _LOOKS)
 
-    def _check_refused(self, number: int, channel: Channel) -> None:
-        """A broker that has not answered our channel.close by now will not."""
+    def _check_refused(self, number: int, channel: Channel, looks: int) -> None:
+        """A broker that has not answered our channel.close after so many looks will not."""
         c = self.connection
         if self._over or c.channels.get(number) is not channel or channel.state != State.REFUSING:
             return
-        if channel.away or c.broker_held is not None or self.client.flowing_since > time.monotonic() - CLOSE_WITHIN:
-            # It may have, and that is not read yet.
-            self._loop.call_later(CLOSE_WITHIN, self._check_refused, number, channel)
+        if not channel.away and c.broker_held is None and not self._brimming and self.client.stopped_at is None:
+            # Else it may have, and that is not read yet.
+            looks -= 1
+        if looks:
+            self._loop.call_later(CLOSE_WITHIN / _LOOKS, self._check_refused, number, channel, looks)
         else:
             self._stop(End.BROKER)
 
@@ -406,7 +422,7 @@ class Session:
 
     def _stop_reading(self) -> None:
         """Reads the client no more, once it is at the end of a frame."""
-        if not self._stopped and not self.connection.client_skip:
+        if not self._stopped and not self.connection.client_skip and not self.connection.broker_done:
             self._stopped = True
             self.client.hold()
 

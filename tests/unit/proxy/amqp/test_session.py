@@ -319,6 +319,43 @@ async def test_nothing_is_late_while_the_client_does_not_read(ends: Ends, monkey
     assert not ends.over
 
 
+async def test_time_in_which_it_does_read_counts(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that is slower than its deliveries stops and starts them all the time."""
+    monkeypatch.setattr(sessions, "PLACED_WITHIN", WITHIN)
+    await ends.opened()
+    ends.of_broker(back(ends.of_client(message(1, b"x", LOST[0]))) + ack(1, 1))
+    started = time.monotonic()
+    while not ends.client.sent:
+        assert time.monotonic() - started < 20 * WITHIN
+        ends.session.client.pause_writing()
+        await asyncio.sleep(WITHIN / 10)
+        ends.session.client.resume_writing()
+        await asyncio.sleep(WITHIN / 10)
+    assert time.monotonic() - started > 1.8 * WITHIN
+    assert code_of(split(ends.client.taken())[-1]) == 541
+
+
+async def test_a_drain_takes_the_end_of_a_frame_that_waited_for_a_look_up(ends: Ends) -> None:
+    await ends.opened()
+    ends.of_client(made(2, commands.Channel.Open()) + confirm_select(2))
+    ends.of_broker(made(2, commands.Channel.OpenOk()) + made(2, commands.Confirm.SelectOk()))
+    unread, whole = message(1, b"y", b"k"), message(2, b"x", KEPT[0], b"k" * 1000)
+    sent = ends.of_client(message(2, b"x", LOST[0]))
+    # `y` cannot be read: its channel is refused, and what is behind it goes on.
+    ends.of_client(unread + whole[:-500])
+    ends.session.drain()
+    broker = ends.broker
+    assert broker is not None
+    await eventually(lambda: b"k" * 500 in broker.sent)
+    assert ends.client.is_read
+    broker.taken()
+    ends.of_broker(back(sent))
+    await asyncio.sleep(0.05)
+    assert broker.sent == b""
+    (one,) = again(ends.of_client(whole[-500:])[500:])
+    assert one.body == b"hello"
+
+
 @pytest.mark.parametrize("unread", [True, False])
 async def test_a_broker_that_does_not_agree_to_close_a_channel_is_waited_for_while_it_is_not_read(
     ends: Ends, monkeypatch: pytest.MonkeyPatch, unread: bool
