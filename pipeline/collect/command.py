@@ -3,7 +3,7 @@
 import argparse
 
 from pyspark.errors import AnalysisException
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from pipeline import PipelineError
@@ -45,6 +45,12 @@ def collect(records: DataFrame, queue: StreamQueue, out: str) -> None:
         parts = {"dt": F.date_format(at, "yyyy-MM-dd"), "hour": F.hour(at), "batch": F.lit(number)}
         # A sidecar in doubt sends a message again.
         rows = batch.dropDuplicates(["event"]).withColumns(parts).cache()
+        try:
+            write(rows, number, parts)
+        finally:
+            rows.unpersist()
+
+    def write(rows: DataFrame, number: int, parts: dict[str, Column]) -> None:
         named = {row.ring for row in rows.select("ring").where("ring is not null").distinct().collect()}
         if not named <= known:
             # Before the records that name them, so that these are nowhere without them.
@@ -52,12 +58,11 @@ def collect(records: DataFrame, queue: StreamQueue, out: str) -> None:
                 folder.write(f"rings/{fingerprint}.json", to_json(ring))
             # One that retention has removed is not looked for again in this run.
             known.update(named)
-        new = _without_copies(rows, f"{out}/records", number).cache()
+        # Not cached: Spark forgets what it has cached of a folder that it writes to.
+        new = _without_copies(rows, f"{out}/records", number).localCheckpoint()
         written = new.repartition("dt", "hour").write.mode("overwrite").option("partitionOverwriteMode", "dynamic")
         written.partitionBy(*parts).option("compression", "gzip").json(f"{out}/records")
         print(f"{new.count():,} records: {out}", flush=True)
-        new.unpersist()
-        rows.unpersist()
 
     stream = records.writeStream.foreachBatch(add).option("checkpointLocation", f"{out}/checkpoint")
     stream.trigger(availableNow=True).start().awaitTermination()

@@ -135,10 +135,10 @@ class Findings:
         named = sum(load.named for load in self.loads)
         return measures.chi_squared(*self._keys_and_weights, named, slots)
 
-    @property
-    def keys_over_mean(self) -> float:
-        """Of distinct keys by weight."""
-        return measures.max_over_mean(*self._keys_and_weights)
+    def keys_over_mean(self, load: Load) -> float:
+        """A destination's distinct keys for its weight, over the mean of all."""
+        keys, weights = self._keys_and_weights
+        return load.keys * sum(weights) / (load.weight * sum(keys))
 
     @property
     def _keys_and_weights(self) -> tuple[list[int], list[int]]:

@@ -28,11 +28,14 @@ def chi_squared(keys: Sequence[int], weights: Sequence[int], named: int, slots: 
     destination then gets n p with a variance of n p (1 - p), which is what the test takes for granted. Of n keys in
     s slots the ring's own variance, n^2 p (1 - p) / s, comes to that: 1 + n / s times it, by which the statistic is
     divided. So the more keys there are, the more it is the ring's slots that are tested, and no more than those.
+    With u slots beside them that stand for theirs, the two come to n + u + n (n + 2 u) / s times p (1 - p).
     """
     total, weight = sum(keys), sum(weights)
-    if len(keys) < 2 or total * min(weights) < LEAST_EXPECTED * weight:
+    if len(keys) < 2 or not total:
         return None
-    by = 1 + named / slots
+    by = 1 + named * (2 * total - named) / (slots * total)
+    if total * min(weights) < LEAST_EXPECTED * by * weight:
+        return None
     counted, expected = [n / by for n in keys], [total / by * w / weight for w in weights]
     found = Statistics.chiSqTest(Vectors.dense(counted), Vectors.dense(expected))
     return ChiSquared(found.statistic, int(found.degreesOfFreedom), found.pValue)

@@ -35,7 +35,7 @@ def of_load(found: Findings) -> str:
     told = f"{most.destination} has {found.max_over_mean:.2f} times the mean load for its weight"
     if found.max_over_mean <= _EVEN:
         return f"The load is even: {told}, the most of all."
-    if found.chi_squared is not None and found.chi_squared.p < UNEVEN and found.keys_over_mean > _EVEN:
+    if found.chi_squared is not None and found.chi_squared.p < UNEVEN and found.keys_over_mean(most) > _EVEN:
         return f"The load is uneven: {told}; the ring is at fault."
     return f"The load is uneven: {told}; that is the keys' doing, not the ring's."
 

@@ -73,8 +73,10 @@ def follow(records: DataFrame, tables: Tables, out: Folder, every: int | None, *
     def add(batch: DataFrame, number: int) -> None:
         if doubled:
             batch = batch.dropDuplicates(["event"]).cache()  # The queue is read once, not for each table.
-        tables.add(batch, number)
-        batch.unpersist()
+        try:
+            tables.add(batch, number)
+        finally:
+            batch.unpersist()
         if every is not None:
             tell(tables, out)
 

@@ -37,6 +37,7 @@ def notebook(spark: SparkSession) -> Iterator[SparkSession]:
     for name, value in theirs.items():
         spark.conf.set(name, value)
     yield spark
-    assert {name: spark.conf.get(name) for name in theirs} == theirs, "a job leaves it as it was"
+    left = {name: spark.conf.get(name) for name in theirs}
     for name, value in ours.items():
         spark.conf.set(name, value)
+    assert left == theirs, "a job leaves it as it was"

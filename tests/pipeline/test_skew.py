@@ -101,6 +101,13 @@ def test_a_right_ring_is_even_however_many_keys_there_are(spark: SparkSession, n
     assert words.of_ring(spread(slots.tolist(), share, by_slot=True)).startswith("The ring is even")
 
 
+def test_a_hot_key_of_another_queue_is_not_the_doing_of_an_uneven_ring(spark: SparkSession) -> None:
+    found = spread([1_000_000] * 9 + [1_200_000], 1.0, hot=10**7)
+    assert words.of_ring(found).startswith("The ring is uneven")
+    assert "orders.0" in words.of_load(found)
+    assert "the keys' doing" in words.of_load(found)
+
+
 def test_a_ring_that_is_uneven_is_told_also_of_many_keys(spark: SparkSession) -> None:
     found = spread([1_030_000] + [1_000_000] * 9, 1.0, hot=10**7)
     assert words.of_ring(found).startswith("The ring is uneven")
@@ -176,12 +183,12 @@ def test_a_key_of_a_sample_is_judged_by_all_messages(spark: SparkSession, tmp_pa
 def test_rings_and_exchanges_are_kept_apart(spark: SparkSession, tmp_path: Path) -> None:
     changed = ring_of({"orders.1": 1, "orders.2": 1, "orders.3": 2, "orders.4": 1})
     records = published(KNOWN, COLD[:40]) + published(changed, COLD[:30], first=41)
-    records += published(KNOWN, COLD[:20], exchange="mail", first=71)
+    records += published(KNOWN, COLD[:24], exchange="mail", first=71)
     found = found_in(spark, tmp_path, records, KNOWN, changed)
     assert [(one.scope.exchange, one.scope.ring, one.messages) for one in found] == [
         ("orders", KNOWN.fingerprint, 40),
         ("orders", changed.fingerprint, 30),
-        ("mail", KNOWN.fingerprint, 20),
+        ("mail", KNOWN.fingerprint, 24),
     ]
     for one, known in zip(found, (KNOWN, changed, KNOWN), strict=True):
         owners = Counter(known.ring.owner_of(key) for key in COLD[: one.messages])
@@ -201,7 +208,14 @@ def test_the_measures_are_the_textbooks(spark: SparkSession) -> None:
     assert tested is not None
     assert (tested.statistic, tested.freedom) == (4, 1)
     assert tested.p == pytest.approx(0.0455003)
+    by_keys = measures.chi_squared([60, 40], [1, 1], 100, 100)
+    assert by_keys is not None
+    assert by_keys.statistic == pytest.approx(4 / 2)
+    by_both = measures.chi_squared([60, 40], [1, 1], 50, 100)
+    assert by_both is not None
+    assert by_both.statistic == pytest.approx(4 / 1.75)
     assert measures.chi_squared([9, 1], [9, 1], 10, SLOTS) is None
+    assert measures.chi_squared([0, 0], [1, 1], 0, SLOTS) is None
     assert measures.chi_squared([100], [1], 100, SLOTS) is None
 
 
