@@ -131,11 +131,15 @@ class Injector:
             self._down = node = await asyncio.to_thread(self._leader)
             if len(self._arena.nodes) > 1:
                 self._arena.front.target = self._live().management_url
+            killed = time.monotonic()
             await asyncio.to_thread(node.kill)
             await asyncio.sleep(fault.lasts)
             await asyncio.to_thread(node.start)
+            wanted = self._queues.history.current
+            kept = await asyncio.to_thread(self._queues.restore, node, killed)
             self._down = None
-            return Effect(node.name)
+            lost = sorted(set(wanted.items()) - set(kept.items()))
+            return Effect(f"{node.name}, which lost its bindings to {lost}" if lost else node.name)
 
     def _leader(self) -> Node:
         if len(self._arena.nodes) == 1:
