@@ -98,6 +98,7 @@ class Rings:
     def __init__(self, history: History, limits: Limits) -> None:
         self._history, self._limits = history, limits
         self._slots: dict[str, int] = {}
+        self._mixed: dict[frozenset[tuple[Destination, int]], Ring] = {}
 
     @cached_property
     def _eras(self) -> list[Era]:
@@ -116,6 +117,23 @@ class Rings:
         if slot is None:
             slot = self._slots[key] = slot_of(key.encode())
         return {era.ring.owner(slot).name for era in self._between(sent, latest)}
+
+    def kept(self, key: str, sent: float, latest: float) -> set[str]:
+        """The queues of a key on rings of new bindings with old ones kept beside them, as a proxy has it.
+
+        What is new counts at once, and what has left must settle, after an outage anew.
+        """
+        eras, slot = list(self._between(sent, latest)), slot_of(key.encode())
+        found = set()
+        for at, newer in enumerate(eras):
+            older: dict[Destination, int] = {}
+            for era in eras[at + 1 :]:
+                older = {**era.ring.as_weights(), **older}
+                weights = frozenset({**older, **newer.ring.as_weights()}.items())
+                if weights not in self._mixed:
+                    self._mixed[weights] = newer.ring.changed(dict(weights))
+                found.add(self._mixed[weights].owner(slot).name)
+        return found
 
     def queues(self, sent: float, latest: float) -> set[str]:
         """The queues that were bound, or may have seemed so, between these times."""

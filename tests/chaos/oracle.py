@@ -139,7 +139,7 @@ class _Judge:
             self._verdict.by_one_ring += len(owners) == 1
         if self._rings.stale(note.sent, note.latest):
             self._fault(f"{title(note)} is in {copy.queue}, and every ring was too old to route by")
-        if copy.queue not in owners:
+        if copy.queue not in owners and copy.queue not in self._rings.kept(note.key, note.sent, note.latest):
             self._fault(f"{title(note)} is in {copy.queue}, and not in {sorted(owners)}")
 
     def _ordered(self, copy: Copy, note: Note, last: dict[tuple[str, str, str, str], Note]) -> None:

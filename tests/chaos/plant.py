@@ -23,7 +23,8 @@ def planted(
     for at, copy in enumerate(copies):
         note = by_id[copy.publisher, copy.number]
         judged = note.outcome == Told.CONFIRMED and note.publisher not in fleet.native and copy.queue not in deleted
-        if judged and rings.owners(note.key, note.sent, note.latest) == {copy.queue}:
+        alone = judged and rings.owners(note.key, note.sent, note.latest) == {copy.queue}
+        if alone and rings.kept(note.key, note.sent, note.latest) <= {copy.queue}:
             victims.append(at)
         if len(victims) == len(PLANTED):
             break

@@ -30,6 +30,17 @@ def test_owners_on_every_ring_of_the_time(
     assert rings.queues(sent, latest) == {queue for bound in weights for queue in bound}
 
 
+def test_what_has_left_may_be_kept_beside_what_is_new(history: History) -> None:
+    """A removal must settle, and additions count at once; once that time is over, no more."""
+    rings = Rings(history, Limits(grace=2.0, stale_after=10.0))
+    both = {**BEFORE, **AFTER}
+    assert {owner(both, key) for key in KEYS} == {"q1", "q2", "q3"}
+    for key in KEYS:
+        assert rings.kept(key, 102, 102) == {owner(both, key)}
+        assert rings.kept(key, 98, 99) == set()
+        assert rings.kept(key, 103.1, 104) == set()
+
+
 def test_spans_that_follow_each_other_closely_put_the_end_off_each_time(history: History) -> None:
     history.impaired += [Span(104.0, 105.0), Span(102.0, 103.0)]
     rings = Rings(history, Limits(grace=2.0, stale_after=10.0))
