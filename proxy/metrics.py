@@ -13,8 +13,8 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from proxy import __version__
+from proxy.amqp.end import End
 from proxy.amqp.listener import Listener
-from proxy.amqp.session import End
 from proxy.counts import Counts
 from proxy.journal.journaling import Journaling
 from proxy.publisher import Publisher

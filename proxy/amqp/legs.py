@@ -53,6 +53,11 @@ class Leg(asyncio.Protocol):
         return self._transport is not None
 
     @property
+    def is_held(self) -> bool:
+        """Whether anything keeps it from being read."""
+        return self._holds > 0
+
+    @property
     def peer(self) -> str:
         """The peer's address, for the log."""
         name = self._transport.get_extra_info("peername") if self._transport else None

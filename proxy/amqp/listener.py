@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import cast
 
+from proxy.amqp.end import CLOSE_WITHIN, SHUTTING_DOWN, End
 from proxy.amqp.frames import (
     CONNECTION_CLOSE_OK,
     CONNECTION_FORCED,
@@ -18,7 +19,7 @@ from proxy.amqp.frames import (
     close_frame,
     method_frame,
 )
-from proxy.amqp.session import CLOSE_WITHIN, HEADER_WITHIN, SHUTTING_DOWN, End, Session
+from proxy.amqp.session import HEADER_WITHIN, Session
 from proxy.amqp.shared import Shared
 from proxy.values import Address
 

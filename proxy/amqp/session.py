@@ -4,22 +4,21 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from enum import Enum
 
 from proxy.amqp import closing, publishing, rewrite
-from proxy.amqp.channel import Channel, State
+from proxy.amqp.channel import State
 from proxy.amqp.connection import Connection, Declared, Phase, Refused, Stale
+from proxy.amqp.end import CLOSE_WITHIN, SHUTTING_DOWN, End
 from proxy.amqp.frames import CONNECTION_FORCED, FRAME, HEARTBEAT_FRAME, INTERNAL_ERROR, PROTOCOL_HEADER
 from proxy.amqp.handshake import is_protocol_header
 from proxy.amqp.legs import BUFFER, Leg
+from proxy.amqp.overdue import Overdue
 from proxy.amqp.reroute import RECENT
 from proxy.amqp.routes import BEING_CLOSED, UNANSWERED, Unread
 from proxy.amqp.shared import Shared
 from proxy.tally import NOWHERE
 
 log = logging.getLogger(__name__)
-
-SHUTTING_DOWN = "ringproxy is shutting down"
 
 HEADER_WITHIN = 10.0
 """Seconds in which a client's first eight bytes must come, as RabbitMQ has it."""
@@ -29,32 +28,6 @@ HANDSHAKE_WITHIN = 30.0
 
 LEAVE_WITHIN = 5.0
 """Seconds that a client's connection.close waits for the broker's answers to what was published."""
-
-PLACED_WITHIN = 15.0
-"""Seconds that a message which came back, and the acks that wait for it, may take, before the session is closed."""
-
-CLOSE_WITHIN = 5.0
-"""Seconds that a peer gets to answer a Close of ours, or to close its socket."""
-
-
-_LOOKS = 5
-"""How often in that time it is looked at whether a channel of ours is closed."""
-
-
-class End(Enum):
-    """Why a session ended; the first reason counts."""
-
-    CLIENT = "client"
-    """The client left."""
-    BROKER = "broker"
-    """The broker closed it."""
-    UNREACHABLE = "unreachable"
-    """No broker took the connection."""
-    PROTOCOL = "protocol"
-    """What the client sent is not AMQP 0-9-1 as the specification has it."""
-    SHUTDOWN = "shutdown"
-    """This proxy ends."""
-    DEFECT = "defect"
 
 
 class Session:
@@ -83,8 +56,7 @@ class Session:
         self._connected = self._draining = self._stopped = self._client_ended = self._over = False
         self._deadline: asyncio.TimerHandle | None = None
         self._heartbeat: asyncio.TimerHandle | None = None
-        self._watch: asyncio.TimerHandle | None = None
-        """Looks for what came back and is under way for too long."""
+        self._overdue = Overdue(self.connection, self.client, self.broker, go_on=self._go_on, stop=self._stop)
         self._within(HEADER_WITHIN, End.PROTOCOL)
 
     @property
@@ -231,8 +203,7 @@ class Session:
             self._rereading = self._loop.create_task(self._reread())
         if c.for_broker or self._brimming:
             self._hold_back()
-        if c.reroutes is not None and c.reroutes.under_way and self._watch is None:
-            self._watch = self._loop.call_later(PLACED_WITHIN / 10, self._look_at_reroutes)
+        self._overdue.watch()
         if self._draining and self._stopped and c.client_skip:
             # What waited for a look-up ended within a frame.
             self._stopped = False
@@ -350,18 +321,6 @@ class Session:
         self._heard.set()
         self._go_on()
 
-    def _look_at_reroutes(self) -> None:
-        """Ends the session where a message that came back has no confirm for too long: nothing else can tell of it."""
-        c, self._watch = self.connection, None
-        since = c.reroutes.since if c.reroutes is not None else None
-        if since is None or not c.running or self._over:
-            return
-        # (Its confirm is not read while the client does not read.)
-        if time.monotonic() - since > PLACED_WITHIN and self.client.stopped_at is None:
-            text = f"a message that came back was published again, and not confirmed within {PLACED_WITHIN:g} s"
-            closing.refuse(c, INTERNAL_ERROR, text)
-        self._go_on()
-
     async def _answered(self, unread: Unread) -> None:
         """Until the broker has answered what the frame that is held came after, however long it takes."""
         c = self.connection
@@ -381,20 +340,7 @@ class Session:
         c.tallies.of(name if name in self._shared.tables.router.entries else NOWHERE, None).unavailable += 1
         text = f"the ring of exchange '{name[1]}' is not known: {why}"
         closing.refuse_channel(c, channel, INTERNAL_ERROR, text)
-        self._loop.call_later(CLOSE_WITHIN / _LOOKS, self._check_refused, channel.id, channel, _LOOKS)
-
-    def _check_refused(self, number: int, channel: Channel, looks: int) -> None:
-        """A broker that has not answered our channel.close after so many looks will not."""
-        c = self.connection
-        if self._over or c.channels.get(number) is not channel or channel.state != State.REFUSING:
-            return
-        if not channel.away and c.broker_held is None and not self._brimming and self.client.stopped_at is None:
-            # Else it may have, and that is not read yet.
-            looks -= 1
-        if looks:
-            self._loop.call_later(CLOSE_WITHIN / _LOOKS, self._check_refused, number, channel, looks)
-        else:
-            self._stop(End.BROKER)
+        self._overdue.watch_close(channel)
 
     def _keep_alive(self) -> None:
         """Heartbeats in the client's stead, while it is not read."""
@@ -482,9 +428,9 @@ class Session:
     def _settle(self) -> None:
         self._over = True
         self._within(None, End.CLIENT)
-        for timer in (self._heartbeat, self._watch):
-            if timer is not None:
-                timer.cancel()
+        self._overdue.cancel()
+        if self._heartbeat is not None:
+            self._heartbeat.cancel()
         for task in (self._task, self._rereading):
             if task is not None:
                 task.cancel()

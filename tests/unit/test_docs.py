@@ -4,9 +4,9 @@ import re
 from pathlib import Path
 
 from proxy.amqp.brokers import Brokers
+from proxy.amqp.end import End
 from proxy.amqp.listener import Listener
 from proxy.amqp.routes import RouteTables
-from proxy.amqp.session import End
 from proxy.amqp.shared import Shared
 from proxy.config import Settings, field_names
 from proxy.counts import Counts

@@ -8,9 +8,11 @@ from typing import cast
 import pytest
 from pamqp import commands
 
+from proxy.amqp import overdue
 from proxy.amqp import session as sessions
+from proxy.amqp.end import End
 from proxy.amqp.legs import BUFFER, Leg
-from proxy.amqp.session import End, Session
+from proxy.amqp.session import Session
 from proxy.amqp.shared import Shared
 from proxy.lookups import NotReadable
 from proxy.router import Name
@@ -147,6 +149,25 @@ class Ends:
         self.of_client(made(1, commands.Channel.Open()) + confirm_select(1))
         self.of_broker(made(1, commands.Channel.OpenOk()) + made(1, commands.Confirm.SelectOk()))
 
+    async def rerouted(self) -> Socket:
+        """Open, and a message of channel 1 that came back is under way again; its ack waits. Gives the broker's end."""
+        await self.opened()
+        sent = self.of_client(message(1, b"x", LOST[0]))
+        assert self.of_broker(back(sent) + ack(1, 1)) == b""
+        broker = self.broker
+        assert broker is not None
+        await eventually(lambda: bool(broker.sent))
+        return broker
+
+
+def shorten(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+    """Makes limits short, wherever they are read."""
+    for name in names:
+        holders = [module for module in (sessions, overdue) if hasattr(module, name)]
+        assert holders
+        for module in holders:
+            monkeypatch.setattr(module, name, WITHIN)
+
 
 @pytest.fixture
 async def ends() -> AsyncIterator[Ends]:
@@ -165,7 +186,7 @@ async def closed(ends: Ends, why: End) -> None:
 
 
 async def test_a_client_that_sends_no_header_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sessions, "HEADER_WITHIN", WITHIN)
+    shorten(monkeypatch, "HEADER_WITHIN")
     ends, started = Ends(), time.monotonic()
     ends.session.client.data_received(PROTOCOL_HEADER[:7])
     await closed(ends, End.PROTOCOL)
@@ -177,7 +198,7 @@ async def test_a_client_that_sends_no_header_is_dropped(monkeypatch: pytest.Monk
 async def test_a_handshake_that_is_not_finished_is_dropped(
     ends: Ends, monkeypatch: pytest.MonkeyPatch, says: bytes
 ) -> None:
-    monkeypatch.setattr(sessions, "HANDSHAKE_WITHIN", WITHIN)
+    shorten(monkeypatch, "HANDSHAKE_WITHIN")
     await ends.dialled()
     started = time.monotonic()
     if says:
@@ -187,7 +208,7 @@ async def test_a_handshake_that_is_not_finished_is_dropped(
 
 
 async def test_a_handshake_that_is_finished_is_under_no_time_limit(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sessions, "HANDSHAKE_WITHIN", WITHIN)
+    shorten(monkeypatch, "HANDSHAKE_WITHIN")
     await ends.opened()
     await asyncio.sleep(2 * WITHIN)
     assert not ends.over
@@ -197,14 +218,8 @@ async def test_a_handshake_that_is_finished_is_under_no_time_limit(ends: Ends, m
 async def test_one_that_goes_out_again_and_is_not_confirmed_ends_the_session(
     ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sessions, "PLACED_WITHIN", WITHIN)
-    monkeypatch.setattr(sessions, "CLOSE_WITHIN", WITHIN)
-    await ends.opened()
-    sent = ends.of_client(message(1, b"x", LOST[0]))
-    assert ends.of_broker(back(sent) + ack(1, 1)) == b""
-    broker = ends.broker
-    assert broker is not None
-    await eventually(lambda: bool(broker.sent))
+    shorten(monkeypatch, "PLACED_WITHIN", "CLOSE_WITHIN")
+    broker = await ends.rerouted()
     (one,) = again(broker.taken())
     started = time.monotonic()
     assert one.key in (b"q1", b"q3")
@@ -220,13 +235,8 @@ async def test_one_that_goes_out_again_and_is_not_confirmed_ends_the_session(
 
 
 async def test_one_that_goes_out_again_and_is_confirmed_does_not(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sessions, "PLACED_WITHIN", WITHIN)
-    await ends.opened()
-    sent = ends.of_client(message(1, b"x", LOST[0]))
-    ends.of_broker(back(sent) + ack(1, 1))
-    broker = ends.broker
-    assert broker is not None
-    await eventually(lambda: bool(broker.sent))
+    shorten(monkeypatch, "PLACED_WITHIN")
+    await ends.rerouted()
     assert ends.of_broker(ack(2047, 1)) == ack(1, 1)
     await asyncio.sleep(2 * WITHIN)
     assert not ends.over
@@ -234,7 +244,7 @@ async def test_one_that_goes_out_again_and_is_confirmed_does_not(ends: Ends, mon
 
 
 async def test_a_close_waits_so_long_for_answers_and_no_longer(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sessions, "LEAVE_WITHIN", WITHIN)
+    shorten(monkeypatch, "LEAVE_WITHIN")
     await ends.opened()
     assert ends.of_client(message(1, b"x", KEPT[0]))
     started = time.monotonic()
@@ -301,14 +311,8 @@ async def test_a_drain_within_a_body_frame_takes_its_end_for_what_came_back_mean
 
 async def test_nothing_is_late_while_the_client_does_not_read(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
     """Then the broker is not read either: its confirm may have come long ago."""
-    monkeypatch.setattr(sessions, "PLACED_WITHIN", WITHIN)
-    monkeypatch.setattr(sessions, "CLOSE_WITHIN", WITHIN)
-    await ends.opened()
-    sent = ends.of_client(message(1, b"x", LOST[0]))
-    ends.of_broker(back(sent) + ack(1, 1))
-    broker = ends.broker
-    assert broker is not None
-    await eventually(lambda: bool(broker.sent))
+    shorten(monkeypatch, "PLACED_WITHIN", "CLOSE_WITHIN")
+    broker = await ends.rerouted()
     ends.session.client.pause_writing()
     await asyncio.sleep(2 * WITHIN)
     assert (ends.client.sent, broker.is_read) == (b"", False)
@@ -321,7 +325,7 @@ async def test_nothing_is_late_while_the_client_does_not_read(ends: Ends, monkey
 
 async def test_time_in_which_it_does_read_counts(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
     """A client that is slower than its deliveries stops and starts them all the time."""
-    monkeypatch.setattr(sessions, "PLACED_WITHIN", WITHIN)
+    shorten(monkeypatch, "PLACED_WITHIN")
     await ends.opened()
     ends.of_broker(back(ends.of_client(message(1, b"x", LOST[0]))) + ack(1, 1))
     started = time.monotonic()
@@ -360,7 +364,7 @@ async def test_a_drain_takes_the_end_of_a_frame_that_waited_for_a_look_up(ends: 
 async def test_a_broker_that_does_not_agree_to_close_a_channel_is_waited_for_while_it_is_not_read(
     ends: Ends, monkeypatch: pytest.MonkeyPatch, unread: bool
 ) -> None:
-    monkeypatch.setattr(sessions, "CLOSE_WITHIN", WITHIN)
+    shorten(monkeypatch, "CLOSE_WITHIN")
     await ends.opened()
     ends.of_client(message(1, b"y", b"k"))
     broker = ends.broker

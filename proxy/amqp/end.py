@@ -1,0 +1,24 @@
+"""How sessions end: why, what their clients are told, and how long it takes."""
+
+from enum import Enum
+
+SHUTTING_DOWN = "ringproxy is shutting down"
+
+CLOSE_WITHIN = 5.0
+"""Seconds that a peer gets to answer a Close of ours, or to close its socket."""
+
+
+class End(Enum):
+    """Why a session ended; the first reason counts."""
+
+    CLIENT = "client"
+    """The client left."""
+    BROKER = "broker"
+    """The broker closed it."""
+    UNREACHABLE = "unreachable"
+    """No broker took the connection."""
+    PROTOCOL = "protocol"
+    """What the client sent is not AMQP 0-9-1 as the specification has it."""
+    SHUTDOWN = "shutdown"
+    """This proxy ends."""
+    DEFECT = "defect"
