@@ -28,6 +28,10 @@ class Folder:
         """As it was given."""
         return self._out
 
+    def holds(self, name: str) -> bool:
+        """Whether there is such a file or folder in it."""
+        return bool(self._files.exists(self._path(name)))
+
     def write(self, name: str, text: str) -> None:
         """Writes a file, whole or not at all, over an earlier one. Raises PipelineError."""
         path, unfinished = self._path(name), self._path(f".{name}.unfinished")

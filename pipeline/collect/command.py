@@ -2,7 +2,6 @@
 
 import argparse
 
-from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
@@ -15,7 +14,7 @@ from pipeline.stream import arguments, messages
 from pipeline.stream.queue import StreamQueue
 from pipeline.stream.source import queue_records
 
-_EVENTS = "event string, dt string, hour int, batch long"
+_EVENTS = "event string, batch long"
 """Of what batches before have written."""
 
 
@@ -59,7 +58,7 @@ def collect(records: DataFrame, queue: StreamQueue, out: str) -> None:
             # One that retention has removed is not looked for again in this run.
             known.update(named)
         # Not cached: Spark forgets what it has cached of a folder that it writes to.
-        new = _without_copies(rows, f"{out}/records", number).localCheckpoint()
+        new = _without_copies(rows, folder, number).localCheckpoint()
         written = new.repartition("dt", "hour").write.mode("overwrite").option("partitionOverwriteMode", "dynamic")
         written.partitionBy(*parts).option("compression", "gzip").json(f"{out}/records")
         print(f"{new.count():,} records: {out}", flush=True)
@@ -68,19 +67,17 @@ def collect(records: DataFrame, queue: StreamQueue, out: str) -> None:
     stream.trigger(availableNow=True).start().awaitTermination()
 
 
-def _without_copies(rows: DataFrame, written: str, number: int) -> DataFrame:
+def _without_copies(rows: DataFrame, folder: Folder, number: int) -> DataFrame:
     """Those that no batch before `number` has written; later ones do not count, so that it is the same when repeated.
 
-    A record's copies have one time, so that only the folders of the hours of `rows` are read.
+    A record's copies have one time, so that only the folders of the hours of `rows` are looked at.
     """
     if not number:
         return rows
-    hours = [f"{row.dt}/{row.hour}" for row in rows.select("dt", "hour").distinct().collect()]
-    try:
-        there = rows.sparkSession.read.schema(_EVENTS).json(written)
-    except AnalysisException as error:
-        if error.getCondition() == "PATH_NOT_FOUND":
-            return rows
-        raise
-    earlier = there.where((F.col("batch") < number) & F.concat_ws("/", "dt", "hour").isin(hours))
+    hours = [f"records/dt={row.dt}/hour={row.hour}" for row in rows.select("dt", "hour").distinct().collect()]
+    written = [f"{folder}/{hour}" for hour in hours if folder.holds(hour)]
+    if not written:
+        return rows
+    there = rows.sparkSession.read.option("basePath", f"{folder}/records").schema(_EVENTS).json(written)
+    earlier = there.where(F.col("batch") < number)
     return rows.join(earlier, rows["event"] == earlier["event"], "left_anti")

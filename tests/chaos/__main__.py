@@ -85,7 +85,7 @@ async def run(title: str, nodes: list[Node], kind: str, faults: list[Fault], fol
         watching.cancel()
         for member in made.members:
             await asyncio.to_thread(member.end)
-        await asyncio.to_thread(queues.drain, nodes[0])
+        await asyncio.to_thread(queues.drain, nodes)
         notes = [note for name in made.publishers for note in noted(made, name)]
     (folder / "history").write_text(json.dumps(asdict(queues.history), indent=1))
     with (folder / "copies").open("w") as file:

@@ -4,6 +4,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain, combinations
 from typing import NamedTuple
 
 from ring.destination import Destination
@@ -121,19 +122,35 @@ class Rings:
     def kept(self, key: str, sent: float, latest: float) -> set[str]:
         """The queues of a key on rings of new bindings with old ones kept beside them, as a proxy has it.
 
-        What is new counts at once, and what has left must settle, after an outage anew.
+        What is new counts at once, and what has left must settle, after an outage anew. But a queue that was deleted
+        leaves at once where a message has come back from it.
         """
         eras, slot = list(self._between(sent, latest)), slot_of(key.encode())
+        deleted = self._deleted(eras[-1].begin, latest)
         found = set()
         for at, newer in enumerate(eras):
             older: dict[Destination, int] = {}
             for era in eras[at + 1 :]:
                 older = {**era.ring.as_weights(), **older}
-                weights = frozenset({**older, **newer.ring.as_weights()}.items())
-                if weights not in self._mixed:
-                    self._mixed[weights] = newer.ring.changed(dict(weights))
-                found.add(self._mixed[weights].owner(slot).name)
+                left = [queue for queue in older if queue in deleted and queue not in newer.ring.destinations]
+                for told in chain.from_iterable(combinations(left, n) for n in range(len(left) + 1)):
+                    kept = {queue: weight for queue, weight in older.items() if queue not in told}
+                    found.add(self._mix(newer.ring, kept).owner(slot).name)
         return found
+
+    def _mix(self, newer: Ring, kept: Mapping[Destination, int]) -> Ring:
+        weights = frozenset({**kept, **newer.as_weights()}.items())
+        if weights not in self._mixed:
+            self._mixed[weights] = newer.changed(dict(weights))
+        return self._mixed[weights]
+
+    def _deleted(self, begin: float, end: float) -> set[Destination]:
+        """The queues that were deleted between these times."""
+        return {
+            Destination("queue", deletion.queue)
+            for deletion in self._history.deletions
+            if begin <= deletion.done and deletion.begin <= end
+        }
 
     def queues(self, sent: float, latest: float) -> set[str]:
         """The queues that were bound, or may have seemed so, between these times."""

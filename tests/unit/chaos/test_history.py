@@ -41,6 +41,22 @@ def test_what_has_left_may_be_kept_beside_what_is_new(history: History) -> None:
         assert rings.kept(key, 103.1, 104) == set()
 
 
+def test_a_queue_that_was_deleted_may_have_left_before_what_is_kept(history: History) -> None:
+    """A message that comes back tells of it at once; nothing tells of what was only unbound."""
+    last = {"q3": 2}
+    history.changes.append(Change(101.5, 101.6, last))
+    rings = Rings(history, Limits(grace=2.0, stale_after=10.0))
+    without = {"q1": 1, **last}
+    assert any(owner(without, key) != owner({**BEFORE, **AFTER}, key) for key in KEYS)
+    for key in KEYS:
+        kept = {owner({**BEFORE, **AFTER}, key), owner({"q2": 1, **last}, key)}
+        assert rings.kept(key, 102, 102) == kept
+    history.deletions.append(Deletion("q2", 101.5, 101.6))
+    for key in KEYS:
+        told = {owner({**BEFORE, **AFTER}, key), owner(without, key), owner({"q2": 1, **last}, key), owner(last, key)}
+        assert rings.kept(key, 102, 102) == told
+
+
 def test_spans_that_follow_each_other_closely_put_the_end_off_each_time(history: History) -> None:
     history.impaired += [Span(104.0, 105.0), Span(102.0, 103.0)]
     rings = Rings(history, Limits(grace=2.0, stale_after=10.0))
