@@ -119,7 +119,7 @@ class Management:
     async def dead_letters_by_own_name(self, vhost: str, queue: str) -> bool | None:
         """Whether a queue dead-letters without a routing key of its own; None where that does not show (yet).
 
-        RabbitMQ 3.10 shows a policy's part of it only with a queue's next statistics, up to 5 s late (measured).
+        RabbitMQ 3.10 shows a policy's part of it only with a queue's next statistics, up to 5 s late (observed).
         """
         answer = await self._get(["queues", vhost, queue], ["name", "arguments", "effective_policy_definition"])
         return None if answer is None else dead_letters_by_own_name(answer)

@@ -25,7 +25,7 @@ async def read(api: Management, name: Name, pause: float = 0.0) -> Reading:
     """Reads an exchange. Raises ManagementError or TopologyError, also where an empty answer is not to be believed.
 
     RabbitMQ answers the bindings of an unknown exchange or virtual host with 200 and an empty list, and a node
-    without quorum answers from its local copy (measured), so an absence counts only if the virtual host is listed,
+    without quorum answers from its local copy (observed), so an absence counts only if the virtual host is listed,
     its exchanges can be listed, and the exchange is absent there too or a second reading agrees, `pause` seconds later.
     """
     vhost, exchange_name = name

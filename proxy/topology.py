@@ -141,7 +141,7 @@ def dead_letters_by_own_name(answer: object) -> bool | None:
 
     Published to through the default exchange, such a queue dead-letters under its own name instead of the original
     routing key. An argument and a policy count alike, each key by itself. None where the answer has no word of
-    policies yet: RabbitMQ 3.10 has none before a queue's first statistics (run). Raises TopologyError.
+    policies yet: RabbitMQ 3.10.8 has none before a queue's first statistics (observed). Raises TopologyError.
     """
     table = _object(answer, "queue")
     arguments = _object(table.get("arguments", {}), "arguments")

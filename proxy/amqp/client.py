@@ -352,7 +352,7 @@ class Client:
         self._returning.add(number)
 
     def _on_returned(self, number: int, data: bytes, start: int, end: int) -> None:
-        """Its ack comes after it (5,413 of 5,413, run); the ring id is ours, so the number is in it."""
+        """Its ack comes after it (5,413 of 5,413, measured); the ring id is ours, so the number is in it."""
         self._returning.discard(number)
         channel = self._by_id.get(number)
         if channel is None:

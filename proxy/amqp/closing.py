@@ -1,4 +1,4 @@
-"""How channels and sessions end (DESIGN section 4.9). After a Close of ours only Close and Close-Ok count."""
+"""How channels and sessions end (docs/architecture.md, "One drain"). After our Close only Close and Close-Ok count."""
 
 import re
 

@@ -119,7 +119,7 @@ class Stamps(NamedTuple):
 def stamps_in(data: bytes, start: int, end: int) -> Stamps | None:
     """The stamps of a content header; None where one is missing, or it cannot be read: then it is none of ours.
 
-    By name: RabbitMQ 4.3 sorts the table (run).
+    By name: RabbitMQ 4.3.6 sorts the table (observed).
     """
     try:
         flags, at = headers_at(data, start, end)

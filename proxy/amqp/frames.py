@@ -15,7 +15,7 @@ END: Final = 0xCE
 OVERHEAD: Final = 8
 """Bytes of a frame that are not its payload."""
 SLACK: Final = OVERHEAD
-"""Bytes beyond frame_max that RabbitMQ takes (3.10 and 4.3, run): clients such as rabbitmq-client forget those."""
+"""Bytes beyond frame_max that RabbitMQ takes (observed on 3.10.8, 4.3.6): rabbitmq-client, for one, forgets those."""
 
 LEAST_FRAME_MAX: Final = 4096
 """What every peer takes before a limit is agreed on (AMQP section 4.2.3)."""

@@ -1,4 +1,4 @@
-"""Channel 0 and the opening of channels: what of the handshake changes (DESIGN section 4.8), and what may come when."""
+"""Channel 0 and the opening of channels: what of the handshake changes, and what may come when."""
 
 from collections.abc import Callable
 
@@ -39,7 +39,7 @@ from proxy.amqp.frames import (
 from ring.hashing import RING_FORMAT
 
 _TAKEN_HEADERS = PROTOCOL_HEADER, b"AMQP\x01\x01\x00\x09"
-"""The second is AMQP 0-9's: RabbitMQ takes it for 0-9-1 (3.10 and 4.3, run), and Perl's clients send it."""
+"""The second is AMQP 0-9's: RabbitMQ takes it for 0-9-1 (observed on 3.10.8 and 4.3.6), and Perl's clients send it."""
 
 LENT = frozenset({b"EXTERNAL", b"ANONYMOUS"})
 """Mechanisms that tell the broker of the peer of its connection, which is this proxy: it would lend its identity."""
@@ -135,7 +135,7 @@ def from_broker(c: Connection, method: int, data: bytes, i: int, end: int) -> by
 
 
 def _closed(c: Connection, data: bytes, i: int, end: int) -> None:
-    """RabbitMQ closes the connection of a user who has too many channels (3.10, run): not once more, for ours."""
+    """RabbitMQ 3.10.8 closes the connection of a user who has too many channels (observed): not once more, for ours."""
     is_opening = c.reroutes is not None and c.reroutes.is_open and not c.reroutes.answered
     if is_opening and U16.unpack_from(data, i + 11)[0] == NOT_ALLOWED:
         c.without_spare[c.vhost, c.user] = c.now + WITHOUT_SPARE

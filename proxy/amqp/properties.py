@@ -19,7 +19,7 @@ MOST_DEPTH = 16
 _DIRECT_REPLY = "amq.rabbitmq.reply-to"
 
 _STREAM_FILTER = "x-stream-filter-value"
-"""RabbitMQ 4.3 ends the connection over one that is no string, where the queue is a stream (run)."""
+"""RabbitMQ 4.3.6 ends the connection over one that is no string, where the queue is a stream (observed)."""
 
 _LONGEST_EXPIRATION = (1 << 32) - 1
 """Milliseconds; RabbitMQ closes the channel, with all that is in flight on it, for more."""
@@ -142,7 +142,7 @@ def _headers(value: object) -> bytes:
 
 
 def _reply_to(value: object) -> bytes:
-    """Direct reply-to needs a consumer on the channel; without one RabbitMQ closes the channel (3.10, run)."""
+    """Direct reply-to needs a consumer on the channel; without one RabbitMQ closes the channel (observed on 3.10.8)."""
     if value == _DIRECT_REPLY:
         raise PropertyError(f"{value!r} has no consumer here")
     return encoded_short_string(value)
@@ -218,7 +218,7 @@ def _integer(value: int) -> bytes:
 
 
 def _float(value: float) -> bytes:
-    """RabbitMQ ends the connection over one that is not finite (3.10, run)."""
+    """RabbitMQ ends the connection over one that is not finite (observed on 3.10.8)."""
     if not isfinite(value):
         raise PropertyError(f"{value} is no finite number")
     return b"d" + pack(">d", value)

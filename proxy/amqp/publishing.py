@@ -84,7 +84,7 @@ def publish(c: Connection, channel: Channel, data: bytes, i: int, end: int) -> b
     out.append(END)
     out.write(channel.header_start)
     if size > c.frame_max - OVERHEAD:
-        # RabbitMQ closes the connection for a frame that is too large by one byte (run).
+        # RabbitMQ closes the connection for a frame that is too large by one byte (observed).
         payload, removed = _without(data, start, stop, cut)
         sent_as = (target.name, b"") if target.is_queue else (key, target.name)
         channel.keep(Kept(removed, *sent_as, channel.exchange, key, ring_id))

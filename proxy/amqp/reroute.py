@@ -1,7 +1,7 @@
 """Messages that came back are published again, on a confirm channel of our own of the same connection to the broker.
 
 Its number was kept back in the handshake: so the user is the same, no delivery tag of the client's changes, and nothing
-of ours stands between a client's method and its content, or in its transaction (DESIGN section 5).
+of ours stands between a client's method and its content, or in its transaction (docs/architecture.md, "One return").
 """
 
 from collections.abc import Iterator

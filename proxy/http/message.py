@@ -10,7 +10,7 @@ STAMPS = frozenset([name.decode() for name in content.STAMPS])
 
 FAN_OUT = frozenset([name.decode() for name in content.COPIES])
 """Headers of sender-selected distribution: copies to other queues would bypass the ring, and RabbitMQ closes the
-channel, and with it everybody's messages in flight, over one that is not an array (run)."""
+channel, and with it everybody's messages in flight, over one that is not an array (observed)."""
 
 TRACES = {b"traceparent": "traceparent", b"tracestate": "tracestate"}
 """HTTP headers in lower case that become a message's headers (W3C Trace Context)."""

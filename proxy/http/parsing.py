@@ -32,8 +32,8 @@ _PROPERTIES = {
 }
 """Which property an HTTP header is. Not user_id: the broker closes the channel for any but its own user's name."""
 
-# The management API has no page for a name that is a step in a path, also where percent-encoded (run); `amq.default` is
-# its word for the default exchange, which AMQP knows by the empty name only.
+# The management API has no page for a name that is a step in a path, also where percent-encoded (observed);
+# `amq.default` is its word for the default exchange, which AMQP knows by the empty name only.
 _NO_PAGE = frozenset({".", "..", "amq.default"})
 
 

@@ -131,7 +131,7 @@ def runner(request: pytest.FixtureRequest) -> Runner:
 
 
 def unmarked(message: Seen) -> Seen:
-    """A message routed by the ring as it would be without: all that differs is said here (DESIGN section 4.7)."""
+    """A message routed by the ring as it would be without: all that differs is said here."""
     assert (message["exchange"], message["routing_key"]) == ("", message["queue"])
     headers = dict(message["headers"])
     assert type(headers.pop("x-ring-id")) is int

@@ -181,7 +181,7 @@ def test_exchanges_of_other_types() -> None:
 
 @pytest.mark.parametrize("arguments", [{}, {"hash-header": "h"}, {"hash-property": "message_id"}])
 def test_x_modulus_hash_hashes_the_routing_key_whatever_its_arguments_say(arguments: dict[str, str]) -> None:
-    """As RabbitMQ 3.10.8 does: 200 keys with one value of the named header went to all of four queues (run)."""
+    """As RabbitMQ 3.10.8 does: 200 keys with one value of the named header went to all of four queues (observed)."""
     assert parse_exchange({"type": MODULUS_HASH, "arguments": arguments}) == Exchange(MODULUS_HASH)
 
 
