@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 from proxy.management import ManagementError
 from proxy.reading import VhostNotListedError
-from proxy.router import Name, Router
+from proxy.router import Name, Router, Unknown
 from proxy.topology import TopologyError
 
 LONGEST_PAUSE = 2.0
@@ -47,7 +47,7 @@ class LookUps:
 
         What was declared on it before this call is read back too; what comes later is for others to wait for.
         """
-        asked, shared = self._router.clock(), None
+        asked, shared, declared_on = self._router.clock(), None, self._router.expected(name)
         try:
             async with asyncio.timeout(within):
                 # A second one where the first had started before something was declared.
@@ -60,7 +60,9 @@ class LookUps:
                     finally:
                         shared.waiting -= 1
         except TimeoutError:
-            if not self._router.relent(name, asked):
+            self._router.relent(name, asked)
+            # (Or another one that waited has, before.)
+            if not declared_on or isinstance(self._router.look(name, asked), Unknown):
                 fault = shared.fault if shared is not None else ""
                 raise NotReadable(fault or "no answer of the management API in time") from None
 

@@ -132,7 +132,10 @@ Decision = Routed | Passed | Unknown
 class _Mark(NamedTuple):
     """Something was declared on an exchange that its entry does not show."""
 
+    since: float
+    """When the first such declaration came,"""
     at: float
+    """and the last."""
     certain: bool
 
 
@@ -184,19 +187,21 @@ class Router:
         Not `certain` where, as far as is known, the declaration changed nothing.
         """
         mark = self._marks.get(name)
-        if mark is not None:
-            at, certain = max(at, mark.at), certain or mark.certain
-        self._marks[name] = _Mark(at, certain)
+        if mark is None:
+            self._marks[name] = _Mark(at, at, certain)
+        else:
+            self._marks[name] = _Mark(min(at, mark.since), max(at, mark.at), certain or mark.certain)
         if mark is None:
             self.tell(name)
 
     def relent(self, name: Name, started: float) -> bool:
         """A reading that started then failed: what was declared before it is not waited for unless it is certain.
 
-        Returns whether there was such a thing.
+        Nor what was declared since: else clients that declare in turn would hold up publishes for as long as nothing
+        can be read. Returns whether there was such a thing.
         """
         mark = self._marks.get(name)
-        if mark is None or mark.certain or mark.at > started:
+        if mark is None or mark.certain or mark.since > started:
             return False
         del self._marks[name]
         self.tell(name)

@@ -133,6 +133,24 @@ async def test_an_exchange_that_went_meanwhile_does_not_serve_on() -> None:
         await readings.look_ups.look_up(X, 0.1)
 
 
+async def test_all_that_wait_for_an_api_that_hangs_are_served_by_the_last_good_entry() -> None:
+    """Where what was declared, again and again, changes nothing as far as is known."""
+    readings = Readings(None)
+    readings.put(X, 999.0)
+    readings.gate.clear()
+    readings.expect(certain=False)
+    waiting = []
+    for _ in range(3):
+        waiting.append(asyncio.create_task(readings.look_ups.look_up(X, 0.1)))
+        await asyncio.sleep(0.02)
+        readings.expect(certain=False)
+    assert await asyncio.gather(*waiting) == [None] * 3
+    readings.expect(certain=True)
+    with pytest.raises(NotReadable, match="no answer"):
+        await readings.look_ups.look_up(X, 0.05)
+    readings.look_ups.close()
+
+
 async def test_absent_is_an_answer() -> None:
     readings = Readings(Absent("gone"))
     with pytest.raises(Absent, match="gone"):

@@ -348,7 +348,19 @@ def test_an_earlier_time_does_not_take_the_place_of_a_later_one(router: Router) 
     router.put(X, entry(TWO))
     router.expect(X, 1002.0, certain=False)
     router.expect(X, 1001.0, certain=False)
-    assert not router.relent(X, 1001.5)
+    router.put(X, entry(TWO, read_at=1001.5))
+    assert router.expected(X)
+
+
+def test_a_stream_of_declarations_that_change_nothing_does_not_hold_up_publishes_while_nothing_can_be_read(
+    router: Router,
+) -> None:
+    router.put(X, entry(TWO))
+    router.expect(X, 1001.0, certain=False)
+    router.expect(X, 1003.0, certain=False)
+    assert not router.relent(X, 1000.9)
+    assert router.relent(X, 1001.0)
+    assert isinstance(router.decide(X, b"k"), Routed)
 
 
 def test_use_shows_also_where_a_declaration_is_waited_for(router: Router, clock: Clock) -> None:
