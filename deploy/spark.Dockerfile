@@ -4,9 +4,11 @@ FROM python:3.13-trixie AS build
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 WORKDIR /src
 
+# Of pyspark there is no wheel: it is packed here, by a setuptools that pip fetches for it and that no hash pins.
 COPY constraints-pipeline.txt ./
 RUN python -m venv --without-pip /opt/ringproxy \
-    && pip --python /opt/ringproxy/bin/python install --require-hashes --only-binary :all: -r constraints-pipeline.txt
+    && pip --python /opt/ringproxy/bin/python install --require-hashes --only-binary :all: --no-binary pyspark \
+       -r constraints-pipeline.txt
 
 COPY constraints-build.txt ./
 RUN pip install --require-hashes --only-binary :all: -r constraints-build.txt

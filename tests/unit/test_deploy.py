@@ -233,6 +233,19 @@ def test_spark_and_hadoop_are_everywhere_of_the_pinned_version() -> None:
     assert spec["deps"]["packages"] == [f"org.apache.hadoop:hadoop-aws:{hadoop}"]
 
 
+def test_what_has_no_wheel_may_be_built_from_its_source() -> None:
+    """A pin of one hash has one file; all others have wheels."""
+    dockerfile = (ROOT / "deploy/spark.Dockerfile").read_text()
+    (install,) = re.findall(r"install (.*(?:\\\n.*)*?-r constraints-pipeline\.txt)$", dockerfile, re.MULTILINE)
+    alone = [
+        pin.partition("==")[0]
+        for pin, hashes in pins("constraints-pipeline.txt").items()
+        if hashes.count("--hash") == 1
+    ]
+    assert "--only-binary :all:" in install
+    assert re.findall(r"--no-binary (\S+)", install) == [",".join(alone)]
+
+
 def test_what_the_dockerfiles_copy_is_sent_to_the_build() -> None:
     sent = re.findall(r"^!(\S+)$", (ROOT / ".dockerignore").read_text(), re.MULTILINE)
     texts = [(ROOT / file).read_text() for file in ("Dockerfile", "deploy/spark.Dockerfile")]
