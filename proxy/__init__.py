@@ -2,6 +2,6 @@
 
 from importlib.metadata import version
 
-import ring  # noqa: F401 - says which of the hot modules there are to be
+import ring  # noqa: F401 - imported first: chooses compiled modules or their source
 
 __version__ = version("rabbitmq-ringproxy")

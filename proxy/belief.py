@@ -45,7 +45,7 @@ class Belief:
             for destination in self.weights
             if destination not in reading and destination not in vouched
         }
-        # The first reading never settles anything, unless nothing has to.
+        # A single reading never settles a removal, unless settle_time is 0.
         settled = {d for d, since in missing.items() if started - since >= settle_time or not settle_time}
         missing = {d: since for d, since in missing.items() if d not in settled}
         return Belief({**{d: self.weights[d] for d in missing}, **reading}, missing, came)

@@ -51,8 +51,10 @@ class Lanes:
     def __init__(self, vhost: str, links: tuple[Link, ...], guest: bool) -> None:
         """A `guest` is a user other than this sidecar's own."""
         self.vhost, self.links, self.guest = vhost, links, guest
-        self.kept = self.over = False
-        """Never given up; or given up, all together: one that ended alone would be missed."""
+        self.kept = False
+        """Never given up."""
+        self.over = False
+        """Given up, all links together: one that ended alone would be missed."""
         self.renewed = False
         """They follow others of the same user, whom the broker had let in."""
         self.begun_at = self.wanted_at = time.monotonic()

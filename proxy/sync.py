@@ -96,7 +96,7 @@ class Sync:
         self.cluster: str | None = None
         """The name of the cluster whose management API answers; None where it has not said, or cannot."""
         self._names: frozenset[str] = frozenset()
-        """What its nodes call it, where that is but the name of one of them."""
+        """The cluster names its nodes report while nobody has set one: each node then reports its own."""
         self._identified = False
         self.look_up_fault: tuple[str, str] | None = None
         """The virtual host, and how it failed, of the last failed look-up, until one there succeeds."""

@@ -73,7 +73,7 @@ class _Refusal(asyncio.Protocol):
         self._deadline = asyncio.get_running_loop().call_later(CLOSE_WITHIN, self._transport.abort)
 
     def data_received(self, data: bytes) -> None:
-        """After the client's first bytes, the answer; after its close-ok, the end; else it matters not what comes."""
+        """After the client's first bytes, the answer; after its close-ok, the end; anything else is ignored."""
         if self._transport is None:
             return
         if self._read < len(PROTOCOL_HEADER) <= self._read + len(data):

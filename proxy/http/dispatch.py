@@ -55,7 +55,7 @@ class Placed:
         return self.choice.target.destination if self.choice is not None and self.reason is None else None
 
     def order(self, key: bytes | None) -> Order:
-        """What it is about a message with that routing key that keeps its place behind those with the same."""
+        """The ordering key: messages that share it stay in order."""
         return key if self.route.hashed is None or self.choice is None else self.choice.slot
 
 
@@ -80,8 +80,8 @@ class Dispatch:
     async def outlet(self, name: Name, login: Login | None = None) -> Outlet:
         """The way to an exchange, as this sidecar's own user or another.
 
-        Raises ProblemError where there is no such exchange: for one of a client's choice nobody shall connect. But of
-        another user the broker judges first, where there is room for one more.
+        Raises ProblemError where there is no such exchange. Clients choose the name, so an unknown one opens no
+        connection. For another user the broker checks the login first, if MOST_GUESTS allows.
         """
         if login is None and name not in self._router.entries:
             await self.look_up(name, name, self._router.clock())
