@@ -26,6 +26,9 @@ from ring.ring import Ring
 ROOT = Path(__file__).parents[2]
 REFERENCE = (ROOT / "docs/reference.md").read_text()
 ARCHITECTURE = (ROOT / "docs/architecture.md").read_text()
+DOCUMENTS = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
+CODE = "ring", "proxy", "pipeline", "testbed", "bench", "tests"
+PATH = rf"(?:{'|'.join(CODE)}|deploy|docs)/[\w./-]+"
 
 
 def section(title: str) -> str:
@@ -92,11 +95,17 @@ def test_the_table_of_files_names_every_module_and_only_files_that_exist() -> No
 
 
 def test_links_and_paths_in_the_documents_exist() -> None:
-    for document in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
-        for target in re.findall(r"\]\(([^)#:]+)\)", document.read_text()):
+    for document in DOCUMENTS:
+        text = document.read_text()
+        for target in re.findall(r"\]\(([^)#:]+)\)", text):
             assert (document.parent / target).exists(), f"{document.name}: {target}"
-        for path in re.findall(r"`((?:ring|proxy|testbed|deploy|tests|docs)/[\w./-]+)`", document.read_text()):
-            assert (ROOT / path).exists(), f"{document.name}: {path}"
+        for path in re.findall(rf"`({PATH})`|(?<![\w./])({PATH}\.py)\b", text):
+            assert (ROOT / "".join(path)).exists(), f"{document.name}: {path}"
+
+
+def test_nothing_cites_notes_that_are_not_in_the_repository() -> None:
+    for path in (*DOCUMENTS, *(path for folder in CODE for path in (ROOT / folder).rglob("*.py"))):
+        assert not re.search(r"\bDESIG[N]\b|\bSTYL[E]\.md\b", path.read_text()), path
 
 
 def test_the_share_of_moved_keys_in_the_readme_is_this_codes() -> None:
