@@ -21,7 +21,7 @@ from pipeline.publish.order import prepared
 from pipeline.publish.pinned import pinned, pinned_again
 from pipeline.publish.report import write_report
 from pipeline.publish.routes import hashed_value
-from pipeline.publish.source import RingProxy
+from pipeline.publish.source import QUERY, RingProxy
 from pipeline.rings import to_json
 from pipeline.session import spark_session
 
@@ -45,9 +45,6 @@ _FILES_PER_BATCH = 100
 _READ = {"mode": "FAILFAST", "mergeSchema": "true", "maxFileAge": "36500d"}
 """A JSON value of another type than its column's ends the job, and is not null; Parquet files may have more or fewer
 columns; a file is taken however old it is."""
-
-_QUERY = "sql.streaming.queryId"
-"""The local property that has the id which Spark keeps in a checkpoint."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -157,7 +154,7 @@ def _stream(spark: SparkSession, options: argparse.Namespace, given: Mapping[str
     rows = stream.load(options.input)
 
     def publish(batch: DataFrame, number: int) -> None:
-        whose = batch.sparkSession.sparkContext.getLocalProperty(_QUERY) or options.checkpoint
+        whose = batch.sparkSession.sparkContext.getLocalProperty(QUERY) or options.checkpoint
         _publish(batch, str(number), {**given, "run": whose}, parsed, options.order)
 
     query = (

@@ -114,9 +114,9 @@ def check_rows(rows: DataFrame) -> None:
 class Reader:
     """Makes messages of batches."""
 
-    def __init__(self, hashed: HashedValue, ids: tuple[str, ...], batch: str) -> None:
-        """`ids` and `batch` go into the message ids that are made for a table without the column."""
-        self._hashed, self._ids, self._batch = hashed, ids, batch.encode()
+    def __init__(self, hashed: HashedValue, ids: tuple[str, ...], write: str) -> None:
+        """`ids` and what tells this `write` from others go into the message ids made where there is no such column."""
+        self._hashed, self._ids, self._write = hashed, ids, write.encode()
 
     def messages(self, batch: pa.RecordBatch) -> Iterator[Message]:
         """One a row, in order. Raises PipelineError for a null key, body or message_id, or a value that is none."""
@@ -156,7 +156,7 @@ class Reader:
 
     def _header_with_id(self, row: _Properties, key: bytes, body: bytes, more: tuple[bytes, ...]) -> Header:
         """The id is the same for the same row in any attempt; rows that are equal in everything share it."""
-        parts = [self._batch, key, body, *more]
+        parts = [self._write, key, body, *more]
         for flag, value in row:
             parts += (flag.to_bytes(2, "big"), value)
         digest = blake2b(pack(f">{len(parts)}I", *map(len, parts)), digest_size=_ID_BYTES)

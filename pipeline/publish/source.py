@@ -30,6 +30,9 @@ from pipeline.publish.pinned import pinned
 from pipeline.publish.routes import Routes
 from pipeline.publish.sending import publish
 
+QUERY = "sql.streaming.queryId"
+"""The local property that has the id which Spark keeps in a stream's checkpoint."""
+
 _BATCH = "streaming.sql.batchId"
 """The local property that has the number of a stream's batch."""
 
@@ -80,8 +83,10 @@ class Task:
             raise PipelineError(
                 f"more partitions than connections={options.connections}: use `order.prepared`, or coalesce to it"
             )
-        stream = context.getLocalProperty(_BATCH)
-        reader = Reader(self.routes.hashed, options.ids, options.batch or (stream or ""))
+        # Every checkpoint's batches begin at 0.
+        run = context.getLocalProperty(QUERY) or options.log.run
+        batch = options.batch or context.getLocalProperty(_BATCH) or ""
+        reader = Reader(self.routes.hashed, options.ids, f"{run}/{batch}")
         messages = map(reader.messages, batches)
         if options.dry_run:
             rows = dict(_counted(messages, self.routes))

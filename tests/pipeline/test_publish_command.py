@@ -78,6 +78,16 @@ def test_it_goes_on_where_it_stopped_and_a_deleted_commit_replays_one_batch(
     assert f"up to {second.total:,} messages may be there once more" in report
 
 
+def test_equal_rows_under_another_checkpoint_have_other_ids(run: Run, vhost: VirtualHost, tmp_path: Path) -> None:
+    found = []
+    for day in ("monday", "tuesday"):
+        assert run("--checkpoint", str(tmp_path / day), "--out", str(tmp_path / f"{day}.out")) == 0
+        found.append(Came(vhost.drain_all()).ids())
+    monday, tuesday = found
+    assert monday.keys() == tuesday.keys() == set(range(ROWS))
+    assert set().union(*monday.values()).isdisjoint(set().union(*tuesday.values()))
+
+
 def test_a_batch_that_is_published_again_keeps_its_ring_while_its_queues_are_bound(
     run: Run, vhost: VirtualHost, tmp_path: Path
 ) -> None:

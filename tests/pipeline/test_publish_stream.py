@@ -35,7 +35,7 @@ Publish = Callable[..., None]
 
 @pytest.fixture
 def publish(spark: SparkSession, login: Login, vhost: VirtualHost, tmp_path: Path) -> Iterator[Publish]:
-    """Publishes a file of rows as a stream, with one checkpoint; what is given is done to the rows on their way."""
+    """Publishes a file of rows as a stream, with one checkpoint unless told; what is given is done to the rows."""
     vhost.ring("orders", {"q0": 1, "q1": 2})
     spark.dataSource.register(RingProxy)
     spark.conf.set(PER_BATCH, "50")
@@ -43,9 +43,9 @@ def publish(spark: SparkSession, login: Login, vhost: VirtualHost, tmp_path: Pat
     stream = spark.readStream.schema("key string, body string, n long, pad string").parquet(str(tmp_path / "rows"))
     options = options_of(login, vhost, "orders", commit_log=tmp_path / "log.jsonl", task_attempts=2, window=50, **IDS)
 
-    def run(change: Callable[[DataFrame], DataFrame] = lambda rows: rows) -> None:
+    def run(change: Callable[[DataFrame], DataFrame] = lambda rows: rows, checkpoint: str = "checkpoint") -> None:
         sink = change(stream).writeStream.format("ringproxy").options(**options)
-        sink = sink.option("checkpointLocation", str(tmp_path / "checkpoint"))
+        sink = sink.option("checkpointLocation", str(tmp_path / checkpoint))
         sink.trigger(availableNow=True).start().awaitTermination()
 
     yield run
@@ -137,3 +137,12 @@ def test_a_deleted_commit_file_publishes_that_batch_again_under_the_same_ids(
     came = Came(vhost.drain_all())
     check_nothing_lost(came, ROWS, written.duplicates)
     assert came.duplicates == ROWS
+
+
+def test_equal_rows_under_another_checkpoint_have_other_ids(publish: Publish, vhost: VirtualHost) -> None:
+    publish()
+    first = Came(vhost.drain_all()).ids()
+    publish(checkpoint="another")
+    second = Came(vhost.drain_all()).ids()
+    assert first.keys() == second.keys() == set(range(ROWS))
+    assert set().union(*first.values()).isdisjoint(set().union(*second.values()))
