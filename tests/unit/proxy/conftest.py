@@ -2,8 +2,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from proxy import sync as sync_module
 from proxy.management import Management
 from tests.unit.proxy.fake_management import FakeManagement, serving
+from tests.unit.proxy.syncing import Clock
 
 
 @pytest.fixture
@@ -16,3 +18,10 @@ async def fake() -> AsyncIterator[FakeManagement]:
 async def api(fake: FakeManagement) -> AsyncIterator[Management]:
     async with Management(fake.url, timeout=10) as made:
         yield made
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(sync_module, "time", made)
+    return made

@@ -1,4 +1,4 @@
-"""What a look-up makes of readings and declarations; with a management API that lies, in test_sync.py."""
+"""What a look-up makes of readings and declarations; with a management API that lies, in test_sync_look_ups.py."""
 
 import asyncio
 from collections.abc import Callable

@@ -1,0 +1,420 @@
+"""What the broker confirmed to a session, laid over readings that do not show it yet."""
+
+import asyncio
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from proxy import sync as sync_module
+from proxy.declared import OVERLAY_TIME, Bound, Declaration, ExchangeDeclared, ExchangeDeleted, QueueDeleted, Unbound
+from proxy.lookups import Absent, NotReadable
+from proxy.overlays import OVERLAY_KEPT
+from proxy.topology import CONSISTENT_HASH
+from ring.destination import Destination
+from tests.unit.proxy.fake_management import FakeManagement, Gate, binding, status
+from tests.unit.proxy.syncing import BINDINGS_OF_X, LONG, OF_X, SETTLE, A, B, C, Clock, Name, X, eventually, syncing
+
+DECLARED = ExchangeDeclared("x", CONSISTENT_HASH)
+
+
+@pytest.mark.parametrize(
+    ("declaration", "behind", "there", "weights"),
+    [
+        (Bound("x", C, "2"), ["a", "b"], ["a", "b", "c"], {A: 1, B: 1, C: 2}),
+        (Bound("x", A, "7"), ["a", "b"], ["a", "a7", "b"], {A: 7, B: 1}),
+        (Unbound("x", A, "1"), ["a", "b"], ["b"], {B: 1}),
+        (QueueDeleted("a"), ["a", "b"], ["b"], {B: 1}),
+    ],
+)
+@pytest.mark.parametrize("lags", [True, False])
+async def test_the_next_publish_after_an_ok_waits_for_a_reading_and_what_that_does_not_show_is_laid_over(
+    fake: FakeManagement,
+    clock: Clock,
+    declaration: Declaration,
+    behind: list[str],
+    there: list[str],
+    weights: dict[Destination, int],
+    lags: bool,
+) -> None:
+    made_of = {"a": binding("a"), "b": binding("b"), "c": binding("c", "2"), "a7": binding("a", "7")}
+    fake.exchange("x", *(made_of[name] for name in behind))
+    async with syncing(fake) as made:
+        await made.sync.look_up(X, 10)
+        assert not made.waits()
+        made.sync.declared("/", declaration)
+        assert made.waits()
+        if not lags:
+            fake.exchange("x", *(made_of[name] for name in there))
+        clock.now += 1
+        await made.sync.look_up(X, 10)
+        assert not made.waits()
+        assert made.weights() == weights
+        assert made.entry.bindings.weights == weights
+        # It catches up.
+        fake.exchange("x", *(made_of[name] for name in there))
+        clock.now += 1
+        await made.sync.refresh(X, "test")
+        assert made.weights() == weights
+        assert X not in made.sync._overlays
+        # From now on, what is done elsewhere shows.
+        fake.exchange("x", *(made_of[name] for name in behind))
+        for _ in range(3):
+            clock.now += SETTLE / 2
+            await made.sync.refresh(X, "test")
+        assert made.weights() == {A: 1, B: 1}
+
+
+async def test_a_change_that_does_not_show_in_time_is_not_laid_over_any_more(
+    fake: FakeManagement, clock: Clock
+) -> None:
+    fake.exchange("x", binding("a"), binding("b"))
+    async with syncing(fake) as made:
+        await made.sync.look_up(X, 10)
+        made.sync.declared("/", Bound("x", C, "1"))
+        made.sync.declared("/", Unbound("x", A, "1"))
+        laid_over, all_shown, settled = {B: 1, C: 1}, {A: 1, B: 1, C: 1}, {A: 1, B: 1}
+        for later, weights in (
+            (OVERLAY_TIME - 1, laid_over),
+            (2, all_shown),
+            (SETTLE / 2, all_shown),
+            (SETTLE / 2, settled),
+        ):
+            clock.now += later
+            await made.sync.refresh(X, "test")
+            assert made.weights() == weights
+        assert X not in made.sync._overlays
+
+
+async def test_a_binding_and_an_exchange_of_their_own_that_do_not_show_yet(fake: FakeManagement) -> None:
+    """A program that declares, binds and publishes at once, on a cluster that lags."""
+    fake.exchange("other")
+    readings = 0
+
+    async def catch_up(request: Any) -> Any:
+        nonlocal readings
+        readings += 1
+        if readings == 2:
+            fake.mend()
+            fake.exchange("x")
+        return await status(404)(request)
+
+    async with syncing(fake) as made:
+        made.sync.declared("/", DECLARED)
+        made.sync.declared("/", Bound("x", A, "1"))
+        fake.fail(catch_up, OF_X)
+        await made.sync.look_up(X, 10)
+        assert (made.weights(), made.waits()) == ({A: 1}, False)
+        assert readings == 2
+        assert made.sync.results == {"failed": 2, "ok": 1}
+
+
+async def test_a_reading_without_the_exchange_that_was_declared_is_a_fault_that_says_so(
+    fake: FakeManagement, clock: Clock
+) -> None:
+    fake.exchange("other")
+    async with syncing(fake) as made:
+        made.sync.declared("/", DECLARED)
+        with pytest.raises(NotReadable, match="it was declared and does not show yet"):
+            await made.sync.look_up(X, 0.1)
+        # Somebody deleted it elsewhere.
+        clock.now += OVERLAY_TIME + 1
+        with pytest.raises(Absent):
+            await made.sync.look_up(X, 10)
+        assert (X in made.sync._overlays, made.router.expected(X)) == (False, False)
+
+
+async def test_an_exchange_declared_anew_is_not_the_one_of_another_type(fake: FakeManagement, clock: Clock) -> None:
+    fake.exchange("x", type="fanout")
+    async with syncing(fake) as made:
+        await made.sync.look_up(X, 10)
+        for declaration in (ExchangeDeleted("x"), DECLARED, Bound("x", A, "1")):
+            made.sync.declared("/", declaration)
+        clock.now += 1
+        await made.sync.refresh(X, "test")
+        assert made.waits()
+        assert "does not show yet" in made.sync.faults[X]
+        fake.exchange("x")
+        clock.now += 1
+        await made.sync.look_up(X, 10)
+        assert made.weights() == {A: 1}
+
+
+async def test_a_reading_under_way_when_the_ok_comes_is_not_enough(fake: FakeManagement) -> None:
+    fake.exchange("x", binding("a"))
+    async with syncing(fake) as made:
+        await made.sync.look_up(X, 10)
+        gate = Gate(fake)
+        fake.fail(gate, BINDINGS_OF_X)
+        refresh = asyncio.create_task(made.sync.refresh(X, "test"))
+        await eventually(lambda: gate.waiting == 1)
+        made.sync.declared("/", Bound("x", B, "1"))
+        looking = asyncio.create_task(made.sync.look_up(X, 10))
+        fake.mend()
+        gate.open()
+        await refresh
+        # It shows what was confirmed to us, and might lack what was confirmed to others before it.
+        assert made.weights() == {A: 1, B: 1}
+        assert made.waits()
+        await looking
+        assert not made.waits()
+        assert fake.counted()[BINDINGS_OF_X] == 3
+
+
+async def test_a_first_reading_under_way_when_the_ok_comes_is_not_enough(fake: FakeManagement) -> None:
+    fake.exchange("x", binding("a"), binding("b"))
+    gate = Gate(fake)
+    fake.fail(gate, "/api/queues/%2F/a")
+    async with syncing(fake) as made:
+        looking = asyncio.create_task(made.sync.look_up(X, 10))
+        await eventually(lambda: gate.waiting == 1)
+        # Its bindings are read already.
+        made.sync.declared("/", QueueDeleted("a"))
+        fake.exchange("x", binding("b"))
+        fake.mend()
+        gate.open()
+        await looking
+        assert made.waits()
+        await made.sync.look_up(X, 10)
+        assert (made.weights(), made.waits()) == ({B: 1}, False)
+
+
+async def test_what_is_declared_during_a_first_reading_is_certain(fake: FakeManagement) -> None:
+    fake.exchange("x", binding("a"))
+    gate = Gate(fake)
+    fake.fail(gate, BINDINGS_OF_X)
+    async with syncing(fake) as made:
+        looking = asyncio.create_task(made.sync.look_up(X, 10))
+        await eventually(lambda: gate.waiting == 1)
+        made.sync.declared("/", Bound("x", B, "1"))
+        gate.open()
+        await looking
+        fake.fail(status(500))
+        await made.sync.refresh(X, "test")
+        assert made.waits()
+
+
+async def test_a_queue_deleted_while_a_reading_that_shows_it_is_under_way(fake: FakeManagement) -> None:
+    """It was bound by others, and is not known yet."""
+    fake.exchange("x", binding("a"))
+    async with syncing(fake) as made:
+        await made.sync.look_up(X, 10)
+        fake.exchange("x", binding("a"), binding("b"))
+        gate = Gate(fake)
+        fake.fail(gate, "/api/queues/%2F/b")
+        refresh = asyncio.create_task(made.sync.refresh(X, "test"))
+        await eventually(lambda: gate.waiting == 1)
+        made.sync.declared("/", QueueDeleted("b"))
+        fake.mend()
+        gate.open()
+        await refresh
+        assert (made.weights(), made.waits()) == ({A: 1, B: 1}, True)
+        await made.sync.look_up(X, 10)
+        assert (made.weights(), made.waits()) == ({A: 1}, False)
+
+
+async def test_bindings_that_come_and_go_end_as_they_were_declared(fake: FakeManagement, clock: Clock) -> None:
+    """Whatever of it the readings show."""
+    fake.exchange("x", binding("a"), binding("b"))
+    async with syncing(fake) as made:
+        await made.sync.look_up(X, 10)
+        steps: list[tuple[list[Declaration], dict[Destination, int]]] = [
+            ([Unbound("x", A, "1"), Bound("x", A, "1")], {A: 1, B: 1}),
+            ([Unbound("x", A, "1"), Bound("x", A, "5")], {A: 5, B: 1}),
+            ([QueueDeleted("b"), Bound("x", B, "2")], {A: 5, B: 2}),
+            ([Bound("x", C, "1"), Unbound("x", C, "1")], {A: 5, B: 2}),
+            ([QueueDeleted("a")], {B: 2}),
+        ]
+        for declarations, weights in steps:
+            for declaration in declarations:
+                made.sync.declared("/", declaration)
+            for shown in ([binding("a"), binding("b")], [binding("b")], [binding("c")]):
+                fake.exchange("x", *shown)
+                clock.now += 0.2
+                await made.sync.refresh(X, "test")
+                assert {d: w for d, w in (made.weights() or {}).items() if d != C} == weights
+
+
+async def test_of_two_bindings_to_a_queue_the_one_that_is_left_counts(fake: FakeManagement, clock: Clock) -> None:
+    fake.exchange("x", binding("a", "1"), binding("a", "5"))
+    async with syncing(fake) as made:
+        await made.sync.look_up(X, 10)
+        made.sync.declared("/", Unbound("x", A, "5"))
+        clock.now += 1
+        await made.sync.look_up(X, 10)
+        assert made.weights() == {A: 1}
+
+
+async def test_a_declared_removal_need_not_settle_however_late_it_is_read(fake: FakeManagement, clock: Clock) -> None:
+    fake.exchange("x", binding("a"), binding("b"))
+    async with syncing(fake) as made:
+        await made.sync.look_up(X, 10)
+        made.sync.declared("/", Unbound("x", A, "1"))
+        fake.fail(status(500), "/api/queues/")
+        fake.exchange("x", binding("b"))
+        for _ in range(3):
+            clock.now += OVERLAY_TIME + OVERLAY_KEPT
+            made.sync._forget_declared(clock.now)
+            await made.sync.refresh(X, "test")
+            assert made.weights() == {A: 1, B: 1}
+        fake.mend()
+        clock.now += 1
+        await made.sync.look_up(X, 10)
+        assert made.weights() == {B: 1}
+
+
+async def test_a_deleted_exchange_is_gone_at_once_and_one_that_still_shows_is_believed(
+    fake: FakeManagement, clock: Clock
+) -> None:
+    fake.exchange("x", binding("a"), binding("b"))
+    async with syncing(fake) as made:
+        await made.sync.look_up(X, 10)
+        made.sync.declared("/", ExchangeDeleted("x"))
+        assert made.waits()
+        clock.now += 1
+        await made.sync.look_up(X, 10)
+        assert (made.weights(), made.waits()) == ({A: 1, B: 1}, False)
+        fake.delete("x")
+        clock.now += 1
+        await made.sync.refresh(X, "test")
+        assert dict(made.router.entries) == {}
+        assert X not in made.sync._overlays
+
+
+async def test_a_deleted_exchange_goes_from_the_rings_that_led_to_it(fake: FakeManagement, clock: Clock) -> None:
+    fake.exchange("x", binding("a"), binding("y", "1", "exchange"))
+    fake.exchange("y", binding("b"))
+    async with syncing(fake) as made:
+        await made.sync.look_up(X, 10)
+        made.sync.declared("/", ExchangeDeleted("y"))
+        assert made.waits()
+        clock.now += 1
+        await made.sync.look_up(X, 10)
+        assert made.weights() == {A: 1}
+
+
+async def test_a_return_outweighs_a_binding_that_was_declared(fake: FakeManagement, clock: Clock) -> None:
+    fake.exchange("x", binding("b"))
+    async with syncing(fake) as made:
+        await made.sync.look_up(X, 10)
+        made.sync.declared("/", Bound("x", A, "1"))
+        clock.now += 1
+        await made.sync.look_up(X, 10)
+        assert made.weights() == {A: 1, B: 1}
+        clock.now += 1
+        await made.sync.refresh(X, "a message was returned", {A})
+        assert made.weights() == {B: 1}
+
+
+async def test_declarations_that_change_nothing_are_no_reason_to_refuse_while_the_api_is_away(
+    fake: FakeManagement, clock: Clock
+) -> None:
+    """As of a program that connects again and declares all that it needs."""
+    fake.exchange("x", binding("a"), binding("b"))
+    async with syncing(fake) as made:
+        await made.sync.look_up(X, 10)
+        fake.fail(status(503))
+        entry = made.entry
+        for declaration in (DECLARED, Bound("x", A, "1"), Bound("x", B, "abc"), Unbound("x", C, "1")):
+            made.sync.declared("/", declaration)
+            assert made.waits()
+            clock.now += 1
+            # Whoever asked for the reading that fails.
+            await made.sync.refresh(X, "test")
+            assert not made.waits()
+            made.sync.declared("/", declaration)
+            clock.now += 1
+            await made.sync.look_up(X, 10)
+            assert not made.waits()
+            assert made.entry is entry
+        made.sync.declared("/", DECLARED)
+        made.sync.declared("/", Bound("x", A, "2"))
+        with pytest.raises(NotReadable, match="503"):
+            await made.sync.look_up(X, 0.2)
+        assert made.waits()
+        fake.mend()
+        clock.now += 1
+        await made.sync.look_up(X, 10)
+        assert made.weights() == {A: 2, B: 1}
+
+
+@pytest.mark.parametrize(("fields", "settings"), [({"type": "topic"}, {}), ({}, {"pass_": ("x",)})])
+async def test_bindings_of_what_passes_whatever_is_bound_are_no_reason_to_read(
+    fake: FakeManagement, fields: dict[str, Any], settings: dict[str, Any]
+) -> None:
+    fake.exchange("x", binding("a"), **fields)
+    async with syncing(fake, **settings) as made:
+        await made.sync.look_up(X, 10)
+        for declaration in (Bound("x", B, "1"), Unbound("x", A, "1"), QueueDeleted("a")):
+            made.sync.declared("/", declaration)
+            assert (made.waits(), X in made.sync._overlays) == (False, False)
+        made.sync.declared("/", ExchangeDeleted("x"))
+        assert made.waits()
+        # What is bound to its successor may count.
+        made.sync.declared("/", Bound("x", B, "1"))
+        assert made.sync._overlays.of(X).binds(B)
+
+
+async def test_the_default_exchange_and_other_virtual_hosts_are_not_touched(fake: FakeManagement) -> None:
+    fake.exchange("x", binding("a"))
+    async with syncing(fake) as made:
+        await made.sync.look_up(X, 10)
+        changed: list[Name] = []
+        made.router.on_change.append(changed.append)
+        made.sync.declared("/", Bound("", A, "a"))
+        made.sync.declared("v", QueueDeleted("a"))
+        made.sync.declared("v", Bound("x", B, "1"))
+        assert changed == [("v", "x")]
+        assert not made.waits()
+
+
+async def test_a_program_that_binds_and_publishes_by_turns_is_not_slowed(
+    fake: FakeManagement, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing but the clock lets the later readings start."""
+    monkeypatch.setattr(sync_module, "MIN_REFRESH", LONG)
+    fake.exchange("x", binding("a"))
+    async with syncing(fake) as made:
+        await made.sync.look_up(X, 10)
+        for weight in "2345":
+            clock.now += sync_module.MIN_REFRESH_DECLARED
+            made.sync.declared("/", Bound("x", A, weight))
+            await made.sync.look_up(X, 10)
+            assert made.weights() == {A: int(weight)}
+        monkeypatch.setattr(sync_module, "MIN_REFRESH_DECLARED", LONG)
+        made.sync.declared("/", Bound("x", A, "6"))
+        asked = fake.counted()[OF_X]
+        waiting = asyncio.create_task(made.sync.look_up(X, 10))
+        # As long as a whole reading of another takes.
+        with suppress(Absent):
+            await made.sync.look_up(("/", "other"), 10)
+        assert fake.counted()[OF_X] == asked
+        waiting.cancel()
+        with suppress(asyncio.CancelledError):
+            await waiting
+
+
+async def test_what_was_declared_of_exchanges_that_nobody_publishes_to_is_forgotten(
+    fake: FakeManagement, clock: Clock
+) -> None:
+    fake.exchange("x", binding("a"))
+    async with syncing(fake) as made:
+        await made.sync.look_up(X, 10)
+        made.sync.declared("/", Bound("x", B, "1"))
+        made.sync.declared("/", Bound("never", B, "1"))
+        clock.now += OVERLAY_KEPT - 1
+        made.sync._forget_declared(clock.now)
+        assert made.router.expected(("/", "never"))
+        clock.now += 2
+        made.sync._forget_declared(clock.now)
+        assert (made.router.expected(("/", "never")), ("/", "never") in made.sync._overlays) == (False, False)
+        # The next reading of the other one needs what was said.
+        assert made.waits()
+        assert X in made.sync._overlays
+        await made.sync.look_up(X, 10)
+        made.sync.declared("/", Bound("x", B, "1"))
+        await made.sync.look_up(X, 10)
+        clock.now += OVERLAY_KEPT + 1
+        made.sync._forget_declared(clock.now)
+        assert X not in made.sync._overlays
+        assert made.weights() is not None
