@@ -18,9 +18,6 @@ from proxy.tally import NOWHERE
 
 INGRESS = "http"
 
-_FIRST = 1 << 16
-"""Bytes of a body that count before they have come, at most."""
-
 
 class Admitted:
     """A request from its first byte to its answer, and what it holds of the limits; a problem that ends it is counted.
@@ -117,8 +114,8 @@ class Gate:
             if content.is_eof():
                 self.take(admitted, length)
                 return content.read_nowait()
-        # What has not come takes no memory, and must not take the place of what has.
-        self.take(admitted, min(length or 0, _FIRST))
+        # What has not come takes no memory, and must not take the place of what has: promising it costs nothing.
+        self.take(admitted, 0)
         parts, size = [], 0
         async for part in self.parts(request):
             size += len(part)
