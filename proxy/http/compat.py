@@ -118,6 +118,9 @@ def _name(part: str) -> str:
         name = unquote_to_bytes(part).decode()
     except UnicodeDecodeError:
         raise _BadError(f"{part[:60]!r} is not UTF-8") from None
+    if (size := len(name.encode())) > SHORT_STRING:
+        # Cut to what AMQP can say, it would be another one's.
+        raise _BadError(f"{name[:40]!r}... has {size} bytes, {SHORT_STRING} are the most")
     if name in (".", ".."):
         raise _BadError(f"404 NOT_FOUND - no page for {name!r}")
     return name

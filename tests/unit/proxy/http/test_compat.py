@@ -3,6 +3,7 @@
 import base64
 import json
 import tracemalloc
+from urllib.parse import unquote
 
 import pytest
 from aiohttp.test_utils import make_mocked_request
@@ -79,6 +80,19 @@ def test_base64_in_many_lines_takes_little_memory() -> None:
         assert tracemalloc.get_traced_memory()[1] < 6 * len(data)
     finally:
         tracemalloc.stop()
+
+
+@pytest.mark.parametrize("part", ["v" * 255, "%C3%A9" * 127])
+def test_names_that_fit(part: str) -> None:
+    assert compat._name(part) == unquote(part)
+
+
+@pytest.mark.parametrize("part", ["v" * 256, "%C3%A9" * 128])
+def test_a_name_that_amqp_cannot_say(part: str) -> None:
+    with pytest.raises(ProblemError) as raised:
+        compat._name(part)
+    assert raised.value.status == 400
+    assert raised.value.detail == f"{unquote(part)[:40]!r}... has 256 bytes, 255 are the most"
 
 
 def login(user: bytes, password: bytes) -> tuple[str, str]:
