@@ -64,6 +64,9 @@ class RingProxy(DataSource):
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> "StreamWriter":  # noqa: N802 - Spark's name
         """Called on the driver when a micro-batch begins, and again when it is committed or aborted."""
+        if overwrite:
+            # Else each batch would publish all groups so far again.
+            raise PipelineError('a queue cannot be overwritten: outputMode("append")')
         return StreamWriter(self.options, schema)
 
 

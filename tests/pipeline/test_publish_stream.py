@@ -7,6 +7,7 @@ import pytest
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from pipeline import PipelineError
 from pipeline.publish.source import RingProxy
@@ -43,8 +44,12 @@ def publish(spark: SparkSession, login: Login, vhost: VirtualHost, tmp_path: Pat
     stream = spark.readStream.schema("key string, body string, n long, pad string").parquet(str(tmp_path / "rows"))
     options = options_of(login, vhost, "orders", commit_log=tmp_path / "log.jsonl", task_attempts=2, window=50, **IDS)
 
-    def run(change: Callable[[DataFrame], DataFrame] = lambda rows: rows, checkpoint: str = "checkpoint") -> None:
-        sink = change(stream).writeStream.format("ringproxy").options(**options)
+    def run(
+        change: Callable[[DataFrame], DataFrame] = lambda rows: rows,
+        checkpoint: str = "checkpoint",
+        mode: str = "append",
+    ) -> None:
+        sink = change(stream).writeStream.format("ringproxy").options(**options).outputMode(mode)
         sink = sink.option("checkpointLocation", str(tmp_path / checkpoint))
         sink.trigger(availableNow=True).start().awaitTermination()
 
@@ -146,3 +151,15 @@ def test_equal_rows_under_another_checkpoint_have_other_ids(publish: Publish, vh
     second = Came(vhost.drain_all()).ids()
     assert first.keys() == second.keys() == set(range(ROWS))
     assert set().union(*first.values()).isdisjoint(set().union(*second.values()))
+
+
+def test_complete_mode_is_refused_since_each_batch_would_publish_all_groups_again(
+    publish: Publish, vhost: VirtualHost
+) -> None:
+    def latest(rows: DataFrame) -> DataFrame:
+        return rows.groupBy("key").agg(*(F.max(name).alias(name) for name in ("body", "n", "pad")))
+
+    with pytest.raises((PySparkException, Py4JJavaError)) as raised:
+        publish(latest, mode="complete")
+    assert words(raised.value) == 'a queue cannot be overwritten: outputMode("append")'
+    assert vhost.drain_all() == {}
