@@ -167,7 +167,7 @@ class Batch:
 
     def _stop(self, why: str, again: bool) -> None:
         if not self._stopped:
-            self._stopped, self._again = f"not sent after an earlier message: {why}", again
+            self._stopped, self._again = f"not sent after an earlier message: {why}"[:_LONGEST_DETAIL], again
 
     async def _room(self) -> None:
         """Waits for room, or stops the batch where there is none for too long.
@@ -224,6 +224,9 @@ class Batch:
             self._settled.set()
 
     def _fail(self, entry: _Entry, verdict: Verdict, retryable: bool) -> None:
+        if len(verdict.detail) > _LONGEST_DETAIL:
+            # Here and not in the answer, or what clients make of it would be kept until then.
+            verdict = verdict._replace(detail=verdict.detail[:_LONGEST_DETAIL])
         entry.verdict, entry.retryable = verdict, retryable
         self._release(entry)
         self._confirmed = False
@@ -332,6 +335,6 @@ def _result(entry: _Entry) -> dict[str, Any]:
     return {
         **named,
         "outcome": verdict.outcome,
-        "detail": verdict.detail[:_LONGEST_DETAIL],
+        "detail": verdict.detail,
         "retryable": entry.retryable,
     }

@@ -34,7 +34,10 @@ _BUFFER = 1 << 17
 """Bytes of a body that wait to be read, at most: aiohttp's."""
 
 _ENTRY = 1 << 10
-"""Bytes that a message takes until its batch is answered, at most: its id, and that in a set, its key and detail."""
+"""Bytes that a message counts until its batch is answered, for its id, and that in a set, its key and detail.
+
+Usual ones take half of it; those with the longest of all three, and these in wide characters, twice as much.
+"""
 
 _JSON_SHARE = 2
 """Characters of an item's JSON for a byte of payload, at most: base64 and common escapes need less."""

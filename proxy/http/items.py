@@ -47,8 +47,8 @@ class Items:
 
     @property
     def held(self) -> int:
-        """Characters of an item that is not whole yet."""
-        return self._parser.size
+        """Bytes of memory that an item takes which is not whole yet."""
+        return self._parser.held
 
     def end(self) -> Iterator[Item]:
         """The items that only the end of the body makes whole. Raises BodyError where it ends too early."""

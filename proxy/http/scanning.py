@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Generator, Iterator
 from enum import Enum, auto
+from sys import getsizeof
 from typing import Any
 
 from proxy.http.decoding import MOST_STRUCTURE, TOO_MUCH, Structure, exceeds, refuse_constant, said
@@ -58,8 +59,8 @@ class _Text:
         self._most_item = most_item
         self._called = "events" if framing is Framing.LIST else "messages"
         self._parts: list[str] = []
-        self.size = 0
-        """Characters of it."""
+        self.size = self.held = 0
+        """Characters of it, and bytes of memory: one that is no ASCII makes all of a text two or four times as wide."""
         self._structure = Structure(MOST_STRUCTURE + _NEAR)
         """Of it, where it is long enough to count."""
         self._counted = 0
@@ -78,6 +79,7 @@ class _Text:
     def _keep(self, text: str) -> None:
         self._parts.append(text)
         self.size += len(text)
+        self.held += getsizeof(text)
         if self.size > MOST_STRUCTURE:
             for part in self._parts[self._counted :]:
                 self._structure.add(part)
@@ -86,13 +88,13 @@ class _Text:
     def _kept(self) -> str:
         """All that was kept, in one part from now on."""
         text = "".join(self._parts)
-        self._parts = [text]
+        self._parts, self.held = [text], getsizeof(text)
         self._counted = min(self._counted, 1)
         return text
 
     def _drop(self) -> None:
         """Keeps nothing."""
-        self._parts, self.size = [], 0
+        self._parts, self.size, self.held = [], 0, 0
         if self._counted:
             self._structure, self._counted = Structure(MOST_STRUCTURE + _NEAR), 0
 

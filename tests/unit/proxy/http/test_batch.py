@@ -1,6 +1,7 @@
 """A batch: what is sent of it, in which order, and what is said of each message."""
 
 import asyncio
+import tracemalloc
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
@@ -287,6 +288,18 @@ async def test_long_details_are_cut() -> None:
     problem = case.batch.problem()
     assert len(problem.more["results"][0]["detail"]) == 300
     assert len(problem.detail) <= 500
+
+
+async def test_long_details_are_not_kept() -> None:
+    case = Case()
+    tracemalloc.start()
+    try:
+        for n in range(100):
+            case.batch.refuse(None, None, f"{n}" + "x" * 10_000)
+        assert tracemalloc.get_traced_memory()[0] < 100_000
+    finally:
+        tracemalloc.stop()
+    await case.done()
 
 
 # What is said of all.

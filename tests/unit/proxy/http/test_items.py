@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import sys
 import tracemalloc
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -451,7 +452,25 @@ def test_a_bomb_of_blank_lines_is_let_out_by_the_piece(blank: str) -> None:
     found = [list(piece) for piece in items.pieces(data)]
     assert len(found) >= len(blank) * (4 << 20) // 65536
     assert [item for piece in found for item in piece] == [{}]
-    assert items.held < 4
+    assert items.held < 4 + sys.getsizeof("")
+
+
+@pytest.mark.parametrize("framing", Framing)
+@pytest.mark.parametrize("character", ["x", "é", "中", "🐇"])
+def test_what_one_wide_character_makes_of_an_item_counts(framing: Framing, character: str) -> None:
+    """Python keeps a text as wide as its widest character."""
+    items = Items(framing, gzip=False, most_bytes=1 << 30, most_item=1 << 30)
+    before = {Framing.OBJECT: '{"messages":[', Framing.LINES: "", Framing.LIST: "["}[framing]
+    data = f'{before}{{"payload":"{character}'.encode() + b"x" * (3 << 20)
+    tracemalloc.start()
+    try:
+        for piece in items.pieces(data):
+            assert list(piece) == []
+        held = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert items.held > 3 << 20
+    assert abs(held - items.held) < 1 << 14
 
 
 @pytest.mark.parametrize("ndjson", [False, True])
