@@ -4,6 +4,7 @@ import base64
 import hashlib
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,11 @@ from ring.ring import Ring, fingerprint
 CONTRACT = (Path(__file__).parents[4] / "docs/journal.md").read_text()
 
 
+def route_of(name: tuple[str, str], known: KnownRing | None) -> Route:
+    entry = Entry(Mode.ROUTE, "x-consistent-hash", known, None, Bindings(), 0.0) if known else None
+    return Route(name, Tally(), None, entry)
+
+
 def line(
     key: bytes = b"k",
     name: tuple[str, str] = ("/", "orders"),
@@ -34,12 +40,16 @@ def line(
     message_id: bytes | None = None,
     form: KeyForm = plain,
     known: KnownRing | None = None,
+    behind: Sequence[KnownRing] = (),
 ) -> Any:
+    """The line of a record that went through the rings `behind` that one, to the last."""
     header = b"\0\x3c\0\0" + (5).to_bytes(8, "big")
     header += b"\0\0" if message_id is None else b"\0\x80" + bytes((len(message_id),)) + message_id
-    entry = Entry(Mode.ROUTE, "x-consistent-hash", known, None, Bindings(), 0.0) if known else None
-    route = Route(name, Tally(), None, entry)
-    record = Record("http", route, route, destination, 77, key, header, 0, len(header), 10.5)
+    last = route = route_of(name, known)
+    for number, each in enumerate(behind):
+        last.targets[0].behind = route_of((name[0], f"behind.{number}"), each)
+        last = last.targets[0].behind
+    record = Record("http", route, last, destination, 77, key, header, 0, len(header), 10.5)
     record.outcome, record.told_at = outcome, 10.75
     text = Lines("0123456789abcdef", 0.25, form).line(record, 3, 1_000_000_000.0)
     assert text.endswith("}\n")
@@ -101,6 +111,18 @@ def test_a_message_id_that_is_the_key_is_told_only_where_the_key_is() -> None:
     told = line(message_id=b"id", known=known, form=none)
     assert (told["key"], told["message_id"]) == (None, None)
     assert line(message_id=b"id", known=known, form=hashed(b"s"))["message_id"] is None
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_a_message_id_that_any_ring_on_the_way_hashes_is_the_key_too(place: int) -> None:
+    by_key, by_id = (
+        KnownRing.of(Ring.build({Destination("exchange", "next"): 1}), hash_value, "x")
+        for hash_value in (HashedValue(), HashedValue("property", "message_id"))
+    )
+    rings = [by_id if n == place else by_key for n in range(3)]
+    assert line(message_id=b"id", known=rings[0], behind=rings[1:], form=none)["message_id"] is None
+    assert line(message_id=b"id", known=rings[0], behind=rings[1:])["message_id"] == "id"
+    assert line(message_id=b"id", known=by_key, behind=[by_key, by_key], form=none)["message_id"] == "id"
 
 
 @pytest.mark.parametrize("hash_value", [HashedValue(), HashedValue("header", "customer")])
