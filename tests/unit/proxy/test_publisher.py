@@ -1,7 +1,6 @@
 """Who has connections, for how long, and what those who wait for one are told."""
 
 import asyncio
-import contextlib
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -414,14 +413,21 @@ async def test_closing_is_quick_whatever_the_broker_does(polite: bool) -> None:
 async def test_closing_while_it_connects() -> None:
     broker = FakeBroker(greeting=b"")
     async with publishing(broker) as publisher:
-        waiting = asyncio.create_task(up(publisher, publisher.lanes("v")))
-        await broker.visit()
+        lanes = publisher.lanes("v")
+        waiting = asyncio.create_task(publisher.cleared(lanes.link, 0.3))
+        visit = await broker.visit()
+        started = time.monotonic()
         await publisher.aclose()
-        waiting.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
+        assert time.monotonic() - started < 2
+        assert publisher._lanes == {}
+        with pytest.raises(Unavailable, match="no connection to the broker: not connected yet"):
             await waiting
+        await broker.until(lambda: visit.ended)
+        assert (len(broker.visits), publisher.connects) == (1, 0)
 
 
 async def test_closing_what_never_began() -> None:
-    async with publishing(FakeBroker()):
-        pass
+    broker = FakeBroker()
+    async with publishing(broker) as publisher:
+        await publisher.aclose()
+        assert (broker.visits, publisher._lanes, publisher.connects) == ([], {}, 0)
