@@ -2,7 +2,6 @@
 
 import argparse
 import asyncio
-import datetime
 import os
 import platform
 import signal
@@ -20,7 +19,8 @@ from bench.rounds import in_turn
 from bench.world import World, running_world
 from testbed import SetupError
 
-DOCUMENT = Path(__file__).parents[1] / "docs" / "performance.md"
+ROOT = Path(__file__).parents[1]
+DOCUMENT = ROOT / "docs" / "performance.md"
 
 PARTS = "amqp", "throughput", "latency", "freeze"
 ROUNDS, SECONDS, FREEZE = 5, 2, 60
@@ -28,6 +28,8 @@ _LATENCY_SECONDS = 2
 """Of a round at a fixed rate, of a thousand requests a second."""
 _LOAD = os.getloadavg()[0]
 """What others do to the machine, before this does anything."""
+_COMMIT = report.commit(ROOT)
+"""Of the beginning: a part that is done changes the document."""
 
 
 def main() -> int:
@@ -63,7 +65,7 @@ def _long(world: World, choice: str, part: str) -> bool:
     command = f"{f'BROKER={choice} ' if choice else ''}python -m bench {part}"
     # Those on a suite's say themselves which one.
     broker = "" if part in SUITES else f"RabbitMQ {world.version}, "
-    told = f"`{command}`, {datetime.date.today().isoformat()}: {broker}{_machine()}."
+    told = f"{report.measured_by(command, _COMMIT)}: {broker}{_machine()}."
     _publish(part, f"{told}\n\n{text}", whole=True)
     return True
 
@@ -121,7 +123,7 @@ def _conditions(world: World, choice: str, options: argparse.Namespace) -> list[
     if given and given != "--full":
         command = f"{f'BROKER={choice} ' if choice else ''}python -m bench {given}"
     return [
-        f"`{command}`, {datetime.date.today().isoformat()}",
+        report.measured_by(command, _COMMIT),
         f"RabbitMQ {world.version}, Python {platform.python_version()}, event loop of sidecar and bare handler:"
         f" {world.event_loop}",
         f"{_machine()}; the broker, the sidecar and the clients share it",

@@ -1,7 +1,10 @@
 """The measurements as Markdown: what was reached of each goal, and the figures behind it."""
 
+import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import date
+from pathlib import Path
 
 from bench import amqp_report, contenders
 from bench.amqp import Measured
@@ -35,6 +38,20 @@ class Results:
     batch_connections: int = 0
     latency: Mapping[str, Sequence[Latency]] = field(default_factory=dict)
     frozen: Frozen | None = None
+
+
+def commit(folder: Path) -> str:
+    """What is measured there, as `git describe` names it; empty where git knows nothing of it."""
+    command = ["git", "-C", str(folder), "describe", "--always", "--dirty"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+
+
+def measured_by(command: str, described: str) -> str:
+    """The command that measures, the day, and the commit as far as there is one."""
+    return f"`{command}`, {date.today().isoformat()}" + (described and f", commit {described}")
 
 
 def markdown(results: Results, conditions: Sequence[str]) -> str:

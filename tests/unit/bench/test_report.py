@@ -1,6 +1,8 @@
 """The report says which goals were reached, and replaces no more than itself."""
 
+import subprocess
 from collections import Counter
+from datetime import date
 from pathlib import Path
 
 import pytest
@@ -8,7 +10,7 @@ import pytest
 from bench.contenders import BARE, DIRECT, DIRECT_TRANSIENT, JSON, JSON_TRANSIENT, MANAGEMENT, SINGLE, SINGLE_TRANSIENT
 from bench.freeze import LIMIT, Frozen
 from bench.latency import Latency
-from bench.report import Results, goals, markdown, replaced
+from bench.report import Results, commit, goals, markdown, measured_by, replaced
 from bench.rounds import Throughput
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "performance.md"
@@ -106,3 +108,21 @@ def test_the_report_takes_the_place_of_the_last_one() -> None:
 
 def test_the_document_has_a_place_for_it() -> None:
     assert "x" in replaced(DOCUMENT.read_text(), "figures", "x")
+
+
+def test_what_was_measured_is_told_where_git_knows_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    today = date.today().isoformat()
+    assert commit(tmp_path) == ""
+    assert measured_by("make bench", "") == f"`make bench`, {today}"
+    (tmp_path / "file").write_text("1")
+    identity = ["-c", "user.name=test", "-c", "user.email=test", "-c", "commit.gpgsign=false"]
+    for arguments in (["init", "-q"], ["add", "file"], [*identity, "commit", "-q", "-m", "first"]):
+        subprocess.run(["git", "-C", str(tmp_path), *arguments], check=True)
+    found = commit(tmp_path)
+    assert found
+    assert measured_by("make bench", found) == f"`make bench`, {today}, commit {found}"
+    (tmp_path / "file").write_text("2")
+    assert commit(tmp_path) == f"{found}-dirty"
+    monkeypatch.setenv("PATH", "")
+    assert commit(tmp_path) == ""
