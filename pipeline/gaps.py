@@ -33,8 +33,10 @@ def merged(rows: DataFrame) -> DataFrame:
     )
 
 
-def gaps(rows: DataFrame) -> DataFrame:
+def gaps(rows: DataFrame, *, from_start: bool = True) -> DataFrame:
     """What is missing from `sequences`, which has each bucket once; after a proxy's last number nothing can be seen.
+
+    Nor before its first, where they are not `from_start` of the journal.
 
     Columns: `proxy`, the `first` and `last` number that is missing, how many are `missing`; and `since` (null at a
     proxy's start) and `until`, between which that was.
@@ -46,9 +48,11 @@ def gaps(rows: DataFrame) -> DataFrame:
     )
     runs = complete.unionByName(rows.where(~whole).mapInArrow(_runs, _RUNS))
     order = Window.partitionBy("proxy").orderBy("first")
+    before = F.lag("last").over(order)
     found = runs.select(
         "proxy",
-        (F.coalesce(F.lag("last").over(order), F.lit(0)) + 1).alias("from"),
+        # Of a null, at a proxy's first number, nothing is missing.
+        ((F.coalesce(before, F.lit(0)) if from_start else before) + 1).alias("from"),
         (F.col("first") - 1).alias("to"),
         F.lag("since").over(order).alias("since"),
         "until",

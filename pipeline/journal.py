@@ -9,6 +9,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from pyspark.sql.types import IntegerType, StringType, StructType
 
 from pipeline import PipelineError
+from pipeline.period import ALWAYS, Period
 from pipeline.rings import KnownRing, parse_ring, read_ring
 from pipeline.schema import ALLOWED, RECORD, VERSION, Allowed
 
@@ -19,15 +20,16 @@ CORRUPT = "_corrupt"
 _LINES = StructType([*RECORD.fields]).add(CORRUPT, StringType()).add("dt", StringType()).add("hour", IntegerType())
 
 
-def read_records(spark: SparkSession, journal: str) -> DataFrame:
-    """The records of a journal, in no order: the columns of RECORD, and `dt` and `hour`, which prune folders.
+def read_records(spark: SparkSession, journal: str, period: Period = ALWAYS) -> DataFrame:
+    """The records of a journal in a period, in no order: the columns of RECORD, and `dt` and `hour`.
 
     A line that is no record, or of an unknown version, or a field that is not as ALLOWED says, ends the job that
     reaches it; the message names the file. Of fields only those are looked at that the job asks for.
     """
     folder = _records_folder(journal)
     lines = spark.read.schema(_LINES).option("columnNameOfCorruptRecord", CORRUPT).json(folder)
-    return checked(lines, F.col("_metadata.file_path"))
+    records = checked(period.folders(lines), F.col("_metadata.file_path"))
+    return records.where(period.holds(F.col("time"))) if period.is_limited else records
 
 
 def stream_records(spark: SparkSession, journal: str, files: int = 1000) -> DataFrame:

@@ -10,7 +10,7 @@ from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from pyspark.sql.types import StringType
 
-from pipeline import PipelineError
+from pipeline import PipelineError, period
 from pipeline.folder import Folder
 from pipeline.gaps import gaps, sequences
 from pipeline.journal import read_records, read_rings
@@ -29,6 +29,7 @@ _MOST_TOLD = 20
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Of this job."""
     parser.add_argument("--journal", required=True, metavar="DIR", help="the sidecars' journal")
+    period.add_arguments(parser)
     parser.add_argument("--vhost", required=True, metavar="NAME")
     parser.add_argument("--exchange", metavar="NAME", help="only what was published to it (default: to any)")
     parser.add_argument("--seen", required=True, metavar="FILE", help="what consumers saw: .parquet, .csv or .json")
@@ -53,17 +54,18 @@ class _Journal:
 
 def run(options: argparse.Namespace) -> int:
     """Writes the tables, the verdict and the report."""
+    within = period.period_of(options)
     with spark_session("reconcile") as spark:
         out = Folder(spark, options.out)
-        everything = read_records(spark, options.journal)
+        everything = read_records(spark, options.journal, within)
         ours = F.col("vhost") == options.vhost
         if options.exchange is not None:
             ours &= F.col("exchange") == options.exchange
-        journal = _journal(everything, ours, options)
+        journal = _journal(everything, ours, options, within)
         rows, unnamed = _seen(spark, options)
         records, of_seen = everything.where(ours), copies(rows).persist()
         elsewhere = everything.where(~ours).select("message_id").distinct()
-        messages = judged(published(records), of_seen, late(records, of_seen), elsewhere, journal.until)
+        messages = judged(published(records), of_seen, late(records, of_seen), elsewhere, within, journal.until)
         out.remove_verdict()
         by_queue, worst = _write(messages, out)
         of_seen.unpersist()
@@ -73,6 +75,7 @@ def run(options: argparse.Namespace) -> int:
         told = {
             "v": 1,
             "verdict": "lost or misplaced" if against else "nothing lost or misplaced",
+            **within.told(),
             **counts,
             "records_without_message_id": journal.without_id,
             "records_without_key": journal.without_key,
@@ -80,7 +83,10 @@ def run(options: argparse.Namespace) -> int:
             "records_missing": journal.missing,
             "sample": journal.sample,
         }
-        out.write("report.html", report(told, by_queue, worst).html())
+        page = report(told, by_queue, worst)
+        if within.is_limited:
+            page.text(f"All of it is of records {within}; what was seen at other times counts where it is of those.")
+        out.write("report.html", page.html())
         out.write_verdict(told)
     print(f"{told['verdict']}: {', '.join(f'{counts[name]:,} {name}' for name in FLAWS)}: {out}/report.html")
     return int(against)
@@ -99,9 +105,10 @@ def _write(messages: DataFrame, out: Folder) -> tuple[list[Row], list[Row]]:
     return by_queue, examples.limit(_MOST_TOLD).collect()
 
 
-def _journal(everything: DataFrame, ours: Column, options: argparse.Namespace) -> _Journal:
+def _journal(everything: DataFrame, ours: Column, options: argparse.Namespace, within: period.Period) -> _Journal:
     """Gaps and samples are a proxy's, wherever it published. Raises PipelineError for a missing ring."""
-    missing = gaps(sequences(everything)).agg(F.sum("missing").alias("n")).collect()[0].n or 0
+    from_start = within.since is None
+    missing = gaps(sequences(everything), from_start=from_start).agg(F.sum("missing").alias("n")).collect()[0].n or 0
     by_ring = everything.groupBy("ring").agg(
         F.count("*").alias("all"),
         F.count_if(ours).alias("records"),
@@ -115,6 +122,7 @@ def _journal(everything: DataFrame, ours: Column, options: argparse.Namespace) -
     told, known = by_ring.orderBy("ring").collect(), read_rings(everything.sparkSession, options.journal)
     if not any(row.records for row in told):
         where = f"virtual host {options.vhost!r}" + (f", exchange {options.exchange!r}" if options.exchange else "")
+        where += f" {within}" if within.is_limited else ""
         raise PipelineError(f"{options.journal}: no record of {where}")
     for row in told:
         if row.ring not in known:
@@ -124,7 +132,8 @@ def _journal(everything: DataFrame, ours: Column, options: argparse.Namespace) -
     # Of such an exchange the ids may be keys that the journal does not tell.
     hidden = any(row.nameless for row in told if known[row.ring].hashed == "property:message_id")
     sample = min(row.sample for row in told)
-    until = _until(everything) if sample == 1 and not missing and not hidden else 0
+    # What was published before --from has no record here either.
+    until = _until(everything) if from_start and sample == 1 and not missing and not hidden else 0
     return _Journal(missing, sample, sum(row.without_id for row in told), sum(row.without_key for row in told), until)
 
 

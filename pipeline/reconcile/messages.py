@@ -3,6 +3,8 @@
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
+from pipeline.period import Period
+
 FLAWS = ("lost", "duplicated", "out_of_order", "wrong_queue", "unexpected", "undetermined", "unconfirmed")
 """What may be said of a message; more than one may be true."""
 
@@ -66,12 +68,13 @@ def late(records: DataFrame, of_seen: DataFrame) -> DataFrame:
 
 
 def judged(
-    of_journal: DataFrame, of_seen: DataFrame, are_late: DataFrame, elsewhere: DataFrame, until: int
+    of_journal: DataFrame, of_seen: DataFrame, are_late: DataFrame, elsewhere: DataFrame, within: Period, until: int
 ) -> DataFrame:
     """Every message that was published or seen, and FLAWS; the journal lacks no record up to `until` (0: it may).
 
-    What has a `message_id` of `elsewhere` and no record in `of_journal` is none of ours. Columns: `message_id`,
-    `records`, `confirmed`, `queues`, `copies`, `seen_queues`, and FLAWS, each true or false.
+    What has no record in `of_journal` is none of ours where `elsewhere` has its `message_id`, or where it was not seen
+    `within` the time that the records are of. Columns: `message_id`, `records`, `confirmed`, `queues`, `copies`,
+    `seen_queues`, and FLAWS, each true or false.
 
     Where it may, a message seen without a record is undetermined; and so is one in another queue than its record says,
     unless it is confirmed and seen in none of those: another record may say more.
@@ -85,7 +88,9 @@ def judged(
         are_late.withColumn("out_of_order", F.lit(True)), "message_id", "left"
     )
     joined = joined.where("records is not null").unionByName(
-        joined.where("records is null").join(elsewhere, "message_id", "left_anti")
+        joined.where(F.col("records").isNull() & within.holds(F.col("seen_at"))).join(
+            elsewhere, "message_id", "left_anti"
+        )
     )
     is_journalled, is_seen = F.col("records").isNotNull(), F.col("copies").isNotNull()
     astray = F.col("placed") & is_seen & (F.size(F.array_except("seen_queues", "queues")) > 0)

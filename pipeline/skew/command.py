@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
-from pipeline import PipelineError
+from pipeline import PipelineError, period
 from pipeline.folder import Folder
 from pipeline.journal import read_records, read_rings
 from pipeline.rings import KnownRing
@@ -28,6 +28,7 @@ LEAST_TOP, MOST_TOP = 10, keys.TRACKED
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Of this job."""
     parser.add_argument("--journal", required=True, metavar="DIR", help="the sidecars' journal_dir, or a copy of it")
+    period.add_arguments(parser)
     parser.add_argument(
         "--out", required=True, metavar="DIR", help="where keys/, destinations/, rings/, report.html go"
     )
@@ -41,17 +42,29 @@ def run(options: argparse.Namespace) -> int:
     """Writes the tables and the report; 0."""
     if not LEAST_TOP <= options.top <= MOST_TOP:
         raise PipelineError(f"--top: {options.top} is outside {LEAST_TOP} to {MOST_TOP}")
+    within = period.period_of(options)
     with spark_session("skew") as spark:
         out = Folder(spark, options.out)
-        rings, records = read_rings(spark, options.journal), read_records(spark, options.journal)
-        found, missing = find(spark, records, rings, options.journal, options.top, approximate=options.approximate)
+        rings, records = read_rings(spark, options.journal), read_records(spark, options.journal, within)
+        found, missing = find(
+            spark,
+            records,
+            rings,
+            options.journal,
+            options.top,
+            approximate=options.approximate,
+            from_start=within.since is None,
+        )
         for name, rows, schema in (
             ("rings", [one.row() for one in found], RINGS),
             ("destinations", [row for one in found for row in one.destination_rows()], DESTINATIONS),
             ("keys", [row for one in found for row in one.key_rows()], KEYS),
         ):
             spark.createDataFrame(rows, schema).coalesce(1).write.mode("overwrite").parquet(f"{out}/{name}")
-        out.write("report.html", report(found, missing).html())
+        page = report(found, missing)
+        if within.is_limited:
+            page.text(f"All of it is of records {within}.")
+        out.write("report.html", page.html())
     for one in found:
         print(f"{one.name}: {words.of_load(one)} {words.of_weights(one)}")
     print(f"{missing:,} records missing: {out}/report.html")
@@ -67,15 +80,17 @@ def find(
     *,
     approximate: bool = False,
     exact: int = EXACT,
+    from_start: bool = True,
 ) -> tuple[list[Findings], int]:
     """What there is to say of each ring, those with the most records first; and how many records are missing.
 
+    `from_start` says that the records are the journal's from its start.
     Raises PipelineError for a missing ring.
     """
     of_proxies = keys.by_proxy(records).cache()
     sizes = keys.sizes(of_proxies).orderBy(F.desc("records"), *keys.RING).cache()
     scopes = [Scope(**row.asDict()) for row in sizes.collect()]
-    missing = keys.missing(of_proxies)
+    missing = keys.missing(of_proxies, from_start=from_start)
     for scope in scopes:
         if scope.ring not in rings:
             raise PipelineError(

@@ -16,11 +16,12 @@ TRACKED = 10_000
 
 
 def by_proxy(records: DataFrame) -> DataFrame:
-    """One row for each RING and `proxy`: `records`, the `least` and the `largest` sample, the `last` number."""
+    """One row for each RING and `proxy`: `records`, `least` and `largest` sample, `first` and `last` number."""
     return records.groupBy(*RING, "proxy").agg(
         F.count("*").alias("records"),
         F.min("sample").alias("least"),
         F.max("sample").alias("largest"),
+        F.min("seq").alias("first"),
         F.max("seq").alias("last"),
     )
 
@@ -32,12 +33,14 @@ def sizes(of_proxies: DataFrame) -> DataFrame:
     )
 
 
-def missing(of_proxies: DataFrame) -> int:
+def missing(of_proxies: DataFrame, *, from_start: bool = True) -> int:
     """Of `by_proxy`, how many records the journal lacks: each proxy's are numbered 1, 2, 3, ...
 
+    Before a proxy's first one none is looked for, where they are not `from_start` of the journal.
     As many as `pipeline.gaps` finds, without a scan of its own; where they are is not known.
     """
-    counts = of_proxies.groupBy("proxy").agg((F.max("last") - F.sum("records")).alias("missing"))
+    before = F.lit(0) if from_start else F.min("first") - 1
+    counts = of_proxies.groupBy("proxy").agg((F.max("last") - before - F.sum("records")).alias("missing"))
     found = counts.agg(F.sum(F.greatest(F.lit(0), "missing")).alias("missing")).collect()[0]
     return found.missing or 0
 

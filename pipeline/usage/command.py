@@ -7,7 +7,7 @@ import argparse
 
 from pyspark.sql import DataFrame
 
-from pipeline import PipelineError
+from pipeline import PipelineError, period
 from pipeline.folder import Folder
 from pipeline.journal import read_records, stream_records
 from pipeline.session import spark_session
@@ -25,6 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--journal", metavar="DIR", help="the sidecars' journal_dir, or a copy of it; or, with --stream:"
     )
     arguments.add_arguments(parser)
+    period.add_arguments(parser)
     parser.add_argument("--out", required=True, metavar="DIR", help="where usage/, gaps/ and report.html go")
     parser.add_argument("--window", type=int, default=5, metavar="MINUTES", help="a divisor of 60 (default: 5)")
     parser.add_argument("--stream", action="store_true", help="take in only what has come since the last run")
@@ -37,6 +38,9 @@ def run(options: argparse.Namespace) -> int:
     """Writes the tables and the report; 0."""
     if options.every is not None and (not options.stream or options.every < 1):
         raise PipelineError(f"--every: {options.every}: goes with --stream, and is 1 at least")
+    within = period.period_of(options)
+    if within.is_limited and (options.stream or not within.has_whole_hours):
+        raise PipelineError("--from and --until are whole hours, as OUT/usage is by the hour, and without --stream")
     queue = _queue(options)
     with spark_session("usage") as spark:
         out = Folder(spark, options.out)
@@ -49,7 +53,7 @@ def run(options: argparse.Namespace) -> int:
         elif options.stream:
             follow(stream_records(spark, options.journal), tables, out, options.every)
         else:
-            tables.write(read_records(spark, options.journal))
+            tables.write(read_records(spark, options.journal, within), from_start=within.since is None)
         tell(tables, out)
     return 0
 

@@ -35,12 +35,12 @@ class Tables:
         """As of the last run."""
         return self.spark.read.parquet(f"{self.out}/gaps")
 
-    def write(self, records: DataFrame) -> None:
-        """Writes both of all records of a journal: the hours that it has are overwritten, others stay."""
+    def write(self, records: DataFrame, *, from_start: bool = True) -> None:
+        """Writes both of whole hours of a journal: those that it has are overwritten, others stay."""
         sequences = gaps.sequences(records).persist()
         sequences.count()  # A bad field of those that only this looks at ends the job before it has written anything.
         self._write_usage(usage(records, self.minutes))
-        self._write_gaps(sequences)
+        self._write_gaps(sequences, from_start=from_start)
         sequences.unpersist()
 
     def add(self, records: DataFrame, batch: int) -> None:
@@ -79,8 +79,9 @@ class Tables:
     def _write_usage(self, rows: DataFrame) -> None:
         _overwrite(with_hour(told(rows)), f"{self.out}/usage", *_HOUR)
 
-    def _write_gaps(self, sequences: DataFrame) -> None:
-        _overwrite(gaps.gaps(sequences).orderBy("proxy", "first").coalesce(1), f"{self.out}/gaps")
+    def _write_gaps(self, sequences: DataFrame, *, from_start: bool = True) -> None:
+        found = gaps.gaps(sequences, from_start=from_start)
+        _overwrite(found.orderBy("proxy", "first").coalesce(1), f"{self.out}/gaps")
 
 
 def _overwrite(rows: DataFrame, path: str, *by: str) -> None:

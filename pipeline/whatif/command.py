@@ -8,7 +8,7 @@ import argparse
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
-from pipeline import PipelineError
+from pipeline import PipelineError, period
 from pipeline.folder import Folder
 from pipeline.journal import read_records, read_rings
 from pipeline.rings import KnownRing, read_ring
@@ -30,6 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--journal", metavar="DIR", help="the sidecars' journal; with --vhost and --exchange")
     parser.add_argument("--vhost", metavar="NAME")
     parser.add_argument("--exchange", metavar="NAME")
+    period.add_arguments(parser)
     parser.add_argument("--table", metavar="FILE", help="or any table of keys: .parquet, .csv or .json; with --ring")
     parser.add_argument("--key", metavar="COLUMN", help="of the table: text or binary")
     parser.add_argument("--count", metavar="COLUMN", help="of the table: messages of a row (default: 1)")
@@ -47,11 +48,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Writes the tables, the verdict and the report; 1 where a limit is passed, else 0."""
     _check(options)
-    limits = Limits(options.max_moved, options.max_over_mean)
+    limits, within = Limits(options.max_moved, options.max_over_mean), period.period_of(options)
     with spark_session("whatif") as spark:
         out = Folder(spark, options.out)
-        every = _keys(spark, options).persist()
-        present, sample = _of_journal(every, options) if options.journal else _of_table(every, options)
+        every = _keys(spark, options, within).persist()
+        present, sample = _of_journal(every, options, within) if options.journal else _of_table(every, options)
         proposed = _proposed(options, present)
         keys = every.where(F.col("slot") < max(1, round(sample * SLOTS)))
         demand = by_slot(keys, options.journal or options.table)
@@ -60,8 +61,10 @@ def run(options: argparse.Namespace) -> int:
         found = find(present, proposed, demand)
         moved, heaviest = _write(keys, found, out)
         every.unpersist()
-        told = verdict(found, limits, sample=sample, with_bytes=bool(options.journal or options.bytes))
+        told = verdict(found, limits, sample=sample, with_bytes=bool(options.journal or options.bytes)) | within.told()
         page = report(found, told, moved, heaviest, of_journal=bool(options.journal))
+        if within.is_limited:
+            page.text(f"All of it is of records {within}.")
         out.write("report.html", page.html())
         out.write_verdict(told)
     print(f"{told['verdict']}: {sentence(found)}: {out}/report.html")
@@ -73,6 +76,8 @@ def _check(options: argparse.Namespace) -> None:
         raise PipelineError("one of --journal and --table")
     if options.journal is not None and (options.vhost is None or options.exchange is None):
         raise PipelineError("--journal: with --vhost and --exchange")
+    if options.journal is None and (options.since is not None or options.until is not None):
+        raise PipelineError("--from and --until: with --journal")
     if options.table is not None and (options.key is None or options.ring is None):
         raise PipelineError("--table: with --key and --ring")
     if bool(options.proposed) == bool(options.add or options.remove or options.weight):
@@ -85,18 +90,19 @@ def _check(options: argparse.Namespace) -> None:
         raise PipelineError(f"--max-over-mean {options.max_over_mean:g}: the busiest gets no less than the mean, 1")
 
 
-def _keys(spark: SparkSession, options: argparse.Namespace) -> DataFrame:
+def _keys(spark: SparkSession, options: argparse.Namespace, within: period.Period) -> DataFrame:
     if options.journal:
-        return of_journal(read_records(spark, options.journal), options.vhost, options.exchange)
+        return of_journal(read_records(spark, options.journal, within), options.vhost, options.exchange)
     wanted = {options.key: TEXT} | {name: WHOLE for name in (options.count, options.bytes) if name}
     return of_table(read_table(spark, options.table, wanted), options.key, options.count, options.bytes)
 
 
-def _of_journal(keys: DataFrame, options: argparse.Namespace) -> tuple[KnownRing, float]:
+def _of_journal(keys: DataFrame, options: argparse.Namespace, within: period.Period) -> tuple[KnownRing, float]:
     """Its latest ring, unless one is given, and the sample: that of the slots which are there whole."""
     rings = keys.groupBy("ring").agg(F.max("time").alias("last"), F.min("sample").alias("sample")).collect()
     if not rings:
         where = f"exchange {options.exchange!r} of virtual host {options.vhost!r}"
+        where += f" {within}" if within.is_limited else ""
         raise PipelineError(f"{options.journal}: no record of {where}")
     sample = min(row.sample for row in rings)
     if options.ring:

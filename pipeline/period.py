@@ -1,0 +1,92 @@
+"""The part of a journal's time that a job looks at: `--from` and `--until`."""
+
+import argparse
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+
+from pipeline import PipelineError
+
+_MICROSECOND = timedelta(microseconds=1)
+_BEGINNING = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True)
+class Period:
+    """From `since` to before `until`, in UTC; None for no end."""
+
+    since: datetime | None = None
+    until: datetime | None = None
+
+    def __str__(self) -> str:
+        """As a page says it."""
+        limits = (("from", self.since), ("until", self.until))
+        told = [f"{word} {at:%Y-%m-%d %H:%M:%S.%f}".removesuffix(".000000") for word, at in limits if at is not None]
+        return f"{' '.join(told)} UTC" if told else "of all times"
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether it leaves anything out."""
+        return self != ALWAYS
+
+    @property
+    def has_whole_hours(self) -> bool:
+        """Whether no hour is in it in part."""
+        return all(
+            at is None or (at - _BEGINNING) % timedelta(hours=1) == timedelta() for at in (self.since, self.until)
+        )
+
+    def told(self) -> dict[str, str | None]:
+        """As a verdict says it."""
+        limits = {"from": self.since, "until": self.until}
+        return {name: None if at is None else at.isoformat() for name, at in limits.items()}
+
+    def holds(self, time: Column) -> Column:
+        """Of microseconds since 1970."""
+        held = F.lit(True)
+        if self.since is not None:
+            held &= time >= (self.since - _BEGINNING) // _MICROSECOND
+        if self.until is not None:
+            held &= time < (self.until - _BEGINNING) // _MICROSECOND
+        return held
+
+    def folders(self, lines: DataFrame) -> DataFrame:
+        """Leaves out the folders, by `dt` and `hour`, that have none of it: those files are not even opened."""
+        hour = F.concat("dt", F.lit("T"), F.lpad(F.col("hour").cast("string"), 2, "0"))
+        if self.since is not None:
+            lines = lines.where(hour >= f"{self.since:%Y-%m-%dT%H}")
+        if self.until is not None:
+            lines = lines.where(hour <= f"{self.until - _MICROSECOND:%Y-%m-%dT%H}")
+        return lines
+
+
+ALWAYS = Period()
+"""All of the journal."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Of the jobs that read a journal's folder."""
+    form = "as 2026-11-21T17 or 2026-11-21T17:30:00"
+    parser.add_argument("--from", dest="since", type=_utc, metavar="TIME", help=f"only records from it on, UTC: {form}")
+    parser.add_argument("--until", type=_utc, metavar="TIME", help="only records before it")
+
+
+def period_of(options: argparse.Namespace) -> Period:
+    """What these say. Raises PipelineError where nothing is between them."""
+    period = Period(options.since, options.until)
+    if period.since is not None and period.until is not None and period.since >= period.until:
+        raise PipelineError(f"--until: {period.until:%Y-%m-%d %H:%M:%S} is not after --from")
+    return period
+
+
+def _utc(text: str) -> datetime:
+    try:
+        at = datetime.fromisoformat(text)
+        at = at.replace(tzinfo=UTC) if at.tzinfo is None else at.astimezone(UTC)
+    except (ValueError, OverflowError):
+        raise argparse.ArgumentTypeError(f"{text!r} is no time such as 2026-11-21T17") from None
+    if at <= _BEGINNING:
+        raise argparse.ArgumentTypeError(f"{text!r} is not after 1970")
+    return at

@@ -1,0 +1,149 @@
+"""`--from` and `--until`: folders beyond them are not opened, and only what is between them counts."""
+
+import argparse
+import json
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from pipeline import PipelineError
+from pipeline.__main__ import main
+from pipeline.journal import read_records
+from pipeline.period import ALWAYS, Period, add_arguments, period_of
+from tests.pipeline.records import START, published, ring_of, write_journal
+
+RING = ring_of({"orders.1": 1, "orders.2": 1})
+KEYS = [f"customer-{n}".encode() for n in range(60)]
+MINUTE = 60_000_000
+
+
+def period(*arguments: str) -> Period:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    return period_of(parser.parse_args(arguments))
+
+
+def journal(folder: Path) -> Path:
+    """60 records, one every three minutes from 17:00 to 19:57."""
+    write_journal(folder, published(RING, KEYS, every=3 * MINUTE), [RING])
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ((), range(1, 61)),
+        (("--from", "2026-11-21T18"), range(21, 61)),
+        (("--until", "2026-11-21T19"), range(1, 41)),
+        (("--from", "2026-11-21T17:57", "--until", "2026-11-21T18:00:00.000001"), range(20, 22)),
+        (("--from", "2026-11-21T19:30+01:00", "--until", "2026-11-21T18:33Z"), range(31, 32)),
+        (("--from", "2026-11-22"), range(0)),
+    ],
+)
+def test_what_is_between_them_is_read(
+    spark: SparkSession, tmp_path: Path, arguments: tuple[str, ...], expected: range
+) -> None:
+    records = read_records(spark, str(journal(tmp_path)), period(*arguments))
+    assert [row.seq for row in records.select("seq").orderBy("seq").collect()] == list(expected)
+
+
+def test_what_is_beyond_them_is_not_opened(spark: SparkSession, tmp_path: Path) -> None:
+    for hour in (17, 19):
+        (file,) = (journal(tmp_path) / "records" / "dt=2026-11-21" / f"hour={hour}").iterdir()
+        file.write_bytes(b"no gzip")
+        read = read_records(spark, str(tmp_path), period("--from", "2026-11-21T18", "--until", "2026-11-21T19"))
+        assert read.count() == 20
+
+
+def test_what_is_no_time_or_none_of_it(capsys: pytest.CaptureFixture[str]) -> None:
+    for text in ("yesterday", "17:00", "1969-12-31"):
+        with pytest.raises(SystemExit):
+            period("--from", text)
+        assert f"{text!r} is no" in capsys.readouterr().err
+    with pytest.raises(PipelineError, match="--until: 2026-11-21 17:00:00 is not after --from"):
+        period("--from", "2026-11-21T17", "--until", "2026-11-21T17")
+    assert period() == ALWAYS
+    assert str(period("--until", "2026-11-21T17:30")) == "until 2026-11-21 17:30:00 UTC"
+
+
+def test_numbers_before_the_first_are_no_gap(
+    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    records = published(RING, KEYS, every=3 * MINUTE)
+    del records[24:27], records[10:12]
+    write_journal(tmp_path, records, [RING])
+
+    def said(job: str, *limits: str) -> str:
+        assert main([job, "--journal", str(tmp_path), "--out", str(tmp_path / job), *limits]) == 0
+        return capsys.readouterr().out
+
+    until = ("--until", "2026-11-21T20")
+    assert "37 records, 3 missing: " in said("usage", "--from", "2026-11-21T18", *until)
+    (row,) = spark.read.parquet(str(tmp_path / "usage" / "gaps")).collect()
+    assert (row["first"], row["last"]) == (25, 27)
+    assert "\n3 records missing: " in said("skew", "--from", "2026-11-21T18", *until)
+    page = (tmp_path / "skew" / "report.html").read_text(encoding="utf-8")
+    assert "All of it is of records from 2026-11-21 18:00:00 until 2026-11-21 20:00:00 UTC." in page
+    assert "55 records, 5 missing: " in said("usage", *until)
+    assert "\n5 records missing: " in said("skew", *until)
+
+
+def test_usage_takes_whole_hours_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its table is overwritten by the hour: half of one would take the place of the whole."""
+    of = ("usage", "--journal", str(journal(tmp_path)), "--out", str(tmp_path / "out"))
+    for more in (("--from", "2026-11-21T17:30"), ("--until", "2026-11-21T17", "--stream")):
+        assert main([*of, *more]) == 2
+        assert "--from and --until are whole hours" in capsys.readouterr().err
+
+
+def test_whatif_is_of_the_demand_in_between(
+    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    of = ("whatif", "--journal", str(journal(tmp_path)), "--vhost", "/", "--exchange", "orders", "--out")
+    edit = (str(tmp_path / "out"), "--remove", "queue:orders.2")
+    assert main([*of, *edit, "--from", "2026-11-21T18:30", "--until", "2026-11-21T19"]) == 0
+    told = json.loads((tmp_path / "out" / "verdict.json").read_text())
+    assert (told["messages"], told["from"], told["until"]) == (
+        10,
+        "2026-11-21T18:30:00+00:00",
+        "2026-11-21T19:00:00+00:00",
+    )
+    assert main([*of, *edit, "--from", "2026-11-22"]) == 2
+    assert "no record of exchange 'orders' of virtual host '/' from 2026-11-22" in capsys.readouterr().err
+    assert main(["whatif", "--table", "t.csv", "--out", *edit, "--until", "2026-11-22"]) == 2
+    assert "--from and --until: with --journal" in capsys.readouterr().err
+
+
+def test_yesterday_is_reconciled_while_the_journal_goes_on(spark: SparkSession, tmp_path: Path) -> None:
+    """What is published today is not lost for not being in yesterday's table; nor unexpected for having been before."""
+    records = published(RING, KEYS, every=3 * MINUTE)
+    ids = [record["message_id"] for record in records]
+    write_journal(tmp_path / "journal", records, [RING])
+    # All was seen a minute later, but: 17:57 only at 18:01, 18:57 only at 19:01; nothing that came after 18:57.
+    seen = [
+        (r["message_id"], r["destination"], r["time"] + MINUTE * (4 if n in (19, 39) else 1))
+        for n, r in enumerate(records[:40])
+    ]
+    del seen[30]
+    seen += [("stray", "orders.1", START + 80 * MINUTE), ("stray later", "orders.1", START + 125 * MINUTE)]
+    spark.createDataFrame(seen, "message_id string, queue string, time long").write.parquet(str(tmp_path / "s.parquet"))
+
+    def flawed(*limits: str) -> dict[str, set[str]]:
+        out = ("--seen", str(tmp_path / "s.parquet"), "--out", str(tmp_path / "out"))
+        assert main(["reconcile", "--journal", str(tmp_path / "journal"), "--vhost", "/", *out, *limits]) == 1
+        rows = spark.read.parquet(str(tmp_path / "out" / "messages")).collect()
+        names = ("lost", "unexpected", "undetermined", "wrong_queue", "duplicated", "out_of_order", "unconfirmed")
+        told = {row.message_id: {name for name in names if row[name]} for row in rows}
+        return {message: flaws for message, flaws in told.items() if flaws}
+
+    assert set(flawed()) == {"stray", "stray later", ids[30], *ids[40:]}
+    assert flawed("--until", "2026-11-21T19") == {"stray": {"unexpected"}, ids[30]: {"lost"}}
+    # 17:57's was seen in this time, and has no record in it.
+    assert flawed("--from", "2026-11-21T18", "--until", "2026-11-21T19") == {
+        "stray": {"undetermined"},
+        ids[19]: {"undetermined"},
+        ids[30]: {"lost"},
+    }
+    page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    assert "what was seen at other times counts where it is of those" in page
