@@ -1,7 +1,8 @@
 """Publishes the rows of Parquet or JSON files straight to the queues that an exchange's ring chooses, with confirms.
 
 It runs as a stream over what is in the folder now: started again with the same --checkpoint and --out, it goes on where
-it stopped. A row is published at least once; OUT/report.html says how many messages may be there twice.
+it stopped. A row is published at least once; OUT/report.html says how many messages may be there twice. A dry run's page
+is OUT/dry-run.html.
 """
 
 import argparse
@@ -52,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--input", required=True, metavar="PATH", help="folder of files with a row for each message")
     parser.add_argument("--format", default="parquet", choices=["parquet", "json"], help="(default parquet)")
     parser.add_argument("--checkpoint", required=True, metavar="DIR", help="where the stream keeps how far it has come")
-    parser.add_argument("--out", required=True, metavar="DIR", help="for report.html and commits.jsonl")
+    parser.add_argument("--out", required=True, metavar="DIR", help="for report.html and commits.jsonl, or dry-run.*")
     parser.add_argument(
         "--order", metavar="COLUMN", help="a key's rows go out in the order of this column, within each batch"
     )
@@ -115,7 +116,8 @@ def _run(options: argparse.Namespace, given: dict[str, str], parsed: Options) ->
 def _report(options: argparse.Namespace, log: Path, before: int, *, failed: bool) -> None:
     writes, open_tries = (read_commits(log), unfinished(log)) if log.exists() else ([], 0)
     with _out_usable():
-        write_report(log.with_name("report.html"), options.exchange, writes, before, open_tries, failed=failed)
+        page = log.with_name("dry-run.html" if options.dry_run else "report.html")
+        write_report(page, options.exchange, writes, before, open_tries, failed=failed)
 
 
 @contextmanager

@@ -236,7 +236,8 @@ def test_a_dry_run_leaves_no_trace_but_its_report(run: Run, vhost: VirtualHost, 
     assert run("--dry-run") == 0
     assert vhost.drain_all() == {}
     assert not (tmp_path / "checkpoint").exists()
-    assert f"A dry run: {ROWS} rows would go out" in (tmp_path / "out" / "report.html").read_text()
+    assert {file.name for file in (tmp_path / "out").iterdir()} == {"dry-run.html", "dry-run.jsonl"}
+    assert f"A dry run: {ROWS} rows would go out" in (tmp_path / "out" / "dry-run.html").read_text()
 
 
 def test_what_is_wrong_is_one_line_and_status_2(run: Run, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
