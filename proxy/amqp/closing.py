@@ -67,9 +67,18 @@ def refuse(c: Connection, code: int, text: str, method: int = 0) -> None:
 def leave(c: Connection, data: bytes, i: int, end: int) -> bytes | None:
     """The client's connection.close: a message that comes back after it could not be published again.
 
-    So the broker gets it once it has confirmed what was published; channels on which it confirms nothing are closed
-    before, as all that comes back comes before the close-ok.
+    So the broker gets it once it has confirmed what was published.
     """
+    goodbyes = part(c)
+    if not awaits_answers(c):
+        c.phase = Phase.ENDING
+        return None
+    c.phase, c.goodbye = Phase.LEAVING, data[i:end]
+    return goodbyes
+
+
+def part(c: Connection) -> bytes:
+    """Closes the channels on which the broker confirms nothing, as of these only a close-ok tells that all is back."""
     goodbyes = b""
     for channel in c.channels.values():
         confirms = channel.confirms
@@ -77,10 +86,6 @@ def leave(c: Connection, data: bytes, i: int, end: int) -> bytes | None:
         if unsure and channel.routed and channel.state == State.OPEN and channel.expect == EXPECT_METHOD:
             channel.state, channel.refusal = State.REFUSING, b""
             goodbyes += _goodbye(channel)
-    if not awaits_answers(c):
-        c.phase = Phase.ENDING
-        return None
-    c.phase, c.goodbye = Phase.LEAVING, data[i:end]
     return goodbyes
 
 

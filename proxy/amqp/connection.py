@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from enum import IntEnum
-from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
 from proxy.amqp.channel import Channel
@@ -170,10 +169,10 @@ class Connection:
         """Whether the session is open, and nobody closes it."""
         return self.phase is Phase.RUNNING
 
-    @property
-    def fresh_until(self) -> float:
-        """When the routes are too old to serve, monotonic."""
-        return self.table.expires if self.table is not None else inf
+    def expire(self) -> None:
+        """Forgets routes that are too old to serve."""
+        if self.table is not None and self.table.expires < self.now:
+            self.table.clear()
 
     @property
     def tallies(self) -> Tallies:

@@ -14,7 +14,7 @@ class End(Enum):
     CLIENT = "client"
     """The client left."""
     BROKER = "broker"
-    """The broker closed it."""
+    """The broker closed it, or did not answer in time."""
     UNREACHABLE = "unreachable"
     """No broker took the connection."""
     PROTOCOL = "protocol"
@@ -22,3 +22,4 @@ class End(Enum):
     SHUTDOWN = "shutdown"
     """This proxy ends."""
     DEFECT = "defect"
+    """Of this proxy: its log has the traceback."""

@@ -36,6 +36,8 @@ class Overdue:
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._over = False
+        self.expired = False
+        """A message was not confirmed in time, over which the session ends."""
 
     def watch(self) -> None:
         """Looks after the messages that are under way again, from now on if not already."""
@@ -63,6 +65,7 @@ class Overdue:
         if time.monotonic() - since > PLACED_WITHIN and self._client.stopped_at is None:
             text = f"a message that came back was published again, and not confirmed within {PLACED_WITHIN:g} s"
             closing.refuse(c, INTERNAL_ERROR, text)
+            self.expired = True
         self._go_on()
 
     def _look_again(self, channel: Channel, looks: int) -> None:

@@ -184,6 +184,7 @@ def placed(c: Connection, came: Rerouted, data: bytes, start: int, stop: int) ->
 def _placed(c: Connection, came: Rerouted, data: bytes, start: int, stop: int) -> Target | Route | None:
     if not _may_go_out(c) or came.tries >= MOST_TRIES or c.table is None:
         return None
+    c.expire()
     found = c.table.find(came.exchange)
     if isinstance(found, Unread):
         _await(c, found)

@@ -26,6 +26,9 @@ HEADER_WITHIN = 10.0
 HANDSHAKE_WITHIN = 30.0
 """Seconds for the handshake behind them; RabbitMQ ends it after 10."""
 
+GONE_WITHIN = 30.0
+"""Seconds in which what a client sent before it left may still be waited for."""
+
 LEAVE_WITHIN = 5.0
 """Seconds that a client's connection.close waits for the broker's answers to what was published."""
 
@@ -100,7 +103,10 @@ class Session:
                 self._stop(End.CLIENT)
                 return
             if self._task is not None or self.connection.phase is Phase.LEAVING:
-                return  # what it sent waits for a look-up, or for answers
+                # What it sent waits for a look-up, or for answers.
+                if self._deadline is None:
+                    self._within(GONE_WITHIN, End.CLIENT)
+                return
         if self.connection.phase is Phase.REFUSING:
             self._refused()
             return
@@ -165,10 +171,8 @@ class Session:
     # The middle.
 
     def _from_client(self, data: bytes) -> None:
-        connection = self.connection
-        if connection.table is not None and connection.fresh_until < connection.now:
-            connection.table.clear()
-        rewrite.from_client(connection, data)
+        self.connection.expire()
+        rewrite.from_client(self.connection, data)
 
     def _rest_of_frame(self, data: bytes) -> None:
         """While it drains no more is taken: the end of this frame, for nothing else can go to the broker before it."""
@@ -197,10 +201,13 @@ class Session:
         if c.waits and self._task is None:
             self.client.hold()
             self._task = self._loop.create_task(self._look_up())
+            # A task that is cancelled before it begins would come to no `finally`.
+            self._task.add_done_callback(self._looked_up)
             self._keep_alive()
         if c.broker_held is not None and self._rereading is None:
             self.broker.hold()
             self._rereading = self._loop.create_task(self._reread())
+            self._rereading.add_done_callback(self._reread_ended)
         if c.for_broker or self._brimming:
             self._hold_back()
         self._overdue.watch()
@@ -213,8 +220,8 @@ class Session:
             self._within(None, End.BROKER)
         if c.phase is Phase.LEAVING:
             self._leave()
-        elif self._draining and c.running and self._task is None and not closing.awaits_answers(c):
-            self._shut()
+        elif self._draining and c.running and self._task is None:
+            self._end_drain()
         if c.phase is Phase.REFUSING:
             self._refused()
 
@@ -291,12 +298,14 @@ class Session:
                     asked = time.monotonic()
         except Exception:
             self._defect()
-        finally:
-            self._task, c.held = None, None
-            self.client.release()
-        self._go_on()
-        if self._client_ended:
-            self.at_end(self.client)
+
+    def _looked_up(self, task: asyncio.Task[None]) -> None:
+        self._task, self.connection.held = None, None
+        self.client.release()
+        if not task.cancelled():
+            self._go_on()
+            if self._client_ended:
+                self.at_end(self.client)
 
     async def _reread(self) -> None:
         """Until the messages that came back can be placed, as far as a reading helps with that."""
@@ -315,11 +324,13 @@ class Session:
                 self._hand_on()
         except Exception:
             self._defect()
-        finally:
-            self._rereading = None
-            self.broker.release()
-        self._heard.set()
-        self._go_on()
+
+    def _reread_ended(self, task: asyncio.Task[None]) -> None:
+        self._rereading = None
+        self.broker.release()
+        if not task.cancelled():
+            self._heard.set()
+            self._go_on()
 
     async def _answered(self, unread: Unread) -> None:
         """Until the broker has answered what the frame that is held came after, however long it takes."""
@@ -356,12 +367,22 @@ class Session:
 
     def drain(self) -> None:
         """Takes no more of the client, and closes the connection once the broker has answered what was sent."""
-        if self.connection.phase is Phase.LEAVING:
+        c = self.connection
+        if c.phase is Phase.LEAVING:
             return  # which ends it as well
-        if not self.connection.opened or not self.connection.running:
+        if c.phase in (Phase.ENDING, Phase.REFUSING):
+            if self._deadline is None:
+                self._within(CLOSE_WITHIN, End.SHUTDOWN)
+            return
+        if not c.broker_frames:
+            # It has not got connection.start, and so takes no close.
             self._stop(End.SHUTDOWN)
             return
-        self.end, self._draining = self.end or End.SHUTDOWN, True
+        self.end = self.end or End.SHUTDOWN
+        if not c.opened:
+            self._shut()
+            return
+        self._draining = True
         self._stop_reading()
         self._keep_alive()
         self._go_on()
@@ -371,6 +392,18 @@ class Session:
         if not self._stopped and not self.connection.client_skip and not self.connection.broker_done:
             self._stopped = True
             self.client.hold()
+
+    def _end_drain(self) -> None:
+        """Closes the connection once nothing of what was published can come back any more."""
+        c = self.connection
+        if closing.awaits_answers(c):
+            return
+        goodbyes = closing.part(c)
+        if goodbyes:
+            c.tell_broker(goodbyes)
+            self._hand_on()
+        else:
+            self._shut()
 
     def shut(self) -> None:
         """Closes the connection now: the time to drain is over."""
@@ -391,7 +424,7 @@ class Session:
         """After connection.close of ours: waits for both sides to agree, not for long."""
         c = self.connection
         if self.end is None:
-            self.end = End.PROTOCOL
+            self.end = End.BROKER if self._overdue.expired else End.PROTOCOL
             self._within(CLOSE_WITHIN, self.end)
         if self._rereading is not None:
             c.broker_held = None

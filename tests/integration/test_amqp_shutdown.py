@@ -48,7 +48,7 @@ def test_an_idle_session_is_closed_at_once(start_sidecar: StartSidecar, vhost: V
         with wire(sidecar.amqp_port) as silent:
             sidecar.signal(signal.SIGTERM)
             told_to_go(peer)
-            assert shaking.at_end()
+            told_to_go(shaking)
             assert silent.at_end()
         ends(sidecar)
     with pytest.raises(ConnectionRefusedError):

@@ -183,6 +183,18 @@ def test_one_behind_the_ring_that_is_not_known_is_looked_up_first() -> None:
     assert one.key == LEFT.ring.owner_of(LOST[0]).name.encode()
 
 
+def test_a_ring_that_has_become_too_old_is_read_first() -> None:
+    """Though its client has published nothing since, over which it would have been noticed."""
+    w = connected()
+    out = w.client(message(1, b"x", LOST[0]))
+    w.router.put((VHOST, "x"), known(LEFT))
+    w.client(message(1, b"x", KEPT[0]))
+    w.c.now = later = NOW + 301
+    w.router.clock = lambda: later
+    assert w.both(back(out)) == (b"", b"")
+    assert isinstance(w.c.broker_held, Unread)
+
+
 def test_what_was_read_just_now_is_not_read_again() -> None:
     w = connected()
     outs = [w.client(message(1, b"x", key)) for key in LOST[:3]]

@@ -14,6 +14,7 @@ from proxy.amqp.end import End
 from proxy.amqp.legs import BUFFER, Leg
 from proxy.amqp.session import Session
 from proxy.amqp.shared import Shared
+from proxy.declared import Declaration
 from proxy.lookups import NotReadable
 from proxy.router import Name
 from proxy.sync import Sync
@@ -92,6 +93,9 @@ class Rings:
     async def refresh(self, name: Name, why: str, gone: set[Destination]) -> None:
         """The ring without it."""
         self._wire.router.put(name, known(LEFT, read_at=time.monotonic()))
+
+    def declared(self, vhost: str, declaration: Declaration) -> None:
+        """Nothing is made of it."""
 
     async def look_up(self, name: Name, within: float) -> None:
         """Of any other exchange there is no answer."""
@@ -231,7 +235,7 @@ async def test_one_that_goes_out_again_and_is_not_confirmed_ends_the_session(
     assert text_of(told).endswith(f"not confirmed within {WITHIN:g} s")
     assert [code_of(each) for each in split(broker.taken())] == [200]
     # Neither side agrees.
-    await closed(ends, End.PROTOCOL)
+    await closed(ends, End.BROKER)
 
 
 async def test_one_that_goes_out_again_and_is_confirmed_does_not(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -307,6 +311,74 @@ async def test_a_drain_within_a_body_frame_takes_its_end_for_what_came_back_mean
     assert code_of(told[-1]) == 320
     # What came behind that frame was not taken.
     assert [each.id for each in split(broker.taken())] == [(10, 50)]
+
+
+async def test_a_drain_waits_for_what_may_come_back_of_channels_without_confirms(ends: Ends) -> None:
+    """The broker's close-ok comes behind it."""
+    await ends.opened()
+    ends.of_client(made(2, commands.Channel.Open()))
+    ends.of_broker(made(2, commands.Channel.OpenOk()))
+    sent = ends.of_client(message(2, b"x", LOST[0]))
+    broker = ends.broker
+    assert broker is not None
+    ends.session.drain()
+    assert [(each.channel, each.id) for each in split(broker.taken())] == [(2, (20, 40))]
+    assert ends.of_broker(back(sent) + made(2, commands.Channel.CloseOk())) == b""
+    await eventually(lambda: bool(broker.sent))
+    (one,) = again(broker.taken())
+    assert one.body == b"hello"
+    (told,) = split(ends.of_broker(ack(2047, 1)))
+    assert (told.channel, code_of(told)) == (0, 320)
+
+
+@pytest.mark.parametrize("in_time", [True, False])
+async def test_a_drain_leaves_a_session_that_is_being_closed_to_its_end(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch, in_time: bool
+) -> None:
+    shorten(monkeypatch, "CLOSE_WITHIN")
+    await ends.opened()
+    assert ends.of_client(LEAVE) == LEAVE
+    ends.session.drain()
+    await asyncio.sleep(WITHIN / 2)
+    assert not ends.client.is_closed
+    if in_time:
+        close_ok = made(0, commands.Connection.CloseOk())
+        assert ends.of_broker(close_ok) == close_ok
+    else:
+        await closed(ends, End.SHUTDOWN)
+
+
+@pytest.mark.parametrize("answered", [True, False])
+async def test_what_a_client_that_has_gone_waits_for_is_waited_for_so_long(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch, answered: bool
+) -> None:
+    """A declaration that the broker does not answer, and a publish behind it."""
+    shorten(monkeypatch, "GONE_WITHIN")
+    await ends.opened()
+    bind = made(1, commands.Queue.Bind(queue="q1", exchange="x", routing_key="2"))
+    assert split(ends.of_client(bind + message(1, b"x", KEPT[0]))) == split(bind)
+    started = time.monotonic()
+    ends.session.client.eof_received()
+    if answered:
+        ends.of_broker(made(1, commands.Queue.BindOk()))
+        broker = ends.broker
+        assert broker is not None
+        await eventually(lambda: b"hello" in broker.sent)
+    else:
+        await closed(ends, End.CLIENT)
+        assert time.monotonic() - started >= WITHIN
+
+
+async def test_a_refusal_in_the_turn_of_a_return_leaves_the_broker_read(ends: Ends) -> None:
+    await ends.opened()
+    sent = ends.of_client(message(1, b"x", LOST[0]))
+    broker = ends.broker
+    assert broker is not None
+    ends.of_broker(back(sent) + ack(1, 1))
+    assert not broker.is_read
+    # No frame: its end octet is missing.
+    assert [code_of(each) for each in split(ends.of_client(b"\x01\0\1\0\0\0\4\0\x14\0\x0a\0"))] == [200]
+    await eventually(lambda: broker.is_read)
 
 
 async def test_nothing_is_late_while_the_client_does_not_read(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
