@@ -95,6 +95,7 @@ def test_the_manifests_are_valid(version: str) -> None:
     files = [str(file.relative_to(ROOT)) for file in MANIFESTS]
     said = output("kubernetes-validate", "--strict", "--kubernetes-version", version, *files).splitlines()
     assert said == [
+        f"INFO deploy/networkpolicy.yaml passed for resource networkpolicy/orders-ringproxy against version {version}",
         "WARN deploy/podmonitor.yaml Couldn't find schema for kind PodMonitor"
         f" with api version monitoring.coreos.com/v1 for kubernetes version {version}",
         f"INFO deploy/sidecar.yaml passed for resource secret/orders-ringproxy against version {version}",
@@ -124,6 +125,16 @@ def test_the_proxy_has_the_probes_that_never_look_at_the_broker_and_no_other(
 def test_the_admin_port_is_open_to_the_kubelet_and_the_ingress_to_the_pod_only(settings: Settings) -> None:
     assert settings.admin_listen.host == "0.0.0.0"
     assert settings.http_listen.host == "127.0.0.1"
+
+
+def test_the_policy_lets_only_prometheus_reach_the_admin_port(settings: Settings) -> None:
+    policy, template = the("NetworkPolicy")["spec"], the("Deployment")["spec"]["template"]
+    assert policy["podSelector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
+    assert policy["policyTypes"] == ["Ingress"]
+    (rule,) = policy["ingress"]
+    assert rule["ports"] == [{"protocol": "TCP", "port": settings.admin_listen.port}]
+    (source,) = rule["from"]
+    assert source["namespaceSelector"]["matchLabels"].keys() == {"kubernetes.io/metadata.name"}
 
 
 def test_every_setting_is_one_the_proxy_knows(environment: dict[str, str], settings: Settings) -> None:
