@@ -13,7 +13,7 @@ from proxy.http.answers import json_answer
 from proxy.http.batch import MESSAGES, Batch, Words
 from proxy.http.dispatch import Dispatch
 from proxy.http.fields import ItemError, message_of
-from proxy.http.gate import INGRESS, Admitted, Gate, too_large
+from proxy.http.gate import INGRESS, Admitted, Gate, head_of, too_large
 from proxy.http.items import Items
 from proxy.http.parsing import name_of, prefers, query_of, refuse_message_headers
 from proxy.http.problems import ProblemError
@@ -97,7 +97,7 @@ class Batches:
     ) -> web.Response:
         """The answer to the batch that is the request's body. Raises ProblemError where not all of it is confirmed."""
         items = self._items(request, framing, gzip)
-        self._gate.take(admitted, _BUFFER)
+        self._gate.take(admitted, head_of(request) + _BUFFER)
         outlet = await self._dispatch.outlet(name)
         await self._dispatch.check(outlet)
         batch = Batch(self._dispatch, self._gate.limits, outlet, self._patience, words)
@@ -142,9 +142,7 @@ class Batches:
             async for part in self._gate.parts(request):
                 for piece in items.pieces(part):
                     await self._send(admitted, batch, piece, add)
-                    held = items.held + len(batch) * _ENTRY
-                    if held > admitted.size:
-                        self._gate.take(admitted, held - admitted.size)
+                    self._gate.hold(admitted, items.held + len(batch) * _ENTRY)
                     # Others take their turn between the pieces, also where the next one is there already.
                     await asyncio.sleep(0)
             await self._send(admitted, batch, items.end(), add)

@@ -67,6 +67,7 @@ class Compat:
             return _error(problem)
 
     async def _routed(self, admitted: Admitted, name: tuple[str, str], login: Login, message: Message) -> bool:
+        self._gate.hold(admitted, message.size)
         outlet = await self._dispatch.outlet(name, login)
         single = Single(self._dispatch, outlet, message, self._gate.loop)
         try:

@@ -61,14 +61,10 @@ class Events:
         body = await self._gate.body(request, admitted, self._max_body)
         try:
             raw = request.raw_headers
-            message = binary(raw, body) if form is Form.BINARY else structured(body, raw)
+            return binary(raw, body) if form is Form.BINARY else structured(body, raw)
         except ItemError as error:
             status, kind = (413, "too-large") if error.too_large else (400, "bad-request")
             raise ProblemError(status, kind, str(error), Outcome.INVALID) from None
-        # Numbers may be longer as they are written than as they were, and so are attributes' names.
-        if message.size > admitted.size:
-            self._gate.take(admitted, message.size - admitted.size)
-        return message
 
     def _add(
         self, known: set[bytes], default: bytes | None, batch: Batch, event: Item

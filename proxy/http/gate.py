@@ -10,6 +10,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from proxy.access import Access, Forbidden, Unauthorized
 from proxy.counts import Counts
+from proxy.http.parsing import head_size
 from proxy.http.problems import ProblemError, invalid
 from proxy.limits import LEAST_RATE, Limits
 from proxy.outcome import Outcome
@@ -17,6 +18,12 @@ from proxy.router import Name, Router
 from proxy.tally import NOWHERE
 
 INGRESS = "http"
+
+_LITTLE = 4096
+"""Bytes of a request's head that do not count."""
+
+_COPIES = 2
+"""Of a head: as bytes, and as text."""
 
 
 class Admitted:
@@ -105,24 +112,28 @@ class Gate:
         self.limits.take(0, size)
         admitted.size += size
 
+    def hold(self, admitted: Admitted, size: int) -> None:
+        """Counts that a request holds so many bytes, beyond what it is known to. Raises ProblemError 429."""
+        if size > admitted.size:
+            self.take(admitted, size - admitted.size)
+
     async def body(self, request: web.Request, admitted: Admitted, most: int) -> bytes:
         """The whole body, as it is. Raises ProblemError: 400 where it breaks off, 408, 413, 429."""
-        content, length = request.content, request.content_length
+        content, length, head = request.content, request.content_length, head_of(request)
         if length is not None:
             if length > most:
                 raise too_large(most)
             if content.is_eof():
-                self.take(admitted, length)
+                self.take(admitted, head + length)
                 return content.read_nowait()
         # What has not come takes no memory, and must not take the place of what has: promising it costs nothing.
-        self.take(admitted, 0)
+        self.take(admitted, head)
         parts, size = [], 0
         async for part in self.parts(request):
             size += len(part)
             if size > most:
                 raise too_large(most)
-            if size > admitted.size:
-                self.take(admitted, size - admitted.size)
+            self.hold(admitted, head + size)
             parts.append(part)
         return b"".join(parts)
 
@@ -149,6 +160,12 @@ class Gate:
             # Time that is not used is not saved up, or much that came fast could be held for long.
             left = min(self._body_timeout, left - (clock() - asked) + len(part) / LEAST_RATE)
             yield part
+
+
+def head_of(request: web.Request) -> int:
+    """Bytes that a request's head holds until its answer, where that is much."""
+    size = head_size(request.raw_path, request.raw_headers)
+    return size * _COPIES if size > _LITTLE else 0
 
 
 def too_large(most: int) -> ProblemError:

@@ -41,6 +41,8 @@ class Ingest:
 
     async def confirmed(self, request: web.Request, admitted: Admitted, name: Name, message: Message) -> web.Response:
         """The answer to one message, once the broker has given its own. Raises ProblemError but for a confirm."""
+        # Headers may be longer as they are published than as they came.
+        self._gate.hold(admitted, message.size)
         outlet = await self._dispatch.outlet(name)
         single = Single(self._dispatch, outlet, message, self._gate.loop)
         await single.send()

@@ -1,6 +1,6 @@
 """What an HTTP request says: which exchange, which message. Every mistake is a 400 that names the field."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from urllib.parse import parse_qsl, unquote_to_bytes
 
@@ -21,6 +21,8 @@ from proxy.http.problems import ProblemError, invalid
 from proxy.outcome import Outcome
 from proxy.router import Name
 
+RawHeaders = Sequence[tuple[bytes, bytes]]
+
 _HEADER_PREFIX = b"amqp-header-"
 
 _PROPERTIES = {
@@ -35,6 +37,11 @@ _PROPERTIES = {
 # The management API has no page for a name that is a step in a path, also where percent-encoded (observed);
 # `amq.default` is its word for the default exchange, which AMQP knows by the empty name only.
 _NO_PAGE = frozenset({".", "..", "amq.default"})
+
+
+def head_size(path: str, raw_headers: RawHeaders) -> int:
+    """Bytes of a request's head, its line ends and method aside."""
+    return len(path) + sum([len(name) + len(value) for name, value in raw_headers])
 
 
 def query_of(request: web.Request, allowed: set[str]) -> dict[str, str]:

@@ -37,6 +37,7 @@ PROBLEMS = (
     Problem(417, "bad-request", _INVALID, False, "`Expect` is not `100-continue`."),
     Problem(422, "batch-failed", _OF_A_BATCH, False, "Messages of the batch failed, and none of them may be retried."),
     Problem(429, "too-many", (Outcome.REJECTED,), True, "Too much is in flight already."),
+    Problem(431, "bad-request", _INVALID, False, "The request's head is too large."),
     Problem(500, "internal", (Outcome.UNKNOWN,), True, "A defect of this sidecar; its log has it."),
     Problem(503, "unavailable", (Outcome.UNAVAILABLE,), True, "Never sent: no broker, or no ring known to be good."),
     Problem(503, "unroutable", (Outcome.UNROUTABLE,), True, "The broker returned it, and no other queue is there."),

@@ -1,8 +1,8 @@
 """How connections are served: what is not HTTP is answered with a problem, and what clients keep waiting is bounded.
 
-aiohttp bounds a request's head (8 KiB a line, 128 headers), what waits unread of bodies and of requests behind another
-(128 KiB and 32 requests a connection) and the time to read the rest of a body nobody wants (10 s). Bodies are
-`proxy.http.gate`'s. This bounds what is left: connections, the time until a request has come, TLS handshakes, and
+aiohttp bounds the lines of a request's head (8 KiB each, 128 headers), what waits unread of bodies (128 KiB a
+connection) and the time to read the rest of a body nobody wants (10 s). Bodies are `proxy.http.gate`'s. This bounds
+what is left: whole heads, requests behind another, connections, the time until a request has come, TLS handshakes, and
 answers that are not read.
 """
 
@@ -12,8 +12,10 @@ import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NamedTuple, cast
 
-from aiohttp import web
+from aiohttp import EMPTY_PAYLOAD, StreamReader, web
+from aiohttp.http_exceptions import HttpProcessingError
 
+from proxy.http.parsing import head_size
 from proxy.http.problems import ProblemError
 from proxy.limits import LEAST_RATE, Limits
 from proxy.outcome import Outcome
@@ -23,6 +25,12 @@ log = logging.getLogger(__name__)
 
 _KEEP_ALIVE = 75.0
 """Seconds from an answer to the end of the next request's head."""
+
+MOST_HEAD = 1 << 16
+"""Bytes of a request's head."""
+
+_MOST_BEHIND = 2
+"""Requests that may wait behind another before no more of the connection is read; with all of one read."""
 
 SPARE = 1000
 """Connections beyond `max_in_flight`: for those who are told that it is reached, and those who ask nothing."""
@@ -130,6 +138,45 @@ _OPTIONS: Mapping[str, Any] = {
 }
 
 
+class _HeadTooLargeError(HttpProcessingError):
+    """A head of more than MOST_HEAD bytes."""
+
+    def __init__(self) -> None:
+        super().__init__(code=431, message=f"the head has more than {MOST_HEAD} bytes")
+
+
+class _Parser:
+    """aiohttp's, and a bound for the whole of a head, be it complete or not."""
+
+    def __init__(self, parser: Any) -> None:
+        self._parser = parser
+        self._size = 0
+        """Bytes that have come of a head."""
+        self._body: StreamReader = EMPTY_PAYLOAD
+        """Of the last request: what follows is another one's head."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._parser, name)
+
+    def feed_data(self, data: bytes) -> Any:
+        """As aiohttp's. Raises HttpProcessingError."""
+        if self._size > MOST_HEAD:
+            raise _HeadTooLargeError
+        in_head = self._body.is_eof()
+        found = self._parser.feed_data(data)
+        if found[0]:
+            self._size, self._body = 0, found[0][-1][1]
+            for message, _ in found[0]:
+                # Of fewer lines it cannot be.
+                if len(message.raw_headers) > 7 and head_size(message.path, message.raw_headers) > MOST_HEAD:
+                    self._size = MOST_HEAD + 1
+        elif in_head:
+            self._size += len(data)
+        if self._size > MOST_HEAD:
+            raise _HeadTooLargeError
+        return found
+
+
 class _Protocol(web.RequestHandler):
     """One connection."""
 
@@ -137,6 +184,8 @@ class _Protocol(web.RequestHandler):
 
     def __init__(self, server: _Server) -> None:
         super().__init__(server, loop=server.loop, **_OPTIONS)
+        self._parser = cast(Any, _Parser(self._parser))
+        self._max_msg_queue_size, self._msg_queue_resume_size = _MOST_BEHIND, 0
         self._server = server
         self._to: asyncio.Transport | None = None
         """Until it is lost, also where aiohttp has closed it; None where it was refused."""
@@ -224,6 +273,8 @@ class _Protocol(web.RequestHandler):
         """A 400 that shows what could not be parsed; the connection is closed, since its place in the bytes is lost."""
         if status >= 500:
             return super().handle_error(request, status, exc, message)
+        if isinstance(exc, _HeadTooLargeError):
+            status = exc.code
         detail = " ".join((message or str(exc) or "not HTTP").split())
         response = ProblemError(status, "bad-request", f"request: {detail[:300]}", Outcome.INVALID).response()
         response.force_close()

@@ -263,6 +263,22 @@ async def test_bytes_beyond_the_limit_are_refused() -> None:
         case.limits.give(0, 1)
 
 
+async def test_a_long_head_counts() -> None:
+    """As bytes and as text, until the answer; a usual one does not."""
+    case = Case(size=20_000)
+    async with case.listening() as client:
+        client.post(b"x", f"X-Long: {'v' * 3000}", length=1)
+        assert (await client.answer())[0] == 200
+        client.post(b"x", f"X-Long: {'v' * 5000}", length=1)
+        assert (await client.answer())[0] == 200
+        assert case.held[0] == (1, 1)
+        assert case.held[1][1] == 2 * len("/X-LongHostxContent-Length1" + "v" * 5000) + 1
+        case.limits.take(0, 10_000)
+        client.post(b"x", f"X-Long: {'v' * 5000}", length=1)
+        assert (await client.problem())[:2] == (429, "too-many")
+        case.limits.give(0, 10_000)
+
+
 async def test_messages_beyond_the_limit_are_refused() -> None:
     case = Case(messages=2)
     case.limits.take(1, 0)

@@ -1,6 +1,7 @@
 """Connections: how many there may be, and how long one may ask nothing or read nothing."""
 
 import asyncio
+import json
 import socket
 import ssl
 from collections.abc import AsyncIterator
@@ -34,11 +35,13 @@ class Case:
     ) -> None:
         self.limits = Limits(10, 1 << 20)
         self._bounds, self._answer, self._tls = Bounds(seconds, connections, self.limits), answer, tls
-        self.asked = asyncio.Event()
+        self.asked, self.go = asyncio.Event(), asyncio.Event()
+        self.go.set()
         self._runner: ProblemRunner | None = None
 
     async def _get(self, request: web.Request) -> web.Response:
         self.asked.set()
+        await self.go.wait()
         return web.Response(body=self._answer)
 
     @asynccontextmanager
@@ -52,6 +55,12 @@ class Case:
             yield
         finally:
             await runner.cleanup()
+
+    def behind(self) -> int:
+        """Requests that wait behind another."""
+        assert self._runner is not None
+        assert self._runner.server is not None
+        return sum(len(connection._messages) for connection in self._runner.server.connections)
 
     def unsent(self) -> int:
         """Bytes of answers that the kernel has not taken."""
@@ -153,6 +162,81 @@ async def test_a_second_head_that_does_not_come(monkeypatch: pytest.MonkeyPatch)
         assert await client.is_answered()
         await client.send(REQUEST[:-2])
         assert await client.read() == b""
+
+
+def head(size: int, more: bytes = b"") -> bytes:
+    """One of so many bytes, in headers of 4 KB, and a last one of what is left."""
+    first = b"GET / HTTP/1.1\r\nHost: x\r\n" + more
+    fields, left = b"", size - len(first) - 2
+    while left > 5000:
+        fields += b"X: " + b"v" * 3995 + b"\r\n"
+        left -= 4000
+    return first + fields + b"X: " + b"v" * (left - 5) + b"\r\n\r\n"
+
+
+TOO_LARGE = f"request: the head has more than {server.MOST_HEAD} bytes"
+
+
+@pytest.mark.parametrize("piece", [1 << 20, 1000])
+@pytest.mark.parametrize("size", [60_000, server.MOST_HEAD + 1000, 300_000])
+@pytest.mark.parametrize("before", [b"", REQUEST], ids=["first", "second"])
+async def test_the_whole_of_a_head(size: int, piece: int, before: bytes) -> None:
+    case = Case()
+    async with case.listening(), case.connected() as client:
+        if before:
+            assert await client.is_answered()
+        sent = head(size)
+        assert len(sent) == size
+        # Of one that is too large not even the end is needed.
+        for at in range(0, size - 2 if size > server.MOST_HEAD and piece < size else size, piece):
+            try:
+                await client.send(sent[at : at + piece])
+            except (ConnectionResetError, BrokenPipeError):
+                break
+            await asyncio.sleep(0)
+        answer = await client.read()
+        if size < server.MOST_HEAD:
+            assert answer.startswith(b"HTTP/1.1 200 ")
+            assert await client.is_answered()
+            return
+        assert answer.startswith(b"HTTP/1.0 431 ")
+        problem = json.loads(answer.partition(b"\r\n\r\n")[2])
+        assert (problem["status"], problem["detail"], problem["outcome"]) == (431, TOO_LARGE, "invalid")
+        assert await client.read() == b""
+
+
+async def test_what_is_no_head_does_not_count_as_one() -> None:
+    case = Case()
+    async with case.listening(), case.connected() as client:
+        for body in (b"", b"x" * 300_000):
+            await client.send(REQUEST[:-2] + b"Content-Length: %d\r\n\r\n" % len(body))
+            for at in range(0, len(body), 50_000):
+                await client.send(body[at : at + 50_000])
+                await asyncio.sleep(0.001)
+            assert (await client.read()).startswith(b"HTTP/1.1 200 ")
+        for _ in range(100):
+            await client.send(head(2000)[:1000])
+            await asyncio.sleep(0)
+            await client.send(head(2000)[1000:])
+            assert (await client.read()).startswith(b"HTTP/1.1 200 ")
+
+
+async def test_requests_behind_another_wait_unread() -> None:
+    """But for those that one read has brought."""
+    case = Case()
+    case.go.clear()
+    async with case.listening(), case.connected() as client:
+        count, sent = 40, head(60_000)
+        sending = asyncio.create_task(client.send(sent * count))
+        await case.asked.wait()
+        for _ in range(100):
+            await asyncio.sleep(0.001)
+        assert case.behind() < 10
+        case.go.set()
+        answers = b""
+        while answers.count(b"HTTP/1.1 200 ") < count:
+            answers += await client.read()
+        await sending
 
 
 async def test_an_answer_that_is_not_read() -> None:
