@@ -1,11 +1,12 @@
 """Publishes the rows of Parquet or JSON files straight to the queues that an exchange's ring chooses, with confirms.
 
 It runs as a stream over what is in the folder now: started again with the same --checkpoint and --out, it goes on where
-it stopped. A row is published at least once; OUT/report.html says how many messages may be there twice. A dry run's page
-is OUT/dry-run.html.
+it stopped. A row is published at least once; OUT/report.html says how many messages may be there twice. A dry run's
+page is OUT/dry-run.html.
 """
 
 import argparse
+import functools
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -23,7 +24,7 @@ from pipeline.publish.pinned import pinned, pinned_again
 from pipeline.publish.report import write_report
 from pipeline.publish.routes import hashed_value
 from pipeline.publish.source import QUERY, RingProxy
-from pipeline.rings import to_json
+from pipeline.rings import KnownRing, to_json
 from pipeline.session import spark_session
 
 _FOR_EACH_BATCH = {"ring", "batch", "run", "commit_log", "task_attempts", "dry_run"}
@@ -155,9 +156,14 @@ def _stream(spark: SparkSession, options: argparse.Namespace, given: Mapping[str
         stream = stream.option("maxFilesPerTrigger", files)
     rows = stream.load(options.input)
 
+    @functools.cache
+    def begun_before(whose: str) -> Mapping[str, KnownRing]:
+        return CommitLog(parsed.log.path, whose).pinned()
+
     def publish(batch: DataFrame, number: int) -> None:
         whose = batch.sparkSession.sparkContext.getLocalProperty(QUERY) or options.checkpoint
-        _publish(batch, str(number), {**given, "run": whose}, parsed, options.order)
+        kept = begun_before(whose).get(str(number))
+        _publish(batch, str(number), {**given, "run": whose}, parsed, options.order, kept)
 
     query = (
         rows.writeStream.foreachBatch(publish)
@@ -176,10 +182,17 @@ def files_per_batch(options: argparse.Namespace) -> int | None:
     return given
 
 
-def _publish(rows: DataFrame, batch: str, given: Mapping[str, str], parsed: Options, order: str | None) -> None:
-    """One batch, by the ring that it was begun by before, or that of now; none of it where a row is no message."""
+def _publish(
+    rows: DataFrame,
+    batch: str,
+    given: Mapping[str, str],
+    parsed: Options,
+    order: str | None,
+    kept: KnownRing | None = None,
+) -> None:
+    """One batch, by the ring `kept` of when it was begun before, or that of now; none where a row is no message."""
     known = pinned(parsed)
-    if batch and (kept := CommitLog(parsed.log.path, given["run"]).pinned(batch)):
+    if kept is not None:
         known = pinned_again(kept, known)
     try:
         check_columns(rows.schema, parsed.ids, hashed_value(known.hashed))

@@ -12,6 +12,9 @@ from pipeline import PipelineError
 from pipeline.rings import KnownRing, parse_ring, to_json
 from pipeline.schema import VERSION
 
+_BLOCK = 1 << 16
+"""Bytes of the log that are read at once from its end."""
+
 
 @dataclass(frozen=True)
 class Part:
@@ -63,13 +66,18 @@ class CommitLog:
         told = {"batch": batch, "ring": known.fingerprint, "attempts": attempts, "pinned": json.loads(to_json(known))}
         self._add({"event": "begun", **told})
 
-    def pinned(self, batch: str) -> KnownRing | None:
-        """The ring that this run began that batch by, the last time; None where it has not."""
-        found = None
+    def pinned(self) -> dict[str, KnownRing]:
+        """By batch, the ring that this run began it by, the last time."""
+        found: dict[str, KnownRing] = {}
+        rings: dict[object, KnownRing] = {}
         if self._path is not None and self._path.exists():
             for number, told in enumerate(_lines(self._path), 1):
-                if (told.get("event"), told.get("run"), told.get("batch")) == ("begun", self._run, batch):
-                    found = parse_ring(json.dumps(told.get("pinned")), f"{self._path}: line {number}: pinned")
+                if (told.get("event"), told.get("run")) == ("begun", self._run):
+                    ring = told.get("ring")
+                    if ring not in rings:
+                        where = f"{self._path}: line {number}: pinned"
+                        rings[ring] = parse_ring(json.dumps(told.get("pinned")), where)
+                    found[str(told.get("batch"))] = rings[ring]
         return found
 
     def committed(self, batch: str, fingerprint: str, parts: Sequence[Part], dry_run: bool) -> None:
@@ -174,7 +182,13 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 
 
 def _cut_torn_line(file: BinaryIO) -> None:
-    """Cuts off what a crash left of a line."""
-    file.seek(0)
-    content = file.read()
-    file.truncate(content.rfind(b"\n") + 1)
+    """Cuts off what a crash left of a line, reading backwards: the log may be long."""
+    end = file.seek(0, os.SEEK_END)
+    while end:
+        start = max(0, end - _BLOCK)
+        file.seek(start)
+        if (at := file.read(end - start).rfind(b"\n")) >= 0:
+            end = start + at + 1
+            break
+        end = start
+    file.truncate(end)

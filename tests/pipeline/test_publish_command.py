@@ -5,6 +5,7 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 from urllib.parse import quote
 
 import pyarrow as pa
@@ -14,7 +15,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from pipeline.__main__ import main
-from pipeline.publish.commits import read_commits
+from pipeline.publish.commits import CommitLog, read_commits
 from tests.integration.broker_api import VirtualHost
 from tests.integration.conftest import Login
 from tests.pipeline.publishing import Came, check_nothing_lost, options_of, rows_of
@@ -51,9 +52,13 @@ def run(spark: SparkSession, login: Login, vhost: VirtualHost, tmp_path: Path) -
 
 
 def test_it_goes_on_where_it_stopped_and_a_deleted_commit_replays_one_batch(
-    run: Run, vhost: VirtualHost, tmp_path: Path
+    run: Run, vhost: VirtualHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    looked = Mock(side_effect=CommitLog.pinned)
+    monkeypatch.setattr(CommitLog, "pinned", lambda log: looked(log))
     assert run() == 0
+    # Not for each of the two batches.
+    looked.assert_called_once()
     came = vhost.drain_all()
     check_nothing_lost(Came(came), ROWS, 0)
     for message in (message for messages in came.values() for message in messages):

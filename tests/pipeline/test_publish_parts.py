@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import io
 import json
 from itertools import pairwise
 from pathlib import Path
@@ -13,7 +14,7 @@ from pyspark.sql.types import IntegerType, MapType, StringType, StructType
 
 from pipeline import PipelineError
 from pipeline.publish.command import files_per_batch
-from pipeline.publish.commits import CommitLog, Part, read_commits, unfinished
+from pipeline.publish.commits import CommitLog, Part, _cut_torn_line, read_commits, unfinished
 from pipeline.publish.depth import Depths
 from pipeline.publish.messages import Message, Reader, check_columns
 from pipeline.publish.options import parse, tls_of
@@ -424,13 +425,13 @@ def test_batches_of_other_checkpoints_and_writes_without_a_batch_are_others(tmp_
 def test_a_batch_keeps_the_ring_that_it_was_begun_by(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     log = CommitLog(path, "a")
-    assert log.pinned("0") is None
+    assert log.pinned() == {}
     log.begun("0", F, 4)
     log.begun("1", G, 4)
     CommitLog(path, "b").begun("0", G, 4)
-    assert (log.pinned("0"), log.pinned("1"), log.pinned("2")) == (F, G, None)
+    assert log.pinned() == {"0": F, "1": G}
     log.begun("0", G, 4)
-    assert log.pinned("0") == G
+    assert log.pinned() == {"0": G, "1": G}
 
 
 def test_a_kept_ring_counts_while_all_its_queues_are_bound() -> None:
@@ -447,13 +448,35 @@ def test_a_torn_line_is_cut_off_and_another_is_an_error(tmp_path: Path) -> None:
     log.begun("0", F, 1)
     log.committed("0", F.fingerprint, [Part({"q": 1}, 0, 1.0)], dry_run=False)
     whole = path.read_bytes()
-    path.write_bytes(whole + b'{"event": "begun", "ri')
-    assert len(read_commits(path)) == 1
-    log.begun("0", F, 1)
-    assert [json.loads(line)["event"] for line in path.read_text().splitlines()] == ["begun", "committed", "begun"]
+    torn = b'{"event": "begun", "ri'
+    # Within one of the blocks that are read from the end, over several of them, and with nothing whole before it.
+    for before, rest in ((whole, torn), (whole, torn.ljust(200_000)), (b"", torn.ljust(200_000))):
+        path.write_bytes(before + rest)
+        assert len(read_commits(path)) == bool(before)
+        log.begun("0", F, 1)
+        assert path.read_bytes().startswith(before)
+        events = [json.loads(line)["event"] for line in path.read_text().splitlines()]
+        assert events == (["begun", "committed"] if before else []) + ["begun"]
     path.write_bytes(whole + b'{"event": "committed"}\n')
     with pytest.raises(PipelineError, match="line 3 is not of a commit log"):
         read_commits(path)
     path.write_bytes(b"rubbish\n")
     with pytest.raises(PipelineError, match="not a commit log: a line is not JSON"):
         read_commits(path)
+
+
+def test_a_line_is_added_without_reading_the_log(tmp_path: Path) -> None:
+    class Counted(io.FileIO):
+        taken = 0
+
+        def read(self, size: int | None = -1) -> bytes:
+            content = super().read(size) or b""
+            self.taken += len(content)
+            return content
+
+    path = tmp_path / "log.jsonl"
+    path.write_bytes(b"{}\n" * 1_000_000)
+    with Counted(path, "a+") as file:
+        _cut_torn_line(file)  # type: ignore[arg-type]
+    assert file.taken < 100_000
+    assert path.stat().st_size == 3_000_000
