@@ -195,9 +195,12 @@ class Batch:
             self._room_wait = None
         return True
 
-    def refuse(self, message_id: str | None, key: bytes | None, why: str) -> None:
-        """One more message, which is malformed; `key` is None where that cannot be read, or there is none."""
-        entry = _Entry(message_id, None, key)
+    def refuse(self, message_id: str | None, key: bytes | None, why: str, message: Message | None = None) -> None:
+        """One more message, which is not sent; `key` is None where that cannot be read, or there is none.
+
+        With its message, where one could be made of it, it holds back those behind it also where not the key is hashed.
+        """
+        entry = _Entry(message_id, None, key if message is None else self._dispatch.order_of(self._outlet, message))
         self._entries.append(entry)
         self._fail(entry, Verdict(Outcome.INVALID, why), False)
 

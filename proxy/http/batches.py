@@ -174,11 +174,11 @@ class Batches:
             return None
         if message_id is not None:
             if message_id in ids:
-                batch.refuse(message_id, message.key, f"messages[{index}].id: given twice: {message_id!r}")
+                batch.refuse(message_id, None, f"messages[{index}].id: given twice: {message_id!r}", message)
                 return None
             ids.add(message_id)
         if len(message.body) > self._max_body:
-            batch.refuse(message_id, message.key, f"messages[{index}].payload: more than {self._max_body} bytes")
+            batch.refuse(message_id, None, f"messages[{index}].payload: more than {self._max_body} bytes", message)
             return None
         return batch.add(message_id, message)
 

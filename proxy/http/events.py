@@ -79,11 +79,11 @@ class Events:
         message, identity = _keyed(message, default), identity_of(event)
         if identity in known:
             detail = f"events[{index}].id: given twice by one source: {event['id'][:60]!r}"
-            batch.refuse(event_id, message.key, detail)
+            batch.refuse(event_id, None, detail, message)
             return None
         known.add(identity)
         if len(message.body) > self._max_body:
-            batch.refuse(event_id, message.key, f"events[{index}].data: more than {self._max_body} bytes")
+            batch.refuse(event_id, None, f"events[{index}].data: more than {self._max_body} bytes", message)
             return None
         return batch.add(event_id, message)
 

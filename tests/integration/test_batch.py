@@ -238,6 +238,29 @@ def test_an_id_given_twice(sidecar: Sidecar, vhost: VirtualHost, kind: str) -> N
     assert landed(vhost) == {"q": ["first", "without one", "without one too", "another"]}
 
 
+@pytest.mark.parametrize("wrong", [{"id": "1", "payload": "again"}, {"id": "2", "payload": "x" * 101}])
+def test_what_is_not_taken_holds_back_those_of_its_header(
+    start_sidecar: StartSidecar, vhost: VirtualHost, wrong: dict[str, Any]
+) -> None:
+    """But not where no message could be made of it: what is hashed of that is not known."""
+    vhost.ring("by header", ["q"], hash_header="user")
+    sidecar = start_sidecar(max_body="100")
+    of = {user: {"key": user, "headers": {"user": user}} for user in ("7", "8")}
+    items = [
+        of["7"] | {"id": "1", "payload": "a"},
+        of["7"] | wrong,
+        of["8"] | {"payload": "b"},
+        of["7"] | {"payload": "c"},
+        of["8"] | {"payload": 5},
+        of["8"] | {"payload": "d"},
+    ]
+
+    results = failed(sidecar.batch("by header", items, vhost=vhost.name), 503)
+
+    assert outcomes(results) == ["confirmed", "invalid", "confirmed", "rejected", "invalid", "confirmed"]
+    assert landed(vhost) == {"q": ["a", "b", "d"]}
+
+
 @pytest.mark.parametrize(
     ("kind", "broken", "detail"),
     [

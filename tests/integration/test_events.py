@@ -281,6 +281,19 @@ def test_an_event_given_twice_in_a_batch(sidecar: Sidecar, vhost: VirtualHost) -
     assert len(vhost.drain("q")) == 4
 
 
+def test_an_event_given_twice_holds_back_those_of_its_attribute(sidecar: Sidecar, vhost: VirtualHost) -> None:
+    vhost.ring("by subject", ["q"], hash_header="cloudEvents_subject")
+    named = [("1", "a"), ("1", "a"), ("2", "b"), ("3", "a")]
+    events = [event({}, id=id_, subject=subject, partitionkey="k") for id_, subject in named]
+
+    answer = sidecar.ask("POST", publish_path("by subject", vhost.name, "events"), batch_of(*events), BATCHED)
+
+    answer.problem(503, "batch-failed", "unknown", retryable=True)
+    told = [result["outcome"] for result in answer.json["results"]]
+    assert told == ["confirmed", "invalid", "confirmed", "rejected"]
+    assert len(vhost.drain("q")) == 2
+
+
 @pytest.mark.parametrize(
     ("headers", "body", "status", "kind", "detail"),
     [
