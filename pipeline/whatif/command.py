@@ -4,6 +4,7 @@ Exit status: 0 within the limits, or without any; 1 over one; 2 an error.
 """
 
 import argparse
+from dataclasses import dataclass
 
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
@@ -52,16 +53,17 @@ def run(options: argparse.Namespace) -> int:
     with spark_session("whatif") as spark:
         out = Folder(spark, options.out)
         every = _keys(spark, options, within).persist()
-        present, sample = _of_journal(every, options, within) if options.journal else _of_table(every, options)
-        proposed = _proposed(options, present)
-        keys = every.where(F.col("slot") < max(1, round(sample * SLOTS)))
+        known = _of_journal(every, options, within) if options.journal else _of_table(every, options)
+        proposed = _proposed(options, known.present)
+        keys = known.keys.where(F.col("slot") < max(1, round(known.sample * SLOTS)))
         demand = by_slot(keys, options.journal or options.table)
         if not demand.messages.any():
             raise PipelineError(f"{options.journal or options.table}: no messages, nothing to go by")
-        found = find(present, proposed, demand)
+        found = find(known.present, proposed, demand)
         moved, heaviest = _write(keys, found, out)
         every.unpersist()
-        told = verdict(found, limits, sample=sample, with_bytes=bool(options.journal or options.bytes)) | within.told()
+        told = verdict(found, limits, sample=known.sample, with_bytes=bool(options.journal or options.bytes))
+        told |= {**within.told(), "left_out": {"hashed": known.hashed_otherwise, "ring": known.without_ring}}
         page = report(found, told, moved, heaviest, of_journal=bool(options.journal))
         if within.is_limited:
             page.text(f"All of it is of records {within}.")
@@ -97,30 +99,57 @@ def _keys(spark: SparkSession, options: argparse.Namespace, within: period.Perio
     return of_table(read_table(spark, options.table, wanted), options.key, options.count, options.bytes)
 
 
-def _of_journal(keys: DataFrame, options: argparse.Namespace, within: period.Period) -> tuple[KnownRing, float]:
-    """Its latest ring, unless one is given, and the sample: that of the slots which are there whole."""
-    rings = keys.groupBy("ring").agg(F.max("time").alias("last"), F.min("sample").alias("sample")).collect()
+@dataclass(frozen=True)
+class _Known:
+    """What there is to go by."""
+
+    keys: DataFrame
+    """Of the value that the present ring hashes."""
+    present: KnownRing
+    sample: float = 1.0
+    """Of the slots which are there whole."""
+    hashed_otherwise: int = 0
+    """Records that are left out: their keys are of another value, of before the exchange was declared anew."""
+    without_ring: int = 0
+    """Others that are, since nothing says what their keys are: the journal lacks their ring."""
+
+
+def _of_journal(keys: DataFrame, options: argparse.Namespace, within: period.Period) -> _Known:
+    """By its latest ring, unless one is given."""
+    of_ring = keys.groupBy("ring").agg(
+        F.max("time").alias("last"), F.min("sample").alias("sample"), F.sum("messages").alias("messages")
+    )
+    rings = of_ring.collect()
     if not rings:
         where = f"exchange {options.exchange!r} of virtual host {options.vhost!r}"
         where += f" {within}" if within.is_limited else ""
         raise PipelineError(f"{options.journal}: no record of {where}")
-    sample = min(row.sample for row in rings)
+    known = dict(read_rings(keys.sparkSession, options.journal))
     if options.ring:
-        return read_ring(options.ring), sample
-    latest = max(rings, key=lambda row: row["last"]).ring
-    known = read_rings(keys.sparkSession, options.journal)
-    if latest not in known:
-        raise PipelineError(
-            f"{options.journal}: its latest records are by ring {latest}, and rings/{latest}.json is missing"
-        )
-    return known[latest], sample
+        present = read_ring(options.ring)
+        known[present.fingerprint] = present
+    else:
+        latest = max(rings, key=lambda row: row["last"]).ring
+        if latest not in known:
+            raise PipelineError(
+                f"{options.journal}: its latest records are by ring {latest}, and rings/{latest}.json is missing"
+            )
+        present = known[latest]
+    ours = [row for row in rings if row.ring in known and known[row.ring].hashed == present.hashed]
+    if not ours:
+        raise PipelineError(f"{options.journal}: of no record it is known that {present.hashed} was hashed")
+    without_ring = sum(row.messages for row in rings if row.ring not in known)
+    left_out = sum(row.messages for row in rings) - sum(row.messages for row in ours)
+    if left_out:
+        keys = keys.where(F.col("ring").isin([row.ring for row in ours]))
+    return _Known(keys, present, min(row.sample for row in ours), left_out - without_ring, without_ring)
 
 
-def _of_table(keys: DataFrame, options: argparse.Namespace) -> tuple[KnownRing, float]:
-    """The ring that is given, and 1: all keys are there."""
+def _of_table(keys: DataFrame, options: argparse.Namespace) -> _Known:
+    """By the ring that is given; all keys are there."""
     if complaints := bad_rows(keys):
         raise PipelineError(f"{options.table}: column {options.key!r}: {'; '.join(complaints)}")
-    return read_ring(options.ring), 1.0
+    return _Known(keys, read_ring(options.ring))
 
 
 def _proposed(options: argparse.Namespace, present: KnownRing) -> KnownRing:

@@ -27,6 +27,12 @@ def report(found: Findings, told: dict[str, Any], moved: Sequence[Row], heaviest
     page.text(_limits(told))
     if told["sample"] < 1:
         page.text(f"The journal is a sample of {told['sample']:.2%} of the keys; all figures are of those.")
+    for name, reason in (
+        ("hashed", "they hash another value than the present ring"),
+        ("ring", "their ring is missing"),
+    ):
+        if told["left_out"][name]:
+            page.text(f"{told['left_out'][name]:,} records are left out: {reason}.")
     if of_journal:
         page.text("Records that are missing from the journal are not looked for here: usage tells how many.")
     page.heading("What moves")

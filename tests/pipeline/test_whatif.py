@@ -200,6 +200,27 @@ def test_what_a_journal_lacks(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert "none.json: cannot be read" in said
 
 
+def test_keys_of_another_hashed_value_are_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The exchange was declared anew: what was hashed before are no keys of the present ring's."""
+    by_tenant = ring_of({"orders.1": 1, "orders.2": 1, "orders.3": 1}, "header:tenant")
+    lost = ring_of({"orders.1": 7})
+    before = published(by_tenant, [b"tenant"] * 50, sample=1.0, start=1_795_280_000_000_000, first=10_000)
+    nameless = published(lost, [b"x"] * 9, start=1_795_280_000_000_000, first=20_000)
+    write_journal(tmp_path / "journal", before + nameless + published(TWO, KEYS[:99], first=30_000), [by_tenant])
+    arguments = of_journal(tmp_path, published(THREE, KEYS), "--remove", "queue:orders.3")
+    _, told = ask(tmp_path, *arguments)
+    assert (told["messages"], told["left_out"]) == (len(KEYS) + 99, {"hashed": 50, "ring": 9})
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "50 records are left out: they hash another value than the present ring." in page
+    assert "9 records are left out: their ring is missing." in page
+    (tmp_path / "tenant.json").write_text(to_json(by_tenant))
+    _, told = ask(tmp_path, *arguments, "--ring", str(tmp_path / "tenant.json"))
+    assert (told["messages"], told["left_out"]) == (50, {"hashed": len(KEYS) + 99, "ring": 9})
+    (tmp_path / "other.json").write_text(to_json(replace(by_tenant, hashed="header:other")))
+    assert main(["whatif", *arguments, "--ring", str(tmp_path / "other.json"), "--out", str(tmp_path / "out")]) == 2
+    assert "journal: of no record it is known that header:other was hashed" in capsys.readouterr().err
+
+
 def test_a_proposal_that_hashes_another_value_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     proposed = tmp_path / "proposed.json"
     asked = of_journal(tmp_path, published(THREE, KEYS), "--proposed", str(proposed), "--max-moved", "0")
