@@ -8,6 +8,7 @@ from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.sql import SparkSession
 
 from pipeline import PipelineError
+from pipeline.files import why
 
 
 class Folder:
@@ -21,7 +22,7 @@ class Folder:
             # One of our own: what is set here is not for Spark's files.
             self._files = self._hadoop.FileSystem.newInstance(uri, spark._jsc.hadoopConfiguration())
         except Py4JJavaError as error:
-            raise PipelineError(f"--out: {out}: {_why(error)}") from None
+            raise PipelineError(f"--out: {out}: {why(error)}") from None
         self._files.setWriteChecksum(False)  # On this machine a file would get a second one beside it.
 
     def __str__(self) -> str:
@@ -42,7 +43,7 @@ class Folder:
             self._files.delete(path, False)  # Not all file systems rename over a file.
             renamed = self._files.rename(unfinished, path)
         except Py4JJavaError as error:
-            raise PipelineError(f"--out: {path}: {_why(error)}") from None
+            raise PipelineError(f"--out: {path}: {why(error)}") from None
         if not renamed:
             raise PipelineError(f"--out: {path}: cannot be written")
 
@@ -56,9 +57,3 @@ class Folder:
 
     def _path(self, name: str) -> Any:
         return self._hadoop.Path(self._out, name)
-
-
-def _why(error: Py4JJavaError) -> str:
-    """What Java says of it, in one line."""
-    java = error.java_exception
-    return f"{java.getClass().getSimpleName()}: {java.getMessage()}".splitlines()[0]

@@ -1,16 +1,15 @@
 """Reads a journal: its records as a DataFrame, its rings by fingerprint."""
 
 from collections.abc import Mapping
-from pathlib import Path
 
-from pyspark.errors import AnalysisException
-from pyspark.sql import Column, DataFrame, Row, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from pyspark.sql.types import IntegerType, StringType, StructType
 
 from pipeline import PipelineError
+from pipeline.files import content, found
 from pipeline.period import ALWAYS, Period
-from pipeline.rings import KnownRing, parse_ring, read_ring
+from pipeline.rings import KnownRing, parse_ring
 from pipeline.schema import ALLOWED, RECORD, VERSION, Allowed
 
 CORRUPT = "_corrupt"
@@ -26,7 +25,7 @@ def read_records(spark: SparkSession, journal: str, period: Period = ALWAYS) -> 
     A line that is no record, or of an unknown version, or a field that is not as ALLOWED says, ends the job that
     reaches it; the message names the file. Of fields only those are looked at that the job asks for.
     """
-    folder = _records_folder(journal)
+    folder = _records_folder(spark, journal)
     lines = spark.read.schema(_LINES).option("columnNameOfCorruptRecord", CORRUPT).json(folder)
     records = checked(period.folders(lines), F.col("_metadata.file_path"))
     return records.where(period.holds(F.col("time"))) if period.is_limited else records
@@ -34,14 +33,14 @@ def read_records(spark: SparkSession, journal: str, period: Period = ALWAYS) -> 
 
 def stream_records(spark: SparkSession, journal: str, files: int = 1000) -> DataFrame:
     """The same as a stream, each file once, so many to a batch; Spark overlooks files a week older than the newest."""
-    folder = _records_folder(journal)
+    folder = _records_folder(spark, journal)
     stream = spark.readStream.schema(_LINES).option("columnNameOfCorruptRecord", CORRUPT)
     return checked(stream.option("maxFilesPerTrigger", files).json(folder), F.col("_metadata.file_path"))
 
 
-def _records_folder(journal: str) -> str:
+def _records_folder(spark: SparkSession, journal: str) -> str:
     folder = f"{journal.rstrip('/')}/records"
-    if "://" not in journal and not Path(folder).is_dir():
+    if not found(spark, folder):
         raise PipelineError(f"{journal}: no journal: there is no folder {folder}")
     return folder
 
@@ -76,18 +75,6 @@ def _held(name: str, allowed: Allowed, where: Column) -> Column:
 
 def read_rings(spark: SparkSession, journal: str) -> Mapping[str, KnownRing]:
     """The rings of a journal by fingerprint. Raises PipelineError for one that is not as docs/journal.md says."""
-    if "://" not in journal:
-        rings = [read_ring(str(file)) for file in sorted(Path(journal, "rings").glob("*.json"))]
-    else:
-        rings = [parse_ring(bytes(row.content), row.path) for row in _files(spark, f"{journal.rstrip('/')}/rings")]
+    files = found(spark, f"{journal.rstrip('/')}/rings/*.json")
+    rings = [parse_ring(content(spark, file), file) for file in files]
     return {ring.fingerprint: ring for ring in rings}
-
-
-def _files(spark: SparkSession, folder: str) -> list[Row]:
-    """The JSON files of a folder, which need not be there: `path` and `content` of each."""
-    try:
-        return spark.read.format("binaryFile").option("pathGlobFilter", "*.json").load(folder).collect()
-    except AnalysisException as error:
-        if error.getCondition() == "PATH_NOT_FOUND":
-            return []
-        raise

@@ -16,6 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import LongType, MapType, StringType, StructField, StructType
 
 from pipeline import PipelineError
+from pipeline.files import found
 from pipeline.publish.commits import CommitLog, read_commits, unfinished
 from pipeline.publish.messages import check_columns, check_rows
 from pipeline.publish.options import CONNECTION, OWN, Options, parse
@@ -142,12 +143,12 @@ def _table(spark: SparkSession, options: argparse.Namespace) -> DataFrame:
 
 def _schema(spark: SparkSession, options: argparse.Namespace) -> StructType:
     """Of the files that are there now."""
-    if "://" not in options.input and not Path(options.input).exists():
+    if not found(spark, options.input):
         raise PipelineError(f"--input: {options.input} does not exist")
-    found = spark.read.format(options.format).options(**_READ).load(options.input).schema
+    schema = spark.read.format(options.format).options(**_READ).load(options.input).schema
     if options.format == "parquet":
-        return found
-    return StructType([StructField(field.name, _JSON.get(field.name, field.dataType)) for field in found])
+        return schema
+    return StructType([StructField(field.name, _JSON.get(field.name, field.dataType)) for field in schema])
 
 
 def _stream(spark: SparkSession, options: argparse.Namespace, given: Mapping[str, str], parsed: Options) -> None:

@@ -64,11 +64,10 @@ def test_rings_that_cannot_be_read_are_named(spark: SparkSession, tmp_path: Path
     file.write_bytes(file.read_text(encoding="utf-8").encode("latin-1"))
     with pytest.raises(PipelineError, match=rf"rings/{known.fingerprint}\.json: cannot be read: 'utf-8' codec"):
         read_rings(spark, journal)
-    if not as_url:
-        file.unlink()
-        file.mkdir()
-        with pytest.raises(PipelineError, match=rf"rings/{known.fingerprint}\.json: cannot be read: Is a directory"):
-            read_rings(spark, journal)
+    file.unlink()
+    file.mkdir()
+    with pytest.raises(PipelineError, match=rf"rings/{known.fingerprint}\.json: cannot be read: .*Is a directory"):
+        read_rings(spark, journal)
 
 
 def test_both_readers_refuse_the_same_fields(spark: SparkSession, tmp_path: Path) -> None:
