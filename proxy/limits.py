@@ -7,9 +7,10 @@ LEAST_RATE = 1 << 16
 
 
 class Limits:
-    """Counts what is under way. Requests are refused at a limit; messages of batches wait while half of it is theirs.
+    """Counts what is under way. Requests are refused at a limit, those that bring batches at half of the bytes.
 
-    The bytes of requests do not keep them waiting, or batches would wait for each other's bodies and for slow senders.
+    Messages of batches wait while half is theirs, with the bytes of those requests. But one may always go, or batches
+    would wait for each other's bodies and for slow senders.
     """
 
     def __init__(self, most_messages: int, most_bytes: int) -> None:
@@ -17,17 +18,22 @@ class Limits:
         self._most_messages, self._most_bytes = most_messages, most_bytes
         self.messages = self.bytes = 0
         self._batched = self._batched_bytes = 0
+        self._batches = 0
+        """Bytes of requests that bring batches."""
         self._turn, self._freed = asyncio.Lock(), asyncio.Event()
 
-    def full(self, size: int, held: int = 0) -> str:
+    def full(self, size: int, held: int = 0, *, batch: bool = False) -> str:
         """Why so many more bytes are too much for a request that holds `held`; empty where they are not.
 
-        One that holds none yet may also be a message too many. The only one that holds any may go on, however large.
+        One that holds none yet may also be a message too many. The only one that holds any may go on, however large;
+        so may the only `batch`, as far as single messages leave room.
         """
         if not held and self.messages > self._most_messages:
             return f"{self.messages} messages are in flight, max_in_flight is {self._most_messages}"
         if self.bytes > held and self.bytes + size > self._most_bytes:
             return f"{self.bytes} bytes are in flight, max_in_flight_bytes is {self._most_bytes}"
+        if batch and self._batches > held and (self._batches + size) * 2 > self._most_bytes:
+            return f"{self._batches} bytes are in flight for batches, half of max_in_flight_bytes is theirs"
         return ""
 
     def take(self, messages: int, size: int) -> None:
@@ -41,6 +47,16 @@ class Limits:
         self.bytes -= size
         if self._turn.locked() and self._has_room():
             self._freed.set()
+
+    def take_for_batch(self, size: int) -> None:
+        """Counts bytes in that a request holds which brings a batch."""
+        self._batches += size
+        self.bytes += size
+
+    def give_for_batch(self, size: int) -> None:
+        """Counts them out."""
+        self._batches -= size
+        self.give(0, size)
 
     def take_batched(self, size: int) -> None:
         """Counts one message of a batch in."""
@@ -62,7 +78,7 @@ class Limits:
 
     def _has_room(self) -> bool:
         few = self._batched * 2 < self._most_messages and self.messages < self._most_messages
-        return (few and self._batched_bytes * 2 < self._most_bytes) or not self._batched
+        return (few and (self._batched_bytes + self._batches) * 2 < self._most_bytes) or not self._batched
 
     async def room(self) -> None:
         """Returns once there is room for more of a batch; those who wait take turns."""

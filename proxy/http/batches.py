@@ -97,6 +97,7 @@ class Batches:
     ) -> web.Response:
         """The answer to the batch that is the request's body. Raises ProblemError where not all of it is confirmed."""
         items = self._items(request, framing, gzip)
+        admitted.batch = True
         self._gate.take(admitted, head_of(request) + _BUFFER)
         outlet = await self._dispatch.outlet(name)
         await self._dispatch.check(outlet)

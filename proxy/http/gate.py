@@ -32,7 +32,7 @@ class Admitted:
     Use as a context manager. (A generator's would cost a hundredth of a request.)
     """
 
-    __slots__ = ("_gate", "_messages", "counted", "name", "size")
+    __slots__ = ("_gate", "_messages", "batch", "counted", "name", "size")
 
     def __init__(self, gate: "Gate", messages: int) -> None:
         """Of no exchange yet."""
@@ -41,6 +41,8 @@ class Admitted:
         """Where its problem counts: an exchange that is known to exist, or NOWHERE."""
         self.size = 0
         """Bytes of it in memory."""
+        self.batch = False
+        """Whether these are a batch's; to be set before there are any."""
         self.counted = False
         """What became of its messages is counted elsewhere."""
 
@@ -63,7 +65,9 @@ class Admitted:
         gate = self._gate
         if isinstance(error, ProblemError) and not self.counted:
             gate.count(self.name, error.outcome)
-        gate.limits.give(self._messages, self.size)
+        if self.batch:
+            gate.limits.give_for_batch(self.size)
+        gate.limits.give(self._messages, 0 if self.batch else self.size)
         gate.active -= 1
         if not gate.active:
             gate.idle.set()
@@ -106,10 +110,13 @@ class Gate:
 
     def take(self, admitted: Admitted, size: int) -> None:
         """Counts bytes that a request is about to hold. Raises ProblemError 429, at first also for its message."""
-        why = self.limits.full(size, admitted.size)
+        why = self.limits.full(size, admitted.size, batch=admitted.batch)
         if why:
             raise ProblemError(429, "too-many", why, Outcome.REJECTED, retryable=True)
-        self.limits.take(0, size)
+        if admitted.batch:
+            self.limits.take_for_batch(size)
+        else:
+            self.limits.take(0, size)
         admitted.size += size
 
     def hold(self, admitted: Admitted, size: int) -> None:

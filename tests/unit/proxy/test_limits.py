@@ -49,6 +49,42 @@ def test_a_batch_has_half_whatever_bytes_requests_hold() -> None:
     assert not room(limits)
 
 
+def test_batches_leave_half_of_the_bytes_whatever_their_requests_hold() -> None:
+    limits = Limits(100, 100)
+    limits.take_for_batch(30)
+    assert limits.full(20, batch=True) == ""
+    why = "30 bytes are in flight for batches, half of max_in_flight_bytes is theirs"
+    assert limits.full(21, batch=True) == why
+    assert limits.full(70) == ""
+    # The only one may go on, as far as there is room.
+    assert limits.full(70, 30, batch=True) == ""
+    limits.take(0, 1)
+    assert limits.full(70, 30, batch=True) == "31 bytes are in flight, max_in_flight_bytes is 100"
+    limits.give(0, 1)
+    # Its messages have what is left, but one may always go.
+    limits.take_batched(10)
+    assert room(limits)
+    limits.take_batched(10)
+    assert not room(limits)
+    limits.give_batched(10)
+    limits.give_batched(10)
+    limits.take_for_batch(70)
+    assert room(limits)
+    limits.give_for_batch(100)
+    assert (limits.messages, limits.bytes) == (0, 0)
+
+
+async def test_a_batch_waits_until_anothers_request_has_ended() -> None:
+    limits = Limits(100, 100)
+    limits.take_for_batch(50)
+    limits.take_batched(1)
+    waiting = asyncio.create_task(limits.room())
+    await idle()
+    assert not waiting.done()
+    limits.give_for_batch(50)
+    await asyncio.wait_for(waiting, 1)
+
+
 def test_a_batch_has_what_single_messages_leave() -> None:
     limits = Limits(8, 100)
     limits.take(7, 0)

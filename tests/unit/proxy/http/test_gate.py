@@ -295,6 +295,21 @@ async def test_messages_beyond_the_limit_are_refused() -> None:
 # Requests.
 
 
+async def test_what_a_batch_holds_counts_against_half() -> None:
+    case = Case()
+    with case.gate.admitted(0) as batch:
+        batch.batch = True
+        case.gate.take(batch, 40)
+        with case.gate.admitted(0) as other:
+            other.batch = True
+            with pytest.raises(ProblemError) as refused:
+                case.gate.take(other, 20)
+        assert refused.value.kind == "too-many"
+        with case.gate.admitted() as single:
+            case.gate.take(single, 60)
+    assert (case.limits.messages, case.limits.bytes, case.limits.full(50, batch=True)) == (0, 0, "")
+
+
 async def test_draining() -> None:
     case = Case()
     with case.gate.admitted():
