@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from pyspark.errors import AnalysisException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from pyspark.sql.types import (
     BinaryType,
@@ -60,14 +60,20 @@ def read_table(spark: SparkSession, path: str, columns: Columns) -> DataFrame:
         table = _typed(table, path, wanted)
     if complaints := mismatches(table.schema, dict(columns)):
         raise PipelineError(f"{path}: {'; '.join(complaints)}")
-    return table.select(*columns)
+    return table.select(*map(column, columns))
+
+
+def column(name: str) -> Column:
+    """A column by its name; a dot in it is a dot, where Spark takes it for a field of a struct."""
+    quoted = name.replace("`", "``")
+    return F.col(f"`{quoted}`")
 
 
 def _typed(table: DataFrame, path: str, columns: Columns) -> DataFrame:
     """Text as numbers and times; the first cell that is none ends the job that reaches it."""
     typed = {}
     for name, types in columns.items():
-        cell = F.col(name)
+        cell = column(name)
         value = cell.try_cast("long")
         if types == TIME:
             value = F.coalesce(value, F.unix_micros(cell.try_cast("timestamp")))

@@ -17,7 +17,7 @@ from pipeline.journal import read_records, read_rings
 from pipeline.reconcile.messages import FLAWS, copies, judged, late, published, summary
 from pipeline.reconcile.page import report
 from pipeline.session import spark_session
-from pipeline.tables import TIME, WHOLE, Columns, read_table
+from pipeline.tables import TIME, WHOLE, Columns, column, read_table
 
 CLOCKS = 1_000_000
 """Microseconds by which the clocks of sidecars and consumers may differ."""
@@ -149,17 +149,17 @@ def _seen(spark: SparkSession, options: argparse.Namespace) -> tuple[DataFrame, 
     wanted: Columns = {options.message_id: (StringType,), options.queue: (StringType,), options.time: TIME}
     ordered: Columns = {} if options.sequence is None else {options.sequence: WHOLE}
     table = read_table(spark, options.seen, {**wanted, **ordered})
-    time, position = F.col(options.time), F.col(options.sequence or options.time)
+    time, position = column(options.time), column(options.sequence or options.time)
     if not isinstance(table.schema[options.time].dataType, WHOLE):
         time = F.unix_micros(time.cast("timestamp"))
         position = position if options.sequence else time
     told = table.agg(
-        F.count_if(F.col(options.message_id).isNull()).alias("unnamed"),
-        F.count_if(F.col(options.queue).isNull() | time.isNull() | position.isNull()).alias("bad"),
+        F.count_if(column(options.message_id).isNull()).alias("unnamed"),
+        F.count_if(column(options.queue).isNull() | time.isNull() | position.isNull()).alias("bad"),
     ).collect()[0]
     if told.bad:
         what = f"a null {options.queue}, {options.time}" + (f" or {options.sequence}" if options.sequence else "")
         raise PipelineError(f"{options.seen}: {told.bad:,} {'row' if told.bad == 1 else 'rows'} with {what}")
-    named = (F.col(options.message_id).alias("message_id"), F.col(options.queue).alias("queue"))
+    named = (column(options.message_id).alias("message_id"), column(options.queue).alias("queue"))
     placed = (position.cast("long").alias("position"), time.cast("long").alias("seen_at"))
     return table.select(*named, *placed), told.unnamed

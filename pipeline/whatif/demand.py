@@ -7,6 +7,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from pipeline import PipelineError
 from pipeline.slots import MAX_KEY, slot_of_key
+from pipeline.tables import column
 from pipeline.whatif.prediction import Demand, moved
 from ring.hashing import SLOTS
 from ring.ring import Ring
@@ -36,9 +37,9 @@ def of_table(rows: DataFrame, key: str, count: str | None, size: str | None) -> 
     Columns: `key` (binary), `slot`, `messages`, `bytes`, and how many `rows` had the key and `uncounted`, how many of
     them a count that is null or negative. Sums are null where a long does not hold them.
     """
-    messages: Column = F.lit(1) if count is None else F.col(count)
-    in_bytes = F.lit(0) if size is None else F.col(size)
-    grouped = rows.groupBy(F.col(key).cast("binary").alias("key")).agg(
+    messages: Column = F.lit(1) if count is None else column(count)
+    in_bytes = F.lit(0) if size is None else column(size)
+    grouped = rows.groupBy(column(key).cast("binary").alias("key")).agg(
         F.try_sum(messages).alias("messages"),
         F.try_sum(in_bytes).alias("bytes"),
         F.count("*").alias("rows"),

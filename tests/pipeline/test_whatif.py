@@ -101,11 +101,11 @@ def test_a_sample_counts_the_slots_that_were_always_there(tmp_path: Path) -> Non
 def test_any_table_of_keys_and_counts(spark: SparkSession, tmp_path: Path, kind: str) -> None:
     counts = Counter(key.decode() for key in KEYS) | Counter({"007": 7})
     rows = [(key, n, 10 * n) for key, n in counts.items()]
-    frame = spark.createDataFrame(rows, "who string, n long, size long")
+    frame = spark.createDataFrame(rows, "`who.id` string, `n.all` long, size long")
     frame.coalesce(1).write.format(kind).option("header", True).save(str(tmp_path / f"keys.{kind}"))
     (tmp_path / "three.json").write_text(to_json(THREE))
-    of_keys = ("--table", str(tmp_path / f"keys.{kind}"), "--key", "who", "--ring", str(tmp_path / "three.json"))
-    columns = ("--count", "n", "--bytes", "size")
+    of_keys = ("--table", str(tmp_path / f"keys.{kind}"), "--key", "who.id", "--ring", str(tmp_path / "three.json"))
+    columns = ("--count", "n.all", "--bytes", "size")
     _, told = ask(tmp_path, *of_keys, *columns, "--remove", "queue:orders.3")
     expected = {key: n for key, n in counts.items() if THREE.ring.owner_of(key.encode()).name == "orders.3"}
     assert (told["messages"], told["moved"]["messages"]) == (667, sum(expected.values()))
