@@ -14,6 +14,10 @@ LONGEST_PAUSE = 2.0
 """Seconds between the tries of a look-up, at most, where the API asked for no more."""
 
 
+FIRST_AT_ONCE = 3
+"""First readings at once: names are the clients' choice, and known rings need the management API's connections too."""
+
+
 class Absent(Exception):  # noqa: N818 - an answer, not a fault
     """The exchange, or its virtual host, does not exist; the message says which."""
 
@@ -41,6 +45,7 @@ class LookUps:
         """`read` makes a reading and swaps it in; it raises Absent, ManagementError or TopologyError."""
         self._router, self._read = router, read
         self.under_way: dict[Name, _LookUp] = {}
+        self._turns = asyncio.Semaphore(FIRST_AT_ONCE)
 
     async def look_up(self, name: Name, within: float) -> None:
         """Returns once the exchange is in the table and fresh. Raises Absent, or NotReadable after `within` seconds.
@@ -86,7 +91,7 @@ class LookUps:
         while True:
             expected = self._router.expected(name)
             try:
-                return await self._read(name)
+                return await self._read_in_turn(name, shared)
             except (ManagementError, TopologyError) as error:
                 known = name in self._router.entries
                 if known and expected and not self._router.expected(name):
@@ -99,6 +104,14 @@ class LookUps:
             pause = min(pause * 2, LONGEST_PAUSE)
             if not shared.waiting:
                 raise NotReadable(shared.fault)
+
+    async def _read_in_turn(self, name: Name, shared: _LookUp) -> None:
+        if name in self._router.entries:
+            return await self._read(name)
+        async with self._turns:
+            if not shared.waiting:
+                raise NotReadable("nobody waits for it any more")
+            return await self._read(name)
 
     def _ended(self, name: Name, task: "asyncio.Task[None]") -> None:
         del self.under_way[name]

@@ -296,7 +296,7 @@ _ROUTE: Json = {
     "summary": "Where a key goes",
     "description": "Publishes nothing. For an exchange that hashes a header or a property, `key` is that value.",
     "parameters": _use("exchange", "hashedKey", "vhost"),
-    "responses": _answers((200, _json("Where it goes.", "Route")), problems=_OF_AN_EXCHANGE),
+    "responses": _answers((200, _json("Where it goes.", "Route")), problems=(*_OF_AN_EXCHANGE, "too-many", "draining")),
 }
 
 

@@ -6,7 +6,7 @@ from aiohttp import web
 
 from proxy.http.answers import json_answer, named
 from proxy.http.dispatch import Dispatch
-from proxy.http.gate import Gate
+from proxy.http.gate import Gate, head_of
 from proxy.http.parsing import name_of, query_of, short
 from proxy.http.problems import ProblemError
 from proxy.http.receipts import place
@@ -34,7 +34,11 @@ class Question:
         key = short("key", query["key"].encode("utf-8", "surrogateescape"))
         name = name_of(request, query, self._default_vhost)
         self._gate.check(request, name)
-        decision = await self._decide(name, key)
+        with self._gate.admitted() as admitted:
+            # A look-up may take as long as a publish; but it is none.
+            admitted.counted = True
+            self._gate.take(admitted, head_of(request))
+            decision = await self._decide(name, key)
         answer: dict[str, Any] = {"vhost": name[0], "exchange": name[1], "key": query["key"]}
         if isinstance(decision, Passed):
             answer |= {"outcome": Outcome.PASSED, "reason": decision.reason}

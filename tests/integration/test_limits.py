@@ -99,6 +99,7 @@ def test_more_messages_than_may_be_in_flight(start_sidecar: StartSidecar, login:
 
         for _ in range(3):
             too_many(told.single(), "max_in_flight is 5")
+        too_many(sidecar.route("orders", "k", vhost=vhost.name), "max_in_flight is 5")
         # A batch waits for room; one message of it always may go.
         waiting = pool.submit(told.batch, 3)
         wait_until("the first of it in flight", lambda: in_flight(sidecar) >= 6)

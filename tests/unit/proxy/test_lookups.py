@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from proxy.lookups import Absent, LookUps, NotReadable
+from proxy.lookups import FIRST_AT_ONCE, Absent, LookUps, NotReadable
 from proxy.management import ManagementError
 from proxy.reading import VhostNotListedError
 from proxy.router import Entry, Name, Router
@@ -159,3 +159,33 @@ async def test_absent_is_an_answer() -> None:
     with pytest.raises(Absent, match="virtual host '/'"):
         await readings.look_ups.look_up(X, 10)
     assert readings.look_ups.under_way == {}
+
+
+async def test_few_exchanges_are_read_first_at_once_and_known_ones_wait_for_none() -> None:
+    readings = Readings(None)
+    readings.gate.clear()
+    names = [("/", f"{n}") for n in range(10)]
+    asked = [asyncio.create_task(readings.look_ups.look_up(name, 10)) for name in names]
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert len(readings.started) == FIRST_AT_ONCE
+    readings.put(X, 999.0)
+    readings.expect()
+    asked.append(asyncio.create_task(readings.look_ups.look_up(X, 10)))
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert len(readings.started) == FIRST_AT_ONCE + 1
+    readings.gate.set()
+    await asyncio.gather(*asked)
+    assert len(readings.started) == len(names) + 1
+
+
+async def test_who_has_left_takes_no_turn() -> None:
+    readings = Readings(None)
+    readings.gate.clear()
+    asked = [readings.look_ups.look_up(("/", f"{n}"), 0.02) for n in range(10)]
+    ends = await asyncio.gather(*asked, return_exceptions=True)
+    assert {type(end) for end in ends} == {NotReadable}
+    readings.gate.set()
+    await readings.look_ups.look_up(X, 10)
+    assert len(readings.started) == FIRST_AT_ONCE + 1
