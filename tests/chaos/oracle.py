@@ -14,6 +14,9 @@ UNKNOWN_FOR = 15.0
 AROUND_A_DELETION = 0.5
 """Seconds before and after a deletion in which a message may have been on its way to the queue."""
 
+GONE_AFTER = 0.05
+"""Seconds after its end from which the broker returns what is sent there, so that nothing of it may be missing."""
+
 
 class Told(StrEnum):
     """What a publisher was told of a message."""
@@ -163,7 +166,8 @@ class _Judge:
         """Whether it is as often in queues as its publisher was told."""
         self._verdict.found[note.outcome] += times > 0
         if times == 0 and note.outcome == Told.CONFIRMED:
-            deletion = self._deleted(self._chosen(note, note.sent, note.latest), note.sent, note.latest)
+            queues = self._chosen(note, note.sent, note.latest)
+            deletion = self._deleted(queues, note.sent, note.latest, after=GONE_AFTER)
             if deletion:
                 self._verdict.exempt[deletion.queue] += 1
             else:
@@ -183,10 +187,12 @@ class _Judge:
             return self._rings.queues(begin, end)
         return self._rings.owners(note.key, begin, end)
 
-    def _deleted(self, queues: set[str], begin: float, end: float) -> Deletion | None:
-        """A deletion of one of these queues between these times."""
+    def _deleted(
+        self, queues: set[str], begin: float, end: float, after: float = AROUND_A_DELETION
+    ) -> Deletion | None:
+        """A deletion of one of these queues between these times, or so many seconds before."""
         for deletion in self._history.deletions:
-            near = deletion.begin - AROUND_A_DELETION <= end and begin <= deletion.done + AROUND_A_DELETION
+            near = deletion.begin - AROUND_A_DELETION <= end and begin <= deletion.done + after
             if near and deletion.queue in queues:
                 return deletion
         return None

@@ -140,7 +140,17 @@ def test_nothing_is_routed_once_every_ring_is_too_old(sent: float, right: bool) 
 
 
 @pytest.mark.parametrize(
-    ("queue", "at", "exempt"), [("q1", 0.05, True), ("q1", 0.55, True), ("q1", 0.7, False), ("q2", 0.05, False)]
+    ("queue", "at", "exempt"),
+    [
+        ("q1", 0.05, True),
+        ("q1", 0.55, True),
+        ("q1", 0.7, False),
+        ("q2", 0.05, False),
+        # Sent after it: such a message comes back.
+        ("q1", -0.05, True),
+        ("q1", -0.07, False),
+        ("q1", -0.4, False),
+    ],
 )
 def test_confirmed_messages_may_go_with_their_queue_and_no_others(queue: str, at: float, exempt: bool) -> None:
     one, past = moving(), history()
