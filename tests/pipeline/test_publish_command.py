@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +18,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from pipeline.__main__ import main
 from pipeline.publish.commits import CommitLog, read_commits
 from tests.integration.broker_api import VirtualHost
-from tests.integration.conftest import Login
+from tests.integration.conftest import Login, with_login
 from tests.pipeline.publishing import Came, check_nothing_lost, options_of, rows_of
 from tests.pipeline.records import ring_of, truncated
 
@@ -235,6 +236,34 @@ def test_a_broker_that_is_not_there_or_refuses_is_told_and_nothing_is_left(
     for queue in ("q0", "q1"):  # A binding goes with its queue.
         vhost.delete_queue(queue)
     assert "exchange 'orders' has no binding that makes a ring" in refused()
+
+
+def test_the_rights_that_it_takes(
+    run: Run, login: Login, vhost: VirtualHost, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """By the document's own command; its rabbitmqctl as requests to the management API."""
+    told = (Path(__file__).parents[2] / "docs/pipeline.md").read_text()
+    (rights,) = re.findall(r"^rabbitmqctl set_permissions -p shop publisher '(.*)' '(.*)' '(.*)'$", told, flags=re.M)
+    vhost.ring("bulk", {"orders.1": 1, "orders.2": 1})
+    user, password = "publisher", "pw-publisher"
+    vhost.api.ask("PUT", "users", user, body={"password": password, "tags": "management"})
+    broker_url = with_login(login.broker_url, user, password, "/" + quote(vhost.name, safe=""))
+    management_url = with_login(login.management_url, user, password)
+    urls = ("--exchange", "bulk", "--broker-url", broker_url, "--management-url", management_url)
+    try:
+        vhost.permit(user, *rights)
+        assert run(*urls) == 0
+        check_nothing_lost(Came(vhost.drain_all()), ROWS, 0)
+        vhost.permit(user, write=r"^orders\..*$")
+        assert run(*urls, "--checkpoint", str(tmp_path / "another")) == 2
+        vhost.api.ask("PUT", "users", user, body={"password": password, "tags": ""})
+        assert run(*urls) == 2
+    finally:
+        vhost.api.ask("DELETE", "users", user)
+    said = [line for line in capfd.readouterr().err.splitlines() if line.startswith("pipeline publish: ")]
+    assert "amq.default" in said[0]
+    assert "management API: " in said[1]
+    assert vhost.drain_all() == {}
 
 
 def test_a_dry_run_leaves_no_trace_but_its_report(run: Run, vhost: VirtualHost, tmp_path: Path) -> None:
