@@ -12,12 +12,14 @@ from bench.wrk import answers_per_second
 
 DIRECT, DIRECT_TRANSIENT = "AMQP, straight to the queues", "AMQP, straight to the queues, transient"
 SINGLE_TRANSIENT = "single, transient"
+CONNECTIONS = 32
+"""Of single requests."""
+ONE_BY_ONE = f"AMQP, straight to the queues, {CONNECTIONS} under way"
+ONE_BY_ONE_TRANSIENT = f"{ONE_BY_ONE}, transient"
 JSON, JSON_TRANSIENT = "batches, JSON", "batches, JSON, transient"
 NDJSON, GZIP = "batches, NDJSON", "batches, JSON with gzip"
 SINGLE, BARE, MANAGEMENT = "single", "bare handler, nothing published", "management API"
 
-CONNECTIONS = 32
-"""Of single requests."""
 BATCH_CONNECTIONS = 1, 2, 4, 8
 """Those that are tried for batches."""
 
@@ -65,6 +67,8 @@ class Stage:
                 broker,
                 self._sidecar,
             ),
+            self._direct(ONE_BY_ONE, PERSISTENT, CONNECTIONS),
+            self._direct(ONE_BY_ONE_TRANSIENT, TRANSIENT, CONNECTIONS),
             Contender(BARE, self._wrk(world.bare_url, self._bare, CONNECTIONS, 1), None, world.bare_pid),
             Contender(MANAGEMENT, self._wrk(world.node.management_url, self._management, CONNECTIONS, 1), broker, None),
         ]
@@ -88,8 +92,9 @@ class Stage:
         wire.save(path, requests)
         return path
 
-    def _direct(self, title: str, mode: int) -> Contender:
-        run = partial(direct.messages_per_second, self._world.node.amqp_url, self._frames(mode))
+    def _direct(self, title: str, mode: int, under_way: int | None = None) -> Contender:
+        url, frames = self._world.node.amqp_url, self._frames(mode)
+        run = partial(direct.messages_per_second, url, frames, under_way=under_way)
         return Contender(title, run, self._world.node.pid, None)
 
     def _batch(self, title: str, connections: int) -> Contender:

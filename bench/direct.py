@@ -1,7 +1,8 @@
 """Publishes by AMQP as fast as confirms come, over one connection, made of bytes prepared beforehand.
 
-`python -m bench.direct AMQP_URL SECONDS FILE` prints how many messages were confirmed, and the seconds until then; FILE
-holds the messages (bench/wire.py, save).
+`python -m bench.direct AMQP_URL SECONDS FILE [UNDER_WAY]` prints how many messages were confirmed, and the seconds
+until then; FILE holds the messages (bench/wire.py, save). With UNDER_WAY each is a write of its own, and so many are
+unconfirmed at most.
 """
 
 import itertools
@@ -63,19 +64,23 @@ class Chunks(NamedTuple):
     """Messages in each."""
 
     @classmethod
-    def of(cls, messages: Sequence[bytes]) -> "Chunks":
-        """Of these messages, in turn."""
-        size = max(1, min(CHUNK, CHUNK_BYTES // max(map(len, messages))))
+    def of(cls, messages: Sequence[bytes], most: int = CHUNK) -> "Chunks":
+        """Of these messages, in turn, so many a write at most."""
+        size = max(1, min(most, CHUNK_BYTES // max(map(len, messages))))
         starts = range(0, len(messages), size)
         return cls([b"".join(messages[(s + n) % len(messages)] for n in range(size)) for s in starts], size)
 
 
-def messages_per_second(amqp_url: str, messages: Path, seconds: float) -> tuple[float, int]:
+def messages_per_second(
+    amqp_url: str, messages: Path, seconds: float, under_way: int | None = None
+) -> tuple[float, int]:
     """Publish a file's messages for so many seconds, in a process of its own; the rate of confirms, and their number.
 
-    Raises BenchError if the broker says anything but acks.
+    With `under_way` one a write, with so many unconfirmed at most. Raises BenchError for anything but acks.
     """
     command = [sys.executable, "-m", "bench.direct", amqp_url, f"{seconds:g}", str(messages)]
+    if under_way is not None:
+        command.append(str(under_way))
     run = subprocess.run(command, capture_output=True, text=True)
     if run.returncode != 0:
         raise BenchError(f"the publisher by AMQP failed: {run.stderr}")
@@ -147,15 +152,16 @@ class Confirmed:
             self._above.remove(self.upto)
 
 
-def publish(sock: socket.socket, messages: Chunks, seconds: float) -> tuple[int, float]:
+def publish(sock: socket.socket, messages: Chunks, seconds: float, window: int = WINDOW) -> tuple[int, float]:
     """Writes the messages again and again; how many were confirmed, and the seconds until the last was.
 
+    At most `window` writes are without a confirm.
     A write may block while confirms wait to be read: those of a window fit into the socket's buffers.
     """
     confirmed, sent, turn = Confirmed(), 0, itertools.cycle(messages.chunks)
     begun = time.perf_counter()
     while time.perf_counter() < begun + seconds or confirmed.upto < sent:
-        while sent - confirmed.upto <= (WINDOW - 1) * messages.size and time.perf_counter() < begun + seconds:
+        while sent - confirmed.upto <= (window - 1) * messages.size and time.perf_counter() < begun + seconds:
             sock.sendall(next(turn))
             sent += messages.size
         confirmed.feed(received(sock))
@@ -208,10 +214,13 @@ def received(sock: socket.socket) -> bytes:
 
 def main() -> None:
     """What `python -m bench.direct` does."""
-    amqp_url, seconds, messages = sys.argv[1:]
-    chunks = Chunks.of(wire.load(Path(messages)))
+    amqp_url, seconds, messages, *under_way = sys.argv[1:]
+    found = wire.load(Path(messages))
     with connect(amqp_url) as sock:
-        print(*publish(sock, chunks, float(seconds)))
+        if under_way:
+            print(*publish(sock, Chunks.of(found, 1), float(seconds), int(under_way[0])))
+        else:
+            print(*publish(sock, Chunks.of(found), float(seconds)))
 
 
 if __name__ == "__main__":

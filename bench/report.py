@@ -15,6 +15,8 @@ from bench.contenders import (
     JSON,
     JSON_TRANSIENT,
     MANAGEMENT,
+    ONE_BY_ONE,
+    ONE_BY_ONE_TRANSIENT,
     SINGLE,
     SINGLE_TRANSIENT,
 )
@@ -26,7 +28,7 @@ from bench.tables import Goal, at_least, chart, goal_table, median, shown, table
 
 MOST_MEMORY = 256 << 20
 
-_SINGLES = frozenset({SINGLE, SINGLE_TRANSIENT, BARE, MANAGEMENT})
+_SINGLES = frozenset({SINGLE, SINGLE_TRANSIENT, ONE_BY_ONE, ONE_BY_ONE_TRANSIENT, BARE, MANAGEMENT})
 
 
 @dataclass
@@ -138,7 +140,18 @@ def _throughput(results: Results) -> str:
         chart("broker CPU, µs a message", results.throughput, lambda r: r.broker, ".1f"),
         chart("sidecar CPU, µs a message", results.throughput, lambda r: r.server, ".1f"),
     ]
-    return "\n\n".join([table(heads, rows), note, *charts])
+    return "\n\n".join([table(heads, rows), note, _without_http(results.throughput), *charts])
+
+
+def _without_http(throughput: Mapping[str, Sequence[Throughput]]) -> str:
+    """How far single messages could get at all: as many under way by AMQP, which is all that the broker can confirm."""
+    rows = []
+    for one, single in ((ONE_BY_ONE, SINGLE), (ONE_BY_ONE_TRANSIENT, SINGLE_TRANSIENT)):
+        for above, below in ((one, BARE), (one, MANAGEMENT), (single, one)):
+            if one in throughput:
+                pairs = zip(throughput[above], throughput[below], strict=True)
+                rows.append([f"{above} ÷ {below}", *shown(Spread.of([a.rate / b.rate for a, b in pairs]), ".2f")])
+    return table(["without HTTP", "ratio", "least to most"], rows)
 
 
 def _latency(latency: Mapping[str, Sequence[Latency]]) -> str:

@@ -80,3 +80,4 @@ def test_chunks_hold_every_message_in_turn_and_no_more_than_they_may(count: int,
     written = b"".join(chunks.chunks)[::size]
     assert written == bytes(number % count % 256 for number in range(len(written)))
     assert len(written) >= count
+    assert Chunks.of(messages, 1) == (messages, 1)

@@ -7,7 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from bench.contenders import BARE, DIRECT, DIRECT_TRANSIENT, JSON, JSON_TRANSIENT, MANAGEMENT, SINGLE, SINGLE_TRANSIENT
+from bench.contenders import (
+    BARE,
+    DIRECT,
+    DIRECT_TRANSIENT,
+    JSON,
+    JSON_TRANSIENT,
+    MANAGEMENT,
+    ONE_BY_ONE,
+    ONE_BY_ONE_TRANSIENT,
+    SINGLE,
+    SINGLE_TRANSIENT,
+)
 from bench.freeze import LIMIT, Frozen
 from bench.latency import Latency
 from bench.report import Results, commit, goals, markdown, measured_by, replaced
@@ -27,6 +38,8 @@ THROUGHPUT = {
     JSON_TRANSIENT: rates(600, 900, 500),
     SINGLE: rates(40, 40, 40),
     SINGLE_TRANSIENT: rates(50, 30, 45),
+    ONE_BY_ONE: rates(80, 50, 50),
+    ONE_BY_ONE_TRANSIENT: rates(60, 60, 60),
     BARE: rates(100, 100, 100),
     MANAGEMENT: rates(8, 8, 8),
 }
@@ -50,6 +63,17 @@ def test_ratios_are_those_within_a_round_and_their_median_decides() -> None:
         ("0.45", "0.30 to 0.50", True),
         ("5.00", "5.00 to 5.00", False),
     ]
+
+
+def test_what_is_possible_without_http_stands_beside_the_single_messages() -> None:
+    text = markdown(Results(throughput=THROUGHPUT), [])
+    for row in (
+        f"| {ONE_BY_ONE} ÷ {BARE} | 0.50 | 0.50 to 0.80 |",
+        f"| {ONE_BY_ONE} ÷ {MANAGEMENT} | 6.25 | 6.25 to 10.00 |",
+        f"| {SINGLE} ÷ {ONE_BY_ONE} | 0.80 | 0.50 to 0.80 |",
+        f"| {SINGLE_TRANSIENT} ÷ {ONE_BY_ONE_TRANSIENT} | 0.75 | 0.50 to 0.83 |",
+    ):
+        assert row in text.splitlines()
 
 
 def test_latencies_count_above_the_bare_handlers() -> None:
@@ -87,10 +111,10 @@ def test_every_figure_has_its_chart() -> None:
     blocks = [block.splitlines() for block in text.split("```") if block.startswith("text\n")]
     last = {title: [line.split()[-1] for line in lines] for _, title, *lines in blocks}
     assert last == {
-        "messages/s, single": ["40", "45", "100", "8"],
+        "messages/s, single": ["40", "45", "50", "60", "100", "8"],
         "messages/s, AMQP and batches": ["1,000", "800", "1,000", "600"],
-        "broker CPU, µs a message": ["20.0"] * 8,
-        "sidecar CPU, µs a message": ["5.0"] * 8,
+        "broker CPU, µs a message": ["20.0"] * 10,
+        "sidecar CPU, µs a message": ["5.0"] * 10,
         "p50 at 1,000 requests/s, ms": ["1.50", "1.00", "0.50"],
         "p99 at 1,000 requests/s, ms": ["5.00", "2.00", "1.00"],
     }
