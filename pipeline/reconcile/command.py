@@ -22,6 +22,9 @@ from pipeline.tables import TIME, WHOLE, Columns, column, read_table
 CLOCKS = 1_000_000
 """Microseconds by which the clocks of sidecars and consumers may differ."""
 
+_HASHED_KEY = 16
+"""Bytes of a key that `journal_key = hash` left."""
+
 _MOST_TOLD = 20
 """Messages in the report; the Parquet folder has all."""
 
@@ -109,28 +112,37 @@ def _journal(everything: DataFrame, ours: Column, options: argparse.Namespace, w
     """Gaps and samples are a proxy's, wherever it published. Raises PipelineError for a missing ring."""
     from_start = within.since is None
     missing = gaps(sequences(everything), from_start=from_start).agg(F.sum("missing").alias("n")).collect()[0].n or 0
-    by_ring = everything.groupBy("ring").agg(
+    plain = F.octet_length("key") != _HASHED_KEY
+    by_ring = everything.groupBy("ring", "vhost", "exchange").agg(
         F.count("*").alias("all"),
         F.count_if(ours).alias("records"),
         F.min("sample").alias("sample"),
         F.count_if(ours & F.col("message_id").isNull()).alias("without_id"),
         F.count_if(ours & F.col("key").isNull()).alias("without_key"),
         F.count_if(F.col("message_id").isNull()).alias("nameless"),
+        F.count_if(F.col("message_id").isNotNull() | plain).alias("clear"),
         # A bad field of those that only later steps look at ends the job here, with nothing written or removed.
         *(F.count(name).alias(f"_{name}") for name in ("exchange", "kind", "latency", "outcome")),
     )
-    told, known = by_ring.orderBy("ring").collect(), read_rings(everything.sparkSession, options.journal)
+    told = by_ring.orderBy("ring", "vhost", "exchange").collect()
+    known = read_rings(everything.sparkSession, options.journal)
     if not any(row.records for row in told):
         where = f"virtual host {options.vhost!r}" + (f", exchange {options.exchange!r}" if options.exchange else "")
         where += f" {within}" if within.is_limited else ""
         raise PipelineError(f"{options.journal}: no record of {where}")
     for row in told:
         if row.ring not in known:
+            count = sum(other["all"] for other in told if other.ring == row.ring)
             raise PipelineError(
-                f"{options.journal}: {row['all']:,} records name ring {row.ring}: rings/{row.ring}.json is missing"
+                f"{options.journal}: {count:,} records name ring {row.ring}: rings/{row.ring}.json is missing"
             )
-    # Of such an exchange the ids may be keys that the journal does not tell.
-    hidden = any(row.nameless for row in told if known[row.ring].hashed == "property:message_id")
+    # Where the message id is hashed, it may be a key that the journal does not tell. Whether a ring before the one that
+    # chose hashed it, only the records say: an exchange's have no ids then, and no keys as they were.
+    clear = {(row.vhost, row.exchange) for row in told if row.clear}
+    hidden = any(
+        row.nameless and (known[row.ring].hashed == "property:message_id" or (row.vhost, row.exchange) not in clear)
+        for row in told
+    )
     sample = min(row.sample for row in told)
     # What was published before --from has no record here either.
     until = _until(everything) if from_start and sample == 1 and not missing and not hidden else 0

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from base64 import b64encode
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -219,6 +220,22 @@ def test_rings_that_are_missing_are_told(tmp_path: Path, capsys: pytest.CaptureF
     assert run(tmp_path, *seen) == 1
     told = json.loads((tmp_path / "out" / "verdict.json").read_text())
     assert (told["undetermined"], told["unexpected"]) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("key", "flaw"),
+    [(None, "undetermined"), (b"0123456789abcdef", "undetermined"), (b"as it was", "unexpected")],
+    ids=["journal_key none", "journal_key hash", "journal_key plain"],
+)
+def test_an_exchange_without_any_id_may_lead_through_a_ring_that_hashes_it(
+    spark: SparkSession, tmp_path: Path, key: bytes | None, flaw: str
+) -> None:
+    """The records name only the last ring, here one that hashes the routing key."""
+    records = published(RING, KEYS[:9])
+    told = {"message_id": None, "key": key and b64encode(key).decode()}
+    records += [record | told for record in published(RING, KEYS[:9], exchange="outer", first=10)]
+    seen = [*seen_of(records[:9]), ("stray", "orders.1", 1)]
+    assert {name: flaws(row) for name, row in reconcile(spark, tmp_path, records, seen)[2].items()} == {"stray": {flaw}}
 
 
 def test_files_that_cannot_be_read(spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
