@@ -73,6 +73,9 @@ class Compat:
         try:
             await single.send()
         except ProblemError as problem:
+            if problem.kind == "too-large":
+                # The broker's own limit, who is not asked any more once it is known.
+                raise _BadError(f"{PRECONDITION_FAILED} {problem.detail.removeprefix('body: ')}") from None
             if problem.kind not in _WORDS:
                 raise
             raise _BadError(f"{_WORDS[problem.kind]} '{name[1]}' in vhost '{name[0]}'") from None
@@ -200,7 +203,10 @@ def _error(problem: ProblemError) -> web.Response:
     elif status in (429, 503):
         headers["Retry-After"] = "1"
     outcome, retryable = (Outcome.INVALID, False) if status == 401 else (problem.outcome, problem.retryable)
-    return _json(status, {"error": error, "reason": reason, "outcome": outcome, "retryable": retryable}, headers)
+    answer = _json(status, {"error": error, "reason": reason, "outcome": outcome, "retryable": retryable}, headers)
+    if problem.closes:
+        answer.force_close()
+    return answer
 
 
 def _json(status: int, answer: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> web.Response:

@@ -176,8 +176,9 @@ class Dispatch:
             method = PUBLISH + shorted(exchange) + shorted(key)
             tally = self._count_passed(placed)
         if 0 < client.most_body < len(message.body):
-            detail = f"body: {len(message.body)} bytes, the broker takes {client.most_body}"
-            raise ProblemError(413, "too-large", detail, Outcome.INVALID)
+            detail = f"message size {len(message.body)} is larger than configured max size {client.most_body}"
+            # In the broker's words, who answered so the first time.
+            raise ProblemError(413, "too-large", f"body: PRECONDITION_FAILED - {detail}", Outcome.INVALID)
         if route.journal is not None and placed.choice is not None and placed.choice.slot < route.journal.limit:
             told = self._witness(route.journal, placed, placed.choice, message, told), 0
         try:

@@ -231,9 +231,9 @@ _EVENTS: Json = {
 }
 
 _MANAGEMENT_ERRORS = {
-    400: "The request is malformed, there is no such exchange or virtual host, or the broker refused the message.",
+    400: "The request is malformed, there is no such exchange, it is internal, the user may not publish there, or the "
+    "broker refused the message: then it may be tried again if `retryable` says so.",
     401: "The broker does not let the user in, or not into the virtual host.",
-    403: "The user may not publish there, or the exchange is internal.",
     408: "The body came too slowly.",
     413: "The body is too large.",
     429: "Too much is in flight already.",

@@ -59,6 +59,11 @@ class ProblemError(Exception):
         self.status, self.kind, self.detail, self.outcome, self.retryable = status, kind, detail, outcome, retryable
         self.more = more or {}
 
+    @property
+    def closes(self) -> bool:
+        """Whether its connection ends: the client does well to go elsewhere, or its body's rest would be a request."""
+        return self.kind in ("draining", "timeout")
+
     def response(self) -> web.Response:
         """The answer."""
         body = {
@@ -76,8 +81,7 @@ class ProblemError(Exception):
         response = web.Response(
             body=json.dumps(body).encode(), status=self.status, content_type=CONTENT_TYPE, headers=headers
         )
-        if self.kind in ("draining", "timeout"):
-            # The client does well to go elsewhere; or the rest of its body would be taken for a request.
+        if self.closes:
             response.force_close()
         return response
 

@@ -1,7 +1,9 @@
 """Limits, and a broker that stalls: every answer comes in time, is true, and costs bounded memory."""
 
+import base64
 import http.client
 import itertools
+import json
 import os
 import signal
 import socket
@@ -13,6 +15,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -23,7 +26,7 @@ from tests.integration.broker_api import DEADLINE_SECONDS, BrokerApi, VirtualHos
 from tests.integration.conftest import Login, StartSidecar
 from tests.integration.own_node import Control, own_node, private_only
 from tests.integration.relay import relay
-from tests.integration.sidecar import Answer, Sidecar, publish_path
+from tests.integration.sidecar import Answer, Sidecar, ask, publish_path
 
 QUEUES = ["q1", "q2"]
 NOT_PUBLISHED = {"invalid", "rejected", "unavailable"}
@@ -391,6 +394,25 @@ def test_the_first_message_that_is_too_large_is_told_so(start_beside: StartBesid
     assert batch.problem(422, "batch-failed", "invalid", retryable=False).startswith("3 of 3 messages")
     assert "messages[0].body: " in batch.json["results"][0]["detail"]
     told.check(home)
+
+
+@private_only
+def test_a_message_that_is_too_large_for_the_broker_by_the_management_apis_publish(
+    start_beside: StartBeside, running: tuple[Node, Control], home: VirtualHost
+) -> None:
+    """As it answers itself, also where the limit is known and the broker is not asked any more."""
+    sidecar = start_beside()
+    message = {"properties": {}, "routing_key": "k", "payload_encoding": "string"}
+    body = json.dumps(message | {"payload": "x" * 1_000_001}).encode()
+    login = {"Authorization": "Basic " + base64.b64encode(b"guest:guest").decode()}
+    path = "/api/exchanges/%2F/orders/publish"
+    native = ask(urlsplit(running[0].management_url).port or 0, "POST", path, body, login)
+
+    answers = [sidecar.ask("POST", path, body, login) for _ in range(2)]
+
+    for answer in answers:
+        assert (answer.status, answer.json) == (native.status, native.json | {"outcome": "invalid", "retryable": False})
+    assert home.drain_all() == {}
 
 
 @private_only

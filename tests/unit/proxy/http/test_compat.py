@@ -11,6 +11,7 @@ from multidict import CIMultiDict
 
 from proxy.http import compat
 from proxy.http.problems import ProblemError
+from proxy.outcome import Outcome
 
 ASKED: dict[str, object] = {"routing_key": "k", "properties": {}, "payload": "x", "payload_encoding": "string"}
 DEEP = "[" * 900 + "]" * 900
@@ -93,6 +94,13 @@ def test_a_name_that_amqp_cannot_say(part: str) -> None:
         compat._name(part)
     assert raised.value.status == 400
     assert raised.value.detail == f"{unquote(part)[:40]!r}... has 256 bytes, 255 are the most"
+
+
+@pytest.mark.parametrize(("status", "kind"), [(503, "draining"), (408, "timeout"), (429, "too-many")])
+def test_it_ends_the_connections_that_others_end(status: int, kind: str) -> None:
+    problem = ProblemError(status, kind, "", Outcome.REJECTED, retryable=True)
+    assert compat._error(problem).keep_alive == problem.response().keep_alive
+    assert (compat._error(problem).keep_alive is False) == (kind != "too-many")
 
 
 def login(user: bytes, password: bytes) -> tuple[str, str]:
