@@ -3,7 +3,7 @@
 import asyncio
 
 LEAST_RATE = 1 << 16
-"""Bytes a second that a client must send of a body, and read of an answer, to get more time than `body_timeout`."""
+"""Bytes a second: a client that sends a body, or reads an answer, at this rate may take as long as it needs."""
 
 
 class Limits:

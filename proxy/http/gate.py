@@ -77,7 +77,7 @@ class Gate:
     """Counts requests in and out."""
 
     def __init__(self, router: Router, access: Access, limits: Limits, counts: Counts, *, body_timeout: float) -> None:
-        """`body_timeout` in seconds is for a body, which gets a second more with each `LEAST_RATE` bytes of it."""
+        """`body_timeout` in seconds is how far a body may fall behind `LEAST_RATE` bytes a second."""
         self._router, self._access, self.limits, self._counts = router, access, limits, counts
         self._body_timeout = body_timeout
         self.loop = asyncio.get_running_loop()
