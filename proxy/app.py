@@ -73,7 +73,7 @@ async def run(settings: Settings) -> None:
         )
         counts = Counts()
         tables = {
-            ingress: RouteTables(router, selection, tallies, sync.mismatch, journaling.journal)
+            ingress: RouteTables(router, selection, tallies, sync.identity.mismatch, journaling.journal)
             for ingress, tallies in counts.tallies.items()
         }
         listener = _listener(settings, tables["amqp"], sync, brokers, counts)

@@ -188,7 +188,7 @@ class ProxyCollector(Collector):
         failing.add_metric([], len(self._sync.faults))
         yield failing
         up = GaugeMetricFamily("ringproxy_management_up", "1 where the management API answered when last asked.")
-        up.add_metric([], not self._sync.unreachable)
+        up.add_metric([], not self._sync.identity.unreachable)
         yield up
         connected = GaugeMetricFamily(
             "ringproxy_broker_connected", "1 where the connection to the broker is up.", labels=["vhost"]

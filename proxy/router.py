@@ -149,8 +149,8 @@ class Router:
         self.used_at: dict[Name, float] = {}
         """When a publish last asked for each exchange."""
         self._marks: dict[Name, _Mark] = {}
-        self.on_change: list[Callable[[Name], None]] = []
-        """Called with an exchange's name whenever what is decided for it, or for one that leads to it, may change."""
+        self.on_change: list[Callable[[], None]] = []
+        """Called whenever what is decided for any exchange may change."""
 
     @property
     def entries(self) -> Mapping[Name, Entry]:
@@ -167,19 +167,19 @@ class Router:
             del self._marks[name]
             same = False
         if not same:
-            self.tell(name)
+            self.tell()
 
     def drop(self, name: Name) -> None:
         """Forgets an exchange."""
         self._entries.pop(name, None)
         self.used_at.pop(name, None)
         self._marks.pop(name, None)
-        self.tell(name)
+        self.tell()
 
-    def tell(self, name: Name) -> None:
+    def tell(self) -> None:
         """Calls whoever wants to know of changes."""
         for told in self.on_change:
-            told(name)
+            told()
 
     def expect(self, name: Name, at: float, *, certain: bool) -> None:
         """Something was declared on an exchange at `at`: it is Unknown until an entry that was read after that.
@@ -192,7 +192,7 @@ class Router:
         else:
             self._marks[name] = _Mark(min(at, mark.since), max(at, mark.at), certain or mark.certain)
         if mark is None:
-            self.tell(name)
+            self.tell()
 
     def relent(self, name: Name, started: float) -> bool:
         """A reading that started then failed: what was declared before it is not waited for unless it is certain.
@@ -204,7 +204,7 @@ class Router:
         if mark is None or mark.certain or mark.since > started:
             return False
         del self._marks[name]
-        self.tell(name)
+        self.tell()
         return True
 
     def expected(self, name: Name, asked: float = math.inf) -> bool:

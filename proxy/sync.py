@@ -14,13 +14,14 @@ from proxy.assembly import Assembly
 from proxy.belief import Belief
 from proxy.changes import tell, tell_missing, title
 from proxy.declared import Declaration
+from proxy.identity import Identity
 from proxy.lookups import Absent, LookUps
 from proxy.management import Management, ManagementError
 from proxy.overlays import Overlays, changes_nothing_ever, is_news
 from proxy.reading import Reading, VhostNotListedError, read
 from proxy.router import Entry, Name, Router
 from proxy.selection import Selection
-from proxy.topology import RING_TYPES, Bindings, TopologyError, names_of, weigh
+from proxy.topology import RING_TYPES, Bindings, TopologyError, weigh
 from ring.destination import Destination
 
 log = logging.getLogger(__name__)
@@ -41,7 +42,7 @@ READINGS_AT_ONCE = 4
 
 NEVER = float("-inf")
 
-IDENTITY: Name = ("", "")
+_IDENTITY: Name = ("", "")
 """Stands for the question whose API it is, among the readings."""
 
 
@@ -81,6 +82,7 @@ class Sync:
     ) -> None:
         """`interval` and `settle_time` in seconds; `named` exchanges are read from the start and never forgotten."""
         self._api, self._router = api, router
+        self.identity = Identity(api, router.tell)
         self._assembly = Assembly(api, selection, rewrite_dead_letters)
         self._interval, self._settle_time = interval, settle_time
         self._named = frozenset(named)
@@ -93,15 +95,8 @@ class Sync:
         self.changes: Counter[Name] = Counter()
         self.moved: dict[Name, float] = {}
         """Shares of the slots that changes moved, summed."""
-        self.cluster: str | None = None
-        """The name of the cluster whose management API answers; None where it has not said, or cannot."""
-        self._names: frozenset[str] = frozenset()
-        """The cluster names its nodes report while nobody has set one: each node then reports its own."""
-        self._identified = False
         self.look_up_fault: tuple[str, str] | None = None
         """The virtual host, and how it failed, of the last failed look-up, until one there succeeds."""
-        self.unreachable = "not asked yet"
-        """Why the management API did not say whose it is, when last asked; empty where it did."""
         self._identify_due = 0.0
         self._turns = asyncio.Semaphore(READINGS_AT_ONCE)
         self._running: dict[Name, asyncio.Task[None]] = {}
@@ -151,7 +146,7 @@ class Sync:
         self._forget_declared(now)
         if now >= self._identify_due:
             self._identify_due = now + random.uniform(0, self._interval)
-            self._start(IDENTITY, self._identify)
+            self._start(_IDENTITY, self.identity.watch)
         for name, tracked in self._tracked.items():
             if tracked.due <= now:
                 self._start(name, functools.partial(self._in_turn, name))
@@ -174,29 +169,6 @@ class Sync:
             if name in self._tracked:
                 await self._again(name)
 
-    async def _identify(self) -> None:
-        """Asks the management API whose it is, once an interval: shows that it is there where nothing is in use."""
-        try:
-            await self._ask_cluster()
-        except (ManagementError, TopologyError) as error:
-            if str(error) != self.unreachable:
-                log.warning("the management API does not answer: %s", error)
-            self.unreachable = str(error)
-        else:
-            if self.unreachable:
-                log.info("the management API answers")
-            self.unreachable = ""
-
-    async def _ask_cluster(self) -> None:
-        before = self.cluster, self._names
-        cluster = await self._api.cluster_name()
-        unnamed = cluster is not None and "@" in cluster
-        names = names_of(cluster, await self._api.nodes()) if cluster is not None and unnamed else frozenset()
-        self.cluster, self._names = cluster, names
-        self._identified = True
-        if (cluster, names) != before:
-            self._router.tell(IDENTITY)
-
     def declared(self, vhost: str, declaration: Declaration) -> None:
         """The broker has just confirmed this: what it touches is read again before anything is published there."""
         now, entries = time.monotonic(), self._router.entries
@@ -210,17 +182,6 @@ class Sync:
                 continue
             self._overlays.add(name, declaration, now)
             self._router.expect(name, now, certain=entry is None or is_news(name, entry, declaration))
-
-    def mismatch(self, broker: str | None) -> str:
-        """Why a broker that gives its cluster this name is not the one whose bindings are read; empty where it is.
-
-        While nobody has set a name, each node of a cluster gives it another: its own (observed on RabbitMQ 3.10.8).
-        """
-        if broker is None or self.cluster is None or broker == self.cluster:
-            return ""
-        if broker in self._names:
-            return ""
-        return f"the broker is of cluster {broker!r}, the management API of {self.cluster!r}"
 
     async def look_up(self, name: Name, within: float) -> None:
         """Returns once the exchange is in the table and fresh. Raises Absent, or NotReadable after `within` seconds.
@@ -266,9 +227,9 @@ class Sync:
         started, vouched = time.monotonic(), frozenset(tracked.vouched)
         absent: Absent | None = None
         try:
-            if not self._identified:
+            if not self.identity.asked:
                 # Or the first messages could go to another cluster than the one whose bindings are read.
-                await self._ask_cluster()
+                await self.identity.ask()
             known = name in self._router.entries
             reading = await read(self._api, name, 0.0 if known else min(self._settle_time, LONGEST_DOUBT))
             await self._apply(name, tracked, reading, started, why, vouched)

@@ -279,6 +279,6 @@ class RouteTables:
         for table in list(self._tables.values()):
             table.touch()
 
-    def _changed(self, _: Name) -> None:
+    def _changed(self) -> None:
         for table in list(self._tables.values()):
             table.clear()

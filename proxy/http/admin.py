@@ -78,7 +78,7 @@ class Admin:
         unread, stale = sync.pending(), [name for name in self._stale() if name not in sync.homeless]
         checks = {
             "not draining": "shutting down" if self._draining() else "",
-            "management API": sync.unreachable,
+            "management API": sync.identity.unreachable,
             "rings read": f"not read yet: {_titles(unread)}" if unread else "",
             "rings fresh": f"not read for too long: {_titles(stale)}" if stale else "",
         }
@@ -90,7 +90,7 @@ class Admin:
             checks["broker takes publishes"] = why
         if refusals := self._publisher.refusals(vhost):
             checks["broker's permissions"] = "; ".join(refusals)
-        if why := sync.mismatch(self._publisher.cluster(vhost)):
+        if why := sync.identity.mismatch(self._publisher.cluster(vhost)):
             checks["one cluster"] = why
         return checks
 

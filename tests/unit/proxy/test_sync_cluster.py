@@ -1,10 +1,11 @@
 """Whose management API it is: the cluster's name, and its nodes' names where it has none."""
 
+from unittest.mock import Mock
+
 import pytest
 
-from proxy.sync import IDENTITY
 from tests.unit.proxy.fake_management import FakeManagement, binding, body, status
-from tests.unit.proxy.syncing import Clock, Name, X, syncing
+from tests.unit.proxy.syncing import Clock, X, syncing
 
 NODES = [
     {"name": "/", "cluster_state": {"rabbit@one": "running", "rabbit@two": "running", "hare@localhost": "stopped"}},
@@ -40,9 +41,9 @@ async def test_nodes_of_a_cluster_without_a_name_are_one_cluster(
     fake.fail(body({"name": api}), "/api/cluster-name")
     fake.fail(body(NODES), "/api/vhosts")
     async with syncing(fake) as made:
-        await made.sync._identify()
-        assert made.sync.cluster == api
-        assert made.sync.mismatch(broker) == (
+        await made.sync.identity.watch()
+        assert made.sync.identity.cluster == api
+        assert made.sync.identity.mismatch(broker) == (
             "" if same else f"the broker is of cluster {broker!r}, the management API of {api!r}"
         )
 
@@ -53,23 +54,23 @@ async def test_nodes_that_cannot_be_read_leave_the_name_unread(
 ) -> None:
     fake.fail(body(answer), "/api/vhosts")
     async with syncing(fake) as made:
-        await made.sync._identify()
-        assert made.sync.cluster is None
-        assert made.sync.unreachable
+        await made.sync.identity.watch()
+        assert made.sync.identity.cluster is None
+        assert made.sync.identity.unreachable
 
 
 async def test_another_cluster_s_name_is_told(fake: FakeManagement, clock: Clock) -> None:
     fake.exchange("x", binding("a"))
     async with syncing(fake) as made:
-        changed: list[Name] = []
-        made.router.on_change.append(changed.append)
+        changed = Mock()
+        made.router.on_change.append(changed)
         await made.sync.look_up(X, 10)
-        assert changed == [IDENTITY, X]
-        await made.sync._identify()
-        assert changed == [IDENTITY, X]
+        assert changed.call_count == 2
+        await made.sync.identity.watch()
+        assert changed.call_count == 2
         fake.fail(body({"name": "other"}), "/api/cluster-name")
-        await made.sync._identify()
-        assert changed == [IDENTITY, X, IDENTITY]
+        await made.sync.identity.watch()
+        assert changed.call_count == 3
         fake.fail(status(500), "/api/cluster-name")
-        await made.sync._identify()
-        assert (changed, made.sync.cluster) == ([IDENTITY, X, IDENTITY], "other")
+        await made.sync.identity.watch()
+        assert (changed.call_count, made.sync.identity.cluster) == (3, "other")

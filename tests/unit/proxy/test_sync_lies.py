@@ -92,15 +92,15 @@ async def test_a_management_api_that_is_gone_is_told_once_and_its_return_once(
             "cannot read exchange 'x' in virtual host '/': /api/cluster-name: 503",
             "the management API does not answer: /api/cluster-name: 503",
         ]
-        assert made.sync.unreachable == "/api/cluster-name: 503"
-        assert made.sync.cluster != "rabbit@fake"
+        assert made.sync.identity.unreachable == "/api/cluster-name: 503"
+        assert made.sync.identity.cluster != "rabbit@fake"
         assert made.sync.pending() == [X]
         caplog.clear()
         fake.mend()
-        await eventually(lambda: made.weights() == {A: 1} and not made.sync.unreachable)
+        await eventually(lambda: made.weights() == {A: 1} and not made.sync.identity.unreachable)
         seen = made.sync.results["ok"]
         await eventually(lambda: made.sync.results["ok"] > seen + 3)
-        assert made.sync.cluster == "rabbit@fake"
+        assert made.sync.identity.cluster == "rabbit@fake"
         assert made.sync.pending() == []
         assert caplog.messages.count("exchange 'x' in virtual host '/' can be read again") == 1
         assert caplog.messages.count("the management API answers") == 1

@@ -27,7 +27,7 @@ async def test_all_who_look_up_at_once_share_one_reading(fake: FakeManagement) -
             "/api/queues/%2F/a": 1,
         }
         assert made.sync.results == {"ok": 1}
-        assert made.sync.cluster == "rabbit@fake"
+        assert made.sync.identity.cluster == "rabbit@fake"
 
 
 async def test_all_who_look_up_share_the_tries_too(fake: FakeManagement) -> None:
