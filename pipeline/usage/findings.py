@@ -17,6 +17,13 @@ MOST_ROWS = 50
 MOST_LINES = 8
 """Destinations that a plot tells apart."""
 
+MOST_WINDOWS = 300
+"""In the report: above it they are told by wider ones."""
+
+_WIDER = (10, 15, 20, 30, 60, 180, 360, 720)
+"""Minutes; above them whole days."""
+_DAY = 1440
+
 _DESTINATION = ("vhost", "exchange", "kind", "destination")
 
 
@@ -28,6 +35,8 @@ class Findings:
     """Everything added up."""
     destinations: Sequence[Row]
     """The busiest first, MOST_ROWS at most."""
+    minutes: int
+    """The width of `windows`: the table's, or so much wider that they are no more than MOST_WINDOWS."""
     windows: Sequence[Row]
     """In order, each over all destinations."""
     busy: Sequence[Row]
@@ -55,18 +64,35 @@ def find(usage: DataFrame, gaps: DataFrame) -> Findings:
     whole = _told(usage, "minutes").collect()[0]
     ranked = _told(usage, *_DESTINATION).orderBy(F.desc("messages_scaled"), *_DESTINATION)
     destinations = ranked.limit(MOST_ROWS).collect()
-    windows = _told(usage, "window").orderBy("window").collect()
+    first, last = usage.agg(F.unix_micros(F.min("window")), F.unix_micros(F.max("window"))).collect()[0]
+    minutes = wider(whole.minutes, first // 60_000_000, last // 60_000_000)
+    start = F.unix_micros("window")
+    wide = usage.withColumn("window", F.timestamp_micros(start - start % (60_000_000 * minutes)))
+    windows = _told(wide, "window").orderBy("window").collect()
     # By the columns: names may be equal of several.
     line = F.coalesce(*(F.when(_is(row), n) for n, row in enumerate(destinations[:MOST_LINES])))
     busy = (
-        usage.groupBy("window", line.alias("line"))
+        wide.groupBy("window", line.alias("line"))
         .agg(F.sum("messages_scaled").alias("messages_scaled"))
         .orderBy("window")
         .collect()
     )
     missing = gaps.agg(F.coalesce(F.sum("missing"), F.lit(0))).collect()[0][0]
     largest = gaps.orderBy(F.desc("missing"), "proxy", "first").limit(MOST_ROWS).collect()
-    return Findings(whole, destinations, windows, busy, largest, missing)
+    return Findings(whole, destinations, minutes, windows, busy, largest, missing)
+
+
+def wider(minutes: int, first: int, last: int) -> int:
+    """The least width, made of windows of so many `minutes`, of which MOST_WINDOWS hold all from `first` to `last`.
+
+    These are the starts of two windows, in minutes since 1970.
+    """
+
+    def fits(width: int) -> bool:
+        return width % minutes == 0 and last // width - first // width < MOST_WINDOWS
+
+    days = range(_DAY, last + 2 * _DAY, _DAY)
+    return next(width for width in (minutes, *_WIDER, *days) if fits(width))
 
 
 def _told(usage: DataFrame, *by: str) -> DataFrame:

@@ -18,7 +18,7 @@ def report(found: Findings) -> Report:
     share = first.messages_scaled / whole.messages_scaled
     lead = (
         f"{_count(whole.messages_scaled)} messages from {found.windows[0].window:%Y-%m-%d %H:%M} UTC on, in "
-        f"{len(found.windows)} windows of {whole.minutes} minutes. {found.names[0]} took the most: {share:.1%}. "
+        f"{len(found.windows)} windows of {_minutes(found)}. {found.names[0]} took the most: {share:.1%}. "
         + (f"Half of the answers came within {_ms(whole.p50)}, 99% within {_ms(whole.p99)}. " if whole.p99 else "")
         + (f"{found.missing:,} records are missing." if found.missing else "No record is missing in between.")
     )
@@ -31,6 +31,8 @@ def report(found: Findings) -> Report:
         )
     made.heading("Messages")
     made.figure(_timeline(found), "Messages by destination and window")
+    if found.minutes != whole.minutes:
+        made.text(f"Windows are put together here; the table has all, of {whole.minutes} minutes.")
     made.heading("Latency")
     if whole.p99:
         made.figure(_latencies(found), "Latency: median and 99th percentile by window, and how all are spread")
@@ -91,7 +93,7 @@ def _timeline(found: Findings) -> Figure:
         heights = [counts.get((time, line), 0.0) for time in times]
         bars.append(axes.bar(times, heights, _width(found), bottom=below, align="edge"))  # type: ignore[arg-type]
         below = [a + b for a, b in zip(below, heights, strict=True)]
-    axes.set_ylabel(f"messages in {found.whole.minutes} minutes")
+    axes.set_ylabel(f"messages in {_minutes(found)}")
     axes.spines[["top", "right"]].set_visible(False)
     # Handed over: of labels that it finds by itself it leaves out those that begin with "_".
     axes.legend(bars, [name for _, name in lines], loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
@@ -129,7 +131,11 @@ def _latencies(found: Findings) -> Figure:
 
 
 def _width(found: Findings) -> datetime.timedelta:
-    return datetime.timedelta(minutes=found.whole.minutes)
+    return datetime.timedelta(minutes=found.minutes)
+
+
+def _minutes(found: Findings) -> str:
+    return f"{found.minutes} minutes" if found.minutes <= 60 else f"{found.minutes // 60} hours"
 
 
 def _count(scaled: float) -> str:

@@ -3,14 +3,15 @@
 from itertools import chain
 from pathlib import Path
 
+import pytest
 from pyspark.sql import SparkSession
 
 from pipeline import gaps
 from pipeline.journal import read_records
-from pipeline.usage.findings import MOST_LINES, find
+from pipeline.usage.findings import MOST_LINES, MOST_WINDOWS, find, wider
 from pipeline.usage.report import report
 from pipeline.usage.windows import usage
-from tests.pipeline.records import published, ring_of, write_journal
+from tests.pipeline.records import START, published, ring_of, write_journal
 
 KNOWN = ring_of({"orders.1": 1})
 
@@ -46,3 +47,26 @@ def test_destinations_of_one_name_are_told_apart(spark: SparkSession, tmp_path: 
     # The legend has those too that matplotlib would leave out by itself.
     for name in ("_alt &gt; orders.1 (queue, virtual host /other)", "orders &gt; others", "others"):
         assert f"<!-- {name} -->" in page
+
+
+@pytest.mark.parametrize(
+    ("minutes", "hours", "expected"),
+    [(5, 24, 5), (5, 26, 10), (20, 26, 20), (20, 101, 60), (60, 24 * 12, 60), (60, 24 * 13, 180), (5, 24 * 400, 2880)],
+)
+def test_windows_are_no_more_than_a_page_can_show(minutes: int, hours: int, expected: int) -> None:
+    first = START // 60_000_000
+    last = first + hours * 60 - minutes
+    assert wider(minutes, first, last) == expected
+    assert last // expected - first // expected < MOST_WINDOWS
+
+
+def test_a_long_time_is_told_by_wider_windows(spark: SparkSession, tmp_path: Path) -> None:
+    records = published(KNOWN, [b"key"] * 40, every=3_600_000_000)
+    write_journal(tmp_path, records, [])
+    read = read_records(spark, str(tmp_path))
+    found = find(usage(read, 5), gaps.gaps(gaps.sequences(read)))
+    assert (found.minutes, [row.messages for row in found.windows]) == (10, [1] * 40)
+    report(found).write(tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "windows of 10 minutes" in page
+    assert "the table has all, of 5 minutes" in page
