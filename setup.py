@@ -21,7 +21,7 @@ HOT = (
     "proxy/amqp/confirms.py",
     "proxy/amqp/connection.py",
     "proxy/amqp/content.py",
-    "proxy/amqp/fate.py",
+    "proxy/amqp/confirm_channel.py",
     "proxy/amqp/frames.py",
     "proxy/amqp/properties.py",
     "proxy/amqp/publishing.py",

@@ -12,7 +12,7 @@ from pipeline.publish.options import Options, tls_of
 from pipeline.publish.pace import Pace
 from pipeline.publish.routes import Routes, in_words
 from proxy.amqp.brokers import Brokers
-from proxy.amqp.fate import Verdict
+from proxy.amqp.confirm_channel import Verdict
 from proxy.amqp.link import Link
 from proxy.config import Settings
 from proxy.credentials import of_url

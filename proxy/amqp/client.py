@@ -10,8 +10,8 @@ from librt.strings import BytesWriter, write_i32_be, write_i64_be
 
 from proxy import __version__
 from proxy.amqp import table
+from proxy.amqp.confirm_channel import CONFIRMED, NACKED, ConfirmChannel, Receiver, Verdict
 from proxy.amqp.content import STAMP_ID_ENTRY, ring_id_in
-from proxy.amqp.fate import CONFIRMED, NACKED, ConfirmChannel, Receiver, Verdict
 from proxy.amqp.frames import (
     ACCESS_REFUSED,
     BASIC_ACK,

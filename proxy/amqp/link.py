@@ -10,7 +10,7 @@ from typing import cast
 
 from proxy.amqp import writing
 from proxy.amqp.client import Client, Stage
-from proxy.amqp.fate import ConfirmChannel
+from proxy.amqp.confirm_channel import ConfirmChannel
 from proxy.amqp.frames import ACCESS_REFUSED, HEARTBEAT_FRAME, NOT_ALLOWED, PROTOCOL_HEADER, Fault
 
 log = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ from collections import Counter, deque
 from collections.abc import Coroutine, Iterable
 from typing import Any, NamedTuple
 
-from proxy.amqp.fate import CONFIRMED, UNROUTABLE, Verdict
+from proxy.amqp.confirm_channel import CONFIRMED, UNROUTABLE, Verdict
 from proxy.amqp.reroute import MOST_TRIES
 from proxy.amqp.routes import Route, Target
 from proxy.http.dispatch import Dispatch, Order, Outlet, Placed

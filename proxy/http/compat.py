@@ -11,7 +11,7 @@ from urllib.parse import unquote_to_bytes
 
 from aiohttp import BasicAuth, web
 
-from proxy.amqp.fate import CONFIRMED
+from proxy.amqp.confirm_channel import CONFIRMED
 from proxy.amqp.frames import ACCESS_REFUSED, CONTENT_TOO_LARGE, PRECONDITION_FAILED
 from proxy.amqp.properties import NAMES, SHORT_STRING, Header, PropertyError, encoded, shown, utf8
 from proxy.http.decoding import DecodingError, decoded

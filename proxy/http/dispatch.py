@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from mypy_extensions import mypyc_attr
 
 from proxy.amqp.client import Full
-from proxy.amqp.fate import Receiver
+from proxy.amqp.confirm_channel import Receiver
 from proxy.amqp.frames import shorted
 from proxy.amqp.link import Link
 from proxy.amqp.routes import PUBLISH, Choice, Route, RouteTable, RouteTables, Unread

@@ -4,7 +4,7 @@ import time
 
 from aiohttp import web
 
-from proxy.amqp.fate import CONFIRMED
+from proxy.amqp.confirm_channel import CONFIRMED
 from proxy.amqp.properties import Header
 from proxy.counts import Counts
 from proxy.http.dispatch import Dispatch

@@ -6,7 +6,7 @@ from typing import Any
 
 from aiohttp import web
 
-from proxy.amqp.fate import Verdict
+from proxy.amqp.confirm_channel import Verdict
 from proxy.amqp.frames import ACCESS_REFUSED, CONTENT_TOO_LARGE, NOT_FOUND
 from proxy.http.answers import json_answer, named
 from proxy.http.dispatch import Dispatch, Placed

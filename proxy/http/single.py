@@ -2,7 +2,7 @@
 
 import asyncio
 
-from proxy.amqp.fate import Verdict
+from proxy.amqp.confirm_channel import Verdict
 from proxy.amqp.reroute import MOST_TRIES
 from proxy.http.dispatch import Dispatch, Outlet, Placed
 from proxy.http.message import Message

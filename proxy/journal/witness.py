@@ -1,6 +1,6 @@
 """Who journals the broker's answer to a publish over HTTP."""
 
-from proxy.amqp.fate import Receiver, Verdict
+from proxy.amqp.confirm_channel import Receiver, Verdict
 from proxy.journal.buffer import Journal, Record
 from proxy.outcome import Outcome
 

@@ -187,9 +187,7 @@ class _Judge:
             return self._rings.queues(begin, end)
         return self._rings.owners(note.key, begin, end)
 
-    def _deleted(
-        self, queues: set[str], begin: float, end: float, after: float = AROUND_A_DELETION
-    ) -> Deletion | None:
+    def _deleted(self, queues: set[str], begin: float, end: float, after: float = AROUND_A_DELETION) -> Deletion | None:
         """A deletion of one of these queues between these times, or so many seconds before."""
         for deletion in self._history.deletions:
             near = deletion.begin - AROUND_A_DELETION <= end and begin <= deletion.done + after

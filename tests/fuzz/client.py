@@ -78,7 +78,7 @@ def _frame(op: int, step: Step) -> bytes:
 
 def run(data: bytes, rng: Random | None = None) -> Run:
     """One run of an input, up to the fault that ends it."""
-    with patch("proxy.amqp.fate.secrets.randbits", lambda bits: 0x1234567):
+    with patch("proxy.amqp.confirm_channel.secrets.randbits", lambda bits: 0x1234567):
         one = Run(data[0] if data else 0, rng)
         for step in steps(data[1:]):
             one.take(step)

@@ -10,8 +10,8 @@ from typing import Any, cast
 
 from proxy.amqp import properties
 from proxy.amqp.client import Client, Stage
+from proxy.amqp.confirm_channel import CONFIRMED, NACKED, UNROUTABLE, Verdict
 from proxy.amqp.content import STAMP_ID_ENTRY
-from proxy.amqp.fate import CONFIRMED, NACKED, UNROUTABLE, Verdict
 from proxy.amqp.properties import Header
 from proxy.http import fields
 from proxy.http.decoding import DecodingError, decoded

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from itertools import count
 from random import Random
 
-from proxy.amqp.fate import CONFIRMED, NACKED, UNROUTABLE, Verdict
+from proxy.amqp.confirm_channel import CONFIRMED, NACKED, UNROUTABLE, Verdict
 from proxy.amqp.routes import Route
 from proxy.journal.buffer import BUFFERS, CAPACITY, Filled, Journal, Record
 from proxy.journal.witness import Witness

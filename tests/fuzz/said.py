@@ -9,9 +9,9 @@ from zlib import crc32
 
 from proxy.amqp.channel import Channel
 from proxy.amqp.client import Client
+from proxy.amqp.confirm_channel import ConfirmChannel
 from proxy.amqp.confirms import Confirms
 from proxy.amqp.connection import Connection
-from proxy.amqp.fate import ConfirmChannel
 from proxy.limits import Limits
 from proxy.tally import Tally
 from tests.fuzz.corpus import inputs

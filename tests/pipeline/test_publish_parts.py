@@ -26,8 +26,8 @@ from pipeline.publish.sending import Sender, _watch
 from pipeline.rings import KnownRing
 from proxy.amqp import table
 from proxy.amqp.client import Client
+from proxy.amqp.confirm_channel import CONFIRMED, NACKED
 from proxy.amqp.content import headers_at, table_at
-from proxy.amqp.fate import CONFIRMED, NACKED
 from proxy.values import ConfigError
 from ring.destination import Destination
 from ring.hashed import HashedValue

@@ -11,7 +11,7 @@ import pytest
 
 from proxy.amqp import link as link_module
 from proxy.amqp.brokers import Brokers
-from proxy.amqp.fate import Verdict
+from proxy.amqp.confirm_channel import Verdict
 from proxy.amqp.frames import PROTOCOL_HEADER
 from proxy.amqp.link import Link, Socket
 from proxy.outcome import Outcome

@@ -7,7 +7,7 @@ from pamqp import commands
 from pamqp.common import FieldTable
 
 from proxy.amqp.client import Client, Stage
-from proxy.amqp.fate import ConfirmChannel, Verdict
+from proxy.amqp.confirm_channel import ConfirmChannel, Verdict
 from proxy.amqp.properties import Header, encoded
 from proxy.amqp.routes import Target
 from proxy.outcome import Outcome

@@ -16,8 +16,8 @@ from pamqp.header import ContentHeader
 
 from proxy import __version__
 from proxy.amqp.client import MAX_CHANNELS, Client, Full, Stage
+from proxy.amqp.confirm_channel import CONFIRMED, NACKED, UNROUTABLE
 from proxy.amqp.content import STAMP_ID_ENTRY, stamp_of_exchange
-from proxy.amqp.fate import CONFIRMED, NACKED, UNROUTABLE
 from proxy.amqp.frames import PROTOCOL_HEADER, Fault, shorted
 from proxy.amqp.properties import Header, encoded
 from proxy.amqp.routes import PUBLISH, Target

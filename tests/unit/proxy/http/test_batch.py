@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.amqp.fate import CONFIRMED, NACKED, UNROUTABLE, Receiver, Verdict
+from proxy.amqp.confirm_channel import CONFIRMED, NACKED, UNROUTABLE, Receiver, Verdict
 from proxy.amqp.frames import NOT_FOUND
 from proxy.amqp.properties import HEADERS_FLAG, PERSISTENT, Header, encoded_headers
 from proxy.amqp.reroute import MOST_TRIES

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from proxy.amqp.fate import NACKED, UNROUTABLE
+from proxy.amqp.confirm_channel import NACKED, UNROUTABLE
 from proxy.amqp.routes import Choice, Route
 from proxy.http.batch import MESSAGES, Batch
 from proxy.http.dispatch import Outlet, Placed
