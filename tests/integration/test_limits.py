@@ -128,6 +128,11 @@ def test_more_bytes_than_may_be_in_flight(start_sidecar: StartSidecar, login: Lo
         too_many(told.single(45_000), "max_in_flight_bytes is 100000")
         chunks = sidecar.ask("POST", publish_path("orders", vhost.name, key="k"), iter([b"9 ", b"x" * 45_000]))
         too_many(chunks, "max_in_flight_bytes is 100000")
+        # Headers count too.
+        long = {"Amqp-Header-long": "v" * 3000}
+        too_many(
+            sidecar.publish("orders", "k", b"x" * 8000, vhost=vhost.name, headers=long), "max_in_flight_bytes is 100000"
+        )
         held.append(pool.submit(told.single, 1000))
         wait_until("a small one more", lambda: in_flight(sidecar) == 3)
 

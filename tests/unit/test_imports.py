@@ -189,7 +189,7 @@ def test_only_the_command_imports_the_app_only_the_app_http_and_only_who_publish
 
 PIPELINE_MAY = {
     *("config", "credentials", "management", "outcome", "reading", "tally", "tls", "topology", "values"),
-    *(f"amqp.{name}" for name in ("brokers", "content", "fate", "link", "properties", "routes")),
+    *(f"amqp.{name}" for name in ("brokers", "content", "confirm_channel", "link", "properties", "routes")),
 }
 """Of proxy: what reads bindings, and the wire code that publishes with confirms. Nothing of a sidecar that runs."""
 
