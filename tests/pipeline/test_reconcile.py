@@ -186,14 +186,14 @@ def test_a_sequence_orders_what_has_coarse_times(spark: SparkSession, tmp_path: 
     write_journal(tmp_path / "journal", records, [RING])
     at = datetime(2026, 11, 21, 17, 0, tzinfo=UTC)
     rows = [(record["message_id"], record["destination"], at, n) for record, n in zip(records, (1, 3, 2), strict=True)]
-    frame = spark.createDataFrame(rows, "id string, q string, at timestamp, n int")
+    frame = spark.createDataFrame(rows, "`message.id` string, `q.name` string, `at.time` timestamp, `n.th` int")
     for kind in ("parquet", "csv"):
         seen = str(tmp_path / f"seen.{kind}")
         frame.coalesce(1).write.format(kind).option("header", True).save(seen)
-        names = ("--seen", seen, "--message-id", "id", "--queue", "q", "--time", "at")
+        names = ("--seen", seen, "--message-id", "message.id", "--queue", "q.name", "--time", "at.time")
         assert run(tmp_path, *names) == 0
         assert json.loads((tmp_path / "out" / "verdict.json").read_text())["out_of_order"] == 0
-        assert run(tmp_path, *names, "--sequence", "n") == 0
+        assert run(tmp_path, *names, "--sequence", "n.th") == 0
         assert json.loads((tmp_path / "out" / "verdict.json").read_text())["out_of_order"] == 1
 
 
