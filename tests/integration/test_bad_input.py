@@ -194,9 +194,12 @@ def test_header_names_too_long_or_empty(sidecar: Sidecar, vhost: VirtualHost) ->
 
 def test_headers_that_fit_in_no_frame(sidecar: Sidecar, vhost: VirtualHost) -> None:
     """A broker closes the connection for a frame over its limit, and with it everything in flight."""
-    headers = {f"Amqp-Header-{n}": "v" * 8000 for n in range(20)}
+    item = {"key": "k", "payload": "x", "headers": {f"{n}": "v" * 8000 for n in range(20)}}
 
-    assert refused(sidecar, publish_path("orders", vhost.name), headers).startswith("headers:")
+    answer = sidecar.batch("orders", [item], vhost=vhost.name)
+
+    answer.problem(422, "batch-failed", "invalid", retryable=False)
+    assert answer.json["results"][0]["detail"].startswith("messages[0].headers:")
 
 
 @pytest.mark.parametrize(
