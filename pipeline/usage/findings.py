@@ -92,7 +92,8 @@ def wider(minutes: int, first: int, last: int) -> int:
         return width % minutes == 0 and last // width - first // width < MOST_WINDOWS
 
     days = range(_DAY, last + 2 * _DAY, _DAY)
-    return next(width for width in (minutes, *_WIDER, *days) if fits(width))
+    widths: list[int] = [minutes, *_WIDER, *days]
+    return next(filter(fits, widths))
 
 
 def _told(usage: DataFrame, *by: str) -> DataFrame:
