@@ -59,7 +59,7 @@ class Session:
         self._connected = self._draining = self._stopped = self._client_ended = self._over = False
         self._deadline: asyncio.TimerHandle | None = None
         self._heartbeat: asyncio.TimerHandle | None = None
-        self._overdue = Overdue(self.connection, self.client, self.broker, go_on=self._go_on, stop=self._stop)
+        self._overdue = Overdue(self.connection, self.client, self.broker, go_on=self._resume, stop=self._stop)
         self._within(HEADER_WITHIN, End.PROTOCOL)
 
     @property
@@ -225,6 +225,13 @@ class Session:
         if c.phase is Phase.REFUSING:
             self._refused()
 
+    def _resume(self) -> None:
+        """The same for a task's end or a timer, above which nobody sees to a defect."""
+        try:
+            self._go_on()
+        except Exception:
+            self._defect()
+
     def _hand_on(self) -> None:
         """Tells of events, and writes to both sides."""
         c = self.connection
@@ -303,7 +310,7 @@ class Session:
         self._task, self.connection.held = None, None
         self.client.release()
         if not task.cancelled():
-            self._go_on()
+            self._resume()
             if self._client_ended:
                 self.at_end(self.client)
 
@@ -330,7 +337,7 @@ class Session:
         self.broker.release()
         if not task.cancelled():
             self._heard.set()
-            self._go_on()
+            self._resume()
 
     async def _answered(self, unread: Unread) -> None:
         """Until the broker has answered what the frame that is held came after, however long it takes."""
