@@ -25,6 +25,8 @@ CHANGING = ("orders.5", "orders.6", "orders.7", "orders.8")
 MARK = b"the recorder's "
 """How the bodies of its own messages begin."""
 ACK_EVERY = 500
+MOST_UNACKED = 50_000
+"""None may stay behind of what comes while a request is waited for, for seconds in a cluster under load."""
 MARK_AGAIN = 5.0
 """Seconds in which nothing comes, after which such a message is sent again."""
 QUIET = 3.0
@@ -95,11 +97,7 @@ class Queues:
     def delete(self, node: Node, queue: str) -> None:
         """Deletes a queue while it is consumed, so that no message is lost but those on their way at that moment."""
         with self._emptied([node], queue) as taking:
-            other = taking.connection.channel()
-            begin = time.monotonic()
-            other.queue_delete(queue)
-            done = time.monotonic()
-            taking.until_cancelled()
+            begin, done = taking.delete()
         self.history.deletions.append(Deletion(queue, begin, done))
         if queue in self.history.current:
             self._changed(begin, {q: w for q, w in self.history.current.items() if q != queue}, done)
@@ -121,8 +119,9 @@ class Queues:
         """
         seen: set[bytes] = set()
         for node in islice(cycle(nodes), TRIES):
-            with _connected(node) as connection:
-                taking = _Taking(connection, queue, self.copies, seen)
+            # Two: one that publishes is not read while there is an alarm, nor are then its acks.
+            with _connected(node) as connection, _connected(node) as publishing:
+                taking = _Taking(connection, publishing.channel(), queue, self.copies, seen)
                 if taking.until_now():
                     yield taking
                     return
@@ -143,15 +142,24 @@ class _Taking:
     always arrive (3.10.8, seen once: 20 s of one queue, the native publishers' messages among it).
     """
 
-    def __init__(self, connection: pika.BlockingConnection, queue: str, copies: list[Copy], seen: set[bytes]) -> None:
+    def __init__(
+        self,
+        connection: pika.BlockingConnection,
+        marking: BlockingChannel,
+        queue: str,
+        copies: list[Copy],
+        seen: set[bytes],
+    ) -> None:
         """`seen` are the bodies that consumers before have written down and may not have acknowledged."""
-        self.connection, self._queue, self._copies, self._seen = connection, queue, copies, seen
+        self._connection, self._marking = connection, marking
+        self._queue, self._copies, self._seen = queue, copies, seen
         self._mark = MARK + secrets.token_bytes(8)
         self._reached = self._cancelled = False
         self._last = time.monotonic()
+        self._deleting = connection.channel()
         channel = connection.channel()
         channel.add_on_cancel_callback(self._ended)
-        channel.basic_qos(prefetch_count=4 * ACK_EVERY)
+        channel.basic_qos(prefetch_count=MOST_UNACKED)
         channel.basic_consume(queue, self._taken)
 
     def until_now(self) -> bool:
@@ -161,28 +169,33 @@ class _Taking:
 
         What the broker says of a queue's length does not tell: a quorum queue that is busy says 0.
         """
-        channel = self.connection.channel()
         marked = 0.0
         while not self._reached:
             # Again, where nothing comes: one may be lost with the leader of a quorum queue.
             if not marked or time.monotonic() - max(self._last, marked) > MARK_AGAIN:
-                channel.basic_publish("", self._queue, self._mark, pika.BasicProperties(delivery_mode=2))
+                self._marking.basic_publish("", self._queue, self._mark, pika.BasicProperties(delivery_mode=2))
                 marked = time.monotonic()
             if not self._go_on(SILENT):
                 return False
         return True
 
-    def until_cancelled(self) -> None:
-        """Returns once the queue is gone, and nothing can come any more.
+    def delete(self) -> tuple[float, float]:
+        """Deletes the queue, and takes what it has sent before; gives when the deletion began and ended.
 
-        Not every consumer of a quorum queue is told (3.10.8, measured): then, once nothing has come for a while.
+        What the queue has not sent by then is lost: so the channel is there already, and much may be unacknowledged.
+        Not every consumer of a quorum queue is told of the end (3.10.8, measured): then it is once nothing has come
+        for a while.
         """
+        begin = time.monotonic()
+        self._deleting.queue_delete(self._queue)
+        done = time.monotonic()
         while not self._cancelled and self._go_on(QUIET):
             pass
+        return begin, done
 
     def _go_on(self, longest: float) -> bool:
         """Whether something has come lately."""
-        self.connection.process_data_events(0.02)
+        self._connection.process_data_events(0.02)
         return time.monotonic() - self._last < longest
 
     def _taken(
