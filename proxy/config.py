@@ -119,7 +119,7 @@ class Settings:
     confirm_timeout: float = _setting(10.0, "how long a publish waits for the broker's confirm")
     drain_time: float = _setting(20.0, "limit of answering what is in flight after SIGTERM")
     body_timeout: float = _setting(
-        30.0, "how long an HTTP client may send nothing of a body, or read nothing of an answer"
+        30.0, "how long an HTTP client may send nothing of a body, or read too little of an answer"
     )
     broker_connections: int = _setting(1, "connections to the broker for HTTP publishes, each virtual host")
     max_sessions: int = _setting(1000, "most AMQP connections; each holds one to the broker")

@@ -6,8 +6,12 @@ LEAST_RATE = 1 << 16
 """Bytes a second: a client that sends a body, or reads an answer, at this rate may take as long as it needs."""
 
 
+_BATCHES = 3 / 8
+"""Of the bytes, what requests that bring batches may hold: with their messages they have half."""
+
+
 class Limits:
-    """Counts what is under way. Requests are refused at a limit, those that bring batches at half of the bytes.
+    """Counts what is under way. Requests are refused at a limit, those that bring batches at `_BATCHES` of the bytes.
 
     Messages of batches wait while half is theirs, with the bytes of those requests. But one may always go, or batches
     would wait for each other's bodies and for slow senders.
@@ -32,8 +36,8 @@ class Limits:
             return f"{self.messages} messages are in flight, max_in_flight is {self._most_messages}"
         if self.bytes > held and self.bytes + size > self._most_bytes:
             return f"{self.bytes} bytes are in flight, max_in_flight_bytes is {self._most_bytes}"
-        if batch and self._batches > held and (self._batches + size) * 2 > self._most_bytes:
-            return f"{self._batches} bytes are in flight for batches, half of max_in_flight_bytes is theirs"
+        if batch and self._batches > held and self._batches + size > self._most_bytes * _BATCHES:
+            return f"requests with batches hold {self._batches} bytes, {_BATCHES:.1%} of max_in_flight_bytes is theirs"
         return ""
 
     def take(self, messages: int, size: int) -> None:

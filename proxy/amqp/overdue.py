@@ -27,12 +27,13 @@ class Overdue:
         client: Leg,
         broker: Leg,
         *,
+        guarded: Callable[[Callable[[], None]], None],
         go_on: Callable[[], None],
         stop: Callable[[End], None],
     ) -> None:
-        """`go_on` hands on what a look has asked for; `stop` drops both sockets."""
+        """Looks are `guarded`; `go_on` hands on what one has asked for; `stop` drops both sockets."""
         self._connection, self._client, self._broker = connection, client, broker
-        self._go_on, self._stop = go_on, stop
+        self._guarded, self._go_on, self._stop = guarded, go_on, stop
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._over = False
@@ -43,7 +44,7 @@ class Overdue:
         """Looks after the messages that are under way again, from now on if not already."""
         reroutes = self._connection.reroutes
         if reroutes is not None and reroutes.under_way and self._timer is None:
-            self._timer = self._loop.call_later(PLACED_WITHIN / 10, self._look)
+            self._timer = self._loop.call_later(PLACED_WITHIN / 10, self._guarded, self._look)
 
     def watch_close(self, channel: Channel) -> None:
         """Looks after a channel that we close."""

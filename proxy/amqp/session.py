@@ -5,18 +5,15 @@ import logging
 import time
 from collections.abc import Callable
 
-from proxy.amqp import closing, publishing, rewrite
-from proxy.amqp.channel import State
-from proxy.amqp.connection import Connection, Declared, Phase, Refused, Stale
+from proxy.amqp import closing, rewrite
+from proxy.amqp.connection import Connection, Declared, Phase, Refused
 from proxy.amqp.end import CLOSE_WITHIN, SHUTTING_DOWN, End
-from proxy.amqp.frames import CONNECTION_FORCED, FRAME, HEARTBEAT_FRAME, INTERNAL_ERROR, PROTOCOL_HEADER
+from proxy.amqp.frames import CONNECTION_FORCED, HEARTBEAT_FRAME, PROTOCOL_HEADER
 from proxy.amqp.handshake import is_protocol_header
+from proxy.amqp.held import Held
 from proxy.amqp.legs import BUFFER, Leg
 from proxy.amqp.overdue import Overdue
-from proxy.amqp.reroute import RECENT
-from proxy.amqp.routes import BEING_CLOSED, UNANSWERED, Unread
 from proxy.amqp.shared import Shared
-from proxy.tally import NOWHERE
 
 log = logging.getLogger(__name__)
 
@@ -50,16 +47,26 @@ class Session:
         """Dials, or looks up."""
         self._rereading: asyncio.Task[None] | None = None
         """Reads what a message that came back waits for."""
-        self._heard = asyncio.Event()
-        """The broker has sent something."""
         self._opening = True
         """The handshake is not over."""
         self._brimming = False
         """The broker is not read for what waits for the end of the client's frame."""
+        self._leaving = False
+        """The client's connection.close waits for answers."""
         self._connected = self._draining = self._stopped = self._client_ended = self._over = False
         self._deadline: asyncio.TimerHandle | None = None
         self._heartbeat: asyncio.TimerHandle | None = None
-        self._overdue = Overdue(self.connection, self.client, self.broker, go_on=self._resume, stop=self._stop)
+        self._overdue = Overdue(
+            self.connection, self.client, self.broker, guarded=self._guarded, go_on=self._go_on, stop=self._stop
+        )
+        self._held = Held(
+            shared,
+            self.connection,
+            self._overdue,
+            from_client=self._from_client,
+            from_broker=self._from_broker,
+            hand_on=self._hand_on,
+        )
         self._within(HEADER_WITHIN, End.PROTOCOL)
 
     @property
@@ -77,7 +84,7 @@ class Session:
                 self._shared.broker_bytes += len(data)
                 self._from_broker(data)
                 self._go_on()
-                self._heard.set()
+                self._held.heard.set()
             else:
                 self._shared.client_bytes += len(data)
                 if self._draining:
@@ -200,13 +207,13 @@ class Session:
         self._hand_on()
         if c.waits and self._task is None:
             self.client.hold()
-            self._task = self._loop.create_task(self._look_up())
+            self._task = self._loop.create_task(self._held.publish())
             # A task that is cancelled before it begins would come to no `finally`.
             self._task.add_done_callback(self._looked_up)
             self._keep_alive()
         if c.broker_held is not None and self._rereading is None:
             self.broker.hold()
-            self._rereading = self._loop.create_task(self._reread())
+            self._rereading = self._loop.create_task(self._held.returned())
             self._rereading.add_done_callback(self._reread_ended)
         if c.for_broker or self._brimming:
             self._hold_back()
@@ -225,10 +232,10 @@ class Session:
         if c.phase is Phase.REFUSING:
             self._refused()
 
-    def _resume(self) -> None:
-        """The same for a task's end or a timer, above which nobody sees to a defect."""
+    def _guarded(self, do: Callable[[], None]) -> None:
+        """Does it for a task's end or a timer, above which nobody sees to a defect."""
         try:
-            self._go_on()
+            do()
         except Exception:
             self._defect()
 
@@ -251,10 +258,12 @@ class Session:
 
     def _leave(self) -> None:
         """Passes the client's connection.close on, once that loses nothing, or a while later."""
-        if closing.awaits_answers(self.connection) and self._deadline is None:
-            self._deadline = self._loop.call_later(LEAVE_WITHIN, self._left)
-        elif not closing.awaits_answers(self.connection):
+        if not closing.awaits_answers(self.connection):
             self._left()
+        elif not self._leaving:
+            self._leaving = True
+            self._within(None, End.CLIENT)
+            self._deadline = self._loop.call_later(LEAVE_WITHIN, self._guarded, self._left)
 
     def _left(self) -> None:
         c = self.connection
@@ -280,85 +289,23 @@ class Session:
     def _count_refusal(self, code: int) -> None:
         self._shared.refusals[code] = self._shared.refusals.get(code, 0) + 1
 
-    async def _look_up(self) -> None:
-        """Until the publish that is held can go on, or its channel is closed."""
-        c = self.connection
-        asked = time.monotonic()
-        try:
-            while (unread := c.held) is not None and c.phase is Phase.RUNNING:
-                waiting = len(c.client_rest)
-                if unread in (UNANSWERED, BEING_CLOSED):
-                    await self._answered(unread)
-                    fault, asked = "", time.monotonic()
-                else:
-                    fault = await self._shared.resolve(c, unread, asked)
-                if not c.running:
-                    break
-                c.now = time.monotonic()
-                if fault:
-                    self._refuse_publish(unread, fault)
-                c.held = None
-                self._from_client(b"")
-                c.forced = None
-                self._hand_on()
-                if len(c.client_rest) < waiting:
-                    asked = time.monotonic()
-        except Exception:
-            self._defect()
-
     def _looked_up(self, task: asyncio.Task[None]) -> None:
         self._task, self.connection.held = None, None
         self.client.release()
-        if not task.cancelled():
-            self._resume()
-            if self._client_ended:
-                self.at_end(self.client)
-
-    async def _reread(self) -> None:
-        """Until the messages that came back can be placed, as far as a reading helps with that."""
-        c = self.connection
-        try:
-            while (wanted := c.broker_held) is not None and not self._over:
-                asked = time.monotonic()
-                await self._shared.reread(wanted)
-                c.now = time.monotonic()
-                if isinstance(wanted, Stale):
-                    c.reread = {stale: at for stale, at in c.reread.items() if c.now - at < RECENT}
-                    # As long as it took nobody is made to wait for it again.
-                    c.reread[wanted] = 2 * c.now - asked
-                c.broker_held = None
-                self._from_broker(b"")
-                self._hand_on()
-        except Exception:
-            self._defect()
+        self._resume(task)
+        if self._client_ended and not task.cancelled():
+            self._guarded(lambda: self.at_end(self.client))
 
     def _reread_ended(self, task: asyncio.Task[None]) -> None:
         self._rereading = None
         self.broker.release()
+        self._held.heard.set()
+        self._resume(task)
+
+    def _resume(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled():
-            self._heard.set()
-            self._resume()
-
-    async def _answered(self, unread: Unread) -> None:
-        """Until the broker has answered what the frame that is held came after, however long it takes."""
-        c = self.connection
-        _, number, _ = FRAME.unpack_from(c.client_rest)
-        channel = c.channels[number]
-        while c.running and c.channels.get(number) is channel:
-            if unread is UNANSWERED and not (channel.declaring and channel.state == State.OPEN):
-                break
-            self._heard.clear()
-            await self._heard.wait()
-
-    def _refuse_publish(self, unread: Unread, why: str) -> None:
-        """Closes the channel of the publish that is held: placing its key natively would be worse than an error."""
-        c = self.connection
-        channel, exchange = publishing.held_publish(c)
-        name = (c.vhost, exchange.decode(errors="replace"))
-        c.tallies.of(name if name in self._shared.tables.router.entries else NOWHERE, None).unavailable += 1
-        text = f"the ring of exchange '{name[1]}' is not known: {why}"
-        closing.refuse_channel(c, channel, INTERNAL_ERROR, text)
-        self._overdue.watch_close(channel)
+            self._guarded(task.result)
+            self._guarded(self._go_on)
 
     def _keep_alive(self) -> None:
         """Heartbeats in the client's stead, while it is not read."""
@@ -368,7 +315,7 @@ class Session:
             return
         if not self.connection.client_skip and self.connection.opened:
             self.broker.write([HEARTBEAT_FRAME])
-        self._heartbeat = self._loop.call_later(self.connection.heartbeat / 2, self._keep_alive)
+        self._heartbeat = self._loop.call_later(self.connection.heartbeat / 2, self._guarded, self._keep_alive)
 
     # The end.
 

@@ -98,7 +98,7 @@ class Batches:
         """The answer to the batch that is the request's body. Raises ProblemError where not all of it is confirmed."""
         items = self._items(request, framing, gzip)
         admitted.batch = True
-        self._gate.take(admitted, head_of(request) + _BUFFER)
+        self._gate.take(admitted, head_of(request))
         outlet = await self._dispatch.outlet(name)
         await self._dispatch.check(outlet)
         batch = Batch(self._dispatch, self._gate.limits, outlet, self._patience, words)
@@ -139,8 +139,12 @@ class Batches:
 
     async def _read(self, request: web.Request, admitted: Admitted, items: Items, batch: Batch, add: Add) -> None:
         """Sends what is read. Raises ProblemError where the body cannot be read on."""
+        head, came = admitted.size, 0
         try:
             async for part in self._gate.parts(request):
+                came += len(part)
+                # What is read is followed by as much that waits.
+                self._gate.hold(admitted, head + min(came, _BUFFER) + len(batch) * _ENTRY)
                 for piece in items.pieces(part):
                     await self._send(admitted, batch, piece, add)
                     self._gate.hold(admitted, items.held + len(batch) * _ENTRY)

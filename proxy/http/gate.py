@@ -34,7 +34,7 @@ class Admitted:
 
     __slots__ = ("_gate", "_messages", "batch", "counted", "name", "size")
 
-    def __init__(self, gate: "Gate", messages: int) -> None:
+    def __init__(self, gate: "Gate", messages: int, *, counted: bool) -> None:
         """Of no exchange yet."""
         self._gate, self._messages = gate, messages
         self.name = NOWHERE
@@ -43,14 +43,15 @@ class Admitted:
         """Bytes of it in memory."""
         self.batch = False
         """Whether these are a batch's; to be set before there are any."""
-        self.counted = False
-        """What became of its messages is counted elsewhere."""
+        self.counted = counted
+        """What became of its messages is counted elsewhere, or it has none."""
 
     def __enter__(self) -> Self:
         """Raises ProblemError 503 while draining."""
         gate = self._gate
         if gate.draining:
-            gate.count(NOWHERE, Outcome.REJECTED)
+            if not self.counted:
+                gate.count(NOWHERE, Outcome.REJECTED)
             detail = "send it to another sidecar, or again later"
             raise ProblemError(503, "draining", detail, Outcome.REJECTED, retryable=True)
         gate.active += 1
@@ -87,9 +88,9 @@ class Gate:
         self.idle = asyncio.Event()
         self.idle.set()
 
-    def admitted(self, messages: int = 1) -> Admitted:
+    def admitted(self, messages: int = 1, *, counted: bool = False) -> Admitted:
         """One request, which counts for so many messages; those of a batch count themselves."""
-        return Admitted(self, messages)
+        return Admitted(self, messages, counted=counted)
 
     def count(self, name: Name, outcome: Outcome) -> None:
         """Counts a message that was not sent."""

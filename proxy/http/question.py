@@ -34,9 +34,8 @@ class Question:
         key = short("key", query["key"].encode("utf-8", "surrogateescape"))
         name = name_of(request, query, self._default_vhost)
         self._gate.check(request, name)
-        with self._gate.admitted() as admitted:
-            # A look-up may take as long as a publish; but it is none.
-            admitted.counted = True
+        # A look-up may take as long as a publish; but it is none.
+        with self._gate.admitted(counted=True) as admitted:
             self._gate.take(admitted, head_of(request))
             decision = await self._decide(name, key)
         answer: dict[str, Any] = {"vhost": name[0], "exchange": name[1], "key": query["key"]}

@@ -150,8 +150,11 @@ class _Parser:
 
     def __init__(self, parser: Any) -> None:
         self._parser = parser
+        self.message_consumed = parser.message_consumed  # asked for with every request
         self._size = 0
         """Bytes that have come of a head."""
+        self._reach = 0
+        """Bytes in which the last and the next request are: no head is longer."""
         self._body: StreamReader = EMPTY_PAYLOAD
         """Of the last request: what follows is another one's head."""
 
@@ -164,12 +167,15 @@ class _Parser:
             raise _HeadTooLargeError
         in_head = self._body.is_eof()
         found = self._parser.feed_data(data)
+        self._reach += len(data)
         if found[0]:
             self._size, self._body = 0, found[0][-1][1]
-            for message, _ in found[0]:
-                # Of fewer lines it cannot be.
-                if len(message.raw_headers) > 7 and head_size(message.path, message.raw_headers) > MOST_HEAD:
-                    self._size = MOST_HEAD + 1
+            # Without data they are of what was fed before.
+            if self._reach > MOST_HEAD or not data:
+                for message, _ in found[0]:
+                    if head_size(message.path, message.raw_headers) > MOST_HEAD:
+                        self._size = MOST_HEAD + 1
+            self._reach = len(data)
         elif in_head:
             self._size += len(data)
         if self._size > MOST_HEAD:

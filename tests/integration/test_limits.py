@@ -308,6 +308,21 @@ def test_tls_handshakes_that_are_never_finished_keep_nobody_out(
         assert cost < MOST_OF_A_HANDSHAKE
 
 
+def test_batches_of_which_nothing_has_come_keep_no_other_out(start_sidecar: StartSidecar, vhost: VirtualHost) -> None:
+    vhost.ring("orders", QUEUES)
+    sidecar = start_sidecar(max_in_flight_bytes=str(1 << 20))
+    path = publish_path("orders", vhost.name, "publish/batch")
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/x-ndjson\r\n"
+    head += "Content-Length: 1000000\r\nExpect: 100-continue\r\n\r\n"
+    with ExitStack() as stack:
+        for _ in range(20):
+            silent = stack.enter_context(socket.create_connection(("127.0.0.1", sidecar.port), DEADLINE_SECONDS))
+            silent.sendall(head.encode())
+            assert silent.recv(100).startswith(b"HTTP/1.1 100 ")
+        items = [{"key": f"{n}", "payload": "x"} for n in range(200)]
+        assert sidecar.batch("orders", items, vhost=vhost.name).status == 200
+
+
 @pytest.mark.parametrize("length", ["Content-Length: 1000", "Transfer-Encoding: chunked"])
 def test_a_slow_sender(start_sidecar: StartSidecar, vhost: VirtualHost, length: str) -> None:
     vhost.ring("orders", QUEUES)

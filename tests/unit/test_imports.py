@@ -42,7 +42,7 @@ PURE_MAY = {"config": {"yarl"}, "values": {"yarl"}, "credentials": {"yarl"}}
 HTTP_PURE = ("message", "decoding", "scanning", "items", "fields", "cloudevents", "schemas", "openapi", "page")
 """Modules of proxy.http that turn bytes into messages, or describe the interface, and know nothing of a request."""
 
-LEGS = ("legs", "overdue", "shared", "session", "brokers", "listener", "link", "writing")
+LEGS = ("legs", "overdue", "held", "shared", "session", "brokers", "listener", "link", "writing")
 """Modules of proxy.amqp that know of sockets; the others take bytes and give bytes."""
 
 IO = {

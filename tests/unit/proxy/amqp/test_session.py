@@ -369,6 +369,22 @@ async def test_what_a_client_that_has_gone_waits_for_is_waited_for_so_long(
         assert time.monotonic() - started >= WITHIN
 
 
+async def test_a_client_that_closes_and_goes_waits_no_longer_than_any_that_closes(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where its publish waited for a declaration first."""
+    shorten(monkeypatch, "LEAVE_WITHIN")
+    await ends.opened()
+    bind = made(1, commands.Queue.Bind(queue="q1", exchange="x", routing_key="2"))
+    ends.of_client(bind + message(1, b"x", KEPT[0]) + LEAVE)
+    ends.session.client.eof_received()
+    ends.of_broker(made(1, commands.Queue.BindOk()))
+    broker = ends.broker
+    assert broker is not None
+    # The message is not confirmed.
+    await eventually(lambda: broker.sent.endswith(LEAVE))
+
+
 async def test_a_refusal_in_the_turn_of_a_return_leaves_the_broker_read(ends: Ends) -> None:
     await ends.opened()
     sent = ends.of_client(message(1, b"x", LOST[0]))

@@ -295,6 +295,14 @@ async def test_messages_beyond_the_limit_are_refused() -> None:
 # Requests.
 
 
+async def test_what_is_no_publish_counts_as_none_while_draining() -> None:
+    case = Case()
+    case.gate.draining = True
+    with pytest.raises(ProblemError, match="another sidecar"), case.gate.admitted(counted=True):
+        raise AssertionError
+    assert case.counted == {}
+
+
 async def test_what_a_batch_holds_counts_against_half() -> None:
     case = Case()
     with case.gate.admitted(0) as batch:
