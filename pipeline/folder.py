@@ -8,21 +8,21 @@ from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.sql import SparkSession
 
 from pipeline import PipelineError
-from pipeline.files import why
+from pipeline.files import FAULTS, why
 
 
 class Folder:
     """What `--out` names, a path or a URL. Spark writes the tables in it; the other files go the same way."""
 
     def __init__(self, spark: SparkSession, out: str) -> None:
-        """Makes nothing yet. Raises PipelineError where Spark has no file system for the URL."""
+        """Makes nothing yet. Raises PipelineError where it is no path, or Spark has no file system for the URL."""
         self._out, self._hadoop = out, spark._jvm.org.apache.hadoop.fs  # type: ignore[union-attr]
-        uri = self._hadoop.Path(out).toUri()
         try:
+            uri = self._hadoop.Path(out).toUri()
             # One of our own: what is set here is not for Spark's files.
             self._files = self._hadoop.FileSystem.newInstance(uri, spark._jsc.hadoopConfiguration())
-        except Py4JJavaError as error:
-            raise PipelineError(f"--out: {out}: {why(error)}") from None
+        except FAULTS as error:
+            raise PipelineError(f"--out: {out or repr(out)}: {why(error)}") from None
         self._files.setWriteChecksum(False)  # On this machine a file would get a second one beside it.
 
     def __str__(self) -> str:

@@ -52,6 +52,9 @@ def test_what_cannot_be_looked_at_is_named(spark: SparkSession, tmp_path: Path) 
     for name in ("b", "a"):
         (tmp_path / name).write_bytes(name.encode())
     assert [content(spark, file) for file in found(spark, f"{tmp_path}/*")] == [b"a", b"b"]
+    for text in ("a:b", ""):
+        with pytest.raises(PipelineError, match=rf"^{text or repr(text)}: IllegalArgumentException: "):
+            found(spark, text)
     with pytest.raises(PipelineError, match=r"^s3://bucket/x: UnsupportedFileSystemException: No FileSystem for"):
         found(spark, "s3://bucket/x")
     with pytest.raises(PipelineError, match=rf"^{tmp_path}/none: cannot be read: FileNotFoundException: "):

@@ -64,6 +64,11 @@ def test_a_url_that_spark_has_nothing_for_is_refused(
     assert not list((tmp_path / "here").iterdir())
 
 
+def test_what_is_no_path_is_refused(spark: SparkSession) -> None:
+    with pytest.raises(PipelineError, match=r"^--out: 2026-11:21: IllegalArgumentException: "):
+        Folder(spark, "2026-11:21")
+
+
 def test_a_file_is_replaced_and_one_that_cannot_be_written_is_named(spark: SparkSession, tmp_path: Path) -> None:
     folder = Folder(spark, str(tmp_path / "out"))
     folder.write("report.html", "long before")
