@@ -82,7 +82,8 @@ OWN = {
     "id_columns": "columns, with commas between, that are not published, and tell apart rows equal otherwise",
     "ring": "JSON of the ring to publish by, instead of the one that the bindings make now",
     "batch": "a text that goes into the message ids which are made here",
-    "run": "a text that tells this stream's batches from another's in the commit log",
+    "run": "a text that tells this write's batches from another's, in the commit log and in the message ids made here: "
+    "keep it when a write is repeated",
     "task_attempts": "as spark.task.maxFailures: what bounds the duplicates of a write that failed (default 4)",
     "commit_log": "file to which each write's ring, counts and possible duplicates are added, on the driver's machine",
 }
