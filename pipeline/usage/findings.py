@@ -29,7 +29,10 @@ _DESTINATION = ("vhost", "exchange", "kind", "destination")
 
 @dataclass(frozen=True)
 class Findings:
-    """All that the report needs, small whatever the journal is."""
+    """All that the report needs, small whatever the journal is.
+
+    Times are microseconds since 1970: of a timestamp PySpark makes one of the machine's time zone.
+    """
 
     whole: Row
     """Everything added up."""
@@ -67,7 +70,7 @@ def find(usage: DataFrame, gaps: DataFrame) -> Findings:
     first, last = usage.agg(F.unix_micros(F.min("window")), F.unix_micros(F.max("window"))).collect()[0]
     minutes = wider(whole.minutes, first // 60_000_000, last // 60_000_000)
     start = F.unix_micros("window")
-    wide = usage.withColumn("window", F.timestamp_micros(start - start % (60_000_000 * minutes)))
+    wide = usage.withColumn("window", start - start % (60_000_000 * minutes))
     windows = _told(wide, "window").orderBy("window").collect()
     # By the columns: names may be equal of several.
     line = F.coalesce(*(F.when(_is(row), n) for n, row in enumerate(destinations[:MOST_LINES])))
@@ -78,8 +81,9 @@ def find(usage: DataFrame, gaps: DataFrame) -> Findings:
         .collect()
     )
     missing = gaps.agg(F.coalesce(F.sum("missing"), F.lit(0))).collect()[0][0]
-    largest = gaps.orderBy(F.desc("missing"), "proxy", "first").limit(MOST_ROWS).collect()
-    return Findings(whole, destinations, minutes, windows, busy, largest, missing)
+    largest = gaps.orderBy(F.desc("missing"), "proxy", "first").limit(MOST_ROWS)
+    largest = largest.withColumns({name: F.unix_micros(name) for name in ("since", "until")})
+    return Findings(whole, destinations, minutes, windows, busy, largest.collect(), missing)
 
 
 def wider(minutes: int, first: int, last: int) -> int:

@@ -17,7 +17,7 @@ def report(found: Findings) -> Report:
     whole, first = found.whole, found.destinations[0]
     share = first.messages_scaled / whole.messages_scaled
     lead = (
-        f"{_count(whole.messages_scaled)} messages from {found.windows[0].window:%Y-%m-%d %H:%M} UTC on, in "
+        f"{_count(whole.messages_scaled)} messages from {_at(found.windows[0].window):%Y-%m-%d %H:%M} UTC on, in "
         f"{len(found.windows)} windows of {_minutes(found)}. {found.names[0]} took the most: {share:.1%}. "
         + (f"Half of the answers came within {_ms(whole.p50)}, 99% within {_ms(whole.p99)}. " if whole.p99 else "")
         + (f"{found.missing:,} records are missing." if found.missing else "No record is missing in between.")
@@ -80,11 +80,11 @@ def _destination(name: str, row: Row, whole: Row, outcomes: Sequence[str]) -> Se
 
 
 def _timeline(found: Findings) -> Figure:
-    times = [row.window for row in found.windows]
+    times = [_at(row.window) for row in found.windows]
     lines: list[tuple[int | None, str]] = list(enumerate(found.names[:MOST_LINES]))
     if any(row.line is None for row in found.busy):
         lines.append((None, "others"))
-    counts = {(row.window, row.line): row.messages_scaled for row in found.busy}
+    counts = {(_at(row.window), row.line): row.messages_scaled for row in found.busy}
     figure = Figure(figsize=(9, 3.6))
     axes = figure.subplots()
     below = [0.0] * len(times)
@@ -106,7 +106,7 @@ def _latencies(found: Findings) -> Figure:
     told_windows = [row for row in found.windows if row.p99]
     for name, label in (("p99", "99%"), ("p50", "median")):
         values = [row[name] / 1000 for row in told_windows]
-        over_time.plot([row.window for row in told_windows], values, ".-", label=label)
+        over_time.plot([_at(row.window) for row in told_windows], values, ".-", label=label)
     over_time.set_ylim(bottom=0)
     over_time.set_ylabel("ms")
     over_time.legend(frameon=False)
@@ -142,8 +142,12 @@ def _count(scaled: float) -> str:
     return f"{round(scaled):,}"
 
 
-def _time(at: datetime.datetime | None) -> str:
-    return "its start" if at is None else f"{at:%Y-%m-%d %H:%M:%S}"
+def _at(micros: int) -> datetime.datetime:
+    return datetime.datetime.fromtimestamp(micros / 1e6, datetime.UTC)
+
+
+def _time(micros: int | None) -> str:
+    return "its start" if micros is None else f"{_at(micros):%Y-%m-%d %H:%M:%S}"
 
 
 def _ms(micros: int) -> str:

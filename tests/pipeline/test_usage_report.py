@@ -1,5 +1,7 @@
 """The report of usage: destinations that share a name are told apart, and each counted once."""
 
+import time
+from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 
@@ -70,3 +72,23 @@ def test_a_long_time_is_told_by_wider_windows(spark: SparkSession, tmp_path: Pat
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "windows of 10 minutes" in page
     assert "the table has all, of 5 minutes" in page
+
+
+@pytest.fixture
+def _in_new_york(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The time zone of this process, as of a driver's machine."""
+    with monkeypatch.context() as patched:
+        patched.setenv("TZ", "America/New_York")
+        time.tzset()
+        yield
+    time.tzset()
+
+
+@pytest.mark.usefixtures("_in_new_york")
+def test_its_times_are_utc_wherever_the_driver_is(spark: SparkSession, tmp_path: Path) -> None:
+    records = published(KNOWN, [b"key"] * 40, every=1_000_000)
+    write_journal(tmp_path, records[:10] + records[12:], [])
+    read = read_records(spark, str(tmp_path))
+    page = report(find(usage(read, 5), gaps.gaps(gaps.sequences(read)))).html()
+    assert "38 messages from 2026-11-21 17:00 UTC on" in page
+    assert "<td>2026-11-21 17:00:00</td><td>2026-11-21 17:00:39</td>" in page
