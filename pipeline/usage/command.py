@@ -39,8 +39,10 @@ def run(options: argparse.Namespace) -> int:
     if options.every is not None and (not options.stream or options.every < 1):
         raise PipelineError(f"--every: {options.every}: goes with --stream, and is 1 at least")
     within = period.period_of(options)
-    if within.is_limited and (options.stream or not within.has_whole_hours):
-        raise PipelineError("--from and --until are whole hours, as OUT/usage is by the hour, and without --stream")
+    if within.is_limited and options.stream:
+        raise PipelineError("--from and --until: not with --stream")
+    if not within.has_whole_hours:
+        raise PipelineError(f"--from and --until: whole hours, as OUT/usage is by the hour, not {within}")
     queue = _queue(options)
     with spark_session("usage") as spark:
         out = Folder(spark, options.out)
@@ -53,8 +55,11 @@ def run(options: argparse.Namespace) -> int:
         elif options.stream:
             follow(stream_records(spark, options.journal), tables, out, options.every)
         else:
-            tables.write(read_records(spark, options.journal, within), from_start=within.since is None)
-        tell(tables, out)
+            records = read_records(spark, options.journal, within)
+            if within.is_limited and records.isEmpty():
+                raise PipelineError(f"{options.journal}: no record {within}")
+            tables.write(records, from_start=within.since is None)
+        tell(tables, out, within)
     return 0
 
 
@@ -89,12 +94,12 @@ def follow(records: DataFrame, tables: Tables, out: Folder, every: int | None, *
     trigger.start().awaitTermination()
 
 
-def tell(tables: Tables, out: Folder) -> None:
-    """Writes the report, and its first lines to stdout."""
+def tell(tables: Tables, out: Folder, within: period.Period = period.ALWAYS) -> None:
+    """Writes the report, and its first lines to stdout; `within` is what this run has read."""
     usage = tables.usage()
     if usage is None:
         print("no records")
         return
     found = find(usage, tables.gaps())
-    out.write("report.html", report(found).html())
+    out.write("report.html", report(found, within).html())
     print(f"{found.whole.messages:,} records, {found.missing:,} missing: {out}/report.html", flush=True)

@@ -6,21 +6,27 @@ from collections.abc import Sequence
 from matplotlib.figure import Figure
 from pyspark.sql import Row
 
+from pipeline.period import ALWAYS, Period
 from pipeline.report import Report
 from pipeline.schema import OUTCOMES
 from pipeline.usage import latency
 from pipeline.usage.findings import MOST_LINES, Findings
 
 
-def report(found: Findings) -> Report:
-    """The HTML file's content."""
+def report(found: Findings, within: Period = ALWAYS) -> Report:
+    """The HTML file's content; `within` is the time in which missing records were looked for."""
     whole, first = found.whole, found.destinations[0]
     share = first.messages_scaled / whole.messages_scaled
+    among = f" among records {within}" if within.is_limited else ""
     lead = (
         f"{_count(whole.messages_scaled)} messages from {_at(found.windows[0].window):%Y-%m-%d %H:%M} UTC on, in "
         f"{len(found.windows)} windows of {_minutes(found)}. {found.names[0]} took the most: {share:.1%}. "
         + (f"Half of the answers came within {_ms(whole.p50)}, 99% within {_ms(whole.p99)}. " if whole.p99 else "")
-        + (f"{found.missing:,} records are missing." if found.missing else "No record is missing in between.")
+        + (
+            f"{found.missing:,} records are missing{among}."
+            if found.missing
+            else f"No record is missing{among or ' in between'}."
+        )
     )
     made = Report("Usage", lead)
     if whole.sample < 1 or whole.messages != whole.messages_scaled:
@@ -51,6 +57,8 @@ def report(found: Findings) -> Report:
         [_destination(name, row, whole, bad) for name, row in zip(found.names, found.destinations, strict=True)],
     )
     made.heading("Missing records")
+    if within.is_limited:
+        made.text(f"Missing records were looked for {within} only; the table may have other hours too.")
     if found.gaps:
         made.table(
             ["proxy", "first", "last", "missing", "after", "before"],
@@ -61,9 +69,8 @@ def report(found: Findings) -> Report:
             "is killed. What is missing from a proxy's start may have been in files that are no longer there."
         )
     else:
-        made.text(
-            "None in between: each proxy's numbers are there from 1 to its last. What was after that cannot be seen."
-        )
+        numbers = "from 1 to its last" if within.since is None else "from its first to its last in that time"
+        made.text(f"None in between: each proxy's numbers are there {numbers}. What was after that cannot be seen.")
     return made
 
 

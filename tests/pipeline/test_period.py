@@ -92,9 +92,45 @@ def test_numbers_before_the_first_are_no_gap(
 def test_usage_takes_whole_hours_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Its table is overwritten by the hour: half of one would take the place of the whole."""
     of = ("usage", "--journal", str(journal(tmp_path)), "--out", str(tmp_path / "out"))
-    for more in (("--from", "2026-11-21T17:30"), ("--until", "2026-11-21T17", "--stream")):
+    for more, said in (
+        (
+            ("--from", "2026-11-21T17:30"),
+            "whole hours, as OUT/usage is by the hour, not from 2026-11-21 17:30:00 UTC\n",
+        ),
+        (("--until", "2026-11-21T17", "--stream"), "not with --stream\n"),
+    ):
         assert main([*of, *more]) == 2
-        assert "--from and --until are whole hours" in capsys.readouterr().err
+        assert capsys.readouterr().err == f"pipeline usage: --from and --until: {said}"
+
+
+@pytest.mark.parametrize("job", ["usage", "skew"])
+def test_a_time_without_records_is_told_and_nothing_is_written(
+    spark: SparkSession, tmp_path: Path, job: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    of = (job, "--journal", str(journal(tmp_path)), "--out", str(tmp_path / "out"))
+    assert main([*of, "--from", "2026-11-22"]) == 2
+    assert f"pipeline {job}: {tmp_path}: no record from 2026-11-22 00:00:00 UTC\n" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_page_of_several_runs_says_where_missing_records_were_looked_for(spark: SparkSession, tmp_path: Path) -> None:
+    records = published(RING, KEYS, every=3 * MINUTE)
+    del records[24:27]
+    write_journal(tmp_path, records, [RING])
+
+    def page(*limits: str) -> str:
+        assert main(["usage", "--journal", str(tmp_path), "--out", str(tmp_path / "out"), *limits]) == 0
+        return (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+
+    first = page("--from", "2026-11-21T18", "--until", "2026-11-21T19")
+    assert "3 records are missing among records from 2026-11-21 18:00:00 until 2026-11-21 19:00:00 UTC." in first
+    second = page("--from", "2026-11-21T19", "--until", "2026-11-21T20")
+    time = "from 2026-11-21 19:00:00 until 2026-11-21 20:00:00 UTC"
+    assert "37 messages from 2026-11-21 18:00 UTC on" in second
+    assert f"No record is missing among records {time}." in second
+    assert f"Missing records were looked for {time} only; the table may have other hours too." in second
+    assert "from its first to its last in that time" in second
+    assert "from 1 to its last" in page("--until", "2026-11-21T18")
 
 
 def test_whatif_is_of_the_demand_in_between(
