@@ -11,6 +11,7 @@ from pipeline import PipelineError
 
 _MICROSECOND = timedelta(microseconds=1)
 _BEGINNING = datetime(1970, 1, 1, tzinfo=UTC)
+_LAST = datetime.max.replace(tzinfo=UTC)
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,11 @@ class Period:
             at is None or (at - _BEGINNING) % timedelta(hours=1) == timedelta() for at in (self.since, self.until)
         )
 
+    def wider(self, by: timedelta) -> "Period":
+        """So much longer at each of its ends."""
+        since = None if self.since is None else self.since - by
+        return Period(since, None if self.until is None else min(self.until, _LAST - by) + by)
+
     def told(self) -> dict[str, str | None]:
         """As a verdict says it."""
         limits = {"from": self.since, "until": self.until}
@@ -53,12 +59,15 @@ class Period:
         return held
 
     def folders(self, lines: DataFrame) -> DataFrame:
-        """Leaves out the folders, by `dt` and `hour`, that have none of it: those files are not even opened."""
+        """Leaves out the folders, by `dt` and `hour`, that have none of it: those files are not even opened.
+
+        Files in no such folder may have some of it.
+        """
         hour = F.concat("dt", F.lit("T"), F.lpad(F.col("hour").cast("string"), 2, "0"))
         if self.since is not None:
-            lines = lines.where(hour >= f"{self.since:%Y-%m-%dT%H}")
+            lines = lines.where(F.coalesce(hour >= f"{self.since:%Y-%m-%dT%H}", F.lit(True)))
         if self.until is not None:
-            lines = lines.where(hour <= f"{self.until - _MICROSECOND:%Y-%m-%dT%H}")
+            lines = lines.where(F.coalesce(hour <= f"{self.until - _MICROSECOND:%Y-%m-%dT%H}", F.lit(True)))
         return lines
 
 

@@ -5,6 +5,7 @@ Exit status: 0 nothing lost or in the wrong queue; 1 something is; 2 an error.
 
 import argparse
 from dataclasses import dataclass
+from datetime import timedelta
 
 from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
@@ -21,6 +22,9 @@ from pipeline.tables import TIME, WHOLE, Columns, column, read_table
 
 CLOCKS = 1_000_000
 """Microseconds by which the clocks of sidecars and consumers may differ."""
+
+_AROUND = timedelta(hours=1)
+"""Before --from and after --until: what was seen on one side may have its record, of when its fate was known, there."""
 
 _HASHED_KEY = 16
 """Bytes of a key that `journal_key = hash` left."""
@@ -67,11 +71,12 @@ def run(options: argparse.Namespace) -> int:
         journal = _journal(everything, ours, options, within)
         rows, unnamed = _seen(spark, options)
         records, of_seen = everything.where(ours), copies(rows).persist()
-        elsewhere = everything.where(~ours).select("message_id").distinct()
+        elsewhere = _elsewhere(everything, ours, options.journal, within)
         messages = judged(published(records), of_seen, late(records, of_seen), elsewhere, within, journal.until)
         out.remove_verdict()
         by_queue, worst = _write(messages, out)
         of_seen.unpersist()
+        elsewhere.unpersist()
         names = ("messages", "confirmed", "seen", "copies", *FLAWS)
         counts = {name: sum(row[name] for row in by_queue) for name in names}
         against = counts["lost"] + counts["wrong_queue"] > 0
@@ -93,6 +98,16 @@ def run(options: argparse.Namespace) -> int:
         out.write_verdict(told)
     print(f"{told['verdict']}: {', '.join(f'{counts[name]:,} {name}' for name in FLAWS)}: {out}/report.html")
     return int(against)
+
+
+def _elsewhere(everything: DataFrame, ours: Column, journal: str, within: period.Period) -> DataFrame:
+    """The `message_id` of records that are not judged: of others, or of ours of shortly before or after."""
+    if not within.is_limited:
+        return everything.where(~ours).select("message_id").distinct()
+    around = read_records(everything.sparkSession, journal, within.wider(_AROUND))
+    found = around.where(~(ours & within.holds(F.col("time")))).select("message_id").distinct().persist()
+    found.count()  # A bad file of those hours ends the job here, with nothing written or removed.
+    return found
 
 
 def _write(messages: DataFrame, out: Folder) -> tuple[list[Row], list[Row]]:
