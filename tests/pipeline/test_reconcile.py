@@ -225,7 +225,7 @@ def test_rings_that_are_missing_are_told(tmp_path: Path, capsys: pytest.CaptureF
 @pytest.mark.parametrize(
     ("key", "flaw"),
     [(None, "undetermined"), (b"0123456789abcdef", "undetermined"), (b"as it was", "unexpected")],
-    ids=["journal_key none", "journal_key hash", "journal_key plain"],
+    ids=["journal_key none", "journal_key hash, or plain with keys of 16 bytes", "journal_key plain"],
 )
 def test_an_exchange_without_any_id_may_lead_through_a_ring_that_hashes_it(
     spark: SparkSession, tmp_path: Path, key: bytes | None, flaw: str
