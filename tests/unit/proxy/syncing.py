@@ -14,7 +14,7 @@ from proxy.router import Entry, Router, Unknown
 from proxy.selection import Selection
 from proxy.sync import Sync
 from ring.destination import Destination
-from tests.unit.proxy.fake_management import FakeManagement
+from tests.unit.proxy.fake_management import FakeManagement, Gate
 
 Name = tuple[str, str]
 
@@ -95,6 +95,16 @@ async def syncing(
             if "LookUps._look" in repr(other):
                 other.cancel()
         sync._assembly.close()
+
+
+async def refreshing(made: Made, fake: FakeManagement) -> tuple[Gate, asyncio.Task[None]]:
+    """A refresh of X, which was read before: it has asked for the bindings, and the gate holds back the answer."""
+    await made.sync.look_up(X, 10)
+    gate = Gate(fake)
+    fake.fail(gate, BINDINGS_OF_X)
+    task = asyncio.create_task(made.sync.refresh(X, "test"))
+    await eventually(lambda: gate.waiting == 1)
+    return gate, task
 
 
 async def eventually(holds: Callable[[], bool]) -> None:

@@ -14,7 +14,20 @@ from proxy.overlays import OVERLAY_KEPT
 from proxy.topology import CONSISTENT_HASH
 from ring.destination import Destination
 from tests.unit.proxy.fake_management import FakeManagement, Gate, binding, status
-from tests.unit.proxy.syncing import BINDINGS_OF_X, LONG, OF_X, SETTLE, A, B, C, Clock, X, eventually, syncing
+from tests.unit.proxy.syncing import (
+    BINDINGS_OF_X,
+    LONG,
+    OF_X,
+    SETTLE,
+    A,
+    B,
+    C,
+    Clock,
+    X,
+    eventually,
+    refreshing,
+    syncing,
+)
 
 DECLARED = ExchangeDeclared("x", CONSISTENT_HASH)
 
@@ -144,11 +157,7 @@ async def test_an_exchange_declared_anew_is_not_the_one_of_another_type(fake: Fa
 async def test_a_reading_under_way_when_the_ok_comes_is_not_enough(fake: FakeManagement) -> None:
     fake.exchange("x", binding("a"))
     async with syncing(fake) as made:
-        await made.sync.look_up(X, 10)
-        gate = Gate(fake)
-        fake.fail(gate, BINDINGS_OF_X)
-        refresh = asyncio.create_task(made.sync.refresh(X, "test"))
-        await eventually(lambda: gate.waiting == 1)
+        gate, refresh = await refreshing(made, fake)
         made.sync.declared("/", Bound("x", B, "1"))
         looking = asyncio.create_task(made.sync.look_up(X, 10))
         fake.mend()

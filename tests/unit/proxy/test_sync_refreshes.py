@@ -8,17 +8,13 @@ import pytest
 from proxy import sync as sync_module
 from proxy.lookups import Absent
 from tests.unit.proxy.fake_management import FakeManagement, Gate, binding, status
-from tests.unit.proxy.syncing import BINDINGS_OF_X, LONG, OF_X, A, B, Clock, X, eventually, syncing
+from tests.unit.proxy.syncing import BINDINGS_OF_X, LONG, OF_X, A, B, Clock, X, eventually, refreshing, syncing
 
 
 async def test_refreshes_at_one_time_share_a_reading_that_started_after_them(fake: FakeManagement) -> None:
     fake.exchange("x", binding("a"))
     async with syncing(fake) as made:
-        await made.sync.look_up(X, 10)
-        gate = Gate(fake)
-        fake.fail(gate, BINDINGS_OF_X)
-        first = asyncio.create_task(made.sync.refresh(X, "first"))
-        await eventually(lambda: gate.waiting == 1)
+        gate, first = await refreshing(made, fake)
         # Too late for the reading under way, which may not show what they know of.
         later = [asyncio.create_task(made.sync.refresh(X, "later", {A})) for _ in range(50)]
         await asyncio.sleep(0)
@@ -33,11 +29,7 @@ async def test_refreshes_at_one_time_share_a_reading_that_started_after_them(fak
 async def test_refreshes_share_a_reading_that_fails(fake: FakeManagement) -> None:
     fake.exchange("x", binding("a"))
     async with syncing(fake) as made:
-        await made.sync.look_up(X, 10)
-        gate = Gate(fake)
-        fake.fail(gate, BINDINGS_OF_X)
-        first = asyncio.create_task(made.sync.refresh(X, "first"))
-        await eventually(lambda: gate.waiting == 1)
+        gate, first = await refreshing(made, fake)
         later = [asyncio.create_task(made.sync.refresh(X, "later", {A})) for _ in range(50)]
         await asyncio.sleep(0)
         fake.fail(status(500))
@@ -94,11 +86,7 @@ async def test_a_refresh_of_what_is_not_known_asks_nothing(fake: FakeManagement)
 async def test_a_refresh_that_is_cancelled_leaves_the_exchange_readable(fake: FakeManagement) -> None:
     fake.exchange("x", binding("a"))
     async with syncing(fake) as made:
-        await made.sync.look_up(X, 10)
-        gate = Gate(fake)
-        fake.fail(gate, BINDINGS_OF_X)
-        cancelled = asyncio.create_task(made.sync.refresh(X, "test"))
-        await eventually(lambda: gate.waiting == 1)
+        _, cancelled = await refreshing(made, fake)
         waiting = asyncio.create_task(made.sync.refresh(X, "test"))
         await asyncio.sleep(0)
         cancelled.cancel()
