@@ -293,7 +293,7 @@ class Session:
         self._task, self.connection.held = None, None
         self.client.release()
         self._resume(task)
-        if self._client_ended and not task.cancelled():
+        if self._client_ended and not task.cancelled() and task.exception() is None:
             self._guarded(lambda: self.at_end(self.client))
 
     def _reread_ended(self, task: asyncio.Task[None]) -> None:
@@ -303,9 +303,9 @@ class Session:
         self._resume(task)
 
     def _resume(self, task: asyncio.Task[None]) -> None:
+        """Goes on behind it, unless it was ended, or ended by a defect."""
         if not task.cancelled():
-            self._guarded(task.result)
-            self._guarded(self._go_on)
+            self._guarded(self._go_on if task.exception() is None else task.result)
 
     def _keep_alive(self) -> None:
         """Heartbeats in the client's stead, while it is not read."""

@@ -98,9 +98,11 @@ class Batches:
         """The answer to the batch that is the request's body. Raises ProblemError where not all of it is confirmed."""
         items = self._items(request, framing, gzip)
         admitted.batch = True
-        self._gate.take(admitted, head_of(request))
+        # So much may come while a look-up is waited for; what is silent takes the place of others no longer than that.
+        self._gate.take(admitted, head_of(request) + _BUFFER)
         outlet = await self._dispatch.outlet(name)
         await self._dispatch.check(outlet)
+        self._gate.give(admitted, _BUFFER)
         batch = Batch(self._dispatch, self._gate.limits, outlet, self._patience, words)
         broken: ProblemError | None = None
         try:
@@ -143,8 +145,8 @@ class Batches:
         try:
             async for part in self._gate.parts(request):
                 came += len(part)
-                # What is read is followed by as much that waits.
-                self._gate.hold(admitted, head + min(came, _BUFFER) + len(batch) * _ENTRY)
+                # What is read, and as much that waits behind it.
+                self._gate.hold(admitted, head + 2 * min(came, _BUFFER) + len(batch) * _ENTRY)
                 for piece in items.pieces(part):
                     await self._send(admitted, batch, piece, add)
                     self._gate.hold(admitted, items.held + len(batch) * _ENTRY)

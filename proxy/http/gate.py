@@ -125,6 +125,11 @@ class Gate:
         if size > admitted.size:
             self.take(admitted, size - admitted.size)
 
+    def give(self, admitted: Admitted, size: int) -> None:
+        """Counts bytes of a batch's request out that it holds no more."""
+        self.limits.give_for_batch(size)
+        admitted.size -= size
+
     async def body(self, request: web.Request, admitted: Admitted, most: int) -> bytes:
         """The whole body, as it is. Raises ProblemError: 400 where it breaks off, 408, 413, 429."""
         content, length, head = request.content, request.content_length, head_of(request)

@@ -175,7 +175,8 @@ class _Parser:
                 for message, _ in found[0]:
                     if head_size(message.path, message.raw_headers) > MOST_HEAD:
                         self._size = MOST_HEAD + 1
-            self._reach = len(data)
+            # Without data, what was fed before may hold a head's beginning, too.
+            self._reach = len(data) or self._reach
         elif in_head:
             self._size += len(data)
         if self._size > MOST_HEAD:

@@ -188,7 +188,7 @@ class _Taking:
         """
         begin = time.monotonic()
         self._deleting.queue_delete(self._queue)
-        done = time.monotonic()
+        self._last = done = time.monotonic()
         while not self._cancelled and self._go_on(QUIET):
             pass
         return begin, done

@@ -205,6 +205,18 @@ async def test_the_whole_of_a_head(size: int, piece: int, before: bytes) -> None
         assert await client.read() == b""
 
 
+async def test_a_head_that_begins_behind_many_requests_is_bounded_as_any() -> None:
+    """More of them than aiohttp parses in one go: the rest, and the beginning of the head, it feeds itself again."""
+    case, sent = Case(), head(120_000)
+    async with case.listening(), case.connected() as client:
+        await client.send(REQUEST * 33 + sent[:60_000])
+        answers = b""
+        while answers.count(b"hello") < 33:
+            answers += await client.read()
+        await client.send(sent[60_000:])
+        assert (await client.read()).startswith(b"HTTP/1.0 431 ")
+
+
 async def test_what_is_no_head_does_not_count_as_one() -> None:
     case = Case()
     async with case.listening(), case.connected() as client:
