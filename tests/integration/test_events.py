@@ -351,7 +351,7 @@ def test_events_to_an_exchange_that_is_not_there(sidecar: Sidecar, vhost: Virtua
 def test_batches_of_events_do_not_wait_for_each_others_bodies(start_sidecar: StartSidecar, vhost: VirtualHost) -> None:
     """What a batch holds counts, and must leave room for its own messages."""
     vhost.ring("orders", QUEUES)
-    sidecar = start_sidecar(max_in_flight_bytes="600000", max_in_flight="6")
+    sidecar = start_sidecar(max_in_flight_bytes="1500000", max_in_flight="6")
     body = batch_of(*(event("x" * 1000, "text/plain", id=f"{n}", partitionkey=f"{n}") for n in range(60)))
     assert 70_000 < len(body) < 100_000
 

@@ -243,7 +243,9 @@ def test_the_rights_that_a_stream_queue_takes(
         url = urlsplit(login.broker_url)._replace(path="/shop").geturl()
         sidecar = start_sidecar(broker_url=url, journal_stream="journal")
         if way == "beforehand":
-            Shell(variables(broker, sidecar))(declare.partition("\nrabbitmqctl ")[0])
+            export, _, commands = declare.partition("\n")
+            assert export.startswith("export MANAGEMENT=")
+            Shell(variables(broker, sidecar))(commands.partition("\nrabbitmqctl ")[0])
         assert sidecar.publish("orders", "k").status == 200
         sidecar.stop()
         assert "stream queue" not in sidecar.log()

@@ -137,7 +137,7 @@ def test_answers_that_nobody_reads(start_sidecar: StartSidecar, vhost: VirtualHo
 
 def test_open_batches_count_what_they_keep(start_sidecar: StartSidecar, vhost: VirtualHost) -> None:
     vhost.ring("orders", ["q"])
-    sidecar = start_sidecar(max_in_flight_bytes="2000000")
+    sidecar = start_sidecar(max_in_flight_bytes="3300000")
     first, second = ([line(n) for n in range(start, start + 450)] for start in (0, 450))
     with connected(sidecar) as connection:
         start_batch(connection, vhost, b"".join(first), len(b"".join(first)) + 1)
@@ -150,7 +150,7 @@ def test_open_batches_count_what_they_keep(start_sidecar: StartSidecar, vhost: V
         assert "max_in_flight_bytes" in answer.problem(429, "too-many", "unknown", retryable=True)
         assert 200 < len(answer.json["results"]) < 450
         # Half of it is left for single messages.
-        assert sidecar.publish("orders", "k", b"x" * 900_000, vhost=vhost.name).status == 200
+        assert sidecar.publish("orders", "k", b"x" * 1_650_000, vhost=vhost.name).status == 200
         connection.sendall(b"\n")
         assert status(connection) == 200
     assert sidecar.batch("orders", [{"key": "k", "payload": "x"}], vhost=vhost.name).status == 200
