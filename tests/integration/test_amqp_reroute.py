@@ -141,13 +141,12 @@ def test_content_under_way_is_not_disturbed(peer: Wire, slow: Sidecar, vhost: Vi
     wait_until("the ring to be read again", lambda: rerouted(slow) == 1)
     peer.send(other[-1000:], *second)
     acked: set[tuple[int, int]] = set()
-    while len(acked) < 3:
+    while not acked >= {(1, 2), (2, 1), (2, 2)}:
         channel, ack = peer.read()
         assert isinstance(ack, Basic.Ack)
         last = ack.delivery_tag or 0
         # Both of channel 2 may be acked at once.
         acked |= {(channel, tag) for tag in range(1 if ack.multiple else last, last + 1)}
-    assert acked == {(1, 1), (2, 1), (2, 2)}
 
 
 def test_in_a_transaction(peer: Wire, vhost: VirtualHost) -> None:
