@@ -5,18 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from pipeline.rings import KnownRing
-from pipeline.whatif.prediction import (
-    Advice,
-    Demand,
-    Load,
-    Share,
-    advise,
-    floor,
-    load,
-    moved,
-    moved_natively,
-    share,
-)
+from pipeline.whatif.advice import Advice, advise
+from pipeline.whatif.prediction import Demand, Load, Share, floor, load, moved, moved_natively, share
 from ring.destination import Destination
 
 LOAD_SCHEMA = (

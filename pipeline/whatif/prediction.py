@@ -1,7 +1,7 @@
 """What a ring would do with a measured demand: numpy over slots, on the driver."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,19 +9,12 @@ from numpy.typing import NDArray
 from pipeline.rings import KnownRing
 from pipeline.whatif.jump import jump, natively_moved, rebound, remainder
 from pipeline.whatif.topology import MODULUS
-from ring.destination import MAX_WEIGHT, Destination
-from ring.ring import Ring, owners
+from ring.destination import Destination
+from ring.ring import Ring
 from ring.scores import U16
 
 I64 = NDArray[np.int64]
 F64 = NDArray[np.float64]
-
-GOOD_ENOUGH = 1.01
-"""Times the least that can be had for the busiest destination: no better weights are looked for."""
-
-_ROUNDS, _PATIENCE = 20, 6
-_MEAN_WEIGHT = 1000
-"""Of weights that are looked for: steps of a thousandth, and room up to MAX_WEIGHT."""
 
 
 @dataclass(frozen=True)
@@ -58,21 +51,13 @@ class Load:
         return float(self.messages.max() / self.messages.mean()) if self.messages.any() else 1.0
 
 
-@dataclass(frozen=True)
-class Advice:
-    """The weights found that even the load best, and what they give."""
-
-    known: KnownRing
-    load: Load
-
-
 def load(ring: Ring, demand: Demand) -> Load:
     """What each destination of a ring gets of a demand."""
-    return _load(ring.as_weights(), ring.table[demand.slots], demand)
+    return load_by(ring.as_weights(), ring.table[demand.slots], demand)
 
 
-def _load(weights: Mapping[Destination, int], owner_of: U16, demand: Demand) -> Load:
-    """By the owner of each of the demand's slots, an index into the destinations as they sort."""
+def load_by(weights: Mapping[Destination, int], owner_of: U16, demand: Demand) -> Load:
+    """The same by the owner of each of the demand's slots, an index into the destinations as they sort."""
     destinations = tuple(sorted(weights))
     return Load(
         destinations,
@@ -111,38 +96,3 @@ def share(demand: Demand, which: NDArray[np.bool_]) -> Share:
 def floor(of: Load, demand: Demand) -> float:
     """The least that any weights could bring `over_mean` to: more than 1 where one slot outweighs the mean."""
     return max(1.0, float(demand.messages.max(initial=0) / max(of.messages.mean(), 1e-9)))
-
-
-def advise(proposed: KnownRing, demand: Demand) -> Advice:
-    """Weights for the proposed destinations under which the busiest gets the least.
-
-    The proposed ones stay unless others are better by more than GOOD_ENOUGH. Each round gives a destination weight by
-    what it got, as shares are the weights'. A heavy slot goes back and forth between destinations as they grow light:
-    hence ever smaller steps, and the best round counts, not the last.
-    """
-    best = Advice(proposed, load(proposed.ring, demand))
-    if proposed.exchange_type == MODULUS or len(proposed.weights) == 1 or not demand.messages.any():
-        return best
-    got, enough, better_at = best.load, GOOD_ENOUGH * floor(best.load, demand), 0
-    for done in range(_ROUNDS):
-        if best.load.over_mean <= enough or done - better_at > _PATIENCE:
-            break
-        weights = dict(zip(got.destinations, _corrected(got, 4 / (4 + done)), strict=True))
-        tried = replace(proposed, weights={d: weights[d] for d in proposed.weights})
-        # Most demands have few of all slots: whole rings take longer.
-        got = _load(weights, owners(weights, demand.slots), demand)
-        if got.over_mean < best.load.over_mean / (GOOD_ENOUGH if best.known is proposed else 1):
-            best, better_at = Advice(tried, got), done
-    return best
-
-
-def _corrected(got: Load, step: float) -> list[int]:
-    """Weights by which each destination comes nearer to the mean; one that got nothing is given eight times its own.
-
-    `step` is how far they go, 0 to 1.
-    """
-    mean = got.messages.mean()
-    weights = np.array(got.weights) * (mean / np.maximum(got.messages, mean / 8)) ** step
-    weights *= _MEAN_WEIGHT / weights.mean()
-    corrected: list[int] = np.clip(np.rint(weights), 1, MAX_WEIGHT).astype(int).tolist()
-    return corrected

@@ -7,9 +7,10 @@ from hypothesis import strategies as st
 
 from pipeline import PipelineError
 from pipeline.rings import KnownRing
+from pipeline.whatif.advice import advise
 from pipeline.whatif.findings import find
 from pipeline.whatif.jump import jump, natively_moved, rebound, remainder
-from pipeline.whatif.prediction import Demand, advise, floor, load, moved, moved_natively, share
+from pipeline.whatif.prediction import Demand, floor, load, moved, moved_natively, share
 from pipeline.whatif.topology import checked, edited
 from pipeline.whatif.verdict import Limits
 from ring.destination import Destination
@@ -118,6 +119,15 @@ def test_advised_weights_even_the_load() -> None:
     assert load(KnownRing("x-consistent-hash", "routing_key", advice.known.weights).ring, demand).over_mean == (
         advice.load.over_mean
     )
+
+
+@pytest.mark.parametrize(("keys", "exponent", "queues"), [(50, 0.0, 10), (50_000, 0.9, 11), (20_000, 0.5, 40)])
+def test_weights_are_found_for_a_few_lumps_and_for_many_keys(keys: int, exponent: float, queues: int) -> None:
+    demand, ring = drawn(8, keys, exponent), ring_of({f"orders.{n}": 1 for n in range(queues)})
+    advice = advise(ring, demand)
+    assert load(ring.ring, demand).over_mean > 1.1
+    assert advice.load.over_mean < 1.06
+    assert advice.load.messages.sum() == demand.messages.sum()
 
 
 def test_weights_that_are_good_stay() -> None:

@@ -1,0 +1,103 @@
+"""Weights that even a demand: what each destination would get under others, tried until it no longer helps."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.rings import KnownRing
+from pipeline.whatif.prediction import Demand, Load, floor, load, load_by
+from pipeline.whatif.topology import MODULUS
+from ring.destination import MAX_WEIGHT, Destination
+from ring.ring import owners
+
+I64 = NDArray[np.int64]
+F64 = NDArray[np.float64]
+
+GOOD_ENOUGH = 1.01
+"""Times the least that can be had for the busiest destination: no better weights are looked for."""
+
+_ROUNDS, _STEPS = 8, 40
+_BETTER = 1.002
+"""Times: what a round must gain for another to be worth its time."""
+_HEAVY = 1 << 12
+"""Slots that are looked at in every step."""
+_MEAN_WEIGHT = 1000
+"""Of weights that are looked for: steps of a thousandth, and room up to MAX_WEIGHT."""
+
+
+@dataclass(frozen=True)
+class Advice:
+    """The weights found that even the load best, and what they give."""
+
+    known: KnownRing
+    load: Load
+
+
+def advise(proposed: KnownRing, demand: Demand) -> Advice:
+    """Weights for the proposed destinations under which the busiest gets the least.
+
+    The proposed ones stay unless others are better by more than GOOD_ENOUGH.
+    """
+    best = Advice(proposed, load(proposed.ring, demand))
+    if proposed.exchange_type == MODULUS or len(proposed.weights) == 1 or not demand.messages.any():
+        return best
+    got, enough, heavy = best.load, GOOD_ENOUGH * floor(best.load, demand), _heaviest(demand)
+    for _ in range(_ROUNDS):
+        if best.load.over_mean <= enough:
+            break
+        weights = _evened(got, heavy, enough)
+        tried = replace(proposed, weights={d: weights[d] for d in proposed.weights})
+        # Most demands have few of all slots: whole rings take longer.
+        got = load_by(weights, owners(weights, demand.slots), demand)
+        if got.over_mean >= best.load.over_mean / (GOOD_ENOUGH if best.known is proposed else _BETTER):
+            break
+        best = Advice(tried, got)
+    return best
+
+
+def _heaviest(demand: Demand) -> Demand:
+    """The slots that make a lump wherever they go."""
+    which = np.argsort(-demand.messages, kind="stable")[:_HEAVY]
+    return Demand(demand.slots[which], demand.messages[which], demand.bytes[which])
+
+
+def _evened(got: Load, heavy: Demand, enough: float) -> dict[Destination, int]:
+    """The best weights of those that it tries from these on, by an estimate: the few heavy slots go where they go, and
+    of all others a destination gets what it got, times what its share of the weights has become.
+
+    Each step gives a destination weight by what it got, as shares are the weights'. A heavy slot goes back and forth
+    between destinations as they grow light: hence ever smaller steps, and the best one counts, not the last.
+    """
+    shares = np.array(got.weights) / sum(got.weights)
+    light = (got.messages - _of(heavy, dict(zip(got.destinations, got.weights, strict=True)))) / shares
+    messages, least = got.messages, np.inf
+    weights = best = np.array(got.weights)
+    for step in range(_STEPS):
+        weights = _corrected(weights, messages, 4 / (4 + step))
+        by_destination = dict(zip(got.destinations, weights.tolist(), strict=True))
+        messages = light * (weights / weights.sum()) + _of(heavy, by_destination)
+        over_mean = messages.max() / messages.mean()
+        if over_mean < least:
+            best, least = weights, over_mean
+        if over_mean <= enough:
+            break
+    return dict(zip(got.destinations, best.tolist(), strict=True))
+
+
+def _of(heavy: Demand, weights: Mapping[Destination, int]) -> F64:
+    """What each destination gets of these slots, in the order they sort."""
+    return load_by(weights, owners(weights, heavy.slots), heavy).messages
+
+
+def _corrected(weights: I64, messages: F64, step: float) -> I64:
+    """Weights by which each destination comes nearer to the mean; one that got nothing is given eight times its own.
+
+    `step` is how far they go, 0 to 1.
+    """
+    mean = messages.mean()
+    corrected = weights * (mean / np.maximum(messages, mean / 8)) ** step
+    corrected *= _MEAN_WEIGHT / corrected.mean()
+    rounded: I64 = np.clip(np.rint(corrected), 1, MAX_WEIGHT).astype(np.int64)
+    return rounded
