@@ -15,7 +15,7 @@ from pipeline.journal import read_records, read_rings
 from pipeline.rings import KnownRing, read_ring
 from pipeline.session import spark_session
 from pipeline.tables import TEXT, WHOLE, read_table
-from pipeline.whatif.demand import bad_rows, by_slot, moved_keys, of_journal, of_table
+from pipeline.whatif.demand import bad_rows, by_slot, moved_keys, of_all_rings, of_journal, of_table
 from pipeline.whatif.findings import LOAD_SCHEMA, Findings, find
 from pipeline.whatif.page import report, sentence
 from pipeline.whatif.topology import checked, edited
@@ -104,7 +104,7 @@ class _Known:
     """What there is to go by."""
 
     keys: DataFrame
-    """Of the value that the present ring hashes."""
+    """Of the value that the present ring hashes, each once."""
     present: KnownRing
     sample: float = 1.0
     """Of the slots which are there whole."""
@@ -142,6 +142,8 @@ def _of_journal(keys: DataFrame, options: argparse.Namespace, within: period.Per
     left_out = sum(row.messages for row in rings) - sum(row.messages for row in ours)
     if left_out:
         keys = keys.where(F.col("ring").isin([row.ring for row in ours]))
+    if len(ours) > 1:
+        keys = of_all_rings(keys)
     return _Known(keys, present, min(row.sample for row in ours), left_out - without_ring, without_ring)
 
 
@@ -161,8 +163,8 @@ def _proposed(options: argparse.Namespace, present: KnownRing) -> KnownRing:
 def _write(keys: DataFrame, found: Findings, out: Folder) -> tuple[list[Row], Row]:
     """The Parquet folders; the first of the moved keys, and the heaviest key."""
     spark = keys.sparkSession
-    in_slot = keys.where(F.col("slot") == found.heaviest_slot).groupBy("slot", "key")
-    heaviest = in_slot.agg(F.sum("messages").alias("messages")).orderBy(F.desc("messages")).limit(1).collect()[0]
+    in_slot = keys.where(F.col("slot") == found.heaviest_slot)
+    heaviest = in_slot.orderBy(F.desc("messages")).limit(1).collect()[0]
     out.remove_verdict()
     spark.createDataFrame(found.rows(), LOAD_SCHEMA).coalesce(1).write.mode("overwrite").parquet(f"{out}/load")
     moved = moved_keys(keys, found.present.ring, found.proposed.ring)

@@ -65,11 +65,7 @@ def by_slot(keys: DataFrame, where: str) -> Demand:
 
     Raises PipelineError, which says `where` the keys are from, for sums above MOST.
     """
-
-    def total(name: str) -> Column:
-        return F.when(F.count(name) == F.count("*"), F.try_sum(name)).cast("long").alias(name)
-
-    table = keys.groupBy("slot").agg(total("messages"), total("bytes")).toArrow()
+    table = keys.groupBy("slot").agg(_total("messages"), _total("bytes")).toArrow()
     for name in ("messages", "bytes"):
         if table[name].null_count or sum(table[name].to_pylist()) > MOST:
             raise PipelineError(f"{where}: the {name} add up to more than 2^62, too many to be counted")
@@ -77,8 +73,18 @@ def by_slot(keys: DataFrame, where: str) -> Demand:
     return Demand(slots.astype("int64"), messages, size)
 
 
+def _total(name: str) -> Column:
+    """Null where one of the counts is, or a long does not hold the sum."""
+    return F.when(F.count(name) == F.count("*"), F.try_sum(name)).cast("long").alias(name)
+
+
+def of_all_rings(keys: DataFrame) -> DataFrame:
+    """Of `of_journal`: each key once, by whichever ring its publishes went."""
+    return keys.groupBy("slot", "key").agg(_total("messages"), _total("bytes"))
+
+
 def moved_keys(keys: DataFrame, present: Ring, proposed: Ring) -> DataFrame:
-    """The keys that change their destination; one row a slot where the key is null.
+    """The keys that change their destination, of keys each of which is there once; one row a slot where it is null.
 
     Columns: `key`, `slot`, `kind`, `destination` and `new_kind`, `new_destination`, `messages`, `bytes`.
     """
@@ -87,9 +93,8 @@ def moved_keys(keys: DataFrame, present: Ring, proposed: Ring) -> DataFrame:
     slots = np.flatnonzero(moved(present, proposed, np.arange(SLOTS))).astype(np.int32)
     before, after = (pa.array(ring.table[slots], pa.int32()) for ring in (present, proposed))
     table = pa.table({"slot": slots, "before": before, "after": after})
-    moving = keys.join(F.broadcast(spark.createDataFrame(table)), "slot").groupBy("slot", "before", "after", "key")
-    summed = moving.agg(F.sum("messages").alias("messages"), F.sum("bytes").alias("bytes"))
-    named = summed.join(_destinations(spark, present, "before", "kind", "destination"), "before")
+    moving = keys.join(F.broadcast(spark.createDataFrame(table)), "slot")
+    named = moving.join(_destinations(spark, present, "before", "kind", "destination"), "before")
     named = named.join(_destinations(spark, proposed, "after", "new_kind", "new_destination"), "after")
     return named.select("key", "slot", "kind", "destination", "new_kind", "new_destination", "messages", "bytes")
 

@@ -162,6 +162,9 @@ def test_sums_that_do_not_fit_are_refused(
         assert f"{path}: the messages add up to more than 2^62" in said
     heavy = published(THREE, KEYS[:9], size=2**61)
     assert "journal: the bytes add up" in refused(capsys, tmp_path, *of_journal(tmp_path, heavy, *of[2:4]))
+    in_one_ring = published(TWO, [KEYS[0]] * 9, size=2**61, first=100, start=1_795_280_000_000_000)
+    in_two_rings = in_one_ring + published(THREE, KEYS[:1])
+    assert "journal: the bytes add up" in refused(capsys, tmp_path, *of_journal(tmp_path, in_two_rings, *of[2:4]))
 
 
 def test_a_sum_that_just_fits(spark: SparkSession, tmp_path: Path) -> None:
