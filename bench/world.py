@@ -30,7 +30,8 @@ QUEUES = [f"{EXCHANGE}.q{number}" for number in range(8)]
 BOUNDED = {"x-max-length": 1000, "x-overflow": "drop-head"}
 """Nobody consumes: the queues must neither fill the memory nor refuse."""
 
-_COMPILED = Path(__file__).parents[1] / "build" / "compiled"
+_ROOT = Path(__file__).parents[1]
+_COMPILED = _ROOT / "build" / "compiled"
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,7 @@ def running_world(choice: str) -> Iterator[World]:
 @contextmanager
 def running_compiled(node: Node, settings: Mapping[str, str] | None = None) -> Iterator[Sidecar]:
     """A sidecar with its hot modules compiled; raises SetupError where they were not."""
+    _check_compiled()
     with running_sidecar({**_beside(node), **(settings or {})}, compiled_environment()) as sidecar:
         if not _is_compiled(sidecar):
             raise SetupError("the sidecar does not run compiled: `make bench` compiles it first")
@@ -138,6 +140,16 @@ def _beside(node: Node) -> dict[str, str]:
 def compiled_environment(*more: Path) -> dict[str, str]:
     """That of the build, then `more` to import from; the folder where we are must not come before it."""
     return {"PYTHONPATH": ":".join(map(str, (_COMPILED, *more))), "PYTHONSAFEPATH": "1", PURE: ""}
+
+
+def _check_compiled() -> None:
+    """Raises SetupError where what was compiled is not the source as it is: its figures would be told as this one's."""
+    for package in ("ring", "proxy"):
+        for source in (_ROOT / package).rglob("*.py"):
+            built = _COMPILED / source.relative_to(_ROOT)
+            if not built.is_file() or built.read_bytes() != source.read_bytes():
+                changed = source.relative_to(_ROOT)
+                raise SetupError(f"{changed} has changed since it was compiled: run testbed/build-compiled again")
 
 
 def _is_compiled(sidecar: Sidecar) -> bool:

@@ -35,6 +35,7 @@ from proxy.sync import Sync
 from proxy.tls import ServerTls
 from proxy.unix_socket import unix_socket
 from proxy.values import Address, ConfigError
+from ring.compiled import kind
 from ring.hashing import RING_FORMAT
 
 log = logging.getLogger(__name__)
@@ -49,7 +50,7 @@ TOUCH_INTERVAL = 5.0
 
 async def run(settings: Settings) -> None:
     """Runs a sidecar until SIGTERM or SIGINT; a second one ends it at once. Raises ConfigError for a busy address."""
-    log.info("ringproxy %s, ring format %d", __version__, RING_FORMAT)
+    log.info("ringproxy %s, ring format %d, %s", __version__, RING_FORMAT, kind())
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

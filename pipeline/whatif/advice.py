@@ -18,7 +18,7 @@ F64 = NDArray[np.float64]
 GOOD_ENOUGH = 1.01
 """Times the least that can be had for the busiest destination: no better weights are looked for."""
 
-_ROUNDS, _STEPS = 8, 40
+_ROUNDS, _PATIENCE, _STEPS = 8, 2, 40
 _BETTER = 1.002
 """Times: what a round must gain for another to be worth its time."""
 _HEAVY = 1 << 12
@@ -44,16 +44,17 @@ def advise(proposed: KnownRing, demand: Demand) -> Advice:
     if proposed.exchange_type == MODULUS or len(proposed.weights) == 1 or not demand.messages.any():
         return best
     got, enough, heavy = best.load, GOOD_ENOUGH * floor(best.load, demand), _heaviest(demand)
-    for _ in range(_ROUNDS):
-        if best.load.over_mean <= enough:
+    better_at = -1
+    for done in range(_ROUNDS):
+        if best.load.over_mean <= enough or done - better_at > _PATIENCE:
             break
         weights = _evened(got, heavy, enough)
         tried = replace(proposed, weights={d: weights[d] for d in proposed.weights})
         # Most demands have few of all slots: whole rings take longer.
         got = load_by(weights, owners(weights, demand.slots), demand)
-        if got.over_mean >= best.load.over_mean / (GOOD_ENOUGH if best.known is proposed else _BETTER):
-            break
-        best = Advice(tried, got)
+        # Also from what is worse the search goes on: of where the slots went it shows more than the estimate knew.
+        if got.over_mean < best.load.over_mean / (GOOD_ENOUGH if best.known is proposed else _BETTER):
+            best, better_at = Advice(tried, got), done
     return best
 
 
@@ -92,9 +93,9 @@ def _of(heavy: Demand, weights: Mapping[Destination, int]) -> F64:
 
 
 def _corrected(weights: I64, messages: F64, step: float) -> I64:
-    """Weights by which each destination comes nearer to the mean; one that got nothing is given eight times its own.
+    """Weights by which each destination comes nearer to the mean.
 
-    `step` is how far they go, 0 to 1.
+    `step` is how far they go, 0 to 1: with 1 what got nothing is given eight times its own, and nothing more than that.
     """
     mean = messages.mean()
     corrected = weights * (mean / np.maximum(messages, mean / 8)) ** step

@@ -450,13 +450,24 @@ def bomb(before: bytes, piece: bytes, pieces: int) -> bytes:
     return b"".join([made.compress(before), *(made.compress(piece) for _ in range(pieces)), made.flush()])
 
 
+@pytest.mark.parametrize("letter", ["\u044f", "\u20ac", "\U0001f430", "\n"])
+def test_the_longest_message_may_come_escaped(start_sidecar: StartSidecar, vhost: VirtualHost, letter: str) -> None:
+    vhost.ring("orders", ["q"])
+    sidecar = start_sidecar(max_body="600000")
+    longest = letter * (600_000 // len(letter.encode()))
+    body = json.dumps({"messages": [{"key": "k", "payload": payload} for payload in ("before", longest, "behind")]})
+    assert body.isascii()
+    assert sidecar.batch("orders", body.encode(), vhost=vhost.name).status == 200
+    assert [len(message.body) for message in vhost.drain("q")] == [6, 600_000, 6]
+
+
 def test_gzip_bombs(start_sidecar: StartSidecar, vhost: VirtualHost) -> None:
     vhost.ring("orders", ["q"])
     sidecar = start_sidecar(max_body="2000000", max_batch_body="50000000")
     assert sidecar.batch("orders", numbered(10), vhost=vhost.name).status == 200
     memory = sidecar.memory()
 
-    first, longest = "messages[0]", 2 * 2_000_000 + (1 << 17)
+    first, longest = "messages[0]", 3 * 2_000_000 + (1 << 17)
     for before, piece, status, detail in (
         (b'{"messages":[', b" ", 413, f"{first}: the body has more than 50000000 bytes"),
         (b'{"messages":[{"key":"k","payload":"', b"x", 413, f"{first}: has more than {longest} characters"),

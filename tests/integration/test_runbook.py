@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from ring.compiled import kind
 from testbed.broker import Broker
 from testbed.node import Node
 from tests.integration.broker_api import BrokerApi, VirtualHost, wait_until
@@ -426,6 +427,8 @@ def test_restart_and_upgrade(start_used: StartSidecar, broker: Broker) -> None:
     assert old.process.returncode != -signal.SIGTERM
     new = start_used(route="shop/orders")
     shell = Shell(here(broker, new, stays))
-    assert re.match(r'ringproxy_build_info{hot_loop="\w+",ring_format="1",version="[\d.]+"} 1.0', shell(wait))
+    told = re.match(r'ringproxy_build_info{hot_loop="(\w+)",ring_format="1",version="[\d.]+"} 1.0', shell(wait))
+    assert told is not None
+    assert told[1] == kind()
     assert "they agree" in shell(compare)
     assert PASSWORD not in new.log()

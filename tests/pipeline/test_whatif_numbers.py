@@ -130,6 +130,15 @@ def test_weights_are_found_for_a_few_lumps_and_for_many_keys(keys: int, exponent
     assert advice.load.messages.sum() == demand.messages.sum()
 
 
+@pytest.mark.parametrize("heavy", [10, 100, 1000])
+@pytest.mark.parametrize("seed", range(5))
+def test_weights_are_found_for_a_newcomer_that_gets_next_to_nothing(heavy: int, seed: int) -> None:
+    ring = ring_of({f"orders.{n}": heavy for n in range(10)} | {"new": 1})
+    demand = drawn(seed, 10_000, 0.0)
+    assert load(ring.ring, demand).over_mean > 1.08
+    assert advise(ring, demand).load.over_mean < 1.05
+
+
 def test_weights_that_are_good_stay() -> None:
     demand = Demand(ALL, np.ones(SLOTS, np.int64), np.ones(SLOTS, np.int64))
     assert advise(TEN, demand).known is TEN
