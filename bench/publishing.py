@@ -14,6 +14,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from bench import direct, wire
 from bench.world import EXCHANGE, QUEUES, declare
 from pipeline.publish.commits import read_commits
+from pipeline.publish.messages import check_rows
 from pipeline.publish.options import parse
 from pipeline.publish.order import prepared
 from pipeline.publish.pinned import pinned
@@ -52,6 +53,7 @@ def main() -> int:
         for number in range(options.rounds):
             raw.append(direct.messages_per_second(node.amqp_url, requests, SECONDS)[0])
             began = time.monotonic()
+            check_rows(rows)
             laid_out = prepared(rows, pinned(parse(given)), CONNECTIONS)
             laid_out.write.format("ringproxy").options(**given, batch=str(number)).mode("append").save()
             whole.append(options.rows / (time.monotonic() - began))

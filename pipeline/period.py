@@ -71,6 +71,11 @@ class Period:
         return lines
 
 
+def no_record(journal: str, within: Period) -> PipelineError:
+    """What a job says of a journal that has none in it."""
+    return PipelineError(f"{journal}: no record{f' {within}' if within.is_limited else ''}")
+
+
 ALWAYS = Period()
 """All of the journal."""
 

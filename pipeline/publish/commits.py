@@ -10,7 +10,9 @@ from typing import Any, BinaryIO
 
 from pipeline import PipelineError
 from pipeline.rings import KnownRing, parse_ring, to_json
-from pipeline.schema import VERSION
+
+_VERSION = 1
+"""Of the log's lines."""
 
 _BLOCK = 1 << 16
 """Bytes of the log that are read at once from its end."""
@@ -105,7 +107,7 @@ class CommitLog:
     def _add(self, told: Mapping[str, object]) -> None:
         if self._path is None:
             return
-        whole = {"v": VERSION, "time": time.time_ns() // 1000, "run": self._run, **told}
+        whole = {"v": _VERSION, "time": time.time_ns() // 1000, "run": self._run, **told}
         line = json.dumps(whole, ensure_ascii=False).encode() + b"\n"
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -174,11 +176,16 @@ def _lines(path: Path) -> list[dict[str, Any]]:
     try:
         # What stands after the last newline was not written to its end.
         whole, _, _ = path.read_bytes().rpartition(b"\n")
-        return [json.loads(line) for line in whole.splitlines()]
+        lines = [json.loads(line) for line in whole.splitlines()]
     except OSError as error:
         raise PipelineError(f"commit log {str(path)!r}: {error.strerror}") from None
     except ValueError:
         raise PipelineError(f"{path}: not a commit log: a line is not JSON") from None
+    for number, told in enumerate(lines, 1):
+        if not isinstance(told, dict) or told.get("v") != _VERSION:
+            found = told.get("v") if isinstance(told, dict) else None
+            raise PipelineError(f"{path}: line {number}: commit log of version {found!r}, known is {_VERSION}")
+    return lines
 
 
 def _cut_torn_line(file: BinaryIO) -> None:

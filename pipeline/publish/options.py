@@ -80,7 +80,7 @@ OWN = {
     "max_depth": "stop where a queue has more ready messages than this",
     "dry_run": "true: say what would go where, and publish nothing",
     "id_columns": "columns, with commas between, that are not published, and tell apart rows equal otherwise",
-    "ring": "JSON of the ring to publish by, instead of the one that the bindings make now",
+    "ring": "JSON of the ring to publish by, instead of the one that the bindings make now; no look at dead-lettering",
     "batch": "a text that goes into the message ids which are made here",
     "run": "a text that tells this write's batches from another's, in the commit log and in the message ids made here: "
     "keep it when a write is repeated",

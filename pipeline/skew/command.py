@@ -55,8 +55,8 @@ def run(options: argparse.Namespace) -> int:
             approximate=options.approximate,
             from_start=within.since is None,
         )
-        if not found and within.is_limited:
-            raise PipelineError(f"{options.journal}: no record {within}")
+        if not found:
+            raise period.no_record(options.journal, within)
         for name, rows, schema in (
             ("rings", [one.row() for one in found], RINGS),
             ("destinations", [row for one in found for row in one.destination_rows()], DESTINATIONS),

@@ -56,8 +56,8 @@ def run(options: argparse.Namespace) -> int:
             follow(stream_records(spark, options.journal), tables, out, options.every)
         else:
             records = read_records(spark, options.journal, within)
-            if within.is_limited and records.isEmpty():
-                raise PipelineError(f"{options.journal}: no record {within}")
+            if records.isEmpty():
+                raise period.no_record(options.journal, within)
             tables.write(records, from_start=within.since is None)
         tell(tables, out, within)
     return 0

@@ -25,7 +25,7 @@ def report(found: Findings, within: Period = ALWAYS) -> Report:
         + (
             f"{found.missing:,} records are missing{among}."
             if found.missing
-            else f"No record is missing{among or ' in between'}."
+            else f"No record is missing{among or ' among those read'}."
         )
     )
     made = Report("Usage", lead)

@@ -149,9 +149,10 @@ def _of_journal(keys: DataFrame, options: argparse.Namespace, within: period.Per
 
 def _of_table(keys: DataFrame, options: argparse.Namespace) -> _Known:
     """By the ring that is given; all keys are there."""
-    if complaints := bad_rows(keys):
+    present = read_ring(options.ring)
+    if complaints := bad_rows(keys, present.hashed):
         raise PipelineError(f"{options.table}: column {options.key!r}: {'; '.join(complaints)}")
-    return _Known(keys, read_ring(options.ring))
+    return _Known(keys, present)
 
 
 def _proposed(options: argparse.Namespace, present: KnownRing) -> KnownRing:

@@ -49,11 +49,12 @@ def of_table(rows: DataFrame, key: str, count: str | None, size: str | None) -> 
     return grouped.withColumn("slot", slot_of_key(F.col("key")))
 
 
-def bad_rows(keys: DataFrame) -> list[str]:
-    """Of `of_table`: keys that no routing key can be, and counts that are none, with how many rows have them."""
+def bad_rows(keys: DataFrame, hashed: str) -> list[str]:
+    """Of `of_table`: keys that none can be where that is `hashed`, and bad counts, with how many rows have them."""
+    too_long = (F.length("key") > MAX_KEY) & F.lit(hashed == "routing_key")
     wrong = {
         "a null key": F.when(F.col("key").isNull(), F.col("rows")),
-        f"a key of more than {MAX_KEY} bytes": F.when(F.length("key") > MAX_KEY, F.col("rows")),
+        f"a key of more than {MAX_KEY} bytes": F.when(too_long, F.col("rows")),
         "a null or negative count": F.col("uncounted"),
     }
     found = keys.agg(*(F.coalesce(F.sum(rows), F.lit(0)).alias(what) for what, rows in wrong.items())).collect()[0]

@@ -123,6 +123,16 @@ def test_a_time_without_records_is_told_and_nothing_is_written(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("job", ["usage", "skew"])
+def test_a_journal_without_a_record_is_told_and_nothing_is_written(
+    spark: SparkSession, tmp_path: Path, job: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "empty" / "records").mkdir(parents=True)
+    assert main([job, "--journal", str(tmp_path / "empty"), "--out", str(tmp_path / "out")]) == 2
+    assert f"pipeline {job}: {tmp_path}/empty: no record\n" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_page_of_several_runs_says_where_missing_records_were_looked_for(spark: SparkSession, tmp_path: Path) -> None:
     records = published(RING, KEYS, every=3 * MINUTE)
     del records[24:27]

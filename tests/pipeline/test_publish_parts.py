@@ -457,9 +457,13 @@ def test_a_torn_line_is_cut_off_and_another_is_an_error(tmp_path: Path) -> None:
         assert path.read_bytes().startswith(before)
         events = [json.loads(line)["event"] for line in path.read_text().splitlines()]
         assert events == (["begun", "committed"] if before else []) + ["begun"]
-    path.write_bytes(whole + b'{"event": "committed"}\n')
+    path.write_bytes(whole + b'{"v": 1, "event": "committed"}\n')
     with pytest.raises(PipelineError, match="line 3 is not of a commit log"):
         read_commits(path)
+    for later, said in ((b'{"v": 2, "event": "committed"}\n', 2), (b"7\n", None)):
+        path.write_bytes(whole + later)
+        with pytest.raises(PipelineError, match=f"line 3: commit log of version {said}, known is 1"):
+            read_commits(path)
     path.write_bytes(b"rubbish\n")
     with pytest.raises(PipelineError, match="not a commit log: a line is not JSON"):
         read_commits(path)

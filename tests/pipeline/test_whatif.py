@@ -137,6 +137,10 @@ def test_bad_keys_and_counts_are_told_with_their_rows(
     assert "column 'n': 'many' is not a whole number" in refused(
         capsys, tmp_path, "--table", str(tmp_path / "bad.csv"), *ring, "--count", "n"
     )
+    long = ("--key", "k", "--ring", str(tmp_path / "of-a-header.json"), "--remove", "queue:orders.3")
+    (tmp_path / "of-a-header.json").write_text(to_json(replace(THREE, hashed="header:customer")))
+    said = refused(capsys, tmp_path, "--table", str(tmp_path / "bad.parquet"), *long, "--count", "n")
+    assert "'k': 2 rows with a null key; 2 rows with a null or negative" in said
     assert "none.csv: no messages" in refused(
         capsys, tmp_path, "--table", str(tmp_path / "none.csv"), *ring, "--count", "n"
     )
