@@ -17,11 +17,11 @@ DEADLINE_SECONDS = 30.0
 """For whatever must come to pass on a busy machine; never a figure that anything should take."""
 
 
-def wait_until(what: str, look: Callable[[], T | Literal[False] | None]) -> T:
-    """The first true result of `look`; fails the test where there is none in time."""
-    deadline = time.monotonic() + DEADLINE_SECONDS
+def wait_until(what: str, look: Callable[[], T | Literal[False] | None], within: float = DEADLINE_SECONDS) -> T:
+    """The first true result of `look`; fails the test where there is none in time, in seconds."""
+    deadline = time.monotonic() + within
     while not (found := look()):
-        assert time.monotonic() < deadline, f"not within {DEADLINE_SECONDS:g} s: {what}"
+        assert time.monotonic() < deadline, f"not within {within:g} s: {what}"
         time.sleep(0.02)
     return found
 

@@ -3,6 +3,9 @@
 import json
 import os
 import re
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,9 +20,9 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from pipeline.__main__ import main
 from pipeline.publish.commits import CommitLog, read_commits
-from tests.integration.broker_api import VirtualHost
+from tests.integration.broker_api import VirtualHost, wait_until
 from tests.integration.conftest import Login, with_login
-from tests.pipeline.publishing import Came, check_nothing_lost, options_of, rows_of
+from tests.pipeline.publishing import Came, check_nothing_lost, options_of, rows_of, something_came
 from tests.pipeline.records import ring_of, truncated
 
 ROWS = 400
@@ -28,8 +31,8 @@ Run = Callable[..., int]
 
 
 @pytest.fixture
-def run(spark: SparkSession, login: Login, vhost: VirtualHost, tmp_path: Path) -> Run:
-    """The command, on rows of two files, a file a batch; more of its arguments.
+def arguments(spark: SparkSession, login: Login, vhost: VirtualHost, tmp_path: Path) -> list[str]:
+    """The command's, on rows of two files, a file a batch.
 
     The files differ in a column, and in age by a month.
     """
@@ -40,16 +43,17 @@ def run(spark: SparkSession, login: Login, vhost: VirtualHost, tmp_path: Path) -
     for file in folder.glob("*.parquet"):
         os.utime(file, (month_ago, month_ago))
     rows.where("n % 2 = 1").write.mode("append").parquet(str(folder))
-    connection = options_of(login, vhost, "orders")
+    found = ["publish", "--input", str(tmp_path / "rows"), "--order", "n", "--files-per-batch", "1"]
+    found += ["--checkpoint", str(tmp_path / "checkpoint"), "--out", str(tmp_path / "out")]
+    for name, value in options_of(login, vhost, "orders").items():
+        found += [f"--{name.replace('_', '-')}", value]
+    return found
 
-    def call(*more: str) -> int:
-        arguments = ["publish", "--input", str(tmp_path / "rows"), "--order", "n", "--files-per-batch", "1"]
-        arguments += ["--checkpoint", str(tmp_path / "checkpoint"), "--out", str(tmp_path / "out")]
-        for name, value in connection.items():
-            arguments += [f"--{name.replace('_', '-')}", value]
-        return main([*arguments, *more])
 
-    return call
+@pytest.fixture
+def run(arguments: list[str]) -> Run:
+    """The command; more of its arguments."""
+    return lambda *more: main([*arguments, *more])
 
 
 def test_it_goes_on_where_it_stopped_and_a_deleted_commit_replays_one_batch(
@@ -82,6 +86,24 @@ def test_it_goes_on_where_it_stopped_and_a_deleted_commit_replays_one_batch(
     assert both.duplicates == second.total
     report = (tmp_path / "out" / "report.html").read_text()
     assert f"up to {second.total:,} messages may be there once more" in report
+
+
+def test_a_driver_that_is_killed_in_its_second_batch_loses_nothing(
+    arguments: list[str], run: Run, vhost: VirtualHost, tmp_path: Path
+) -> None:
+    command = [sys.executable, "-m", "pipeline", *arguments, "--rate", "40"]
+    driver = subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        wait_until("rows", lambda: driver.poll() is not None or something_came(vhost, ROWS // 2 + 1), within=300)
+        assert driver.poll() is None
+    finally:
+        # Its Java too, whose workers end with it.
+        os.killpg(driver.pid, signal.SIGKILL)
+        driver.wait()
+    assert run() == 0
+    log = read_commits(tmp_path / "out" / "commits.jsonl")
+    assert [write.failed_tries for write in log] == [0, 1]
+    check_nothing_lost(Came(vhost.drain_all()), ROWS, sum(write.duplicates for write in log))
 
 
 def test_equal_rows_under_another_checkpoint_have_other_ids(run: Run, vhost: VirtualHost, tmp_path: Path) -> None:
