@@ -41,8 +41,9 @@ def main() -> int:
         with running_world(choice) as world:
             usual, failed = _usual_settings(options), False
             if parts := [part for part in PARTS if part in options.parts]:
-                text = report.markdown(_measured(world, options, parts), _conditions(world, choice, options))
-                _publish("figures", text, whole=usual and parts == list(PARTS))
+                results, failed = _measured(world, options, parts)
+                text = report.markdown(results, _conditions(world, choice, options))
+                _publish("figures", text, whole=usual and parts == list(PARTS) and not failed)
             for part in options.parts:
                 if part in LONG:
                     failed |= not _long(world, choice, part)
@@ -102,19 +103,25 @@ def _usual_settings(options: argparse.Namespace) -> bool:
     return (options.rounds, options.seconds, options.freeze) == (ROUNDS, SECONDS, FREEZE)
 
 
-def _measured(world: World, options: argparse.Namespace, parts: Sequence[str]) -> Results:
-    results, stage = Results(), Stage(world)
-    if "amqp" in parts:
-        results.amqp = amqp.measured(world, options.rounds, options.seconds)
-    if "throughput" in parts:
-        results.batch_connections = stage.best_batch_connections()
-        racers = {contender.title: contender.measure for contender in stage.contenders(results.batch_connections)}
-        results.throughput = in_turn(racers, options.rounds, options.seconds)
-    if "latency" in parts:
-        results.latency = in_turn(stage.at_fixed_rate(), options.rounds, _LATENCY_SECONDS)
-    if "freeze" in parts:
-        results.frozen = asyncio.run(Freeze(world).run(options.freeze))
-    return results
+def _measured(world: World, options: argparse.Namespace, parts: Sequence[str]) -> tuple[Results, bool]:
+    """What was found, and whether a part failed: it leaves the others their turn."""
+    results, stage, failed = Results(), Stage(world), False
+    for part in parts:
+        try:
+            if part == "amqp":
+                results.amqp = amqp.measured(world, options.rounds, options.seconds)
+            elif part == "throughput":
+                results.batch_connections = stage.best_batch_connections()
+                racers = {one.title: one.measure for one in stage.contenders(results.batch_connections)}
+                results.throughput = in_turn(racers, options.rounds, options.seconds)
+            elif part == "latency":
+                results.latency = in_turn(stage.at_fixed_rate(), options.rounds, _LATENCY_SECONDS)
+            else:
+                results.frozen = asyncio.run(Freeze(world).run(options.freeze))
+        except BenchError as error:
+            print(f"bench: {part}: {error}", file=sys.stderr)
+            failed = True
+    return results, failed
 
 
 def _conditions(world: World, choice: str, options: argparse.Namespace) -> list[str]:
