@@ -94,11 +94,19 @@ def test_the_table_of_files_names_every_module_and_only_files_that_exist() -> No
     assert named == files
 
 
+def anchors(document: Path) -> set[str]:
+    """What links may name of it: its headings, in small letters, with hyphens for spaces and no other signs."""
+    headings = re.findall(r"^#+ (.*)$", document.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 def test_links_and_paths_in_the_documents_exist() -> None:
     for document in DOCUMENTS:
         text = document.read_text()
-        for target in re.findall(r"\]\(([^)#:]+)\)", text):
-            assert (document.parent / target).exists(), f"{document.name}: {target}"
+        for file, anchor in re.findall(r"\]\(([^)#:]*)(?:#([^)]+))?\)", text):
+            target = document.parent / file if file else document
+            assert target.exists(), f"{document.name}: {file}"
+            assert not anchor or anchor in anchors(target), f"{document.name}: {file}#{anchor}"
         for path in re.findall(rf"`({PATH})`|(?<![\w./])({PATH}\.py)\b", text):
             assert (ROOT / "".join(path)).exists(), f"{document.name}: {path}"
 
