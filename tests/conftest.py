@@ -13,8 +13,8 @@ settings.load_profile("ringproxy")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Ends the run where not those modules would be tested that it is for: `make test` is for the compiled ones."""
+    """Ends the run where not those modules would be tested that it is for: a build's, where that comes first."""
     places: list[Path] = config.getini("pythonpath")
-    wanted = "compiled" if any(place.name == "compiled" for place in places) else "python"
+    wanted = "python" if places[0] == config.rootpath else "compiled"
     if kind() != wanted:
         raise pytest.UsageError(f"pythonpath is {', '.join(map(str, places))}, and yet the modules run as {kind()}")
