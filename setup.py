@@ -18,6 +18,7 @@ HOT = (
     "proxy/tally.py",
     "proxy/amqp/channel.py",
     "proxy/amqp/client.py",
+    "proxy/amqp/packing.py",
     "proxy/amqp/confirms.py",
     "proxy/amqp/connection.py",
     "proxy/amqp/content.py",

@@ -6,12 +6,10 @@ from enum import Enum
 from struct import error as StructError  # noqa: N812 - the standard library's exceptions begin small
 from typing import Final
 
-from librt.strings import BytesWriter, write_i32_be, write_i64_be
-
 from proxy import __version__
 from proxy.amqp import table
-from proxy.amqp.confirm_channel import CONFIRMED, NACKED, ConfirmChannel, Receiver, Verdict
-from proxy.amqp.content import STAMP_ID_ENTRY, ring_id_in
+from proxy.amqp.confirm_channel import CONFIRMED, NACKED, ConfirmChannel, Verdict
+from proxy.amqp.content import ring_id_in
 from proxy.amqp.frames import (
     ACCESS_REFUSED,
     BASIC_ACK,
@@ -37,7 +35,6 @@ from proxy.amqp.frames import (
     FRAME_ERROR,
     HEADER,
     LEAST_FRAME_MAX,
-    MANDATORY,
     METHOD,
     NOT_FOUND,
     OVERHEAD,
@@ -54,9 +51,9 @@ from proxy.amqp.frames import (
     u32,
     u64,
 )
+from proxy.amqp.packing import Publish, Told
 from proxy.amqp.properties import Header, encoded_headers
 from proxy.outcome import Outcome
-from proxy.tally import Tally
 from ring.hashing import RING_FORMAT
 
 HEARTBEAT = 20
@@ -87,14 +84,6 @@ class Stage(Enum):
     CLOSED = "closed"
 
 
-_CLASS: Final = b"\x00\x3c\x00\x00"
-"""How a content header's payload begins: class and weight."""
-_SMALL: Final = 1 << 14
-"""Bytes of a body that is cheaper copied once more than kept apart."""
-_out: Final = BytesWriter()
-"""Where a publish is put together. One for all: that is done before anything else is."""
-_PAYLOAD: Final = 18
-"""Bytes of a content header's payload but for the properties: class, weight, size, flags; length of the headers."""
 _ACK: Final = 9
 """Bytes of the arguments of basic.ack."""
 
@@ -107,7 +96,7 @@ class Client:
         self._user, self._password, self._vhost = user, password, vhost
         self.stage = Stage.OPENING
         self.out: list[bytes | memoryview] = []
-        """To be written, in this order."""
+        """To be written, in this order, once `pack` was called."""
         self.fault, self.code = "", 0
         """Why the broker closed the connection, and its reply code."""
         self.blocked = ""
@@ -124,6 +113,8 @@ class Client:
         """By exchange, why the broker closed its channel last."""
         self.news: list[str] = []
         """What is worth a line of the log; for the caller to take."""
+        self._waiting: dict[bytes, list[Publish]] = {}
+        """What `pack` will queue, by the method, so by queue."""
         self._by_id: dict[int, ConfirmChannel] = {}
         self._closing: set[int] = set()
         self._channel_max = MAX_CHANNELS
@@ -134,74 +125,43 @@ class Client:
     # What is sent.
 
     def publish(
-        self,
-        exchange: bytes,
-        method: bytes,
-        header: Header,
-        stamp: bytes,
-        key: bytes,
-        body: bytes,
-        told: tuple[Receiver, int, Tally],
+        self, exchange: bytes, method: bytes, header: Header, stamp: bytes, key: bytes, body: bytes, told: Told
     ) -> None:
-        """Queues one mandatory publish: `method` is basic.publish up to its bits.
+        """Takes one publish, for `pack` (see `Publish`).
 
-        `stamp` is what its stamps begin with (`content.stamp_of_exchange`), up to `key`; empty for a ring id alone.
         Raises Full, and ValueError for properties that do not fit a frame; then nothing is sent.
         """
         channel = self.channels.get(exchange)
         if channel is None:
             channel = self._open(exchange)
-        number = channel.number + 1
-        size, room = len(body), self.frame_max - OVERHEAD
-        entries = len(STAMP_ID_ENTRY) + 8 + len(header.headers)
-        if stamp:
-            entries += len(stamp) + 4 + len(key)
-        payload = _PAYLOAD + len(header.before) + entries + len(header.after)
-        if payload > room:
-            raise ValueError(f"properties and headers are {payload} bytes, the broker takes {room}")
-        out = _out
-        out.truncate(0)
-        out.write(channel.method_start)
-        write_i32_be(out, len(method) + 1)
-        out.write(method)
-        out.append(MANDATORY)
-        out.append(END)
-        out.write(channel.header_start)
-        write_i32_be(out, payload)
-        out.write(_CLASS)
-        write_i64_be(out, size)
-        out.append(header.flags >> 8)
-        out.append(header.flags & 0xFF)
-        out.write(header.before)
-        write_i32_be(out, entries)
-        if stamp:
-            out.write(stamp)
-            write_i32_be(out, len(key))
-            out.write(key)
-        out.write(STAMP_ID_ENTRY)
-        write_i64_be(out, channel.nonce + number)
-        out.write(header.headers)
-        out.write(header.after)
-        out.append(END)
-        if 0 < size <= min(room, _SMALL):
-            out.write(channel.body_start)
-            write_i32_be(out, size)
-            out.write(body)
-            out.append(END)
-        self.out.append(out.getvalue())
-        channel.number = number
-        channel.pending[number] = told
+        publish, room = Publish(method, header, stamp, key, body, told), self.frame_max - OVERHEAD
+        if publish.payload > room:
+            raise ValueError(f"properties and headers are {publish.payload} bytes, the broker takes {room}")
+        if exchange:
+            publish.pack(channel, room, self.out)
+        elif (waiting := self._waiting.get(method)) is not None:
+            waiting.append(publish)
+        else:
+            self._waiting[method] = [publish]
         self.in_flight += 1
         told[2].published += 1
-        if size <= min(room, _SMALL):
+
+    def pack(self) -> None:
+        """Queues what was published straight to queues: what one queue gets in a row, and in its order.
+
+        A broker takes a queue's messages together then, and confirms them together (measured: docs/performance.md).
+        """
+        if not self._waiting:
             return
-        whole = memoryview(body)
-        for at in range(0, size, room):
-            part = whole[at : at + room]
-            self.out += (channel.body_start + U32.pack(len(part)), part, b"\xce")
+        waiting, channel, room = self._waiting, self.channels[b""], self.frame_max - OVERHEAD
+        self._waiting = {}
+        for publishes in waiting.values():
+            for publish in publishes:
+                publish.pack(channel, room, self.out)
 
     def _open(self, exchange: bytes) -> ConfirmChannel:
         """A channel for an exchange; what is published on it need not wait for the answers."""
+        self.pack()  # A channel with publishes is not idle.
         most = self._channel_max
         if len(self._by_id) + len(self._closing) >= most - most // 4:
             # Early: until the broker has answered, a channel that is being closed counts.
@@ -231,10 +191,12 @@ class Client:
         """Queues a connection.close; nothing may be published after it."""
         if self.stage is Stage.OPEN:
             self.stage = Stage.CLOSING
+            self.pack()
             self.out.append(close_frame(0, REPLY_SUCCESS, "ringproxy has no more to publish"))
 
     def marks(self) -> list[tuple[ConfirmChannel, int]]:
         """Each channel with unsettled publishes, and the number of its last."""
+        self.pack()
         return [(channel, channel.number) for channel in self._by_id.values() if channel.pending]
 
     def give_up(self, channel: ConfirmChannel, number: int, why: str) -> None:
@@ -245,6 +207,7 @@ class Client:
     def lost(self, why: str) -> None:
         """The connection is gone: of what the broker has not answered, nobody knows."""
         self.stage = Stage.CLOSED
+        self.pack()
         self.out.clear()
         for channel in list(self._by_id.values()):
             self.give_up(channel, channel.number, why)
@@ -340,6 +303,7 @@ class Client:
         self.code = u16(data, 0)
         self.fault = short_string(data, 2, len(data))[0].decode(errors="replace")
         self.stage = Stage.CLOSED
+        self.pack()
         self.out[:] = [method_frame(0, CONNECTION_CLOSE_OK)]
 
     def _on_close_ok(self, _: int, __: bytes) -> None:
@@ -368,6 +332,7 @@ class Client:
 
     def _on_channel_close(self, number: int, data: bytes) -> None:
         """What is in flight on it is lost with it; only where that is one publish is it known what is to blame."""
+        self.pack()
         self.out.append(method_frame(number, CHANNEL_CLOSE_OK))
         self._closing.discard(number)
         self._returning.discard(number)

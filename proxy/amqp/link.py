@@ -60,6 +60,7 @@ class Socket(asyncio.Protocol):
             client.feed(data)
         except Fault as fault:
             client.fault, client.stage = f"the broker sent what is not AMQP 0-9-1: {fault}", Stage.CLOSED
+            client.pack()
             client.out.clear()
         if client.out:
             # Publishes are among it, and more of them may come in this turn of the loop.
@@ -75,6 +76,7 @@ class Socket(asyncio.Protocol):
     def flush(self) -> None:
         """Writes what is queued."""
         out = self.client.out
+        self.client.pack()
         if out and self.transport is not None:
             self.wrote_at = time.monotonic()
             writing.write(self.transport, out)

@@ -11,7 +11,7 @@ from proxy.amqp.frames import BODY, HEADER, METHOD, Fault
 from proxy.outcome import Outcome
 from tests.fuzz.contents import contents, whole_frames
 from tests.fuzz.steps import Step, chance, pieces, steps, written
-from tests.unit.proxy.amqp.client_wire import OPEN_OK, Wire, blocked, come_back, start, tune
+from tests.unit.proxy.amqp.client_wire import OPEN_OK, TO_Q, Wire, blocked, come_back, queue_named, start, tune
 from tests.unit.proxy.amqp.wire import CONNECTION_CLOSE_OK, ack, close_channel, close_connection, frame, method, nack
 
 BROKER_METHOD, BROKER_HEADER, BROKER_BODY, BROKER_FRAME, BROKER_RAW, PUBLISH, RETURN, GIVE_UP, CLOSE = range(9)
@@ -20,6 +20,11 @@ _OPS = 9
 _KINDS = (METHOD, HEADER, BODY)
 _CHANNELS = 4
 _EXCHANGES = (b"", b"one", b"two", b"three")
+
+_OTHER, _WAITS = 8, 16
+"""Bits of a publish's channel: it goes to the other queue; it is not packed before the next step."""
+
+OTHER = queue_named("other")
 
 _FEW_CHANNELS, _SMALL = 1, 2
 """Bits of the first byte: the broker takes two channels, or the least frame_max."""
@@ -41,15 +46,16 @@ class Run:
             self._feed(_frame(op, step))
         elif op == PUBLISH and wire.client.stage.name == "OPEN":
             with suppress(Full, ValueError):
-                wire.publish(_EXCHANGES[step.channel % len(_EXCHANGES)], step.data)
+                method = OTHER if step.channel & _OTHER else TO_Q
+                wire.publish(_EXCHANGES[step.channel % len(_EXCHANGES)], step.data, method)
         elif op == RETURN:
             self._feed(come_back(step.channel % _CHANNELS, self.ids[step.op // _OPS % len(self.ids)], len(step.data)))
         elif op == GIVE_UP:
-            for channel, number in wire.client.marks():
-                wire.client.give_up(channel, number, "no answer in time")
+            wire.give_up("no answer in time")
         elif op == CLOSE:
             wire.client.close()
-        self._take_out()
+        if op != PUBLISH or not step.channel & _WAITS:
+            self._take_out()
 
     def _feed(self, data: bytes) -> None:
         try:
@@ -143,6 +149,17 @@ def seeds() -> list[bytes]:
             ],
         ),
         (0, [*_steps(start({"cluster_name": "rabbit@fuzz"}), tune(), OPEN_OK)]),
+        (
+            0,
+            [
+                *_publishes(2, _WAITS),
+                *_publishes(2, _WAITS | _OTHER),
+                *_publishes(2),
+                *_steps(ack(1, 4, True)),
+                *_publishes(1, _WAITS),
+                *_steps(refused),
+            ],
+        ),
         (0, [*_publishes(1), Step(BROKER_RAW, 0, ack(1, 1)[:9]), Step(BROKER_RAW, 0, ack(1, 1)[9:])]),
     ]
     return [bytes((flags,)) + written(script) for flags, script in scripts]

@@ -66,6 +66,8 @@ def clients(rng: Random, say: Say) -> None:
                 it.channels[to].low = it.channels[to].number = (1 << rng.choice((31, 32, 33))) - 2
         elif not attempt(say, it.feed, _answer(rng, it.channels[to].number if to in it.channels else 1, it)):
             break
+        if rng.random() < 0.8:
+            it.pack()
         say([bytes(part) for part in it.out])
         it.out.clear()
     say((it, tally, _told(told), it.refused, [(channel.id, last) for channel, last in it.marks()]))
@@ -191,6 +193,8 @@ def dispatched(rng: Random, say: Say) -> None:
         else:
             step.close()
             say("waits")
+        if rng.random() < 0.8:
+            out.pack()
         say([bytes(part) for part in out.out])
         out.out.clear()
     out.lost("gone")

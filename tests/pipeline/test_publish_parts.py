@@ -202,13 +202,14 @@ def test_what_the_exchange_hashes(hashed: str, columns: dict[str, pa.Array], val
 
 
 class FakeLink:
-    """Takes publishes at once, and flushes nothing."""
+    """Takes publishes at once, and writes nothing."""
 
     def __init__(self) -> None:
         self.client = Client("user", "password", "/")
         self.clear, self.why = True, "the broker takes nothing"
 
-    def wake(self) -> None: ...
+    def wake(self) -> None:
+        self.client.pack()
 
     async def settled(self) -> None: ...
 

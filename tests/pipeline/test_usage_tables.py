@@ -93,5 +93,9 @@ def test_a_journal_without_records_is_told(
     spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "records").mkdir()
-    assert main(["usage", "--journal", str(tmp_path), "--out", str(tmp_path / "out")]) == 0
-    assert "no records" in capsys.readouterr().out
+    said = ["usage", "--journal", str(tmp_path), "--out", str(tmp_path / "out")]
+    assert main(said) == 2
+    assert capsys.readouterr().err == f"pipeline usage: {tmp_path}: no record\n"
+    # Of a stream there may be more to come.
+    assert main([*said, "--stream"]) == 0
+    assert capsys.readouterr().out == "no records\n"

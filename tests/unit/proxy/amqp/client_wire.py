@@ -15,7 +15,14 @@ from proxy.tally import Tally
 from tests.unit.proxy.amqp.wire import body, entry, headers, made, published, queue, returned
 
 PERSISTENT_HEADER = Header.of(dict([encoded("delivery_mode", 2)]))
-TO_Q = Target(queue("q")).method
+
+
+def queue_named(name: str) -> bytes:
+    """How a publish to it begins."""
+    return Target(queue(name)).method
+
+
+TO_Q = queue_named("q")
 
 
 def start(properties: FieldTable | None = None) -> bytes:
@@ -77,7 +84,13 @@ class Wire:
         for _ in range(number):
             self.publish(to)
 
+    def give_up(self, why: str) -> None:
+        """All that is unsettled."""
+        for channel, number in self.client.marks():
+            self.client.give_up(channel, number, why)
+
     def sent(self) -> bytes:
+        self.client.pack()
         data = b"".join(self.client.out)
         self.client.out.clear()
         return data
@@ -87,6 +100,7 @@ class Wire:
         return [unpack_from(">q", one.header, len(one.header) - 9)[0] for one in published(self.sent())]
 
     def fed(self, *data: bytes) -> dict[int, Outcome]:
+        self.client.pack()
         self.client.feed(b"".join(data))
         return self.told.outcomes
 

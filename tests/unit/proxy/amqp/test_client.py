@@ -30,6 +30,7 @@ from tests.unit.proxy.amqp.client_wire import (
     Wire,
     blocked,
     come_back,
+    queue_named,
     start,
     tune,
 )
@@ -507,7 +508,7 @@ def test_what_came_back_before_the_close_came_back() -> None:
 def test_one_alone_beside_what_was_given_up_is_not_blamed() -> None:
     w = Wire()
     w.publish()
-    w.client.give_up(w.channel(), 1, "too late")
+    w.give_up("too late")
     w.publish()
     w.fed(close_channel(1, 406, b"the first was too large"))
     assert w.told.outcomes == {0: Outcome.UNKNOWN, 1: Outcome.UNKNOWN}
@@ -516,7 +517,7 @@ def test_one_alone_beside_what_was_given_up_is_not_blamed() -> None:
 def test_one_alone_behind_an_answered_one_is_to_blame_whatever_was_given_up_before() -> None:
     w = Wire()
     w.publish()
-    w.client.give_up(w.channel(), 1, "too late")
+    w.give_up("too late")
     w.publishes(2)
     w.fed(ack(1, 2), close_channel(1, 406, b"too large"))
     assert w.told.outcomes == {0: Outcome.UNKNOWN, 1: Outcome.CONFIRMED, 2: Outcome.INVALID}
@@ -621,8 +622,7 @@ def test_a_lost_connection() -> None:
 def test_who_is_told_may_publish_and_give_up_at_once() -> None:
     w = Wire()
     w.publishes(3)
-    channel = w.channel()
-    again: Iterator[Callable[[], object]] = iter([w.publish, lambda: w.client.give_up(channel, 4, "now")])
+    again: Iterator[Callable[[], object]] = iter([w.publish, lambda: w.give_up("now")])
     w.told.then = lambda: next(again, bool)()
     w.fed(ack(1, 3, multiple=True))
     assert {index: len(verdicts) for index, verdicts in w.told.verdicts.items()} == dict.fromkeys(range(4), 1)
@@ -630,6 +630,73 @@ def test_who_is_told_may_publish_and_give_up_at_once() -> None:
     w.publish()
     assert w.client.in_flight == 1
     assert w.fed(ack(1, 5))[4] is Outcome.CONFIRMED
+
+
+# What waits to be packed.
+
+
+def sent_to(w: Wire) -> list[tuple[str, bytes]]:
+    """Queue and body of each publish that went out, in turn."""
+    return [(one.key.decode(), one.body) for one in published(w.sent())]
+
+
+def test_what_one_queue_gets_goes_out_in_a_row_and_in_its_order() -> None:
+    w = Wire()
+    numbers = [w.publish(method=queue_named(name), data=b"%d" % n) for n, name in enumerate("abcabbca")]
+    assert sent_to(w) == [(name, b"%d" % n) for name, n in zip("aaabbbcc", (0, 3, 7, 1, 4, 5, 2, 6), strict=True)]
+    # Each is told of by its own number, whichever place it took.
+    assert w.fed(ack(1, 2), nack(1, 4), come_back(1, w.channel().nonce + 8), ack(1, 8)) == {
+        numbers[3]: Outcome.CONFIRMED,
+        numbers[1]: Outcome.NACKED,
+        numbers[6]: Outcome.UNROUTABLE,
+    }
+
+
+def test_what_goes_to_an_exchange_stays_in_its_order() -> None:
+    w = Wire()
+    for n, key in enumerate((b"a", b"b", b"a")):
+        w.publish(b"e", b"%d" % n, PUBLISH + shorted(b"e") + shorted(key))
+    assert sent_to(w) == [("a", b"0"), ("b", b"1"), ("a", b"2")]
+
+
+def test_bodies_of_many_frames_stay_with_their_messages() -> None:
+    w = Wire(frame_max=4096)
+    for n, name in enumerate("aba"):
+        w.publish(method=queue_named(name), data=b"%d" % n * 20_000)
+    assert sent_to(w) == [("a", b"0" * 20_000), ("a", b"2" * 20_000), ("b", b"1" * 20_000)]
+
+
+@pytest.mark.parametrize("end", ["lost", "close", "close_channel", "close_connection", "give_up"])
+def test_an_end_tells_also_of_what_was_not_packed(end: str) -> None:
+    w = Wire()
+    w.publish()
+    w.client.pack()
+    w.publish()
+    if end == "lost":
+        w.client.lost("gone")
+    elif end == "close":
+        w.client.close()
+        assert split(w.sent())[-1].payload.startswith(pack(">HH", 10, 50))
+        w.client.lost("gone")
+    elif end == "close_channel":
+        w.client.feed(close_channel(1, 404, b"why"))
+    elif end == "close_connection":
+        w.client.feed(close_connection(320, b"why"))
+        assert w.sent() == CONNECTION_CLOSE_OK
+        w.client.lost("gone")
+    else:
+        w.give_up("too late")
+    assert w.told.outcomes == {0: Outcome.UNKNOWN, 1: Outcome.UNKNOWN}
+    assert w.client.in_flight == 0
+
+
+def test_a_channel_with_publishes_that_wait_is_not_idle() -> None:
+    w = Wire(channel_max=4)
+    w.publish()
+    for to in (b"a", b"b", b"c"):
+        w.publish(to)
+    assert b"" in w.client.channels
+    assert len(published(w.sent())) == 4
 
 
 # Whatever the broker sends.
