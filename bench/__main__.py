@@ -112,8 +112,10 @@ def _measured(world: World, options: argparse.Namespace, parts: Sequence[str]) -
                 results.amqp = amqp.measured(world, options.rounds, options.seconds)
             elif part == "throughput":
                 results.batch_connections = stage.best_batch_connections()
-                racers = {one.title: one.measure for one in stage.contenders(results.batch_connections)}
+                contenders = stage.contenders(results.batch_connections)
+                racers = {one.title: one.measure for one in contenders}
                 results.throughput = in_turn(racers, options.rounds, options.seconds)
+                results.resident = {one.title: one.memory() for one in contenders}
             elif part == "latency":
                 results.latency = in_turn(stage.at_fixed_rate(), options.rounds, _LATENCY_SECONDS)
             else:

@@ -17,6 +17,7 @@ CONNECTIONS = 32
 ONE_BY_ONE = f"AMQP, straight to the queues, {CONNECTIONS} under way"
 ONE_BY_ONE_TRANSIENT = f"{ONE_BY_ONE}, transient"
 JSON, JSON_TRANSIENT = "batches, JSON", "batches, JSON, transient"
+SMALL, SMALL_TRANSIENT = (f"batches of {messages.SMALL_BATCH}{mode}" for mode in ("", ", transient"))
 NDJSON, GZIP = "batches, NDJSON", "batches, JSON with gzip"
 SINGLE, BARE, MANAGEMENT = "single", "bare handler, nothing published", "management API"
 
@@ -79,6 +80,8 @@ class Stage:
         return {
             SINGLE: partial(latency, world.sidecar.http_url, self._singles),
             SINGLE_TRANSIENT: partial(latency, world.sidecar.http_url, self._transient),
+            SMALL: partial(latency, world.sidecar.http_url, self._small(PERSISTENT)),
+            SMALL_TRANSIENT: partial(latency, world.sidecar.http_url, self._small(TRANSIENT)),
             BARE: partial(latency, world.bare_url, self._bare),
             DIRECT: partial(latency, world.node.amqp_url, self._frames(PERSISTENT)),
             DIRECT_TRANSIENT: partial(latency, world.node.amqp_url, self._frames(TRANSIENT)),
@@ -86,6 +89,9 @@ class Stage:
 
     def _frames(self, mode: int) -> Path:
         return self._saved(f"frames-{mode}", [direct.message(queue, mode) for queue in QUEUES])
+
+    def _small(self, mode: int) -> Path:
+        return self._saved(f"small-{mode}", messages.small_batches(mode))
 
     def _saved(self, name: str, requests: Sequence[bytes]) -> Path:
         path = self._world.folder / name

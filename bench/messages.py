@@ -14,6 +14,7 @@ from bench.wire import post
 from bench.world import EXCHANGE
 
 BATCH = 500
+SMALL_BATCH = 10
 
 KEYS = [f"key-{number * 2654435761 % 2**32:08x}" for number in range(1000)]
 """Multiplied by a number without a common divisor with 2^32: all differ, and look it."""
@@ -56,6 +57,12 @@ def transient_batches() -> list[bytes]:
     return _batches(_JSON, lambda items: _json([{**item, "properties": transient} for item in items]))
 
 
+def small_batches(mode: int) -> list[bytes]:
+    """Batches of SMALL_BATCH messages of that delivery mode."""
+    properties = {"delivery_mode": mode}
+    return _batches(_JSON, lambda items: _json([{**item, "properties": properties} for item in items]), SMALL_BATCH)
+
+
 def gzip_batches() -> list[bytes]:
     """Batches as one JSON object, compressed."""
     return _batches(_JSON | {"Content-Encoding": "gzip"}, lambda items: gzip.compress(_json(items)))
@@ -76,11 +83,11 @@ def _singles(path: str, more: Mapping[str, str]) -> list[bytes]:
 _Items = Sequence[Mapping[str, object]]
 
 
-def _batches(headers: Mapping[str, str], body: Callable[[_Items], bytes]) -> list[bytes]:
+def _batches(headers: Mapping[str, str], body: Callable[[_Items], bytes], size: int = BATCH) -> list[bytes]:
     """Batches that each begin elsewhere among the keys."""
     items = [{"key": key, "payload": payload} for key, payload in zip(KEYS, _PAYLOADS, strict=True)]
     starts = range(0, len(items), 100)
-    batches = [[items[(start + number) % len(items)] for number in range(BATCH)] for start in starts]
+    batches = [[items[(start + number) % len(items)] for number in range(size)] for start in starts]
     return [post(f"{_PUBLISH}/batch", body(batch), headers) for batch in batches]
 
 

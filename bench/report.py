@@ -38,6 +38,8 @@ class Results:
     amqp: Measured | None = None
     throughput: Mapping[str, Sequence[Throughput]] = field(default_factory=dict)
     batch_connections: int = 0
+    resident: Mapping[str, int] = field(default_factory=dict)
+    """Bytes of memory of what took the requests, at the end, by title."""
     latency: Mapping[str, Sequence[Latency]] = field(default_factory=dict)
     frozen: Frozen | None = None
 
@@ -126,11 +128,13 @@ def _throughput(results: Results) -> str:
     rows = []
     for title, rounds in results.throughput.items():
         rates = shown(Spread.of([r.rate for r in rounds]), ",.0f")
-        rows.append([title, *rates, median([r.broker for r in rounds]), median([r.server for r in rounds])])
-    heads = ["", "messages/s", "least to most", "broker CPU, µs a message", "sidecar CPU, µs a message"]
+        cpu = [median([r.broker for r in rounds]), median([r.server for r in rounds])]
+        rows.append([title, *rates, *cpu, f"{results.resident[title] / 2**20:.0f}"])
+    heads = ["", "messages/s", "least to most", "broker CPU, µs a message", "sidecar CPU, µs a message", "memory, MiB"]
     tried = ", ".join(map(str, contenders.BATCH_CONNECTIONS))
     note = f"Connections of the batches: {results.batch_connections}, the best of {tried}."
-    note += " In the bare handler's row it is its own CPU time, not the sidecar's."
+    note += " In the bare handler's row it is its own CPU time, not the sidecar's. Memory is what was resident at the"
+    note += " end of what takes the requests: the sidecar, the bare handler or the broker."
     # Apart: beside batches, bars of single messages would all be as short.
     singles = {title: rounds for title, rounds in results.throughput.items() if title in _SINGLES}
     many = {title: rounds for title, rounds in results.throughput.items() if title not in _SINGLES}

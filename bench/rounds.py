@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
-from bench.process import cpu_seconds
+from bench.process import cpu_seconds, memory
 
 T = TypeVar("T")
 
@@ -49,6 +49,12 @@ class Contender:
     broker: int | None
     server: int | None
     """Pids, None for what has no part in it."""
+
+    def memory(self) -> int:
+        """Bytes resident now of what takes its messages."""
+        pid = self.server or self.broker
+        assert pid is not None
+        return memory(pid)
 
     def measure(self, seconds: float) -> Throughput:
         """One round."""

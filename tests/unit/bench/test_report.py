@@ -43,6 +43,7 @@ THROUGHPUT = {
     BARE: rates(100, 100, 100),
     MANAGEMENT: rates(8, 8, 8),
 }
+RESIDENT = dict.fromkeys(THROUGHPUT, 70 << 20)
 LATENCY = {
     SINGLE: [Latency(1.5, 5.0)],
     SINGLE_TRANSIENT: [Latency(1.0, 2.0)],
@@ -66,7 +67,7 @@ def test_ratios_are_those_within_a_round_and_their_median_decides() -> None:
 
 
 def test_what_is_possible_without_http_stands_beside_the_single_messages() -> None:
-    text = markdown(Results(throughput=THROUGHPUT), [])
+    text = markdown(Results(throughput=THROUGHPUT, resident=RESIDENT), [])
     for row in (
         f"| {ONE_BY_ONE} ÷ {BARE} | 0.50 | 0.50 to 0.80 |",
         f"| {ONE_BY_ONE} ÷ {MANAGEMENT} | 6.25 | 6.25 to 10.00 |",
@@ -99,15 +100,15 @@ def test_memory_time_and_recovery_are_goals() -> None:
 
 
 def test_a_missed_goal_shows() -> None:
-    text = markdown(Results(throughput=THROUGHPUT, batch_connections=4), ["some machine"])
+    text = markdown(Results(throughput=THROUGHPUT, resident=RESIDENT, batch_connections=4), ["some machine"])
     assert "- some machine" in text
     assert text.count("| yes |") == 3
     assert text.count("| **no** |") == 2
-    assert "| AMQP, straight to the queues | 1,000 | 1,000 to 2,000 | 20.0 | 5.0 |" in text
+    assert "| AMQP, straight to the queues | 1,000 | 1,000 to 2,000 | 20.0 | 5.0 | 70 |" in text
 
 
 def test_every_figure_has_its_chart() -> None:
-    text = markdown(Results(throughput=THROUGHPUT, batch_connections=4, latency=LATENCY), [])
+    text = markdown(Results(throughput=THROUGHPUT, resident=RESIDENT, batch_connections=4, latency=LATENCY), [])
     blocks = [block.splitlines() for block in text.split("```") if block.startswith("text\n")]
     last = {title: [line.split()[-1] for line in lines] for _, title, *lines in blocks}
     assert last == {
