@@ -1,4 +1,4 @@
-"""One task's connection: rows go out in their order while the window has room, and each one's fate is counted."""
+"""One task's connection: a queue's rows go out in order while the window has room; each one's fate is counted."""
 
 import asyncio
 import time

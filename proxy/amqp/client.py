@@ -53,6 +53,7 @@ from proxy.amqp.frames import (
 )
 from proxy.amqp.packing import Publish, Told
 from proxy.amqp.properties import Header, encoded_headers
+from proxy.amqp.writing import Piece
 from proxy.outcome import Outcome
 from ring.hashing import RING_FORMAT
 
@@ -95,7 +96,7 @@ class Client:
         """Nothing is sent before the broker's connection.start: the protocol header is the caller's."""
         self._user, self._password, self._vhost = user, password, vhost
         self.stage = Stage.OPENING
-        self.out: list[bytes | memoryview] = []
+        self.out: list[Piece] = []
         """To be written, in this order, once `pack` was called."""
         self.fault, self.code = "", 0
         """Why the broker closed the connection, and its reply code."""

@@ -23,7 +23,8 @@ class Receiver(Protocol):
     """Who is told of a publish's fate."""
 
     def settled(self, index: int, verdict: Verdict) -> None:
-        """Called once for each publish, `index` being the caller's own. Must not raise: others are told after it."""
+        """Called once for each publish, `index` being the caller's own. Must not raise, nor publish anew where a
+        connection is lost: others are told after it."""
 
 
 CONFIRMED: Final = Verdict(Outcome.CONFIRMED)

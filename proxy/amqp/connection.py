@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from proxy.amqp.channel import Channel
 from proxy.amqp.routes import Route, RouteTable, Unread
+from proxy.amqp.writing import Piece
 from proxy.declared import Declaration
 from proxy.router import Name
 from proxy.tally import Tallies
@@ -81,8 +82,8 @@ class Connection:
         self.tables, self.confirmed, self.allowed_mechanisms = tables, confirmed, allowed_mechanisms
         self.phase = self.broker_phase = Phase.HANDSHAKE
         """The broker's leg is not ENDING before the broker itself has sent or answered connection.close."""
-        self.to_broker: list[bytes] = []
-        self.to_client: list[bytes] = []
+        self.to_broker: list[Piece] = []
+        self.to_client: list[Piece] = []
         """What to write next, in order."""
         self.events: list[Event] = []
         self.channels: dict[int, Channel] = {}

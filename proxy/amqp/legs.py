@@ -5,6 +5,7 @@ import time
 from typing import Protocol, cast
 
 from proxy.amqp import writing
+from proxy.amqp.writing import Piece
 
 BUFFER = 1 << 18
 """Bytes waiting to be sent on one leg from which the other is no longer read."""
@@ -105,7 +106,7 @@ class Leg(asyncio.Protocol):
         if not self._holds and self._transport is not None:
             self._transport.resume_reading()
 
-    def write(self, frames: list[bytes]) -> None:
+    def write(self, frames: list[Piece]) -> None:
         """Writes them in order and empties the list."""
         if frames and self._transport is not None and not self._finished:
             writing.write(self._transport, frames)

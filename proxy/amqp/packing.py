@@ -8,6 +8,7 @@ from proxy.amqp.confirm_channel import ConfirmChannel, Receiver
 from proxy.amqp.content import STAMP_ID_ENTRY
 from proxy.amqp.frames import END, MANDATORY, U32
 from proxy.amqp.properties import Header
+from proxy.amqp.writing import Piece
 from proxy.tally import Tally
 
 Told = tuple[Receiver, int, Tally]
@@ -42,7 +43,7 @@ class Publish:
         self.payload = _PAYLOAD + len(header.before) + entries + len(header.after)
         """Bytes of its content header's payload."""
 
-    def pack(self, channel: ConfirmChannel, room: int, to: list[bytes | memoryview]) -> None:
+    def pack(self, channel: ConfirmChannel, room: int, to: list[Piece]) -> None:
         """Puts its frames, of payloads up to `room` bytes, behind what goes out, as the channel's next publish."""
         number = channel.number + 1
         method, header, key, body = self._method, self._header, self._key, self._body

@@ -35,6 +35,7 @@ from proxy.amqp.frames import (
 )
 from proxy.amqp.publishing import count, publish
 from proxy.amqp.routes import UNANSWERED
+from proxy.amqp.writing import Piece
 
 _CLIENT_METHODS: Final = {**requests.REQUESTS, **closing.FROM_CLIENT, **handshake.ON_CHANNELS}
 _BROKER_METHODS: Final = {**requests.ANSWERS, **closing.FROM_BROKER, **returns.FROM_BROKER}
@@ -47,6 +48,12 @@ _LEAST_METHOD: Final = OVERHEAD + 4
 _LEAST_PUBLISH: Final = OVERHEAD + 9
 """Bytes of a frame of basic.publish with empty names: method, ticket, two lengths, bits."""
 _LEAST_HEADER: Final = OVERHEAD + LEAST_HEADER
+
+
+_LARGE: Final = 1 << 12
+"""Bytes from which a copy costs more than a view."""
+_MOST_KEPT: Final = 4
+"""Bytes that a view may keep in memory for each of its own."""
 
 
 class BrokerFault(Exception):  # noqa: N818 - as frames.Fault, which is a client's
@@ -81,7 +88,7 @@ def from_client(c: Connection, data: bytes) -> None:  # noqa: C901 - one loop, f
             c.client_skip -= i
             c.client_dropping = c.client_dropping and c.client_skip > 0
             if c.for_broker and not c.client_skip:
-                out.append(data[start:i])
+                out.append(_run(data, start, i))
                 out += c.for_broker
                 start, c.for_broker = i, []
         while size - i >= OVERHEAD:
@@ -122,7 +129,7 @@ def from_client(c: Connection, data: bytes) -> None:  # noqa: C901 - one loop, f
             frames += 1
             if replaced is not None:
                 if start < i:
-                    out.append(data[start:i])
+                    out.append(_run(data, start, i))
                 if replaced:
                     out.append(replaced)
                 start = end
@@ -135,18 +142,24 @@ def from_client(c: Connection, data: bytes) -> None:  # noqa: C901 - one loop, f
                 break
     except Fault as fault:
         if start < i:
-            out.append(data[start:i])
+            out.append(_run(data, start, i))
         c.client_rest = data[i:]
         closing.fail(c, fault)
         return
     finally:
         c.client_frames += frames
     if start < i:
-        out.append(data[start:i] if start or i < size else data)
+        out.append(_run(data, start, i) if start or i < size else data)
     if c.phase > Phase.RUNNING:
         closing.late_from_client(c, data[i:])
     elif i < size:
         c.client_rest = data[i:]
+
+
+def _run(data: bytes, start: int, end: int) -> Piece:
+    """Bytes of a read that go on as they are: of much of it a view, which saves a copy and keeps all of the read."""
+    size = end - start
+    return memoryview(data)[start:end] if size >= _LARGE and size * _MOST_KEPT >= len(data) else data[start:end]
 
 
 def _method(c: Connection, channel: Channel, data: bytes, i: int, end: int) -> bytes | None:
@@ -269,7 +282,7 @@ def _from_broker(c: Connection, data: bytes) -> None:  # noqa: C901 - one loop, 
             replaced = (data[i:end] if replaced is None else replaced) + _released(c)
         if replaced is not None:
             if start < i:
-                out.append(data[start:i])
+                out.append(_run(data, start, i))
             if replaced:
                 out.append(replaced)
             start = end
@@ -281,7 +294,7 @@ def _from_broker(c: Connection, data: bytes) -> None:  # noqa: C901 - one loop, 
         if not number and c.broker_phase >= Phase.ENDING:
             break
     if start < i:
-        out.append(data[start:i] if start or i < size else data)
+        out.append(_run(data, start, i) if start or i < size else data)
     if c.broker_phase >= Phase.ENDING:
         closing.late_from_broker(c, data[i:])
     elif i < size:

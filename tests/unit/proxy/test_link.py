@@ -173,6 +173,17 @@ async def test_what_is_not_amqp() -> None:
         await again(link, broker, told, 1)
 
 
+async def test_after_what_is_not_amqp_nothing_that_waits_is_written() -> None:
+    broker = FakeBroker()
+    async with up(broker) as (link, visit, told):
+        assert link._socket is not None
+        publish(link, told, 0)
+        link._socket.data_received(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        assert await told.all(1) == [Outcome.UNKNOWN]
+        await broker.until(lambda: visit.ended)
+        assert visit.bodies == []
+
+
 async def test_an_ack_too_many_ends_the_connection() -> None:
     broker = FakeBroker()
     async with up(broker) as (link, visit, told):

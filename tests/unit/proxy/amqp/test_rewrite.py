@@ -113,6 +113,19 @@ def test_what_the_broker_sends_without_a_ring_equals_what_the_client_gets(data: 
     assert out == stream
 
 
+@pytest.mark.parametrize(
+    ("size", "behind", "is_view"),
+    [(4088, b"", True), (4087, b"", False), (4088, message(1, b"x", b"k" * 200, b"") * 300, False)],
+    ids=["much of a read", "little", "little of a read"],
+)
+def test_a_large_run_goes_on_as_a_view_where_that_keeps_little_else(size: int, behind: bytes, is_view: bool) -> None:
+    w = Wire({"x": wire.QUEUES})
+    rewrite.from_client(w.c, message(1, b"x", b"k", b"a" * size) + behind)
+    pieces = [piece for piece in w.c.to_broker if len(piece) == size + 8]
+    assert [isinstance(piece, memoryview) for piece in pieces] == [is_view]
+    assert pieces == [body(1, b"a" * size)]
+
+
 @pytest.mark.parametrize("size", [(1 << 31) + 3, (1 << 63) - 1, 1 << 63, (1 << 64) - 1])
 def test_a_body_may_be_announced_with_64_bits(size: int) -> None:
     w = Wire({"t": known(None, PassReason.TYPE)})

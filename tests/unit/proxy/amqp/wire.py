@@ -14,6 +14,7 @@ from proxy.amqp import rewrite
 from proxy.amqp.channel import Channel
 from proxy.amqp.connection import Connection, Phase, Stale
 from proxy.amqp.routes import RouteTables
+from proxy.amqp.writing import Piece
 from proxy.router import Entry, KnownRing, Name, PassReason, Router
 from proxy.selection import Mode, Selection
 from proxy.tally import Tallies, Tally
@@ -353,7 +354,7 @@ class Wire:
         return _taken(self.c.to_client)
 
 
-def _taken(frames: list[bytes]) -> bytes:
+def _taken(frames: list[Piece]) -> bytes:
     data = b"".join(frames)
     frames.clear()
     return data
