@@ -6,6 +6,7 @@ import os
 import platform
 import signal
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
@@ -28,6 +29,7 @@ _LATENCY_SECONDS = 2
 """Of a round at a fixed rate, of a thousand requests a second."""
 _LOAD = os.getloadavg()[0]
 """What others do to the machine, before this does anything."""
+_BEGUN = time.monotonic()
 _COMMIT = report.commit(ROOT)
 """Of the beginning: a part that is done changes the document."""
 
@@ -47,6 +49,7 @@ def main() -> int:
             for part in options.parts:
                 if part in LONG:
                     failed |= not _long(world, choice, part)
+        print(f"took {(time.monotonic() - _BEGUN) / 60:.1f} minutes", file=sys.stderr)
     except BenchError as error:
         print(f"bench: {error}", file=sys.stderr)
         return 1

@@ -1,6 +1,7 @@
 """A hundred binding changes a second while messages are published.
 
-`python -m bench.long.changes AMQP_URL EXCHANGE QUEUE` binds and unbinds at that rate until it is ended.
+`python -m bench.long.changes AMQP_URL EXCHANGE QUEUE` binds and unbinds at that rate until it is ended, or
+ends by itself where it cannot keep to it.
 """
 
 import subprocess
@@ -18,6 +19,8 @@ from bench.rounds import Contender
 from bench.world import EXCHANGE, QUEUES, World
 
 RATE = 100
+_LATE = 0.3
+"""Seconds behind that rate from which it is another."""
 EXTRA = f"{EXCHANGE}.changing"
 """The queue that comes and goes."""
 
@@ -81,7 +84,10 @@ def main() -> None:
         number += 1
         if number == 1:
             print("begun", flush=True)
-        time.sleep(max(0.0, begun + number / RATE - time.monotonic()))
+        late = time.monotonic() - begun - number / RATE
+        if late > _LATE:
+            sys.exit(f"{number} changes took {number / RATE + late:.1f} s: not {RATE} a second")
+        time.sleep(max(0.0, -late))
 
 
 if __name__ == "__main__":

@@ -58,16 +58,16 @@ def _goals(found: list[dict[str, Any]]) -> list[Goal]:
     stalls = Spread.of(by_case[1000, 1]["stall"])
     changes = "added", "removed", "reweighted"
     return [
-        goal("100 queues: build, ms", 100, "build", 250),
-        goal("1,000 queues: build, ms", 1000, "build", 3000),
+        goal("100 queues of equal weight: build, ms", 100, "build", 250),
+        goal("1,000 queues of equal weight: build, ms", 1000, "build", 3000),
         Goal(
-            "1,000 queues: longest stall of the event loop meanwhile, of all rounds, ms",
+            "1,000 queues of equal weight: longest stall of the event loop meanwhile, of all rounds, ms",
             f"at most {_LONGEST_STALL:g}",
             f"{stalls.most:.1f}",
             shown(stalls, ".1f")[1],
             stalls.most <= _LONGEST_STALL,
         ),
-        *(goal(f"1,000 queues, one {change}: new ring, ms", 1000, change, 20) for change in changes),
+        *(goal(f"1,000 queues of equal weight, one {change}: new ring, ms", 1000, change, 20) for change in changes),
     ]
 
 
