@@ -53,7 +53,7 @@ def usage(records: DataFrame, minutes: int) -> DataFrame:
 
 def merged(rows: DataFrame, by: Sequence[str] = (*GROUP, "minutes")) -> DataFrame:
     """Rows of `usage` added up to coarser groups; what `usage` would have said of all their records."""
-    return rows.groupBy(*by).agg(*_sums(), latency.merged(F.col("latency")).alias("latency"))
+    return rows.groupBy(*by).agg(*_sums(), latency.merged("latency").alias("latency"))
 
 
 def told(rows: DataFrame) -> DataFrame:
@@ -65,8 +65,8 @@ def told(rows: DataFrame) -> DataFrame:
     keys = F.when(F.col("with_key") > 0, F.hll_sketch_estimate("keys_sketch"))
     return rows.withColumns(
         {
-            "p50": latency.quantile(F.col("latency"), 0.5),
-            "p99": latency.quantile(F.col("latency"), 0.99),
+            "p50": latency.quantile("latency", 0.5),
+            "p99": latency.quantile("latency", 0.99),
             "keys": keys,
             # A sample holds the keys of so large a share of the slots, whole.
             "keys_scaled": keys / F.col("sample"),
@@ -86,5 +86,5 @@ def _amounts() -> dict[str, Column]:
 
 def _sums() -> list[Column]:
     names = [*COUNTS, *(f"{name}_scaled" for name in COUNTS), "with_key"]
-    sketch = F.hll_union_agg("keys_sketch").alias("keys_sketch")
-    return [*(F.sum(name).alias(name) for name in names), sketch, F.max("sample").alias("sample")]
+    texts = [*(f"sum({name}) AS {name}" for name in names), "max(sample) AS sample"]
+    return [*map(F.expr, texts), F.expr("hll_union_agg(keys_sketch) AS keys_sketch")]

@@ -19,7 +19,9 @@ def spark() -> Iterator[SparkSession]:
     settings = {
         "spark.master": "local[2, 2]",
         "spark.sql.shuffle.partitions": "4",
-        # So short jobs do not repay Java's second compiler.
+        # So short jobs repay neither code made for them (`make pipeline-demo` runs it) nor Java's second compiler.
+        "spark.sql.codegen.wholeStage": "false",
+        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
         "spark.driver.defaultJavaOptions": "-XX:TieredStopAtLevel=1",
     }
     with spark_session("tests", settings) as session:
