@@ -43,6 +43,7 @@ from proxy.amqp.frames import (
     U16,
     U32,
     Fault,
+    Piece,
     close_frame,
     method_frame,
     short_string,
@@ -53,7 +54,6 @@ from proxy.amqp.frames import (
 )
 from proxy.amqp.packing import Publish, Told
 from proxy.amqp.properties import Header, encoded_headers
-from proxy.amqp.writing import Piece
 from proxy.outcome import Outcome
 from ring.hashing import RING_FORMAT
 

@@ -5,8 +5,8 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple
 
 from proxy.amqp.channel import Channel
+from proxy.amqp.frames import Piece
 from proxy.amqp.routes import Route, RouteTable, Unread
-from proxy.amqp.writing import Piece
 from proxy.declared import Declaration
 from proxy.router import Name
 from proxy.tally import Tallies

@@ -7,6 +7,9 @@ from librt.strings import read_i16_be, read_i32_be, read_i64_be
 
 PROTOCOL_HEADER: Final = b"AMQP\x00\x00\x09\x01"
 
+Piece = bytes | memoryview
+"""What goes on: a frame, some, or part of one."""
+
 METHOD: Final = 1
 HEADER: Final = 2
 BODY: Final = 3

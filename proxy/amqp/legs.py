@@ -5,7 +5,7 @@ import time
 from typing import Protocol, cast
 
 from proxy.amqp import writing
-from proxy.amqp.writing import Piece
+from proxy.amqp.frames import Piece
 
 BUFFER = 1 << 18
 """Bytes waiting to be sent on one leg from which the other is no longer read."""

@@ -6,9 +6,8 @@ from librt.strings import BytesWriter, write_i32_be, write_i64_be
 
 from proxy.amqp.confirm_channel import ConfirmChannel, Receiver
 from proxy.amqp.content import STAMP_ID_ENTRY
-from proxy.amqp.frames import END, MANDATORY, U32
+from proxy.amqp.frames import END, MANDATORY, U32, Piece
 from proxy.amqp.properties import Header
-from proxy.amqp.writing import Piece
 from proxy.tally import Tally
 
 Told = tuple[Receiver, int, Tally]

@@ -29,13 +29,13 @@ from proxy.amqp.frames import (
     SYNTAX_ERROR,
     UNEXPECTED_FRAME,
     Fault,
+    Piece,
     u16,
     u32,
     u64,
 )
 from proxy.amqp.publishing import count, publish
 from proxy.amqp.routes import UNANSWERED
-from proxy.amqp.writing import Piece
 
 _CLIENT_METHODS: Final = {**requests.REQUESTS, **closing.FROM_CLIENT, **handshake.ON_CHANNELS}
 _BROKER_METHODS: Final = {**requests.ANSWERS, **closing.FROM_BROKER, **returns.FROM_BROKER}

@@ -3,8 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 
-Piece = bytes | memoryview
-"""What is written: a frame, some, or part of one."""
+from proxy.amqp.frames import Piece
 
 _FEW = 64
 """Pieces that are looked at, whether they are large."""

@@ -13,8 +13,8 @@ from pamqp import header as pamqp_header
 from proxy.amqp import rewrite
 from proxy.amqp.channel import Channel
 from proxy.amqp.connection import Connection, Phase, Stale
+from proxy.amqp.frames import Piece
 from proxy.amqp.routes import RouteTables
-from proxy.amqp.writing import Piece
 from proxy.router import Entry, KnownRing, Name, PassReason, Router
 from proxy.selection import Mode, Selection
 from proxy.tally import Tallies, Tally
