@@ -11,6 +11,8 @@ from bench.world import QUEUES, World
 from bench.wrk import answers_per_second
 
 DIRECT, DIRECT_TRANSIENT = "AMQP, straight to the queues", "AMQP, straight to the queues, transient"
+IN_A_ROW, ROW = f"{DIRECT}, each queue's in a row", 60
+"""As the sidecar writes what it has of a turn of its event loop; messages of one queue."""
 SINGLE_TRANSIENT = "single, transient"
 CONNECTIONS = 32
 """Of single requests."""
@@ -56,6 +58,7 @@ class Stage:
         world, broker = self._world, self._world.node.pid
         return [
             self._direct(DIRECT, PERSISTENT),
+            self._direct(IN_A_ROW, PERSISTENT, row=ROW),
             self._batch(JSON, batch_connections),
             self._batch(NDJSON, batch_connections),
             self._batch(GZIP, batch_connections),
@@ -87,8 +90,10 @@ class Stage:
             DIRECT_TRANSIENT: partial(latency, world.node.amqp_url, self._frames(TRANSIENT)),
         }
 
-    def _frames(self, mode: int) -> Path:
-        return self._saved(f"frames-{mode}", [direct.message(queue, mode) for queue in QUEUES])
+    def _frames(self, mode: int, row: int = 1) -> Path:
+        return self._saved(
+            f"frames-{mode}-{row}", [direct.message(queue, mode) for queue in QUEUES for _ in range(row)]
+        )
 
     def _small(self, mode: int) -> Path:
         return self._saved(f"small-{mode}", messages.small_batches(mode))
@@ -98,8 +103,8 @@ class Stage:
         wire.save(path, requests)
         return path
 
-    def _direct(self, title: str, mode: int, under_way: int | None = None) -> Contender:
-        url, frames = self._world.node.amqp_url, self._frames(mode)
+    def _direct(self, title: str, mode: int, under_way: int | None = None, row: int = 1) -> Contender:
+        url, frames = self._world.node.amqp_url, self._frames(mode, row)
         run = partial(direct.messages_per_second, url, frames, under_way=under_way)
         return Contender(title, run, self._world.node.pid, None)
 
