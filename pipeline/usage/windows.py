@@ -86,5 +86,5 @@ def _amounts() -> dict[str, Column]:
 
 def _sums() -> list[Column]:
     names = [*COUNTS, *(f"{name}_scaled" for name in COUNTS), "with_key"]
-    texts = [*(f"sum({name}) AS {name}" for name in names), "max(sample) AS sample"]
-    return [*map(F.expr, texts), F.expr("hll_union_agg(keys_sketch) AS keys_sketch")]
+    more = "hll_union_agg(keys_sketch) AS keys_sketch", "max(sample) AS sample"
+    return [*map(F.expr, (*(f"sum({name}) AS {name}" for name in names), *more))]
