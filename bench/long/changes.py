@@ -1,9 +1,10 @@
 """A hundred binding changes a second while messages are published.
 
-`python -m bench.long.changes AMQP_URL EXCHANGE QUEUE` binds and unbinds at that rate until it is ended, or
-ends by itself where it cannot keep to it.
+`python -m bench.long.changes AMQP_URL EXCHANGE QUEUE` binds and unbinds at that rate, or as fast as it is
+answered, until it is terminated; then it says how many a second it were.
 """
 
+import signal
 import subprocess
 import sys
 import time
@@ -15,12 +16,11 @@ import pika
 from bench import BenchError
 from bench.amqp import Way, contender
 from bench.long.scene import Scene, raced, rows
-from bench.rounds import Contender
+from bench.rounds import Contender, Spread
+from bench.tables import shown
 from bench.world import EXCHANGE, QUEUES, World
 
 RATE = 100
-_LATE = 0.3
-"""Seconds behind that rate from which it is another."""
 EXTRA = f"{EXCHANGE}.changing"
 """The queue that comes and goes."""
 
@@ -32,17 +32,20 @@ def changes(world: World) -> str:
         straight, native, ours = scene.ways(world)
         quiet = [contender(world, way) for way in (straight, native, ours)]
         by_broker, by_sidecar = world.node.amqp_url, world.sidecar.amqp_url
-        at_broker = [_while_changing(world, way, scene.exchange, by_broker) for way in (straight, native, ours)]
-        through = [_while_changing(world, way, scene.exchange, by_sidecar) for way in (straight, native, ours)]
+        ways, rates = (straight, native, ours), list[float]()
+        at_broker = [_while_changing(world, way, scene.exchange, by_broker, rates) for way in ways]
+        through = [_while_changing(world, way, scene.exchange, by_sidecar, rates) for way in ways]
         found = {
             "none": raced(quiet),
             f"{RATE} a second, at the broker": raced(at_broker),
             f"{RATE} a second, through the sidecar": raced(through),
         }
-    return rows(found, "changes")
+    middle, spread = shown(Spread.of(rates), ".0f")
+    return f"{rows(found, 'changes')}\n\nChanges that were answered, a second: {middle} ({spread})."
 
 
-def _while_changing(world: World, way: Way, exchange: str, amqp_url: str) -> Contender:
+def _while_changing(world: World, way: Way, exchange: str, amqp_url: str, rates: list[float]) -> Contender:
+    """The same while bindings change; how many a second did is added to `rates`."""
     undisturbed = contender(world, way)
 
     def run(seconds: float) -> tuple[float, int]:
@@ -54,9 +57,10 @@ def _while_changing(world: World, way: Way, exchange: str, amqp_url: str) -> Con
                 found = undisturbed.run(seconds)
                 if changing.poll() is not None:
                     raise BenchError(f"the changes ended: {changing.communicate()[1]}")
-                return found
             finally:
                 changing.terminate()
+            rates.append(float(changing.communicate()[0].split()[-1]))
+            return found
 
     return Contender(undisturbed.title, run, undisturbed.broker, undisturbed.server)
 
@@ -79,15 +83,16 @@ def main() -> None:
     amqp_url, exchange, queue = sys.argv[1:]
     channel = pika.BlockingConnection(pika.URLParameters(amqp_url)).channel()
     begun, number = time.monotonic(), 0
-    while True:
-        (channel.queue_unbind if number % 2 else channel.queue_bind)(queue, exchange, "1")
-        number += 1
-        if number == 1:
-            print("begun", flush=True)
-        late = time.monotonic() - begun - number / RATE
-        if late > _LATE:
-            sys.exit(f"{number} changes took {number / RATE + late:.1f} s: not {RATE} a second")
-        time.sleep(max(0.0, -late))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())
+    try:
+        while True:
+            (channel.queue_unbind if number % 2 else channel.queue_bind)(queue, exchange, "1")
+            number += 1
+            if number == 1:
+                print("begun", flush=True)
+            time.sleep(max(0.0, begun + number / RATE - time.monotonic()))
+    finally:
+        print(number / (time.monotonic() - begun), flush=True)
 
 
 if __name__ == "__main__":
