@@ -6,7 +6,7 @@ INSTALLED := .venv/.installed
 PACKAGES := $(shell find ring proxy -name '*.py' -o -name '*.css' | sort)
 # With the names in its own, so that it is made again when a file is gone.
 COMPILED := build/compiled/.built-$(shell echo $(PACKAGES) | cksum | cut -d ' ' -f 1)
-ON_SOURCE := tests/unit/proxy tests/unit/ring/test_hashing.py
+ON_SOURCE := tests/unit/proxy $(addprefix tests/unit/ring/test_,hashing.py scores.py contest.py ring.py)
 WITH_COMPILED := --override-ini="pythonpath=build/compiled ."
 # The unit tests, the checks and the image do not depend on the broker: with one chosen, only what does is run.
 TESTS := $(if $(BROKER),tests/integration --ignore=tests/integration/test_image.py,tests/unit tests/integration tests/pipeline)

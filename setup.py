@@ -1,4 +1,4 @@
-"""Compiles the hot modules with mypyc, where there is a C compiler; with RINGPROXY_PURE=1 they stay as they are.
+"""Compiles the hot modules, where there is a C compiler; with RINGPROXY_PURE=1 they stay as they are.
 
 The source is the same Python either way (docs/architecture.md, "Compiled or not").
 """
@@ -35,21 +35,27 @@ HOT = (
     "proxy/http/message.py",
 )
 
+# By Cython: in threads, without the GIL.
+WITHOUT_GIL = "ring/slotwise.py"
+
 
 def extensions() -> list[Extension]:
-    """Those modules in one library; none where they are to stay as they are, or mypyc is not there."""
+    """Those modules, mypyc's in one library; none where they are to stay as they are, or a compiler is not there."""
     if os.environ.get("RINGPROXY_PURE") == "1":
         return []
     try:
+        from Cython.Build import cythonize
         from mypyc.build import mypycify
-    except ImportError:
-        print("mypyc is not installed: the hot modules are not compiled", file=sys.stderr)
+    except ImportError as error:
+        print(f"the hot modules are not compiled: {error}", file=sys.stderr)
         return []
     # What is imported besides need not be there to build.
     flags = ["--config-file=", "--ignore-missing-imports", "--follow-imports=silent"]
     try:
-        return mypycify([*flags, *HOT], opt_level="3", group_name="ringproxy", strip_asserts=False)
-    except (Exception, SystemExit) as error:  # how mypyc ends for what it refuses
+        compiled = mypycify([*flags, *HOT], opt_level="3", group_name="ringproxy", strip_asserts=False)
+        loop = Extension("ring.slotwise", [WITHOUT_GIL], extra_compile_args=["-O3", "-g0"])
+        return compiled + cythonize([loop], build_dir="build", language_level=3, quiet=True)
+    except (Exception, SystemExit) as error:  # how they end for what they refuse
         print(f"the hot modules are not compiled: {error}", file=sys.stderr)
         return []
 

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
+from ring.contest import challenge, contest
 from ring.destination import MAX_WEIGHT, Destination
 from ring.hashing import RING_FORMAT, SLOTS, hash64, index_at, slot_of
-from ring.scores import U16, U64, challenge, contest, ranking, slot_streams
+from ring.scores import U16, U64, ranking, slot_streams
 
 MAX_DESTINATIONS = 1 << 16
 """The table holds 16-bit indices."""

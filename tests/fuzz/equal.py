@@ -10,7 +10,7 @@ from random import Random
 from unittest.mock import patch
 
 from ring.compiled import kind
-from tests.fuzz import equal_amqp, equal_http, equal_journal
+from tests.fuzz import equal_amqp, equal_http, equal_journal, equal_ring
 from tests.fuzz.said import Say, shown
 
 CASES: Mapping[str, Callable[[Random, Say], None]] = {
@@ -31,6 +31,7 @@ CASES: Mapping[str, Callable[[Random, Say], None]] = {
     "limits": equal_http.limits,
     "journalled": equal_journal.sessions,
     "buffers": equal_journal.buffers,
+    "rings": equal_ring.rings,
 }
 
 

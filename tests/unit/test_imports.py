@@ -30,8 +30,8 @@ PURE = (
 )
 """Modules of proxy that decide and never wait: no event loop, no network."""
 
-RING_MAY = {"ring/scores.py": {"concurrent"}}
-"""Numpy's work, in two threads."""
+RING_MAY = {"ring/contest.py": {"concurrent"}, "ring/slotwise.py": {"cython"}}
+"""Threads, and a loop that they run in without the GIL."""
 
 COMPILER = {"librt", "mypy_extensions"}
 """What compiled modules speak to, and types; no I/O."""

@@ -1,0 +1,190 @@
+# cython: annotation_typing=False
+"""The contest slot by slot, in a loop that holds up nobody: Cython compiles it to C that needs no GIL.
+
+As Python it does the same, for tests alone: without a C compiler `ring.arraywise` decides.
+"""
+
+from typing import TypeAlias
+
+import cython
+
+from ring.destination import MAX_WEIGHT
+from ring.scores import U16, U64, Indices, log2_table
+
+COMPILED: bool = cython.compiled
+
+View: TypeAlias = "memoryview[int]"
+"""Of an array: as Python too it holds integers that do not wrap."""
+
+# What is longer than 32 bits is a Python integer in Cython, but for variables of a C type.
+_ALL: int = cython.declare(cython.ulonglong, 0xFFFFFFFFFFFFFFFF)
+_MIX_1: int = cython.declare(cython.ulonglong, 0xBF58476D1CE4E5B9)
+_MIX_2: int = cython.declare(cython.ulonglong, 0x94D049BB133111EB)
+_NO_BAR: float = cython.declare(cython.double, -1.0)
+
+
+def decide(streams: U64, owners: U16, defended: bool, seeds: U64, weights: U64, entrants: U16, ends: Indices) -> None:
+    """As `ring.arraywise.decide`. Raises ValueError for what would be read or written beyond an array's end."""
+    _check(len(streams), owners, defended, seeds, weights, entrants, ends)
+    log2 = log2_table()
+    _decide(streams.data, owners.data, defended, seeds.data, weights.data, entrants.data, ends.data, log2.data)
+
+
+def _check(slots: int, owners: U16, defended: bool, seeds: U64, weights: U64, entrants: U16, ends: Indices) -> None:
+    """Once, so that the loop need not look at every index."""
+    held = int(owners.max(initial=0)) if defended else 0
+    if len(owners) != slots:
+        raise ValueError(f"{len(owners)} owners are not of {slots} slots")
+    if len(weights) != len(seeds) or not 0 < int(weights.min(initial=1)) <= int(weights.max(initial=1)) <= MAX_WEIGHT:
+        raise ValueError(f"{len(weights)} weights are not of {len(seeds)} destinations, or not 1 to {MAX_WEIGHT}")
+    if max(held, int(entrants.max(initial=0))) >= len(seeds):
+        raise ValueError(f"an entrant or holder is not one of {len(seeds)} destinations")
+    if not len(ends) or (ends[1:] <= ends[:-1]).any() or ends[0] < 1 or ends[-1] != len(entrants):
+        raise ValueError(f"groups that end at {ends} are not of {len(entrants)} entrants")
+
+
+@cython.boundscheck(False)
+@cython.wraparound(False)
+@cython.locals(
+    streams=cython.ulonglong[::1],
+    owners=cython.ushort[::1],
+    defended=cython.bint,
+    seeds=cython.ulonglong[::1],
+    weights=cython.ulonglong[::1],
+    entrants=cython.ushort[::1],
+    ends=cython.Py_ssize_t[::1],
+    log2=cython.ulonglong[::1],
+    slot=cython.Py_ssize_t,
+)
+def _decide(
+    streams: View, owners: View, defended: bool, seeds: View, weights: View, entrants: View, ends: View, log2: View
+) -> None:
+    with cython.nogil:
+        for slot in range(len(streams)):
+            owners[slot] = _winner(streams[slot], owners[slot], defended, seeds, weights, entrants, ends, log2)
+
+
+@cython.cfunc
+@cython.inline
+@cython.nogil
+@cython.boundscheck(False)
+@cython.wraparound(False)
+@cython.cdivision(True)
+@cython.exceptval(check=False)
+@cython.locals(
+    stream=cython.ulonglong,
+    owner=cython.ushort,
+    defended=cython.bint,
+    seeds=cython.ulonglong[::1],
+    weights=cython.ulonglong[::1],
+    entrants=cython.ushort[::1],
+    ends=cython.Py_ssize_t[::1],
+    log2=cython.ulonglong[::1],
+    group=cython.Py_ssize_t,
+    at=cython.Py_ssize_t,
+    end=cython.Py_ssize_t,
+    first=cython.Py_ssize_t,
+    drawn=cython.ulonglong,
+    greater=cython.longlong,
+    draw=cython.ulonglong,
+    weight=cython.longlong,
+    score=cython.longlong,
+    bar=cython.double,
+    rival=cython.ushort,
+    rival_draw=cython.ulonglong,
+    rival_weight=cython.longlong,
+    rival_score=cython.longlong,
+    far=cython.longlong,
+)
+@cython.returns(cython.ushort)
+def _winner(
+    stream: int, owner: int, defended: bool, seeds: View, weights: View, entrants: View, ends: View, log2: View
+) -> int:
+    draw, weight, score, bar = 0, 0, 0, _NO_BAR
+    if defended:
+        draw, weight = _mixed(stream + seeds[owner] & _ALL), weights[owner]
+    end = 0
+    for group in range(len(ends)):
+        # The greatest draw of those with one weight, without a branch that a processor would guess wrong.
+        first, rival_draw = end, 0
+        end = ends[group]
+        for at in range(first, end):
+            drawn = _mixed(stream + seeds[entrants[at]] & _ALL)
+            greater = -(drawn > rival_draw)
+            rival_draw ^= (rival_draw ^ drawn) & greater
+            first ^= (first ^ at) & greater
+        rival = entrants[first]
+        rival_weight = weights[rival]
+        if rival_weight == weight:
+            if not _greater(rival_draw, rival, draw, owner):
+                continue
+            bar = _NO_BAR
+        elif weight != 0:
+            if bar < 0:
+                bar = score = _neg_log2(draw, log2) // weight
+            # -log2(u) > 1.375 (1 - u): most are seen to lose without their logarithm, in floats and with more to spare
+            # than they and the division round off.
+            far = (rival_draw ^ _ALL) >> 1
+            if far * (1.375 / 64) > (bar + 64) * rival_weight:
+                continue
+            rival_score = _neg_log2(rival_draw, log2) // rival_weight
+            if rival_score > score or (rival_score == score and not _greater(rival_draw, rival, draw, owner)):
+                continue
+            bar = score = rival_score
+        owner, draw, weight = rival, rival_draw, rival_weight
+    return owner
+
+
+@cython.cfunc
+@cython.inline
+@cython.nogil
+@cython.exceptval(check=False)
+@cython.locals(draw=cython.ulonglong, owner=cython.ushort, other=cython.ulonglong, its_owner=cython.ushort)
+@cython.returns(cython.bint)
+def _greater(draw: int, owner: int, other: int, its_owner: int) -> bool:
+    """Whether a draw wins where scores are equal."""
+    return draw > other or (draw == other and owner < its_owner)
+
+
+@cython.cfunc
+@cython.inline
+@cython.nogil
+@cython.exceptval(check=False)
+@cython.locals(z=cython.ulonglong)
+@cython.returns(cython.ulonglong)
+def _mixed(z: int) -> int:
+    """As `scores.draws`, of one."""
+    z = (z ^ z >> 30) * _MIX_1 & _ALL
+    z = (z ^ z >> 27) * _MIX_2 & _ALL
+    return z ^ z >> 31
+
+
+@cython.cfunc
+@cython.nogil
+@cython.boundscheck(False)
+@cython.wraparound(False)
+@cython.exceptval(check=False)
+@cython.locals(
+    draw=cython.ulonglong,
+    log2=cython.ulonglong[::1],
+    n=cython.ulonglong,
+    exponent=cython.longlong,
+    step=cython.Py_ssize_t,
+    fraction=cython.ulonglong,
+    low=cython.ulonglong,
+    rise=cython.ulonglong,
+)
+@cython.returns(cython.longlong)
+def _neg_log2(draw: int, log2: View) -> int:
+    """As `scores.neg_log2`, of one; at most 53 * 2^57."""
+    n = (draw >> 11) + 1
+    if n >> 53:
+        return 0
+    exponent = 52
+    while not n >> 52:
+        n <<= 1
+        exponent -= 1
+    # 12 bits of the mantissa, then 36.
+    step, fraction = n >> 40 & 0xFFF, (n << 24 & _ALL) >> 28
+    low, rise = log2[step], log2[step + 1] - log2[step]
+    return ((53 - exponent) << 57) - (low << 18) - (rise * fraction >> 18)
