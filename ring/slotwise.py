@@ -20,25 +20,25 @@ View: TypeAlias = "memoryview[int]"
 _ALL: int = cython.declare(cython.ulonglong, 0xFFFFFFFFFFFFFFFF)
 _MIX_1: int = cython.declare(cython.ulonglong, 0xBF58476D1CE4E5B9)
 _MIX_2: int = cython.declare(cython.ulonglong, 0x94D049BB133111EB)
-_NO_BAR: float = cython.declare(cython.double, -1.0)
+_UNKNOWN: int = cython.declare(cython.longlong, -1)
+_STEEP: float = cython.declare(cython.double, 1.4429 * 2**57)
 
 
 def decide(streams: U64, owners: U16, defended: bool, seeds: U64, weights: U64, entrants: U16, ends: Indices) -> None:
     """As `ring.arraywise.decide`. Raises ValueError for what would be read or written beyond an array's end."""
-    _check(len(streams), owners, defended, seeds, weights, entrants, ends)
+    _check(len(streams), owners, seeds, weights, entrants, ends)
     log2 = log2_table()
     _decide(streams.data, owners.data, defended, seeds.data, weights.data, entrants.data, ends.data, log2.data)
 
 
-def _check(slots: int, owners: U16, defended: bool, seeds: U64, weights: U64, entrants: U16, ends: Indices) -> None:
+def _check(slots: int, owners: U16, seeds: U64, weights: U64, entrants: U16, ends: Indices) -> None:
     """Once, so that the loop need not look at every index."""
-    held = int(owners.max(initial=0)) if defended else 0
     if len(owners) != slots:
         raise ValueError(f"{len(owners)} owners are not of {slots} slots")
     if len(weights) != len(seeds) or not 0 < int(weights.min(initial=1)) <= int(weights.max(initial=1)) <= MAX_WEIGHT:
         raise ValueError(f"{len(weights)} weights are not of {len(seeds)} destinations, or not 1 to {MAX_WEIGHT}")
-    if max(held, int(entrants.max(initial=0))) >= len(seeds):
-        raise ValueError(f"an entrant or holder is not one of {len(seeds)} destinations")
+    if max(int(owners.max(initial=0)), int(entrants.max(initial=0))) >= len(seeds):
+        raise ValueError(f"an entrant or owner is not one of {len(seeds)} destinations")
     if not len(ends) or (ends[1:] <= ends[:-1]).any() or ends[0] < 1 or ends[-1] != len(entrants):
         raise ValueError(f"groups that end at {ends} are not of {len(entrants)} entrants")
 
@@ -55,13 +55,17 @@ def _check(slots: int, owners: U16, defended: bool, seeds: U64, weights: U64, en
     ends=cython.Py_ssize_t[::1],
     log2=cython.ulonglong[::1],
     slot=cython.Py_ssize_t,
+    holder=cython.ushort,
+    weight=cython.longlong,
 )
 def _decide(
     streams: View, owners: View, defended: bool, seeds: View, weights: View, entrants: View, ends: View, log2: View
 ) -> None:
     with cython.nogil:
         for slot in range(len(streams)):
-            owners[slot] = _winner(streams[slot], owners[slot], defended, seeds, weights, entrants, ends, log2)
+            holder = owners[slot]
+            weight = weights[holder] if defended else 0
+            owners[slot] = _winner(streams[slot], holder, weight, seeds, weights, entrants, ends, log2)
 
 
 @cython.cfunc
@@ -74,7 +78,7 @@ def _decide(
 @cython.locals(
     stream=cython.ulonglong,
     owner=cython.ushort,
-    defended=cython.bint,
+    weight=cython.longlong,
     seeds=cython.ulonglong[::1],
     weights=cython.ulonglong[::1],
     entrants=cython.ushort[::1],
@@ -87,22 +91,19 @@ def _decide(
     drawn=cython.ulonglong,
     greater=cython.longlong,
     draw=cython.ulonglong,
-    weight=cython.longlong,
     score=cython.longlong,
     bar=cython.double,
     rival=cython.ushort,
     rival_draw=cython.ulonglong,
     rival_weight=cython.longlong,
     rival_score=cython.longlong,
-    far=cython.longlong,
 )
 @cython.returns(cython.ushort)
 def _winner(
-    stream: int, owner: int, defended: bool, seeds: View, weights: View, entrants: View, ends: View, log2: View
+    stream: int, owner: int, weight: int, seeds: View, weights: View, entrants: View, ends: View, log2: View
 ) -> int:
-    draw, weight, score, bar = 0, 0, 0, _NO_BAR
-    if defended:
-        draw, weight = _mixed(stream + seeds[owner] & _ALL), weights[owner]
+    """Whose one slot is, against its owner if that has a weight."""
+    draw, score, bar = _mixed(stream + seeds[owner] & _ALL), _UNKNOWN, -1.0
     end = 0
     for group in range(len(ends)):
         # The greatest draw of those with one weight, without a branch that a processor would guess wrong.
@@ -118,19 +119,19 @@ def _winner(
         if rival_weight == weight:
             if not _greater(rival_draw, rival, draw, owner):
                 continue
-            bar = _NO_BAR
+            score, bar = _UNKNOWN, -1.0
         elif weight != 0:
+            # Most are seen to lose without a logarithm.
             if bar < 0:
-                bar = score = _neg_log2(draw, log2) // weight
-            # -log2(u) > 1.375 (1 - u): most are seen to lose without their logarithm, in floats and with more to spare
-            # than they and the division round off.
-            far = (rival_draw ^ _ALL) >> 1
-            if far * (1.375 / 64) > (bar + 64) * rival_weight:
+                bar = _at_most(draw) / weight + 64
+            if _at_least(rival_draw) > bar * rival_weight:
                 continue
+            if score < 0:
+                score = _neg_log2(draw, log2) // weight
             rival_score = _neg_log2(rival_draw, log2) // rival_weight
             if rival_score > score or (rival_score == score and not _greater(rival_draw, rival, draw, owner)):
                 continue
-            bar = score = rival_score
+            score, bar = rival_score, rival_score + 64.0
         owner, draw, weight = rival, rival_draw, rival_weight
     return owner
 
@@ -157,6 +158,31 @@ def _mixed(z: int) -> int:
     z = (z ^ z >> 30) * _MIX_1 & _ALL
     z = (z ^ z >> 27) * _MIX_2 & _ALL
     return z ^ z >> 31
+
+
+@cython.cfunc
+@cython.inline
+@cython.nogil
+@cython.exceptval(check=False)
+@cython.locals(draw=cython.ulonglong, far=cython.longlong)
+@cython.returns(cython.double)
+def _at_least(draw: int) -> float:
+    """No more than `_neg_log2`, but for 64: 1.375 (1 - u), whose slope is far enough from that of -log2(u)."""
+    far = (draw ^ _ALL) >> 1
+    return far * (1.375 / 64)
+
+
+@cython.cfunc
+@cython.inline
+@cython.nogil
+@cython.cdivision(True)
+@cython.exceptval(check=False)
+@cython.locals(draw=cython.ulonglong, far=cython.longlong, near=cython.longlong)
+@cython.returns(cython.double)
+def _at_most(draw: int) -> float:
+    """No less than `_neg_log2`, but for 64: 1.4429 (1 - u) / u, where (1 - u) / (u ln 2) is no less than -log2(u)."""
+    far, near = ((draw ^ _ALL) >> 1) + 1, (draw >> 1) + 1
+    return far * _STEEP / near
 
 
 @cython.cfunc

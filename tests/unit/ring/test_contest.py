@@ -49,7 +49,7 @@ def test_each_way_decides_as_plain_integers_do(
     ends = np.cumsum([len(members) for members in groups.values()])
     streams = slot_streams(np.array(slots, np.int64))
 
-    owners = np.zeros(len(slots), np.uint16)
+    owners = np.array(holders, np.uint16)
     way.decide(streams, owners, False, seeds, weights, order, ends)
     assert owners.tolist() == [reference(of, entrants, slot) for slot in slots]
 
@@ -81,8 +81,8 @@ def u16(*values: int) -> U16:
     ("changed", "said"),
     [
         ({"owners": u16(0)}, "1 owners are not of 2 slots"),
-        ({"owners": u16(0, 3)}, "an entrant or holder is not one of 3 destinations"),
-        ({"entrants": u16(0, 3)}, "an entrant or holder is not one of 3 destinations"),
+        ({"owners": u16(0, 3)}, "an entrant or owner is not one of 3 destinations"),
+        ({"entrants": u16(0, 3)}, "an entrant or owner is not one of 3 destinations"),
         ({"seeds": np.ones(2, np.uint64)}, "3 weights are not of 2 destinations, or not 1 to 10000"),
         ({"weights": np.array([1, 1, 0], np.uint64)}, "3 weights are not of 3 destinations, or not 1 to 10000"),
         ({"weights": np.array([1, 1, 10_001], np.uint64)}, "3 weights are not of 3 destinations, or not 1 to 10000"),
