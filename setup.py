@@ -54,7 +54,7 @@ def extensions() -> list[Extension]:
     try:
         compiled = mypycify([*flags, *HOT], opt_level="3", group_name="ringproxy", strip_asserts=False)
         loop = Extension("ring.slotwise", [WITHOUT_GIL], extra_compile_args=["-O3", "-g0"])
-        return compiled + cythonize([loop], build_dir="build", language_level=3, quiet=True)
+        return compiled + cythonize([loop], build_dir="build", language_level=3, quiet=True, force=True)
     except (Exception, SystemExit) as error:  # how they end for what they refuse
         print(f"the hot modules are not compiled: {error}", file=sys.stderr)
         return []

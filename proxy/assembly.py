@@ -25,7 +25,7 @@ Weights = Mapping[Destination, int]
 
 
 class Assembly:
-    """Makes entries. Rings are built in a thread of their own: numpy lets go of the GIL, so the loop goes on."""
+    """Makes entries. Rings are built in threads of their own, nearly all of it without the GIL, so the loop goes on."""
 
     def __init__(self, api: Management, selection: Selection, rewrite_dead_letters: bool) -> None:
         """`rewrite_dead_letters`: route also where queues would dead-letter under their own name."""

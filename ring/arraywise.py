@@ -56,6 +56,8 @@ def _greatest_draws(streams: U64, seeds: U64, members: U16) -> tuple[U64, U16]:
     """Of destinations with one weight: each slot's greatest draw and the index of the destination that drew it."""
     best = draws(streams, seeds[members[0]])
     owner = np.full(len(streams), members[0], dtype=np.uint16)
+    if len(members) == 1:
+        return best, owner
     z, scratch = np.empty_like(best), np.empty_like(best)
     greater = np.empty(len(streams), dtype=np.bool_)
     for i in members[1:]:

@@ -14,9 +14,12 @@ from ring.scores import U16, U64, Indices, slot_streams
 try:
     from ring import slotwise
 
-    _decide = slotwise.decide if slotwise.COMPILED else arraywise.decide
-except ImportError:  # not compiled, and no Cython there
-    _decide = arraywise.decide
+    WAY = slotwise if slotwise.COMPILED else arraywise
+except ModuleNotFoundError as error:
+    if error.name != "cython":
+        raise
+    WAY = arraywise  # slotwise is not compiled, and as Python it needs what is not there
+"""What decides."""
 
 # Two, for the application beside a sidecar has work, too. Neither loop keeps the GIL, but numpy's passes wait for it
 # more often with fewer slots at a time.
@@ -45,7 +48,7 @@ def _divided(
 
     def decide(part: slice) -> None:
         streams = slot_streams(np.arange(part.start, part.stop) if slots is None else slots[part])
-        _decide(streams, owners[part], defended, seeds, weights, order, ends)
+        WAY.decide(streams, owners[part], defended, seeds, weights, order, ends)
 
     parts = [slice(start, min(start + _CHUNK, len(owners))) for start in range(0, len(owners), _CHUNK)]
     if len(parts) > 1:
@@ -62,4 +65,5 @@ def _by_weight(weights: U64, entrants: Sequence[int]) -> tuple[U16, Indices]:
         groups.setdefault(int(weights[i]), []).append(i)
     # The likeliest winners first, so that the others are seen to lose early.
     by_share = [members for _, members in sorted(groups.items(), key=lambda group: -group[0] * len(group[1]))]
-    return np.array([i for members in by_share for i in members], np.uint16), np.cumsum([len(m) for m in by_share])
+    order = np.array([i for members in by_share for i in members], np.uint16)
+    return order, np.cumsum([*map(len, by_share)], dtype=np.intp)

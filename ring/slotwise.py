@@ -1,4 +1,4 @@
-# cython: annotation_typing=False
+# cython: annotation_typing=False, cdivision=True
 """The contest slot by slot, in a loop that holds up nobody: Cython compiles it to C that needs no GIL.
 
 As Python it does the same, for tests alone: without a C compiler `ring.arraywise` decides.
@@ -22,6 +22,9 @@ _MIX_1: int = cython.declare(cython.ulonglong, 0xBF58476D1CE4E5B9)
 _MIX_2: int = cython.declare(cython.ulonglong, 0x94D049BB133111EB)
 _UNKNOWN: int = cython.declare(cython.longlong, -1)
 _STEEP: float = cython.declare(cython.double, 1.4429 * 2**57)
+_ANYTHING: float = cython.declare(cython.double, 1e300)
+_SPARE: float = cython.declare(cython.double, 64.0)
+"""Units of 2^-57 beyond what scores are rounded by: 23 for u, which is one of 2^53, and one for the division."""
 
 
 def decide(streams: U64, owners: U16, defended: bool, seeds: U64, weights: U64, entrants: U16, ends: Indices) -> None:
@@ -73,7 +76,6 @@ def _decide(
 @cython.nogil
 @cython.boundscheck(False)
 @cython.wraparound(False)
-@cython.cdivision(True)
 @cython.exceptval(check=False)
 @cython.locals(
     stream=cython.ulonglong,
@@ -103,7 +105,8 @@ def _winner(
     stream: int, owner: int, weight: int, seeds: View, weights: View, entrants: View, ends: View, log2: View
 ) -> int:
     """Whose one slot is, against its owner if that has a weight."""
-    draw, score, bar = _mixed(stream + seeds[owner] & _ALL), _UNKNOWN, -1.0
+    draw, score = _mixed(stream + seeds[owner] & _ALL), _UNKNOWN
+    bar = _at_most(draw) / weight + _SPARE if weight != 0 else _ANYTHING
     end = 0
     for group in range(len(ends)):
         # The greatest draw of those with one weight, without a branch that a processor would guess wrong.
@@ -116,23 +119,22 @@ def _winner(
             first ^= (first ^ at) & greater
         rival = entrants[first]
         rival_weight = weights[rival]
+        # Most are seen to lose without a logarithm.
+        if _at_least(rival_draw) > bar * rival_weight:
+            continue
         if rival_weight == weight:
             if not _greater(rival_draw, rival, draw, owner):
                 continue
-            score, bar = _UNKNOWN, -1.0
+            score = _UNKNOWN
         elif weight != 0:
-            # Most are seen to lose without a logarithm.
-            if bar < 0:
-                bar = _at_most(draw) / weight + 64
-            if _at_least(rival_draw) > bar * rival_weight:
-                continue
             if score < 0:
                 score = _neg_log2(draw, log2) // weight
             rival_score = _neg_log2(rival_draw, log2) // rival_weight
             if rival_score > score or (rival_score == score and not _greater(rival_draw, rival, draw, owner)):
                 continue
-            score, bar = rival_score, rival_score + 64.0
+            score = rival_score
         owner, draw, weight = rival, rival_draw, rival_weight
+        bar = _at_most(draw) / weight + _SPARE
     return owner
 
 
@@ -167,7 +169,7 @@ def _mixed(z: int) -> int:
 @cython.locals(draw=cython.ulonglong, far=cython.longlong)
 @cython.returns(cython.double)
 def _at_least(draw: int) -> float:
-    """No more than `_neg_log2`, but for 64: 1.375 (1 - u), whose slope is far enough from that of -log2(u)."""
+    """At most `_SPARE` more than `_neg_log2`: 1.375 (1 - u), less steep than -log2(u) by more than its table is off."""
     far = (draw ^ _ALL) >> 1
     return far * (1.375 / 64)
 
@@ -175,13 +177,13 @@ def _at_least(draw: int) -> float:
 @cython.cfunc
 @cython.inline
 @cython.nogil
-@cython.cdivision(True)
 @cython.exceptval(check=False)
 @cython.locals(draw=cython.ulonglong, far=cython.longlong, near=cython.longlong)
 @cython.returns(cython.double)
 def _at_most(draw: int) -> float:
-    """No less than `_neg_log2`, but for 64: 1.4429 (1 - u) / u, where (1 - u) / (u ln 2) is no less than -log2(u)."""
-    far, near = ((draw ^ _ALL) >> 1) + 1, (draw >> 1) + 1
+    """At most `_SPARE` less than `_neg_log2`: 1.4429 (1 - u) / u, where (1 - u) / (u ln 2) is no less than -log2(u)."""
+    # Neither leaves 63 bits, and the lower is not 0.
+    far, near = (draw ^ _ALL) >> 1, draw >> 1 | 1
     return far * _STEEP / near
 
 

@@ -3,7 +3,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ring import arraywise, slotwise
@@ -14,17 +14,38 @@ from tests.unit.ring.test_scores import MASK, reference_neg_log2, splitmix64
 
 slot_numbers = st.integers(0, SLOTS - 1)
 
+weights = st.one_of(st.integers(1, 3), st.integers(1, 10_000))
+
 # Of few values, so that draws and weights tie.
-destinations = st.lists(
-    st.tuples(st.one_of(st.integers(0, 3), st.integers(0, MASK)), st.one_of(st.integers(1, 3), st.integers(1, 10_000))),
-    min_size=1,
-    max_size=12,
-)
+destinations = st.lists(st.tuples(st.one_of(st.integers(0, 3), st.integers(0, MASK)), weights), min_size=1, max_size=12)
 
 
 def arrays(of: list[tuple[int, int]]) -> tuple[U64, U64]:
     seeds, weights = zip(*of, strict=True)
     return np.array(seeds, np.uint64), np.array(weights, np.uint64)
+
+
+def seed_of(draw: int, slot: int) -> int:
+    """The seed that draws this for a slot: each step of SplitMix64 can be taken back."""
+    z = draw ^ draw >> 31 ^ draw >> 62
+    z = z * pow(0x94D049BB133111EB, -1, 1 << 64) & MASK
+    z = z ^ z >> 27 ^ z >> 54
+    z = z * pow(0xBF58476D1CE4E5B9, -1, 1 << 64) & MASK
+    z = z ^ z >> 30 ^ z >> 60
+    return (z - (slot + 1) * 0x9E3779B97F4A7C15) & MASK
+
+
+@st.composite
+def close(draw: st.DrawFn) -> tuple[int, list[tuple[int, int]]]:
+    """A slot, and destinations that have draws at the edges there, or scores that are alike."""
+    slot, far = draw(slot_numbers), draw(st.integers(0, 1 << 50))
+    edges = [edge + off for edge in (0, 1 << 11, 1 << 53, 1 << 63, 1 << 64) for off in (-2, -1, 0, 1)]
+    of = []
+    for weight in draw(st.lists(weights, min_size=1, max_size=6)):
+        alike = MASK - far * weight - draw(st.integers(-300, 300))
+        drawn = draw(st.one_of(st.sampled_from(edges), st.just(alike), st.integers(0, MASK))) & MASK
+        of.append((seed_of(drawn, slot), weight))
+    return slot, of
 
 
 def reference(of: list[tuple[int, int]], entrants: set[int], slot: int) -> int:
@@ -73,6 +94,24 @@ def test_all_slots_are_decided_as_any_of_them(weights: list[int]) -> None:
     assert (challenge(seeds, heft, fewer, range(3)) == everything).all()
 
 
+@pytest.mark.parametrize("way", [slotwise, arraywise], ids=["slotwise", "arraywise"])
+@settings(max_examples=300)
+@given(close())
+# The draws 0 and 1 are as far from winning as 63 bits can say.
+@example((5, [(seed_of(0, 5), 3), (12345, 2)]))
+@example((5, [(seed_of(1, 5), 3), (12345, 2)]))
+def test_close_scores_and_draws_at_the_edges_are_decided_too(way: Any, case: tuple[int, list[tuple[int, int]]]) -> None:
+    slot, of = case
+    seeds, heft = arrays(of)
+    everyone, streams = set(range(len(of))), slot_streams(np.array([slot], np.int64))
+    by_weight = sorted(everyone, key=lambda i: of[i][1])
+    ends = np.array([n + 1 for n, i in enumerate(by_weight) if n + 1 == len(of) or of[by_weight[n + 1]][1] != of[i][1]])
+    for holder in (None, *everyone):
+        owners = u16(holder or 0)
+        way.decide(streams, owners, holder is not None, seeds, heft, u16(*by_weight), ends)
+        assert owners.tolist() == [reference(of, everyone, slot)]
+
+
 def u16(*values: int) -> U16:
     return np.array(values, np.uint16)
 
@@ -94,7 +133,7 @@ def u16(*values: int) -> U16:
     ],
 )
 def test_nothing_is_read_beyond_the_end_of_an_array(changed: dict[str, Any], said: str) -> None:
-    given: dict[str, Any] = {
+    right: dict[str, Any] = {
         "streams": slot_streams(np.arange(2)),
         "owners": u16(0, 2),
         "defended": True,
@@ -103,6 +142,6 @@ def test_nothing_is_read_beyond_the_end_of_an_array(changed: dict[str, Any], sai
         "entrants": u16(0, 1),
         "ends": np.array([2]),
     }
-    slotwise.decide(**given)
+    slotwise.decide(**right)
     with pytest.raises(ValueError, match=f"^{re.escape(said)}$"):
-        slotwise.decide(**(given | changed))
+        slotwise.decide(**(right | changed))
