@@ -15,6 +15,7 @@ from bench import BenchError, amqp, report
 from bench.contenders import Stage
 from bench.freeze import Freeze
 from bench.long.parts import LONG, SUITES
+from bench.process import HostTime
 from bench.report import Results
 from bench.rounds import in_turn
 from bench.world import World, running_world
@@ -29,6 +30,7 @@ _LATENCY_SECONDS = 2
 """Of a round at a fixed rate, of a thousand requests a second."""
 _LOAD = os.getloadavg()[0]
 """What others do to the machine, before this does anything."""
+_HOST_TIME = HostTime.now()
 _BEGUN = time.monotonic()
 _COMMIT = report.commit(ROOT)
 """Of the beginning: a part that is done changes the document."""
@@ -61,6 +63,7 @@ def main() -> int:
 
 def _long(world: World, choice: str, part: str) -> bool:
     """Measures one of the long parts; one that fails leaves its section as it was, and the others their turn."""
+    before = HostTime.now()
     try:
         text = LONG[part](world)
     except (BenchError, SetupError) as error:
@@ -69,7 +72,7 @@ def _long(world: World, choice: str, part: str) -> bool:
     command = f"{f'BROKER={choice} ' if choice else ''}python -m bench {part}"
     # Those on a suite's say themselves which one.
     broker = "" if part in SUITES else f"RabbitMQ {world.version}, "
-    told = f"{report.measured_by(command, _COMMIT)}: {broker}{_machine()}."
+    told = f"{report.measured_by(command, _COMMIT)}: {broker}{_machine(before)}."
     _publish(part, f"{told}\n\n{text}", whole=True)
     return True
 
@@ -138,14 +141,15 @@ def _conditions(world: World, choice: str, options: argparse.Namespace) -> list[
         report.measured_by(command, _COMMIT),
         f"RabbitMQ {world.version}, Python {platform.python_version()}, event loop of sidecar and bare handler:"
         f" {world.event_loop}",
-        f"{_machine()}; the broker, the sidecar and the clients share it",
+        f"{_machine(_HOST_TIME)}; the broker, the sidecar and the clients share it",
         f"medians of {options.rounds} rounds of {options.seconds:g} s (less at a fixed rate), all contenders of a"
         " table in turn; ratios and differences within each round",
     ]
 
 
-def _machine() -> str:
-    return f"{os.cpu_count()} cores ({_processor()}), load average when it began {_LOAD:.1f}"
+def _machine(before: HostTime) -> str:
+    stolen = f"{HostTime.now().stolen_since(before):.0%} of their time taken by the host"
+    return f"{os.cpu_count()} cores ({_processor()}), {stolen}, load average when it all began {_LOAD:.1f}"
 
 
 def _processor() -> str:

@@ -3,6 +3,7 @@
 import re
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 
 def cpu_seconds(pid: int) -> float:
@@ -26,6 +27,23 @@ def _status(pid: int, what: str) -> int:
     found = re.search(rf"^{what}:\s+(\d+) kB$", Path(f"/proc/{pid}/status").read_text(), re.M)
     assert found, pid
     return int(found[1]) * 1024
+
+
+class HostTime(NamedTuple):
+    """Of all processors since they began, in the kernel's ticks: all of it, and what the host of a virtual one took."""
+
+    all: int
+    stolen: int
+
+    @classmethod
+    def now(cls) -> "HostTime":
+        """As /proc/stat has it: its columns are user, nice, system, idle, iowait, irq, softirq, steal."""
+        ticks = [int(each) for each in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+        return cls(sum(ticks), ticks[7])
+
+    def stolen_since(self, before: "HostTime") -> float:
+        """The part of the time since then that the host took, 0 to 1."""
+        return (self.stolen - before.stolen) / max(self.all - before.all, 1)
 
 
 def has_loaded(pid: int, part: str) -> bool:

@@ -72,10 +72,12 @@ def _cpu_seconds(pid: int | None) -> float | None:
 def in_turn(
     measures: Mapping[str, Callable[[float], T]], rounds: int, seconds: float, warm_up: float = 1
 ) -> dict[str, list[T]]:
-    """So many rounds of each, in turn, after one of `warm_up` seconds that does not count."""
+    """So many rounds of each, in turn, after one of `warm_up` seconds that does not count; each begins with another."""
     found: dict[str, list[T]] = {title: [] for title in measures}
+    order = list(measures.items())
     for number in range(rounds + 1):
-        for title, measure in measures.items():
+        order = [*order[1:], order[0]]
+        for title, measure in order:
             result = measure(seconds if number else warm_up)
             time.sleep(_REST)
             if number:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from bench import amqp, amqp_report
-from bench.long import changes, fleet, growth, in_process, journal, many, memory, scenes, stamps, tls
+from bench.long import changes, fleet, growth, in_process, journal, many, memory, profile, scenes, stamps, tls
 from bench.long.scene import ROUNDS, SECONDS
 from bench.tables import goal_table
 from bench.world import World, running_world
@@ -36,5 +36,6 @@ LONG: Mapping[str, Callable[[World], str]] = {
     "fleet": fleet.fleet,
     "process": in_process.in_process,
     "journal": journal.journal,
+    "profile": profile.profile,
     **{suite: partial(_by_amqp, suite) for suite in SUITES},
 }

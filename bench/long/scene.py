@@ -11,7 +11,7 @@ from urllib.parse import quote
 import pika
 
 from bench import BenchError, direct, wire
-from bench.amqp import COMPILED, CONSISTENT, STRAIGHT, Way, contender
+from bench.amqp import COMPILED, CONSISTENT, RELAYED, STRAIGHT, Way, contender
 from bench.messages import KEYS
 from bench.rounds import Contender, Spread, Throughput, in_turn
 from bench.tables import median, shown, table
@@ -38,6 +38,8 @@ class Scene:
     size: int = direct.SIZE
     arguments: Mapping[str, object] | None = None
     """Of the queues, where they are not the usual ones."""
+    relayed: bool = False
+    """Compared with the bare relay, too."""
 
     @contextmanager
     def set(self, world: World) -> Iterator[None]:
@@ -50,15 +52,17 @@ class Scene:
             remove(world.node.amqp_url, self.exchange, self.queues)
 
     def ways(self, world: World) -> list[Way]:
-        """Straight to its queues, natively, and through the compiled sidecar."""
+        """Straight to its queues, by the bare relay if asked for, natively, and through the compiled sidecar."""
         straight, hashed = (world.folder / f"{self.exchange}-{kind}" for kind in ("straight", "hashed"))
         # No more messages than fill 8 MiB, of which one is there at least.
         keys = KEYS[: max(1, (8 << 20) // self.size)]
         queues = self.queues[: len(keys)]
         wire.save(straight, [direct.message(queue, self.mode, size=self.size) for queue in queues])
         wire.save(hashed, [direct.message(key, self.mode, self.exchange, self.size) for key in keys])
+        relayed = [Way(RELAYED, world.relay.amqp_url, straight, world.relay.pid)] if self.relayed else []
         return [
             Way(STRAIGHT, world.node.amqp_url, straight, None),
+            *relayed,
             Way(CONSISTENT, world.node.amqp_url, hashed, None),
             Way(COMPILED, world.sidecar.amqp_url, hashed, world.sidecar.process.pid),
         ]
@@ -89,7 +93,7 @@ def rows(found: Mapping[str, Mapping[str, Sequence[Throughput]]], about: str) ->
             costs = median([r.broker for r in rounds]), median([r.server for r in rounds], ".2f")
             cells.append([scene, title, *rates, *shown(ratio, ".2f"), *costs])
     heads = [about, "", "messages/s", "least to most", "÷ the first", "least to most"]
-    return table([*heads, "broker CPU, µs a message", "sidecar CPU, µs a message"], cells)
+    return table([*heads, "broker CPU, µs a message", "sidecar's or relay's CPU, µs a message"], cells)
 
 
 def await_ring(http_url: str, exchange: str) -> None:

@@ -19,7 +19,9 @@ def quorum(world: World) -> str:
 def sizes(world: World) -> str:
     """Bodies of 16 bytes to a mebibyte."""
     scenes = [
-        Scene(_bytes(size), f"bench.size{size}", _names(f"size{size}", 8), size=size, arguments=_FEW_BYTES)
+        Scene(
+            _bytes(size), f"bench.size{size}", _names(f"size{size}", 8), size=size, arguments=_FEW_BYTES, relayed=True
+        )
         for size in _SIZES
     ]
     return compared(world, scenes, "body")

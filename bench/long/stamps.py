@@ -1,7 +1,7 @@
 """What the broker itself charges for what a sidecar puts into each message: nobody can be faster than that."""
 
 from bench import direct, wire
-from bench.amqp import STRAIGHT, Way, contender
+from bench.amqp import CONSISTENT, RELAYED, STRAIGHT, Way, contender, ways
 from bench.long.scene import TRANSIENT, raced, rows
 from bench.messages import KEYS
 from bench.world import EXCHANGE, QUEUES, World
@@ -12,22 +12,26 @@ _ID = STAMP_ID_ENTRY + U64.pack(1 << 60)
 
 
 def stamps(world: World) -> str:
-    """One publisher straight to the queues, its messages as they are and with more and more of that."""
-    ways: list[Way] = []
+    """One publisher straight to the queues, its messages as they are and with more and more of that.
+
+    Beside it what a bare relay leaves, and what the exchange does by itself.
+    """
+    compared: list[Way] = []
     for title, bits, entries in (
         (STRAIGHT, 0, [None] * len(KEYS)),
         ("mandatory", MANDATORY, [None] * len(KEYS)),
         ("mandatory, x-ring-id", MANDATORY, [_ID] * len(KEYS)),
         ("mandatory, x-ring-id, x-ring-exchange, x-ring-routing-key", MANDATORY, [_all(key.encode()) for key in KEYS]),
     ):
-        file = world.folder / f"stamps-{len(ways)}"
+        file = world.folder / f"stamps-{len(compared)}"
         messages = [
             direct.message(QUEUES[n % len(QUEUES)], TRANSIENT, bits=bits, entries=given)
             for n, given in enumerate(entries)
         ]
         wire.save(file, messages)
-        ways.append(Way(title, world.node.amqp_url, file, None))
-    return rows({"": raced([contender(world, way) for way in ways])}, "")
+        compared.append(Way(title, world.node.amqp_url, file, None))
+    compared += [way for way in ways(world) if way.title in (RELAYED, CONSISTENT)]
+    return rows({"": raced([contender(world, way) for way in compared])}, "")
 
 
 def _all(key: bytes) -> bytes:
