@@ -182,7 +182,7 @@ def _at_least(draw: int) -> float:
 @cython.returns(cython.double)
 def _at_most(draw: int) -> float:
     """At most `_SPARE` less than `_neg_log2`: 1.4429 (1 - u) / u, where (1 - u) / (u ln 2) is no less than -log2(u)."""
-    # Neither leaves 63 bits, and the lower is not 0.
+    # Neither leaves 63 bits, and the divisor is not 0.
     far, near = (draw ^ _ALL) >> 1, draw >> 1 | 1
     return far * _STEEP / near
 

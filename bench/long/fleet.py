@@ -40,7 +40,7 @@ def fleet(world: World) -> str:
     for count in QUEUES:
         scene = Scene("", f"bench.fleet{count}", [f"bench.fleet{count}.q{number}" for number in range(count)])
         with scene.set(world):
-            first, readings, spent, took = _read(world, scene.exchange)
+            first, readings, spent, took = _read(world, scene.exchange, idle)
         cores = spent / took - idle
         a_reading = f"{cores * took / readings * 1000:.1f}"
         rows.append([f"{count}", f"{readings / took:.1f}", f"{cores:.2f}", a_reading, f"{first / READERS * 1000:.1f}"])
@@ -56,10 +56,10 @@ def fleet(world: World) -> str:
     return f"{table(heads, rows)}\n\n{note} Idle, the broker takes {idle:.2f} of a core, which is taken off."
 
 
-def _read(world: World, exchange: str) -> tuple[float, int, float, float]:
-    """CPU seconds of the broker for all first readings; then readings, CPU seconds for them, and seconds."""
+def _read(world: World, exchange: str, idle: float) -> tuple[float, int, float, float]:
+    """CPU seconds of the broker for all first readings, but idle ones; readings, CPU seconds for them, and seconds."""
     command = [sys.executable, "-m", "bench.long.fleet", world.node.management_url, exchange, f"{_SECONDS:g}"]
-    started = cpu_seconds(world.node.pid)
+    started, since = cpu_seconds(world.node.pid), time.monotonic()
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as reading:
         assert reading.stdout
         reading.stdout.readline()
@@ -68,7 +68,7 @@ def _read(world: World, exchange: str) -> tuple[float, int, float, float]:
         took, spent = time.monotonic() - begun, cpu_seconds(world.node.pid) - before
     if reading.returncode != 0 or not said:
         raise BenchError("the readers of the fleet failed (see above)")
-    return before - started, int(said), spent, took
+    return before - started - (begun - since) * idle, int(said), spent, took
 
 
 async def _run(management_url: str, exchange: str, seconds: float) -> None:
@@ -88,10 +88,10 @@ async def _run(management_url: str, exchange: str, seconds: float) -> None:
                 named=[("/", exchange)],
             )
             readers.append(reader)
-        running = [asyncio.create_task(reader.run()) for reader in readers]
         await asyncio.gather(*(reader.look_up(("/", exchange), _FIRST_WITHIN) for reader in readers))
+        print("first", flush=True)
+        running = [asyncio.create_task(reader.run()) for reader in readers]
         begun = sum(reader.results["ok"] for reader in readers)
-        print("begun", flush=True)
         await asyncio.sleep(seconds)
         print(sum(reader.results["ok"] for reader in readers) - begun, flush=True)
         for task in running:

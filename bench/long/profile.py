@@ -20,12 +20,13 @@ _SHOWN = 8
 """Functions of each."""
 
 _OWNERS = {
-    "the kernel": r"\[kernel|\[vdso\]|\[guest",
-    "this project, compiled": r"ringproxy__mypyc|(ring|proxy)\.",
+    "the kernel": r"\[kernel|\[vdso\]",
+    "HAProxy": r"^haproxy",
+    "this project, compiled": r"ringproxy__mypyc|^slotwise\.",
     "the Python interpreter": r"libpython|^python",
     "uvloop": r"^loop\.cpython|uvloop",
     "aiohttp's parser and writer": r"_http_(parser|writer)|_websocket|multidict|_quoting|yarl|frozenlist",
-    "the C library": r"^libc|^ld-",
+    "the C library": r"^libc[.-]|^ld-",
 }
 """By a pattern of the library's file name, the first that fits; `the rest` is what none does."""
 
@@ -79,6 +80,7 @@ def _loads(world: World) -> Iterator[_Load]:
 @contextmanager
 def _recorded(perf: Path, file: Path, pid: int) -> Iterator[None]:
     """perf looks on at the process meanwhile. Raises BenchError where it may not."""
+    file.unlink(missing_ok=True)
     command = [str(perf), "record", "-F", f"{_HERTZ}", "-e", "cpu-clock", "-o", str(file), "-p", f"{pid}"]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as recording:
         try:

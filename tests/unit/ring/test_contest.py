@@ -100,6 +100,8 @@ def test_all_slots_are_decided_as_any_of_them(weights: list[int]) -> None:
 # The draws 0 and 1 are as far from winning as 63 bits can say.
 @example((5, [(seed_of(0, 5), 3), (12345, 2)]))
 @example((5, [(seed_of(1, 5), 3), (12345, 2)]))
+# Both score 0, so the greater draw wins: no bound may be taken for exact.
+@example((5, [(seed_of(MASK - 200, 5), 10_000), (seed_of(MASK - 100, 5), 1)]))
 def test_close_scores_and_draws_at_the_edges_are_decided_too(way: Any, case: tuple[int, list[tuple[int, int]]]) -> None:
     slot, of = case
     seeds, heft = arrays(of)

@@ -21,6 +21,7 @@ def test_shares_are_of_what_ran() -> None:
     assert most(samples)[:1] == [(("libpython3.11.so.1.0", "_PyEval_EvalFrameDefault"), 40.0)]
     assert by_owner(samples) == {
         "the kernel": 20.0,
+        "HAProxy": 0.0,
         "the Python interpreter": 40.0,
         "this project, compiled": 30.0,
         "uvloop": 8.0,
