@@ -178,7 +178,7 @@ def test_the_pod_waits_longer_than_the_proxy_drains(pod: dict[str, Any], setting
 def test_what_all_may_take_at_once_fits_the_memory_limit(sidecar: dict[str, Any], settings: Settings) -> None:
     """As the table in docs/deploy.md adds it up."""
     mib = 1 << 20
-    idle, ring, connections = 66 * mib, 20 * mib, 25 * mib
+    idle, ring, connections = 66 * mib, 8 * mib, 25 * mib
     # On each side what waits, and one read more of as much, before the other side is held.
     sessions = settings.max_sessions * 2 * 2 * BUFFER
     together = idle + ring + settings.max_in_flight_bytes + sessions + connections
