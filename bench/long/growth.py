@@ -86,7 +86,7 @@ def _goals(found: list[dict[str, Any]]) -> list[Goal]:
             "1,000 queues of equal weight: longest stall of the event loop in a build, ms",
             1000,
             "stall",
-            10,
+            _LONGEST_STALL,
         ),
         Goal(
             "1,000 queues of equal weight: longest stall of the event loop in all builds, ms",
