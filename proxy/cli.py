@@ -14,6 +14,7 @@ import uvloop
 from proxy import __version__
 from proxy.app import run
 from proxy.config import ENVIRONMENT_PREFIX, SWITCHES, Settings, describe, field_names, help_of
+from proxy.logs import catch_all, escaped, install
 from proxy.questions import QuestionError, diff, explain
 from proxy.values import ConfigError
 from ring.compiled import kind
@@ -29,13 +30,15 @@ def main(arguments: list[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         # Keys may be any bytes, and names characters that a terminal lacks.
         sys.stdout.reconfigure(errors="backslashreplace")
+    if options.do is not _run:
+        install("warning", "text")
     try:
         status = int(options.do(options))
         # Here, where a broken pipe is expected, and not at the interpreter's end.
         sys.stdout.flush()
         return status
     except (ConfigError, QuestionError) as error:
-        print(f"ring-proxy: {error}", file=sys.stderr)
+        print(f"ring-proxy: {escaped(str(error))}", file=sys.stderr)
         return USAGE_ERROR
     except KeyboardInterrupt:
         return 130
@@ -93,11 +96,8 @@ def _settings(options: argparse.Namespace) -> Settings:
 
 def _run(options: argparse.Namespace) -> int:
     settings = _settings(options)
-    logging.basicConfig(
-        level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
-    )
-    # It tells of what clients do in its own words; the answer says it.
-    logging.getLogger("aiohttp").setLevel(logging.CRITICAL)
+    install(settings.log_level, settings.log_format)
+    catch_all()
     # A batch's messages are many objects that live until its answer, and none of them is in a cycle: to look for those
     # at every 700th new object, as Python 3.11 does it (3.13: at every 2,000th), and in all that was imported, took an
     # eighth of a batch's time.

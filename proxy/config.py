@@ -56,6 +56,7 @@ OnStale = Literal["serve", "refuse"]
 OnDeadLetter = Literal["pass", "rewrite"]
 Mechanism = Literal["EXTERNAL", "ANONYMOUS"]
 LogLevel = Literal["debug", "info", "warning", "error"]
+LogFormat = Literal["text", "json"]
 
 
 def _setting(default: Any, text: str) -> Any:
@@ -140,6 +141,7 @@ class Settings:
         64 * 1024 * 1024, "compressed size at which a journal file is closed and gets its name"
     )
     log_level: LogLevel = _setting("info", "least severe log lines to write")
+    log_format: LogFormat = _setting("text", "how the log is written: text, or json, one object a line")
 
     def __post_init__(self) -> None:
         """Checks what one field's parser cannot see."""

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote
 
+from proxy.logs import escaped
 from ring.destination import Destination
 from ring.ring import Ring
 
@@ -30,7 +31,8 @@ def explain(sidecar: str, vhost: str | None, exchange: str, key: str) -> str:
     )
     answer = _ask(sidecar, path)
     try:
-        return "\n".join(_explanation(answer, vhost, exchange, key))
+        # Names are the choice of whoever declares queues, and must not steer the terminal of who asks.
+        return "\n".join(map(escaped, _explanation(answer, vhost, exchange, key)))
     except (KeyError, TypeError) as error:
         raise QuestionError(f"{sidecar}: not a sidecar's answer: {error!r}") from None
 
@@ -54,7 +56,7 @@ def diff(one: str, other: str) -> tuple[str, bool]:
         lines.append(f"{'!' if found else '='} {title}: {mine.get('ring', '-')} {theirs.get('ring', '-')}")
         lines += [f"    {line}" for line in found]
     lines.append("they differ" if differ else "they agree")
-    return "\n".join(lines), differ
+    return "\n".join(map(escaped, lines)), differ
 
 
 def _explanation(answer: Mapping[str, Any], vhost: str, exchange: str, key: str) -> list[str]:

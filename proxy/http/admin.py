@@ -11,6 +11,7 @@ from prometheus_client.exposition import choose_encoder
 
 from proxy.http.answers import json_answer, named
 from proxy.http.problems import ProblemError, problem_middleware
+from proxy.logs import escaped
 from proxy.lookups import Absent, NotReadable
 from proxy.outcome import Outcome
 from proxy.publisher import Publisher
@@ -67,7 +68,7 @@ class Admin:
         if "verbose" in request.query:
             lines = [f"{'FAIL' if why else 'ok  '} {check}{why and ': ' + why}" for check, why in checks.items()]
             lines += [f"note {what}: {why}" for what, why in self._elsewhere()]
-            text = "".join(f"{line}\n" for line in lines)
+            text = "".join(f"{escaped(line)}\n" for line in lines)
         else:
             text = "ok\n" if ready else "not ready\n"
         return web.Response(text=text, status=200 if ready else 503)

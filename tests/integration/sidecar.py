@@ -25,7 +25,7 @@ Headers = Mapping[str, str] | None
 Body = bytes | Iterable[bytes] | None
 """What is not bytes goes out in chunks."""
 
-_NEVER_IN_A_LOG = ("Traceback", "Warning:", "a defect while", "never retrieved", "never awaited", "was destroyed")
+_NEVER_IN_A_LOG = ("Traceback", "Warning:", "a defect ", "never retrieved", "never awaited", "was destroyed")
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,8 @@ class Sidecar:
     def _ports(self) -> tuple[int, int, int] | None:
         assert self.process.poll() is None, self.log()
         log = self.log()
-        found = [re.search(rf" {what} listens on .*:(\d+)\n", log) for what in ("amqp", "http", "admin")]
+        # As text, or as JSON.
+        found = [re.search(rf'[ "]{what} listens on .*:(\d+)(?:"}})?\n', log) for what in ("amqp", "http", "admin")]
         ports = [int(match[1]) for match in found if match]
         return (ports[0], ports[1], ports[2]) if len(ports) == len(found) else None
 

@@ -4,9 +4,11 @@ import os
 import re
 import socket
 import subprocess
+from pathlib import Path
 
 import pytest
 
+import proxy
 from proxy.cli import main
 from ring.destination import Destination
 from ring.hashing import slot_of
@@ -21,6 +23,8 @@ NOBODY = "http://127.0.0.1:9"
 
 def run(*arguments: str | bytes, **environment: str) -> subprocess.CompletedProcess[str]:
     clean = {name: value for name, value in os.environ.items() if not name.startswith("RINGPROXY_")}
+    # The same modules that the tests import.
+    clean["PYTHONPATH"] = str(Path(proxy.__file__).parents[1])
     return subprocess.run(
         [COMMAND, *arguments],
         env=clean | environment,

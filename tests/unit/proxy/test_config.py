@@ -97,6 +97,7 @@ def test_every_setting_can_be_given_in_all_three_places(tmp_path: Path) -> None:
         "journal_file_seconds": "5",
         "journal_file_bytes": "94",
         "log_level": "debug",
+        "log_format": "json",
     }
     (tmp_path / "secret").write_text("s3cret\n")
     assert set(given) == set(field_names()) - {"journal_stream"}  # a journal goes to one of them
@@ -228,6 +229,7 @@ def test_an_unknown_variable_is_named(tmp_path: Path, variable: str) -> None:
         ("on_stale", ["", "Serve", "stale"]),
         ("on_dead_letter", ["", "route"]),
         ("log_level", ["", "INFO", "trace"]),
+        ("log_format", ["", "JSON", "logfmt"]),
         ("insecure", ["", "True", "yes", "1"]),
         ("body_timeout", ["0", "x"]),
         ("broker_connections", ["0", "1.5"]),
