@@ -140,6 +140,9 @@ class Settings:
     journal_file_bytes: int = _setting(
         64 * 1024 * 1024, "compressed size at which a journal file is closed and gets its name"
     )
+    journal_max_bytes: int = _setting(
+        10 * 1024**3, "compressed size of all files in journal_dir at which further records are dropped"
+    )
     log_level: LogLevel = _setting("info", "least severe log lines to write")
     log_format: LogFormat = _setting("text", "how the log is written: text, or json, one object a line")
 

@@ -218,6 +218,7 @@ class ProxyCollector(Collector):
         dropped = CounterMetricFamily("ringproxy_journal_dropped", "Records not written, by reason.", labels=["reason"])
         dropped.add_metric(["buffer"], journal.dropped)
         dropped.add_metric(["store"], writer.lost)
+        dropped.add_metric(["full"], writer.refused)
         yield dropped
         failing = GaugeMetricFamily("ringproxy_journal_failing", "1 where the last records could not be written.")
         failing.add_metric([], bool(writer.fault))

@@ -1,26 +1,49 @@
-"""The journal as files: written under a hidden name, renamed when whole; one at a time."""
+"""The journal as files: written under a hidden name, renamed when whole; one at a time.
+
+Keys may be personal data, so the files and folders that this makes are their owner's alone, whatever the umask is.
+"""
 
 import contextlib
+import logging
 import os
+import re
 import time
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+from proxy.journal.store import HOUR, FullError
 from proxy.values import ConfigError
 
+log = logging.getLogger(__name__)
+
 _GZIP = 16 + zlib.MAX_WBITS
-HOUR = 3600
-"""Seconds."""
+_OTHERS = 0o077
+"""The permissions of a file or folder that are not its owner's."""
+
+LOOK_AGAIN = 10.0
+"""Seconds after which the folder is counted again while it is full, or nearly: its reader removes files."""
+
+# Hidden ones too: those that a sidecar was writing when it was killed stay, and nobody else's are counted.
+_OURS = re.compile(r"\.?[0-9a-f]{16}(-[0-9]{12,}\.jsonl\.gz|\.json|\.[0-9a-f]{16})")
 
 
 class FileStore:
-    """Writes lines to files under `folder`. Its calls raise OSError; the file that was being written is lost then."""
+    """Writes lines to files under `folder`. Its calls raise OSError; the file that was being written is lost then.
 
-    def __init__(self, folder: Path, proxy: str, *, most_seconds: float, most_bytes: int) -> None:
+    They raise FullError where the journal's files in the folder, of earlier starts and other sidecars too, have
+    `most_in_all` bytes. The file that was being written is finished then, and nothing is ever removed.
+    """
+
+    def __init__(
+        self, folder: Path, proxy: str, *, most_seconds: float, most_bytes: int, most_in_all: int = 1 << 62
+    ) -> None:
         """A file is whole after so many seconds or compressed bytes. Raises ConfigError for a folder that is none."""
         self._folder, self._proxy = folder, proxy
-        self._most_seconds, self._most_bytes = most_seconds, most_bytes
+        self._most_seconds, self._most_bytes, self._most_in_all = most_seconds, most_bytes, most_in_all
+        self._others, self._looked_at = 0, float("-inf")
+        """Bytes of all files but the one that is being written, and when they were counted, monotonic."""
         self._file: BinaryIO | None = None
         self._deflate = zlib.compressobj(1, wbits=_GZIP)
         self._unfinished = self._final = folder
@@ -29,9 +52,10 @@ class FileStore:
         self._begun_at = 0.0
         try:
             for part in ("records", "rings"):
-                (folder / part).mkdir(parents=True, exist_ok=True)
+                _make(folder / part)
+                _warn_if_open(folder / part)
             probe = folder / "records" / f".{proxy}"
-            probe.touch()
+            _create(probe).close()
             probe.unlink()
         except OSError as error:
             raise ConfigError(f"journal_dir: {str(folder)!r} cannot be written to: {error.strerror or error}") from None
@@ -41,13 +65,15 @@ class FileStore:
         path = self._folder / "rings" / f"{fingerprint}.json"
         if path.exists() and path.read_bytes() == content:
             return
+        self._want_room()
         unfinished = path.with_name(f".{fingerprint}.{self._proxy}")
         try:
-            with unfinished.open("wb") as file:
+            with _create(unfinished) as file:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
             unfinished.rename(path)
+            self._others += len(content)
         except OSError:
             unfinished.unlink(missing_ok=True)
             raise
@@ -57,6 +83,7 @@ class FileStore:
         hour = int(at // HOUR)
         if self._file is not None and hour != self._hour:
             self.finish()
+        self._want_room()
         if self._file is None:
             self._begin(hour, first)
         assert self._file is not None
@@ -64,6 +91,24 @@ class FileStore:
         self._file.write(packed)
         self._records += records
         self._bytes += len(packed)
+
+    def _want_room(self) -> None:
+        """Returns where the files have room for more. Raises FullError, and OSError."""
+        if self._file is None or self._others + self._bytes >= self._most_in_all:
+            self._count()
+        if self._others + self._bytes >= self._most_in_all:
+            self.finish()
+            # The same words each time, so that the log says it once.
+            raise FullError(
+                f"the files in {str(self._folder)!r} have reached {self._most_in_all} bytes (journal_max_bytes)"
+            )
+
+    def _count(self) -> None:
+        """Counts the bytes of all files but the one that is being written, unless that was done this moment."""
+        if time.monotonic() - self._looked_at < LOOK_AGAIN:
+            return
+        self._others = sum(_sizes(self._folder, self._unfinished.name if self._file is not None else ""))
+        self._looked_at = time.monotonic()
 
     def hurry(self) -> None:
         """Nothing is ever waited for but the disk."""
@@ -81,10 +126,10 @@ class FileStore:
     def _begin(self, hour: int, first: int) -> None:
         day = time.strftime("%Y-%m-%d", time.gmtime(hour * HOUR))
         folder = self._folder / "records" / f"dt={day}" / f"hour={hour % 24:02}"
-        folder.mkdir(parents=True, exist_ok=True)
+        _make(folder)
         name = f"{self._proxy}-{first:012}.jsonl.gz"
         self._final, self._unfinished = folder / name, folder / f".{name}"
-        self._file = self._unfinished.open("wb")
+        self._file = _create(self._unfinished)
         self._deflate = zlib.compressobj(1, wbits=_GZIP)
         self._hour, self._records, self._bytes, self._begun_at = hour, 0, 0, time.monotonic()
 
@@ -96,12 +141,14 @@ class FileStore:
             file.write(self._deflate.flush())
             file.flush()
             os.fsync(file.fileno())
+            size = file.tell()
         self._unfinished.rename(self._final)
-        self._file = None
+        self._file, self._bytes = None, 0
+        self._others += size
 
     def give_up(self) -> int:
         """Drops the file that cannot be finished; the number of records in it."""
-        file, self._file = self._file, None
+        file, self._file, self._bytes = self._file, None, 0
         if file is None:
             return 0
         with contextlib.suppress(OSError):
@@ -115,3 +162,33 @@ class FileStore:
         unfinished = self._file is not None
         self.finish()
         return unfinished
+
+
+def _make(folder: Path) -> None:
+    """Makes a folder, and those above it that are missing, for their owner alone; one that is there stays as it is."""
+    if not folder.is_dir():
+        if not folder.parent.exists():
+            _make(folder.parent)
+        folder.mkdir(0o700, exist_ok=True)
+
+
+def _create(path: Path) -> BinaryIO:
+    """Opens a file to be written anew, for its owner alone."""
+    return open(path, "wb", opener=lambda name, flags: os.open(name, flags, 0o600))
+
+
+def _warn_if_open(folder: Path) -> None:
+    mode = folder.stat().st_mode & 0o777
+    if mode & _OTHERS:
+        log.warning("journal_dir: others than its owner get into %r (mode %04o): chmod go= it", str(folder), mode)
+
+
+def _sizes(folder: Path, but: str) -> Iterator[int]:
+    """The bytes of each of the journal's files in a folder, without the one of that name."""
+    for part in ("records", "rings"):
+        for place, _, names in os.walk(folder / part):
+            for name in names:
+                if name != but and _OURS.fullmatch(name):
+                    # Its reader may have removed it this moment.
+                    with contextlib.suppress(FileNotFoundError):
+                        yield os.stat(os.path.join(place, name)).st_size

@@ -12,7 +12,8 @@ from proxy.journal import lines
 from proxy.journal.buffer import Filled, Journal
 from proxy.journal.files import FileStore
 from proxy.journal.lines import KeyForm, Lines
-from proxy.journal.writer import Store, Writer, proxy_id, writing
+from proxy.journal.store import Store
+from proxy.journal.writer import Writer, proxy_id, writing
 from proxy.values import ConfigError
 from ring.hashing import SLOTS
 
@@ -53,6 +54,7 @@ def _store(settings: Settings, files: Files, proxy: str) -> Store | None:
             proxy,
             most_seconds=settings.journal_file_seconds,
             most_bytes=settings.journal_file_bytes,
+            most_in_all=settings.journal_max_bytes,
         )
     if settings.journal_stream is not None:
         # Only here: aio-pika takes 10 MiB of memory.

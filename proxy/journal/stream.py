@@ -13,7 +13,7 @@ from aio_pika.abc import AbstractChannel, AbstractConnection
 
 from proxy.config import Settings
 from proxy.files import Files
-from proxy.journal.writer import StoreError
+from proxy.journal.store import StoreError
 
 log = logging.getLogger(__name__)
 # What they say of a lost connection, with tracebacks, is said here in a line.

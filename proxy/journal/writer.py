@@ -8,11 +8,10 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from queue import Empty, SimpleQueue
-from typing import Protocol
 
 from proxy.journal.buffer import Filled, Journal
-from proxy.journal.files import HOUR
 from proxy.journal.lines import Lines, ring_json
+from proxy.journal.store import HOUR, FullError, Store, StoreError
 from proxy.router import KnownRing
 
 log = logging.getLogger(__name__)
@@ -41,32 +40,6 @@ RING_AGAIN = 3600.0
 NEVER = float("-inf")
 
 
-class StoreError(Exception):
-    """Records could not be written; the message says why."""
-
-
-class Store(Protocol):
-    """Where lines go. Called by one thread; each may raise OSError or StoreError, and then is asked to give up."""
-
-    def ring(self, fingerprint: str, content: bytes) -> None:
-        """Keeps a ring, before the first lines that name it; again if it likes."""
-
-    def write(self, lines: bytes, records: int, first: int, at: float) -> None:
-        """Keeps lines of one hour: how many, the number of the first, and its time in seconds since 1970."""
-
-    def look(self) -> bool:
-        """Called every second or so; whether all that was written is safe since."""
-
-    def hurry(self) -> None:
-        """The end is near: nothing is waited for any longer than it must. Called by the event loop's thread."""
-
-    def give_up(self) -> int:
-        """Drops what was kept and cannot be finished: how many records."""
-
-    def close(self) -> bool:
-        """At the end; the same."""
-
-
 class Writer:
     """The thread's state. Its figures may be read by others."""
 
@@ -79,8 +52,8 @@ class Writer:
         """Rings of the present chunk that are not kept yet."""
         self._chunk: list[str] = []
         self._size = self._first = self._hour = 0
-        self.written = self.lost = 0
-        """Records."""
+        self.written = self.lost = self.refused = 0
+        """Records: written; not written, because the store failed; and because it is as large as it may be."""
         self.fault = ""
         """Why the last write failed; empty where it did not."""
 
@@ -159,7 +132,11 @@ class Writer:
     def _failed(self, error: Exception, count: int) -> None:
         given_up = self._store.give_up()
         self.written -= given_up
-        self.lost += count + given_up
+        self.lost += given_up
+        if isinstance(error, FullError):
+            self.refused += count
+        else:
+            self.lost += count
         # Not the name of the file, which is another each time.
         fault = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         if fault != self.fault:

@@ -95,6 +95,65 @@ def test_publishes_by_http_and_amqp(
     assert [Destination(kind, name) for kind, name, _ in ring["destinations"]] == sorted(weights(QUEUES))
 
 
+def test_a_full_folder_drops_the_newest_records_until_its_reader_makes_room(
+    start_sidecar: StartSidecar, vhost: VirtualHost, tmp_path: Path
+) -> None:
+    """By the command that journal.md shows. Nobody but the owner gets at the files, though the umask would let them."""
+    (remove,) = Document("docs/journal.md")["Files"]
+    vhost.ring("orders", QUEUES)
+    before = os.umask(0)
+    try:
+        sidecar = start_sidecar(journal_dir=str(tmp_path / "j"), journal_max_bytes="1000", journal_file_seconds="0.1")
+    finally:
+        os.umask(before)
+
+    def publish() -> None:
+        assert sidecar.publish("orders", "k", vhost=vhost.name).status == 200
+
+    def full() -> float:
+        publish()
+        return sidecar.metric("ringproxy_journal_dropped_total", reason="full")
+
+    wait_until("it is full", full)
+    kept = read(tmp_path / "j")
+    assert [record["seq"] for record in kept] == list(range(1, len(kept) + 1))
+    assert sidecar.metric("ringproxy_journal_failing") == 1
+    found = [tmp_path / "j", *(tmp_path / "j").rglob("*")]
+    assert {(path.is_dir(), path.stat().st_mode & 0o777) for path in found} == {(True, 0o700), (False, 0o600)}
+
+    week = 8 * 24 * 3600
+    for file in (tmp_path / "j").rglob("*.gz"):
+        os.utime(file, (file.stat().st_atime, file.stat().st_mtime - week))
+    Shell({"JOURNAL_DIR": str(tmp_path / "j")})(remove)
+    assert read(tmp_path / "j") == []
+
+    def written() -> list[dict[str, Any]]:
+        publish()
+        return read(tmp_path / "j")
+
+    later = wait_until("there is room", written)
+    wait_until("it is told", lambda: sidecar.metric("ringproxy_journal_failing") == 0)
+    dropped = later[0]["seq"] - kept[-1]["seq"] - 1
+    assert dropped > 0
+    assert dropped == sidecar.metric("ringproxy_journal_dropped_total", reason="full")
+
+
+def test_keys_are_hashed_with_a_secret_made_as_shown(
+    start_sidecar: StartSidecar, vhost: VirtualHost, tmp_path: Path
+) -> None:
+    (make,) = Document("docs/journal.md")["Personal data"]
+    folder, show = tmp_path / "j", 'echo "$RINGPROXY_JOURNAL_KEY $RINGPROXY_JOURNAL_KEY_FILE"'
+    mode, file = Shell({"PWD": str(tmp_path)})(f"cd {tmp_path}\n{make}\n{show}").split()
+    assert os.stat(file).st_mode & 0o777 == 0o600
+    vhost.ring("orders", QUEUES)
+    sidecar = start_sidecar(journal_dir=str(folder), journal_key=mode, journal_key_file=file)
+    assert sidecar.publish("orders", "customer-4711", vhost=vhost.name).status == 200
+    (record,) = journalled(sidecar, folder)
+    secret = Path(file).read_text().strip().encode()
+    assert base64.b64decode(record["key"]) == hashlib.blake2b(b"customer-4711", key=secret, digest_size=16).digest()
+    assert record["slot"] == slot_of(b"customer-4711")
+
+
 def test_a_sample_has_all_of_a_key_or_nothing(start_sidecar: StartSidecar, vhost: VirtualHost, tmp_path: Path) -> None:
     vhost.ring("orders", QUEUES)
     secret = tmp_path / "secret"

@@ -96,6 +96,7 @@ def test_every_setting_can_be_given_in_all_three_places(tmp_path: Path) -> None:
         "journal_key_file": str(tmp_path / "secret"),
         "journal_file_seconds": "5",
         "journal_file_bytes": "94",
+        "journal_max_bytes": "93",
         "log_level": "debug",
         "log_format": "json",
     }
@@ -238,6 +239,7 @@ def test_an_unknown_variable_is_named(tmp_path: Path, variable: str) -> None:
         ("max_batch_body", ["0"]),
         ("max_in_flight", ["0"]),
         ("max_in_flight_bytes", ["0"]),
+        ("journal_max_bytes", ["0", "1G"]),
         ("route", ["a/b/c", "ok,a//b", "/", "/orders", "orders/", "\udcff"]),
         ("shadow", ["a/b/c"]),
         ("pass", ["a/b/c"]),

@@ -1,17 +1,21 @@
 """Files of the journal: hidden until they are whole, of one hour each, and what a disk that fails takes with it."""
 
 import gzip
+import os
 import random
+import stat
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from queue import SimpleQueue
 
 import pytest
 
+from proxy.journal import files
 from proxy.journal.buffer import CAPACITY, Filled, Journal, Record
 from proxy.journal.files import FileStore
 from proxy.journal.lines import Lines, plain
+from proxy.journal.store import FullError
 from proxy.journal.writer import Writer
 from proxy.outcome import Outcome
 from proxy.values import ConfigError
@@ -21,8 +25,8 @@ HOUR = 3600.0
 PROXY = "00000000000000ab"
 
 
-def store(folder: Path, seconds: float = 60, most_bytes: int = 1 << 20) -> FileStore:
-    return FileStore(folder, PROXY, most_seconds=seconds, most_bytes=most_bytes)
+def store(folder: Path, seconds: float = 60, most_bytes: int = 1 << 20, most_in_all: int = 1 << 40) -> FileStore:
+    return FileStore(folder, PROXY, most_seconds=seconds, most_bytes=most_bytes, most_in_all=most_in_all)
 
 
 def shown(folder: Path) -> dict[str, bytes]:
@@ -97,11 +101,124 @@ def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
         store(tmp_path / "file")
 
 
-def run(folder: Path, count: int, between: Callable[[Writer, Journal], None]) -> tuple[Writer, Journal]:
+@pytest.fixture
+def umask() -> Iterator[None]:
+    """One that takes nothing away, until the end of the test."""
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+def modes(folder: Path) -> dict[str, int]:
+    return {str(path.relative_to(folder)): stat.S_IMODE(path.stat().st_mode) for path in folder.rglob("*")}
+
+
+@pytest.mark.usefixtures("umask")
+def test_only_their_owner_gets_at_the_files_and_folders(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    made = store(tmp_path / "new" / "folder")
+    made.ring("00000000000000fe", b"{}")
+    made.write(b"a\n", 1, 1, 5 * HOUR)
+    (unfinished,) = hidden(tmp_path)
+    assert stat.S_IMODE(unfinished.stat().st_mode) == 0o600
+    made.finish()
+    found = modes(tmp_path)
+    assert {mode for name, mode in found.items() if name.endswith(("gz", "json"))} == {0o600}
+    assert {mode for name, mode in found.items() if not name.endswith(("gz", "json"))} == {0o700}
+    assert len(found) == 8
+    assert caplog.messages == []
+
+
+@pytest.mark.usefixtures("umask")
+def test_folders_that_are_there_stay_as_they_are_and_open_ones_are_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The folder itself may be open, as a volume of Kubernetes is: those in it are not."""
+    (tmp_path / "records").mkdir(0o750)
+    os.chmod(tmp_path, 0o2777)
+    store(tmp_path)
+    assert modes(tmp_path) == {"records": 0o750, "rings": 0o2700}
+    (told,) = caplog.messages
+    assert told.startswith("journal_dir: others than its owner get into")
+    assert "/records' (mode 0750)" in told
+
+
+BIG = random.Random(2).randbytes(200_000)
+"""What takes as many bytes compressed, nearly all of them at once."""
+
+
+def test_a_full_folder_takes_no_more_records_until_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "LOOK_AGAIN", 0)
+    made = store(tmp_path, most_in_all=300_000)
+    made.write(BIG, 1, 1, HOUR)
+    made.write(BIG, 1, 2, HOUR)
+    with pytest.raises(FullError, match=r"have reached 300000 bytes \(journal_max_bytes\)"):
+        made.write(BIG, 1, 3, HOUR)
+    # What was being written is whole, and nothing of it is lost.
+    assert shown(tmp_path) == {f"dt=1970-01-01/hour=01/{PROXY}-000000000001.jsonl.gz": BIG + BIG}
+    assert (made.give_up(), made.look(), made.close(), hidden(tmp_path)) == (0, False, False, [])
+    with pytest.raises(FullError):
+        made.ring("00000000000000fe", b"{}")
+    next((tmp_path / "records").rglob("*.gz")).unlink()
+    made.ring("00000000000000fe", b"{}")
+    made.write(BIG, 1, 4, HOUR)
+    assert made.close()
+    assert list(shown(tmp_path)) == [f"dt=1970-01-01/hour=01/{PROXY}-000000000004.jsonl.gz"]
+
+
+def test_files_of_earlier_starts_count_and_those_of_others_do_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "records" / "dt=1970-01-01" / "hour=01"
+    folder.mkdir(parents=True)
+    earlier = FileStore(tmp_path, "0123456789abcdef", most_seconds=60, most_bytes=1 << 20)
+    earlier.write(BIG, 1, 1, HOUR)
+    earlier.close()
+    for name in ("notes.jsonl.gz", "backup.tar", f"{PROXY}-1.jsonl.gz.sent"):
+        (folder / name).write_bytes(BIG * 10)
+    made = store(tmp_path, most_in_all=250_000)
+    made.write(b"a\n", 1, 1, HOUR)
+    made.finish()
+    # One that a sidecar left behind, which was killed.
+    (folder / ".00000000000000cd-000000000001.jsonl.gz").write_bytes(bytes(60_000))
+    monkeypatch.setattr(files, "LOOK_AGAIN", 0)
+    with pytest.raises(FullError):
+        made.write(b"b\n", 1, 2, HOUR)
+    with pytest.raises(FullError):
+        store(tmp_path, most_in_all=250_000).write(b"c\n", 1, 1, HOUR)
+
+
+def test_records_that_find_the_folder_full_are_counted_told_once_and_leave_a_gap(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(files, "LOOK_AGAIN", 0)
+    caplog.set_level("INFO")
+    (tmp_path / "records").mkdir(0o700)
+    other = tmp_path / "records" / "0123456789abcdef-000000000001.jsonl.gz"
+    other.write_bytes(BIG)
+
+    def make_room(writer: Writer, journal: Journal) -> None:
+        assert (writer.written, writer.lost, writer.refused, journal.sequence) == (0, 0, 10, 10)
+        other.unlink()
+
+    writer, _ = run(tmp_path, 10, make_room, most_in_all=200_000)
+    assert (writer.written, writer.lost, writer.refused, writer.fault) == (10, 0, 10, "")
+    (text,) = shown(tmp_path).values()
+    assert b'"seq":11,' in text.splitlines()[0]
+    assert [message.partition(":")[0] for message in caplog.messages] == [
+        "the journal cannot be written, records are dropped",
+        "the journal is written again",
+    ]
+
+
+def run(
+    folder: Path, count: int, between: Callable[[Writer, Journal], None], most_in_all: int = 1 << 40
+) -> tuple[Writer, Journal]:
     """A writer that has written `count` records, twice, with something between."""
     filled: SimpleQueue[Filled | None] = SimpleQueue()
     journal = Journal(1 << 20, filled.put, time.monotonic)
-    writer = Writer(journal, filled, store(folder), Lines(PROXY, 1.0, plain))
+    writer = Writer(journal, filled, store(folder, most_in_all=most_in_all), Lines(PROXY, 1.0, plain))
     for again in (True, False):
         for n in range(count):
             journal.add(_now(record(n)), Outcome.CONFIRMED, time.monotonic())
