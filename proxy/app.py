@@ -18,6 +18,7 @@ from proxy.amqp.routes import RouteTables
 from proxy.amqp.shared import Shared
 from proxy.config import Settings, is_loopback
 from proxy.counts import Counts
+from proxy.descriptors import raise_limit, warn_beyond
 from proxy.files import Files
 from proxy.http.admin import Admin
 from proxy.http.application import application
@@ -57,6 +58,7 @@ async def run(settings: Settings) -> None:
         loop.add_signal_handler(number, _on_signal, stop)
     files = Files(settings)
     _warn_of_open_doors(settings)
+    warn_beyond(settings, settings.max_in_flight + SPARE, raise_limit())
     async with Management(
         settings.management_url, settings.management_timeout, files.management_login, files.management_tls
     ) as api:

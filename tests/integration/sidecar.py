@@ -75,10 +75,11 @@ class Sidecar:
         folder: Path,
         secrets: tuple[str, ...] = (),
         additions: Mapping[str, str] | None = None,
+        before: str = ":",
     ) -> None:
         """Starts it on free ports and waits until both listeners are bound. `secrets` may show nowhere.
 
-        `additions` are to its environment.
+        `additions` are to its environment; `before` are commands of a shell, which it then replaces.
         """
         self._log = folder / "log"
         self._secrets = secrets
@@ -91,7 +92,11 @@ class Sidecar:
         environment |= additions or {}
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
-                [COMMAND, "run"], stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment
+                ["sh", "-ec", f'{before}; exec "$0" "$@"', COMMAND, "run"],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=environment,
             )
         try:
             self.amqp_port, self.port, self.admin_port = wait_until("the listeners", self._ports)
