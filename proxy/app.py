@@ -11,20 +11,19 @@ from typing import Any
 
 from aiohttp import web
 
-from proxy import __version__
+from proxy import __version__, descriptors, memory
 from proxy.amqp.brokers import Brokers
 from proxy.amqp.listener import Listener
 from proxy.amqp.routes import RouteTables
 from proxy.amqp.shared import Shared
 from proxy.config import Settings, is_loopback
 from proxy.counts import Counts
-from proxy.descriptors import raise_limit, warn_beyond
 from proxy.files import Files
-from proxy.http.admin import Admin
+from proxy.http.admin import SECONDS, Admin
 from proxy.http.application import application
 from proxy.http.dispatch import Dispatch
 from proxy.http.gate import Gate
-from proxy.http.server import SPARE, Bounds, ProblemRunner
+from proxy.http.server import Bounds, ProblemRunner
 from proxy.journal.journaling import Journaling
 from proxy.limits import Limits
 from proxy.management import Management
@@ -58,7 +57,8 @@ async def run(settings: Settings) -> None:
         loop.add_signal_handler(number, _on_signal, stop)
     files = Files(settings)
     _warn_of_open_doors(settings)
-    warn_beyond(settings, settings.max_in_flight + SPARE, raise_limit())
+    descriptors.warn_beyond(settings, descriptors.raise_limit())
+    memory.warn_beyond(settings, memory.limit())
     async with Management(
         settings.management_url, settings.management_timeout, files.management_login, files.management_tls
     ) as api:
@@ -93,9 +93,10 @@ async def run(settings: Settings) -> None:
             draining=lambda: gate.draining,
             lookup_timeout=settings.lookup_timeout,
         )
-        bounds = Bounds(settings.body_timeout, settings.max_in_flight + SPARE, limits)
+        bounds = Bounds(settings.body_timeout, settings.max_http_connections, limits)
+        probed = Bounds(SECONDS, memory.ADMIN_CONNECTIONS, admin.unread, "the admin listener's limit")
         async with (
-            _listening("admin", admin.application(), settings.admin_listen, bounds),
+            _listening("admin", admin.application(), settings.admin_listen, probed),
             _running(sync.run()),
             _running(files.watch()),
             _running(_touching(tables.values())),
@@ -225,7 +226,7 @@ async def _listening_on_socket(http: ProblemRunner, path: Path | None) -> AsyncI
         yield
         return
     with unix_socket("http_socket", path) as bound:
-        await web.SockSite(http, bound).start()
+        await http.listen_on(bound)
         log.info("http listens on %s", path)
         yield
 

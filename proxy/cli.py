@@ -11,7 +11,7 @@ from typing import Any
 
 import uvloop
 
-from proxy import __version__
+from proxy import __version__, memory
 from proxy.app import run
 from proxy.config import ENVIRONMENT_PREFIX, SWITCHES, Settings, describe, field_names, help_of
 from proxy.logs import catch_all, escaped, install
@@ -110,7 +110,9 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _config(options: argparse.Namespace) -> int:
-    print(describe(_settings(options)))
+    settings = _settings(options)
+    print(describe(settings))
+    print(memory.table(settings))
     return 0
 
 

@@ -129,6 +129,7 @@ class Settings:
     max_batch_body: int = _setting(128 * 1024 * 1024, "largest body of a batch, decompressed")
     max_in_flight: int = _setting(10_000, "most HTTP publishes that wait for the broker's confirm")
     max_in_flight_bytes: int = _setting(64 * 1024 * 1024, "most bytes of HTTP publishes that wait for the confirm")
+    max_http_connections: int = _setting(11_000, "most connections to http_listen and http_socket; idle ones count too")
     journal_dir: Path | None = _setting(None, "folder for files of what was published; no journal where empty")
     journal_stream: str | None = _setting(
         None, "stream queue (default virtual host) to write the journal to, instead of journal_dir"

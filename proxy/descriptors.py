@@ -11,8 +11,8 @@ _SESSION = 2
 """Descriptors of one AMQP session: the client's connection, and its own to the broker."""
 
 _OTHERS = 400
-"""Descriptors of all else, generously: listeners, the admin listener's clients, AMQP clients that are being refused (100
-at a time), users of the management API's publish (64 logged in, 64 about to), requests to that API (8), files."""
+"""Descriptors of all else, generously: listeners, the admin listener's clients, AMQP clients that are being refused
+(100 at a time), users of the management API's publish (64 logged in, 64 about to), requests to that API (8), files."""
 
 
 def raise_limit() -> int:
@@ -32,21 +32,22 @@ def raise_limit() -> int:
     return soft
 
 
-def warn_beyond(settings: Settings, http_connections: int, most: int) -> None:
-    """Log a warning where the settings, and so many HTTP connections, may need more than `most` descriptors."""
+def warn_beyond(settings: Settings, most: int) -> None:
+    """Log a warning where the settings may need more than `most` descriptors."""
     sessions = settings.max_sessions * _SESSION
     others = settings.broker_connections + _OTHERS
-    needed = sessions + http_connections + others
+    needed = sessions + settings.max_http_connections + others
     if most == resource.RLIM_INFINITY or needed <= most:
         return
     log.warning(
-        "file descriptors: these settings may need %d, and the hard limit is %d: %d for max_sessions = %d, %d for HTTP "
-        "connections, %d for all else. At the limit nobody can connect, and neither broker nor management API can be "
-        "reached. Raise the limit (ulimit -Hn, systemd's LimitNOFILE=, a container's --ulimit nofile=), or lower those",
+        "file descriptors: these settings may need %d, and the hard limit is %d: %d for max_sessions = %d, "
+        "max_http_connections = %d, %d for all else. At the limit nobody can connect, and neither broker nor "
+        "management API can be reached. Raise the limit (ulimit -Hn, systemd's LimitNOFILE=, a container's --ulimit "
+        "nofile=), or lower those",
         needed,
         most,
         sessions,
         settings.max_sessions,
-        http_connections,
+        settings.max_http_connections,
         others,
     )

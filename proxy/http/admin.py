@@ -1,7 +1,7 @@
 """The admin listener: probes, metrics, and what this sidecar knows of each exchange. Nothing here changes anything."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -11,16 +11,35 @@ from prometheus_client.exposition import choose_encoder
 
 from proxy.http.answers import json_answer, named
 from proxy.http.problems import ProblemError, problem_middleware
+from proxy.limits import Limits
 from proxy.logs import escaped
 from proxy.lookups import Absent, NotReadable
+from proxy.memory import ADMIN_CONNECTIONS, ADMIN_UNREAD
 from proxy.outcome import Outcome
 from proxy.publisher import Publisher
 from proxy.router import Entry, Name, Router
 from proxy.sync import Sync
 from ring.hashing import RING_FORMAT, SLOTS, slot_of
 
+SECONDS = 5.0
+"""How long a client may take to send a request, and to read the next part of an answer."""
+
+_PROBES = frozenset({"/livez", "/startupz", "/readyz"})
+"""Paths whose answers are small; those of all others are as large as there are exchanges."""
+
 MOST_TITLES = 10
 """So many exchanges are named in one line."""
+
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@web.middleware
+async def _closing(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """End each connection with its answer: few may be open, and none is to be held without asking."""
+    response = await handler(request)
+    response.force_close()
+    return response
 
 
 class Admin:
@@ -41,10 +60,12 @@ class Admin:
         self._router, self._sync, self._publisher, self._metrics = router, sync, publisher, metrics
         self._default_vhost, self._draining, self._lookup_timeout = default_vhost, draining, lookup_timeout
         self.started = False
+        self.unread = Limits(ADMIN_CONNECTIONS, ADMIN_UNREAD)
+        """Where the bytes of answers count that wait to be read."""
 
     def application(self) -> web.Application:
         """The listener as an aiohttp application."""
-        app = web.Application(middlewares=[problem_middleware])
+        app = web.Application(middlewares=[_closing, problem_middleware, self._bounded])
         app.router.add_get("/livez", self.livez)
         app.router.add_get("/startupz", self.startupz)
         app.router.add_get("/readyz", self.readyz)
@@ -52,6 +73,14 @@ class Admin:
         app.router.add_get("/rings", self.rings)
         app.router.add_get("/rings/{vhost:[^/]+}/{exchange:[^/]+}", self.ring)
         return app
+
+    @web.middleware
+    async def _bounded(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Refuse large answers while many are not read; probes are answered in any case."""
+        if self.unread.bytes >= ADMIN_UNREAD and request.path not in _PROBES:
+            detail = f"{self.unread.bytes} bytes of answers wait to be read, {ADMIN_UNREAD} may"
+            raise ProblemError(429, "too-many", detail, Outcome.REJECTED, retryable=True)
+        return await handler(request)
 
     async def livez(self, _: web.Request) -> web.Response:
         """200 whenever the event loop turns. Never the broker's state: a restart would not mend the broker."""

@@ -4,14 +4,20 @@ aiohttp bounds the lines of a request's head (8 KiB each, 128 headers), what wai
 connection) and the time to read the rest of a body nobody wants (10 s). Bodies are `proxy.http.gate`'s. This bounds
 what is left: whole heads, requests behind another, connections, the time until a request has come, TLS handshakes, and
 answers that are not read.
+
+Two of these bounds, those of whole heads and of requests behind another, need three private parts of aiohttp's:
+`RequestHandler._parser`, `_max_msg_queue_size` and `_msg_queue_resume_size`. `AIOHTTP` says which versions have them.
 """
 
 import asyncio
 import logging
+import re
+import socket
 import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NamedTuple, cast
 
+import aiohttp
 from aiohttp import EMPTY_PAYLOAD, StreamReader, web
 from aiohttp.http_exceptions import HttpProcessingError
 
@@ -32,8 +38,24 @@ MOST_HEAD = 1 << 16
 _MOST_BEHIND = 2
 """Requests that may wait behind another before no more of the connection is read; with all of one read."""
 
-SPARE = 1000
-"""Connections beyond `max_in_flight`: for those who are told that it is reached, and those who ask nothing."""
+AIOHTTP = (3, 14, 1), (3, 15)
+"""The first version of aiohttp that has the private parts used here, and the first that was not looked at."""
+
+
+def check_aiohttp(version: str) -> None:
+    """Raises ImportError where this version of aiohttp may lack the private parts that the bounds of heads need."""
+    numbers = tuple(int(number) for number in re.findall(r"\d+", version)[:3])
+    first, after = AIOHTTP
+    if not first <= numbers < after:
+        least, below = (".".join(map(str, each)) for each in AIOHTTP)
+        raise ImportError(
+            f"aiohttp {version} is installed, and ringproxy needs aiohttp>={least},<{below}: it bounds requests by "
+            f"parts of it that other versions may lack. To install one: pip install 'aiohttp>={least},<{below}'",
+            name="aiohttp",
+        )
+
+
+check_aiohttp(aiohttp.__version__)
 
 
 Hot = Callable[[web.BaseRequest], Awaitable[web.StreamResponse] | None]
@@ -52,81 +74,114 @@ class Bounds(NamedTuple):
     """From connecting to the end of a TLS handshake; from there to the end of the first request's head; and, again and
     again, to read the rest of an answer or at least LEAST_RATE bytes a second of it."""
     connections: int
-    """Open at once."""
+    """Connections that may be open at once."""
     limits: Limits
     """Where the bytes of answers count that wait to be read."""
+    limit: str = "max_http_connections"
+    """What bounds the connections, as the log names it."""
 
 
-class ProblemRunner(web.AppRunner):
-    """Runs an application on connections that are bounded, and answer malformed HTTP with problems."""
+class ProblemRunner:
+    """Runs an application on connections that are bounded, and answers malformed HTTP with problems."""
 
     def __init__(self, app: web.Application, bounds: Bounds, *, shutdown_timeout: float) -> None:
         """`shutdown_timeout` in seconds is for the last bytes of answers."""
-        super().__init__(app, shutdown_timeout=shutdown_timeout)
-        self.bounds = bounds
+        self._app, self._bounds, self._shutdown_timeout = app, bounds, shutdown_timeout
+        self._runner = web.AppRunner(app)
+        self._listening: list[asyncio.Server] = []
+        self.server: _Server | None = None
+        """What makes the protocol of each connection; None before `setup`."""
 
-    async def _make_server(self) -> web.Server:
-        made = await super()._make_server()
-        hot, rest = self.app.get(HOT), made.request_handler
-        if hot is not None:
-
-            async def handle(request: web.BaseRequest) -> web.StreamResponse:
-                answer = hot(request)
-                return await (rest(request) if answer is None else answer)
-
-            made.request_handler = handle
-        return _Server(made, self.bounds)
+    async def setup(self) -> None:
+        """Makes the application ready to answer; it listens nowhere yet."""
+        await self._runner.setup()
+        made = self._runner.server
+        assert made is not None
+        self.server = _Server(made, self._app.get(HOT), self._bounds)
 
     async def listen(self, address: Address, tls: ssl.SSLContext | None = None) -> None:
-        """On one more address; a handshake that is not done in time ends. Raises OSError."""
-        await _Site(self, address, tls).start()
+        """Listens on one more address; a TLS handshake that is not done in time ends. Raises OSError."""
+        assert self.server is not None
+        self._listening.append(
+            await asyncio.get_running_loop().create_server(
+                self.server,
+                *address,
+                ssl=tls,
+                ssl_handshake_timeout=self._bounds.seconds if tls else None,
+                backlog=_BACKLOG,
+            )
+        )
 
-
-class _Site(web.BaseSite):
-    """An address; aiohttp's own gives a TLS handshake 60 s."""
-
-    __slots__ = ("_address", "_seconds")
-
-    def __init__(self, runner: ProblemRunner, address: Address, tls: ssl.SSLContext | None) -> None:
-        super().__init__(runner, ssl_context=tls)
-        self._address, self._seconds = address, runner.bounds.seconds
+    async def listen_on(self, bound: socket.socket) -> None:
+        """Listens on a socket that is bound already."""
+        assert self.server is not None
+        loop = asyncio.get_running_loop()
+        self._listening.append(await loop.create_server(self.server, sock=bound, backlog=_BACKLOG))
 
     @property
-    def name(self) -> str:
-        return f"{'https' if self._ssl_context else 'http'}://{self._address}"
+    def addresses(self) -> list[Any]:
+        """The addresses of all sockets that it listens on, as the operating system names them."""
+        return [each.getsockname() for listening in self._listening for each in listening.sockets]
 
-    async def start(self) -> None:
-        await super().start()
-        assert self._runner.server is not None
-        self._server = await asyncio.get_running_loop().create_server(
-            self._runner.server,
-            *self._address,
-            ssl=self._ssl_context,
-            ssl_handshake_timeout=self._seconds if self._ssl_context else None,
-            backlog=self._backlog,
-        )
+    async def cleanup(self) -> None:
+        """Stops listening, gives the answers on their way `shutdown_timeout` seconds, and closes every connection."""
+        for each in self._listening:
+            each.close()
+        self._listening.clear()
+        if self.server is not None:
+            # Requests that have come already begin to be answered before idle connections are closed.
+            await asyncio.sleep(0)
+            self.server.pre_shutdown()
+            await self.server.shutdown(self._shutdown_timeout)
+        await self._runner.cleanup()
+
+
+_BACKLOG = 128
+"""Connections that the kernel keeps until they are accepted: aiohttp's default."""
 
 
 class _Server(web.Server):
     """Makes the protocol of each connection, and counts those that are open."""
 
-    def __init__(self, made: web.Server, bounds: Bounds) -> None:
-        super().__init__(made.request_handler, request_factory=made.request_factory)
+    def __init__(self, made: web.Server, hot: Hot | None, bounds: Bounds) -> None:
+        rest = made.request_handler
+
+        async def handle(request: web.BaseRequest) -> web.StreamResponse:
+            cast(_Protocol, request.protocol).has_asked()
+            answer = hot(request) if hot is not None else None
+            return await (rest(request) if answer is None else answer)
+
+        super().__init__(handle, request_factory=made.request_factory)
         self.loop = asyncio.get_running_loop()
         self.bounds = bounds
         self.open = 0
+        """Connections that are open."""
+        self.silent: dict[_Protocol, None] = {}
+        """Those of them that have not sent a whole request yet, the oldest first."""
         self._told = False
 
     def __call__(self) -> web.RequestHandler:
         return _Protocol(self)
 
-    def refuses(self) -> bool:
-        """Whether one more connection is too many, which is told once."""
+    def has_room(self) -> bool:
+        """Return whether one more connection may stay; closes the oldest that has sent no request, where one must go.
+
+        So whoever opens connections and asks nothing keeps nobody out who does ask.
+        """
         if self.open < self.bounds.connections:
-            return False
+            return True
         if not self._told:
             self._told = True
-            log.warning("%d HTTP connections are open: further ones are closed", self.open)
+            log.warning(
+                "%d HTTP connections are open, as many as may be (%s): a further one takes the place of the oldest "
+                "that asked nothing, or is closed",
+                self.open,
+                self.bounds.limit,
+            )
+        oldest = next(iter(self.silent), None)
+        if oldest is None:
+            return False
+        oldest.evict()
         return True
 
 
@@ -197,35 +252,48 @@ class _Protocol(web.RequestHandler):
         self._to: asyncio.Transport | None = None
         """Until it is lost, also where aiohttp has closed it; None where it was refused."""
         self._first: asyncio.TimerHandle | None = None
+        """Ends the wait for the first request; None once that has come."""
         self._unread = 0
         """Bytes of answers that were waiting to be sent when they were last counted."""
         self._unread_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Refuses it, or waits for a request."""
-        to = cast(asyncio.Transport, transport)
-        if self._server.refuses():
+        to, server = cast(asyncio.Transport, transport), self._server
+        if not server.has_room():
             to.abort()
             return
-        self._server.open += 1
+        server.open += 1
+        server.silent[self] = None
         self._to = to
-        self._first = self._server.loop.call_later(self._server.bounds.seconds, self._end_without_request)
+        self._first = server.loop.call_later(server.bounds.seconds, self.force_close)
         super().connection_made(transport)
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """Gives back what it held."""
+        self._leave()
+        super().connection_lost(exc)
+
+    def has_asked(self) -> None:
+        """Notes that a whole request has come, which ends the wait for the first."""
+        if self._first is not None:
+            self._first.cancel()
+            self._first = None
+            self._server.silent.pop(self, None)
+
+    def evict(self) -> None:
+        """Closes it at once; it counts no more from now on."""
+        to = self._to
+        self._leave()
+        if to is not None:
+            to.abort()
+
+    def _leave(self) -> None:
         if self._to is not None:
             self._to = None
             self._server.open -= 1
-            if self._first is not None:
-                self._first.cancel()
+            self.has_asked()
             self._forget_unread()
-        super().connection_lost(exc)
-
-    def _end_without_request(self) -> None:
-        self._first = None
-        if not self._request_count:
-            self.force_close()
 
     async def start(self) -> None:
         """Answers its requests."""

@@ -1,12 +1,14 @@
 """The admin listener: probes that say what they should and no more, and metrics that hold nobody's data."""
 
+import socket
 import subprocess
+from contextlib import ExitStack, suppress
 from urllib.parse import quote
 
 import pytest
 
 from testbed.debian import ensure_package
-from tests.integration.broker_api import VirtualHost, wait_until
+from tests.integration.broker_api import DEADLINE_SECONDS, VirtualHost, wait_until
 from tests.integration.conftest import SECRETS, Login, StartSidecar
 from tests.integration.relay import management_front
 from tests.integration.sidecar import Sidecar, ask
@@ -33,6 +35,27 @@ def test_ready(sidecar: Sidecar, login: Login) -> None:
         f"broker, virtual host {login.vhost!r}",
     ):
         assert f"ok   {check}" in lines
+
+
+def test_connections_that_ask_nothing_keep_no_probe_out_and_take_little_memory(start_sidecar: StartSidecar) -> None:
+    """Nor do answers that nobody reads."""
+    sidecar = start_sidecar()
+    before, head = sidecar.memory(), b"GET /livez HTTP/1.1\r\n" + b"X: " + b"v" * 8000 + b"\r\n"
+    with ExitStack() as stack:
+        for number in range(300):
+            silent = stack.enter_context(socket.create_connection(("127.0.0.1", sidecar.admin_port), DEADLINE_SECONDS))
+            with suppress(ConnectionError):
+                silent.sendall(head + (b"X: " + b"v" * 8000 + b"\r\n") * 6)
+            if not number % 50:
+                assert sidecar.admin("/livez").status == 200
+        assert sidecar.admin("/readyz").status in (200, 503)
+        assert sidecar.memory() - before < 16 << 20
+    assert "(the admin listener's limit)" in sidecar.log()
+
+
+def test_an_answer_ends_its_connection(sidecar: Sidecar) -> None:
+    for path in ("/livez", "/metrics", "/nothing"):
+        assert sidecar.admin(path).headers["connection"] == "close"
 
 
 def test_not_ready_until_the_named_rings_are_read(

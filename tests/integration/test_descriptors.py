@@ -39,7 +39,7 @@ def warnings(sidecar: Sidecar) -> list[str]:
 def test_the_soft_limit_is_raised_to_the_hard_one(start_limited: StartLimited, vhost: VirtualHost) -> None:
     """More clients are served than it would have allowed."""
     vhost.ring("orders", ["q"])
-    sidecar = start_limited("ulimit -Sn 128; ulimit -Hn 4096", max_sessions="100", max_in_flight="1000")
+    sidecar = start_limited("ulimit -Sn 128; ulimit -Hn 4096", max_sessions="100", max_http_connections="2000")
     assert sidecar.metric("process_max_fds") == 4096
     with ExitStack() as clients:
         for port in [sidecar.port] * 100 + [sidecar.amqp_port] * 60:
@@ -50,10 +50,10 @@ def test_the_soft_limit_is_raised_to_the_hard_one(start_limited: StartLimited, v
 
 
 def test_settings_that_need_more_than_the_hard_limit_are_told(start_limited: StartLimited) -> None:
-    sidecar = start_limited("ulimit -n 512", max_sessions="100", max_in_flight="1000")
+    sidecar = start_limited("ulimit -n 512", max_sessions="100", max_http_connections="2000")
     sidecar.wait_ready()
     assert sidecar.metric("process_max_fds") == 512
     (line,) = warnings(sidecar)
     assert "these settings may need 2601, and the hard limit is 512" in line
-    assert "200 for max_sessions = 100, 2000 for HTTP connections, 401 for all else" in line
+    assert "200 for max_sessions = 100, max_http_connections = 2000, 401 for all else" in line
     assert "LimitNOFILE=" in line

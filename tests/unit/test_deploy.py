@@ -14,6 +14,7 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from proxy import memory
 from proxy.amqp.legs import BUFFER
 from proxy.config import ENVIRONMENT_PREFIX, Settings
 
@@ -176,17 +177,21 @@ def test_the_pod_waits_longer_than_the_proxy_drains(pod: dict[str, Any], setting
 
 
 def test_what_all_may_take_at_once_fits_the_memory_limit(sidecar: dict[str, Any], settings: Settings) -> None:
-    """As the table in docs/deploy.md adds it up."""
-    mib = 1 << 20
-    idle, ring, connections = 66 * mib, 8 * mib, 25 * mib
-    # On each side what waits, and one read more of as much, before the other side is held.
-    sessions = settings.max_sessions * 2 * 2 * BUFFER
-    together = idle + ring + settings.max_in_flight_bytes + sessions + connections
+    """As `ring-proxy config` adds it up, row by row of the table in docs/deploy.md."""
     assert sidecar["resources"]["limits"]["memory"] == "256Mi"
-    assert together < 256 * mib
-    document = (ROOT / "docs/deploy.md").read_text()
-    assert f"| together | {together // mib} MiB |" in document
-    assert f"| {settings.max_sessions} AMQP sessions whose peers do not read" in document
+    rows = memory.reckoned(settings)
+    together = sum(size for _, size in rows)
+    assert together < 256 * memory.MIB
+    document = (ROOT / "docs/deploy.md").read_text().split("The memory limit of 256 MiB")[1]
+    table = re.findall(r"^\| (.+?) \| (\d+) MiB \|$", document, re.MULTILINE)
+    assert [int(size) for _, size in table] == [round(size / memory.MIB) for size in (*dict(rows).values(), together)]
+    assert table[3][0].startswith(f"{settings.max_sessions} AMQP sessions whose peers do not read")
+    assert table[4][0].startswith(f"{settings.max_http_connections} HTTP connections")
+
+
+def test_what_a_session_is_reckoned_at_is_what_it_may_hold() -> None:
+    # On each side what waits, and one read more of as much, before the other side is held.
+    assert memory.SESSION == 2 * 2 * BUFFER
 
 
 def test_the_application_publishes_where_the_proxy_listens(pod: dict[str, Any], settings: Settings) -> None:

@@ -1,21 +1,30 @@
 """Connections: how many there may be, and how long one may ask nothing or read nothing."""
 
+import ast
 import asyncio
 import json
+import re
 import socket
 import ssl
+import subprocess
+import sys
+import tomllib
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, closing
+from contextlib import AsyncExitStack, asynccontextmanager, closing
 from pathlib import Path
 
 import pytest
 from aiohttp import web
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 
 from proxy.http import server
 from proxy.http.server import Bounds, ProblemRunner
 from proxy.limits import Limits
 from proxy.values import Address
 from tests.certificates import Authority
+
+ROOT = Path(__file__).parents[4]
 
 ANSWER = b"x" * (16 << 20)
 """More than a kernel keeps for who does not read."""
@@ -127,7 +136,70 @@ async def test_connections_beyond_the_most_are_closed(caplog: pytest.LogCaptureF
             await asyncio.sleep(0.01)
         else:
             raise AssertionError("what is closed still counts")
-    assert [r.message for r in caplog.records] == ["2 HTTP connections are open: further ones are closed"]
+    (record,) = caplog.records
+    assert record.message.startswith("2 HTTP connections are open, as many as may be (max_http_connections): ")
+
+
+@pytest.mark.parametrize("sent", [b"", REQUEST[:-2]], ids=["nothing", "half a head"])
+async def test_who_asks_nothing_keeps_nobody_out(sent: bytes) -> None:
+    case = Case(connections=3)
+    async with case.listening(), case.connected() as first, AsyncExitStack() as stack:
+        assert await first.is_answered()
+        silent = [await stack.enter_async_context(case.connected()) for _ in range(2)]
+        for each in silent:
+            await each.send(sent)
+        for _ in range(5):
+            async with case.connected() as client:
+                assert await client.is_answered()
+        # What has asked stays, and of the others only the oldest had to go.
+        assert await first.is_answered()
+        assert await silent[0].read() == b""
+        if sent:
+            await silent[1].send(REQUEST[-2:])
+            assert (await silent[1].read()).startswith(b"HTTP/1.1 200 ")
+        else:
+            assert await silent[1].is_answered()
+
+
+def test_the_version_of_aiohttp_is_one_that_was_looked_at() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    (needed,) = (Requirement(each) for each in project["dependencies"] if Requirement(each).name == "aiohttp")
+    first, after = (".".join(map(str, each)) for each in server.AIOHTTP)
+    assert needed.specifier == SpecifierSet(f">={first},<{after}")
+    for file in ROOT.glob("constraints*.txt"):
+        for version in re.findall(r"^aiohttp==(\S+)", file.read_text(), re.MULTILINE):
+            server.check_aiohttp(version)
+            assert version in needed.specifier
+    for version in ("3.14.1", "3.14.99"):
+        server.check_aiohttp(version)
+    for version in ("3.13.5", "3.14.0", "3.15.0", "3.15.0rc1", "4.0.0"):
+        with pytest.raises(ImportError, match=rf"^aiohttp {version} is .* ringproxy needs aiohttp>=3\.14\.1,<3\.15: "):
+            server.check_aiohttp(version)
+
+
+def test_another_version_of_aiohttp_is_told_at_import() -> None:
+    code = "import aiohttp; aiohttp.__version__ = '3.15.0'; import proxy.cli"
+    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert run.returncode != 0
+    assert run.stderr.splitlines()[-1].startswith("ImportError: aiohttp 3.15.0 is installed, and ringproxy needs ")
+
+
+def test_aiohttp_has_the_private_parts_that_are_used_and_no_others_are_used() -> None:
+    for part in ("_max_msg_queue_size", "_msg_queue_resume_size"):
+        assert part in web.RequestHandler.__slots__
+    own = {"_first", "_server", "_to", "_unread", "_unread_timer"}
+    (protocol,) = (
+        each
+        for each in ast.parse(Path(server.__file__).read_text()).body
+        if isinstance(each, ast.ClassDef) and each.name == "_Protocol"
+    )
+    methods = {each.name for each in protocol.body if isinstance(each, ast.FunctionDef)}
+    used = {
+        each.attr
+        for each in ast.walk(protocol)
+        if isinstance(each, ast.Attribute) and each.attr.startswith("_") and not each.attr.startswith("__")
+    }
+    assert used - own - methods == {"_parser", "_max_msg_queue_size", "_msg_queue_resume_size"}
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET / HTTP/1.1\r\nHost: x\r\n"])
