@@ -7,8 +7,7 @@ import socket
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,8 +17,8 @@ from testbed import SetupError, broker, container, debian, suite
 from testbed.installation import Installation
 from testbed.node import free_ports
 from testbed.supervisor import Supervisor
-
-DEADLINE_SECONDS = 30
+from tests.integration.broker_api import DEADLINE_SECONDS, wait_until
+from tests.processes import has_ended, take_interrupts
 
 
 class Overview(http.server.BaseHTTPRequestHandler):
@@ -65,20 +64,6 @@ def bare_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def enter(choice: str | None) -> broker.Broker:
     with broker.running_broker(choice) as found:
         return found
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
-def has_ended(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return True
 
 
 def test_a_named_broker_is_used_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,7 +203,7 @@ def test_the_command_runs_with_the_broker_and_its_status_is_passed_on() -> None:
 def test_a_supervised_process_is_killed_and_the_folder_removed_at_the_end(tmp_path: Path) -> None:
     with Supervisor() as supervisor:
         process = supervisor.spawn(["sh", "-c", "echo $greeting; exec sleep 600"], {"greeting": "hi"}, tmp_path / "log")
-        wait_until(lambda: (tmp_path / "log").read_text() == "hi\n")
+        wait_until("its output", lambda: (tmp_path / "log").read_text() == "hi\n")
         assert supervisor.folder.is_dir()
         assert not process.wait(0)
     assert process.wait(0)
@@ -258,20 +243,30 @@ time.sleep(600)
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_nothing_outlives_the_starter(tmp_path: Path, number: signal.Signals) -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", STARTER, str(tmp_path)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    ) as starter:
+    with started([sys.executable, "-c", STARTER, str(tmp_path)]) as starter:
         assert starter.stdout
         folder = Path(starter.stdout.readline().strip())
         pids = [first_line(tmp_path / "daemon"), first_line(tmp_path / "stopped")]
         forked = int(Path(f"/proc/{starter.pid}/task/{starter.pid}/children").read_text().split()[-1])
-        starter.send_signal(number)
         try:
-            wait_until(lambda: all(has_ended(int(pid)) for pid in pids) and not folder.exists())
+            starter.send_signal(number)
+            wait_until("their end", lambda: all(has_ended(int(pid)) for pid in pids) and not folder.exists())
         finally:
             os.kill(forked, signal.SIGKILL)
 
 
+@contextmanager
+def started(command: list[str]) -> Iterator["subprocess.Popen[str]"]:
+    """A process that takes interrupts and is killed at the end if it still runs."""
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, preexec_fn=take_interrupts
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
 def first_line(path: Path) -> str:
-    wait_until(lambda: path.exists() and path.read_text().endswith("\n"))
+    wait_until(f"a line in {path.name}", lambda: path.exists() and path.read_text().endswith("\n"))
     return path.read_text().strip()
