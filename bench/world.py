@@ -3,7 +3,6 @@
 import itertools
 import json
 import tempfile
-import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from testbed import SetupError
 from testbed.broker import installation
 from testbed.debian import ensure_package
 from testbed.node import Node, private_node
+from testbed.readiness import DIRECT
 from testbed.sidecar import Sidecar, running_sidecar
 
 EXCHANGE = "bench"
@@ -158,7 +158,7 @@ def _is_compiled(sidecar: Sidecar) -> bool:
 
 def check_routed(http_url: str) -> None:
     """Or the exchange itself would be measured: what is passed is answered 200 too."""
-    with urllib.request.urlopen(f"{http_url}/v1/exchanges/{EXCHANGE}/route?key=any", timeout=10) as response:
+    with DIRECT.open(f"{http_url}/v1/exchanges/{EXCHANGE}/route?key=any", timeout=10) as response:
         answer = json.load(response)
     if answer.get("destination", {}).get("name") not in QUEUES:
         raise BenchError(f"the sidecar routes {EXCHANGE} to none of its queues: {answer}")

@@ -4,11 +4,15 @@ import base64
 import http.client
 import json
 import socket
+import urllib.request
 from contextlib import closing
 from urllib.parse import unquote, urlsplit
 
 # What a broker that is not up, or not yet wholly up, makes `answering_version` raise.
 NOT_READY = (OSError, http.client.HTTPException)
+
+DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+"""Opens URLs of what runs here, whichever web proxy the environment names."""
 
 
 def answering_version(amqp_url: str, management_url: str, timeout: float = 5) -> str:

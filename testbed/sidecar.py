@@ -6,13 +6,13 @@ import sys
 import tempfile
 import time
 import urllib.error
-import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from testbed import SetupError
+from testbed.readiness import DIRECT
 
 START_WITHIN = 20.0
 STOP_WITHIN = 30.0
@@ -85,7 +85,7 @@ def _listener(log: Path, what: str) -> str:
 
 def _ready(admin_url: str) -> bool:
     try:
-        with urllib.request.urlopen(f"{admin_url}/readyz", timeout=5) as response:
+        with DIRECT.open(f"{admin_url}/readyz", timeout=5) as response:
             return bool(response.status == 200)
     except urllib.error.HTTPError as error:
         error.close()

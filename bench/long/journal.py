@@ -3,7 +3,6 @@
 import re
 import statistics
 import tempfile
-import urllib.request
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,6 +13,7 @@ from bench.long.scene import TRANSIENT, await_ring
 from bench.rounds import Throughput, in_turn
 from bench.tables import table
 from bench.world import EXCHANGE, World, running_compiled
+from testbed.readiness import DIRECT
 from testbed.sidecar import Sidecar
 
 ROUNDS, SECONDS = 40, 1.0
@@ -66,7 +66,7 @@ def _quartiles(figures: Sequence[float]) -> tuple[str, str]:
 
 def _records(sidecar: Sidecar) -> tuple[str, str]:
     """Taken and dropped, by its metrics."""
-    with urllib.request.urlopen(f"{sidecar.admin_url}/metrics", timeout=10) as answer:
+    with DIRECT.open(f"{sidecar.admin_url}/metrics", timeout=10) as answer:
         text = answer.read().decode()
 
     def total(name: str) -> str:

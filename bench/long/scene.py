@@ -2,7 +2,6 @@
 
 import time
 import urllib.error
-import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from bench.messages import KEYS
 from bench.rounds import Contender, Spread, Throughput, in_turn
 from bench.tables import median, shown, table
 from bench.world import BOUNDED, World, declare
+from testbed.readiness import DIRECT
 
 ROUNDS, SECONDS = 3, 2.0
 
@@ -101,7 +101,7 @@ def await_ring(http_url: str, exchange: str) -> None:
     deadline, url = time.monotonic() + _RING_WITHIN, f"{http_url}/v1/exchanges/{quote(exchange)}/route?key=any"
     while True:
         try:
-            with urllib.request.urlopen(url, timeout=30) as response:
+            with DIRECT.open(url, timeout=30) as response:
                 if b'"destination"' in response.read():
                     return
         except urllib.error.HTTPError as error:

@@ -20,7 +20,8 @@ SMALL = 2000
 """Bytes of a segment: of some ten messages."""
 
 
-PATIENCE = 1.0
+PATIENCE, LONG = 1.0, 60.0
+"""Seconds that are waited for, and seconds that would be noticed if they were, however slow the machine is."""
 
 
 @pytest.fixture(autouse=True)
@@ -55,12 +56,18 @@ def test_any_cut_gives_each_message_once(broker: Broker, vhost: VirtualHost) -> 
     assert [n for start, to in itertools.pairwise(cuts) for n in numbers(queue, start, to)] == list(range(60))
 
 
-def test_the_end_waits_for_news_and_tells_of_a_stream_that_is_shorter(broker: Broker, vhost: VirtualHost) -> None:
+def test_the_end_waits_for_news_and_tells_of_a_stream_that_is_shorter(
+    broker: Broker, vhost: VirtualHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
     queue = stream_queue(broker, vhost.name)
     put(queue, numbered(0, 20))
+    # Where there is news it is not waited for: so long that it would be seen.
+    monkeypatch.setattr(stream, "PATIENCE", LONG)
     begun = time.monotonic()
     assert queue.end(19) == 20
-    assert time.monotonic() - begun < PATIENCE
+    assert time.monotonic() - begun < LONG
+    monkeypatch.setattr(stream, "PATIENCE", PATIENCE)
+    begun = time.monotonic()
     assert queue.end(20) == 20
     assert time.monotonic() - begun > PATIENCE
     with pytest.raises(PipelineError, match=r"'journal' at .*: ends at offset 20, before 21: it is not the stream"):
@@ -120,7 +127,7 @@ def test_where_sidecars_publish_all_the_time_there_is_an_end_all_the_same(
     publishing = threading.Thread(target=publish)
     publishing.start()
     # So long that it was never quiet.
-    monkeypatch.setattr(stream, "QUIET", 60.0)
+    monkeypatch.setattr(stream, "QUIET", LONG)
     begun = time.monotonic()
     try:
         assert queue.end() >= 5
@@ -128,7 +135,7 @@ def test_where_sidecars_publish_all_the_time_there_is_an_end_all_the_same(
         took = time.monotonic() - begun
         over.set()
         publishing.join()
-    assert took < 10
+    assert took < LONG
 
 
 def test_a_broker_that_is_slow_to_deliver_is_no_empty_stream(

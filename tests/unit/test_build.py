@@ -4,6 +4,7 @@ That mypyc's own C is compiled, tests/unit/test_compiled.py and `testbed/build-c
 """
 
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -101,7 +102,7 @@ def test_a_build_that_fails_halfway_leaves_nothing_of_it(tmp_path: Path) -> None
     compiler = source / "cc"
     compiler.write_text(HALFWAY)
     compiler.chmod(0o755)
-    target, said = installed(source, {"CC": str(compiler)})
+    target, said = installed(source, {"CC": shlex.quote(str(compiler))})
     assert "the hot modules are not compiled: " in said
     made = (source / "COMPILED").read_text().split()
     assert {Path(file).name.split(".")[0] for file in made if file.endswith(".so")} == {"ringproxy__mypyc", "hashing"}

@@ -2,6 +2,7 @@ import base64
 import http.server
 import json
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -157,19 +158,20 @@ def test_a_choice_that_cannot_be_had_says_why(choice: str, message: str) -> None
 def test_the_mirror_is_that_of_apt(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, uri: str, mirror: str) -> None:
     (tmp_path / "mirrors").write_text("https://first.example/debian\nhttps://second.example/debian\n")
     security = "Debian|Debian-Security|https://mirror.example/debian-security/"
-    fake_apt_get(monkeypatch, tmp_path, f"{security}\nDebian|Debian|{uri.format(folder=tmp_path)}")
+    fake(monkeypatch, tmp_path, "apt-get", f"{security}\nDebian|Debian|{uri.format(folder=tmp_path)}")
     assert suite.debian_mirror() == mirror
 
 
 def test_another_distributions_mirror_does_not_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    fake_apt_get(monkeypatch, tmp_path, "Ubuntu|Ubuntu|https://mirror.example/ubuntu/")
+    fake(monkeypatch, tmp_path, "apt-get", "Ubuntu|Ubuntu|https://mirror.example/ubuntu/")
     with pytest.raises(SetupError, match="no mirror of Debian"):
         suite.debian_mirror()
 
 
-def fake_apt_get(monkeypatch: pytest.MonkeyPatch, folder: Path, index_targets: str) -> None:
-    (folder / "apt-get").write_text(f"#!/bin/sh\ncat <<'.'\n{index_targets}\n.\n")
-    (folder / "apt-get").chmod(0o755)
+def fake(monkeypatch: pytest.MonkeyPatch, folder: Path, program: str, says: str) -> None:
+    """Make that program one that says this and no more."""
+    (folder / program).write_text(f"#!/bin/sh\nprintf %s {shlex.quote(says)}\n")
+    (folder / program).chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
 
 
@@ -177,8 +179,11 @@ def test_a_package_is_not_installed_when_its_binary_is_there() -> None:
     assert debian.ensure_package("no-such-package", "sh").name == "sh"
 
 
-def test_a_package_without_a_binary_is_not_installed_when_it_is_there() -> None:
-    debian.ensure_installed("base-files")
+def test_a_package_without_a_binary_is_not_installed_when_it_is_there(
+    bare_machine: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    fake(monkeypatch, tmp_path, "dpkg-query", "installed")
+    debian.ensure_installed("such-a-package")
 
 
 def test_a_package_without_a_binary_is_installed_when_it_is_missing(bare_machine: None) -> None:
@@ -225,20 +230,21 @@ def test_a_command_that_does_not_exist_is_an_error(tmp_path: Path) -> None:
 
 # What a starter leaves: a daemon in a session of its own whose parent has ended, a stopped process, and a child of the
 # starter itself that holds all its files open.
-STARTER = """
+STARTER = '''
 import os, sys, time
 from pathlib import Path
 from testbed.supervisor import Supervisor
 
 folder = Path(sys.argv[1])
 supervisor = Supervisor()
-supervisor.spawn(["sh", "-c", f"setsid sh -c 'echo $$ >{folder}/daemon; exec sleep 600' &"], os.environ, folder / "log")
-supervisor.spawn(["sh", "-c", f"echo $$ >{folder}/stopped; kill -STOP $$"], os.environ, folder / "log")
+daemon = """setsid sh -c 'echo $$ >"$0/daemon"; exec sleep 600' "$0" &"""
+supervisor.spawn(["sh", "-c", daemon, str(folder)], os.environ, folder / "log")
+supervisor.spawn(["sh", "-c", 'echo $$ >"$0/stopped"; kill -STOP $$', str(folder)], os.environ, folder / "log")
 if os.fork() == 0:
     time.sleep(600)
 print(supervisor.folder, flush=True)
 time.sleep(600)
-"""
+'''
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])

@@ -8,7 +8,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from tests.chaos.management import Mood, management_front
+from tests.chaos.management import SLOW, Mood, management_front
 from tests.chaos.relay import Relay, relay
 
 DEADLINE = 10.0
@@ -125,7 +125,8 @@ async def test_moods_of_the_management_api(mood: Mood) -> None:
         Mood.LYING: [],
     }
     assert seen == expected[mood]
-    assert (took > 0.5) == (mood is Mood.SLOW)
+    if mood is Mood.SLOW:
+        assert took >= SLOW
 
 
 async def _answer(_: web.Request) -> web.Response:
