@@ -187,10 +187,13 @@ class Publisher:
         lanes = self._lanes.get((vhost, None))
         return sorted({why for client in _clients(lanes) for why in client.refused}) if lanes else []
 
-    def cluster(self, vhost: str) -> str | None:
-        """The cluster that a virtual host's connection last reached, by its server properties; None before that."""
+    def cluster(self, vhost: str) -> tuple[str | None, float]:
+        """The name of the cluster that a virtual host's connection last reached, and when it was told, monotonic.
+
+        None before a broker was reached, and where it gives its cluster no name.
+        """
         lanes = self._lanes.get((vhost, None))
-        return lanes.link.cluster if lanes else None
+        return (lanes.link.cluster, lanes.link.cluster_told_at) if lanes else (None, 0.0)
 
     def _own(self) -> Iterator[tuple[str, Lanes]]:
         return ((vhost, lanes) for (vhost, login), lanes in list(self._lanes.items()) if login is None)

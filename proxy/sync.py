@@ -14,7 +14,7 @@ from proxy.assembly import Assembly
 from proxy.belief import Belief
 from proxy.changes import tell, tell_missing, title
 from proxy.declared import Declaration
-from proxy.identity import Identity
+from proxy.identity import ASK_DISTANCE, Identity
 from proxy.lookups import Absent, LookUps
 from proxy.management import Management, ManagementError
 from proxy.overlays import Overlays, changes_nothing_ever, is_news
@@ -309,6 +309,10 @@ class Sync:
             raise _absent(name)
         entry, change = await self._assembly.entry(name, exchange, bindings, belief.weights, before, started, why)
         self._router.put(name, entry)
+        if before is None and entry.exchange_type in RING_TYPES:
+            # This is often a new session's first publish: an answer that is newer than the name its broker gave vouches
+            # for that session, should the cluster be renamed.
+            self._identify_due = min(self._identify_due, self.identity.asked_until + ASK_DISTANCE)
         if change:
             self.changes[name] += 1
             self.moved[name] = self.moved.get(name, 0.0) + change.moved

@@ -66,7 +66,8 @@ class Connection:
     __slots__ = (
         "allowed_mechanisms", "broker_done", "broker_dropping", "broker_frames", "broker_held", "broker_lost",
         "broker_phase", "broker_rest", "broker_skip", "channel_max", "channels", "client_body", "client_done",
-        "client_dropping", "client_frames", "client_rest", "client_skip", "cluster", "confirmed", "events",
+        "client_dropping", "client_frames", "client_rest", "client_skip", "cluster",
+        "cluster_told_at", "confirmed", "events",
         "for_broker", "for_client", "forced", "frame_max", "framing_lost", "gathering", "goodbye", "heartbeat", "held",
         "now", "offered", "opened", "phase", "released", "reread", "reroutes", "routes", "spare", "table", "tables",
         "to_broker", "to_client", "tried", "user", "vhost", "without_spare",
@@ -136,6 +137,9 @@ class Connection:
         self.heartbeat = 0
         self.vhost = ""
         self.cluster: str | None = None
+        """The name by which the broker's cluster goes: the one that it gave, or a newer one of the same cluster."""
+        self.cluster_told_at = 0.0
+        """When the broker gave it, monotonic."""
         self.opened = False
         """The broker has sent open-ok."""
         self.table: RouteTable | None = None
@@ -174,6 +178,12 @@ class Connection:
         """Forgets routes that are too old to serve."""
         if self.table is not None and self.table.expires < self.now:
             self.table.clear()
+
+    def renamed(self, cluster: str) -> None:
+        """Goes on by another name of the broker's cluster."""
+        self.cluster = cluster
+        self.table = self.tables(self.vhost, cluster)
+        self.routes = self.table.routes
 
     @property
     def tallies(self) -> Tallies:

@@ -148,6 +148,7 @@ def _start(c: Connection, data: bytes, i: int, end: int) -> bytes:
     entry = table.find(data, first, stop, b"cluster_name")
     name = table.text_of(data, entry) if entry else None
     c.cluster = name.decode(errors="replace") if name is not None else None
+    c.cluster_told_at = c.now
     at = stop + 4 + U32.unpack_from(data, stop)[0]
     offered = [m for m in data[stop + 4 : at].split() if m not in LENT or m in c.allowed_mechanisms]
     mechanisms = b" ".join(offered)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from proxy.amqp import closing, publishing
 from proxy.amqp.channel import State
 from proxy.amqp.connection import Connection, Phase, Stale
-from proxy.amqp.frames import FRAME, INTERNAL_ERROR
+from proxy.amqp.frames import CONNECTION_FORCED, FRAME, INTERNAL_ERROR
 from proxy.amqp.overdue import Overdue
 from proxy.amqp.reroute import RECENT
 from proxy.amqp.routes import BEING_CLOSED, UNANSWERED, Unread
@@ -62,7 +62,7 @@ class Held:
         c = self._connection
         while (wanted := c.broker_held) is not None:
             asked = time.monotonic()
-            await self._shared.reread(wanted)
+            await self._shared.reread(c, wanted)
             c.now = time.monotonic()
             if isinstance(wanted, Stale):
                 c.reread = {stale: at for stale, at in c.reread.items() if c.now - at < RECENT}
@@ -90,5 +90,8 @@ class Held:
         name = (c.vhost, exchange.decode(errors="replace"))
         c.tallies.of(name if name in self._shared.tables.router.entries else NOWHERE, None).unavailable += 1
         text = f"the ring of exchange '{name[1]}' is not known: {why}"
+        if unread.other_cluster and self._shared.is_outdated(c):
+            closing.refuse(c, CONNECTION_FORCED, f"{text}; connect again")
+            return
         closing.refuse_channel(c, channel, INTERNAL_ERROR, text)
         self._overdue.watch_close(channel)

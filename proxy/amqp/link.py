@@ -140,11 +140,13 @@ class Link:
         self.login_refused = 0
         """The reply code with which the broker last refused this user, or this user the virtual host; 0 for neither."""
         self.cluster: str | None = None
+        """The name by which the cluster goes that was last connected to; None before that, and where it has none."""
+        self.cluster_told_at = 0.0
+        """When the broker had given it, monotonic."""
         self.connects = 0
         self._socket: Socket | None = None
         self._loop = asyncio.get_running_loop()
         self._due = self._over = False
-        self._opened_at = 0.0
         self._marks: deque[tuple[float, list[tuple[ConfirmChannel, int]]]] = deque()
 
     @property
@@ -164,7 +166,7 @@ class Link:
         if client is not None and opened and self.client is None:
             self.client, self.fault, self.cluster, self.login_refused = client, "", client.cluster, 0
             self.connects += 1
-            self._opened_at = time.monotonic()
+            self.cluster_told_at = time.monotonic()
         self.clear = opened and client is not None and not client.blocked and socket is not None and not socket.paused
         self._news.set()
         self._news = asyncio.Event()
@@ -180,7 +182,7 @@ class Link:
         if (
             socket is not None
             and socket.client.stage is Stage.OPEN
-            and time.monotonic() - self._opened_at > DOUBT_AFTER
+            and time.monotonic() - self.cluster_told_at > DOUBT_AFTER
         ):
             self._close(socket)
             self._loop.call_later(self._open_timeout, socket.abort)

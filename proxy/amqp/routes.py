@@ -58,8 +58,8 @@ class Unread(NamedTuple):
 
     name: Name
     why: str
-    hopeless: bool = False
-    """No look-up helps."""
+    other_cluster: bool = False
+    """The broker's cluster is not known to be the management API's: no look-up helps, another question may."""
 
 
 UNANSWERED = Unread(NOWHERE, "a declaration before it has no answer yet")
@@ -213,7 +213,7 @@ class RouteTable:
         if isinstance(entry, Unknown):
             return Unread(entry.exchange, entry.why)
         if entry.exchange_type in RING_TYPES and (why := self._tables.mismatch(self.cluster)):
-            return Unread(name, why, hopeless=True)
+            return Unread(name, why, other_cluster=True)
         self.expires = min(self.expires, router.fresh_until(entry))
         if entry.known is not None and entry.passed is PassReason.SHADOW:
             return self._put(exchange, Route(name, tally(name, entry.passed), entry.passed, entry))

@@ -53,11 +53,13 @@ class Shared:
 
         task.add_done_callback(done)
 
-    async def reread(self, wanted: Stale | Unread) -> None:
+    async def reread(self, c: Connection, wanted: Stale | Unread) -> None:
         """Reads what a message that came back waits for; returns in the end also where it cannot be read."""
         with suppress(TimeoutError, Absent, NotReadable):
             async with asyncio.timeout(self.lookup_timeout):
-                if isinstance(wanted, Unread):
+                if isinstance(wanted, Unread) and wanted.other_cluster:
+                    await self._same_cluster(c, self.lookup_timeout)
+                elif isinstance(wanted, Unread):
                     await self.sync.look_up(wanted.name, self.lookup_timeout)
                 else:
                     gone = {wanted.destination} if wanted.destination is not None else set()
@@ -67,8 +69,10 @@ class Shared:
         """Reads the exchange that a publish has waited for since `asked`; why that failed, or empty."""
         _, exchange = publishing.held_publish(c)
         left = asked + self.lookup_timeout - time.monotonic()
-        if unread.hopeless or left <= 0:
+        if left <= 0 or (unread.other_cluster and not await self._same_cluster(c, left)):
             return unread.why
+        if unread.other_cluster:
+            return ""
         try:
             await self.sync.look_up(unread.name, left)
         except VhostAbsent as error:
@@ -85,3 +89,14 @@ class Shared:
             route = c.table.once(exchange, asked) if c.table is not None else unread
             c.forced = route if isinstance(route, Route) else None
         return ""
+
+    async def _same_cluster(self, c: Connection, within: float) -> bool:
+        """Whether the management API's cluster is the session's after all: one was renamed, or was asked late."""
+        name = await self.sync.identity.confirmed(c.cluster or "", c.cluster_told_at, within)
+        if name is not None and c.running:
+            c.renamed(name)
+        return name is not None
+
+    def is_outdated(self, c: Connection) -> bool:
+        """Whether a new session may learn another name of the broker's cluster than this one did as it began."""
+        return c.cluster_told_at < self.sync.identity.named_at

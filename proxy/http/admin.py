@@ -120,7 +120,7 @@ class Admin:
             checks["broker takes publishes"] = why
         if refusals := self._publisher.refusals(vhost):
             checks["broker's permissions"] = "; ".join(refusals)
-        if why := sync.identity.mismatch(self._publisher.cluster(vhost)):
+        if why := sync.identity.mismatch(*self._publisher.cluster(vhost)):
             checks["one cluster"] = why
         return checks
 

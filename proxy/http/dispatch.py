@@ -125,9 +125,8 @@ class Dispatch:
         link = lanes.links[slot % len(lanes.links)]
         if not link.clear:
             return self._cleared(link, asked)
-        if route.reason not in WHATEVER_IS_BOUND and (why := self._tables.mismatch(link.cluster)):
-            link.doubt()
-            raise unavailable(why)
+        if route.reason not in WHATEVER_IS_BOUND and self._tables.mismatch(link.cluster):
+            return self._same_cluster(link, asked)
         self._publish(link, placed, outlet, message, (receiver, index))
         return placed
 
@@ -214,6 +213,21 @@ class Dispatch:
             problem = unavailable(str(error))
             problem.__cause__ = error  # mypyc knows no `raise ... from`
             raise problem from error
+
+    async def _same_cluster(self, link: Link, asked: float) -> None:
+        """Returns if the management API's cluster is the connection's after all: one was renamed, or was asked late.
+
+        Raises ProblemError where it is not.
+        """
+        told, told_at = link.cluster or "", link.cluster_told_at
+        name = await self._sync.identity.confirmed(told, told_at, asked + self._lookup_timeout - self._router.clock())
+        if link.cluster_told_at != told_at:
+            return  # connected anew meanwhile
+        if name is not None:
+            link.cluster = name
+            return
+        link.doubt()
+        raise unavailable(self._tables.mismatch(told))
 
     def _route(self, outlet: Outlet, asked: float) -> Route | Coroutine[Any, Any, None]:
         """Where an exchange's messages go, or what must be awaited to know it."""

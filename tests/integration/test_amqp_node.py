@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
-from pamqp.commands import Basic, Connection
+from pamqp.commands import Basic, Channel, Connection
 from pika import BlockingConnection, ConnectionParameters
 from pika.exceptions import AMQPConnectionError
 
@@ -11,6 +11,7 @@ from testbed.node import Node
 from tests.integration.broker_api import DEADLINE_SECONDS, BrokerApi, VirtualHost, wait_until
 from tests.integration.conftest import StartSidecar
 from tests.integration.own_node import Control, own_node, private_only
+from tests.integration.relay import management_front
 from tests.integration.rings import owner
 from tests.integration.sidecar import Sidecar
 from tests.integration.wire_client import Client
@@ -103,3 +104,73 @@ def test_a_killed_broker_ends_its_sessions(beside: Sidecar, home: VirtualHost, r
         peer.publish(1, "orders", "k", b"kept")
         peer.confirm(1)
     assert [m.body for m in home.drain(owner(QUEUES, "k"))] == [b"kept"] * 2
+
+
+def test_a_cluster_that_is_renamed_keeps_its_sessions(
+    beside: Sidecar, home: VirtualHost, running: tuple[Node, Control]
+) -> None:
+    """A broker tells its cluster's name as a connection begins only; HTTP's connection is of before, too."""
+    _, ctl = running
+    with Client("guest", "guest").session(beside.amqp_port, "/") as peer:
+        peer.channel()
+        peer.publish(1, "orders", "k", b"before")
+        peer.confirm(1)
+        beside.publish("orders", "k").receipt()
+        ctl("set_cluster_name", f"renamed-{beside.amqp_port}")
+        wait_until("seen", lambda: "which is the same, renamed" in beside.log())
+        beside.publish("orders", "k").receipt()
+        peer.publish(1, "orders", "k", b"after")
+        peer.confirm(1, 2, after=1)
+        # It was looked at once: from now on the session has the new name.
+        ctl("set_cluster_name", f"once-more-{beside.amqp_port}")
+        wait_until("seen", lambda: beside.log().count("which is the same, renamed") == 2)
+        peer.publish(1, "orders", "k", b"last")
+        peer.confirm(1, 3, after=2)
+        peer.goodbye()
+    assert [m.body for m in home.drain(owner(QUEUES, "k"))].count(b"after") == 1
+    assert "FAIL" not in beside.admin("/readyz?verbose").text
+
+
+def test_a_session_of_a_cluster_renamed_just_now_is_served(
+    start_sidecar: StartSidecar, home: VirtualHost, running: tuple[Node, Control]
+) -> None:
+    """The management API was last asked before: it is asked again, once the broker's new name does not match."""
+    node, ctl = running
+    sidecar = start_sidecar(broker_url=node.amqp_url, management_url=node.management_url, sync_interval="100000")
+    with Client("guest", "guest").session(sidecar.amqp_port, "/") as peer:
+        peer.channel()
+        peer.publish(1, "orders", "k")
+        peer.confirm(1)
+    ctl("set_cluster_name", f"renamed-{sidecar.amqp_port}")
+    with Client("guest", "guest").session(sidecar.amqp_port, "/") as peer:
+        peer.channel()
+        peer.publish(1, "orders", "k")
+        peer.confirm(1)
+        peer.goodbye()
+
+
+def test_a_session_of_another_cluster_is_refused(
+    start_sidecar: StartSidecar, home: VirtualHost, running: tuple[Node, Control]
+) -> None:
+    """One that began before the API's cluster was another is told to connect again: its word may be outdated."""
+    node, _ = running
+    with management_front(node.management_url) as front:
+        sidecar = start_sidecar(broker_url=node.amqp_url, management_url=front.url)
+        with Client("guest", "guest").session(sidecar.amqp_port, "/") as peer:
+            peer.channel()
+            peer.publish(1, "orders", "k")
+            peer.confirm(1)
+            front.answer("/api/cluster-name", 200, {"name": "elsewhere"})
+            front.answer("/api/vhosts", 200, [{"name": "/", "cluster_state": {"rabbit@elsewhere": "running"}}])
+            wait_until("seen", lambda: "which is another" in sidecar.log())
+            peer.publish(1, "orders", "k", b"refused")
+            closed = peer.expect(0, Connection.Close)
+            assert closed.reply_code == 320
+            assert closed.reply_text.endswith("'elsewhere'; connect again")
+        with Client("guest", "guest").session(sidecar.amqp_port, "/") as peer:
+            for _ in range(2):
+                peer.channel()
+                peer.publish(1, "orders", "k", b"refused")
+                assert peer.expect(1, Channel.Close).reply_code == 541
+                peer.tell(1, Channel.CloseOk())
+        assert b"refused" not in [m.body for got in home.drain_all().values() for m in got]

@@ -125,7 +125,7 @@ def test_an_unknown_exchange_is_unread_and_asked_again_each_time() -> None:
     t = Tables()
     found = t.table.find(b"x")
     assert isinstance(found, Unread)
-    assert (found.name, found.hopeless) == ((VHOST, "x"), False)
+    assert (found.name, found.other_cluster) == ((VHOST, "x"), False)
     assert t.table.routes == {}
     t.put("x", QUEUES)
     assert t.route("x").stamp
@@ -203,7 +203,7 @@ def test_unselected_exchanges_pass_without_a_look_up() -> None:
 
 def test_another_clusters_bindings_route_nothing() -> None:
     t = Tables({"x": QUEUES, "t": known(None, PassReason.TYPE)}, mismatch="that is cluster b")
-    assert t.table.find(b"x") == Unread((VHOST, "x"), "that is cluster b", hopeless=True)
+    assert t.table.find(b"x") == Unread((VHOST, "x"), "that is cluster b", other_cluster=True)
     assert t.route("t").tally is t.tallies.of((VHOST, "t"), PassReason.TYPE)
 
 
