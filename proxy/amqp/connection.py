@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from enum import IntEnum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from proxy.amqp.channel import Channel
 from proxy.amqp.frames import Piece
@@ -26,7 +26,7 @@ class Phase(IntEnum):
     """How far a session has come."""
 
     HANDSHAKE = 0
-    """Until the client's connection.open."""
+    """Until the broker's connection.open-ok."""
     RUNNING = 1
     LEAVING = 2
     """The client has sent connection.close; the broker gets it once nothing can come back any more."""
@@ -34,6 +34,33 @@ class Phase(IntEnum):
     """One side has sent the other connection.close: all passes as it is."""
     REFUSING = 4
     """We have sent connection.close: only Close and Close-Ok count, to either side."""
+
+
+class Step(IntEnum):
+    """How far the handshake of a session has come; `handshake.STEPS` says what leads from one step to the next."""
+
+    STARTING = 0
+    """The broker's start is due."""
+    LOGIN = 1
+    """The client's start-ok is due."""
+    JUDGED = 2
+    """The broker looks at what the client said: its secure or tune is due."""
+    CHALLENGED = 3
+    """The client's secure-ok is due."""
+    TUNING = 4
+    """The client's tune-ok is due."""
+    TUNED = 5
+    """The client's open is due."""
+    OPENING = 6
+    """The broker's open-ok is due."""
+    OPENED = 7
+    """The broker has let the client in."""
+    LEFT = 8
+    """The client has sent close: the broker's answer is due."""
+
+
+BROKERS_TURN: Final = frozenset((Step.STARTING, Step.JUDGED, Step.OPENING, Step.LEFT))
+"""Steps at which the broker speaks next, so that nothing is taken of the client."""
 
 
 class Declared(NamedTuple):
@@ -69,8 +96,8 @@ class Connection:
         "client_dropping", "client_frames", "client_rest", "client_skip", "cluster",
         "cluster_told_at", "confirmed", "events",
         "for_broker", "for_client", "forced", "frame_max", "framing_lost", "gathering", "goodbye", "heartbeat", "held",
-        "now", "offered", "opened", "phase", "released", "reread", "reroutes", "routes", "spare", "table", "tables",
-        "to_broker", "to_client", "tried", "user", "vhost", "without_spare",
+        "now", "offered", "offered_frame_max", "opened", "phase", "released", "reread", "reroutes", "routes", "spare",
+        "step", "table", "tables", "to_broker", "to_client", "tried", "user", "vhost", "without_spare",
     )  # fmt: skip
 
     def __init__(
@@ -83,6 +110,8 @@ class Connection:
         self.tables, self.confirmed, self.allowed_mechanisms = tables, confirmed, allowed_mechanisms
         self.phase = self.broker_phase = Phase.HANDSHAKE
         """The broker's leg is not ENDING before the broker itself has sent or answered connection.close."""
+        self.step = Step.STARTING
+        """How far the handshake has come."""
         self.to_broker: list[Piece] = []
         self.to_client: list[Piece] = []
         """What to write next, in order."""
@@ -124,8 +153,8 @@ class Connection:
         """Monotonic time, as of the last bytes."""
         # Agreed on in the handshake.
         self.frame_max = HANDSHAKE_FRAME_MAX
-        self.offered = 1
-        """The broker's channel_max; 0 for no limit. Until it is known, none can be kept back for us."""
+        self.offered = self.offered_frame_max = 0
+        """The broker's channel_max and frame_max; 0 for no limit."""
         self.channel_max = 0
         """The client's highest channel number; one more is kept for us."""
         self.spare = 0
@@ -158,6 +187,11 @@ class Connection:
             return found
         self.held = found
         return None
+
+    @property
+    def ahead(self) -> bool:
+        """Whether the client has sent more in the handshake than the broker has answered: it is not read meanwhile."""
+        return self.phase is Phase.HANDSHAKE and self.step in BROKERS_TURN and bool(self.client_rest)
 
     @property
     def waits(self) -> bool:

@@ -40,6 +40,7 @@ BASIC: Final = 60
 # Methods: class, and the method within it.
 CONNECTION_START: Final = 10 << 16 | 10
 CONNECTION_START_OK: Final = 10 << 16 | 11
+CONNECTION_SECURE: Final = 10 << 16 | 20
 CONNECTION_SECURE_OK: Final = 10 << 16 | 21
 CONNECTION_TUNE: Final = 10 << 16 | 30
 CONNECTION_TUNE_OK: Final = 10 << 16 | 31
@@ -107,6 +108,16 @@ REPLY_CODES: Final = {
     INTERNAL_ERROR: "INTERNAL_ERROR",
 }
 """Reply codes, as reply texts begin with them."""
+
+
+def is_frame_type(kind: int) -> bool:
+    """Return whether AMQP 0-9-1 has frames of that type."""
+    return kind in (METHOD, HEADER, BODY, HEARTBEAT)
+
+
+def method_name(method: int) -> str:
+    """Return a method's class and number, as messages show it."""
+    return f"method {method >> 16}.{method & 0xFFFF}"
 
 
 def u16(data: bytes, at: int) -> int:

@@ -1,42 +1,62 @@
-"""Channel 0 and the opening of channels: what of the handshake changes, and what may come when."""
+"""What a client may send before the broker has let it in: connection.start to connection.open-ok, as a table of steps.
+
+Until the broker's open-ok a session has no virtual host: no routes, no channels, nothing that is counted, looked up or
+journalled. What a client sends ahead of its turn stays unread as bytes, and its socket is not read meanwhile.
+"""
 
 from collections.abc import Callable
 
 from proxy import __version__
 from proxy.amqp import closing, table
-from proxy.amqp.channel import Channel
-from proxy.amqp.connection import MOST_FRAME_MAX, Connection, Phase
+from proxy.amqp.connection import BROKERS_TURN, HANDSHAKE_FRAME_MAX, MOST_FRAME_MAX, Connection, Phase, Step
 from proxy.amqp.frames import (
-    BODY,
-    CHANNEL_OPEN,
     COMMAND_INVALID,
     CONNECTION_CLOSE,
     CONNECTION_CLOSE_OK,
     CONNECTION_OPEN,
     CONNECTION_OPEN_OK,
+    CONNECTION_SECURE,
     CONNECTION_SECURE_OK,
     CONNECTION_START,
     CONNECTION_START_OK,
     CONNECTION_TUNE,
     CONNECTION_TUNE_OK,
-    CONNECTION_UPDATE_SECRET,
+    END,
+    FRAME,
     FRAME_ERROR,
-    HEADER,
     HEARTBEAT,
     LEAST_FRAME_MAX,
     METHOD,
     NOT_ALLOWED,
     OVERHEAD,
     PROTOCOL_HEADER,
+    SLACK,
     SYNTAX_ERROR,
     U16,
     U32,
     UNEXPECTED_FRAME,
     Fault,
+    is_frame_type,
     method_frame,
+    method_name,
     short_string,
 )
 from ring.hashing import RING_FORMAT
+
+STEPS: dict[Step, dict[int, Step]] = {
+    Step.STARTING: {CONNECTION_START: Step.LOGIN},
+    Step.LOGIN: {CONNECTION_START_OK: Step.JUDGED, CONNECTION_CLOSE: Step.LEFT},
+    Step.JUDGED: {CONNECTION_SECURE: Step.CHALLENGED, CONNECTION_TUNE: Step.TUNING},
+    Step.CHALLENGED: {CONNECTION_SECURE_OK: Step.JUDGED, CONNECTION_CLOSE: Step.LEFT},
+    Step.TUNING: {CONNECTION_TUNE_OK: Step.TUNED, CONNECTION_CLOSE: Step.LEFT},
+    Step.TUNED: {CONNECTION_OPEN: Step.OPENING, CONNECTION_CLOSE: Step.LEFT},
+    Step.OPENING: {CONNECTION_OPEN_OK: Step.OPENED},
+    Step.LEFT: {},
+}
+"""By step: the methods of the side whose turn it is, and the step that each leads to.
+
+The broker may close at every step, and either side may send heartbeats. Anything else ends the session.
+"""
 
 _TAKEN_HEADERS = PROTOCOL_HEADER, b"AMQP\x01\x01\x00\x09"
 """The second is AMQP 0-9's: RabbitMQ takes it for 0-9-1 (observed on 3.10.8 and 4.3.6), and Perl's clients send it."""
@@ -48,19 +68,6 @@ WITHOUT_SPARE = 300.0
 """Seconds for which nothing of a user is published again, where our channel was one too many."""
 
 _MOST_CHANNELS = (1 << 16) - 1
-_CONNECTION = 10
-
-_IN_HANDSHAKE = frozenset(
-    {
-        CONNECTION_START_OK,
-        CONNECTION_SECURE_OK,
-        CONNECTION_TUNE_OK,
-        CONNECTION_OPEN,
-        CONNECTION_CLOSE,
-        CONNECTION_CLOSE_OK,
-    }
-)
-_IN_SESSION = frozenset({CONNECTION_CLOSE, CONNECTION_UPDATE_SECRET})
 
 _INVENTORY = {
     b"ringproxy_version": table.text_entry(b"ringproxy_version", __version__.encode()),
@@ -76,62 +83,81 @@ def is_protocol_header(data: bytes) -> bool | None:
     return True if len(data) >= len(PROTOCOL_HEADER) else None
 
 
-def from_client(c: Connection, kind: int, number: int, data: bytes, i: int, end: int) -> bytes | None:
-    """A frame on channel 0, or on a channel that is not open: what goes on in its place, or None for as it is.
+def from_client(c: Connection, data: bytes) -> None:
+    """Takes what a client sends in the handshake, as far as it is the client's turn; appends to `to_broker`.
 
-    Raises Fault for one that does not belong there.
+    What it sent ahead of its turn stays in `client_rest`: `Connection.ahead` then says that it is not to be read. Once
+    the broker has spoken, `rewrite.from_client(c, b"")` goes on.
     """
-    if kind != METHOD:
-        _check_other(c, kind, number)
-        return None
+    data, i = c.client_rest + data, 0
+    try:
+        while c.step not in BROKERS_TURN and (end := _frame_end(c, data, i)):
+            c.to_broker.append(_taken(c, data, i, end))
+            c.client_frames += 1
+            i = end
+    except Fault as fault:
+        c.client_rest = data[i:]
+        closing.fail(c, fault)
+        return
+    c.client_rest = data[i:]
+
+
+def _frame_end(c: Connection, data: bytes, i: int) -> int:
+    """Where the frame at `i` ends; 0 while it is not complete. Raises Fault for one that no handshake has."""
+    if len(data) - i < OVERHEAD:
+        return 0
+    kind, number, length = FRAME.unpack_from(data, i)
+    # What a client says of frame_max counts for bodies: no method of a handshake is as long.
+    limit = min(c.frame_max, HANDSHAKE_FRAME_MAX)
+    if length > limit + SLACK - OVERHEAD:
+        raise Fault(FRAME_ERROR, f"a frame of {length + OVERHEAD} bytes, at most {limit} are taken here")
+    if not is_frame_type(kind):
+        raise Fault(FRAME_ERROR, f"a frame of the unknown type {kind}")
+    if number or kind not in (METHOD, HEARTBEAT):
+        # In RabbitMQ's words: 505, whatever the frame is.
+        raise Fault(UNEXPECTED_FRAME, f"a frame of type {kind} on channel {number} before the connection is open")
+    end: int = i + OVERHEAD + length
+    if end > len(data):
+        return 0
+    if data[end - 1] != END:
+        raise Fault(FRAME_ERROR, f"a frame of type {kind} does not end with the frame-end octet")
+    return end
+
+
+def _taken(c: Connection, data: bytes, i: int, end: int) -> bytes:
+    """What the broker gets for a frame of the client's, whose turn it is. Raises Fault for one of another step."""
+    if data[i] == HEARTBEAT:
+        return data[i:end]
     if end - i < OVERHEAD + 4:
         raise Fault(SYNTAX_ERROR, "a method frame too short for a method")
     method = U32.unpack_from(data, i + 7)[0]
-    if number:
-        _on_unopened(c, number, method)
-        return None
-    if method not in (_IN_HANDSHAKE if c.phase is Phase.HANDSHAKE else _IN_SESSION):
-        raise Fault(COMMAND_INVALID, f"{_shown(method)} on channel 0 now", method)
-    handler = _REQUESTS.get(method)
-    return handler(c, data, i, end) if handler is not None else None
-
-
-def _on_unopened(c: Connection, number: int, method: int) -> None:
-    if c.phase is Phase.HANDSHAKE or method >> 16 == _CONNECTION:
-        raise Fault(COMMAND_INVALID, f"{_shown(method)} on channel {number} now", method)
-    _check_number(c, number, method)
-    if method == CHANNEL_OPEN:
-        c.channels[number] = Channel(number)
-    # To any other method the broker answers that the channel is not open.
-
-
-def _check_number(c: Connection, number: int, method: int = 0) -> None:
-    if number > c.channel_max:
-        raise Fault(NOT_ALLOWED, f"channel {number} is beyond the agreed channel_max {c.channel_max}", method)
-
-
-def _check_other(c: Connection, kind: int, number: int) -> None:
-    """A frame that is no method, on channel 0 or a channel that is not open. Raises Fault."""
-    if kind not in (HEADER, BODY, HEARTBEAT):
-        raise Fault(FRAME_ERROR, f"a frame of the unknown type {kind}")
-    if kind != HEARTBEAT and (not number or c.phase is Phase.HANDSHAKE):
-        raise Fault(UNEXPECTED_FRAME, f"a content frame on channel {number}")
-    _check_number(c, number)
+    following = STEPS[c.step].get(method)
+    if following is None:
+        raise Fault(COMMAND_INVALID, f"{method_name(method)} on channel 0 now", method)
+    handler = _OF_CLIENT.get(method)
+    replaced = handler(c, data, i, end) if handler is not None else None
+    c.step = following
+    return data[i:end] if replaced is None else replaced
 
 
 def from_broker(c: Connection, method: int, data: bytes, i: int, end: int) -> bytes | None:
-    """A method on channel 0 from the broker: what goes on in its place, or None for as it is."""
-    if method == CONNECTION_START:
-        return _start(c, data, i, end)
-    if method == CONNECTION_TUNE:
-        return _tune(c, data, i, end)
-    if method == CONNECTION_OPEN_OK:
-        c.opened = True
-    elif method in (CONNECTION_CLOSE, CONNECTION_CLOSE_OK):
+    """Return what goes on in place of a broker's method on channel 0, at any time; None for as it is.
+
+    Raises Fault for one that the step of the handshake does not have.
+    """
+    if method in (CONNECTION_CLOSE, CONNECTION_CLOSE_OK):
         c.phase = c.broker_phase = Phase.ENDING
         if method == CONNECTION_CLOSE:
             _closed(c, data, i, end)
-    return None
+        return None
+    if c.phase is not Phase.HANDSHAKE:
+        return None
+    following = STEPS[c.step].get(method)
+    if following is None or c.step not in BROKERS_TURN:
+        raise Fault(COMMAND_INVALID, f"{method_name(method)} of the broker's at the step {c.step.name}")
+    c.step = following
+    handler = _OF_BROKER.get(method)
+    return handler(c, data, i, end) if handler is not None else None
 
 
 def _closed(c: Connection, data: bytes, i: int, end: int) -> None:
@@ -181,15 +207,22 @@ def _tune(c: Connection, data: bytes, i: int, end: int) -> bytes:
     """connection.tune with one channel fewer, which stays ours."""
     if end - i != 20:
         raise Fault(SYNTAX_ERROR, "connection.tune is not of its length")
-    c.offered = U16.unpack_from(data, i + 11)[0]
-    return data[i : i + 11] + U16.pack(max((c.offered or _MOST_CHANNELS) - 1, 1)) + data[i + 13 : end]
+    c.offered, c.offered_frame_max = U16.unpack_from(data, i + 11)[0], U32.unpack_from(data, i + 13)[0]
+    return data[i : i + 11] + U16.pack(_most_channels(c)) + data[i + 13 : end]
+
+
+def _most_channels(c: Connection) -> int:
+    """The channel_max that the client was offered."""
+    return max((c.offered or _MOST_CHANNELS) - 1, 1)
 
 
 def _tune_ok(c: Connection, data: bytes, i: int, end: int) -> bytes:
-    """connection.tune-ok with that channel put back; what the client asked too much, the broker refuses."""
+    """connection.tune-ok with that channel put back. Raises Fault 530 for more than was offered, as RabbitMQ does."""
     if end - i != 20:
         raise Fault(SYNTAX_ERROR, "connection.tune-ok is not of its length", CONNECTION_TUNE_OK)
     wanted, frame_max = U16.unpack_from(data, i + 11)[0], U32.unpack_from(data, i + 13)[0]
+    _check_negotiated("channel_max", wanted, _most_channels(c), limited=c.offered > 0)
+    _check_negotiated("frame_max", frame_max, c.offered_frame_max, limited=c.offered_frame_max > 0)
     c.heartbeat = U16.unpack_from(data, i + 17)[0]
     c.frame_max = max(frame_max, LEAST_FRAME_MAX) if frame_max else MOST_FRAME_MAX
     c.channel_max = wanted or _MOST_CHANNELS - 1
@@ -198,34 +231,36 @@ def _tune_ok(c: Connection, data: bytes, i: int, end: int) -> bytes:
     return data[i : i + 11] + U16.pack(restored) + data[i + 13 : end]
 
 
+def _check_negotiated(name: str, wanted: int, most: int, *, limited: bool) -> None:
+    """Raise Fault 530 for a limit beyond the one that was offered, in RabbitMQ's words; 0 stands for no limit."""
+    if wanted > most > 0 or (limited and not wanted):
+        shown = wanted or "0 (no limit)"
+        text = f"negotiated {name} = {shown} is higher than the maximum allowed value ({most})"
+        raise Fault(NOT_ALLOWED, text, CONNECTION_TUNE_OK)
+
+
 def _open(c: Connection, data: bytes, i: int, end: int) -> None:
     vhost, _ = short_string(data, i + 11, end - 1)
     c.vhost = vhost.decode(errors="replace")
+
+
+def _open_ok(c: Connection, data: bytes, i: int, end: int) -> None:
+    """The broker has let the client in: from here on publishes are routed."""
     c.table = c.tables(c.vhost, c.cluster)
     c.routes = c.table.routes
-    c.phase = Phase.RUNNING
+    c.opened, c.phase = True, Phase.RUNNING
 
 
-def _close(c: Connection, data: bytes, i: int, end: int) -> None:
-    c.phase = Phase.ENDING
+_Handler = Callable[[Connection, bytes, int, int], bytes | None]
 
-
-_REQUESTS: dict[int, Callable[[Connection, bytes, int, int], bytes | None]] = {
+_OF_CLIENT: dict[int, _Handler] = {
     CONNECTION_START_OK: _start_ok,
     CONNECTION_TUNE_OK: _tune_ok,
     CONNECTION_OPEN: _open,
-    CONNECTION_CLOSE: closing.leave,
-    CONNECTION_CLOSE_OK: _close,
 }
-
-
-def _misplaced(c: Connection, channel: Channel, method: int, data: bytes, i: int, end: int) -> None:
-    raise Fault(COMMAND_INVALID, f"{_shown(method)} on channel {channel.id}", method)
-
-
-ON_CHANNELS = dict.fromkeys(_IN_HANDSHAKE | _IN_SESSION, _misplaced)
-"""What of channel 0's methods is done with on an open channel."""
-
-
-def _shown(method: int) -> str:
-    return f"method {method >> 16}.{method & 0xFFFF}"
+_OF_BROKER: dict[int, _Handler] = {
+    CONNECTION_START: _start,
+    CONNECTION_TUNE: _tune,
+    CONNECTION_OPEN_OK: _open_ok,
+}
+"""By method: what is done with it; gives the frame that goes on, or None for as it is."""

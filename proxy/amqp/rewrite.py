@@ -9,7 +9,7 @@ from typing import Final
 
 from librt.strings import read_i64_be
 
-from proxy.amqp import closing, handshake, requests, reroute, returns
+from proxy.amqp import closing, handshake, outside, requests, reroute, returns
 from proxy.amqp.channel import EXPECT_BODY, EXPECT_HEADER, EXPECT_METHOD, Channel, State
 from proxy.amqp.connection import MOST_FRAME_MAX, Connection, Phase
 from proxy.amqp.frames import (
@@ -37,7 +37,7 @@ from proxy.amqp.frames import (
 from proxy.amqp.publishing import count, publish
 from proxy.amqp.routes import UNANSWERED
 
-_CLIENT_METHODS: Final = {**requests.REQUESTS, **closing.FROM_CLIENT, **handshake.ON_CHANNELS}
+_CLIENT_METHODS: Final = {**requests.REQUESTS, **closing.FROM_CLIENT, **outside.ON_CHANNELS}
 _BROKER_METHODS: Final = {**requests.ANSWERS, **closing.FROM_BROKER, **returns.FROM_BROKER}
 """By method id: what returns the bytes that go on in a frame's place, or None for the frame as it is."""
 
@@ -64,10 +64,11 @@ def from_client(c: Connection, data: bytes) -> None:  # noqa: C901 - one loop, f
     """Takes what the client sent; appends to `to_broker` (and, in answer, `to_client`).
 
     Stops at a publish whose exchange must be looked up first: then `held` says which, and once it is None again,
-    `from_client(c, b"")` goes on.
+    `from_client(c, b"")` goes on. In the handshake it stops where it is the broker's turn: then `ahead` is true.
     """
-    if c.phase > Phase.RUNNING:
-        closing.late_from_client(c, data)
+    if c.phase != Phase.RUNNING:
+        take = handshake.from_client if c.phase is Phase.HANDSHAKE else closing.late_from_client
+        take(c, data)
         return
     if c.client_rest:
         data, c.client_rest = c.client_rest + data, b""
@@ -106,8 +107,7 @@ def from_client(c: Connection, data: bytes) -> None:  # noqa: C901 - one loop, f
             channel = channels.get(number)
             replaced: bytes | None = None
             if channel is None:
-                replaced = handshake.from_client(c, kind, number, data, i, end)
-                limit = c.frame_max + SLACK - OVERHEAD
+                replaced = outside.from_client(c, kind, number, data, i, end)
             elif channel.state >= _REFUSING:
                 replaced = closing.refused_frame(c, channel, kind, data, i, end)
             elif kind == BODY:

@@ -49,6 +49,8 @@ class Session:
         """Reads what a message that came back waits for."""
         self._opening = True
         """The handshake is not over."""
+        self._ahead = False
+        """The client is not read because it is ahead of the handshake."""
         self._brimming = False
         """The broker is not read for what waits for the end of the client's frame."""
         self._leaving = False
@@ -83,6 +85,8 @@ class Session:
             if leg is self.broker:
                 self._shared.broker_bytes += len(data)
                 self._from_broker(data)
+                if self._ahead:
+                    self._from_client(b"")
                 self._go_on()
                 self._held.heard.set()
             else:
@@ -205,6 +209,9 @@ class Session:
         """Hands on what the rewriting made, and waits for what it asked for."""
         c = self.connection
         self._hand_on()
+        if c.ahead != self._ahead:
+            self._ahead = c.ahead
+            (self.client.hold if c.ahead else self.client.release)()
         if c.waits and self._task is None:
             self.client.hold()
             self._task = self._loop.create_task(self._held.publish())

@@ -158,7 +158,11 @@ class Session:
         self.heard += data
         try:
             for part in pieces(data, self._rng):
+                was_ahead = self.c.ahead
                 rewrite.from_broker(self.c, part)
+                if was_ahead:
+                    # As the session does it for a client that did not wait in the handshake.
+                    rewrite.from_client(self.c, b"")
         except rewrite.BrokerFault as fault:
             self.over, self.fault = True, str(fault)
 
@@ -234,9 +238,9 @@ class Session:
                     self._routed.append((one, two))
 
     def _check(self) -> None:
-        """Nothing is kept but the beginning of one frame, unless a publish waits; then its client is not read."""
+        """Nothing is kept but the beginning of one frame, unless a client waits; then it is not read."""
         c = self.c
-        if not c.waits:
+        if not c.waits and not c.ahead:
             assert len(c.client_rest) < c.frame_max + SLACK + OVERHEAD
         if not c.broker_waits:
             assert len(c.broker_rest) < MOST_FRAME_MAX + OVERHEAD
@@ -291,7 +295,7 @@ def _check_broker_side(flags: int, session: Session) -> None:
     ignored = channels_closed(session.heard) | (set() if is_orderly(session.heard) else {_SPARE})
     frames = [frame for frame in frames if frame.channel not in ignored]
     got = [content for content in contents(frames, channels) if content.channel != _SPARE]
-    if session.refused or session.over or c.waits or c.phase > Phase.RUNNING:
+    if session.refused or session.over or c.waits or c.ahead or c.phase > Phase.RUNNING:
         return
     sent = contents([frame for frame in whole_frames(session.sent)[0] if frame.channel not in ignored], channels)
     assert len(got) == len(sent), "a message is lost, or came twice"
@@ -371,9 +375,12 @@ def seeds() -> list[bytes]:
     tx_oks = [method(2, 90, 11), method(2, 90, 21), method(2, 90, 31)]
     closes = [close_channel(1, 200, b"bye"), method(2, 20, 41), close_connection(200, b"bye"), method(0, 10, 51)]
     refusal = close_channel(1, 403, b"ACCESS_REFUSED - write access to exchange 'amq.default' refused")
+    of_client = [step for step in _handshake() if step.op < BROKER_METHOD]
+    of_broker = [step for step in _handshake() if step.op >= BROKER_METHOD]
     hold = [*_client(message(1, b"later", b"k")), Step(UNKNOWN, 0, b""), *_broker(method(1, 20, 41))]
     scripts: list[tuple[int, list[Step]]] = [
         (_FRESH, [*_handshake(), *_client(message(1, b"ring", b"k"), *closes)]),
+        (_FRESH, [*of_client, *_client(message(1, b"ring", b"k")), *of_broker]),
         (0, [*_client(*routed), Step(FOUND, 0, b""), *_client(*plain), Step(FOUND, 0, b"")]),
         (_CONFIRMING, [*_client(confirm_select(1), *routed[:4]), Step(RETURN, 0, b""), *_broker(*answers)]),
         (_CONFIRMING, [*_client(stamped), *_broker(*answers)]),
