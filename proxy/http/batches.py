@@ -136,7 +136,7 @@ class Batches:
     def _items(self, request: web.Request, framing: Framing, gzip: bool) -> Items:
         """Raises ProblemError 413."""
         if (request.content_length or 0) > self._max_batch_body:
-            raise too_large(self._max_batch_body)
+            raise too_large(self._max_batch_body, "max_batch_body")
         most_item = self._max_body * _JSON_SHARE + _BUFFER
         return Items(framing, gzip=gzip, most_bytes=self._max_batch_body, most_item=most_item)
 
@@ -163,7 +163,9 @@ class Batches:
         """Sends the items of a piece. (Returns between pieces, so that no item is held while the next is awaited.)"""
         for item in piece:
             if len(batch) >= self._max_batch:
-                raise BodyError(len(batch), f"{batch.words.messages}: more than {self._max_batch}", too_large=True)
+                raise BodyError(
+                    len(batch), f"{batch.words.messages}: more than {self._max_batch} (max_batch)", too_large=True
+                )
             self._gate.take(admitted, _ENTRY)
             if (step := add(batch, item)) is not None:
                 # A parsed item takes up to thirty times its text, and is not counted: it must not wait as well.
@@ -186,7 +188,8 @@ class Batches:
                 return None
             ids.add(message_id)
         if len(message.body) > self._max_body:
-            batch.refuse(message_id, None, f"messages[{index}].payload: more than {self._max_body} bytes", message)
+            detail = f"messages[{index}].payload: more than {self._max_body} bytes (max_body)"
+            batch.refuse(message_id, None, detail, message)
             return None
         return batch.add(message_id, message)
 

@@ -83,7 +83,8 @@ class Events:
             return None
         known.add(identity)
         if len(message.body) > self._max_body:
-            batch.refuse(event_id, None, f"events[{index}].data: more than {self._max_body} bytes", message)
+            detail = f"events[{index}].data: more than {self._max_body} bytes (max_body)"
+            batch.refuse(event_id, None, detail, message)
             return None
         return batch.add(event_id, message)
 

@@ -162,6 +162,10 @@ def _payload(item: Item) -> bytes:
     encoding = item.get("payload_encoding", "string")
     if not isinstance(encoding, str) or encoding not in _PAYLOADS:
         raise PropertyError(f"payload_encoding: {shown(encoding)} is not one of {', '.join(_PAYLOADS)}")
+    payload = item.get("payload", "")
+    if encoding == "string" and not isinstance(payload, str):
+        wrong = f"payload: {shown(payload)} is not a string"
+        raise PropertyError(f'{wrong}; send it as one, or set payload_encoding to "json"')
     payload = given("payload", _PAYLOADS[encoding], item)
     if payload is None:
         raise PropertyError("payload: missing")

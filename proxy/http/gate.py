@@ -135,7 +135,7 @@ class Gate:
         content, length, head = request.content, request.content_length, head_of(request)
         if length is not None:
             if length > most:
-                raise too_large(most)
+                raise too_large(most, "max_body")
             if content.is_eof():
                 self.take(admitted, head + length)
                 return content.read_nowait()
@@ -145,7 +145,7 @@ class Gate:
         async for part in self.parts(request):
             size += len(part)
             if size > most:
-                raise too_large(most)
+                raise too_large(most, "max_body")
             self.hold(admitted, head + size)
             parts.append(part)
         return b"".join(parts)
@@ -181,6 +181,6 @@ def head_of(request: web.Request) -> int:
     return size * _COPIES if size > _LITTLE else 0
 
 
-def too_large(most: int) -> ProblemError:
-    """A 413 for a body."""
-    return ProblemError(413, "too-large", f"body: more than {most} bytes", Outcome.INVALID)
+def too_large(most: int, setting: str) -> ProblemError:
+    """A 413 for a body of more than so many bytes, which this setting allows."""
+    return ProblemError(413, "too-large", f"body: more than {most} bytes ({setting})", Outcome.INVALID)

@@ -79,7 +79,7 @@ class Items:
             yield from self._too_large()
 
     def _too_large(self) -> Iterator[Item]:
-        return self._broken(f"the body has more than {self._most_bytes} bytes", too_large=True)
+        return self._broken(f"the body has more than {self._most_bytes} bytes (max_batch_body)", too_large=True)
 
     def _broken(self, detail: str, *, too_large: bool = False) -> Iterator[Item]:
         """What there is before the body's own fault, which may be an earlier one."""

@@ -71,7 +71,7 @@ class _Text:
         return BodyError(self.count, f"{self._called}[{self.count}]: {detail}", too_large=too_large)
 
     def _too_long(self) -> BodyError:
-        return self.error(f"has more than {self._most_item} characters", too_large=True)
+        return self.error(f"has more than {self._most_item} characters (max_body)", too_large=True)
 
     def _too_structured(self) -> BodyError:
         return self.error(TOO_MUCH(MOST_STRUCTURE), too_large=True)
@@ -197,6 +197,12 @@ _MOVES_OF_A_LIST = _MOVES | {
 
 _NAME = '"messages"'
 
+_A_BATCH = '; a batch is an object {"messages": [...]}, or with Content-Type application/x-ndjson an object a line'
+"""What is said to those who send something else, as the end of an error."""
+
+_A_BATCH_OF_EVENTS = "; a batch of events is a list, and one event has Content-Type application/cloudevents+json"
+"""The same of a batch of events."""
+
 _LONGEST_NAME = 60
 """Characters that are told of a name that is not taken."""
 
@@ -252,7 +258,8 @@ class ItemList(_Text):
         if (found := _name(window, i)) is None:
             return None
         wrong = "given twice" if found[1] == "messages" else "unknown field"
-        raise BodyError(self.count, f"body: {found[1]}: {wrong}")
+        hint = _A_BATCH if self._state is _State.NAME else ""
+        raise BodyError(self.count, f"body: {found[1]}: {wrong}{hint}")
 
     @property
     def _overfull(self) -> bool:
@@ -323,6 +330,10 @@ class ItemList(_Text):
         return self.error(said(error))
 
     def _misplaced(self, c: str) -> BodyError:
+        if self._state is _State.BODY and c == "[":
+            return BodyError(self.count, f"body: a list{_A_BATCH}")
+        if self._moves is _MOVES_OF_A_LIST and self._state is _State.LIST and c == "{":
+            return BodyError(self.count, f"body: an object{_A_BATCH_OF_EVENTS}")
         if self._state in (_State.ITEM, _State.FIRST):
             return self.error(f"begins with {c!r}, not as an object")
         due = " or ".join(self._moves[self._state]) or "nothing more"

@@ -176,7 +176,10 @@ def test_a_bad_message_near_the_end(sidecar: Sidecar, vhost: VirtualHost) -> Non
         ({"key": 7, "payload": "p"}, "messages[1].key: 7 is not a string"),
         ({"key": "k"}, "messages[1].payload: missing"),
         ({"payload": "p"}, "messages[1].key: missing"),
-        ({"key": "k", "payload": {}}, "messages[1].payload: an object is not a string"),
+        (
+            {"key": "k", "payload": {}},
+            'messages[1].payload: an object is not a string; send it as one, or set payload_encoding to "json"',
+        ),
         ({"key": "k", "payload": "p", "payload_encoding": "hex"}, "messages[1].payload_encoding: 'hex'"),
         ({"key": "k", "payload": "p", "id": "i" * 256}, "messages[1].id: 'iiii"),
         ({"key": "k", "payload": "p", "headers": []}, "messages[1].headers: "),
@@ -295,8 +298,12 @@ def test_json_that_breaks_in_the_middle(
     ("body", "detail"),
     [
         (b"", "messages[0]: the body ends"),
-        (b"[]", "body: '['"),
-        (b'{"message":[]}', "body: message: unknown field"),
+        (b"[]", 'body: a list; a batch is an object {"messages": [...]}, or with Content-Type application/x-ndjson '),
+        (
+            b'{"message":[]}',
+            'body: message: unknown field; a batch is an object {"messages": [...]}, or with '
+            "Content-Type application/x-ndjson an object a line",
+        ),
         (b"{}", "body: '}'"),
         (b"\x1f\x8b\x08", ""),
     ],
@@ -432,13 +439,13 @@ def test_more_messages_than_a_batch_may_have(start_sidecar: StartSidecar, vhost:
     assert sidecar.batch("orders", numbered(50), vhost=vhost.name).receipt()["confirmed"] == 50
     answer = sidecar.batch("orders", numbered(51), vhost=vhost.name)
     results = failed(answer, 413, "too-large")
-    assert answer.json["detail"] == "messages: more than 50"
+    assert answer.json["detail"] == "messages: more than 50 (max_batch)"
     assert outcomes(results) == ["confirmed"] * 50
 
     large = [{"key": "a", "payload": "x" * 1000}, {"key": "b", "payload": "x" * 1001}, {"key": "c", "payload": "last"}]
     results = failed(sidecar.batch("orders", large, vhost=vhost.name), 422)
     assert outcomes(results) == ["confirmed", "invalid", "confirmed"]
-    assert results[1]["detail"] == "messages[1].payload: more than 1000 bytes"
+    assert results[1]["detail"] == "messages[1].payload: more than 1000 bytes (max_body)"
 
     for body in (b" " * 100_001, b"".join([b'{"messages":[', b" " * 100_000])):
         answer = sidecar.batch("orders", body, vhost=vhost.name)
@@ -471,8 +478,8 @@ def test_gzip_bombs(start_sidecar: StartSidecar, vhost: VirtualHost) -> None:
 
     first, longest = "messages[0]", 3 * 2_000_000 + (1 << 17)
     for before, piece, status, detail in (
-        (b'{"messages":[', b" ", 413, f"{first}: the body has more than 50000000 bytes"),
-        (b'{"messages":[{"key":"k","payload":"', b"x", 413, f"{first}: has more than {longest} characters"),
+        (b'{"messages":[', b" ", 413, f"{first}: the body has more than 50000000 bytes (max_batch_body)"),
+        (b'{"messages":[{"key":"k","payload":"', b"x", 413, f"{first}: has more than {longest} characters (max_body)"),
         (b'{"messages":[{"key":"k","headers":', b"[", 400, f"{first}: nested too deeply"),
         (
             b'{"messages":[{"key":"k","payload":',

@@ -255,14 +255,15 @@ def test_a_batch_has_the_limits_of_one(start_sidecar: StartSidecar, vhost: Virtu
     answer = post(sidecar, vhost, batch_of(small[0], large, small[1]), BATCHED)
     answer.problem(422, "batch-failed", "unknown", retryable=False)
     assert [result["outcome"] for result in answer.json["results"]] == ["confirmed", "invalid", "confirmed"]
-    assert answer.json["results"][1]["detail"] == "events[1].data: more than 1000 bytes"
+    assert answer.json["results"][1]["detail"] == "events[1].data: more than 1000 bytes (max_body)"
 
     answer = post(sidecar, vhost, batch_of(*small), BATCHED)
-    assert answer.problem(413, "too-large", "unknown", retryable=False) == "events: more than 3"
+    assert answer.problem(413, "too-large", "unknown", retryable=False) == "events: more than 3 (max_batch)"
     assert [result["outcome"] for result in answer.json["results"]] == ["confirmed"] * 3
 
     answer = post(sidecar, vhost, batch_of(small[0]) + b" " * 10_000, BATCHED)
-    assert answer.problem(413, "too-large", "invalid", retryable=False) == "body: more than 10000 bytes"
+    detail = answer.problem(413, "too-large", "invalid", retryable=False)
+    assert detail == "body: more than 10000 bytes (max_batch_body)"
     assert len(vhost.drain("q")) == 5
 
 
@@ -323,7 +324,7 @@ def test_an_event_given_twice_holds_back_those_of_its_attribute(sidecar: Sidecar
         (STRUCTURED, b"{", 400, "bad-request", "body: "),
         (STRUCTURED, b"[]", 400, "bad-request", "event: not an object"),
         (STRUCTURED, b"\xff", 400, "bad-request", "body: "),
-        (BATCHED, b"{}", 400, "bad-request", "body: '{' where [ should be"),
+        (BATCHED, b"{}", 400, "bad-request", "body: an object; a batch of events is a list, and one event "),
         ({"Content-Type": "application/cloudevents+avro"}, b"", 415, "media-type", "Content-Type: "),
         (STRUCTURED | {"Content-Encoding": "gzip"}, b"", 415, "media-type", "Content-Encoding: "),
     ],

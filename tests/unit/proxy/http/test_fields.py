@@ -97,11 +97,15 @@ def test_the_headers_of_the_proxy_are_dropped() -> None:
     assert message_of({"payload": "x", "headers": stamps})[1].header == Header.of(PERSISTENT)
 
 
+AS_ONE = ' is not a string; send it as one, or set payload_encoding to "json"'
+
 WRONG: dict[str, tuple[Item, str]] = {
     "an unknown field": ({"colour": 1}, "colour: unknown field"),
     "the first of unknown fields": ({"z": 1, "payloads": ""}, "payloads: unknown field"),
     "no payload": ({"payload_encoding": "json"}, "payload: missing"),
-    "a payload that is no text": ({"payload": {"a": 1}}, "payload: an object is not a string"),
+    "a payload that is no text": ({"payload": {"a": 1}}, f"payload: an object{AS_ONE}"),
+    "a payload that is a number": ({"payload": 5}, f"payload: 5{AS_ONE}"),
+    "a payload that is null": ({"payload": None, "payload_encoding": "string"}, f"payload: None{AS_ONE}"),
     "half a character": ({"payload": "a\ud800"}, "payload: 'a\\ud800' is not Unicode text"),
     "half a character in JSON": (
         {"payload": ["\ud800"], "payload_encoding": "json"},

@@ -129,11 +129,11 @@ async def test_a_body_that_is_too_large() -> None:
     case = Case()
     async with case.listening() as client:
         client.post(b"", length=51)
-        assert await client.problem() == (413, "too-large", "body: more than 50 bytes")
+        assert await client.problem() == (413, "too-large", "body: more than 50 bytes (max_body)")
     async with case.listening() as client:
         client.post(b"", "Transfer-Encoding: chunked")
         client.chunk(b"x" * 50, b"x")
-        assert await client.problem() == (413, "too-large", "body: more than 50 bytes")
+        assert await client.problem() == (413, "too-large", "body: more than 50 bytes (max_body)")
     assert case.counted == {("http", NOWHERE, Outcome.INVALID): 2}
 
 

@@ -131,11 +131,16 @@ def test_an_item_a_line(body: str, items: list[Item]) -> None:
     assert read(body.encode(), ndjson=True).said == (items, "None", None)
 
 
+A_BATCH = '; a batch is an object {"messages": [...]}, or with Content-Type application/x-ndjson an object a line'
+EVENTS = "; a batch of events is a list, and one event has Content-Type application/cloudevents+json"
+
 BROKEN = {
     b"": (0, "messages[0]: the body ends before it is whole"),
     b"\xef\xbb\xbf{}": (0, "body: begins with a byte order mark"),
-    b"[{}]": (0, "body: '[' where { should be"),
-    b'{"message":[]}': (0, "body: message: unknown field"),
+    b"[{}]": (0, f"body: a list{A_BATCH}"),
+    b"[]": (0, f"body: a list{A_BATCH}"),
+    b"7": (0, "body: '7' where { should be"),
+    b'{"message":[]}': (0, f"body: message: unknown field{A_BATCH}"),
     b'{"messages":{}}': (0, "body: '{' where [ should be"),
     b'{"messages":null}': (0, "body: 'n' where [ should be"),
     b"{}": (0, "body: '}' where \"messages\" should be"),
@@ -149,12 +154,12 @@ BROKEN = {
     b'{"messages":[{}}': (1, "body: '}' where , or ] should be"),
     b'{"messages":[{}],"more":1}': (1, "body: more: unknown field"),
     b'{"messages":[{}]\n,\t"more"': (1, "body: more: unknown field"),
-    b'{"more":1,"messages":[{}]}': (0, "body: more: unknown field"),
-    b'{"\\"\\\\":1}': (0, 'body: \\"\\\\: unknown field'),
-    b'{"a\nb":1}': (0, "body: a: unknown field"),
-    b'{"":1}': (0, "body: : unknown field"),
-    b'{"' + b"m" * 60 + b'":1}': (0, f"body: {'m' * 60}: unknown field"),
-    b'{"' + b"m" * 99 + b'":1}': (0, f"body: {'m' * 60}: unknown field"),
+    b'{"more":1,"messages":[{}]}': (0, f"body: more: unknown field{A_BATCH}"),
+    b'{"\\"\\\\":1}': (0, f'body: \\"\\\\: unknown field{A_BATCH}'),
+    b'{"a\nb":1}': (0, f"body: a: unknown field{A_BATCH}"),
+    b'{"":1}': (0, f"body: : unknown field{A_BATCH}"),
+    b'{"' + b"m" * 60 + b'":1}': (0, f"body: {'m' * 60}: unknown field{A_BATCH}"),
+    b'{"' + b"m" * 99 + b'":1}': (0, f"body: {'m' * 60}: unknown field{A_BATCH}"),
     b'{"' + b"m" * 60: (0, "messages[0]: the body ends before it is whole"),
     b'{"messages":[{}],"more': (1, "messages[1]: the body ends before it is whole"),
     b'{"messages":[{}],"more\\': (1, "messages[1]: the body ends before it is whole"),
@@ -194,8 +199,8 @@ BROKEN_JUST_A_LIST = {
     b"[": (0, "events[0]: the body ends before it is whole"),
     b"[{}": (1, "events[1]: the body ends before it is whole"),
     b"[{},": (1, "events[1]: the body ends before it is whole"),
-    b"{}": (0, "body: '{' where [ should be"),
-    b'{"messages":[]}': (0, "body: '{' where [ should be"),
+    b"{}": (0, f"body: an object{EVENTS}"),
+    b'{"messages":[]}': (0, f"body: an object{EVENTS}"),
     b"[7]": (0, "events[0]: begins with '7', not as an object"),
     b"[{},]": (1, "events[1]: begins with ']', not as an object"),
     b"[{}}": (1, "body: '}' where , or ] should be"),
@@ -256,7 +261,9 @@ def test_the_body_may_have_just_the_bytes_that_are_the_most(ndjson: bool) -> Non
         found = read(body, ndjson=ndjson, most_bytes=size)
         assert found.error is not None
         assert found.error.too_large
-        assert str(found.error) == f"messages[{found.error.index}]: the body has more than {size} bytes"
+        assert (
+            str(found.error) == f"messages[{found.error.index}]: the body has more than {size} bytes (max_batch_body)"
+        )
     assert found.error
     assert found.error.index == 2 - ndjson
 
@@ -269,7 +276,11 @@ def test_an_item_may_have_just_the_characters_that_are_the_most(ndjson: bool) ->
     for most in range(2, len(item)):
         error = read(body, ndjson=ndjson, most_item=most).error
         assert error is not None
-        assert (error.index, str(error), error.too_large) == (1, f"messages[1]: has more than {most} characters", True)
+        assert (error.index, str(error), error.too_large) == (
+            1,
+            f"messages[1]: has more than {most} characters (max_body)",
+            True,
+        )
 
 
 @pytest.mark.parametrize("lines", ["{}", " \r\t ", "\n\n {} "])
@@ -281,7 +292,7 @@ def test_a_line_has_its_limit_also_where_it_is_blank(lines: str) -> None:
         for body in (before + blank + after, before + blank):
             error = read(body.encode(), ndjson=True, most_item=20).error
             assert error is not None
-            said = f"messages[{count}]: has more than 20 characters"
+            said = f"messages[{count}]: has more than 20 characters (max_body)"
             assert (error.index, str(error), error.too_large) == (count, said, True)
 
 
@@ -349,7 +360,7 @@ def test_an_item_without_end_is_not_gathered() -> None:
     assert list(fed(items, b'{"messages":[{"payload":"')) == []
     for _ in range(100_000 // 1000):
         assert list(fed(items, b"x" * 1000)) == []
-    with pytest.raises(BodyError, match=r"messages\[0\]: has more than 100000 characters"):
+    with pytest.raises(BodyError, match=r"messages\[0\]: has more than 100000 characters \(max_body\)"):
         list(fed(items, b"x" * 50_000))
 
 
@@ -425,7 +436,9 @@ def test_a_bomb_is_let_out_no_farther_than_the_limit() -> None:
     tracemalloc.start()
     try:
         items = made(gzip=True, most_bytes=10 << 20)
-        with pytest.raises(BodyError, match=r"^messages\[0\]: the body has more than 10485760 bytes$") as raised:
+        with pytest.raises(
+            BodyError, match=r"^messages\[0\]: the body has more than 10485760 bytes \(max_batch_body\)$"
+        ) as raised:
             list(fed(items, body))
         peak = tracemalloc.get_traced_memory()[1]
     finally:
