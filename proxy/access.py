@@ -70,22 +70,18 @@ class Access:
 
     def __init__(self, file: Path | None) -> None:
         """Reads the file. Raises ConfigError."""
-        self._tokens = Watched([file], lambda: read_tokens(file)) if file is not None else None
+        self.tokens = Watched("tokens_file", [file], lambda: read_tokens(file)) if file is not None else None
+        """Those of the file; None where there is no file."""
 
     @property
     def is_open(self) -> bool:
         """Whether there is nothing to check."""
-        return self._tokens is None
+        return self.tokens is None
 
     def check(self, authorization: str | None, vhost: str, exchange: str) -> None:
         """Returns where that Authorization header may publish there. Raises Unauthorized or Forbidden."""
-        if self._tokens is not None:
-            self._tokens.value.check(authorization, vhost, exchange)
-
-    def refresh(self) -> None:
-        """Reads the file again if it has changed."""
-        if self._tokens is not None:
-            self._tokens.refresh()
+        if self.tokens is not None:
+            self.tokens.value.check(authorization, vhost, exchange)
 
 
 def read_tokens(file: Path) -> Tokens:

@@ -88,7 +88,7 @@ async def run(settings: Settings) -> None:
             router,
             sync,
             publisher,
-            registry(ProxyCollector(counts, router, sync, publisher, listener, journaling)),
+            registry(ProxyCollector(counts, router, sync, publisher, listener, journaling, limits, files)),
             default_vhost=settings.default_vhost,
             draining=lambda: gate.draining,
             lookup_timeout=settings.lookup_timeout,
@@ -96,13 +96,13 @@ async def run(settings: Settings) -> None:
         bounds = Bounds(settings.body_timeout, settings.max_http_connections, limits)
         probed = Bounds(SECONDS, memory.ADMIN_CONNECTIONS, admin.unread, "the admin listener's limit")
         async with (
-            _listening("admin", admin.application(), settings.admin_listen, probed),
+            _listening("admin", admin.application(), settings.admin_listen, probed, counts),
             _running(sync.run()),
             _running(files.watch()),
             _running(_touching(tables.values())),
             journaling.running(),
             _closed_in_time(publisher),
-            _listening("http", ingress, settings.http_listen, bounds, files.server_tls) as http,
+            _listening("http", ingress, settings.http_listen, bounds, counts, files.server_tls) as http,
             _listening_on_socket(http, settings.http_socket),
             _listening_amqp(listener, settings.amqp_listen, files.server_tls),
         ):
@@ -202,10 +202,10 @@ async def _closed_in_time(publisher: Publisher) -> AsyncIterator[None]:
 
 @contextlib.asynccontextmanager
 async def _listening(
-    what: str, app: web.Application, address: Address, bounds: Bounds, tls: ServerTls | None = None
+    what: str, app: web.Application, address: Address, bounds: Bounds, counts: Counts, tls: ServerTls | None = None
 ) -> AsyncIterator[ProblemRunner]:
     """A listener, up on entry. Raises ConfigError where its address cannot be bound."""
-    runner = ProblemRunner(app, bounds, shutdown_timeout=_LAST_WORDS)
+    runner = ProblemRunner(app, bounds, shutdown_timeout=_LAST_WORDS, answers=counts.http_answers[what])
     await runner.setup()
     try:
         try:

@@ -13,6 +13,7 @@ import uvloop
 
 from proxy import __version__, memory
 from proxy.app import run
+from proxy.check import mistakes
 from proxy.config import ENVIRONMENT_PREFIX, SWITCHES, Settings, describe, field_names, help_of
 from proxy.logs import catch_all, escaped, install
 from proxy.questions import QuestionError, diff, explain
@@ -64,6 +65,10 @@ def _parser() -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
         command.set_defaults(do=do)
         _add_settings(command)
+        if do is _config:
+            command.add_argument(
+                "--check", action="store_true", help="show nothing, and read every file that the settings name instead"
+            )
     text = "tell where a key goes and why, as a running sidecar sees it"
     command = commands.add_parser("explain", help=text, description=text, allow_abbrev=False)
     command.set_defaults(do=_explain)
@@ -111,6 +116,13 @@ def _run(options: argparse.Namespace) -> int:
 
 def _config(options: argparse.Namespace) -> int:
     settings = _settings(options)
+    if options.check:
+        found = mistakes(settings)
+        for mistake in found:
+            print(f"ring-proxy: {escaped(mistake)}", file=sys.stderr)
+        if not found:
+            print("the settings, and the files that they name, are in order")
+        return USAGE_ERROR if found else 0
     print(describe(settings))
     print(memory.table(settings))
     return 0

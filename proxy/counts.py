@@ -45,6 +45,8 @@ class Counts:
         self.http_latency, self.amqp_latency = Latency(), Latency()
         self.unsent: Counter[tuple[str, Name, Outcome]] = Counter()
         """Messages that were never sent."""
+        self.http_answers: dict[str, Counter[int]] = {"http": Counter(), "admin": Counter()}
+        """HTTP answers by listener and status. This sidecar chooses the statuses, so there are few."""
 
     def all_publishes(self) -> Counter[tuple[str, Name, Outcome]]:
         """By ingress, exchange and outcome."""

@@ -24,8 +24,7 @@ def credentials(setting: str, url: URL, file: Path | None) -> Credentials:
     user, password = of_url(url)
     if file is None:
         return lambda: (user, password)
-    watched = Watched([file], lambda: secret(setting, file))
-    return lambda: (user, watched.refresh())
+    return Watched(setting, [file], lambda: (user, secret(setting, file)))
 
 
 def secret(setting: str, file: Path) -> str:

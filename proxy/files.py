@@ -2,12 +2,14 @@
 
 import asyncio
 import logging
+from typing import Any
 
+from proxy import watched
 from proxy.access import Access
 from proxy.config import Settings
 from proxy.credentials import credentials
-from proxy.tls import ServerTls, client_tls
-from proxy.watched import LOOK_INTERVAL
+from proxy.tls import ClientTls, ServerTls
+from proxy.watched import Watched
 
 log = logging.getLogger(__name__)
 
@@ -18,29 +20,51 @@ class Files:
     def __init__(self, settings: Settings) -> None:
         """Reads them. Raises ConfigError, which names the setting."""
         self.access = Access(settings.tokens_file)
-        self.server_tls: ServerTls | None = None
+        self.server_tls = server_tls(settings)
         """Of the HTTP and AMQP listeners; None where they speak plain TCP."""
-        if settings.tls_cert_file is not None and settings.tls_key_file is not None:
-            self.server_tls = ServerTls(settings.tls_cert_file, settings.tls_key_file, settings.client_ca_file)
+        self._client_tls = client_tls(settings)
         encrypted = settings.broker_url.scheme == "amqps", settings.management_url.scheme == "https"
-        context = None
-        if any(encrypted):
-            context = client_tls(settings.ca_file, settings.client_cert_file, settings.client_key_file)
-        self.broker_tls, self.management_tls = (context if it_is else None for it_is in encrypted)
+        self.broker_tls, self.management_tls = (self._client_tls if it_is else None for it_is in encrypted)
         """Asked at each connect; None for plain TCP."""
         self.broker_login = credentials("broker_password_file", settings.broker_url, settings.broker_password_file)
         """Asked at each login for publishes over HTTP; AMQP clients bring their own."""
         self.management_login = credentials(
             "management_password_file", settings.management_url, settings.management_password_file
         )
+        tls = [it.watched for it in (self.server_tls, self._client_tls) if it is not None]
+        every: list[object] = [self.access.tokens, *tls, self.broker_login, self.management_login]
+        self.watched: list[Watched[Any]] = [it for it in every if isinstance(it, Watched) and it.files]
+        """What is read again when it changes, by the setting."""
+
+    def certificate_ends(self) -> dict[str, float]:
+        """Return when the certificates that this sidecar shows end, in seconds since 1970, by the setting.
+
+        They are those in force, which are not those in the files where these have a mistake.
+        """
+        shown = {"tls_cert_file": self.server_tls, "client_cert_file": self._client_tls}
+        ends = {setting: tls.watched.value.ends for setting, tls in shown.items() if tls is not None}
+        return {setting: at for setting, at in ends.items() if at is not None}
 
     async def watch(self) -> None:
-        """Looks at those files, for ever, that nothing looks at when it uses what they hold."""
-        looks = [self.access.refresh, *([self.server_tls.refresh] if self.server_tls else [])]
+        """Looks at the files, for ever, so that a mistake in one shows before it is needed."""
         while True:
-            await asyncio.sleep(LOOK_INTERVAL)
-            for look in looks:
+            await asyncio.sleep(watched.LOOK_INTERVAL)
+            for each in self.watched:
                 try:
-                    look()
+                    each.refresh()
                 except Exception:
                     log.exception("a defect while reading files again; what was read before stays in force")
+
+
+def server_tls(settings: Settings) -> ServerTls | None:
+    """The listeners' TLS; None where they speak plain TCP. Raises ConfigError."""
+    if settings.tls_cert_file is None or settings.tls_key_file is None:
+        return None
+    return ServerTls(settings.tls_cert_file, settings.tls_key_file, settings.client_ca_file)
+
+
+def client_tls(settings: Settings) -> ClientTls | None:
+    """TLS towards the broker and the management API; None where neither is encrypted. Raises ConfigError."""
+    if settings.broker_url.scheme != "amqps" and settings.management_url.scheme != "https":
+        return None
+    return ClientTls(settings.ca_file, settings.client_cert_file, settings.client_key_file)

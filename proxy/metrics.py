@@ -16,7 +16,9 @@ from proxy import __version__
 from proxy.amqp.end import End
 from proxy.amqp.listener import Listener
 from proxy.counts import Counts
+from proxy.files import Files
 from proxy.journal.journaling import Journaling
+from proxy.limits import Limits
 from proxy.publisher import Publisher
 from proxy.router import WHATEVER_IS_BOUND, Router
 from proxy.sync import Sync
@@ -35,9 +37,12 @@ class ProxyCollector(Collector):
         publisher: Publisher,
         listener: Listener,
         journaling: Journaling,
+        limits: Limits,
+        files: Files,
     ) -> None:
         """The parts that hold the figures."""
         self._counts, self._router, self._sync = counts, router, sync
+        self._limits, self._files = limits, files
         self._publisher, self._listener, self._journaling = publisher, listener, journaling
 
     def collect(self) -> Iterator[Metric]:
@@ -49,6 +54,8 @@ class ProxyCollector(Collector):
         yield from self._collect_rings()
         yield from self._collect_sync()
         yield from self._collect_journal()
+        yield from self._collect_http()
+        yield from self._collect_files()
 
     def _collect_publishes(self) -> Iterator[Metric]:
         publishes = CounterMetricFamily(
@@ -223,6 +230,44 @@ class ProxyCollector(Collector):
         failing = GaugeMetricFamily("ringproxy_journal_failing", "1 where the last records could not be written.")
         failing.add_metric([], bool(writer.fault))
         yield failing
+
+    def _collect_http(self) -> Iterator[Metric]:
+        answers = CounterMetricFamily(
+            "ringproxy_http_responses", "HTTP answers by listener and status.", labels=["listener", "code"]
+        )
+        for listener, by_status in self._counts.http_answers.items():
+            for status, count in by_status.items():
+                answers.add_metric([listener, str(status)], count)
+        yield answers
+        yield GaugeMetricFamily(
+            "ringproxy_http_in_flight_bytes",
+            "Bytes of HTTP requests not answered and of answers not read yet, as max_in_flight_bytes counts them.",
+            self._limits.bytes,
+        )
+
+    def _collect_files(self) -> Iterator[Metric]:
+        failures = CounterMetricFamily(
+            "ringproxy_reload_failures",
+            "Times that files which a setting names were read again and had a mistake.",
+            labels=["setting"],
+        )
+        good = GaugeMetricFamily(
+            "ringproxy_reload_ok",
+            "1 where such files are in force as they are, 0 where their last good version is.",
+            labels=["setting"],
+        )
+        for each in self._files.watched:
+            failures.add_metric([each.setting], each.failures)
+            good.add_metric([each.setting], not each.fault)
+        yield from (failures, good)
+        ends = GaugeMetricFamily(
+            "ringproxy_certificate_expiry_timestamp_seconds",
+            "When the certificates end that this sidecar shows to clients, and to broker and management API.",
+            labels=["setting"],
+        )
+        for setting, at in self._files.certificate_ends().items():
+            ends.add_metric([setting], at)
+        yield ends
 
 
 def registry(collector: ProxyCollector) -> CollectorRegistry:

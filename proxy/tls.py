@@ -1,10 +1,10 @@
 """TLS contexts of the listeners and of the ways to the broker and the management API, made anew when files change."""
 
 import ssl
-from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from proxy.certificates import end_of
 from proxy.values import ConfigError
 from proxy.watched import Watched, content
 
@@ -19,14 +19,22 @@ class Own(NamedTuple):
     settings: tuple[str, str]
 
 
+class Made(NamedTuple):
+    """A context as the files were when it was made."""
+
+    context: ssl.SSLContext
+    ends: float | None
+    """When the certificate that it shows ends, in seconds since 1970; None where there is none, or nothing tells."""
+
+
 class ServerTls:
     """TLS of the listeners. A connection is shown what the files said when it came."""
 
     def __init__(self, certificate: Path, key: Path, client_ca: Path | None) -> None:
         """With `client_ca`, clients must show a certificate that it vouches for. Raises ConfigError."""
         own = Own(certificate, key, ("tls_cert_file", "tls_key_file"))
-        self._watched = Watched([certificate, key, client_ca], lambda: _server_context(own, client_ca))
-        self.context = _server_context(own, client_ca)
+        self.watched = Watched(own.settings[0], [certificate, key, client_ca], lambda: _server_context(own, client_ca))
+        self.context = _server_context(own, client_ca).context
         """For the listeners, for good: it hands each connection over to the newest."""
         # No tickets: a resumed session brings along a client certificate that the files of now may not vouch for. (TLS
         # 1.2 resumes without tickets too, and Python has no switch for that.)
@@ -34,48 +42,50 @@ class ServerTls:
         self.context.num_tickets = 0
         self.context.sni_callback = self._hand_over
 
-    def refresh(self) -> None:
-        """Reads the files again if they have changed."""
-        self._watched.refresh()
-
     def _hand_over(self, connection: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
         """Called in every handshake, whether the client names a server or not."""
-        connection.context = self._watched.value
+        connection.context = self.watched.value.context
 
 
-def client_tls(ca: Path | None, certificate: Path | None, key: Path | None) -> Callable[[], ssl.SSLContext]:
-    """Gives the context for the next connection to the broker or the management API, as the files now are.
+class ClientTls:
+    """TLS towards the broker and the management API. A call gives the context for the next connection."""
 
-    The same object as long as they do not change. Raises ConfigError, and later never: the last good one stays.
-    """
-    own = Own(certificate, key, ("client_cert_file", "client_key_file")) if certificate and key else None
-    return Watched([ca, certificate, key], lambda: _client_context(ca, own)).refresh
+    def __init__(self, ca: Path | None, certificate: Path | None, key: Path | None) -> None:
+        """Without `ca` the system's are trusted. Raises ConfigError."""
+        own = Own(certificate, key, ("client_cert_file", "client_key_file")) if certificate and key else None
+        setting = "ca_file" if ca is not None or own is None else own.settings[0]
+        self.watched = Watched(setting, [ca, certificate, key], lambda: _client_context(ca, own))
+
+    def __call__(self) -> ssl.SSLContext:
+        """The context as the files now are, the same object as long as they do not change.
+
+        Where they have a mistake it is that of the last good ones.
+        """
+        return self.watched.refresh().context
 
 
-def _server_context(own: Own, client_ca: Path | None) -> ssl.SSLContext:
+def _server_context(own: Own, client_ca: Path | None) -> Made:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    _show(context, own)
+    ends = _show(context, own)
     if client_ca is not None:
         context.verify_mode = ssl.CERT_REQUIRED
         _trust(context, "client_ca_file", client_ca)
-    return context
+    return Made(context, ends)
 
 
-def _client_context(ca: Path | None, own: Own | None) -> ssl.SSLContext:
+def _client_context(ca: Path | None, own: Own | None) -> Made:
     if ca is None:
         context = ssl.create_default_context()
     else:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         _trust(context, "ca_file", ca)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    if own is not None:
-        _show(context, own)
-    return context
+    return Made(context, _show(context, own) if own is not None else None)
 
 
-def _show(context: ssl.SSLContext, own: Own) -> None:
-    """Loads a certificate and its key, as they are in the files now."""
+def _show(context: ssl.SSLContext, own: Own) -> float | None:
+    """Load a certificate and its key, as they are in the files now; return when the certificate ends."""
     for_certificate, for_key = own.settings
     # What is wrong with the certificate shows here, and what is wrong below is the key then.
     _trust(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), for_certificate, own.certificate)
@@ -91,6 +101,7 @@ def _show(context: ssl.SSLContext, own: Own) -> None:
         raise ConfigError(f"{for_key}: {str(own.key)!r} {why}") from None
     except OSError as error:
         raise ConfigError(f"{for_key}: {str(own.key)!r} cannot be read: {error.strerror}") from None
+    return end_of(content(for_certificate, own.certificate))
 
 
 def _trust(context: ssl.SSLContext, setting: str, ca: Path) -> None:

@@ -12,15 +12,23 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 LOOK_INTERVAL = 2.0
-"""Seconds between looks at files whose value is held, and not asked for at each use."""
+"""Seconds between looks at the files that settings name."""
 
 
 class Watched(Generic[T]):
-    """The value of some files together."""
+    """The value of some files together. A call of it gives what they say now."""
 
-    def __init__(self, files: Iterable[Path | None], read: Callable[[], T]) -> None:
-        """`read` raises ConfigError for a mistake in them; it is called now, and again once one of `files` changes."""
-        self._files = tuple(file for file in files if file is not None)
+    def __init__(self, setting: str, files: Iterable[Path | None], read: Callable[[], T]) -> None:
+        """`read` raises ConfigError for a mistake in them; it is called now, and again once one of `files` changes.
+
+        `setting` is what names them, or the first of them.
+        """
+        self.setting = setting
+        self.failures = 0
+        """Times that they were read again and had a mistake."""
+        self.fault = ""
+        """The mistake in them as they are, for which the last good value is in force; empty where there is none."""
+        self.files = tuple(file for file in files if file is not None)
         self._read = read
         # Before the reading: a change meanwhile shows at the next look.
         self._seen = self._look()
@@ -35,14 +43,19 @@ class Watched(Generic[T]):
             try:
                 self.value = self._read()
             except ConfigError as error:
+                self.failures += 1
+                self.fault = str(error)
                 log.error("%s; what was read before stays in force", error)
             else:
-                log.info("read again: %s", ", ".join(map(str, self._files)))
+                self.fault = ""
+                log.info("read again: %s", ", ".join(map(str, self.files)))
         return self.value
+
+    __call__ = refresh
 
     def _look(self) -> list[tuple[int, int, int] | None]:
         # Through symbolic links, which is how Kubernetes puts a new version in place.
-        return [_version(file) for file in self._files]
+        return [_version(file) for file in self.files]
 
 
 def _version(file: Path) -> tuple[int, int, int] | None:

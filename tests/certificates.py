@@ -34,14 +34,27 @@ class Authority:
         """The file that others trust."""
         return self.files.certificate
 
-    def issue(self, name: str, hosts: str = "DNS:localhost,IP:127.0.0.1") -> Pair:
-        """A certificate of this name for these hosts, for servers and clients."""
+    def issue(self, name: str, hosts: str = "DNS:localhost,IP:127.0.0.1", days: int = 90) -> Pair:
+        """A certificate of this name for these hosts, for servers and clients; it ends in so many days."""
         made = Pair(self._folder / f"{name}.crt", self._folder / f"{name}.key")
         extensions = "basicConstraints=critical,CA:FALSE", f"subjectAltName={hosts}"
         _openssl(
-            made, "90", f"/CN={name}", extensions, "-CA", str(self.files.certificate), "-CAkey", str(self.files.key)
+            made,
+            str(days),
+            f"/CN={name}",
+            extensions,
+            "-CA",
+            str(self.files.certificate),
+            "-CAkey",
+            str(self.files.key),
         )
         return made
+
+
+def ended(pair: Pair) -> None:
+    """Puts a certificate in the place of one, of the same key, that ends this moment."""
+    old = ("-in", str(pair.certificate), "-signkey", str(pair.key), "-out", str(pair.certificate))
+    subprocess.run(["openssl", "x509", *old, "-days", "0"], check=True, capture_output=True)
 
 
 def _openssl(made: Pair, days: str, subject: str, extensions: tuple[str, ...], *signer: str) -> None:

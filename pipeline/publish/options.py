@@ -9,7 +9,7 @@ from yarl import URL
 
 from pipeline import PipelineError
 from proxy.config import Settings
-from proxy.tls import client_tls
+from proxy.tls import ClientTls
 from proxy.values import ConfigError, parse_bool, parse_integer, parse_number
 
 CONNECTION = {
@@ -134,7 +134,7 @@ def tls_of(url: URL, settings: Settings) -> Callable[[], ssl.SSLContext] | None:
     """For one of the settings' URLs, asked at each connect; None where it is plain TCP. Raises ConfigError."""
     if url.scheme not in ("amqps", "https"):
         return None
-    return client_tls(settings.ca_file, settings.client_cert_file, settings.client_key_file)
+    return ClientTls(settings.ca_file, settings.client_cert_file, settings.client_key_file)
 
 
 def _lowered(given: Mapping[str, str]) -> dict[str, str]:

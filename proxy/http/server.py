@@ -14,6 +14,7 @@ import logging
 import re
 import socket
 import ssl
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NamedTuple, cast
 
@@ -84,9 +85,12 @@ class Bounds(NamedTuple):
 class ProblemRunner:
     """Runs an application on connections that are bounded, and answers malformed HTTP with problems."""
 
-    def __init__(self, app: web.Application, bounds: Bounds, *, shutdown_timeout: float) -> None:
-        """`shutdown_timeout` in seconds is for the last bytes of answers."""
+    def __init__(
+        self, app: web.Application, bounds: Bounds, *, shutdown_timeout: float, answers: Counter[int] | None = None
+    ) -> None:
+        """`shutdown_timeout` in seconds is for the last bytes of answers; `answers` counts them by status."""
         self._app, self._bounds, self._shutdown_timeout = app, bounds, shutdown_timeout
+        self._answers: Counter[int] = Counter() if answers is None else answers
         self._runner = web.AppRunner(app)
         self._listening: list[asyncio.Server] = []
         self.server: _Server | None = None
@@ -97,7 +101,7 @@ class ProblemRunner:
         await self._runner.setup()
         made = self._runner.server
         assert made is not None
-        self.server = _Server(made, self._app.get(HOT), self._bounds)
+        self.server = _Server(made, self._app.get(HOT), self._bounds, self._answers)
 
     async def listen(self, address: Address, tls: ssl.SSLContext | None = None) -> None:
         """Listens on one more address; a TLS handshake that is not done in time ends. Raises OSError."""
@@ -143,17 +147,19 @@ _BACKLOG = 128
 class _Server(web.Server):
     """Makes the protocol of each connection, and counts those that are open."""
 
-    def __init__(self, made: web.Server, hot: Hot | None, bounds: Bounds) -> None:
+    def __init__(self, made: web.Server, hot: Hot | None, bounds: Bounds, answers: Counter[int]) -> None:
         rest = made.request_handler
 
         async def handle(request: web.BaseRequest) -> web.StreamResponse:
             cast(_Protocol, request.protocol).has_asked()
             answer = hot(request) if hot is not None else None
-            return await (rest(request) if answer is None else answer)
+            response = await (rest(request) if answer is None else answer)
+            answers[response.status] += 1
+            return response
 
         super().__init__(handle, request_factory=made.request_factory)
         self.loop = asyncio.get_running_loop()
-        self.bounds = bounds
+        self.bounds, self.answers = bounds, answers
         self.open = 0
         """Connections that are open."""
         self.silent: dict[_Protocol, None] = {}
@@ -346,10 +352,11 @@ class _Protocol(web.RequestHandler):
         message: str | None = None,
     ) -> web.StreamResponse:
         """A 400 that shows what could not be parsed; the connection is closed, since its place in the bytes is lost."""
-        if status >= 500:
-            return super().handle_error(request, status, exc, message)
         if isinstance(exc, _HeadTooLargeError):
             status = exc.code
+        self._server.answers[status] += 1
+        if status >= 500:
+            return super().handle_error(request, status, exc, message)
         detail = " ".join((message or str(exc) or "not HTTP").split())
         response = ProblemError(status, "bad-request", f"request: {detail[:300]}", Outcome.INVALID).response()
         response.force_close()

@@ -4,6 +4,7 @@ Keys may be personal data, so the files and folders that this makes are their ow
 """
 
 import contextlib
+import errno
 import logging
 import os
 import re
@@ -58,7 +59,7 @@ class FileStore:
             _create(probe).close()
             probe.unlink()
         except OSError as error:
-            raise ConfigError(f"journal_dir: {str(folder)!r} cannot be written to: {error.strerror or error}") from None
+            raise _unwritable(folder, error) from None
 
     def ring(self, fingerprint: str, content: bytes) -> None:
         """Writes a ring, where it is not there yet, whole."""
@@ -162,6 +163,23 @@ class FileStore:
         unfinished = self._file is not None
         self.finish()
         return unfinished
+
+
+def check_folder(folder: Path) -> None:
+    """Look whether this process could write a journal there, and make nothing. Raises ConfigError."""
+    try:
+        for part in (folder / "records", folder / "rings"):
+            nearest = next(place for place in (part, *part.parents) if place.exists())
+            if not nearest.is_dir():
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+            if not os.access(nearest, os.W_OK | os.X_OK, effective_ids=True):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        raise _unwritable(folder, error) from None
+
+
+def _unwritable(folder: Path, error: OSError) -> ConfigError:
+    return ConfigError(f"journal_dir: {str(folder)!r} cannot be written to: {error.strerror or error}")
 
 
 def _make(folder: Path) -> None:

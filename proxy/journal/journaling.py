@@ -35,7 +35,7 @@ class Journaling:
         filled: SimpleQueue[Filled | None] = SimpleQueue()
         slots = max(1, round(settings.journal_sample * SLOTS))
         self.journal = Journal(slots, filled.put, monotonic)
-        self.writer = Writer(self.journal, filled, store, Lines(proxy, slots / SLOTS, _key_form(settings)))
+        self.writer = Writer(self.journal, filled, store, Lines(proxy, slots / SLOTS, key_form(settings)))
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -64,7 +64,8 @@ def _store(settings: Settings, files: Files, proxy: str) -> Store | None:
     return None
 
 
-def _key_form(settings: Settings) -> KeyForm:
+def key_form(settings: Settings) -> KeyForm:
+    """Return how keys are journalled. Raises ConfigError for a secret that cannot be read, or is too long."""
     if settings.journal_key == "hash":
         assert settings.journal_key_file is not None
         key = secret("journal_key_file", settings.journal_key_file).encode()

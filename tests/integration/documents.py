@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+import proxy
 from testbed.broker import Broker
 from testbed.node import Node
 from tests.integration.broker_api import DEADLINE_SECONDS
@@ -48,6 +49,8 @@ class Shell:
     def __init__(self, variables: Mapping[str, str]) -> None:
         self._environment = {name: value for name, value in os.environ.items() if not name.startswith("RINGPROXY_")}
         self._environment["PATH"] = f"{Path(COMMAND).parent}:{self._environment['PATH']}"
+        # The same modules that the tests import.
+        self._environment["PYTHONPATH"] = str(Path(proxy.__file__).parents[1])
         self._environment |= variables
 
     def __call__(self, commands: str, status: int = 0) -> str:

@@ -13,6 +13,7 @@ import yaml
 from ring.compiled import kind
 from testbed.broker import Broker
 from testbed.node import Node
+from tests.certificates import Authority
 from tests.integration.broker_api import BrokerApi, VirtualHost, wait_until
 from tests.integration.conftest import PASSWORD, USER, Login, StartSidecar
 from tests.integration.documents import ROOT, Document, Shell, parsed, tried, variables
@@ -273,6 +274,34 @@ def test_journal_loses_records(start_used: StartSidecar, broker: Broker, tmp_pat
     assert 'ringproxy_journal_dropped_total{reason="store"} 1.0' in shell(look)
     assert 'ringproxy_journal_dropped_total{reason="buffer"} 0.0' in shell(look)
     assert "the journal cannot be written" in sidecar.log()
+
+
+def test_a_reload_failed(start_used: StartSidecar, broker: Broker, login: Login, tmp_path: Path) -> None:
+    look, check = RUNBOOK["A reload failed"]
+    password = tmp_path / "password"
+    password.write_text(f"{PASSWORD}\n")
+    sidecar = start_used(broker_password_file=str(password))
+    shell = Shell(here(broker, sidecar))
+    at_the_sidecar = Shell({"RINGPROXY_BROKER_PASSWORD_FILE": str(password)})
+    assert 'ringproxy_reload_ok{setting="broker_password_file"} 1.0' in shell(look)
+    assert "in order" in at_the_sidecar(check)
+    password.unlink()
+    wait_until("it shows", lambda: 'ringproxy_reload_ok{setting="broker_password_file"} 0.0' in shell(look))
+    assert "; what was read before stays in force" in sidecar.log()
+    at_the_sidecar(check, 2)
+    publish(sidecar)
+    password.write_text(f"{PASSWORD}\n")
+    wait_until("it is read", lambda: 'ringproxy_reload_ok{setting="broker_password_file"} 1.0' in shell(look))
+
+
+def test_a_certificate_ends(start_sidecar: StartSidecar, broker: Broker, tmp_path: Path) -> None:
+    (look,) = RUNBOOK["A certificate ends"]
+    own = Authority(tmp_path).issue("shown")
+    sidecar = start_sidecar(
+        broker_url="amqps://guest@localhost:9", client_cert_file=str(own.certificate), client_key_file=str(own.key)
+    )
+    shell = Shell(here(broker, sidecar))
+    assert 'ringproxy_certificate_expiry_timestamp_seconds{setting="client_cert_file"}' in shell(look)
 
 
 def test_not_scraped(start_used: StartSidecar, broker: Broker) -> None:

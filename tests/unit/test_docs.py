@@ -13,6 +13,7 @@ from proxy.counts import Counts
 from proxy.files import Files
 from proxy.http.problems import _TITLES
 from proxy.journal.journaling import Journaling
+from proxy.limits import Limits
 from proxy.management import Management
 from proxy.metrics import ProxyCollector
 from proxy.outcome import Outcome
@@ -64,8 +65,10 @@ async def test_every_metric_is_documented_and_no_other(tmp_path: Path) -> None:
         tables = RouteTables(router, selection, counts.tallies["amqp"], lambda _: "")
         listener = Listener(Shared(tables, sync, dial, 1, frozenset(), counts.amqp_latency.add), 1)
         settings = Settings(journal_dir=tmp_path)
-        journaling = Journaling(settings, Files(settings))
-        families = list(ProxyCollector(counts, router, sync, publisher, listener, journaling).collect())
+        files, limits = Files(settings), Limits(1, 1)
+        journaling = Journaling(settings, files)
+        parts = counts, router, sync, publisher, listener, journaling, limits, files
+        families = list(ProxyCollector(*parts).collect())
     suffix = {"counter": "_total", "info": "_info"}
     names = {family.name + suffix.get(family.type, "") for family in families}
     assert names == first_cells(section("Metrics"))

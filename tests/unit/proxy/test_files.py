@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy import files
+from proxy import files, watched
 from proxy.config import Settings
 
 
@@ -16,11 +16,12 @@ def write_tokens(file: Path, token: str) -> None:
 async def test_the_watch_outlives_a_defect(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(files, "LOOK_INTERVAL", 0.01)
+    monkeypatch.setattr(watched, "LOOK_INTERVAL", 0.01)
     tokens = tmp_path / "tokens.toml"
     write_tokens(tokens, "first")
     made = files.Files(Settings(tokens_file=tokens))
-    refresh, looks, again = made.access.refresh, 0, asyncio.Event()
+    (tokens_of,) = made.watched
+    refresh, looks, again = tokens_of.refresh, 0, asyncio.Event()
 
     def defective() -> None:
         nonlocal looks
@@ -30,7 +31,7 @@ async def test_the_watch_outlives_a_defect(
         refresh()
         again.set()
 
-    monkeypatch.setattr(made.access, "refresh", defective)
+    monkeypatch.setattr(tokens_of, "refresh", defective)
     write_tokens(tokens, "second")
     watch = asyncio.create_task(made.watch())
     await asyncio.wait_for(again.wait(), 10)

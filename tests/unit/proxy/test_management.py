@@ -11,7 +11,7 @@ from yarl import URL
 
 from proxy import management
 from proxy.management import MAX_RETRY_AFTER, Management, ManagementError
-from proxy.tls import ServerTls, client_tls
+from proxy.tls import ClientTls, ServerTls
 from proxy.topology import CONSISTENT_HASH, Binding, Exchange, TopologyError
 from ring.destination import Destination
 from ring.hashed import HashedValue
@@ -86,7 +86,7 @@ async def test_tls_is_asked_for_at_each_request(fake: FakeManagement, tmp_path: 
     server = TestServer(app)
     await server.start_server(ssl=tls.context)
     url = URL.build(scheme="https", host="127.0.0.1", port=server.port)
-    async with server, Management(url, 10, tls=client_tls(ca, None, None)) as api:
+    async with server, Management(url, 10, tls=ClientTls(ca, None, None)) as api:
         assert await api.vhosts() == {"/"}
         ca.write_bytes(other.certificate.read_bytes())
         with pytest.raises(ManagementError, match="certificate verify failed"):

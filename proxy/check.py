@@ -1,0 +1,69 @@
+"""`ring-proxy config --check`: reads every file that the settings name, as a start would, and changes nothing."""
+
+import os
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+
+from proxy.access import Access
+from proxy.config import Settings
+from proxy.credentials import credentials
+from proxy.files import client_tls, server_tls
+from proxy.journal.files import check_folder
+from proxy.journal.journaling import key_form
+from proxy.values import ConfigError
+
+
+def mistakes(settings: Settings) -> list[str]:
+    """Return what is wrong with the files that the settings name, each in a line that begins with the setting.
+
+    A sidecar of the same user starts where this is empty, unless an address is taken. A certificate that has ended
+    counts as a mistake: a sidecar would start with it, and nobody who checks it would connect.
+    """
+    found = []
+    for check in _checks(settings):
+        try:
+            check()
+        except ConfigError as error:
+            found.append(str(error))
+    return found
+
+
+def _checks(settings: Settings) -> list[Callable[[], object]]:
+    """Return what each raises ConfigError for a mistake of its own, so that none hides another."""
+    checks: list[Callable[[], object]] = [
+        partial(Access, settings.tokens_file),
+        partial(_listeners, settings),
+        partial(_brokers, settings),
+        partial(credentials, "broker_password_file", settings.broker_url, settings.broker_password_file),
+        partial(credentials, "management_password_file", settings.management_url, settings.management_password_file),
+        partial(key_form, settings),
+    ]
+    if settings.journal_dir is not None:
+        checks.append(partial(check_folder, settings.journal_dir))
+    if settings.http_socket is not None:
+        checks.append(partial(_socket, settings.http_socket))
+    return checks
+
+
+def _listeners(settings: Settings) -> None:
+    if (tls := server_tls(settings)) is not None:
+        _not_over("tls_cert_file", settings.tls_cert_file, tls.watched.value.ends)
+
+
+def _brokers(settings: Settings) -> None:
+    if (tls := client_tls(settings)) is not None:
+        _not_over("client_cert_file", settings.client_cert_file, tls.watched.value.ends)
+
+
+def _not_over(setting: str, file: Path | None, ends: float | None) -> None:
+    if ends is not None and ends < time.time():
+        at = datetime.fromtimestamp(ends, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        raise ConfigError(f"{setting}: the certificate in {str(file)!r} ended at {at}")
+
+
+def _socket(path: Path) -> None:
+    if not path.parent.is_dir() or not os.access(path.parent, os.W_OK | os.X_OK, effective_ids=True):
+        raise ConfigError(f"http_socket: {str(path)!r} cannot be made: {str(path.parent)!r} is no folder to write to")
