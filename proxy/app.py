@@ -120,7 +120,7 @@ def _sync(settings: Settings, api: Management, router: Router, selection: Select
         selection,
         interval=settings.sync_interval,
         settle_time=settings.settle_time,
-        rewrite_dead_letters=settings.on_dead_letter == "rewrite",
+        on_dead_letter=settings.on_dead_letter,
         named=named([*settings.route, *settings.shadow], settings.default_vhost),
     )
 

@@ -1,10 +1,11 @@
 """From a reading and a belief to an entry of the router: the ring, the reason to pass if there is one, what changed."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from proxy.changes import changed, lost
+from proxy.changes import changed, dead_letters_refused, lost
+from proxy.config import OnDeadLetter
 from proxy.management import Management
 from proxy.router import Change, Entry, KnownRing, Name, PassReason, with_change
 from proxy.selection import Mode, Selection
@@ -27,9 +28,9 @@ Weights = Mapping[Destination, int]
 class Assembly:
     """Makes entries. Rings are built in threads of their own, nearly all of it without the GIL, so the loop goes on."""
 
-    def __init__(self, api: Management, selection: Selection, rewrite_dead_letters: bool) -> None:
-        """`rewrite_dead_letters`: route also where queues would dead-letter under their own name."""
-        self._api, self._selection, self._rewrite_dead_letters = api, selection, rewrite_dead_letters
+    def __init__(self, api: Management, selection: Selection, on_dead_letter: OnDeadLetter) -> None:
+        """`on_dead_letter` is the setting: what happens where queues would dead-letter under their own name."""
+        self._api, self._selection, self._on_dead_letter = api, selection, on_dead_letter
         self._builder = ThreadPoolExecutor(1, "ring-builder")
 
     def close(self) -> None:
@@ -59,7 +60,7 @@ class Assembly:
             exchange_type = before.exchange_type if before else ""
             hashed = known.hashed if known else HashedValue()
         change, internal = None, False
-        queues: Mapping[str, bool | None] = {}
+        queues: Mapping[str, str | None] = {}
         if mode is Mode.PASS or not weights:
             known, change = None, lost(known, why)
         else:
@@ -71,11 +72,15 @@ class Assembly:
                 known, change = await loop.run_in_executor(
                     self._builder, _next, known, weights, hashed, exchange_type, why
                 )
+        passed = self._pass_reason(exchange_type, mode, known, queues, internal)
+        # An exchange that is only watched is never refused.
+        refuses = passed is PassReason.DEAD_LETTER and mode is Mode.ROUTE and self._on_dead_letter == "refuse"
         entry = Entry(
             mode=mode,
             exchange_type=exchange_type,
             known=known,
-            passed=self._pass_reason(exchange_type, mode, known, queues, internal),
+            passed=passed,
+            refused=dead_letters_refused(queues) if refuses else "",
             bindings=bindings,
             read_at=started,
             queues=queues,
@@ -90,7 +95,7 @@ class Assembly:
         exchange_type: str,
         mode: Mode,
         known: KnownRing | None,
-        queues: Mapping[str, bool | None],
+        queues: Mapping[str, str | None],
         internal: bool,
     ) -> PassReason | None:
         if exchange_type not in RING_TYPES:
@@ -101,7 +106,7 @@ class Assembly:
             return PassReason.NO_BINDINGS
         if internal:
             return PassReason.INTERNAL_DESTINATION
-        if any(queues.values()) and not self._rewrite_dead_letters:
+        if any(queues.values()) and self._on_dead_letter != "rewrite":
             return PassReason.DEAD_LETTER
         return PassReason.SHADOW if mode is Mode.SHADOW else None
 
@@ -115,22 +120,34 @@ class Assembly:
         return False
 
     async def _dead_letters(
-        self, vhost: str, weights: Weights, before: Mapping[str, bool | None]
-    ) -> Mapping[str, bool | None]:
-        """Of each queue bound: whether it would dead-letter under its own name; None where it does not show yet."""
+        self, vhost: str, weights: Weights, before: Mapping[str, str | None]
+    ) -> Mapping[str, str | None]:
+        """Return of each bound queue what makes it dead-letter under its own name, as `Entry.queues` has it.
+
+        Queues that were found to do so before come first: while one of them does, the exchange is not routed. Once
+        none of those that were looked at does any more, the rest of them are looked at too, so that the exchange is
+        routed again as soon as the last queue is mended, however many there are.
+        """
         queues = {d.name: None for d in weights if d.kind == "queue"}
-        answers = {queue: own_name for queue, own_name in before.items() if queue in queues}
+        answers = {queue: cause for queue, cause in before.items() if queue in queues}
         unsettled = [queue for queue in queues if answers.get(queue) is None]
-        again = [queue for queue, answer in answers.items() if answer is not None][:DEAD_LETTER_READS]
-        wanted = [*unsettled, *again]
-        for start in range(0, len(wanted), _AT_ONCE):
-            batch = wanted[start : start + _AT_ONCE]
+        settled = sorted((q for q, cause in answers.items() if cause is not None), key=lambda q: not answers[q])
+        suspects = [queue for queue in settled if answers[queue]]
+        await self._look(vhost, [*unsettled, *settled[:DEAD_LETTER_READS]], answers)
+        todo = suspects[DEAD_LETTER_READS:]
+        while todo and not any(answers[queue] for queue in suspects if queue not in todo):
+            await self._look(vhost, todo[:_AT_ONCE], answers)
+            todo = todo[_AT_ONCE:]
+        return answers
+
+    async def _look(self, vhost: str, queues: Sequence[str], answers: dict[str, str | None]) -> None:
+        """Ask what these queues do with dead letters, and put the answers at the end: the others come first then."""
+        for start in range(0, len(queues), _AT_ONCE):
+            batch = queues[start : start + _AT_ONCE]
             read = await asyncio.gather(*(self._api.dead_letters_by_own_name(vhost, queue) for queue in batch))
             for queue, answer in zip(batch, read, strict=True):
-                # Put at the end, so that the others have their turn with the next reading.
                 answers.pop(queue, None)
                 answers[queue] = answer
-        return answers
 
 
 def _same(known: KnownRing, weights: Weights, hashed: HashedValue, exchange_type: str) -> bool:

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from proxy.router import Change, Entry, KnownRing, Name, PassReason
 from ring.destination import Destination
@@ -52,7 +52,7 @@ def tell(name: Name, before: Entry | None, after: Entry, change: Change | None) 
     """Logs a change of the ring, of what happens to publishes, and bindings that are newly ignored or doubled."""
     if change:
         log.info("%s: %s (%s); %.2f%% of the slots moved", title(name), change.what, change.why, change.moved * 100)
-    if before is None or before.passed is not after.passed:
+    if before is None or (before.passed, before.refused) != (after.passed, after.refused):
         _tell_passed(name, after)
     ignored_before = set(before.bindings.ignored) if before else set()
     for binding in after.bindings.ignored:
@@ -80,7 +80,19 @@ def tell_missing(name: Name, before: Collection[Destination], after: Collection[
         log.info("%s: %s no longer shown by the management API; kept for the settle time", title(name), _some(new))
 
 
+def dead_letters_refused(queues: Mapping[str, str | None]) -> str:
+    """Return why an exchange with these queues takes no publishes, and what to do, in so few words as AMQP takes."""
+    queue, cause = min((queue, cause) for queue, cause in queues.items() if cause)
+    return (
+        f"queue {queue!r} would dead-letter under its own name ({cause}): give it a dead-letter-routing-key, or set"
+        " on_dead_letter = rewrite or pass"
+    )
+
+
 def _tell_passed(name: Name, entry: Entry) -> None:
+    if entry.refused:
+        log.warning("%s: publishes are refused: %s", title(name), entry.refused)
+        return
     match entry.passed:
         case None:
             log.info("%s: publishes are routed by the ring", title(name))
@@ -89,7 +101,7 @@ def _tell_passed(name: Name, entry: Entry) -> None:
                 "%s: passed to the exchange itself, because these queues dead-letter without a routing key of their"
                 " own: %s; give them one, or set on_dead_letter = rewrite",
                 title(name),
-                ", ".join(map(repr, entry.dead_letters)),
+                _some([f"{queue!r} ({entry.queues[queue]})" for queue in entry.dead_letters]),
             )
         case PassReason.INTERNAL_DESTINATION:
             log.warning("%s: passed to the exchange itself, because an internal exchange is bound to it", title(name))

@@ -53,7 +53,7 @@ _POSITIVE = frozenset(
 
 JournalKey = Literal["plain", "hash", "none"]
 OnStale = Literal["serve", "refuse"]
-OnDeadLetter = Literal["pass", "rewrite"]
+OnDeadLetter = Literal["pass", "rewrite", "refuse"]
 Mechanism = Literal["EXTERNAL", "ANONYMOUS"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["text", "json"]
@@ -113,7 +113,9 @@ class Settings:
     ring_max_age: float = _setting(300.0, "age from which a ring that cannot be read again is stale")
     on_stale: OnStale = _setting("serve", "what a stale ring does: serve, or refuse publishes")
     on_dead_letter: OnDeadLetter = _setting(
-        "pass", "an exchange whose queues would dead-letter under another routing key: pass it, or rewrite anyway"
+        "pass",
+        "an exchange whose queues would dead-letter under another routing key: pass it, rewrite anyway, or refuse "
+        "publishes",
     )
     management_timeout: float = _setting(5.0, "limit of one management API request")
     lookup_timeout: float = _setting(5.0, "how long a publish waits for a ring or a broker connection")

@@ -36,6 +36,8 @@ that ended at once 77 left one open, after 0.02 s 5, after 0.05 s none."""
 
 _EXCHANGE_COLUMNS = ("name", "type", "internal", "arguments", "message_stats.publish_in")
 
+_QUEUE_COLUMNS = ("name", "arguments", "policy", "effective_policy_definition")
+
 _IN_WORDS = {
     401: ", a wrong user or password, no tag management, or no permission in that virtual host",
     403: ", the user may not see this",
@@ -123,12 +125,13 @@ class Management:
         columns = ["destination", "destination_type", "routing_key"]
         return parse_bindings(await self._required(["exchanges", vhost, name, "bindings", "source"], columns))
 
-    async def dead_letters_by_own_name(self, vhost: str, queue: str) -> bool | None:
-        """Whether a queue dead-letters without a routing key of its own; None where that does not show (yet).
+    async def dead_letters_by_own_name(self, vhost: str, queue: str) -> str | None:
+        """Return what makes a queue dead-letter without a routing key of its own; None where that does not show (yet).
 
+        It is empty for a queue that does not do so.
         RabbitMQ 3.10 shows a policy's part of it only with a queue's next statistics, up to 5 s late (observed).
         """
-        answer = await self._get(["queues", vhost, queue], ["name", "arguments", "effective_policy_definition"])
+        answer = await self._get(["queues", vhost, queue], _QUEUE_COLUMNS)
         return None if answer is None else dead_letters_by_own_name(answer)
 
     async def _required(self, path: Sequence[str], columns: Sequence[str]) -> object:

@@ -144,7 +144,9 @@ class ProxyCollector(Collector):
         )
         age = GaugeMetricFamily("ringproxy_ring_age_seconds", "Since the bindings were last read well.", labels=labels)
         routed = GaugeMetricFamily(
-            "ringproxy_ring_routed", "1 where the ring routes publishes, 0 where they are passed.", labels=labels
+            "ringproxy_ring_routed",
+            "1 where the ring routes publishes, 0 where they are passed or refused.",
+            labels=labels,
         )
         ignored = GaugeMetricFamily(
             "ringproxy_ignored_bindings", "Bindings whose key is not a weight of 1 to 10,000.", labels=labels

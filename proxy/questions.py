@@ -62,6 +62,8 @@ def diff(one: str, other: str) -> tuple[str, bool]:
 def _explanation(answer: Mapping[str, Any], vhost: str, exchange: str, key: str) -> list[str]:
     lines = [f"exchange     {exchange} in virtual host {vhost}, {answer['type']}, mode {answer['mode']}"]
     place = answer.get("key")
+    if answer.get("refused"):
+        lines.append(f"refused      publishes are refused: {answer['refused']}")
     if answer["passed"]:
         lines.append(f"passed       publishes go to the exchange itself: {answer['passed']}")
     if place:
@@ -85,7 +87,7 @@ def _explanation(answer: Mapping[str, Any], vhost: str, exchange: str, key: str)
 def _differences(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
     lines = [
         f"{field}: {mine.get(field)} / {theirs.get(field)}"
-        for field in ("type", "mode", "passed", "hashed")
+        for field in ("type", "mode", "passed", "refused", "hashed")
         if mine.get(field) != theirs.get(field)
     ]
     weights = [_weights(answer) for answer in (mine, theirs)]

@@ -41,6 +41,10 @@ WHATEVER_IS_BOUND: Final = frozenset({PassReason.TYPE, PassReason.MODE_PASS})
 """Reasons to pass that no binding changes."""
 
 
+KEEPS_FROM_ROUTING: Final = frozenset({PassReason.DEAD_LETTER, PassReason.INTERNAL_DESTINATION})
+"""Reasons for which an exchange with a ring is not routed though it should be, until somebody mends its topology."""
+
+
 @dataclass(frozen=True)
 class Change:
     """One change of a ring, as logs and `ring-proxy explain` tell it."""
@@ -81,13 +85,17 @@ class Entry:
     bindings: Bindings
     read_at: float
     """Monotonic time at which the last good reading started."""
-    queues: Mapping[str, bool | None] = field(default_factory=dict)
-    """Of each queue bound, the one looked at longest ago first: whether it would dead-letter under its own name."""
+    queues: Mapping[str, str | None] = field(default_factory=dict)
+    """What makes each bound queue dead-letter under its own name, as `topology.dead_letters_by_own_name` tells it.
+
+    The queue that was looked at longest ago comes first."""
     changes: tuple[Change, ...] = ()
     internal: bool = False
     """Takes messages from other exchanges only."""
     publish_in: int | None = None
     """Messages published into it, as the broker last counted them; None where it did not say."""
+    refused: str = ""
+    """Why publishes are refused rather than passed for the reason `passed`; empty where they are not refused."""
 
     @property
     def follows_bindings(self) -> bool:
@@ -97,7 +105,7 @@ class Entry:
     @property
     def dead_letters(self) -> tuple[str, ...]:
         """The queues that would dead-letter under their own name."""
-        return tuple(sorted(queue for queue, own_name in self.queues.items() if own_name))
+        return tuple(sorted(queue for queue, cause in self.queues.items() if cause))
 
 
 @dataclass(frozen=True)
@@ -124,6 +132,8 @@ class Unknown:
 
     exchange: Name
     why: str
+    refused: bool = False
+    """The exchange is known, and takes no publishes for the reason `why`: a publish need not wait for a reading."""
 
 
 Decision = Routed | Passed | Unknown
@@ -234,6 +244,8 @@ class Router:
             return Unknown(name, "a declaration has not been read back yet")
         if self.clock() > self.fresh_until(entry):
             return Unknown(name, f"its ring is older than {self._max_age:g} s")
+        if entry.refused:
+            return Unknown(name, entry.refused, refused=True)
         return entry
 
     def decide(self, name: Name, key: bytes, asked: float = math.inf) -> Decision:
@@ -267,7 +279,7 @@ def _decided(entry: Entry, key: bytes) -> Routed | Passed:
 
 def _routes_alike(one: Entry, other: Entry) -> bool:
     alike = (one.passed, one.mode, one.internal) == (other.passed, other.mode, other.internal)
-    return alike and one.known is other.known
+    return alike and one.refused == other.refused and one.known is other.known
 
 
 def with_change(entry: Entry, change: Change) -> Entry:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from proxy.assembly import Assembly
 from proxy.belief import Belief
 from proxy.changes import tell, tell_missing, title
+from proxy.config import OnDeadLetter
 from proxy.declared import Declaration
 from proxy.identity import ASK_DISTANCE, Identity
 from proxy.lookups import Absent, LookUps
@@ -77,13 +78,13 @@ class Sync:
         *,
         interval: float,
         settle_time: float,
-        rewrite_dead_letters: bool,
+        on_dead_letter: OnDeadLetter = "pass",
         named: Collection[Name] = (),
     ) -> None:
         """`interval` and `settle_time` in seconds; `named` exchanges are read from the start and never forgotten."""
         self._api, self._router = api, router
         self.identity = Identity(api, router.tell)
-        self._assembly = Assembly(api, selection, rewrite_dead_letters)
+        self._assembly = Assembly(api, selection, on_dead_letter)
         self._interval, self._settle_time = interval, settle_time
         self._named = frozenset(named)
         self._tracked: dict[Name, _Tracked] = {name: _Tracked() for name in named}

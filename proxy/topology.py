@@ -136,22 +136,25 @@ def names_of(cluster: str, nodes: Iterable[str]) -> frozenset[str]:
     return frozenset(names) if cluster in names else frozenset()
 
 
-def dead_letters_by_own_name(answer: object) -> bool | None:
-    """Whether a queue, of `GET /api/queues/{vhost}/{name}`, dead-letters without a routing key of its own.
+def dead_letters_by_own_name(answer: object) -> str | None:
+    """Return what makes a queue, of `GET /api/queues/{vhost}/{name}`, dead-letter without a routing key of its own.
 
-    Published to through the default exchange, such a queue dead-letters under its own name instead of the original
-    routing key. An argument and a policy count alike, each key by itself. None where the answer has no word of
-    policies yet: RabbitMQ 3.10.8 has none before a queue's first statistics (observed). Raises TopologyError.
+    That is its argument or a policy, in words; empty where it does not. Published to through the default exchange,
+    such a queue dead-letters under its own name instead of the original routing key. An argument and a policy count
+    alike, each key by itself. None where the answer has no word of policies yet: RabbitMQ 3.10.8 has none before a
+    queue's first statistics (observed). Raises TopologyError.
     """
     table = _object(answer, "queue")
     arguments = _object(table.get("arguments", {}), "arguments")
     # RabbitMQ's JSON has an empty list for an empty policy.
     policy = _object(table.get("effective_policy_definition") or {}, "effective_policy_definition")
-    exchange = "x-dead-letter-exchange" in arguments or "dead-letter-exchange" in policy
-    routing_key = "x-dead-letter-routing-key" in arguments or "dead-letter-routing-key" in policy
-    if not exchange and "effective_policy_definition" not in table:
+    cause = "its argument x-dead-letter-exchange" if "x-dead-letter-exchange" in arguments else ""
+    if not cause and "effective_policy_definition" not in table:
         return None
-    return exchange and not routing_key
+    if not cause and "dead-letter-exchange" in policy:
+        name = table.get("policy")
+        cause = f"policy {name!r}" if isinstance(name, str) and name else "a policy"
+    return "" if "x-dead-letter-routing-key" in arguments or "dead-letter-routing-key" in policy else cause
 
 
 def _hashed(arguments: Mapping[str, Any]) -> HashedValue:

@@ -84,7 +84,7 @@ async def _run(management_url: str, exchange: str, seconds: float) -> None:
                 selection,
                 interval=interval,
                 settle_time=settings.settle_time,
-                rewrite_dead_letters=False,
+                on_dead_letter="pass",
                 named=[("/", exchange)],
             )
             readers.append(reader)

@@ -24,7 +24,7 @@ CONNECTION = {
     "management_timeout": "seconds that one request to the management API may take",
     "lookup_timeout": "seconds that a try to connect to the broker may take",
     "confirm_timeout": "seconds that a row waits for the broker's confirm, and a task for a broker to take rows",
-    "on_dead_letter": "queues that would dead-letter under another routing key: pass (refuse to publish), or rewrite",
+    "on_dead_letter": "queues that would dead-letter under another key: pass or refuse (nothing is sent), or rewrite",
 }
 """The sidecar's settings that count here too, by their names, and what they mean here."""
 

@@ -53,7 +53,7 @@ async def _read(options: Options) -> KnownRing:
         if not bindings.weights:
             raise PipelineError(f"exchange {name!r} has no binding that makes a ring")
         known = KnownRing(reading.exchange.type, str(reading.exchange.hashed), dict(bindings.weights))
-        if settings.on_dead_letter == "pass":
+        if settings.on_dead_letter != "rewrite":
             await _refuse_dead_letters(api, vhost, Routes.of(name, known))
     return known
 
@@ -61,11 +61,11 @@ async def _read(options: Options) -> KnownRing:
 async def _refuse_dead_letters(api: Management, vhost: str, routes: Routes) -> None:
     """As the sidecar passes such an exchange: docs/reference.md, on_dead_letter."""
     told = await asyncio.gather(*(api.dead_letters_by_own_name(vhost, queue) for queue in routes.queues))
-    found = [queue for queue, by_own_name in zip(routes.queues, told, strict=True) if by_own_name]
+    found = [(queue, cause) for queue, cause in zip(routes.queues, told, strict=True) if cause]
     if found:
         raise PipelineError(
-            f"queue {found[0]!r} would dead-letter rows under its own name, not under their routing keys: give it a"
-            " dead-letter routing key, or set on_dead_letter to rewrite"
+            f"queue {found[0][0]!r} would dead-letter rows under its own name, not under their routing keys, by"
+            f" {found[0][1]}: give it a dead-letter routing key, or set on_dead_letter to rewrite"
         )
 
 

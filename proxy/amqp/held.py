@@ -90,6 +90,8 @@ class Held:
         name = (c.vhost, exchange.decode(errors="replace"))
         c.tallies.of(name if name in self._shared.tables.router.entries else NOWHERE, None).unavailable += 1
         text = f"the ring of exchange '{name[1]}' is not known: {why}"
+        if unread.refused:
+            text = f"exchange '{unread.name[1]}' takes no publishes: {why}"
         if unread.other_cluster and self._shared.is_outdated(c):
             closing.refuse(c, CONNECTION_FORCED, f"{text}; connect again")
             return

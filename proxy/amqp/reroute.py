@@ -224,7 +224,7 @@ def is_recent(c: Connection, stale: Stale) -> bool:
 def _await(c: Connection, what: Stale | Unread) -> None:
     """Has it read, once a message."""
     key = what.name if isinstance(what, Unread) else what
-    if key not in c.tried:
+    if key not in c.tried and not (isinstance(what, Unread) and what.refused):
         c.tried.add(key)
         c.broker_held = what
 

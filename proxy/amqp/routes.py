@@ -60,6 +60,8 @@ class Unread(NamedTuple):
     why: str
     other_cluster: bool = False
     """The broker's cluster is not known to be the management API's: no look-up helps, another question may."""
+    refused: bool = False
+    """The exchange takes no publishes for the reason `why`: no look-up helps."""
 
 
 UNANSWERED = Unread(NOWHERE, "a declaration before it has no answer yet")
@@ -211,7 +213,7 @@ class RouteTable:
             return self._put(exchange, Route(name, tally(known, PassReason.MODE_PASS), PassReason.MODE_PASS))
         entry = router.look(name, self._asked)
         if isinstance(entry, Unknown):
-            return Unread(entry.exchange, entry.why)
+            return Unread(entry.exchange, entry.why, refused=entry.refused)
         if entry.exchange_type in RING_TYPES and (why := self._tables.mismatch(self.cluster)):
             return Unread(name, why, other_cluster=True)
         self.expires = min(self.expires, router.fresh_until(entry))
@@ -240,7 +242,7 @@ class RouteTable:
         router = self._tables.router
         entry = router.look((self._vhost, target.destination.name), self._asked)
         if isinstance(entry, Unknown):
-            target.unread = Unread(entry.exchange, entry.why)
+            target.unread = Unread(entry.exchange, entry.why, refused=entry.refused)
             return
         self.expires = min(self.expires, router.fresh_until(entry))
         if entry.passed is None and entry.known is not None:

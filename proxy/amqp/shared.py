@@ -69,7 +69,7 @@ class Shared:
         """Reads the exchange that a publish has waited for since `asked`; why that failed, or empty."""
         _, exchange = publishing.held_publish(c)
         left = asked + self.lookup_timeout - time.monotonic()
-        if left <= 0 or (unread.other_cluster and not await self._same_cluster(c, left)):
+        if unread.refused or left <= 0 or (unread.other_cluster and not await self._same_cluster(c, left)):
             return unread.why
         if unread.other_cluster:
             return ""

@@ -17,7 +17,8 @@ from proxy.lookups import Absent, NotReadable
 from proxy.memory import ADMIN_CONNECTIONS, ADMIN_UNREAD
 from proxy.outcome import Outcome
 from proxy.publisher import Publisher
-from proxy.router import Entry, Name, Router
+from proxy.router import KEEPS_FROM_ROUTING, Entry, Name, Router
+from proxy.selection import Mode
 from proxy.sync import Sync
 from ring.hashing import RING_FORMAT, SLOTS, slot_of
 
@@ -130,7 +131,15 @@ class Admin:
         notes = [(f"virtual host {vhost!r}", why) for vhost, why in faults if why and vhost != self._default_vhost]
         if gone := [name for name in self._stale() if name in self._sync.homeless]:
             notes.append(("rings of virtual hosts that do not show", _titles(gone)))
-        return sorted(notes)
+        return sorted(notes) + self._not_routed()
+
+    def _not_routed(self) -> list[tuple[str, str]]:
+        """What keeps exchanges that a ring should route from being routed, by the reason, and which they are."""
+        found: dict[str, list[Name]] = {}
+        for name, entry in sorted(self._router.entries.items()):
+            if entry.mode is Mode.ROUTE and entry.passed in KEEPS_FROM_ROUTING:
+                found.setdefault(f"{'refused' if entry.refused else 'not routed'} ({entry.passed})", []).append(name)
+        return [(what, _titles(names)) for what, names in found.items()]
 
     def _stale(self) -> list[Name]:
         router = self._router
@@ -179,7 +188,8 @@ class Admin:
             "exchange": name[1],
             "type": entry.exchange_type,
             "mode": entry.mode,
-            "passed": entry.passed,
+            "passed": None if entry.refused else entry.passed,
+            "refused": entry.refused or None,
             "age_seconds": round(self._router.clock() - entry.read_at, 3),
             "ignored_bindings": [
                 {"destination": named(b.destination), "key": b.key, "reason": b.reason} for b in entry.bindings.ignored

@@ -13,7 +13,7 @@ from proxy.amqp.frames import shorted
 from proxy.amqp.link import Link
 from proxy.amqp.routes import PUBLISH, Choice, Route, RouteTable, RouteTables, Unread
 from proxy.http.message import Message
-from proxy.http.problems import ProblemError, invalid, unavailable
+from proxy.http.problems import ProblemError, invalid, refused, unavailable
 from proxy.journal.buffer import Journal, Record
 from proxy.journal.witness import Witness
 from proxy.lookups import Absent, NotReadable
@@ -121,7 +121,7 @@ class Dispatch:
             placed = self._placed(route, key, message)
             slot = placed.choice.slot if placed.choice is not None else slot_of(key)
             if placed.choice is not None and placed.choice.target.unread is not None:
-                return self.look_up(outlet.name, placed.choice.target.unread.name, asked)
+                return self._read(outlet, placed.choice.target.unread, asked)
         link = lanes.links[slot % len(lanes.links)]
         if not link.clear:
             return self._cleared(link, asked)
@@ -246,7 +246,13 @@ class Dispatch:
         found = table.find(exchange)
         if isinstance(found, Unread):
             found = table.once(exchange, asked)
-        return found if isinstance(found, Route) else self.look_up(outlet.name, found.name, asked)
+        return found if isinstance(found, Route) else self._read(outlet, found, asked)
+
+    def _read(self, outlet: Outlet, unread: Unread, asked: float) -> Coroutine[Any, Any, None]:
+        """Return the look-up that a publish must await; raises ProblemError where no look-up helps."""
+        if unread.refused:
+            raise refused(unread.name, unread.why)
+        return self.look_up(outlet.name, unread.name, asked)
 
     def _refuse_internal(self, outlet: Outlet) -> None:
         entry = self._router.entries.get(outlet.name)

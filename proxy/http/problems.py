@@ -8,6 +8,7 @@ from typing import Any
 from aiohttp import web
 
 from proxy.outcome import Outcome
+from proxy.router import Name
 
 log = logging.getLogger(__name__)
 
@@ -94,6 +95,11 @@ def invalid(field: str, problem: str) -> ProblemError:
 def unavailable(detail: str) -> ProblemError:
     """A 503 for a message that was not sent."""
     return ProblemError(503, "unavailable", detail, Outcome.UNAVAILABLE, retryable=True)
+
+
+def refused(exchange: Name, why: str) -> ProblemError:
+    """A 503 for a message to an exchange that takes no publishes for now."""
+    return unavailable(f"exchange {exchange[1]!r} takes no publishes: {why}")
 
 
 @web.middleware

@@ -8,7 +8,7 @@ from proxy.http.answers import json_answer, named
 from proxy.http.dispatch import Dispatch
 from proxy.http.gate import Gate, head_of
 from proxy.http.parsing import name_of, query_of, short
-from proxy.http.problems import ProblemError
+from proxy.http.problems import ProblemError, refused
 from proxy.http.receipts import place
 from proxy.outcome import Outcome
 from proxy.router import Name, Passed, Routed, Router
@@ -54,6 +54,8 @@ class Question:
         """The router's decision, after looking up what it does not know. Raises ProblemError."""
         asked = self._router.clock()
         while not isinstance(decision := self._router.decide(name, key, asked), Routed | Passed):
+            if decision.refused:
+                raise refused(decision.exchange, decision.why)
             await self._dispatch.look_up(name, decision.exchange, asked)
         return decision
 

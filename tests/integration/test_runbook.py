@@ -125,6 +125,21 @@ def test_stale_ring(start_used: StartSidecar, broker: Broker, login: Login) -> N
         assert sidecar.metric("ringproxy_ring_age_seconds", exchange="orders") < 1
 
 
+def test_not_routed(start_used: StartSidecar, broker: Broker, shop: VirtualHost) -> None:
+    (look,) = RUNBOOK["Not routed"]
+    sidecar = start_used(sync_interval="0.2")
+    shell = Shell(here(broker, sidecar))
+    assert "note" not in shell(look)
+    shop.policy("dead", "^orders.2$", "queues", dead_letter_exchange="dlx")
+    wait_until("the note", lambda: "note not routed (dead_letter): 'orders' in 'shop'" in shell(look))
+    shown = json.loads(shell(look).splitlines()[-1])
+    assert (shown["passed"], shown["dead_letter_queues"]) == ("dead_letter", ["orders.2"])
+    publish(sidecar)
+    assert sidecar.metric("ringproxy_passed_total", exchange="orders", reason="dead_letter") == 1
+    shop.policy("dead", "^orders.2$", "queues", dead_letter_exchange="dlx", dead_letter_routing_key="orders.2")
+    wait_until("the mend", lambda: "note" not in shell(look))
+
+
 def test_lost_management_api(start_used: StartSidecar, broker: Broker, login: Login, shop: VirtualHost) -> None:
     look, ask = RUNBOOK["Lost management API"]
     with relay(login.management_url) as (link, management_url):

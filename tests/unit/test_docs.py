@@ -60,7 +60,7 @@ async def test_every_metric_is_documented_and_no_other(tmp_path: Path) -> None:
     publisher = Publisher(dial, lambda: ("", ""), connections=1, connect_timeout=1, confirm_timeout=1)
     async with Management(Settings().management_url, 1) as api:
         selection = Selection(["*"], [], [])
-        sync = Sync(api, router, selection, interval=15, settle_time=2, rewrite_dead_letters=False)
+        sync = Sync(api, router, selection, interval=15, settle_time=2, on_dead_letter="pass")
         counts = Counts()
         tables = RouteTables(router, selection, counts.tallies["amqp"], lambda _: "")
         listener = Listener(Shared(tables, sync, dial, 1, frozenset(), counts.amqp_latency.add), 1)

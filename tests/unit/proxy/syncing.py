@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import pytest
 
 from proxy import sync as sync_module
+from proxy.config import OnDeadLetter
 from proxy.management import Management
 from proxy.router import Entry, Router, Unknown
 from proxy.selection import Selection
@@ -69,7 +70,7 @@ async def syncing(
     route: tuple[str, ...] = ("*",),
     shadow: tuple[str, ...] = (),
     pass_: tuple[str, ...] = (),
-    rewrite: bool = False,
+    on_dead_letter: OnDeadLetter = "pass",
     named: tuple[Name, ...] = (),
 ) -> AsyncIterator[Made]:
     """Without `running`, readings are made only where a test asks for them."""
@@ -81,7 +82,7 @@ async def syncing(
             Selection(route, shadow, pass_),
             interval=interval,
             settle_time=settle_time,
-            rewrite_dead_letters=rewrite,
+            on_dead_letter=on_dead_letter,
             named=named,
         )
         task = asyncio.create_task(sync.run()) if running else None

@@ -109,14 +109,14 @@ def test_what_happens_to_publishes_is_told_when_it_changes(said: pytest.LogCaptu
     assert said.messages == [f"{HERE}: publishes are routed by the ring"]
     said.clear()
     for reason in PassReason:
-        after = replace(entry(passed=reason), queues={"q1": True, "ok": False, "q2": True})
+        after = replace(entry(passed=reason), queues={"q1": "policy 'p'", "ok": "", "q2": "an argument"})
         tell(NAME, entry(), after, None)
         (record,) = said.records
         loud = reason in (PassReason.DEAD_LETTER, PassReason.INTERNAL_DESTINATION)
         assert record.levelno == (logging.WARNING if loud else logging.INFO), reason
         assert record.getMessage().startswith(f"{HERE}: p")
         if reason is PassReason.DEAD_LETTER:
-            assert "'q1', 'q2'" in record.getMessage()
+            assert "'q1' (policy 'p'), 'q2' (an argument);" in record.getMessage()
             assert "on_dead_letter = rewrite" in record.getMessage()
         said.clear()
         tell(NAME, after, entry(), None)
@@ -156,7 +156,7 @@ def test_names_cannot_forge_a_line(said: pytest.LogCaptureFixture) -> None:
     nasty = Destination("queue", "q\nERROR")
     after = known({nasty: 1, A: 1})
     bindings = Bindings({nasty: 1}, (IgnoredBinding(nasty, "k\nERROR", "not a whole number"),), (nasty,))
-    new = replace(entry(after, PassReason.DEAD_LETTER, bindings), queues={"q\nERROR": True})
+    new = replace(entry(after, PassReason.DEAD_LETTER, bindings), queues={"q\nERROR": "an argument"})
     tell(name, None, new, changed(ONE, after, "sync"))
     assert len(said.messages) == 4
     assert all("\n" not in message for message in said.messages)

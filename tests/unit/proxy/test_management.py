@@ -60,8 +60,8 @@ async def test_what_it_asks_and_what_it_gives(fake: FakeManagement, api: Managem
     assert await api.exchange_names("/") == frozenset({"", "amq.topic", "x"})
     assert await api.exchange("/", "x") == Exchange(CONSISTENT_HASH, True, HashedValue("header", "h"))
     assert await api.bindings("/", "x") == (Binding(Destination("queue", "a"), "2"),)
-    assert await api.dead_letters_by_own_name("/", "q") is True
-    assert await api.dead_letters_by_own_name("/", "other") is False
+    assert await api.dead_letters_by_own_name("/", "q") == "its argument x-dead-letter-exchange"
+    assert await api.dead_letters_by_own_name("/", "other") == ""
     credentials = base64.b64encode(b"reader:hush").decode()
     assert fake.authorizations == {f"Basic {credentials}"}
 
@@ -115,7 +115,7 @@ async def test_names_arrive_as_they_are(fake: FakeManagement, api: Management, n
     assert await api.bindings(name, name) == (Binding(Destination("queue", "q"), "1"),)
     assert await api.exchange_names(name) == frozenset({"", "amq.topic", name})
     fake.queues[name, name] = {"arguments": {"x-dead-letter-exchange": "d"}}
-    assert await api.dead_letters_by_own_name(name, name) is True
+    assert await api.dead_letters_by_own_name(name, name) == "its argument x-dead-letter-exchange"
 
 
 async def test_a_path_below_which_the_api_is(fake: FakeManagement) -> None:

@@ -378,7 +378,7 @@ def test_changes_are_told_and_readings_that_change_nothing_are_not(router: Route
     first = entry(TWO, read_at=1000.0)
     router.put(X, first)
     assert changed.call_count == 1
-    router.put(X, replace(first, read_at=1001.0, bindings=Bindings({queue("a"): 1}), queues={"a": False}))
+    router.put(X, replace(first, read_at=1001.0, bindings=Bindings({queue("a"): 1}), queues={"a": ""}))
     assert changed.call_count == 1, "as before, but for what routes nothing"
     router.expect(X, 1002.0, certain=False)
     assert changed.call_count == 2

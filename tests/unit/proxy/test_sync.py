@@ -116,7 +116,7 @@ async def test_stopping_ends_it(fake: FakeManagement) -> None:
             Selection(["*"], [], []),
             interval=1,
             settle_time=0,
-            rewrite_dead_letters=False,
+            on_dead_letter="pass",
             named=[X],
         )
         task = asyncio.create_task(sync.run())

@@ -6,7 +6,7 @@ from unittest.mock import Mock
 import pytest
 
 from proxy.assembly import DEAD_LETTER_READS
-from proxy.router import Passed, PassReason
+from proxy.router import Passed, PassReason, Routed, Unknown
 from proxy.topology import CONSISTENT_HASH, MODULUS_HASH
 from ring.destination import Destination
 from ring.ring import Ring
@@ -45,7 +45,7 @@ async def test_a_look_up_makes_a_ring(fake: FakeManagement) -> None:
         ([binding("inner", "1", "exchange")], {}, {}, PassReason.INTERNAL_DESTINATION),
         ([binding("open", "1", "exchange")], {}, {}, None),
         ([binding("a"), binding("dead")], {}, {}, PassReason.DEAD_LETTER),
-        ([binding("a"), binding("dead")], {}, {"rewrite": True}, None),
+        ([binding("a"), binding("dead")], {}, {"on_dead_letter": "rewrite"}, None),
         ([binding("a"), binding("dead")], {}, {"shadow": ("x",)}, PassReason.DEAD_LETTER),
         ([binding("dead", "1", "exchange")], {}, {}, None),
     ],
@@ -114,6 +114,55 @@ async def test_dead_letter_queues_are_listed_and_looked_at_again(fake: FakeManag
         clock.now += 1
         await made.sync.refresh(X, "test", {Destination("queue", names[-1])})
         assert made.entry.dead_letters == ("new",)
+
+
+async def test_an_exchange_is_routed_again_with_the_reading_after_its_last_queue_is_mended(
+    fake: FakeManagement, clock: Clock
+) -> None:
+    names = [f"q{i:02}" for i in range(4 * DEAD_LETTER_READS)]
+    fake.exchange("x", *(binding(name) for name in names))
+    for name in names:
+        fake.queues["/", name] = {"arguments": {"x-dead-letter-exchange": "d"}}
+    async with syncing(fake) as made:
+        await made.sync.look_up(X, 10)
+        # While the first ones dead-letter, the others are not asked about.
+        clock.now += 1
+        fake.requests.clear()
+        await made.sync.refresh(X, "test")
+        assert sum(fake.counted()[f"/api/queues/%2F/{name}"] for name in names) == DEAD_LETTER_READS
+        assert made.entry.passed is PassReason.DEAD_LETTER
+        for name in names:
+            del fake.queues["/", name]
+        clock.now += 1
+        await made.sync.refresh(X, "test")
+        assert isinstance(made.router.decide(X, b"k"), Routed)
+
+
+async def test_dead_letters_are_refused_where_so_set(
+    fake: FakeManagement, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    fake.exchange("x", binding("a"), binding("b"))
+    fake.exchange("watched", binding("b"))
+    dies = {"policy": "dead", "effective_policy_definition": {"dead-letter-exchange": "d"}}
+    async with syncing(fake, on_dead_letter="refuse", shadow=("watched",)) as made:
+        await made.sync.look_up(X, 10)
+        assert isinstance(made.router.decide(X, b"k"), Routed)
+        fake.queues["/", "b"] = dies
+        clock.now += 1
+        await made.sync.refresh(X, "test")
+        why = (
+            "queue 'b' would dead-letter under its own name (policy 'dead'): give it a dead-letter-routing-key, or set"
+            " on_dead_letter = rewrite or pass"
+        )
+        assert made.router.decide(X, b"k") == Unknown(X, why, refused=True)
+        assert warnings(caplog) == [f"exchange 'x' in virtual host '/': publishes are refused: {why}"]
+        # An exchange that is only watched goes on as it does without the sidecar.
+        await made.sync.look_up(("/", "watched"), 10)
+        assert isinstance(made.router.decide(("/", "watched"), b"k"), Passed)
+        del fake.queues["/", "b"]
+        clock.now += 1
+        await made.sync.refresh(X, "test")
+        assert isinstance(made.router.decide(X, b"k"), Routed)
 
 
 async def test_a_type_that_changes(fake: FakeManagement, clock: Clock) -> None:

@@ -215,35 +215,43 @@ def test_names() -> None:
 
 
 DLX, DLK = "x-dead-letter-exchange", "x-dead-letter-routing-key"
+BY_ARGUMENT = "its argument x-dead-letter-exchange"
 
 
 @pytest.mark.parametrize(
     ("arguments", "policy", "expected"),
     [
-        ({}, {}, False),
-        ({DLX: "d"}, {}, True),
-        ({DLX: "d", DLK: "k"}, {}, False),
-        ({DLK: "k"}, {}, False),
-        ({}, {"dead-letter-exchange": "d"}, True),
-        ({}, {"dead-letter-exchange": "d", "dead-letter-routing-key": "k"}, False),
-        ({DLX: "d"}, {"dead-letter-routing-key": "k"}, False),
-        ({DLK: "k"}, {"dead-letter-exchange": "d"}, False),
-        ({DLX: ""}, {}, True),
-        ({DLX: "d"}, [], True),
-        ({}, [], False),
-        ({}, None, False),
-        ({"x-max-length": 5}, {"max-length": 6}, False),
+        ({}, {}, ""),
+        ({DLX: "d"}, {}, BY_ARGUMENT),
+        ({DLX: "d", DLK: "k"}, {}, ""),
+        ({DLK: "k"}, {}, ""),
+        ({}, {"dead-letter-exchange": "d"}, "policy 'p'"),
+        ({}, {"dead-letter-exchange": "d", "dead-letter-routing-key": "k"}, ""),
+        ({DLX: "d"}, {"dead-letter-routing-key": "k"}, ""),
+        ({DLX: "d"}, {"dead-letter-exchange": "e"}, BY_ARGUMENT),
+        ({DLK: "k"}, {"dead-letter-exchange": "d"}, ""),
+        ({DLX: ""}, {}, BY_ARGUMENT),
+        ({DLX: "d"}, [], BY_ARGUMENT),
+        ({}, [], ""),
+        ({}, None, ""),
+        ({"x-max-length": 5}, {"max-length": 6}, ""),
     ],
 )
-def test_dead_lettering_by_argument_and_by_policy(arguments: Any, policy: Any, expected: bool) -> None:
-    answer: object = {"name": "q", "arguments": arguments, "effective_policy_definition": policy}
-    assert dead_letters_by_own_name(answer) is expected
+def test_dead_lettering_by_argument_and_by_policy(arguments: Any, policy: Any, expected: str) -> None:
+    answer: object = {"name": "q", "arguments": arguments, "policy": "p", "effective_policy_definition": policy}
+    assert dead_letters_by_own_name(answer) == expected
+
+
+@pytest.mark.parametrize("name", [None, "", 7, []])
+def test_a_policy_without_a_name(name: object) -> None:
+    answer = {"name": "q", "policy": name, "effective_policy_definition": {"dead-letter-exchange": "d"}}
+    assert dead_letters_by_own_name(answer) == "a policy"
 
 
 def test_a_queue_without_a_policy_s_field() -> None:
-    assert dead_letters_by_own_name({"name": "q", "arguments": {DLX: "d"}}) is True
+    assert dead_letters_by_own_name({"name": "q", "arguments": {DLX: "d"}}) == BY_ARGUMENT
     assert dead_letters_by_own_name({"name": "q"}) is None
-    assert dead_letters_by_own_name({"name": "q", "effective_policy_definition": []}) is False
+    assert dead_letters_by_own_name({"name": "q", "effective_policy_definition": []}) == ""
 
 
 @pytest.mark.parametrize("answer", [None, [], "q", {"arguments": []}, {"effective_policy_definition": ["d"]}])
@@ -313,7 +321,8 @@ def test_any_json_is_a_queue_or_names_or_a_topology_error(answer: object) -> Non
             found = parse(answer)
         except TopologyError:
             continue
-        assert found is None or isinstance(found, bool | frozenset)
+        assert found is None or isinstance(found, str | frozenset)
+        str(found).encode()
 
 
 @given(json_values | near_misses)

@@ -2,6 +2,7 @@
 
 import gc
 from collections.abc import Mapping
+from dataclasses import replace
 from math import inf
 
 import pytest
@@ -205,6 +206,18 @@ def test_another_clusters_bindings_route_nothing() -> None:
     t = Tables({"x": QUEUES, "t": known(None, PassReason.TYPE)}, mismatch="that is cluster b")
     assert t.table.find(b"x") == Unread((VHOST, "x"), "that is cluster b", other_cluster=True)
     assert t.route("t").tally is t.tallies.of((VHOST, "t"), PassReason.TYPE)
+
+
+def test_an_exchange_that_is_refused_takes_nothing_and_waits_for_nothing() -> None:
+    entry = replace(known(QUEUES, PassReason.DEAD_LETTER), refused="queue 'q1' dead-letters")
+    t = Tables({"x": entry, "before": ring(exchange("x"))})
+    unread = Unread((VHOST, "x"), "queue 'q1' dead-letters", refused=True)
+    assert t.table.find(b"x") == unread
+    target = t.target("before")
+    assert target is not None
+    assert target.unread == unread
+    t.put("x", replace(entry, refused=""))
+    assert t.route("x").tally is t.tallies.of((VHOST, "x"), PassReason.DEAD_LETTER)
 
 
 def test_an_internal_exchange_passes_for_the_broker_to_refuse() -> None:
