@@ -80,6 +80,15 @@ def tell_missing(name: Name, before: Collection[Destination], after: Collection[
         log.info("%s: %s no longer shown by the management API; kept for the settle time", title(name), _some(new))
 
 
+def tell_absent(name: Name) -> None:
+    """Log that an exchange does not exist although a setting names it, and what an operator can do about that."""
+    log.warning(
+        "%s does not exist, and the setting route or shadow names it: correct the name (VHOST/NAME where it is not in"
+        " the default virtual host), or declare the exchange",
+        title(name),
+    )
+
+
 def dead_letters_refused(queues: Mapping[str, str | None]) -> str:
     """Return why an exchange with these queues takes no publishes, and what to do, in so few words as AMQP takes."""
     queue, cause = min((queue, cause) for queue, cause in queues.items() if cause)

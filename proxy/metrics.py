@@ -196,6 +196,14 @@ class ProxyCollector(Collector):
         failing = GaugeMetricFamily("ringproxy_sync_failing", "Exchanges whose last reading failed.")
         failing.add_metric([], len(self._sync.faults))
         yield failing
+        absent = GaugeMetricFamily(
+            "ringproxy_named_exchange_absent",
+            "1 where an exchange that route or shadow names without a wildcard does not exist.",
+            labels=["vhost", "exchange"],
+        )
+        for name, is_absent in self._sync.missing().items():
+            absent.add_metric(list(name), is_absent)
+        yield absent
         up = GaugeMetricFamily("ringproxy_management_up", "1 where the management API answered when last asked.")
         up.add_metric([], not self._sync.identity.unreachable)
         yield up

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from proxy.assembly import Assembly
 from proxy.belief import Belief
-from proxy.changes import tell, tell_missing, title
+from proxy.changes import tell, tell_absent, tell_missing, title
 from proxy.config import OnDeadLetter
 from proxy.declared import Declaration
 from proxy.identity import ASK_DISTANCE, Identity
@@ -116,6 +116,11 @@ class Sync:
     def pending(self) -> list[Name]:
         """Named exchanges that have not been read yet."""
         return sorted(name for name in self._named if self._tracked[name].read_started == NEVER)
+
+    def missing(self) -> dict[Name, bool]:
+        """Return of each named exchange that has been read whether it does not exist."""
+        read = [name for name in sorted(self._named) if self._tracked[name].read_started != NEVER]
+        return {name: name not in self._router.entries for name in read}
 
     async def run(self) -> None:
         """Reads each tracked exchange again after a random time of up to the interval, until cancelled."""
@@ -332,13 +337,15 @@ class Sync:
             self._wake.set()
 
     def _drop(self, name: Name, before: Entry | None) -> None:
-        if before is not None:
+        named = self._tracked[name] if name in self._named else None
+        if named is not None and (before is not None or named.read_started == NEVER):
+            tell_absent(name)
+        elif before is not None:
             log.info("%s: gone", title(name))
         self._router.drop(name)
-        if name in self._named:
-            tracked = self._tracked[name]
-            tracked.read_started = time.monotonic()
-            tracked.due = tracked.read_started + random.uniform(0, self._interval)
+        if named is not None:
+            named.read_started = time.monotonic()
+            named.due = named.read_started + random.uniform(0, self._interval)
         else:
             self._tracked.pop(name, None)
 

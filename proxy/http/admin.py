@@ -97,6 +97,11 @@ class Admin:
         ready = not any(checks.values())
         if "verbose" in request.query:
             lines = [f"{'FAIL' if why else 'ok  '} {check}{why and ': ' + why}" for check, why in checks.items()]
+            if missing := self._sync.missing():
+                # Not among the checks: a program may declare it later, through this sidecar, once that is ready.
+                absent = [name for name, is_absent in missing.items() if is_absent]
+                why = f": {_titles(absent)} not, which leaves the sidecar ready" if absent else ""
+                lines.append(f"{'FAIL' if why else 'ok  '} named exchanges exist{why}")
             lines += [f"note {what}: {why}" for what, why in self._elsewhere()]
             text = "".join(f"{escaped(line)}\n" for line in lines)
         else:

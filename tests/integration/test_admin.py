@@ -101,9 +101,33 @@ def test_a_ring_of_a_virtual_host_that_is_gone_is_a_note(
         assert sidecar.admin("/readyz").status == 200
 
 
-def test_a_named_ring_that_does_not_exist_keeps_nothing_waiting(start_sidecar: StartSidecar) -> None:
-    """Somebody may declare it later: its absence is an answer."""
-    start_sidecar(route="declared later").wait_ready()
+def test_a_named_exchange_that_does_not_exist_is_told_and_keeps_nothing_waiting(
+    start_sidecar: StartSidecar, login: Login, vhost: VirtualHost
+) -> None:
+    """Somebody may declare it later: its absence is an answer, and the status of readyz is as if it were there."""
+    sidecar = start_sidecar(route=f"{vhost.name}/ordesr", shadow=f"{vhost.name}/watched,*/some*", sync_interval="0.2")
+
+    def absent(exchange: str) -> float:
+        return sidecar.metric("ringproxy_named_exchange_absent", vhost=vhost.name, exchange=exchange)
+
+    sidecar.wait_ready()
+    told = sidecar.admin("/readyz?verbose")
+    where = f"'ordesr' in {vhost.name!r}, 'watched' in {vhost.name!r}"
+    assert f"FAIL named exchanges exist: {where} not, which leaves the sidecar ready" in told.text.splitlines()
+    assert told.status == 200
+    assert (absent("ordesr"), absent("watched")) == (1, 1)
+    for exchange in ("ordesr", "watched"):
+        said = f"exchange '{exchange}' in virtual host {vhost.name!r} does not exist, and the setting route or shadow"
+        assert sidecar.log().count(said) == 1
+
+    vhost.exchange("ordesr")
+    vhost.exchange("watched")
+    wait_until("found", lambda: "ok   named exchanges exist" in sidecar.admin("/readyz?verbose").text.splitlines())
+    assert (absent("ordesr"), absent("watched")) == (0, 0)
+
+    vhost.delete_exchange("ordesr")
+    wait_until("missed again", lambda: absent("ordesr") == 1)
+    assert sidecar.log().count("exchange 'ordesr' in virtual host") >= 2
 
 
 @pytest.mark.parametrize("accept", ["*/*", "application/openmetrics-text; version=1.0.0"])

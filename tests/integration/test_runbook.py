@@ -140,6 +140,17 @@ def test_not_routed(start_used: StartSidecar, broker: Broker, shop: VirtualHost)
     wait_until("the mend", lambda: "note" not in shell(look))
 
 
+def test_named_exchange_absent(start_sidecar: StartSidecar, broker: Broker, shop: VirtualHost) -> None:
+    look, ask = RUNBOOK["Named exchange absent"]
+    sidecar = start_sidecar(route="shop/ordesr")
+    sidecar.wait_ready()
+    shell = Shell(here(broker, sidecar))
+    assert failing(shell(look)) == ["named exchanges exist"]
+    assert "orders" in [exchange["name"] for exchange in json.loads(shell(ask))]
+    # As the alert says: the exchange that was meant is passed.
+    assert sidecar.publish("orders", "k", vhost="shop").receipt()["outcome"] == "passed"
+
+
 def test_lost_management_api(start_used: StartSidecar, broker: Broker, login: Login, shop: VirtualHost) -> None:
     look, ask = RUNBOOK["Lost management API"]
     with relay(login.management_url) as (link, management_url):
