@@ -46,7 +46,8 @@ def mistake(result: subprocess.CompletedProcess[str]) -> str:
     """The one line of a usage error."""
     assert result.returncode == 2, result
     assert result.stdout == ""
-    (line,) = [line for line in result.stderr.splitlines() if " INFO " not in line]
+    # Before it there may be a log: of a start, and of what the machine has too little of.
+    (line,) = [line for line in result.stderr.splitlines() if not re.match(r"\S+Z (INFO|WARNING) ", line)]
     assert line.startswith("ring-proxy: ")
     return line
 
