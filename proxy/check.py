@@ -22,13 +22,13 @@ def mistakes(settings: Settings) -> list[str]:
     A sidecar of the same user starts where this is empty, unless an address is taken. A certificate that has ended
     counts as a mistake: a sidecar would start with it, and nobody who checks it would connect.
     """
-    found = []
+    found: dict[str, None] = {}
     for check in _checks(settings):
         try:
             check()
         except ConfigError as error:
-            found.append(str(error))
-    return found
+            found[str(error)] = None  # once, where two of them find it
+    return list(found)
 
 
 def _checks(settings: Settings) -> list[Callable[[], object]]:
@@ -39,6 +39,7 @@ def _checks(settings: Settings) -> list[Callable[[], object]]:
         partial(_brokers, settings),
         partial(credentials, "broker_password_file", settings.broker_url, settings.broker_password_file),
         partial(credentials, "management_password_file", settings.management_url, settings.management_password_file),
+        settings.with_secrets,
         partial(key_form, settings),
     ]
     if settings.journal_dir is not None:

@@ -93,10 +93,10 @@ def _add_settings(command: argparse.ArgumentParser) -> None:
         command.add_argument(flag, dest=f"set_{name}", metavar="VALUE", help=help_of(name), **more)
 
 
-def _settings(options: argparse.Namespace) -> Settings:
+def _settings(options: argparse.Namespace, *, secrets: bool = True) -> Settings:
     flags = {name: value for name in field_names() if (value := getattr(options, f"set_{name}")) is not None}
     file = options.config or os.environ.get(f"{ENVIRONMENT_PREFIX}CONFIG")
-    return Settings.load(Path(file) if file else None, os.environ, flags)
+    return Settings.load(Path(file) if file else None, os.environ, flags, secrets=secrets)
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -115,14 +115,14 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _config(options: argparse.Namespace) -> int:
-    settings = _settings(options)
     if options.check:
-        found = mistakes(settings)
+        found = mistakes(_settings(options, secrets=False))
         for mistake in found:
             print(f"ring-proxy: {escaped(mistake)}", file=sys.stderr)
         if not found:
             print("the settings, and the files that they name, are in order")
         return USAGE_ERROR if found else 0
+    settings = _settings(options)
     print(describe(settings))
     print(memory.table(settings))
     return 0

@@ -228,10 +228,12 @@ class Settings:
         return self.broker_addresses or (Address(self.broker_url.host or "", port),)
 
     @classmethod
-    def load(cls, file: Path | None, environment: Mapping[str, str], flags: Mapping[str, str]) -> Self:
+    def load(
+        cls, file: Path | None, environment: Mapping[str, str], flags: Mapping[str, str], *, secrets: bool = True
+    ) -> Self:
         """Settings of a TOML file, the environment and flags (by written name), the last winning.
 
-        Raises ConfigError for an unknown key or a value that does not parse.
+        Raises ConfigError for an unknown key or a value that does not parse. Without `secrets` it reads no password file.
         """
         values: dict[str, Any] = {}
         for name, value in _file_values(file).items():
@@ -240,9 +242,11 @@ class Settings:
             values[name] = _parse(name, text, "")
         for name, text in flags.items():
             values[_attribute(name)] = _parse(_attribute(name), text, "")
-        return cls(**values)._with_secrets()
+        made = cls(**values)
+        return made.with_secrets() if secrets else made
 
-    def _with_secrets(self) -> Self:
+    def with_secrets(self) -> Self:
+        """Return the settings with the passwords of their files in the URLs. Raises ConfigError."""
         changes: dict[str, Any] = {}
         for url, file in (("broker_url", self.broker_password_file), ("management_url", self.management_password_file)):
             if file is not None:

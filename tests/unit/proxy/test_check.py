@@ -51,7 +51,8 @@ def settings(folder: Path) -> dict[str, str]:
 
 
 def found(folder: Path, **changes: str) -> list[str]:
-    made = Settings.load(None, {}, settings(folder) | {name: str(folder / file) for name, file in changes.items()})
+    given = settings(folder) | {name: str(folder / file) for name, file in changes.items()}
+    made = Settings.load(None, {}, given, secrets=False)
     before = sorted(folder.rglob("*"))
     lines = mistakes(made)
     assert sorted(folder.rglob("*")) == before
@@ -67,6 +68,8 @@ def test_what_is_in_order_has_no_mistake(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("setting", "file", "why"),
     [
+        ("broker_password_file", "nowhere", "cannot be read: No such file"),
+        ("management_password_file", "empty", "empty first line"),
         ("tokens_file", "nowhere", "cannot be read: No such file"),
         ("tokens_file", "rubbish", "not TOML"),
         ("tls_cert_file", "rubbish", "has no certificate"),
@@ -98,13 +101,17 @@ def test_a_certificate_that_has_ended_is_a_mistake(folder: Path, which: str) -> 
 
 
 def test_no_mistake_hides_another(folder: Path) -> None:
-    lines = found(folder, tokens_file="empty", tls_key_file="empty", ca_file="empty", journal_key_file="empty")
-    assert [line.partition(":")[0] for line in lines] == [
-        "tokens_file",
-        "tls_key_file",
-        "ca_file",
-        "journal_key_file",
-    ]
+    wrong = (
+        *("tokens_file", "tls_key_file", "ca_file"),
+        *("broker_password_file", "management_password_file", "journal_key_file"),
+    )
+    lines = found(folder, **dict.fromkeys(wrong, "empty"))
+    assert [line.partition(":")[0] for line in lines] == list(wrong)
+
+
+def test_a_password_as_config_shows_it_is_a_mistake() -> None:
+    (line,) = mistakes(Settings.load(None, {}, {"broker_url": "amqp://me:***@h/"}, secrets=False))
+    assert line.startswith("broker_url: the password is '***'")
 
 
 @pytest.fixture
