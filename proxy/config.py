@@ -233,7 +233,7 @@ class Settings:
     ) -> Self:
         """Settings of a TOML file, the environment and flags (by written name), the last winning.
 
-        Raises ConfigError for an unknown key or a value that does not parse. Without `secrets` it reads no password file.
+        Raises ConfigError for an unknown key or a value that does not parse. Without `secrets` no password is read.
         """
         values: dict[str, Any] = {}
         for name, value in _file_values(file).items():
