@@ -23,6 +23,8 @@ class Belief:
     weights: Mapping[Destination, int] = field(default_factory=dict)
     missing: Mapping[Destination, float] = field(default_factory=dict)
     """Monotonic seconds; later, where nobody looked for long."""
+    laid_over: frozenset[Destination] = frozenset()
+    """Of those that are missing, what a declaration keeps: where that no longer counts, their removal has settled."""
     came: float = float("-inf")
     """When the last reading came back."""
 
@@ -33,22 +35,28 @@ class Belief:
         came: float,
         settle_time: float,
         vouched: Collection[Destination] = (),
+        shown: Collection[Destination] | None = None,
     ) -> "Belief":
         """The belief after a reading that started, and came back, at these times (monotonic seconds).
 
-        `vouched` are destinations whose removal a second source told of: a return, an event, an -ok.
+        `vouched` are destinations whose removal a second source told of: a return, an event, an -ok. `shown` is what
+        the reading showed itself, where `reading` has declarations laid over it: a removal settles also while it is
+        hidden by a declaration, and counts as soon as that does not.
         """
+        shown = reading if shown is None else shown
         unseen = max(started - self.came - settle_time * _LONGEST_GAP, 0.0)
         missing = {
             # From the end of the first reading without it, for only that end may have been so.
-            destination: self.missing[destination] + unseen if destination in self.missing else came
+            destination: self.missing.get(destination, came)
+            + (unseen if destination in self.missing and destination not in self.laid_over else 0)
             for destination in self.weights
-            if destination not in reading and destination not in vouched
+            if destination not in shown and destination not in vouched
         }
         # A single reading never settles a removal, unless settle_time is 0.
         settled = {d for d, since in missing.items() if started - since >= settle_time or not settle_time}
-        missing = {d: since for d, since in missing.items() if d not in settled}
-        return Belief({**{d: self.weights[d] for d in missing}, **reading}, missing, came)
+        laid_over = frozenset(settled & reading.keys())
+        missing = {d: since for d, since in missing.items() if d not in settled or d in laid_over}
+        return Belief({**{d: self.weights[d] for d in missing}, **reading}, missing, laid_over, came)
 
     def after_failure(self) -> "Belief":
         """The same once a reading has failed: what was missing before may have been there meanwhile."""
@@ -56,6 +64,5 @@ class Belief:
 
     def look_again_at(self, settle_time: float) -> float | None:
         """When to read next to see whether what is missing still is; None where nothing is."""
-        if not self.missing:
-            return None
-        return min(self.came + settle_time / _LOOKS, min(self.missing.values()) + settle_time)
+        unsettled = [since for destination, since in self.missing.items() if destination not in self.laid_over]
+        return min(self.came + settle_time / _LOOKS, min(unsettled) + settle_time) if unsettled else None

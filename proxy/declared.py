@@ -5,7 +5,8 @@ until one shows it, binding by binding. A statement that took the place of its o
 before both shows it too, so it is kept for its whole time.
 """
 
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -14,6 +15,11 @@ from ring.destination import Destination
 
 OVERLAY_TIME = 10.0
 """Seconds for which a declaration outweighs readings that do not show it: later, a change made elsewhere undid it."""
+
+NEVER = float("-inf")
+
+MOST_SAID = 10_000
+"""Statements on bindings that one overlay keeps; as many bindings as the largest exchanges have."""
 
 
 @dataclass(frozen=True)
@@ -81,17 +87,75 @@ def _contested(said: _Said | None) -> bool:
     return said is not None and said.contested
 
 
+class _Statements:
+    """Statements of one kind on the bindings of one exchange, found by destination and key."""
+
+    def __init__(self) -> None:
+        self._by_destination: dict[Destination, dict[str, _Said]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._by_destination)
+
+    def __contains__(self, destination: Destination) -> bool:
+        return destination in self._by_destination
+
+    def __iter__(self) -> Iterator[Destination]:
+        return iter(self._by_destination)
+
+    def get(self, binding: Binding) -> _Said | None:
+        return self._by_destination.get(binding.destination, {}).get(binding.key)
+
+    def put(self, binding: Binding, said: _Said) -> None:
+        self._by_destination.setdefault(binding.destination, {})[binding.key] = said
+
+    def pop(self, binding: Binding) -> _Said | None:
+        keys = self._by_destination.get(binding.destination, {})
+        said = keys.pop(binding.key, None)
+        if said is not None and not keys:
+            del self._by_destination[binding.destination]
+        return said
+
+    def pop_all(self, destination: Destination) -> list[_Said]:
+        return list(self._by_destination.pop(destination, {}).values())
+
+    def items(self) -> Iterator[tuple[Binding, _Said]]:
+        for destination, keys in self._by_destination.items():
+            for key, said in keys.items():
+                yield Binding(destination, key), said
+
+    def values(self) -> Iterator[_Said]:
+        return (said for _, said in self.items())
+
+    def drop(self, unwanted: Callable[[Binding, _Said], bool]) -> None:
+        for binding in [binding for binding, said in self.items() if unwanted(binding, said)]:
+            self.pop(binding)
+
+    def clear(self) -> None:
+        self._by_destination.clear()
+
+
+_EVERY_KEY = ""
+"""Stands for the key in statements on all bindings to one destination."""
+
+
 class Overlay:
-    """What declarations say of one exchange, for readings that may not show it yet. Times are monotonic."""
+    """What declarations say of one exchange, for readings that may not show it yet. Times are monotonic.
+
+    What it can hold has a limit: beyond `MOST_SAID` statements the oldest are forgotten, and so are those from before
+    what `forget` is told. `lacks` then says which readings may not be believed without them.
+    """
 
     def __init__(self, name: str) -> None:
         """For the exchange of that name."""
         self._name = name
-        self.told_at = float("-inf")
+        self.told_at = NEVER
         """When the last declaration came."""
-        self._bound: dict[Binding, _Said] = {}
-        self._unbound: dict[Binding, _Said] = {}
-        self._gone: dict[Destination, _Said] = {}
+        self._bound, self._unbound, self._gone = _Statements(), _Statements(), _Statements()
+        """Bindings that were made, bindings that were removed, and destinations that were deleted."""
+        self._order: deque[tuple[float, _Statements, Binding]] = deque()
+        """Those statements, also such as were superseded or are settled, the oldest first."""
+        self._forgotten_at = NEVER
+        """When the last statement came that was forgotten although a reading under way might need it."""
         self._deleted: _Said | None = None
         """The exchange was deleted, and not declared since."""
         self._anew: _Said | None = None
@@ -99,6 +163,11 @@ class Overlay:
         self._declared: _Said | None = None
         """It must exist, and be of that type."""
         self._type = ""
+
+    @property
+    def size(self) -> int:
+        """The number of statements on bindings that take up memory."""
+        return len(self._order)
 
     @property
     def empty(self) -> bool:
@@ -111,16 +180,16 @@ class Overlay:
         match declaration:
             case Bound(destination=destination, key=key, plain=True):
                 binding = Binding(destination, key)
-                undoes = self._unbound.pop(binding, None) is not None or destination in self._gone
+                undoes = self._unbound.pop(binding) is not None or destination in self._gone
                 undoes = undoes or self._deleted is not None or self._anew is not None
-                self._bound[binding] = _Said(at, undoes or _contested(self._bound.get(binding)))
+                self._say(self._bound, binding, _Said(at, undoes or _contested(self._bound.get(binding))))
             case Unbound(destination=destination, key=key, plain=plain):
                 # One that deletes itself is gone with its last binding.
                 self._declared = None
                 if plain:
                     binding = Binding(destination, key)
-                    undoes = self._bound.pop(binding, None) is not None
-                    self._unbound[binding] = _Said(at, undoes or _contested(self._unbound.get(binding)))
+                    undoes = self._bound.pop(binding) is not None
+                    self._say(self._unbound, binding, _Said(at, undoes or _contested(self._unbound.get(binding))))
             case ExchangeDeclared(exchange_type=exchange_type):
                 undoes = self._deleted is not None or _contested(self._declared)
                 if self._deleted is not None:
@@ -136,15 +205,35 @@ class Overlay:
             case _:
                 pass  # a binding with arguments
 
+    def _say(self, kind: _Statements, binding: Binding, said: _Said) -> None:
+        kind.put(binding, said)
+        self._order.append((said.at, kind, binding))
+        while len(self._order) > MOST_SAID:
+            self._forget_oldest()
+
+    def _forget_oldest(self) -> None:
+        at, kind, binding = self._order.popleft()
+        said = kind.get(binding)
+        if said is not None and said.at == at:
+            kind.pop(binding)
+            self._forgotten_at = at
+
+    def forget(self, before: float) -> None:
+        """Forgets the statements on bindings that came before that time."""
+        while self._order and self._order[0][0] < before:
+            self._forget_oldest()
+
+    def lacks(self, started: float) -> bool:
+        """Whether a reading that started then would have needed a statement that was forgotten."""
+        return started - self._forgotten_at <= OVERLAY_TIME
+
     def _lose(self, destination: Destination, at: float) -> None:
         """The destination is deleted, and every binding to it."""
         self._declared = None
-        bound, unbound = (
-            [said.pop(binding) for binding in list(said) if binding.destination == destination]
-            for said in (self._bound, self._unbound)
-        )
-        before = [*unbound, self._gone.get(destination)]
-        self._gone[destination] = _Said(at, bool(bound) or any(map(_contested, before)))
+        bound, unbound = self._bound.pop_all(destination), self._unbound.pop_all(destination)
+        gone = Binding(destination, _EVERY_KEY)
+        before = [*unbound, self._gone.get(gone)]
+        self._say(self._gone, gone, _Said(at, bool(bound) or any(map(_contested, before))))
 
     def _delete(self, at: float) -> None:
         """The exchange is deleted, and every binding of it."""
@@ -153,15 +242,20 @@ class Overlay:
         self._anew = self._declared = None
         for said in (self._bound, self._unbound, self._gone):
             said.clear()
+        self._order.clear()
+
+    def bound(self) -> Iterator[Destination]:
+        """The destinations to which it has bindings that a reading may not show."""
+        return iter(self._bound)
 
     def binds(self, destination: Destination) -> bool:
         """Whether it has a binding to that destination that a reading may not show."""
-        return any(binding.destination == destination for binding in self._bound)
+        return destination in self._bound
 
     def doubt(self, destinations: Iterable[Destination]) -> None:
         """Something newer than the -oks told that these are gone: only readings say whether they are bound."""
-        doubted = frozenset(destinations)
-        self._bound = {binding: said for binding, said in self._bound.items() if binding.destination not in doubted}
+        for destination in destinations:
+            self._bound.pop_all(destination)
 
     def missing(self, shown_type: str | None, started: float) -> bool:
         """Whether a reading lacks the exchange that was declared; it showed this type, None for no exchange."""
@@ -177,7 +271,7 @@ class Overlay:
         if self._anew is not None and self._anew.counts(started):
             kept: list[Binding] = []
         else:
-            gone = {destination for destination, said in self._gone.items() if said.counts(started)}
+            gone = {binding.destination for binding, said in self._gone.items() if said.counts(started)}
             unbound = {binding for binding, said in self._unbound.items() if said.counts(started)}
             kept = [b for b in bindings if b.destination not in gone and b not in unbound]
         present = frozenset(kept)
@@ -188,19 +282,28 @@ class Overlay:
         """Of these, the ones whose removal was declared: where a reading has them no more, it need not settle."""
         if self._deleted is not None or self._anew is not None:
             return set(destinations)
-        unbound = {binding.destination for binding in self._unbound}
-        return {destination for destination in destinations if destination in unbound or destination in self._gone}
+        return {
+            destination for destination in destinations if destination in self._unbound or destination in self._gone
+        }
 
     def settle(self, shown_type: str | None, bindings: Iterable[Binding], started: float) -> None:
         """Forgets what a good reading showed, or did not show for too long; `bindings` as they were read."""
         present = frozenset(bindings)
-        others = {binding.destination for binding in present if binding not in self._bound}
-        self._unbound = {b: said for b, said in self._unbound.items() if not said.settled(started, b not in present)}
-        self._gone = {d: said for d, said in self._gone.items() if not said.settled(started, d not in others)}
-        self._bound = {b: said for b, said in self._bound.items() if not said.settled(started, b in present)}
+        others = {binding.destination for binding in present if self._bound.get(binding) is None}
+        self._unbound.drop(lambda b, said: said.settled(started, b not in present))
+        self._gone.drop(lambda b, said: said.settled(started, b.destination not in others))
+        self._bound.drop(lambda b, said: said.settled(started, b in present))
+        if not (self._bound or self._unbound or self._gone):
+            self._order.clear()
         if self._deleted is not None and self._deleted.settled(started, shown_type is None):
             self._deleted = None
         if self._anew is not None and self._anew.settled(started, not others):
             self._anew = None
         if self._declared is not None and self._declared.settled(started, self._type == shown_type):
             self._declared = None
+
+    def ends_at(self) -> float | None:
+        """When the first of the statements that are left stops to outweigh readings; None where none is left."""
+        kinds = (self._bound, self._unbound, self._gone)
+        said = [*(said for kind in kinds for said in kind.values()), self._deleted, self._anew, self._declared]
+        return min((each.at + OVERLAY_TIME for each in said if each is not None), default=None)

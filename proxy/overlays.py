@@ -2,7 +2,17 @@
 
 from collections.abc import Collection, Iterable, Mapping
 
-from proxy.declared import Bound, Declaration, ExchangeDeclared, ExchangeDeleted, Overlay, QueueDeleted, Unbound
+from proxy.declared import (
+    NEVER,
+    OVERLAY_TIME,
+    Bound,
+    Declaration,
+    ExchangeDeclared,
+    ExchangeDeleted,
+    Overlay,
+    QueueDeleted,
+    Unbound,
+)
 from proxy.router import WHATEVER_IS_BOUND, Entry, Name
 from proxy.topology import Binding, weight_of
 from ring.destination import Destination, WeightError
@@ -11,40 +21,120 @@ OVERLAY_KEPT = 60.0
 """Seconds for which the declarations of an exchange that nothing reads are kept."""
 
 
+MOST_OVERLAYS = 10_000
+"""Exchanges of one virtual host whose declarations are kept."""
+
+MOST_SAID_IN_ALL = 50_000
+"""Statements on bindings that are kept of one virtual host; each takes about half a kilobyte."""
+
+
+class _OfVhost:
+    """The overlays of one virtual host, the least recently declared on first."""
+
+    def __init__(self) -> None:
+        self.overlays: dict[str, Overlay] = {}
+        self.said = 0
+        """The statements of all of them."""
+        self.forgotten_at = NEVER
+        """When the last declaration came of an overlay that was forgotten for want of room."""
+        self._bound: dict[Destination, set[str]] = {}
+        """Which overlays may have a binding to a destination: at least those that have one."""
+        self._noted = 0
+
+    def add(self, exchange: str, declaration: Declaration, at: float) -> None:
+        overlay = self.overlays.pop(exchange, None) or Overlay(exchange)
+        self.overlays[exchange] = overlay  # the last one, for it was declared on last
+        self.said -= overlay.size
+        overlay.forget(at - OVERLAY_KEPT)
+        overlay.add(declaration, at)
+        self.said += overlay.size
+        if isinstance(declaration, Bound):
+            self._note(declaration.destination, exchange)
+        while len(self.overlays) > MOST_OVERLAYS or (self.said > MOST_SAID_IN_ALL and len(self.overlays) > 1):
+            oldest = next(iter(self.overlays))
+            self.forgotten_at = max(self.forgotten_at, self.overlays[oldest].told_at)
+            self.forget(oldest)
+
+    def forget(self, exchange: str) -> None:
+        overlay = self.overlays.pop(exchange, None)
+        self.said -= overlay.size if overlay is not None else 0
+
+    def bound_to(self, destination: Destination) -> list[str]:
+        """The exchanges with a binding to that destination that a reading may not show."""
+        noted = self._bound.get(destination, ())
+        return [name for name in noted if name in self.overlays and self.overlays[name].binds(destination)]
+
+    def _note(self, destination: Destination, exchange: str) -> None:
+        noted = self._bound.setdefault(destination, set())
+        self._noted += exchange not in noted
+        noted.add(exchange)
+        if self._noted > 2 * self.said + 1000:
+            # Most of it is of bindings that are forgotten by now: gone through once in as many additions.
+            self._bound, self._noted = {}, 0
+            for name, overlay in self.overlays.items():
+                for bound in overlay.bound():
+                    self._bound.setdefault(bound, set()).add(name)
+                    self._noted += 1
+
+
 class Overlays:
-    """The overlay of each exchange that was declared on lately, also of those that were never read."""
+    """The overlay of each exchange that was declared on lately, also of those that were never read.
+
+    Clients choose how many there are, so the least recently declared on are forgotten beyond a limit. The limit is for
+    each virtual host: those of one do not make another's readings fail.
+    """
 
     def __init__(self) -> None:
         """Empty."""
-        self._overlays: dict[Name, Overlay] = {}
+        self._of_vhosts: dict[str, _OfVhost] = {}
 
     def __contains__(self, name: Name) -> bool:
         """Whether anything is kept of an exchange."""
-        return name in self._overlays
+        return name[0] in self._of_vhosts and name[1] in self._of_vhosts[name[0]].overlays
 
     def of(self, name: Name) -> Overlay:
         """The overlay of an exchange; an empty one where there is none."""
-        return self._overlays.get(name, Overlay(name[1]))
+        there = self._of_vhosts.get(name[0])
+        return (there.overlays.get(name[1]) if there is not None else None) or Overlay(name[1])
+
+    def lacks(self, name: Name, started: float) -> bool:
+        """Whether a reading of an exchange that started then would have needed a declaration that was forgotten."""
+        there = self._of_vhosts.get(name[0])
+        return self.of(name).lacks(started) or (there is not None and started - there.forgotten_at <= OVERLAY_TIME)
 
     def add(self, name: Name, declaration: Declaration, at: float) -> None:
         """Lays a declaration over the readings of an exchange that it touches."""
-        self._overlays.setdefault(name, Overlay(name[1])).add(declaration, at)
+        self._of_vhosts.setdefault(name[0], _OfVhost()).add(name[1], declaration, at)
 
     def settle(self, name: Name, shown_type: str | None, bindings: Iterable[Binding], started: float) -> None:
         """As Overlay.settle; forgets an overlay that has nothing left to lay over."""
-        overlay = self._overlays.get(name)
-        if overlay is not None:
+        if name in self:
+            there = self._of_vhosts[name[0]]
+            overlay = there.overlays[name[1]]
+            there.said -= overlay.size
             overlay.settle(shown_type, bindings, started)
+            there.said += overlay.size
             if overlay.empty and overlay.told_at <= started:
-                del self._overlays[name]
+                self.forget(name)
 
     def idle(self, now: float) -> list[Name]:
         """Exchanges whose last declaration is longer ago than OVERLAY_KEPT."""
-        return [name for name, overlay in self._overlays.items() if now - overlay.told_at > OVERLAY_KEPT]
+        found: list[Name] = []
+        for vhost, there in list(self._of_vhosts.items()):
+            if not there.overlays and now - there.forgotten_at > OVERLAY_KEPT:
+                del self._of_vhosts[vhost]
+            for exchange, overlay in there.overlays.items():
+                if now - overlay.told_at <= OVERLAY_KEPT:
+                    break
+                found.append((vhost, exchange))
+        return found
 
     def forget(self, name: Name) -> None:
         """Forgets what was declared of an exchange."""
-        self._overlays.pop(name, None)
+        vhost, exchange = name
+        there = self._of_vhosts.get(vhost)
+        if there is not None:
+            there.forget(exchange)
 
     def touched(
         self, vhost: str, declaration: Declaration, entries: Mapping[Name, Entry], being_read: Collection[Name]
@@ -66,7 +156,9 @@ class Overlays:
                 destination, touched = Destination("queue", queue), set()
         touched |= {name for name in being_read if name[0] == vhost}
         touched |= {n for n, entry in entries.items() if n[0] == vhost and leads_to(entry, destination)}
-        touched |= {n for n, overlay in self._overlays.items() if n[0] == vhost and overlay.binds(destination)}
+        there = self._of_vhosts.get(vhost)
+        if there is not None:
+            touched |= {(vhost, name) for name in there.bound_to(destination)}
         return sorted(touched)
 
 

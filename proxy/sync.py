@@ -178,16 +178,17 @@ class Sync:
     def declared(self, vhost: str, declaration: Declaration) -> None:
         """The broker has just confirmed this: what it touches is read again before anything is published there."""
         now, entries = time.monotonic(), self._router.entries
-        being_read = [
+        being_read = {
             *self._look_ups.under_way,
             *(name for name, tracked in self._tracked.items() if tracked.lock.locked()),
-        ]
+        }
         for name in self._overlays.touched(vhost, declaration, entries, being_read):
             entry = entries.get(name)
             if entry and changes_nothing_ever(entry, declaration) and not self._router.expected(name):
                 continue
             self._overlays.add(name, declaration, now)
-            self._router.expect(name, now, certain=entry is None or is_news(name, entry, declaration))
+            if entry is not None or name in being_read:
+                self._router.expect(name, now, certain=entry is None or is_news(name, entry, declaration))
 
     async def look_up(self, name: Name, within: float) -> None:
         """Returns once the exchange is in the table and fresh. Raises Absent, or NotReadable after `within` seconds.
@@ -298,14 +299,19 @@ class Sync:
     ) -> None:
         exchange, overlay = reading.exchange, self._overlays.of(name)
         shown_type = exchange.type if exchange is not None else None
+        if self._overlays.lacks(name, started):
+            raise ManagementError("more was declared than is kept until a reading shows it")
         if overlay.missing(shown_type, started):
             raise ManagementError("it was declared and does not show yet")
-        bindings, belief = Bindings(), Belief()
+        bindings, belief, shown = Bindings(), Belief(), Bindings().weights
         if exchange is not None and exchange.type in RING_TYPES:
             bindings = weigh(overlay.apply(reading.bindings, started), exchange.type)
+            shown = weigh(reading.bindings, exchange.type).weights
         if exchange is None or exchange.type in RING_TYPES:
             vouched = {*vouched, *overlay.vouched(tracked.belief.weights)}
-            belief = tracked.belief.after(bindings.weights, started, time.monotonic(), self._settle_time, vouched)
+            belief = tracked.belief.after(
+                bindings.weights, started, time.monotonic(), self._settle_time, vouched, shown
+            )
         before = self._router.entries.get(name)
         if exchange is None and (before is None or not belief.weights):
             self.results["absent"] += 1
@@ -323,16 +329,18 @@ class Sync:
             self.changes[name] += 1
             self.moved[name] = self.moved.get(name, 0.0) + change.moved
         tell(name, before, entry, change)
-        tell_missing(name, tracked.told, belief.missing)
-        tracked.told = frozenset(belief.missing)
+        missing = belief.missing.keys() - bindings.weights.keys()
+        tell_missing(name, tracked.told, missing)
+        tracked.told = missing
         # Only now: half a reading, its queues say not readable, leaves no trace.
         tracked.belief = belief
         self._overlays.settle(name, shown_type, reading.bindings, started)
         self._router.used_at.setdefault(name, started)
         self.results["ok"] += 1
         tracked.read_started = started
-        look_again_at = belief.look_again_at(self._settle_time)
-        tracked.due = min(started + random.uniform(0, self._interval), look_again_at or float("inf"))
+        look_again_at = belief.look_again_at(self._settle_time), self._overlays.of(name).ends_at()
+        in_turn = started + random.uniform(0, self._interval)
+        tracked.due = min(in_turn, *(at if at is not None else in_turn for at in look_again_at))
         if self._tracked.setdefault(name, tracked) is tracked:
             self._wake.set()
 
@@ -364,9 +372,10 @@ class Sync:
     def _forget_declared(self, now: float) -> None:
         for name in self._overlays.idle(now):
             known = name in self._router.entries
-            if name not in self._look_ups.under_way and not (known and self._router.expected(name)):
+            expected = self._router.expected(name)
+            if name not in self._look_ups.under_way and not (known and expected):
                 self._overlays.forget(name)
-                if not known:
+                if expected:
                     self._router.drop(name)
 
 

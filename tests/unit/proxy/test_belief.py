@@ -159,3 +159,16 @@ def test_no_unvouched_removal_counts_before_it_was_missing_for_the_settle_time(
             else:
                 # Kept no longer than it takes a management API that is never slower than half the settle time.
                 assert at[-1] - at[0] < SETTLE or max(b - a for a, b in pairwise(at)) > SETTLE / 2
+
+
+def test_a_removal_settles_while_a_declaration_hides_it() -> None:
+    belief = Belief({A: 1, B: 2}).after({A: 1, B: 2}, 0, 0, SETTLE, shown={A})
+    assert belief.look_again_at(SETTLE) is not None
+    belief = belief.after({A: 1, B: 2}, SETTLE / 2, SETTLE / 2, SETTLE, shown={A})
+    belief = belief.after({A: 1, B: 2}, SETTLE, SETTLE, SETTLE, shown={A})
+    assert (belief.weights, belief.look_again_at(SETTLE)) == ({A: 1, B: 2}, None)
+    # However long it takes until it is read again.
+    assert belief.after({A: 1}, 100, 100, SETTLE).weights == {A: 1}
+    # Shown in between, it was there.
+    seen = belief.after({A: 1, B: 2}, 3, 3, SETTLE, shown={A, B})
+    assert seen.after({A: 1}, 4, 4, SETTLE).weights == {A: 1, B: 2}

@@ -1,6 +1,7 @@
 import pytest
 
-from proxy.declared import Bound, Declaration, ExchangeDeclared, ExchangeDeleted, QueueDeleted, Unbound
+from proxy import overlays as overlays_module
+from proxy.declared import OVERLAY_TIME, Bound, Declaration, ExchangeDeclared, ExchangeDeleted, QueueDeleted, Unbound
 from proxy.overlays import OVERLAY_KEPT, Overlays, changes_nothing_ever, is_news
 from proxy.router import Entry, KnownRing, Name, PassReason
 from proxy.selection import Mode
@@ -173,3 +174,48 @@ def test_what_nothing_reads_is_idle_after_a_time(overlays: Overlays) -> None:
     overlays.forget(("/", "y"))
     overlays.forget(("/", "y"))
     assert overlays.idle(102.0 + OVERLAY_KEPT) == [X]
+
+
+def test_the_overlays_of_a_virtual_host_have_a_limit(overlays: Overlays, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The least recently declared on is forgotten; a reading that might need it is not to be believed."""
+    monkeypatch.setattr(overlays_module, "MOST_OVERLAYS", 2)
+    overlays.add(("v", "other"), Bound("other", A, "1"), 99.0)
+    for at, name in enumerate("xyzx", 100):
+        overlays.add(("/", name), Bound(name, A, "1"), float(at))
+    assert [name for name in "xyz" if ("/", name) in overlays] == ["x", "z"]
+    assert overlays.touched("/", QueueDeleted("a"), {}, []) == [X, ("/", "z")]
+    for name in ("x", "never"):
+        assert overlays.lacks(("/", name), 101.0 + OVERLAY_TIME)
+        assert not overlays.lacks(("/", name), 101.1 + OVERLAY_TIME)
+    assert not overlays.lacks(("v", "other"), 101.0)
+
+
+def test_the_statements_of_a_virtual_host_have_a_limit(overlays: Overlays, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(overlays_module, "MOST_SAID_IN_ALL", 10)
+    for n in range(30):
+        overlays.add(("/", f"x{n % 3}"), Bound("x", Destination("queue", f"q{n}"), "1"), 100.0 + n)
+    kept = [overlays.of(("/", f"x{n}")).size for n in range(3)]
+    assert sum(kept) <= 10
+    assert overlays.lacks(X, 130.0)
+
+
+def test_what_leads_to_a_destination_is_found_whatever_was_forgotten(overlays: Overlays) -> None:
+    """The index of destinations is made anew now and then: it never grows beyond what is kept, and misses nothing."""
+    kept: dict[str, float] = {}
+    for n in range(5000):
+        at = 100.0 + n * 0.1
+        overlays.add(X, Bound("x", Destination("queue", f"q{n}"), "1"), at)
+        kept[f"q{n}"] = at
+    there = overlays._of_vhosts["/"]
+    assert there._noted <= 2 * there.said + 1001
+    for queue, at in kept.items():
+        found = overlays.touched("/", QueueDeleted(queue), {}, [])
+        assert found == ([X] if at >= 100.0 + 4999 * 0.1 - OVERLAY_KEPT else []), queue
+
+
+def test_a_virtual_host_that_nothing_is_kept_of_is_forgotten(overlays: Overlays) -> None:
+    overlays.add(X, Bound("x", A, "1"), 100.0)
+    assert overlays.idle(101.0 + OVERLAY_KEPT) == [X]
+    overlays.forget(X)
+    overlays.idle(101.0 + OVERLAY_KEPT)
+    assert not overlays._of_vhosts

@@ -7,6 +7,7 @@ from unittest.mock import Mock
 
 import pytest
 
+from proxy import declared as declared_module
 from proxy import sync as sync_module
 from proxy.declared import OVERLAY_TIME, Bound, Declaration, ExchangeDeclared, ExchangeDeleted, QueueDeleted, Unbound
 from proxy.lookups import Absent, NotReadable
@@ -374,8 +375,9 @@ async def test_the_default_exchange_and_other_virtual_hosts_are_not_touched(fake
         made.sync.declared("/", Bound("", A, "a"))
         made.sync.declared("v", QueueDeleted("a"))
         made.sync.declared("v", Bound("x", B, "1"))
-        assert changed.call_count == 1
-        assert made.router.expected(("v", "x"))
+        # Nor does it matter to any route what is declared of an exchange that nobody publishes to.
+        assert changed.call_count == 0
+        assert ("v", "x") in made.sync._overlays
         assert not made.waits()
 
 
@@ -415,10 +417,10 @@ async def test_what_was_declared_of_exchanges_that_nobody_publishes_to_is_forgot
         made.sync.declared("/", Bound("never", B, "1"))
         clock.now += OVERLAY_KEPT - 1
         made.sync._forget_declared(clock.now)
-        assert made.router.expected(("/", "never"))
+        assert ("/", "never") in made.sync._overlays
         clock.now += 2
         made.sync._forget_declared(clock.now)
-        assert (made.router.expected(("/", "never")), ("/", "never") in made.sync._overlays) == (False, False)
+        assert ("/", "never") not in made.sync._overlays
         # The next reading of the other one needs what was said.
         assert made.waits()
         assert X in made.sync._overlays
@@ -429,3 +431,57 @@ async def test_what_was_declared_of_exchanges_that_nobody_publishes_to_is_forgot
         made.sync._forget_declared(clock.now)
         assert X not in made.sync._overlays
         assert made.weights() is not None
+
+
+async def test_what_was_declared_is_not_kept_without_bound(fake: FakeManagement, clock: Clock) -> None:
+    """Of an exchange that nobody publishes to, bound and unbound all day, and of any number of exchanges."""
+    async with syncing(fake) as made:
+        for n in range(3000):
+            clock.now += 0.1
+            made.sync.declared("/", Bound("events", Destination("queue", f"q{n}"), "k"))
+            made.sync.declared("/", QueueDeleted(f"q{n}"))
+        assert made.sync._overlays.of(("/", "events")).size <= 2 * OVERLAY_KEPT / 0.1 + 2
+        assert not made.router._marks
+
+
+async def test_a_reading_that_lacks_what_was_declared_and_forgotten_is_not_believed(
+    fake: FakeManagement, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(declared_module, "MOST_SAID", 2)
+    fake.exchange("x", binding("a"))
+    async with syncing(fake) as made:
+        await made.sync.look_up(X, 10)
+        for n in range(3):
+            made.sync.declared("/", Bound("x", Destination("queue", f"q{n}"), "1"))
+        await made.sync.refresh(X, "test")
+        assert "more was declared" in made.sync.faults[X]
+        assert made.waits()
+        clock.now += OVERLAY_TIME + 1
+        fake.exchange("x", binding("a"), binding("q0"), binding("q1"), binding("q2"))
+        await made.sync.refresh(X, "test")
+        assert not made.waits()
+        assert len(made.weights() or {}) == 4
+
+
+async def test_an_opposite_change_made_elsewhere_counts_once_the_declaration_no_longer_does(
+    fake: FakeManagement, clock: Clock
+) -> None:
+    """Its removal has settled meanwhile: it takes no sync interval and no settle time more."""
+    fake.exchange("x", binding("a"), binding("b"))
+    async with syncing(fake) as made:
+        await made.sync.look_up(X, 10)
+        made.sync.declared("/", Unbound("x", B, "1"))
+        made.sync.declared("/", Bound("x", B, "1"))
+        said = clock.now
+        await made.sync.refresh(X, "test")
+        # Unbound elsewhere, at once: readings show it, and cannot tell it from what was before the declarations.
+        fake.exchange("x", binding("a"))
+        while clock.now < said + OVERLAY_TIME - 1:
+            clock.now += 0.5
+            await made.sync.refresh(X, "test")
+            assert made.weights() == {A: 1, B: 1}
+        due = made.sync._tracked[X].due
+        assert due <= said + OVERLAY_TIME
+        clock.now = said + OVERLAY_TIME + 0.001
+        await made.sync.refresh(X, "test")
+        assert made.weights() == {A: 1}
