@@ -15,7 +15,7 @@ from testbed.broker import Broker
 from testbed.node import Node
 from tests.certificates import Authority
 from tests.integration.broker_api import BrokerApi, VirtualHost, wait_until
-from tests.integration.conftest import PASSWORD, USER, Login, StartSidecar
+from tests.integration.conftest import PASSWORD, USER, Login, StartSidecar, with_login
 from tests.integration.documents import ROOT, Document, Shell, parsed, tried, variables
 from tests.integration.native import publish_in
 from tests.integration.own_node import own_node, private_only
@@ -149,6 +149,23 @@ def test_named_exchange_absent(start_sidecar: StartSidecar, broker: Broker, shop
     assert "orders" in [exchange["name"] for exchange in json.loads(shell(ask))]
     # As the alert says: the exchange that was meant is passed.
     assert sidecar.publish("orders", "k", vhost="shop").receipt()["outcome"] == "passed"
+
+
+def test_all_publishes_fail(start_sidecar: StartSidecar, broker: Broker, login: Login, shop: VirtualHost) -> None:
+    """A user without the right to publish to queues: what the sidecar counts is what the alert reads."""
+    (look,) = RUNBOOK["All publishes fail"]
+    shop.api.ask("PUT", "users", "restricted", body={"password": "pw-restricted", "tags": ""})
+    try:
+        shop.permit("restricted", write="^orders$")
+        sidecar = start_sidecar(broker_url=with_login(login.broker_url, "restricted", "pw-restricted"))
+        for n in range(5):
+            publish(sidecar, f"{n}", 403)
+        told = Shell(here(broker, sidecar))(look)
+        counted = re.findall(r'^ringproxy_publishes_total{exchange="orders".*outcome="(\w+)".*} (\S+)$', told, re.M)
+        assert counted == [("invalid", "5.0")]
+        assert re.findall(r'^ringproxy_http_responses_total{code="403",listener="http"} (\S+)$', told, re.M) == ["5.0"]
+    finally:
+        shop.api.ask("DELETE", "users", "restricted")
 
 
 def test_lost_management_api(start_used: StartSidecar, broker: Broker, login: Login, shop: VirtualHost) -> None:

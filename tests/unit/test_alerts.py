@@ -1,7 +1,12 @@
 """The Prometheus alerts: each fires on what it should and on nothing else, and has its section in the runbook."""
 
+import http.client
+import json
 import re
+import socket
 import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +14,11 @@ import pytest
 import yaml
 
 from testbed.debian import ensure_package
+from tests.integration.broker_api import wait_until
 
 ROOT = Path(__file__).parents[2]
 RULES = ROOT / "deploy" / "alerts.yaml"
+ALERTMANAGER = ROOT / "deploy" / "alertmanager.yaml"
 CASES = Path(__file__).with_name("alerts_test.yaml")
 (GROUP,) = yaml.safe_load(RULES.read_text())["groups"]
 ALERTS: list[dict[str, Any]] = [rule for rule in GROUP["rules"] if "alert" in rule]
@@ -54,6 +61,120 @@ def test_every_alert_says_what_to_do(alert: dict[str, Any]) -> None:
     headings = re.findall(r"^## (.+)$", (ROOT / document).read_text(), flags=re.M)
     assert anchor in [heading.lower().replace(" ", "-") for heading in headings]
     assert f"`{alert['alert']}`" in (ROOT / document).read_text()
+
+
+@pytest.mark.parametrize("alert", ALERTS, ids=named)
+def test_no_alert_is_one_for_each_sidecar(alert: dict[str, Any]) -> None:
+    """An outage that all the sidecars of a job see is one alert of it, whatever else tells alerts apart."""
+    cases = [case for group in yaml.safe_load(CASES.read_text())["tests"] for case in group["alert_rule_test"]]
+    fired = [one for case in cases if case["alertname"] == alert["alert"] for one in case["exp_alerts"]]
+    assert fired
+    for one in fired:
+        assert "instance" not in one["exp_labels"]
+
+
+def test_amtool_has_nothing_to_say_about_the_example_of_alertmanager() -> None:
+    amtool = ensure_package("prometheus-alertmanager", "amtool")
+    command = [amtool, "check-config", ALERTMANAGER]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "inhibit rules" in done.stdout
+
+
+def test_the_inhibitions_are_of_alerts_that_there_are() -> None:
+    rules = yaml.safe_load(ALERTMANAGER.read_text())["inhibit_rules"]
+    matchers = [m for rule in rules for m in (*rule["source_matchers"], *rule["target_matchers"])]
+    patterns = [re.fullmatch(r'alertname (?:=|=~) "?([^"]+)"?', matcher) for matcher in matchers]
+    known = [alert["alert"] for alert in ALERTS]
+    for found in patterns:
+        assert found is not None
+        names = [name for name in known if re.fullmatch(found[1], name)]
+        assert len(names) == found[1].count("|") + 1, found[1]
+
+
+def test_an_outage_of_the_broker_is_one_alert_of_each_job(tmp_path: Path) -> None:
+    """What the rules fire meanwhile, given to a real Alertmanager with the example's configuration."""
+    here, elsewhere = {"job": "s", "namespace": "n"}, {"job": "s", "namespace": "elsewhere"}
+    orders = {"vhost": "shop", "exchange": "orders"}
+    led_to = [
+        "ManagementUnreadable",
+        "RingStale",
+        "BrokerBlocked",
+        "PublishesFail",
+        "AllPublishesFail",
+        "UnknownOutcomes",
+    ]
+    alerts = [
+        {"alertname": "RingproxyBrokerDisconnected", **here},
+        *({"alertname": f"Ringproxy{name}", **here, **orders} for name in led_to),
+        {"alertname": "RingproxyPublishesFail", **here, **orders, "exchange": "other"},
+        {"alertname": "RingproxyJournalLoses", **here},
+        {"alertname": "RingproxyPublishesFail", **elsewhere, **orders},
+        # Of sidecars that have no namespace.
+        {"alertname": "RingproxyBrokerBlocked", "job": "t"},
+        {"alertname": "RingproxyUnknownOutcomes", "job": "t", **orders},
+        {"alertname": "RingproxyNotRouted", "job": "v", **orders, "reason": "dead_letter"},
+        {"alertname": "RingproxyFleetDisagrees", **orders},
+        {"alertname": "RingproxyFleetDisagrees", **orders, "exchange": "other"},
+    ]
+    with alertmanager(tmp_path) as ask:
+        ask("POST", "/api/v2/alerts", [{"labels": labels} for labels in alerts])
+        told = ask("GET", "/api/v2/alerts")
+    assert len(told) == len(alerts)
+    active = [alert["labels"] for alert in told if alert["status"]["state"] == "active"]
+    assert sorted(active, key=str) == sorted(
+        [
+            alerts[0],
+            {"alertname": "RingproxyJournalLoses", **here},
+            {"alertname": "RingproxyPublishesFail", **elsewhere, **orders},
+            {"alertname": "RingproxyBrokerBlocked", "job": "t"},
+            {"alertname": "RingproxyNotRouted", "job": "v", **orders, "reason": "dead_letter"},
+            {"alertname": "RingproxyFleetDisagrees", **orders, "exchange": "other"},
+        ],
+        key=str,
+    )
+
+
+@contextmanager
+def alertmanager(folder: Path) -> Iterator[Callable[..., Any]]:
+    """An Alertmanager with the example's configuration; what it gives asks its API and returns the JSON."""
+    program = ensure_package("prometheus-alertmanager", "prometheus-alertmanager")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    command = [
+        str(program),
+        f"--config.file={ALERTMANAGER}",
+        f"--storage.path={folder}",
+        f"--web.listen-address={address}",
+    ]
+    with (folder / "log").open("w") as log:
+        process = subprocess.Popen([*command, "--cluster.listen-address="], stdout=log, stderr=log)
+
+    def ask(method: str, path: str, body: object = None) -> Any:
+        connection = http.client.HTTPConnection(address, timeout=30)
+        try:
+            headers = {"Content-Type": "application/json"}
+            connection.request(method, path, json.dumps(body) if body is not None else None, headers)
+            answer = connection.getresponse()
+            content = answer.read()
+        finally:
+            connection.close()
+        assert answer.status == 200, content
+        return json.loads(content or "null")
+
+    def answers() -> bool:
+        assert process.poll() is None, (folder / "log").read_text()
+        try:
+            return bool(ask("GET", "/api/v2/status"))
+        except ConnectionError:
+            return False
+
+    try:
+        wait_until("Alertmanager answers", answers)
+        yield ask
+    finally:
+        process.kill()
+        process.wait()
 
 
 def test_the_rules_look_at_metrics_that_exist() -> None:

@@ -20,7 +20,7 @@ from proxy.config import ENVIRONMENT_PREFIX, Settings
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-MANIFESTS = sorted(file for file in (ROOT / "deploy").glob("*.yaml") if file.name != "alerts.yaml")
+MANIFESTS = sorted(file for file in (ROOT / "deploy").glob("*.yaml") if "alert" not in file.name)
 DOCUMENTS: list[dict[str, Any]] = [each for file in MANIFESTS for each in yaml.safe_load_all(file.read_text())]
 PROGRAMS = Path(sys.executable).parent
 
