@@ -75,7 +75,7 @@ def test_no_alert_is_one_for_each_sidecar(alert: dict[str, Any]) -> None:
 
 def test_amtool_has_nothing_to_say_about_the_example_of_alertmanager() -> None:
     amtool = ensure_package("prometheus-alertmanager", "amtool")
-    command = [amtool, "check-config", ALERTMANAGER]
+    command = [str(amtool), "check-config", str(ALERTMANAGER)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "inhibit rules" in done.stdout
