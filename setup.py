@@ -29,6 +29,7 @@ HOT = (
     "proxy/amqp/rewrite.py",
     "proxy/amqp/routes.py",
     "proxy/amqp/table.py",
+    "proxy/amqp/unsettled.py",
     "proxy/http/batch.py",
     "proxy/http/dispatch.py",
     "proxy/http/fields.py",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mypy_extensions import i64
 
-from proxy.amqp.confirms import Confirms
+from proxy.amqp.confirms import Confirms, Kept
 from proxy.amqp.frames import HEADER, METHOD, U16
 
 if TYPE_CHECKING:
@@ -56,21 +56,6 @@ def ring_id_of(number: int, ring_id: int) -> RingId:
     return RingId(number, bool(ring_id & _ASKED), bool(ring_id & _HAD_HEADERS))
 
 
-class Kept(NamedTuple):
-    """What a message that comes back cannot say of itself."""
-
-    put_back: bytes
-    """Table entries that were cut from its headers."""
-    sent_key: bytes = b""
-    """Where the stamps did not fit: the routing key and the exchange that it went out with,"""
-    sent_to: bytes = b""
-    exchange: bytes = b""
-    """those of the client,"""
-    routing_key: bytes = b""
-    ring_id: int = 0
-    """and its id; else 0."""
-
-
 class Pending(NamedTuple):
     """A request whose -ok means something here."""
 
@@ -103,7 +88,7 @@ class Channel:
 
     __slots__ = (
         "away", "bits", "confirms", "declaring", "exchange", "expect", "frame", "header_start", "id",
-        "kept", "key", "last_queue", "late", "left", "method_start", "nonce", "owed_close_ok", "pending", "refusal",
+        "key", "last_queue", "late", "left", "method_start", "nonce", "owed_close_ok", "pending", "refusal",
         "returning", "routed", "sampled", "sampled_at", "state", "transactional", "withheld",
     )  # fmt: skip
 
@@ -135,7 +120,6 @@ class Channel:
         self.confirms = Confirms()
         self.transactional = self.routed = False
         self.nonce: i64 = secrets.randbits(63 - _NONCE) << _NONCE
-        self.kept: dict[int, Kept] = {}
         self.returning: Return | None = None
         self.away = 0
         """How many of its publishes came back and are on their way again."""
@@ -188,12 +172,7 @@ class Channel:
 
     def keep(self, kept: Kept) -> None:
         """Remembers of the last publish what its return will not say."""
-        self.kept[self.confirms.number] = kept
-        if not self.confirms.answered and len(self.kept) > KEPT:
-            del self.kept[next(iter(self.kept))]
-
-    def forget_settled(self) -> None:
-        """Keeps nothing of publishes that the broker has answered."""
-        # Numbers ascend.
-        while self.kept and (first := next(iter(self.kept))) <= self.confirms.low:
-            del self.kept[first]
+        confirms = self.confirms
+        confirms.kept[confirms.number] = kept
+        if not confirms.answered and len(confirms.kept) > KEPT:
+            del confirms.kept[next(iter(confirms.kept))]

@@ -1,15 +1,34 @@
 """Which of a channel's publishes the broker has answered; numbers count them from 1, in the order they go out."""
 
-from collections import deque
+from collections.abc import Iterable
 from heapq import heappop, heappush
 from typing import Final, NamedTuple
 
+from proxy.amqp.unsettled import Unsettled
 from proxy.journal.buffer import Journal, Record
 from proxy.outcome import Outcome
 from proxy.tally import Tally
 
+MOST_UNSETTLED: Final = 32_768
+"""Publishes of one channel without an answer from which its client is not read until half of them have one."""
+
 MOST_RECORDS: Final = 32_768
 """Unsettled publishes of one channel that are journalled: clients choose how many they do not wait for."""
+
+
+class Kept(NamedTuple):
+    """What a message that comes back cannot say of itself."""
+
+    put_back: bytes
+    """Table entries that were cut from its headers."""
+    sent_key: bytes = b""
+    """Where the stamps did not fit: the routing key and the exchange that it went out with,"""
+    sent_to: bytes = b""
+    exchange: bytes = b""
+    """those of the client,"""
+    routing_key: bytes = b""
+    ring_id: int = 0
+    """and its id; else 0."""
 
 
 class Fate(NamedTuple):
@@ -35,8 +54,8 @@ class Confirms:
     """
 
     __slots__ = (
-        "_first", "_journal", "above", "answered", "base", "due", "low", "number", "records", "returned", "runs",
-        "tally", "waiting",
+        "_first", "_journal", "_kept_before", "answered", "base", "due", "kept", "low", "number", "open", "records",
+        "returned", "waiting",
     )  # fmt: skip
 
     number: int
@@ -46,9 +65,9 @@ class Confirms:
     base: int
     """The last publish before that; delivery tags count from there."""
     low: int
-    """All publishes up to this one are settled."""
-    above: set[int]
-    """Beyond `low`, those that are settled too."""
+    """All publishes up to this one are settled, and the next one is not."""
+    open: Unsettled
+    """Those that are not settled."""
     returned: dict[int, Fate | None]
     """Unsettled publishes that came back; None for one that is on its way again."""
     waiting: set[int]
@@ -60,14 +79,15 @@ class Confirms:
         """Before the first publish; nothing is answered yet."""
         self.number = self.base = self.low = self.due = 0
         self.answered = False
-        self.above = set()
+        self.open = Unsettled()
         self.returned = {}
         self.waiting = set()
         self._first: list[int] = []
         """A heap of what came back; some may have been told of since."""
-        self.tally: Tally | None = None
-        self.runs: deque[tuple[Tally, int]] = deque()
-        """Of publishes before the present run of one tally: the tally and the last number of each run."""
+        self.kept: dict[int, Kept] = {}
+        """Of unsettled publishes, or where nothing is answered of the last ones: what their returns will not say."""
+        self._kept_before = False
+        """Some of them are of publishes before the first that is answered."""
         self.records: dict[int, Record] = {}
         """Of unsettled publishes that are to be journalled."""
         self._journal: Journal | None = None
@@ -76,14 +96,16 @@ class Confirms:
         """The broker answers all publishes from the next one on."""
         if not self.answered:
             self.base = self.low = self.number
-            self.tally = None
-            self.answered = True
+            self.answered, self._kept_before = True, bool(self.kept)
 
-    def turn(self, tally: Tally) -> None:
-        """Publishes count in this tally from the next one on."""
-        if self.answered and self.tally is not None and self.number > self.low:
-            self.runs.append((self.tally, self.number))
-        self.tally = tally
+    def publish(self, tally: Tally) -> None:
+        """Number the next publish, and count it as published in its tally: as sent where nothing is answered."""
+        self.number += 1
+        tally.published += 1
+        if self.answered:
+            self.open.add(self.number, tally)
+        else:
+            tally.sent += 1
 
     def record(self, journal: Journal, record: Record) -> None:
         """Journals the last publish, once it is known what became of it."""
@@ -97,44 +119,61 @@ class Confirms:
     @property
     def unsettled(self) -> int:
         """Publishes that the broker has yet to answer."""
-        return self.number - self.low - len(self.above) if self.answered else 0
+        return self.open.count
 
     def settled(self, number: int) -> bool:
         """Whether the broker has answered that publish."""
-        return self.answered and (self.base < number <= self.low or number in self.above)
+        return self.answered and self.base < number <= self.number and not self.open.has(number)
 
     def settle(self, number: int, multiple: bool, acked: bool) -> None:
         """Counts an answer to one publish, or to all up to it; an answer to nothing is ignored."""
-        if number > self.number or number <= self.low:
+        if not self.low < number <= self.number:
             return
-        low = self.low
-        if not multiple and number != low + 1:
-            if number not in self.above:
-                self._count(self._tally_of(number), number, number, 1, acked)
-                self.above.add(number)
-            return
-        if number == low + 1:
-            # One at a time, in order: no look at all that is settled beyond, or many acks would take their square.
-            self._count(self._tally_of(number), number, number, 1, acked)
+        if not multiple or number == self.low + 1:
+            self._settle_one(number, acked)
         else:
-            for tally, first, last in self._runs(low + 1, number):
-                self._count(tally, first, last, last - first + 1 - self._within(first, last), acked)
-            self.above.difference_update(self._part_of_above(low + 1, number))
-        self.low = number
-        while self.low + 1 in self.above:
-            self.low += 1
-            self.above.remove(self.low)
-        while self.runs and self.runs[0][1] <= self.low:
-            self.runs.popleft()
+            self._settle_all(self.low + 1, number, acked)
+
+    def _settle_one(self, number: int, acked: bool) -> None:
+        tally = self.open.take(number)
+        if tally is None:
+            return
+        if self.records:
+            self._tell_all(number, number, acked)
+        if self.returned or self.kept:
+            self._settled(number, tally, acked)
+        elif acked:
+            tally.acked += 1
+        else:
+            tally.nacked += 1
+        if number == self.low + 1:
+            self._advance(number)
+
+    def _settle_all(self, first: int, last: int, acked: bool) -> None:
+        if self.records:
+            self._tell_all(first, last, acked)
+        if self.returned or self.kept:
+            for number in self.open.within(first, last):
+                tally = self.open.take(number)
+                if tally is not None:
+                    self._settled(number, tally, acked)
+        else:
+            self.open.count_off(first, last, acked=acked)
+        self._advance(last)
+
+    def _advance(self, number: int) -> None:
+        """All up to that number are settled, and perhaps more."""
+        self.low = self.open.first_beyond(number) - 1 if self.open.count else self.number
 
     def forget(self, number: int) -> None:
         """All publishes up to this one were rolled back: they never were."""
+        for each in self.open.within(self.low + 1, number):
+            self.open.take(each)
+            self.returned.pop(each, None)
+            self.records.pop(each, None)
+            self.kept.pop(each, None)
         if number > self.low:
-            self.low = number
-            self.returned = {n: fate for n, fate in self.returned.items() if n > number}
-            self.records = {n: record for n, record in self.records.items() if n > number}
-            while self.runs and self.runs[0][1] <= self.low:
-                self.runs.popleft()
+            self._advance(number)
 
     def came_back(self, number: int, fate: Fate | None) -> None:
         """An unsettled publish came back; None where it goes out again."""
@@ -168,8 +207,8 @@ class Confirms:
             self.settle(number, multiple, False)
             return [(number, multiple, False)]
         told = []
-        for n in range(max(self.low, self.due) + 1, min(number, self.number) + 1):
-            if n not in self.above and n not in self.waiting:
+        for n in self.open.within(max(self.low, self.due) + 1, min(number, self.number)):
+            if n not in self.waiting:
                 self.settle(n, False, False)
                 told.append((n, False, False))
         return told
@@ -208,7 +247,7 @@ class Confirms:
     def _all_up_to(self, number: int) -> list[Told]:
         """One ack for all up to that number that the client has not been told of, if there are any."""
         # Clients may ignore an ack that names what they have been told of (aiormq does).
-        while number in self.above:
+        while number > self.low and not self.open.has(number):
             number -= 1
         if number <= self.low:
             return []
@@ -217,43 +256,51 @@ class Confirms:
 
     def abandon(self) -> None:
         """The channel is gone: of what the broker has not answered, nobody knows."""
-        if self.answered:
-            for tally, first, last in self._runs(self.low + 1, self.number):
-                tally.unknown += last - first + 1 - self._within(first, last)
-            if self.records:
-                self._tell(self.low + 1, self.number, Outcome.UNKNOWN)
-            self.low = self.number
-            self.above.clear()
-            self.returned.clear()
-            self.waiting.clear()
-            self._first.clear()
-            self.due = 0
-
-    def _count(self, tally: Tally, first: int, last: int, count: int, acked: bool) -> None:
-        """Counts the `count` publishes of a range that were not settled before."""
+        if not self.answered:
+            return
+        for number in self.open.within(self.low + 1, self.number):
+            tally = self.open.take(number)
+            if tally is not None:
+                tally.unknown += 1
         if self.records:
-            self._tell(first, last, Outcome.CONFIRMED if acked else Outcome.NACKED)
-        if self.returned:
-            span = range(first, last + 1)
-            for number in span if len(span) < len(self.returned) else [n for n in self.returned if n in span]:
-                fate = self.returned.pop(number, None)
-                self.waiting.discard(number)
-                if fate is not None:
-                    tally.add(fate.outcome)
-                    count -= 1
-        if acked:
-            tally.acked += count
-        else:
-            tally.nacked += count
+            self._tell(self.records, Outcome.UNKNOWN)
+        self.open.drop()
+        self.low = self.number
+        self.returned.clear()
+        self.waiting.clear()
+        self.kept.clear()
+        self._first.clear()
+        self.due = 0
 
-    def _tell(self, first: int, last: int, outcome: Outcome) -> None:
-        """Journals the publishes of a range, but those that came back by what became of them."""
-        journal, records = self._journal, self.records
+    def _settled(self, number: int, tally: Tally, acked: bool) -> None:
+        """Counts the answer to one publish, and forgets what was known of it."""
+        self.kept.pop(number, None)
+        if self._kept_before:
+            # An answer to what was published later: those are done with.
+            self.kept = {n: kept for n, kept in self.kept.items() if n > self.base}
+            self._kept_before = False
+        fate = self.returned.pop(number, None)
+        self.waiting.discard(number)
+        if fate is not None:
+            tally.add(fate.outcome)
+        elif acked:
+            tally.acked += 1
+        else:
+            tally.nacked += 1
+
+    def _tell_all(self, first: int, last: int, acked: bool) -> None:
+        """Journals those of a range that are to be: looks at the range or at all of them, whichever is less."""
+        records, span = self.records, range(first, last + 1)
+        numbers = span if len(span) <= len(records) else [n for n in records if first <= n <= last]
+        self._tell(numbers, Outcome.CONFIRMED if acked else Outcome.NACKED)
+
+    def _tell(self, numbers: Iterable[int], outcome: Outcome) -> None:
+        """Journals such of these publishes as are to be: those that came back by what became of them."""
+        journal = self._journal
         assert journal is not None
         now = journal.clock()
-        span = last - first + 1
-        for number in range(first, last + 1) if span <= len(records) else [n for n in records if first <= n <= last]:
-            record = records.pop(number, None)
+        for number in list(numbers):
+            record = self.records.pop(number, None)
             if record is None:
                 continue
             told = outcome
@@ -262,32 +309,3 @@ class Confirms:
             if told is Outcome.CONFIRMED and record.destination is None:
                 told = Outcome.PASSED
             journal.add(record, told, now)
-
-    def _within(self, first: int, last: int) -> int:
-        return len(self._part_of_above(first, last)) if self.above else 0
-
-    def _part_of_above(self, first: int, last: int) -> list[int]:
-        """Looks at the range or at all of it, whichever is less."""
-        if last - first < len(self.above):
-            return [n for n in range(first, last + 1) if n in self.above]
-        return [n for n in self.above if first <= n <= last]
-
-    def _tally_of(self, number: int) -> Tally:
-        for tally, upto in self.runs:
-            if number <= upto:
-                return tally
-        assert self.tally is not None
-        return self.tally
-
-    def _runs(self, first: int, last: int) -> list[tuple[Tally, int, int]]:
-        """The part of each run that lies in a range."""
-        parts = []
-        for tally, upto in self.runs:
-            if first <= upto:
-                parts.append((tally, first, min(upto, last)))
-                first = upto + 1
-                if first > last:
-                    return parts
-        if self.tally is not None and first <= last:
-            parts.append((self.tally, first, last))
-        return parts

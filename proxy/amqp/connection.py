@@ -5,6 +5,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from proxy.amqp.channel import Channel
+from proxy.amqp.confirms import MOST_UNSETTLED
 from proxy.amqp.frames import Piece
 from proxy.amqp.routes import Route, RouteTable, Unread
 from proxy.declared import Declaration
@@ -93,11 +94,11 @@ class Connection:
     __slots__ = (
         "allowed_mechanisms", "broker_done", "broker_dropping", "broker_frames", "broker_held", "broker_lost",
         "broker_phase", "broker_rest", "broker_skip", "channel_max", "channels", "client_body", "client_done",
-        "client_dropping", "client_frames", "client_rest", "client_skip", "cluster",
-        "cluster_told_at", "confirmed", "events",
-        "for_broker", "for_client", "forced", "frame_max", "framing_lost", "gathering", "goodbye", "heartbeat", "held",
-        "now", "offered", "offered_frame_max", "opened", "phase", "released", "reread", "reroutes", "routes", "spare",
-        "step", "table", "tables", "to_broker", "to_client", "tried", "user", "vhost", "without_spare",
+        "client_dropping", "client_frames", "client_rest", "client_skip", "cluster", "cluster_told_at", "confirmed",
+        "crowded", "events", "for_broker", "for_client", "forced", "frame_max", "framing_lost", "gathering", "goodbye",
+        "heartbeat", "held", "now", "offered", "offered_frame_max", "opened", "phase", "released", "reread", "reroutes",
+        "routes", "spare", "step", "table", "tables", "to_broker", "to_client", "tried", "user", "vhost",
+        "without_spare",
     )  # fmt: skip
 
     def __init__(
@@ -117,6 +118,8 @@ class Connection:
         """What to write next, in order."""
         self.events: list[Event] = []
         self.channels: dict[int, Channel] = {}
+        self.crowded: Channel | None = None
+        """A channel with so many publishes without an answer that nothing more is taken of the client."""
         # Per leg: the beginning of a frame that is not complete, or the bytes of a body frame still to stream.
         self.client_rest = self.broker_rest = b""
         self.client_skip = self.broker_skip = 0
@@ -190,8 +193,20 @@ class Connection:
 
     @property
     def ahead(self) -> bool:
-        """Whether the client has sent more in the handshake than the broker has answered: it is not read meanwhile."""
+        """Whether the client has sent more in the handshake than the broker has answered."""
         return self.phase is Phase.HANDSHAKE and self.step in BROKERS_TURN and bool(self.client_rest)
+
+    @property
+    def paused(self) -> bool:
+        """Whether the client is not to be read until the broker has sent more: `from_client(c, b"")` then goes on."""
+        return self.ahead or (self.crowded is not None and self.running)
+
+    def still_crowded(self) -> bool:
+        """Return whether a channel still has too many publishes without an answer: more than half of the most."""
+        channel = self.crowded
+        if channel is not None and channel.confirms.unsettled <= MOST_UNSETTLED // 2:
+            channel = self.crowded = None
+        return channel is not None
 
     @property
     def waits(self) -> bool:

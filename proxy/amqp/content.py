@@ -40,6 +40,11 @@ _AFTER_HEADERS: Final = (
 
 STAMP_ID_ENTRY: Final = bytes((len(STAMP_ID),)) + STAMP_ID + b"l"
 
+UNMARKED: Final = 50
+"""The lowest bit of a ring id from which all are the nonce's: a mark of where the message went lies below."""
+_DISOWNED: Final = 1 << 62
+"""One of these bits."""
+
 
 def stamp_of_exchange(exchange: bytes) -> bytes:
     """What the stamps of all publishes to an exchange begin with.
@@ -145,6 +150,30 @@ def ring_id_in(data: bytes, start: int, end: int) -> int | None:
     except Fault:
         return None
     return u64(data, entry.value) if entry is not None and entry.kind == ord("l") else None
+
+
+def disowned(data: bytes, i: int, end: int, nonce: int) -> bytes | None:
+    """Return a content header frame with each ring id of a channel's incarnation changed into one of nobody's.
+
+    So it is known for the client's own where it comes back: the client forwards what it has consumed, with all headers,
+    and nothing else tells such a copy from the message that the id was made for. `nonce` is the channel's, in place
+    (`channel.Channel.nonce`). Returns None where the header has no such id, or cannot be read.
+    """
+    if data.find(STAMP_ID_ENTRY, i, end) < 0:
+        return None
+    try:
+        flags, at = headers_at(data, i + 7, end - 1)
+        found = list(table.entries(data, *table_at(data, at, end - 1))) if flags & HEADERS else []
+    except Fault:
+        return None
+    frame = data[i:end]
+    for entry in found:
+        if entry.name == STAMP_ID and entry.kind == ord("l"):
+            ring_id = u64(data, entry.value)
+            if ring_id >> UNMARKED == nonce >> UNMARKED:
+                at = entry.value - i
+                frame = frame[:at] + U64.pack(ring_id ^ _DISOWNED) + frame[at + 8 :]
+    return frame if frame != data[i:end] else None
 
 
 def unstamped(

@@ -6,7 +6,8 @@ from typing import Final
 from librt.strings import BytesWriter, write_i32_be, write_i64_be
 
 from proxy.amqp import content
-from proxy.amqp.channel import Channel, Kept
+from proxy.amqp.channel import Channel
+from proxy.amqp.confirms import MOST_UNSETTLED, Kept
 from proxy.amqp.connection import Connection
 from proxy.amqp.content import FLAGS, HEADERS, STAMP_ID_ENTRY, STAMPS, STAMPS_AND_COPIES
 from proxy.amqp.frames import END, FRAME, HEADER, MANDATORY, OVERHEAD, short_string, shorted
@@ -23,14 +24,12 @@ _out: Final = BytesWriter()
 def count(c: Connection, channel: Channel, tally: Tally) -> None:
     """Numbers and counts a publish that is about to go out."""
     confirms = channel.confirms
-    if tally is not confirms.tally:
-        confirms.turn(tally)
-    confirms.number += 1
-    tally.published += 1
-    if not confirms.answered:
-        tally.sent += 1
-    elif not channel.sampled:
-        channel.sampled, channel.sampled_at = confirms.number, c.now
+    confirms.publish(tally)
+    if confirms.answered:
+        if not channel.sampled:
+            channel.sampled, channel.sampled_at = confirms.number, c.now
+        if confirms.open.count >= MOST_UNSETTLED and not channel.transactional:
+            c.crowded = channel
 
 
 def publish(c: Connection, channel: Channel, data: bytes, i: int, end: int) -> bytes | None:
@@ -124,6 +123,8 @@ def _passed(c: Connection, channel: Channel, route: Route, target: Target | None
     elif route.stamp:
         tally = c.tallies.of(route.name, PassReason.CYCLE)
     count(c, channel, tally)
+    if channel.routed:
+        header = content.disowned(header, 0, len(header), channel.nonce) or header
     return channel.frame + header
 
 

@@ -115,7 +115,6 @@ def _answered(c: Connection, channel: Channel, method: int, data: bytes, i: int,
         return returns.committed(c, channel, request.number)
     elif method == TX_ROLLBACK_OK:
         channel.confirms.forget(request.number)
-        channel.forget_settled()
     elif request.method and (declaration := _declaration(channel, request)) is not None:
         c.events.append(Declared(declaration))
     return b"" if request.swallow else None

@@ -6,8 +6,8 @@ return. One that did not gets a nack, but for what an exchange of the ring did n
 """
 
 from proxy.amqp import closing, content, reroute, routes
-from proxy.amqp.channel import Channel, Kept, Return, RingId, State, ring_id_of
-from proxy.amqp.confirms import Fate
+from proxy.amqp.channel import Channel, Return, RingId, State, ring_id_of
+from proxy.amqp.confirms import Fate, Kept
 from proxy.amqp.connection import Connection, Refused
 from proxy.amqp.frames import (
     BASIC_ACK,
@@ -64,7 +64,7 @@ def header(c: Connection, channel: Channel, data: bytes, i: int, end: int) -> by
         stamps = content.Stamps(kept.exchange, kept.routing_key, kept.ring_id)
     else:
         known = channel.read_id(stamps.ring_id ^ mark) if stamps else None
-        kept = channel.kept.get(known.number) if known else None
+        kept = channel.confirms.kept.get(known.number) if known else None
     if stamps is None or known is None:
         channel.returning = None
         return frame + data[i:end]
@@ -75,7 +75,7 @@ def header(c: Connection, channel: Channel, data: bytes, i: int, end: int) -> by
     if c.broker_held is not None:
         return None
     channel.returning = None
-    channel.kept.pop(known.number, None)
+    channel.confirms.kept.pop(known.number, None)
     left = U64.unpack_from(data, i + 11)[0]
     if to is not None and reroute.publish(c, came, to, data, start, stop):
         if channel.confirms.answered and known.number > channel.confirms.low:
@@ -154,7 +154,7 @@ def _unstamped(channel: Channel, exchange: bytes, routing_key: bytes) -> tuple[R
     """
     alike = [
         number
-        for number, kept in channel.kept.items()
+        for number, kept in channel.confirms.kept.items()
         if kept.ring_id
         and (kept.sent_to, kept.sent_key) == (exchange, routing_key)
         and not channel.confirms.settled(number)
@@ -163,9 +163,9 @@ def _unstamped(channel: Channel, exchange: bytes, routing_key: bytes) -> tuple[R
         return None
     confirms = channel.confirms
     for number in alike[1:] if confirms.answered and not exchange else ():
-        if number not in confirms.returned and not ring_id_of(number, channel.kept[number].ring_id).asked:
+        if number not in confirms.returned and not ring_id_of(number, channel.confirms.kept[number].ring_id).asked:
             confirms.came_back(number, Fate(Outcome.UNROUTABLE, False))
-    kept = channel.kept.pop(alike[0])
+    kept = channel.confirms.kept.pop(alike[0])
     return ring_id_of(alike[0], kept.ring_id), kept
 
 
@@ -177,7 +177,6 @@ def committed(c: Connection, channel: Channel, number: int) -> bytes | None:
         return b""
     lost = sum(came is not None and not came.acked for n, came in channel.confirms.returned.items() if n <= number)
     channel.confirms.settle(number, True, True)
-    channel.forget_settled()
     if not lost:
         return None
     text = f"{lost} publishes of this transaction came back, and are not known to be in a queue; the others may be"

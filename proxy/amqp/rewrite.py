@@ -9,7 +9,7 @@ from typing import Final
 
 from librt.strings import read_i64_be
 
-from proxy.amqp import closing, handshake, outside, requests, reroute, returns
+from proxy.amqp import closing, content, handshake, outside, requests, reroute, returns
 from proxy.amqp.channel import EXPECT_BODY, EXPECT_HEADER, EXPECT_METHOD, Channel, State
 from proxy.amqp.connection import MOST_FRAME_MAX, Connection, Phase
 from proxy.amqp.frames import (
@@ -64,7 +64,7 @@ def from_client(c: Connection, data: bytes) -> None:  # noqa: C901 - one loop, f
     """Takes what the client sent; appends to `to_broker` (and, in answer, `to_client`).
 
     Stops at a publish whose exchange must be looked up first: then `held` says which, and once it is None again,
-    `from_client(c, b"")` goes on. In the handshake it stops where it is the broker's turn: then `ahead` is true.
+    `from_client(c, b"")` goes on. So does it where the broker must send more first: then `paused` says so.
     """
     if c.phase != Phase.RUNNING:
         take = handshake.from_client if c.phase is Phase.HANDSHAKE else closing.late_from_client
@@ -72,7 +72,7 @@ def from_client(c: Connection, data: bytes) -> None:  # noqa: C901 - one loop, f
         return
     if c.client_rest:
         data, c.client_rest = c.client_rest + data, b""
-    if c.waits:
+    if c.waits or c.still_crowded():
         c.client_rest = data
         return
     out, channels = c.to_broker, c.channels
@@ -138,7 +138,7 @@ def from_client(c: Connection, data: bytes) -> None:  # noqa: C901 - one loop, f
                 i = size
                 break
             i = end
-            if not number and c.phase > Phase.RUNNING:
+            if c.crowded is not None or (not number and c.phase > Phase.RUNNING):
                 break
     except Fault as fault:
         if start < i:
@@ -210,6 +210,8 @@ def _header(c: Connection, channel: Channel, data: bytes, i: int, end: int) -> b
         if published is None:
             return None
         channel.withheld = False
+    elif channel.routed:
+        published = content.disowned(data, i, end, channel.nonce)
     channel.left = u64(data, i + 11)
     channel.expect = EXPECT_BODY if channel.left else EXPECT_METHOD
     return published
@@ -315,8 +317,6 @@ def _answered(c: Connection, channel: Channel, method: int, data: bytes, i: int)
             replaced = reroute.answers(channel, told)
     else:
         confirms.settle(number, multiple, method == BASIC_ACK)
-    if channel.kept:
-        channel.forget_settled()
     return replaced
 
 

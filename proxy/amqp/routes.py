@@ -22,7 +22,7 @@ from ring.hashing import index_at, slot_of
 MOST_ROUTES = 10_000
 """Routes of one table; clients choose the names."""
 
-MARK = 34
+MARK = content.UNMARKED - 16
 """The lowest of the 16 bits of a ring id, among those of the channel's nonce, that are changed by a mark."""
 
 PUBLISH = U32.pack(BASIC_PUBLISH) + b"\0\0"

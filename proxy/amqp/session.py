@@ -49,8 +49,8 @@ class Session:
         """Reads what a message that came back waits for."""
         self._opening = True
         """The handshake is not over."""
-        self._ahead = False
-        """The client is not read because it is ahead of the handshake."""
+        self._paused = False
+        """The client is not read because it is ahead of the broker: `Connection.paused`."""
         self._brimming = False
         """The broker is not read for what waits for the end of the client's frame."""
         self._leaving = False
@@ -85,7 +85,7 @@ class Session:
             if leg is self.broker:
                 self._shared.broker_bytes += len(data)
                 self._from_broker(data)
-                if self._ahead:
+                if self._paused:
                     self._from_client(b"")
                 self._go_on()
                 self._held.heard.set()
@@ -209,9 +209,7 @@ class Session:
         """Hands on what the rewriting made, and waits for what it asked for."""
         c = self.connection
         self._hand_on()
-        if c.ahead != self._ahead:
-            self._ahead = c.ahead
-            (self.client.hold if c.ahead else self.client.release)()
+        self._pace()
         if c.waits and self._task is None:
             self.client.hold()
             self._task = self._loop.create_task(self._held.publish())
@@ -238,6 +236,16 @@ class Session:
             self._end_drain()
         if c.phase is Phase.REFUSING:
             self._refused()
+
+    def _pace(self) -> None:
+        """Reads a client no further that is ahead of the broker."""
+        if self.connection.paused != self._paused:
+            self._paused = not self._paused
+            if self._paused:
+                self.client.hold()
+                self._keep_alive()
+            else:
+                self.client.release()
 
     def _guarded(self, do: Callable[[], None]) -> None:
         """Does it for a task's end or a timer, above which nobody sees to a defect."""
@@ -318,7 +326,7 @@ class Session:
         """Heartbeats in the client's stead, while it is not read."""
         if self._heartbeat is not None:
             self._heartbeat.cancel()
-        if (self._task is None and not self._draining) or not self.connection.heartbeat or self._over:
+        if not (self._task or self._draining or self._paused) or not self.connection.heartbeat or self._over:
             return
         if not self.connection.client_skip and self.connection.opened:
             self.broker.write([HEARTBEAT_FRAME])

@@ -6,9 +6,9 @@ from random import Random
 from struct import pack
 
 from proxy.amqp import content, frames, publishing, rewrite, routes, table
-from proxy.amqp.channel import Channel, Kept
+from proxy.amqp.channel import Channel
 from proxy.amqp.closing import refuse_channel
-from proxy.amqp.confirms import Fate
+from proxy.amqp.confirms import Fate, Kept
 from proxy.amqp.connection import Connection
 from proxy.journal.buffer import Journal
 from proxy.outcome import Outcome
@@ -287,24 +287,21 @@ def confirms(rng: Random, say: Say) -> None:
         near = max(c.low, c.number - rng.randrange(8)) + rng.randrange(2)
         n = near if rng.random() < 0.8 else number(rng)
         _operate(rng, say, channel, n, tallies)
-        say((c.unsettled, c.settled(n), c.low, c.number, c.due, c.above, c.waiting, c.returned))
+        say((c.unsettled, c.settled(n), c.low, c.number, c.due, c.open.within(c.low, c.number), c.waiting, c.returned))
     say((channel, tallies))
 
 
 def _operate(rng: Random, say: Say, channel: Channel, n: int, tallies: list[Tally]) -> None:
     c, flag, which = channel.confirms, rng.random() < 0.5, rng.randrange(12)
     if which < 4:
-        tally = rng.choice(tallies)
-        if tally is not c.tally:
-            c.turn(tally)
         attempt(say, channel.next_id, rng.randrange(2), flag)
-        c.number += 1
+        c.publish(rng.choice(tallies))
     elif which < 7:
         answer = rng.choice((c.answers, c.refused, c.settle))
         attempt(say, answer, n, flag, *([rng.random() < 0.5] if answer == c.settle else []))
     elif which < 9:
         fate = rng.choice(_FATES)
-        if c.low < n <= c.number and n not in c.above and n not in c.returned:
+        if c.low < n <= c.number and c.open.has(n) and n not in c.returned:
             attempt(say, c.came_back, n, fate)
         elif fate is not None:
             attempt(say, c.decide, n, fate)
@@ -312,6 +309,5 @@ def _operate(rng: Random, say: Say, channel: Channel, n: int, tallies: list[Tall
         attempt(say, channel.read_id, rng.choice((channel.nonce | n & (1 << 34) - 1, number(rng))))
         attempt(say, channel.awaits, flag)
         attempt(say, channel.keep, Kept(b"x", ring_id=n))
-        attempt(say, channel.forget_settled)
     elif rng.random() < 0.2:
         attempt(say, c.forget, min(n, c.number)) if flag else attempt(say, c.abandon)

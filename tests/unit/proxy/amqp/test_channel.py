@@ -2,16 +2,16 @@
 
 import pytest
 
-from proxy.amqp.channel import EXPECT_BODY, EXPECT_HEADER, EXPECT_METHOD, KEPT, Channel, Kept, Pending
+from proxy.amqp.channel import EXPECT_BODY, EXPECT_HEADER, EXPECT_METHOD, KEPT, Channel, Pending
+from proxy.amqp.confirms import Kept
 from proxy.amqp.frames import TX_COMMIT_OK
 from proxy.tally import Tally
 
 
 def publish(channel: Channel, count: int = 1) -> None:
     """As `publishing.count` numbers them."""
-    if channel.confirms.tally is None:
-        channel.confirms.turn(Tally())
-    channel.confirms.number += count
+    for _ in range(count):
+        channel.confirms.publish(Tally())
 
 
 def test_an_id_says_number_and_flags_and_is_of_its_incarnation_only() -> None:
@@ -66,14 +66,13 @@ def test_what_is_kept_goes_with_the_answers_or_beyond_a_number() -> None:
     for _ in range(KEPT + 5):
         publish(channel)
         channel.keep(Kept(b"x"))
-    assert list(channel.kept) == list(range(6, KEPT + 6))
+    assert list(channel.confirms.kept) == list(range(6, KEPT + 6))
     channel.select(transactional=False)
     for _ in range(3):
         publish(channel)
         channel.keep(Kept(b"y"))
     channel.confirms.settle(KEPT + 7, multiple=True, acked=True)
-    channel.forget_settled()
-    assert list(channel.kept) == [KEPT + 8]
+    assert list(channel.confirms.kept) == [KEPT + 8]
 
 
 def test_the_nonces_of_channels_differ_and_leave_room_for_the_sign() -> None:

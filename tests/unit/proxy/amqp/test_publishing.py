@@ -5,7 +5,7 @@ from struct import pack
 import pytest
 
 from proxy.amqp import publishing, rewrite
-from proxy.amqp.channel import Kept
+from proxy.amqp.confirms import Kept
 from proxy.router import PassReason
 from tests.unit.proxy.amqp.wire import (
     NOW,
@@ -61,7 +61,7 @@ def test_every_bit_of_the_clients_is_kept() -> None:
 def test_what_is_remembered_of_a_publish() -> None:
     """Only what its return cannot say."""
     w = Wire({"x": QUEUES}, frame_max=4096, confirming=True)
-    kept = w.c.channels[1].kept
+    kept = w.c.channels[1].confirms.kept
     w.client(message(1, b"x", b"k") + publish(1, b"x", b"k") + headers(1, 0, COPIES))
     assert kept == {2: Kept(COPIES)}
     w.client(publish(1, b"x", b"k") + header(1, 0, 1 << 12, bytes(4060)))

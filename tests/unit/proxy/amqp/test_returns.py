@@ -14,10 +14,13 @@ from proxy.amqp.connection import Declared, Stale
 from proxy.router import Entry, KnownRing, PassReason
 from tests.unit.proxy.amqp import wire
 from tests.unit.proxy.amqp.wire import (
+    NONCE,
     QUEUES,
     Frame,
+    Published,
     Wire,
     ack,
+    back,
     body,
     chunks,
     confirm_select,
@@ -147,7 +150,7 @@ def test_what_was_cut_from_the_headers_is_put_back(table: bytes, change: Callabl
     method, back = split(w.broker(echo(out, change=change)))
     assert method.whole == returned(1, b"x", b"k")
     assert sorted(entries_of(back.payload)) == sorted(entries_of(split(head)[0].payload))
-    assert w.c.channels[1].kept == {}
+    assert w.c.channels[1].confirms.kept == {}
 
 
 def test_each_return_gets_its_own_back() -> None:
@@ -312,13 +315,58 @@ def test_a_copy_that_the_client_forwards_on_the_same_channel_is_its_own() -> Non
     assert w.c.events == []
 
 
+def forwarding(original: Published, bits: int = 0) -> bytes:
+    """A consumer's publish of what it has got, on channel 1, to where it came from."""
+    return (
+        publish(1, original.exchange, original.key, bits) + wire.frame(2, 1, original.header) + body(1, original.body)
+    )
+
+
+@pytest.mark.parametrize("confirming", [False, True])
+@pytest.mark.parametrize("shadowed", [False, True])
+@pytest.mark.parametrize("asked", [0, 1])
+def test_a_copy_that_is_forwarded_before_its_original_is_confirmed_is_the_clients_own(
+    confirming: bool, shadowed: bool, asked: int
+) -> None:
+    """Consumed, and published to the queue that it came from, with all its headers; that queue is gone by then."""
+    behind = exchange("behind")
+    rings: dict[str, Entry | KnownRing] = {"x": QUEUES}
+    if shadowed:
+        rings = {"x": ring(behind), "behind": known(QUEUES, PassReason.SHADOW)}
+
+    (original,) = published(Wire(rings, confirming=confirming).client(message(1, b"x", b"k")))
+
+    def consumed() -> Wire:
+        w = Wire(rings, confirming=confirming)
+        w.client(message(1, b"x", b"k"))
+        return w
+
+    out = fed(consumed, forwarding(original, asked))
+    (copy,) = published(out.to_broker)
+    assert copy._replace(header=b"") == original._replace(header=b"", bits=asked)
+    w, comes_back = out.wire, back(out.to_broker)
+    assert w.both(comes_back) == (b"", comes_back)
+    assert w.c.channels[1].away == 0
+    if confirming:
+        assert w.broker(ack(1, 2, multiple=True)) == ack(1, 2, multiple=True)
+
+
+def test_a_copy_of_another_channels_message_is_forwarded_as_it_is() -> None:
+    w = Wire({"x": QUEUES})
+    w.c.channels[2].nonce = NONCE ^ 1 << 60
+    (original,) = published(w.client(message(2, b"x", b"k")))
+    w.client(message(1, b"x", b"k"))
+    forwarded = forwarding(original)
+    assert w.client(forwarded) == forwarded
+
+
 def test_a_stamped_copy_is_not_taken_for_an_unstamped_publish() -> None:
     w = Wire({"x": QUEUES}, confirming=True, frame_max=4096)
     big = w.client(publish(1, b"x", b"k", 1) + headers(1, 0, long_string(b"f", bytes(4040))))
     assert b"x-ring" not in big
     back = returned(1, b"", OWNER) + headers(1, 0, foreign(77))
     assert w.broker(back) == back
-    assert len(w.c.channels[1].kept) == 1
+    assert len(w.c.channels[1].confirms.kept) == 1
 
 
 def test_returns_of_two_channels_at_once() -> None:

@@ -10,6 +10,7 @@ from pamqp import commands
 
 from proxy.amqp import overdue
 from proxy.amqp import session as sessions
+from proxy.amqp.confirms import MOST_UNSETTLED
 from proxy.amqp.end import End
 from proxy.amqp.legs import BUFFER, Leg
 from proxy.amqp.session import Session
@@ -21,18 +22,21 @@ from proxy.sync import Sync
 from ring.destination import Destination
 from tests.unit.proxy.amqp.rerouting import KEPT, LEFT, LOST, again
 from tests.unit.proxy.amqp.wire import (
+    HEARTBEAT,
     QUEUES,
     VHOST,
     Frame,
     Wire,
     ack,
     back,
+    close_channel,
     close_connection,
     code_of,
     confirm_select,
     known,
     made,
     message,
+    published,
     split,
     text_of,
 )
@@ -217,6 +221,64 @@ async def test_a_handshake_that_is_finished_is_under_no_time_limit(ends: Ends, m
     await asyncio.sleep(2 * WITHIN)
     assert not ends.over
     assert ends.of_client(message(1, b"x", KEPT[0]))
+
+
+async def test_a_client_that_is_ahead_of_the_handshake_is_not_read_until_the_broker_has_spoken(ends: Ends) -> None:
+    await ends.dialled()
+    broker = ends.broker
+    assert broker is not None
+    tune_ok = made(0, commands.Connection.TuneOk(10, 131072, 0))
+    open_, channel_open = made(0, commands.Connection.Open(VHOST)), made(1, commands.Channel.Open())
+    start_ok = made(0, commands.Connection.StartOk({}, "PLAIN", "\0u\0p", "en_US"))
+    assert ends.of_client(start_ok + tune_ok + open_ + channel_open) == b""
+    for said, goes_on in (
+        (commands.Connection.Start(0, 9, {}, "PLAIN", "en_US"), b"PLAIN"),
+        (commands.Connection.Tune(2047, 131072, 0), open_),
+        (commands.Connection.OpenOk(), channel_open),
+    ):
+        assert not ends.client.is_read
+        ends.of_broker(made(0, said))
+        assert goes_on in broker.taken()
+    assert ends.client.is_read
+    assert list(ends.session.connection.channels) == [1]
+
+
+async def test_a_client_with_too_many_publishes_without_an_answer_is_not_read(ends: Ends) -> None:
+    await ends.opened()
+    one = message(1, b"x", KEPT[0], b"")
+    ends.session.connection.heartbeat = 60
+    out = ends.of_client(one * (MOST_UNSETTLED + 5))
+    broker = ends.broker
+    assert broker is not None
+    assert len(published(out.removesuffix(HEARTBEAT))) == MOST_UNSETTLED
+    assert (out.endswith(HEARTBEAT), ends.client.is_read) == (True, False)
+    few = ack(1, MOST_UNSETTLED // 2 - 1, multiple=True)
+    assert ends.of_broker(few) == few
+    assert (broker.taken(), ends.client.is_read) == (b"", False)
+    half = ack(1, MOST_UNSETTLED)
+    assert ends.of_broker(half) == half
+    assert (len(published(broker.taken())), ends.client.is_read) == (5, True)
+    assert ends.session.unsettled == MOST_UNSETTLED // 2 + 5
+
+
+async def test_a_channel_that_is_closed_over_too_many_publishes_holds_its_client_no_longer(ends: Ends) -> None:
+    await ends.opened()
+    ends.of_client(message(1, b"x", KEPT[0], b"") * MOST_UNSETTLED + made(2, commands.Channel.Open()))
+    held = not ends.client.is_read
+    close = close_channel(1, 404, b"NOT_FOUND")
+    assert ends.of_broker(close) == close
+    assert (held, ends.client.is_read) == (True, True)
+    assert list(ends.session.connection.channels) == [1, 2]
+
+
+async def test_a_transaction_of_any_size_is_taken_to_its_commit(ends: Ends) -> None:
+    """Its publishes are answered once it ends: to wait for that before would be for ever."""
+    await ends.opened()
+    ends.of_client(made(2, commands.Channel.Open()) + made(2, commands.Tx.Select()))
+    commit = made(2, commands.Tx.Commit())
+    out = ends.of_client(message(2, b"x", KEPT[0], b"") * (MOST_UNSETTLED + 5) + commit)
+    assert out.endswith(commit)
+    assert ends.client.is_read
 
 
 async def test_one_that_goes_out_again_and_is_not_confirmed_ends_the_session(

@@ -88,9 +88,7 @@ def outcomes(made: Journal, handed: list[Filled]) -> dict[int, Outcome]:
 
 def publish(confirms: Confirms, made: Journal, count: int, destination: Destination | None = QUEUE) -> None:
     for _ in range(count):
-        if confirms.tally is None:
-            confirms.turn(Tally())
-        confirms.number += 1
+        confirms.publish(Tally())
         confirms.record(made, record(confirms.number, destination))
 
 
