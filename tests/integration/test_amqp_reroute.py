@@ -315,3 +315,26 @@ def test_a_queue_deleted_and_declared_again_while_messages_stream(
     assert all(owner(QUEUES, f"{n}") == GONE and n <= last_before for n in missing), missing
     assert len(missing) >= (deleted.message_count or 0)
     assert len(acked) == count
+
+
+@pytest.mark.parametrize("confirm", [False, True])
+def test_a_copy_that_a_client_forwards_is_never_sent_to_another_queue(
+    sidecar: Sidecar, vhost: VirtualHost, client: Client, confirm: bool
+) -> None:
+    """It has the headers of a message of this very channel, and comes back from the queue that this one went to."""
+    vhost.ring("orders", QUEUES)
+    with client.session(sidecar.amqp_port, vhost.name) as peer:
+        peer.channel(1, confirm=confirm)
+        peer.channel(2, confirm=False)
+        peer.publish(1, "orders", LOST[0], b"original")
+        if confirm:
+            peer.confirm(1)
+        consumed = wait_until("the original", lambda: peer.get(2, GONE))
+        vhost.delete_queue(GONE)
+        peer.publish(1, "", GONE, b"forwarded", consumed.properties, mandatory=True)
+        back = peer.content(1, Basic.Return)
+        assert isinstance(back.method, Basic.Return)
+        assert (back.method.exchange, back.method.routing_key, back.body) == ("", GONE, b"forwarded")
+        if confirm:
+            peer.confirm(1, 2, 1)
+    assert vhost.drain_all() == {}
