@@ -5,7 +5,7 @@ import functools
 import random
 from collections.abc import Awaitable, Callable
 
-from proxy.management import ManagementError
+from proxy.management import ManagementError, NotAskableError
 from proxy.reading import VhostNotListedError
 from proxy.router import Name, Router, Unknown
 from proxy.topology import TopologyError
@@ -98,6 +98,8 @@ class LookUps:
                     return None  # nothing new was declared: the last good entry serves on
                 if isinstance(error, VhostNotListedError) and not known:
                     raise VhostAbsent(str(error)) from None
+                if isinstance(error, NotAskableError):
+                    raise NotReadable(str(error)) from None
                 shared.fault = str(error)
                 retry_after = error.retry_after if isinstance(error, ManagementError) else 0.0
             await asyncio.sleep(max(random.uniform(0, pause), retry_after))

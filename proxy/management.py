@@ -17,6 +17,7 @@ from proxy.topology import (
     Binding,
     Exchange,
     dead_letters_by_own_name,
+    exchange_of,
     parse_bindings,
     parse_exchange,
     parse_names,
@@ -44,6 +45,10 @@ _IN_WORDS = {
 }
 
 
+_DOTS = frozenset({".", ".."})
+"""Names that RabbitMQ takes for steps through the path of a URL, also percent-encoded: it answers for another page."""
+
+
 class ManagementError(Exception):
     """A request that brought no usable answer; the message says which and why, without credentials."""
 
@@ -51,6 +56,10 @@ class ManagementError(Exception):
         """`retry_after`: seconds that the API asked to wait, up to MAX_RETRY_AFTER; 0 where it did not."""
         super().__init__(message)
         self.retry_after = retry_after
+
+
+class NotAskableError(ManagementError):
+    """A name for which the management API cannot be asked, whatever is tried."""
 
 
 class Management:
@@ -117,6 +126,8 @@ class Management:
 
     async def exchange(self, vhost: str, name: str) -> Exchange | None:
         """One exchange; None where the API says that it, or its virtual host, does not exist."""
+        if name in _DOTS:
+            return exchange_of(await self._get(["exchanges", vhost], _EXCHANGE_COLUMNS) or [], name)
         answer = await self._get(["exchanges", vhost, name], _EXCHANGE_COLUMNS)
         return None if answer is None else parse_exchange(answer)
 
@@ -131,6 +142,8 @@ class Management:
         It is empty for a queue that does not do so.
         RabbitMQ 3.10 shows a policy's part of it only with a queue's next statistics, up to 5 s late (observed).
         """
+        if queue in _DOTS:
+            return None
         answer = await self._get(["queues", vhost, queue], _QUEUE_COLUMNS)
         return None if answer is None else dead_letters_by_own_name(answer)
 
@@ -145,6 +158,8 @@ class Management:
         if self._session is None:
             raise RuntimeError("the management client is not open")
         shown = _shown(path)
+        if not _DOTS.isdisjoint(path):
+            raise NotAskableError(f"{shown}: the management API cannot be asked for what is called '.' or '..'")
         url = URL(f"{str(self._base).rstrip('/')}{shown}?columns={','.join(columns)}", encoded=True)
         authorization = {"Authorization": aiohttp.encode_basic_auth(*self._credentials())}
         tls = self._tls() if self._tls is not None else True

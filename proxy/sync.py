@@ -16,6 +16,7 @@ from proxy.changes import tell, tell_absent, tell_missing, title
 from proxy.config import OnDeadLetter
 from proxy.declared import Declaration
 from proxy.identity import ASK_DISTANCE, Identity
+from proxy.listings import Listings
 from proxy.lookups import Absent, LookUps
 from proxy.management import Management, ManagementError
 from proxy.overlays import Overlays, changes_nothing_ever, is_news
@@ -90,6 +91,7 @@ class Sync:
         self._tracked: dict[Name, _Tracked] = {name: _Tracked() for name in named}
         self._look_ups = LookUps(router, functools.partial(self._read, why="first use"))
         self._overlays = Overlays()
+        self._listings = Listings()
         self._wake = asyncio.Event()
         self.results: Counter[str] = Counter()
         """Readings by result: ok, absent, failed."""
@@ -150,6 +152,7 @@ class Sync:
         now = time.monotonic()
         self._forget_idle(now)
         self._forget_declared(now)
+        self._listings.forget_old(now)
         if now >= self._identify_due:
             self._identify_due = now + random.uniform(0, self._interval)
             self._start(_IDENTITY, self.identity.watch)
@@ -232,13 +235,20 @@ class Sync:
 
     async def _try(self, name: Name, tracked: _Tracked, why: str) -> None:
         started, vouched = time.monotonic(), frozenset(tracked.vouched)
+        if name not in self._tracked and not self._overlays.lacks(name, started):
+            declared_at = self._overlays.of(name).told_at
+            if self._listings.lacks(name, declared_at, started):
+                raise VhostNotListedError(name[0]) if self._listings.lacks_vhost(name[0]) else _absent(name)
         absent: Absent | None = None
         try:
             if not self.identity.asked:
                 # Or the first messages could go to another cluster than the one whose bindings are read.
                 await self.identity.ask()
             known = name in self._router.entries
-            reading = await read(self._api, name, 0.0 if known else min(self._settle_time, LONGEST_DOUBT))
+            pause = 0.0 if known else min(self._settle_time, LONGEST_DOUBT)
+            reading = await read(
+                self._api, name, pause, lambda vhost, names: self._listings.note(vhost, names, started)
+            )
             await self._apply(name, tracked, reading, started, why, vouched)
         except Absent as error:
             absent = error

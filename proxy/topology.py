@@ -67,6 +67,13 @@ def parse_exchange(answer: object) -> Exchange:
     return Exchange(kind, _flag(table, "internal"), hashed, _publish_in(table.get("message_stats")))
 
 
+def exchange_of(answer: object, name: str) -> Exchange | None:
+    """The exchange of that name in `GET /api/exchanges/{vhost}`; None where it is not there. Raises TopologyError."""
+    if not isinstance(answer, list):
+        raise TopologyError(f"exchanges: {_brief(answer)} is not a list")
+    return next((parse_exchange(item) for item in answer if _object(item, "exchange").get("name") == name), None)
+
+
 def parse_bindings(answer: object) -> tuple[Binding, ...]:
     """Of `GET /api/exchanges/{vhost}/{name}/bindings/source`.
 

@@ -1,12 +1,14 @@
 """An exchange that cannot be read: its publishes close their channel, for a key placed natively would be worse."""
 
-from pamqp.commands import Basic, Channel, Queue
+import pytest
+from pamqp.commands import Basic, Channel, Exchange, Queue
 
+from testbed.broker import Broker
 from tests.integration.broker_api import VirtualHost, wait_until
 from tests.integration.conftest import Login, StartSidecar
 from tests.integration.relay import management_front, relay
 from tests.integration.sidecar import Sidecar
-from tests.integration.wire_client import Client, Wire, publish_frames, publishing
+from tests.integration.wire_client import Client, Wire, port_of, publish_frames, publishing
 
 
 def refused(peer: Wire, channel: int, exchange: str = "orders") -> str:
@@ -182,3 +184,27 @@ def test_a_virtual_host_that_the_management_user_may_not_see(
             peer.publish(1, "orders", "k", b"refused")
             assert "may not see it" in refused(peer, 1)
     assert bodies(vhost) == []
+
+
+@pytest.mark.parametrize("name", [".", ".."])
+def test_a_name_that_is_a_step_of_a_urls_path_is_decided_at_once(
+    sidecar: Sidecar, vhost: VirtualHost, client: Client, broker: Broker, name: str
+) -> None:
+    """The management API cannot be asked for the bindings of such an exchange, but for its type."""
+    for kind in ("fanout", "x-consistent-hash"):
+        with client.session(port_of(broker.amqp_url), vhost.name) as peer:
+            peer.channel()
+            peer.ask(1, Exchange.Declare(exchange=name, exchange_type=kind), Exchange.DeclareOk)
+            peer.ask(1, Queue.Declare(queue="q"), Queue.DeclareOk)
+            peer.ask(1, Queue.Bind(queue="q", exchange=name, routing_key="1"), Queue.BindOk)
+            peer.goodbye()
+        with client.session(sidecar.amqp_port, vhost.name) as peer:
+            peer.channel()
+            peer.publish(1, name, "k", b"1")
+            if kind == "fanout":
+                peer.confirm(1)
+                peer.ask(1, Exchange.Delete(exchange=name), Exchange.DeleteOk)
+            else:
+                assert "cannot be asked for what is called" in refused(peer, 1, name)
+            peer.goodbye()
+    assert bodies(vhost) == [b"1"]

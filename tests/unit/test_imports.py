@@ -20,6 +20,7 @@ PURE = (
     "router",
     "tally",
     "counts",
+    "listings",
     "overlays",
     "changes",
     "config",

@@ -107,7 +107,7 @@ async def test_404_is_an_answer_where_something_may_be_missing(fake: FakeManagem
 
 
 @pytest.mark.parametrize(
-    "name", ["a/b", "a b", "a+b", "é", "%2F", "%", "?a=b", "#a", "a;b", "a&b", "..", ".", "a\\b", '"', "*", "x" * 255]
+    "name", ["a/b", "a b", "a+b", "é", "%2F", "%", "?a=b", "#a", "a;b", "a&b", "...", ".a", "a\\b", '"', "*", "x" * 255]
 )
 async def test_names_arrive_as_they_are(fake: FakeManagement, api: Management, name: str) -> None:
     fake.exchange(name, binding("q"), vhost=name)
@@ -116,6 +116,21 @@ async def test_names_arrive_as_they_are(fake: FakeManagement, api: Management, n
     assert await api.exchange_names(name) == frozenset({"", "amq.topic", name})
     fake.queues[name, name] = {"arguments": {"x-dead-letter-exchange": "d"}}
     assert await api.dead_letters_by_own_name(name, name) == "its argument x-dead-letter-exchange"
+
+
+@pytest.mark.parametrize("name", [".", ".."])
+async def test_names_that_no_path_can_hold_are_not_asked_for(fake: FakeManagement, api: Management, name: str) -> None:
+    fake.exchange("x")
+    fake.fail(body([{"name": "x", "type": "fanout"}, {"name": name, "type": "direct"}]), "/api/exchanges/%2F")
+    assert await api.exchange("/", name) == Exchange("direct")
+    fake.fail(body([{"name": "x", "type": "fanout"}]), "/api/exchanges/%2F")
+    assert await api.exchange("/", name) is None
+    assert await api.dead_letters_by_own_name("/", name) is None
+    asked = len(fake.requests)
+    for request in (api.bindings("/", name), api.exchange_names(name), api.exchange(name, "x")):
+        with pytest.raises(NotAskableError, match=r"cannot be asked for what is called '\.' or '\.\.'"):
+            await request
+    assert len(fake.requests) == asked
 
 
 async def test_a_path_below_which_the_api_is(fake: FakeManagement) -> None:

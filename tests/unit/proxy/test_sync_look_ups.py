@@ -4,10 +4,14 @@ import asyncio
 
 import pytest
 
-from proxy.lookups import Absent, NotReadable
+from proxy.declared import ExchangeDeclared
+from proxy.listings import LISTING_COUNTS
+from proxy.lookups import Absent, NotReadable, VhostAbsent
+from proxy.router import PassReason
+from proxy.topology import CONSISTENT_HASH
 from ring.ring import Ring
-from tests.unit.proxy.fake_management import FakeManagement, Gate, binding, status
-from tests.unit.proxy.syncing import BINDINGS_OF_X, OF_X, A, Name, X, eventually, syncing
+from tests.unit.proxy.fake_management import FakeManagement, Gate, binding, body, status
+from tests.unit.proxy.syncing import BINDINGS_OF_X, OF_X, A, B, Clock, Name, X, eventually, syncing
 
 
 async def test_all_who_look_up_at_once_share_one_reading(fake: FakeManagement) -> None:
@@ -61,7 +65,7 @@ async def test_a_look_up_waits_as_long_as_the_api_asks(fake: FakeManagement) -> 
         assert len(fake.requests) == 1
 
 
-async def test_what_does_not_exist_is_absent(fake: FakeManagement) -> None:
+async def test_what_does_not_exist_is_absent(fake: FakeManagement, clock: Clock) -> None:
     fake.exchange("other")
     async with syncing(fake) as made:
         with pytest.raises(Absent, match="no exchange 'x' in virtual host '/'"):
@@ -72,6 +76,7 @@ async def test_what_does_not_exist_is_absent(fake: FakeManagement) -> None:
         # Names that clients make up leave nothing behind.
         assert (made.sync._tracked, made.sync._look_ups.under_way, dict(made.router.entries)) == ({}, {}, {})
         fake.exchange("x", binding("a"))
+        clock.now += LISTING_COUNTS
         await made.sync.look_up(X, 10)
         assert made.weights() == {A: 1}
 
@@ -144,3 +149,57 @@ async def test_a_defect_of_ours_is_not_readable_and_logged_with_its_place(
         with pytest.raises(NotReadable, match="ZeroDivisionError"):
             await made.sync.look_up(X, 0.2)
     assert any(r.exc_info and r.exc_info[0] is ZeroDivisionError for r in caplog.records)
+
+
+async def test_names_that_do_not_exist_share_an_answer(fake: FakeManagement, clock: Clock) -> None:
+    """Each would cost the API a list of all exchanges; one that is declared since is looked at by itself."""
+    fake.exchange("x", binding("a"))
+    async with syncing(fake) as made:
+        for n in range(50):
+            with pytest.raises(Absent, match=f"no exchange 'absent{n}'"):
+                await made.sync.look_up(("/", f"absent{n}"), 10)
+        assert fake.count("/api/exchanges/%2F") == 1
+        assert sum("/absent" in path for path in fake.requests) == 1
+        await made.sync.look_up(X, 10)
+        assert made.weights() == {A: 1}
+        # Declared through this sidecar.
+        fake.exchange("absent1", binding("b"))
+        made.sync.declared("/", ExchangeDeclared("absent1", CONSISTENT_HASH))
+        await made.sync.look_up(("/", "absent1"), 10)
+        assert made.weights(("/", "absent1")) == {B: 1}
+        # Declared elsewhere.
+        fake.exchange("absent2", binding("b"))
+        with pytest.raises(Absent):
+            await made.sync.look_up(("/", "absent2"), 10)
+        clock.now += LISTING_COUNTS
+        await made.sync.look_up(("/", "absent2"), 10)
+        assert made.weights(("/", "absent2")) == {B: 1}
+
+
+async def test_a_virtual_host_that_does_not_exist_is_asked_for_once_a_while(fake: FakeManagement, clock: Clock) -> None:
+    async with syncing(fake) as made:
+        for n in range(5):
+            with pytest.raises(VhostAbsent):
+                await made.sync.look_up(("gone", f"x{n}"), 10)
+        assert fake.count("/api/exchanges/gone") == 1
+
+
+@pytest.mark.parametrize("name", [".", ".."])
+async def test_an_exchange_whose_bindings_cannot_be_asked_for_is_refused_at_once(
+    fake: FakeManagement, clock: Clock, name: str
+) -> None:
+    """Its name is a step through a URL's path. Whether it is a hash exchange at all, the list of exchanges tells."""
+    fake.exchange("x", binding("a"))
+    fake.exchange(name, binding("a"), type="fanout")
+    async with syncing(fake) as made:
+        fake.fail(body([{"name": "x", "type": "fanout"}, {"name": name, "type": "fanout"}]), "/api/exchanges/%2F")
+        await made.sync.look_up(("/", name), 10)
+        assert made.router.entries["/", name].passed is PassReason.TYPE
+    fake.mend()
+    async with syncing(fake) as made:
+        fake.fail(body([{"name": name, "type": CONSISTENT_HASH}]), "/api/exchanges/%2F")
+        with pytest.raises(NotReadable, match="cannot be asked"):
+            await made.sync.look_up(("/", name), 1000)
+        with pytest.raises(NotReadable, match="cannot be asked"):
+            await made.sync.look_up((name, "x"), 1000)
+    assert all("/./" not in path and "/../" not in path for path in fake.requests)
