@@ -5,6 +5,7 @@ import gc
 import io
 import logging
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from proxy.check import mistakes
 from proxy.config import ENVIRONMENT_PREFIX, SWITCHES, Settings, describe, field_names, help_of
 from proxy.logs import catch_all, escaped, install
 from proxy.questions import QuestionError, diff, explain
-from proxy.values import ConfigError
+from proxy.values import ConfigError, did_you_mean
 from ring.compiled import kind
 from ring.hashing import RING_FORMAT
 
@@ -26,14 +27,15 @@ USAGE_ERROR = 2
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs the command; returns its exit status: 2 for a mistake in settings or arguments."""
-    parser = _parser()
-    options = parser.parse_args(arguments)
+    options, unknown = _parser().parse_known_args(arguments)
     if isinstance(sys.stdout, io.TextIOWrapper):
         # Keys may be any bytes, and names characters that a terminal lacks.
         sys.stdout.reconfigure(errors="backslashreplace")
     if options.do is not _run:
         install("warning", "text")
     try:
+        if unknown:
+            raise ConfigError(_unknown(options.command, unknown[0]))
         status = int(options.do(options))
         # Here, where a broken pipe is expected, and not at the interpreter's end.
         sys.stdout.flush()
@@ -47,6 +49,15 @@ def main(arguments: list[str] | None = None) -> int:
         # The reader of our output, say `head`, has seen enough.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+
+
+def _unknown(command: argparse.ArgumentParser, argument: str) -> str:
+    """Return what to say of an argument that a command does not take, without its value: that may be a password."""
+    name, flag = command.prog.rpartition(" ")[2], argument.partition("=")[0]
+    told = f"{name}: one argument too many"
+    if flag.startswith("-"):
+        told = f"{name}: unknown flag {flag}{did_you_mean(flag, re.findall(r'--[a-z-]+', command.format_usage()))}"
+    return f"{told} (see {command.prog} --help)"
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -63,7 +74,7 @@ def _parser() -> argparse.ArgumentParser:
         ("config", _config, "show every setting, its meaning and the value in force, secrets hidden"),
     ):
         command = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
-        command.set_defaults(do=do)
+        command.set_defaults(do=do, command=command)
         _add_settings(command)
         if do is _config:
             command.add_argument(
@@ -71,14 +82,14 @@ def _parser() -> argparse.ArgumentParser:
             )
     text = "tell where a key goes and why, as a running sidecar sees it"
     command = commands.add_parser("explain", help=text, description=text, allow_abbrev=False)
-    command.set_defaults(do=_explain)
+    command.set_defaults(do=_explain, command=command)
     command.add_argument("exchange")
     command.add_argument("key", help="the routing key, or the value of the header or property that is hashed")
     command.add_argument("--vhost", help="virtual host (default: the one of the sidecar's broker_url)")
     command.add_argument("--sidecar", metavar="URL", default="http://127.0.0.1:15681", help="its admin listener")
     text = "compare the rings of two sidecars; exit status 1 where they differ"
     command = commands.add_parser("diff", help=text, description=text, allow_abbrev=False)
-    command.set_defaults(do=_diff)
+    command.set_defaults(do=_diff, command=command)
     command.add_argument("one", metavar="URL", help="admin listener of a sidecar, like http://10.0.0.7:15681")
     command.add_argument("other", metavar="URL")
     return parser

@@ -19,6 +19,7 @@ from proxy.values import (
     ConfigError,
     check_text,
     choice,
+    did_you_mean,
     listed,
     parse_address,
     parse_bool,
@@ -169,6 +170,10 @@ class Settings:
                 raise ConfigError(f"{name}: does not start with {':// or '.join(sorted(schemes))}://")
         if ":" in (self.management_url.user or ""):
             raise ConfigError("management_url: HTTP's basic authentication has no way to tell a user with a ':'")
+        if self.management_url.path.rstrip("/").endswith("/api"):
+            raise ConfigError(
+                "management_url: ends in /api, which is appended to it; leave /api off, as in http://user@host:15672"
+            )
         if any(not address.port for address in self.broker_addresses):
             raise ConfigError("broker_addresses: port 0 reaches no broker")
 
@@ -319,7 +324,7 @@ def _file_values(file: Path | None) -> dict[str, Any]:
         raise ConfigError(f"{file}: not TOML: {error}") from None
     for name in table:
         if name not in field_names():
-            raise ConfigError(f"{file}: unknown setting {name!r}")
+            raise ConfigError(f"{file}: unknown setting {name!r}{did_you_mean(name, field_names())}")
     return {_attribute(name): value for name, value in table.items()}
 
 
@@ -339,7 +344,8 @@ def _environment_values(environment: Mapping[str, str]) -> dict[str, str]:
         if name == "config":
             continue
         if name not in field_names() or variable != variable.upper():
-            raise ConfigError(f"unknown setting in the environment: {variable}")
+            known = [ENVIRONMENT_PREFIX + name.upper() for name in field_names()]
+            raise ConfigError(f"unknown setting in the environment: {variable}{did_you_mean(variable, known)}")
         values[_attribute(name)] = text
     return values
 

@@ -23,6 +23,7 @@ from proxy.topology import (
     parse_names,
     parse_nodes,
 )
+from proxy.values import Address
 
 MAX_ANSWER = 64 * 1024 * 1024
 """Bytes of one answer that are read before it counts as rubbish; 10,000 bindings are about 1 MB."""
@@ -173,11 +174,24 @@ class Management:
                 return _decoded(await _limited(response))
         except TimeoutError:
             raise ManagementError(f"{shown}: no answer within {self._timeout:g} s") from None
+        except aiohttp.ClientConnectorError as error:
+            raise ManagementError(f"{shown}: {_not_connected(error)}") from None
         except (aiohttp.ClientError, OSError) as error:
             # Some of aiohttp's messages have several lines.
             raise ManagementError(f"{shown}: {' '.join(str(error).split()) or type(error).__name__}") from None
         except (ValueError, RecursionError) as error:
             raise ManagementError(f"{shown}: not an answer of the management API: {error}") from None
+
+
+def _not_connected(error: aiohttp.ClientConnectorError) -> str:
+    """Return why there is no connection, and what to do about it; aiohttp's own words say "ssl:default" in any case."""
+    where, why = Address(error.host, error.port or 0), error.os_error
+    if isinstance(why, ConnectionRefusedError):
+        return (
+            f"management_url: {where} refuses connections; is the management plugin on there? "
+            "(rabbitmq-plugins enable rabbitmq_management)"
+        )
+    return f"management_url: no connection to {where}: {' '.join(str(why.strerror or why).split())}"
 
 
 def _shown(path: Sequence[str]) -> str:

@@ -1,7 +1,8 @@
 """The values of settings: parsers from TOML's values or strings, each mistake told in one line."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
@@ -23,6 +24,12 @@ class Address(NamedTuple):
     def __str__(self) -> str:
         """As it is written: ``127.0.0.1:15680``, ``[::1]:15680``."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def did_you_mean(written: str, known: Iterable[str]) -> str:
+    """Return the end of a sentence that names the known word nearest to an unknown one; empty where none is near."""
+    near = get_close_matches(written, list(known), 1)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 def check_text(value: str) -> None:

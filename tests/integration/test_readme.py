@@ -53,6 +53,11 @@ def test_the_commands_give_the_answers(
             commands = commands.replace(address, other)
         assert json.loads(shell(commands)) == json.loads(answer)
 
+    # What they made outlives a restart of the broker.
+    queues = shop.api.ask("GET", "queues", shop.name)
+    assert {queue["name"]: queue["durable"] for queue in queues} == dict.fromkeys(shop.queues(), True)
+    assert shop.api.ask("GET", "exchanges", shop.name, "orders")["durable"] is True
+
     asked, *lines = EXPLAINED.splitlines()
     told = shell(f"{asked.removeprefix('$ venv/bin/')} --sidecar {sidecar.admin_url}").splitlines()
     for line in lines[1:-1]:  # without the exchange's virtual host, and "..."

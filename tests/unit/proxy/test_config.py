@@ -386,6 +386,14 @@ def test_a_url_without_a_user_means_guest(url: str, login: tuple[str, str]) -> N
     assert of_url(URL(url)) == login
 
 
+@pytest.mark.parametrize("url", ["http://a:hush@h/api", "http://a:hush@h:15672/api/", "http://h/rabbit/api"])
+def test_a_management_url_that_ends_in_api_is_a_mistake(tmp_path: Path, url: str) -> None:
+    message = mistake(tmp_path, management_url=url)
+    assert message.startswith("management_url: ends in /api, which is appended to it; leave /api off")
+    assert "hush" not in message
+    assert load(tmp_path, management_url="http://h/rabbit").management_url.path == "/rabbit"
+
+
 def test_a_user_that_basic_authentication_cannot_tell_is_a_mistake(tmp_path: Path) -> None:
     message = mistake(tmp_path, management_url="http://a%3Ab:hush@h")
     assert message.startswith("management_url: ")

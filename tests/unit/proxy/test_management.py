@@ -250,15 +250,24 @@ async def test_a_body_that_never_ends_is_no_answer_in_time(fake: FakeManagement)
 
 
 async def test_nobody_listens(fake: FakeManagement) -> None:
+    """As where the management plugin is off."""
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
-        async with Management(fake.url.with_port(bound.getsockname()[1]), timeout=10) as api:
-            assert "annot connect" in str(await fault_of(api))
+        port = bound.getsockname()[1]
+        for scheme in ("http", "https"):
+            async with Management(fake.url.with_scheme(scheme).with_port(port), timeout=10) as api:
+                told = str(await fault_of(api))
+            assert told == (
+                f"/api/cluster-name: management_url: 127.0.0.1:{port} refuses connections; "
+                "is the management plugin on there? (rabbitmq-plugins enable rabbitmq_management)"
+            )
 
 
 async def test_a_host_without_an_address() -> None:
     async with Management(URL("http://reader:hush@no-such-host.invalid:1"), timeout=10) as api:
-        await fault_of(api)
+        told = str(await fault_of(api))
+    assert told.startswith("/api/cluster-name: management_url: no connection to no-such-host.invalid:1: ")
+    assert "ssl:default" not in told
 
 
 async def test_proxies_in_the_environment_are_for_the_way_out(
