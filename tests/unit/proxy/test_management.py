@@ -10,7 +10,7 @@ from aiohttp.test_utils import TestServer
 from yarl import URL
 
 from proxy import management
-from proxy.management import MAX_RETRY_AFTER, Management, ManagementError
+from proxy.management import MAX_RETRY_AFTER, Management, ManagementError, NotAskableError
 from proxy.tls import ClientTls, ServerTls
 from proxy.topology import CONSISTENT_HASH, Binding, Exchange, TopologyError
 from ring.destination import Destination
