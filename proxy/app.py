@@ -23,6 +23,7 @@ from proxy.http.admin import SECONDS, Admin
 from proxy.http.application import application
 from proxy.http.dispatch import Dispatch
 from proxy.http.gate import Gate
+from proxy.http.pages import Names
 from proxy.http.server import Bounds, ProblemRunner
 from proxy.journal.journaling import Journaling
 from proxy.limits import Limits
@@ -81,7 +82,9 @@ async def run(settings: Settings) -> None:
         }
         listener = _listener(settings, tables["amqp"], sync, brokers, counts)
         limits = Limits(settings.max_in_flight, settings.max_in_flight_bytes)
-        gate = Gate(router, files.access, limits, counts, body_timeout=settings.body_timeout)
+        # With client certificates there is TLS, and no certificate is for a name that a page has made up.
+        names = Names(settings.http_listen, settings.host_names) if settings.client_ca_file is None else None
+        gate = Gate(router, files.access, limits, counts, body_timeout=settings.body_timeout, names=names)
         dispatch = Dispatch(router, sync, tables["http"], publisher, settings.lookup_timeout)
         ingress = application(settings, gate, dispatch, counts, router)
         admin = Admin(
@@ -89,6 +92,7 @@ async def run(settings: Settings) -> None:
             sync,
             publisher,
             registry(ProxyCollector(counts, router, sync, publisher, listener, journaling, limits, files)),
+            names=Names(settings.admin_listen, settings.host_names),
             default_vhost=settings.default_vhost,
             draining=lambda: gate.draining,
             lookup_timeout=settings.lookup_timeout,

@@ -8,7 +8,7 @@ import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Self, get_type_hints
+from typing import Any, Literal, NewType, Self, get_type_hints
 from urllib.parse import unquote
 
 from yarl import URL
@@ -23,6 +23,7 @@ from proxy.values import (
     listed,
     parse_address,
     parse_bool,
+    parse_host,
     parse_integer,
     parse_name,
     parse_number,
@@ -58,6 +59,10 @@ OnDeadLetter = Literal["pass", "rewrite", "refuse"]
 Mechanism = Literal["EXTERNAL", "ANONYMOUS"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["text", "json"]
+HostName = NewType("HostName", str)
+
+ANY_HOST = "*"
+"""What stands for every name in `host_names`."""
 
 
 def _setting(default: Any, text: str) -> Any:
@@ -87,6 +92,9 @@ class Settings:
     )
     http_listen: Address = _setting(Address("127.0.0.1", 15680), "where HTTP publishes are taken")
     admin_listen: Address = _setting(Address("127.0.0.1", 15681), "where probes, metrics and rings are served")
+    host_names: tuple[HostName, ...] = _setting(
+        (), "further names that http_listen and admin_listen go by; '*' for any (requests for others are refused)"
+    )
     http_socket: Path | None = _setting(None, "unix socket that takes HTTP publishes too, from anyone who may open it")
     tokens_file: Path | None = _setting(None, "TOML file of bearer tokens and what each may publish to over HTTP")
     insecure: bool = _setting(False, "take HTTP publishes from anyone, also where http_listen is no loopback address")
@@ -375,6 +383,7 @@ _PARSERS: dict[Any, Callable[[Any], Any]] = {
     str | None: parse_name,
     tuple[str, ...]: parse_patterns,
     tuple[Address, ...]: listed(parse_address),
+    tuple[HostName, ...]: listed(lambda value: value if value == ANY_HOST else parse_host(value)),
     tuple[Mechanism, ...]: listed(choice(Mechanism)),
 }
 

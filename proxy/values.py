@@ -91,6 +91,13 @@ def parse_address(value: Any) -> Address:
     return Address(host, int(port))
 
 
+def parse_host(value: Any) -> str:
+    """A host's name or address, without a port; an IPv6 address as it is, without brackets."""
+    if not isinstance(value, str) or not _is_host(value) or (":" in value and value.count(":") == 1):
+        raise ConfigError(f"{_shown(value)} is not a host's name without a port")
+    return value
+
+
 def _is_host(host: str) -> bool:
     try:
         host.encode("idna")

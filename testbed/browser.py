@@ -19,10 +19,7 @@ from testbed.debian import ensure_package
 DEADLINE = 30.0
 """Seconds for whatever it must do, on a busy machine."""
 
-NO_NETWORK = (
-    *("--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync"),
-    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
-)
+NO_NETWORK = ("--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync")
 
 
 class Tab:
@@ -57,8 +54,8 @@ class Tab:
         return [event["params"] for event in self.events if event["method"] == method]
 
     async def value(self, expression: str) -> Any:
-        """What an expression is worth in the page."""
-        result = await self.ask("Runtime.evaluate", expression=expression, returnByValue=True)
+        """What an expression is worth in the page; of a promise, what it is kept with."""
+        result = await self.ask("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         if "exceptionDetails" in result:
             raise SetupError(f"the browser: {expression}: {result['exceptionDetails']}")
         return result["result"]["value"]
@@ -78,11 +75,22 @@ class Tab:
 
 
 @contextmanager
-def running_browser() -> Iterator[int]:
-    """Starts a browser, with Debian's package where there is none, and stops it at the end; its DevTools port."""
+def running_browser(*here: str) -> Iterator[int]:
+    """Starts a browser, with Debian's package where there is none, and stops it at the end; its DevTools port.
+
+    These names lead to this machine, and no other names anywhere.
+    """
     with tempfile.TemporaryDirectory(prefix="ringproxy-browser-", ignore_cleanup_errors=True) as folder:
         profile = Path(folder)
-        options = [*NO_NETWORK, "--headless", "--disable-gpu", "--disable-dev-shm-usage", f"--user-data-dir={profile}"]
+        rules = [*(f"MAP {name} 127.0.0.1" for name in here), "MAP * ~NOTFOUND", "EXCLUDE 127.0.0.1"]
+        options = [
+            *NO_NETWORK,
+            f"--host-resolver-rules={', '.join(rules)}",
+            "--headless",
+            "--disable-gpu",
+            "--disable-dev-shm-usage",
+            f"--user-data-dir={profile}",
+        ]
         if os.geteuid() == 0:
             # Its sandbox wants a plain user. It opens no page but ours.
             options.append("--no-sandbox")

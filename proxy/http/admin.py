@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
 from proxy.http.answers import json_answer, named
+from proxy.http.pages import Names
 from proxy.http.problems import ProblemError, problem_middleware
 from proxy.limits import Limits
 from proxy.logs import escaped
@@ -53,12 +54,17 @@ class Admin:
         publisher: Publisher,
         metrics: CollectorRegistry,
         *,
+        names: Names,
         default_vhost: str,
         draining: Callable[[], bool],
         lookup_timeout: float,
     ) -> None:
-        """`default_vhost`: whose connection readiness needs; `draining`: whether a shutdown is under way; seconds."""
+        """`names`: the listener's; `default_vhost`: whose connection readiness needs; `draining`: whether it is.
+
+        `lookup_timeout` in seconds.
+        """
         self._router, self._sync, self._publisher, self._metrics = router, sync, publisher, metrics
+        self._names = names
         self._default_vhost, self._draining, self._lookup_timeout = default_vhost, draining, lookup_timeout
         self.started = False
         self.unread = Limits(ADMIN_CONNECTIONS, ADMIN_UNREAD)
@@ -66,7 +72,7 @@ class Admin:
 
     def application(self) -> web.Application:
         """The listener as an aiohttp application."""
-        app = web.Application(middlewares=[_closing, problem_middleware, self._bounded])
+        app = web.Application(middlewares=[_closing, problem_middleware, self._named, self._bounded])
         app.router.add_get("/livez", self.livez)
         app.router.add_get("/startupz", self.startupz)
         app.router.add_get("/readyz", self.readyz)
@@ -74,6 +80,12 @@ class Admin:
         app.router.add_get("/rings", self.rings)
         app.router.add_get("/rings/{vhost:[^/]+}/{exchange:[^/]+}", self.ring)
         return app
+
+    @web.middleware
+    async def _named(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Refuse a page that has made a name of its own lead here: what it reads it could tell."""
+        self._names.check(request)
+        return await handler(request)
 
     @web.middleware
     async def _bounded(self, request: web.Request, handler: Handler) -> web.StreamResponse:

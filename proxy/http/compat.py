@@ -58,6 +58,8 @@ class Compat:
         """Its answer: whether a queue took the message, or an error as the management API words it."""
         try:
             with self._gate.admitted() as admitted:
+                # A browser may know a login, and sends it along.
+                self._gate.refuse_pages(request)
                 login = _login(request)
                 vhost, exchange = (_name(part) for part in request.rel_url.raw_path.split("/")[3:5])
                 message = _message(await self._gate.body(request, admitted, self._max_body), login[0])

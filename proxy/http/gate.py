@@ -10,6 +10,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from proxy.access import Access, Forbidden, Unauthorized
 from proxy.counts import Counts
+from proxy.http.pages import Names, refuse_foreign
 from proxy.http.parsing import head_size
 from proxy.http.problems import ProblemError, invalid
 from proxy.limits import LEAST_RATE, Limits
@@ -77,8 +78,21 @@ class Admitted:
 class Gate:
     """Counts requests in and out."""
 
-    def __init__(self, router: Router, access: Access, limits: Limits, counts: Counts, *, body_timeout: float) -> None:
-        """`body_timeout` in seconds is how far a body may fall behind `LEAST_RATE` bytes a second."""
+    def __init__(
+        self,
+        router: Router,
+        access: Access,
+        limits: Limits,
+        counts: Counts,
+        *,
+        body_timeout: float,
+        names: Names | None = None,
+    ) -> None:
+        """`body_timeout` in seconds is how far a body may fall behind `LEAST_RATE` bytes a second.
+
+        `names` are those of the listener; None where it may be asked by any.
+        """
+        self._names = names
         self._router, self._access, self.limits, self._counts = router, access, limits, counts
         self._body_timeout = body_timeout
         self.loop = asyncio.get_running_loop()
@@ -97,10 +111,11 @@ class Gate:
         self._counts.unsent[INGRESS, name, outcome] += 1
 
     def check(self, request: web.Request, name: Name, admitted: Admitted | None = None) -> None:
-        """Whether the client may publish there. Raises ProblemError 401 or 403."""
+        """Return where the client may publish there. Raises ProblemError 401, 403 or 421."""
         if admitted is not None and name in self._router.entries:
             admitted.name = name
         if self._access.is_open:
+            self.refuse_pages(request)
             return
         try:
             self._access.check(request.headers.get("Authorization"), *name)
@@ -108,6 +123,15 @@ class Gate:
             raise ProblemError(401, "unauthorized", str(error), Outcome.INVALID) from None
         except Forbidden as error:
             raise ProblemError(403, "forbidden", str(error), Outcome.INVALID) from None
+
+    def refuse_pages(self, request: web.BaseRequest) -> None:
+        """Return where the request cannot be one that a web page has a browser send. Raises ProblemError 403 or 421.
+
+        For whatever is not asked for a bearer token, which no page knows.
+        """
+        refuse_foreign(request)
+        if self._names is not None:
+            self._names.check(request)
 
     def take(self, admitted: Admitted, size: int) -> None:
         """Counts bytes that a request is about to hold. Raises ProblemError 429, at first also for its message."""

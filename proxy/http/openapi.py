@@ -8,7 +8,15 @@ from proxy.http.schemas import MOST_EXPIRATION, MOST_TIMESTAMP, PROBLEMS, SCHEMA
 from proxy.outcome import Outcome
 
 _EVERYWHERE = ("bad-request", "not-found", "method-not-allowed", "internal")
-_OF_AN_EXCHANGE = (*_EVERYWHERE, "no-routing-key", "unauthorized", "forbidden", "unknown-exchange", "unavailable")
+_OF_AN_EXCHANGE = (
+    *_EVERYWHERE,
+    "no-routing-key",
+    "unauthorized",
+    "forbidden",
+    "misdirected",
+    "unknown-exchange",
+    "unavailable",
+)
 _OF_A_PUBLISH = (
     *_OF_AN_EXCHANGE,
     *("internal-exchange", "timeout", "too-large", "too-many", "unroutable", "nacked", "draining", "unknown"),

@@ -22,6 +22,7 @@ _TITLES = {
     "unauthorized": "The request says nothing valid of who sends it",
     "forbidden": "Publishing there is not permitted",
     "internal-exchange": "The exchange is internal",
+    "misdirected": "The request asks for a host that this is not",
     "unknown-exchange": "The exchange does not exist",
     "not-found": "There is nothing at this address",
     "method-not-allowed": "The address does not take this method",

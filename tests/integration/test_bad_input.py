@@ -43,7 +43,7 @@ def refused(sidecar: Sidecar, path: str, headers: dict[str, str] | None = None, 
 def raw_publish(vhost: VirtualHost, *lines: bytes, body: bytes = b"") -> bytes:
     length = f"Content-Length: {len(body)}".encode()
     request = f"POST {publish_path('orders', vhost.name)} HTTP/1.1".encode()
-    return b"\r\n".join([request, b"Host: x", length, *lines, b"", body])
+    return b"\r\n".join([request, b"Host: localhost", length, *lines, b"", body])
 
 
 def test_no_routing_key(sidecar: Sidecar, vhost: VirtualHost) -> None:
@@ -274,7 +274,7 @@ def test_what_is_not_http_at_all(sidecar: Sidecar, rubbish: bytes) -> None:
     ids=["two lengths", "negative", "length and chunks", "chunk size", "unknown coding"],
 )
 def test_body_framed_wrongly(sidecar: Sidecar, vhost: VirtualHost, framing: bytes) -> None:
-    head = f"POST {publish_path('orders', vhost.name)} HTTP/1.1\r\nHost: x\r\nRouting-Key: k\r\n".encode()
+    head = f"POST {publish_path('orders', vhost.name)} HTTP/1.1\r\nHost: localhost\r\nRouting-Key: k\r\n".encode()
 
     (answer,) = sidecar.raw(head + framing)
 

@@ -521,7 +521,7 @@ def test_a_large_body_is_never_held_whole(start_sidecar: StartSidecar, vhost: Vi
 def test_a_client_that_leaves_in_the_middle(start_sidecar: StartSidecar, vhost: VirtualHost) -> None:
     vhost.ring("orders", QUEUES)
     sidecar = start_sidecar()
-    head = f"POST {publish_path('orders', vhost.name, 'publish/batch')} HTTP/1.1\r\nHost: x\r\n"
+    head = f"POST {publish_path('orders', vhost.name, 'publish/batch')} HTTP/1.1\r\nHost: localhost\r\n"
     head += f"Content-Type: {NDJSON}\r\nTransfer-Encoding: chunked\r\n\r\n"
     items = numbered(200)
     sent = lines(items)

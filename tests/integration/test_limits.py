@@ -262,7 +262,7 @@ def test_the_head_of_a_request(sidecar: Sidecar, vhost: VirtualHost, sizes: tupl
     vhost.ring("orders", QUEUES)
     line, field, count = sizes
     first = f"POST {publish_path('orders', vhost.name, key='k' * (line or 200))} HTTP/1.1"
-    fields = ["Host: x", "Content-Length: 0", f"X-Long: {'v' * (field or LINE - len('X-Long: '))}"]
+    fields = ["Host: localhost", "Content-Length: 0", f"X-Long: {'v' * (field or LINE - len('X-Long: '))}"]
     fields += [f"X-{n}: v" for n in range((count or HEADERS) - len(fields))]
 
     (answer,) = sidecar.raw("\r\n".join([first, *fields, "", ""]).encode())
@@ -279,7 +279,7 @@ def test_the_whole_head_of_a_request(sidecar: Sidecar, vhost: VirtualHost) -> No
     fields = [f"X-{n}: {'v' * 8000}" for n in range(9)]
     first = f"POST {publish_path('orders', vhost.name, key='k')} HTTP/1.1"
 
-    (answer,) = sidecar.raw("\r\n".join([first, "Host: x", "Content-Length: 0", *fields, "", ""]).encode())
+    (answer,) = sidecar.raw("\r\n".join([first, "Host: localhost", "Content-Length: 0", *fields, "", ""]).encode())
 
     assert "65536 bytes" in answer.problem(431, "bad-request", "invalid", retryable=False)
     assert vhost.drain_all() == {}
@@ -315,7 +315,7 @@ def test_batches_of_which_nothing_has_come_keep_no_other_out(start_sidecar: Star
     # The ring is known: as long as one is looked up, what may come counts.
     assert sidecar.publish("orders", "k", vhost=vhost.name).status == 200
     path = publish_path("orders", vhost.name, "publish/batch")
-    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/x-ndjson\r\n"
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/x-ndjson\r\n"
     head += "Content-Length: 1000000\r\nExpect: 100-continue\r\n\r\n"
     with ExitStack() as stack:
         for _ in range(20):
@@ -330,7 +330,7 @@ def test_batches_of_which_nothing_has_come_keep_no_other_out(start_sidecar: Star
 def test_a_slow_sender(start_sidecar: StartSidecar, vhost: VirtualHost, length: str) -> None:
     vhost.ring("orders", QUEUES)
     sidecar = start_sidecar(body_timeout="0.3")
-    head = f"POST {publish_path('orders', vhost.name, key='k')} HTTP/1.1\r\nHost: x\r\n{length}\r\n\r\n"
+    head = f"POST {publish_path('orders', vhost.name, key='k')} HTTP/1.1\r\nHost: localhost\r\n{length}\r\n\r\n"
 
     (answer,) = sidecar.raw(f"{head}5\r\nhello\r\n".encode())
 
@@ -342,7 +342,7 @@ def test_a_slow_sender(start_sidecar: StartSidecar, vhost: VirtualHost, length: 
 def test_a_slow_sender_of_a_batch(start_sidecar: StartSidecar, vhost: VirtualHost) -> None:
     vhost.ring("orders", ["q"])
     sidecar = start_sidecar(body_timeout="0.3")
-    head = f"POST {publish_path('orders', vhost.name, 'publish/batch')} HTTP/1.1\r\nHost: x\r\n"
+    head = f"POST {publish_path('orders', vhost.name, 'publish/batch')} HTTP/1.1\r\nHost: localhost\r\n"
     head += "Content-Type: application/x-ndjson\r\nContent-Length: 1000\r\n\r\n"
 
     (answer,) = sidecar.raw(f'{head}{{"key":"k","payload":"whole"}}\n{{"key":"k","pay'.encode())

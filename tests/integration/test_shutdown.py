@@ -115,7 +115,7 @@ def test_a_batch_that_is_being_sent_is_taken_to_its_end(start_sidecar: StartSide
     sidecar.wait_ready()
     line = b'{"key":"k","payload":"p"}\n'
     path = publish_path("orders", vhost.name, "publish/batch")
-    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/x-ndjson\r\n"
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/x-ndjson\r\n"
     with socket.create_connection(("127.0.0.1", sidecar.port), DEADLINE_SECONDS) as connection:
         connection.sendall(f"{head}Content-Length: {len(line) * 20}\r\n\r\n".encode() + line * 10)
         wait_until("half of it", lambda: sidecar.metric("ringproxy_publishes_total", outcome="confirmed") == 10)
@@ -207,7 +207,9 @@ class _Connection:
 
     def ask(self, what: str) -> int:
         """The status of the answer."""
-        self._socket.sendall(f"{what} HTTP/1.1\r\nHost: x\r\nRouting-Key: k\r\nContent-Length: 0\r\n\r\n".encode())
+        self._socket.sendall(
+            f"{what} HTTP/1.1\r\nHost: localhost\r\nRouting-Key: k\r\nContent-Length: 0\r\n\r\n".encode()
+        )
         return int(self._socket.recv(65536).split()[1])
 
     def close(self) -> None:

@@ -21,7 +21,7 @@ def connected(sidecar: Sidecar) -> Iterator[socket.socket]:
 
 
 def head(path: str, *lines: str) -> bytes:
-    return "\r\n".join([f"POST {path} HTTP/1.1", "Host: x", *lines, "", ""]).encode()
+    return "\r\n".join([f"POST {path} HTTP/1.1", "Host: localhost", *lines, "", ""]).encode()
 
 
 def status(connection: socket.socket) -> int:
@@ -92,7 +92,7 @@ def test_a_sender_that_is_slow_but_in_time(start_sidecar: StartSidecar, vhost: V
     assert [m.body for m in vhost.drain("q")] == [b"abcdefgh"]
 
 
-@pytest.mark.parametrize("sent", [b"", b"POST /v1/exchanges/orders/publish HTTP/1.1\r\nHost: x\r\n"])
+@pytest.mark.parametrize("sent", [b"", b"POST /v1/exchanges/orders/publish HTTP/1.1\r\nHost: localhost\r\n"])
 def test_who_asks_nothing_is_cut_off(start_sidecar: StartSidecar, sent: bytes) -> None:
     sidecar = start_sidecar(body_timeout="0.5")
     with connected(sidecar) as connection:
