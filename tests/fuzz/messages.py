@@ -149,6 +149,9 @@ class _Gate:
     def admitted(self) -> Iterator[None]:
         yield None
 
+    def refuse_pages(self, request: web.Request) -> None:
+        """Whatever the request's headers say."""
+
     async def body(self, request: web.Request, admitted: Admitted, most: int) -> bytes:
         return self._body
 
