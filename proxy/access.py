@@ -3,6 +3,7 @@
 import hashlib
 import re
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,6 +26,10 @@ class Unauthorized(Exception):  # noqa: N818 - the caller turns it into an answe
     """No token was presented, or none that is known; the message says which."""
 
 
+class UnknownToken(Unauthorized):
+    """A token was presented, and it is none that is known."""
+
+
 class Forbidden(Exception):  # noqa: N818
     """The token may not publish there; the message names the token and the place."""
 
@@ -39,21 +44,33 @@ class Token(NamedTuple):
 class Tokens:
     """The tokens of one file, by their SHA-256."""
 
-    def __init__(self, tokens: dict[bytes, Token]) -> None:
-        """What is looked up is a digest, so that the time it takes tells nothing of any token."""
-        self._tokens = tokens
+    def __init__(self, tokens: dict[bytes, Token], worked: set[bytes]) -> None:
+        """`worked` are digests of tokens that were presented before, of this file or the one before it.
+
+        What is looked up is a digest, so that the time it takes tells nothing of any token.
+        """
+        self._tokens, self._worked = tokens, worked
         self._decisions: dict[tuple[str, str, str], bool] = {}
 
-    def check(self, authorization: str | None, vhost: str, exchange: str) -> None:
-        """Returns where that Authorization header may publish there. Raises Unauthorized or Forbidden."""
+    def check(
+        self, authorization: str | None, vhost: str, exchange: str, guess: Callable[[], None] = lambda: None
+    ) -> None:
+        """Returns where that Authorization header may publish there. Raises Unauthorized or Forbidden.
+
+        `guess` is called before a token is looked at that has not been right before; what it raises ends the check.
+        """
         if authorization is None:
             raise Unauthorized("Authorization: the header is missing; it takes `Bearer` and a token")
         presented = _BEARER.fullmatch(authorization)
         if presented is None:
             raise Unauthorized("Authorization: not `Bearer` and a token")
-        token = self._tokens.get(hashlib.sha256(presented[1].encode()).digest())
+        digest = hashlib.sha256(presented[1].encode()).digest()
+        if digest not in self._worked:
+            guess()
+        token = self._tokens.get(digest)
         if token is None:
-            raise Unauthorized("Authorization: the token is not known here")
+            raise UnknownToken("Authorization: the token is not known here")
+        self._worked.add(digest)
         asked = token.name, vhost, exchange
         allowed = self._decisions.get(asked)
         if allowed is None:
@@ -70,7 +87,9 @@ class Access:
 
     def __init__(self, file: Path | None) -> None:
         """Reads the file. Raises ConfigError."""
-        self.tokens = Watched("tokens_file", [file], lambda: read_tokens(file)) if file is not None else None
+        # As many as there ever are tokens.
+        worked: set[bytes] = set()
+        self.tokens = Watched("tokens_file", [file], lambda: read_tokens(file, worked)) if file is not None else None
         """Those of the file; None where there is no file."""
 
     @property
@@ -78,14 +97,22 @@ class Access:
         """Whether there is nothing to check."""
         return self.tokens is None
 
-    def check(self, authorization: str | None, vhost: str, exchange: str) -> None:
-        """Returns where that Authorization header may publish there. Raises Unauthorized or Forbidden."""
+    def check(
+        self, authorization: str | None, vhost: str, exchange: str, guess: Callable[[], None] = lambda: None
+    ) -> None:
+        """Returns where that Authorization header may publish there. Raises Unauthorized or Forbidden.
+
+        `guess` is called before a token is looked at that has not been right before; what it raises ends the check.
+        """
         if self.tokens is not None:
-            self.tokens.value.check(authorization, vhost, exchange)
+            self.tokens.value.check(authorization, vhost, exchange, guess)
 
 
-def read_tokens(file: Path) -> Tokens:
-    """The tokens of a TOML file. Raises ConfigError, which names file, token and field, and shows no token."""
+def read_tokens(file: Path, worked: set[bytes] | None = None) -> Tokens:
+    """The tokens of a TOML file; `worked` as of Tokens.
+
+    Raises ConfigError, which names file, token and field, and shows no token.
+    """
     where = f"tokens_file: {str(file)!r}"
     text = content("tokens_file", file)
     try:
@@ -110,7 +137,7 @@ def read_tokens(file: Path) -> Tokens:
         if digest in tokens:
             raise ConfigError(f"{place}: it is that of {tokens[digest].name!r} too")
         tokens[digest] = Token(name, _publish(place, entry))
-    return Tokens(tokens)
+    return Tokens(tokens, set() if worked is None else worked)
 
 
 def _name(where: str, entry: dict[str, Any]) -> str:

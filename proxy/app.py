@@ -159,6 +159,11 @@ def _warn_of_open_doors(settings: Settings) -> None:
         )
     elif settings.tokens_file and not settings.tls_cert_file and not is_loopback(settings.http_listen.host):
         log.warning("tokens_file: tokens cross the network to %s in the clear: no tls_cert_file", settings.http_listen)
+    if settings.tokens_file and settings.takes_management_publish:
+        log.warning(
+            "management_publish: any user of the broker publishes at %s with name and password, and needs no token",
+            settings.http_listen,
+        )
 
 
 @contextlib.asynccontextmanager

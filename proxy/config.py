@@ -97,6 +97,10 @@ class Settings:
     )
     http_socket: Path | None = _setting(None, "unix socket that takes HTTP publishes too, from anyone who may open it")
     tokens_file: Path | None = _setting(None, "TOML file of bearer tokens and what each may publish to over HTTP")
+    management_publish: bool | None = _setting(
+        None,
+        "take the management API's publish, by login of broker users; off by default with tokens or client_ca_file",
+    )
     insecure: bool = _setting(False, "take HTTP publishes from anyone, also where http_listen is no loopback address")
     tls_cert_file: Path | None = _setting(None, "certificate chain (PEM) of the HTTP and AMQP listeners")
     tls_key_file: Path | None = _setting(None, "private key (PEM) of tls_cert_file")
@@ -229,6 +233,13 @@ class Settings:
         return not (is_loopback(self.http_listen.host) or self.tokens_file or self.client_ca_file)
 
     @property
+    def takes_management_publish(self) -> bool:
+        """Whether users of the broker publish with their name and password, as over the management API."""
+        if self.management_publish is None:
+            return self.tokens_file is None and self.client_ca_file is None
+        return self.management_publish
+
+    @property
     def default_vhost(self) -> str:
         """The virtual host that broker_url's path names, as RabbitMQ's URI specification reads it; ``/`` for none."""
         path = self.broker_url.raw_path
@@ -284,7 +295,7 @@ def field_names() -> tuple[str, ...]:
     return tuple(f.name.rstrip("_") for f in dataclasses.fields(Settings))
 
 
-SWITCHES = frozenset(field.name for field in dataclasses.fields(Settings) if field.type is bool)
+SWITCHES = frozenset(field.name for field in dataclasses.fields(Settings) if field.type in (bool, bool | None))
 """Settings that are on or off."""
 
 
@@ -375,6 +386,7 @@ def _parse(name: str, value: Any, where: str) -> Any:
 
 _PARSERS: dict[Any, Callable[[Any], Any]] = {
     bool: parse_bool,
+    bool | None: parse_bool,
     float: parse_number,
     int: parse_integer,
     Address: parse_address,

@@ -43,6 +43,8 @@ class Counts:
         self.tallies = {"http": Tallies(), "amqp": Tallies()}
         """By ingress."""
         self.http_latency, self.amqp_latency = Latency(), Latency()
+        self.credentials: Counter[tuple[str, str]] = Counter()
+        """Wrong credentials of HTTP clients, by kind, and such as were not looked at: `proxy.guesses`."""
         self.unsent: Counter[tuple[str, Name, Outcome]] = Counter()
         """Messages that were never sent."""
         self.http_answers: dict[str, Counter[int]] = {"http": Counter(), "admin": Counter()}

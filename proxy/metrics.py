@@ -17,6 +17,7 @@ from proxy.amqp.end import End
 from proxy.amqp.listener import Listener
 from proxy.counts import Counts
 from proxy.files import Files
+from proxy.guesses import KINDS, RESULTS
 from proxy.journal.journaling import Journaling
 from proxy.limits import Limits
 from proxy.publisher import Publisher
@@ -249,6 +250,15 @@ class ProxyCollector(Collector):
             for status, count in by_status.items():
                 answers.add_metric([listener, str(status)], count)
         yield answers
+        credentials = CounterMetricFamily(
+            "ringproxy_http_credentials_refused",
+            "Credentials of HTTP clients that were wrong, or not looked at after too many wrong ones.",
+            labels=["kind", "result"],
+        )
+        for kind_of in KINDS:
+            for result in RESULTS:
+                credentials.add_metric([kind_of, result], self._counts.credentials[kind_of, result])
+        yield credentials
         yield GaugeMetricFamily(
             "ringproxy_http_in_flight_bytes",
             "Bytes of HTTP requests not answered and of answers not read yet, as max_in_flight_bytes counts them.",

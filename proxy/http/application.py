@@ -42,7 +42,7 @@ def application(
         patience=settings.lookup_timeout,
     )
     events = Events(gate, single, batches, default_vhost=vhost, max_body=most)
-    compat = Compat(gate, dispatch, max_body=most)
+    compat = Compat(gate, dispatch, is_on=settings.takes_management_publish, max_body=most)
     question = Question(gate, router, dispatch, default_vhost=vhost)
     app = web.Application(middlewares=[problem_middleware])
     for part in (single, batches, events, compat, question, docs):

@@ -1,9 +1,11 @@
 """The management API's own publish, for programs that were written for it: they change the port and no more.
 
 What it takes and answers was tried on RabbitMQ 3.10.8. Its credentials are a broker user's, and the broker judges them:
-the message goes out on a connection of that user's own, with that user's permissions.
+the message goes out on a connection of that user's own, with that user's permissions. Until the broker has let the user
+in, a request holds nothing that is another's: its body is not read, and it counts in no limit but that of connections.
 """
 
+import asyncio
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -17,7 +19,7 @@ from proxy.amqp.properties import NAMES, SHORT_STRING, Header, PropertyError, en
 from proxy.http.decoding import DecodingError, decoded
 from proxy.http.dispatch import Dispatch
 from proxy.http.fields import from_base64, properties_of, unsized_short_string
-from proxy.http.gate import Admitted, Gate
+from proxy.http.gate import Admitted, Gate, peer_of
 from proxy.http.message import Message
 from proxy.http.problems import ProblemError, unavailable
 from proxy.http.receipts import is_gone, judged
@@ -27,6 +29,10 @@ from proxy.publisher import Login, LoginRefused
 
 _REQUIRED = ("routing_key", "properties", "payload", "payload_encoding")
 _DEFAULT_EXCHANGE = "amq.default"
+_OFF = (
+    "management_publish: this sidecar takes no publishes of broker users; with tokens_file or client_ca_file set, it "
+    "takes them only where management_publish = true. /v1/exchanges/{exchange}/publish takes a token"
+)
 _NACKED = "rejected Unable to publish message. Check queue limits."
 
 _WORDS = {
@@ -46,9 +52,9 @@ class _BadError(ProblemError):
 class Compat:
     """``POST /api/exchanges/{vhost}/{name}/publish``."""
 
-    def __init__(self, gate: Gate, dispatch: Dispatch, *, max_body: int) -> None:
-        """`max_body` in bytes, of the request."""
-        self._gate, self._dispatch, self._max_body = gate, dispatch, max_body
+    def __init__(self, gate: Gate, dispatch: Dispatch, *, is_on: bool, max_body: int) -> None:
+        """`is_on`: whether anything is published so; `max_body` in bytes, of the request."""
+        self._gate, self._dispatch, self._is_on, self._max_body = gate, dispatch, is_on, max_body
 
     def routes(self) -> list[web.RouteDef]:
         """What it answers."""
@@ -57,16 +63,38 @@ class Compat:
     async def publish(self, request: web.Request) -> web.Response:
         """Its answer: whether a queue took the message, or an error as the management API words it."""
         try:
-            with self._gate.admitted() as admitted:
+            with self._gate.admitted(0) as admitted:
+                if not self._is_on:
+                    raise ProblemError(403, "forbidden", _OFF, Outcome.INVALID)
                 # A browser may know a login, and sends it along.
                 self._gate.refuse_pages(request)
                 login = _login(request)
                 vhost, exchange = (_name(part) for part in request.rel_url.raw_path.split("/")[3:5])
-                message = _message(await self._gate.body(request, admitted, self._max_body), login[0])
                 name = vhost, "" if exchange == _DEFAULT_EXCHANGE else exchange
+                await self._let_in(request, name, login)
+                self._gate.begin(admitted)
+                message = _message(await self._gate.body(request, admitted, self._max_body), login[0])
                 return _json(200, {"routed": await self._routed(admitted, name, login, message)})
         except ProblemError as problem:
+            if problem.delay:
+                await asyncio.sleep(problem.delay)
             return _error(problem)
+
+    async def _let_in(self, request: web.Request, name: tuple[str, str], login: Login) -> None:
+        """Return once the broker has let the user in. Raises ProblemError 429, or 503 caused by LoginRefused."""
+        guesses = self._gate.guesses
+        known = guesses.has_worked(login)
+        if not known:
+            self._gate.allow_guess(request, "login")
+        try:
+            await self._dispatch.log_in(await self._dispatch.outlet(name, login))
+        except ProblemError as problem:
+            refused = problem.__cause__
+            if isinstance(refused, LoginRefused) and refused.code == ACCESS_REFUSED:
+                problem.delay = guesses.failed(peer_of(request), "login", login[0])
+            raise
+        if not known:
+            guesses.worked(login)
 
     async def _routed(self, admitted: Admitted, name: tuple[str, str], login: Login, message: Message) -> bool:
         self._gate.hold(admitted, message.size)

@@ -90,6 +90,15 @@ class Dispatch:
         except TooManyGuests as error:
             raise ProblemError(429, "too-many", str(error), Outcome.REJECTED, retryable=True) from None
 
+    async def log_in(self, outlet: Outlet) -> None:
+        """Return once the broker has let in the outlet's user.
+
+        Raises ProblemError 503, caused by LoginRefused where the broker has refused.
+        """
+        link = outlet.lanes.link
+        if link.client is None:
+            await self._cleared(link, self._router.clock())
+
     async def send(self, outlet: Outlet, message: Message, receiver: Receiver, index: int) -> Placed:
         """Publishes one message, of whose fate `receiver` is told; waits only for what must be read or connected first.
 

@@ -2,14 +2,16 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from functools import partial
 from types import TracebackType
 from typing import Self
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from proxy.access import Access, Forbidden, Unauthorized
+from proxy.access import Access, Forbidden, Unauthorized, UnknownToken
 from proxy.counts import Counts
+from proxy.guesses import Guesses, Kind
 from proxy.http.pages import Names, refuse_foreign
 from proxy.http.parsing import head_size
 from proxy.http.problems import ProblemError, invalid
@@ -33,11 +35,11 @@ class Admitted:
     Use as a context manager. (A generator's would cost a hundredth of a request.)
     """
 
-    __slots__ = ("_gate", "_messages", "batch", "counted", "name", "size")
+    __slots__ = ("_gate", "batch", "counted", "messages", "name", "size")
 
     def __init__(self, gate: "Gate", messages: int, *, counted: bool) -> None:
         """Of no exchange yet."""
-        self._gate, self._messages = gate, messages
+        self._gate, self.messages = gate, messages
         self.name = NOWHERE
         """Where its problem counts: an exchange that is known to exist, or NOWHERE."""
         self.size = 0
@@ -57,7 +59,7 @@ class Admitted:
             raise ProblemError(503, "draining", detail, Outcome.REJECTED, retryable=True)
         gate.active += 1
         gate.idle.clear()
-        gate.limits.take(self._messages, 0)
+        gate.limits.take(self.messages, 0)
         return self
 
     def __exit__(
@@ -69,7 +71,7 @@ class Admitted:
             gate.count(self.name, error.outcome)
         if self.batch:
             gate.limits.give_for_batch(self.size)
-        gate.limits.give(self._messages, 0 if self.batch else self.size)
+        gate.limits.give(self.messages, 0 if self.batch else self.size)
         gate.active -= 1
         if not gate.active:
             gate.idle.set()
@@ -95,6 +97,7 @@ class Gate:
         self._names = names
         self._router, self._access, self.limits, self._counts = router, access, limits, counts
         self._body_timeout = body_timeout
+        self.guesses = Guesses(counts.credentials)
         self.loop = asyncio.get_running_loop()
         self.draining = False
         self.active = 0
@@ -118,11 +121,25 @@ class Gate:
             self.refuse_pages(request)
             return
         try:
-            self._access.check(request.headers.get("Authorization"), *name)
+            self._access.check(request.headers.get("Authorization"), *name, partial(self.allow_guess, request, "token"))
         except Unauthorized as error:
-            raise ProblemError(401, "unauthorized", str(error), Outcome.INVALID) from None
+            problem = ProblemError(401, "unauthorized", str(error), Outcome.INVALID)
+            if isinstance(error, UnknownToken):
+                problem.delay = self.guesses.failed(peer_of(request), "token")
+            raise problem from None
         except Forbidden as error:
             raise ProblemError(403, "forbidden", str(error), Outcome.INVALID) from None
+
+    def allow_guess(self, request: web.BaseRequest, kind: Kind) -> None:
+        """Return where credentials that have not worked before may be looked at. Raises ProblemError 429."""
+        if not self.guesses.may_try(peer_of(request), kind):
+            detail = "Authorization: too many wrong credentials came from this address"
+            raise ProblemError(429, "too-many", detail, Outcome.REJECTED, retryable=True)
+
+    def begin(self, admitted: Admitted) -> None:
+        """Count one message of a request that was admitted without any."""
+        admitted.messages += 1
+        self.limits.take(1, 0)
 
     def refuse_pages(self, request: web.BaseRequest) -> None:
         """Return where the request cannot be one that a web page has a browser send. Raises ProblemError 403 or 421.
@@ -197,6 +214,11 @@ class Gate:
             # Time that is not used is not saved up, or much that came fast could be held for long.
             left = min(self._body_timeout, left - (clock() - asked) + len(part) / LEAST_RATE)
             yield part
+
+
+def peer_of(request: web.BaseRequest) -> str:
+    """Return the address that the request came from, which is the unix socket for whoever uses that."""
+    return request.remote or "http_socket"
 
 
 def head_of(request: web.Request) -> int:

@@ -242,9 +242,11 @@ _MANAGEMENT_ERRORS = {
     400: "The request is malformed, there is no such exchange, it is internal, the user may not publish there, or the "
     "broker refused the message: then it may be tried again if `retryable` says so.",
     401: "The broker does not let the user in, or not into the virtual host.",
+    403: "This sidecar takes no publishes of broker users (`management_publish`), or a page of another origin asks.",
     408: "The body came too slowly.",
     413: "The body is too large.",
-    429: "Too much is in flight already.",
+    421: "`Host` is no name of this listener (`host_names`).",
+    429: "Too much is in flight already, or too many wrong credentials came from this address.",
     503: "Never sent: no broker, no ring known to be good, or this sidecar is shutting down.",
     504: "No confirm came in time: it may be in the queue or not.",
 }

@@ -1,5 +1,6 @@
 """Errors as RFC 9457 problems, each with what became of the message and whether sending it again may help."""
 
+import asyncio
 import json
 import logging
 from collections.abc import Awaitable, Callable, Mapping
@@ -60,6 +61,8 @@ class ProblemError(Exception):
         super().__init__(detail)
         self.status, self.kind, self.detail, self.outcome, self.retryable = status, kind, detail, outcome, retryable
         self.more = more or {}
+        self.delay = 0.0
+        """Seconds that the answer is to wait."""
 
     @property
     def closes(self) -> bool:
@@ -111,6 +114,8 @@ async def problem_middleware(
     try:
         return await handler(request)
     except ProblemError as problem:
+        if problem.delay:
+            await asyncio.sleep(problem.delay)
         return problem.response()
     except web.HTTPRequestEntityTooLarge as error:
         return ProblemError(413, "too-large", f"body: {error.text}", Outcome.INVALID).response()

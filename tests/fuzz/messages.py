@@ -129,8 +129,11 @@ class _Compat(Compat):
     """The management API's publish, up to the message: all is admitted, and nothing published."""
 
     def __init__(self, body: bytes) -> None:
-        super().__init__(cast(Gate, _Gate(body)), cast(Dispatch, None), max_body=1 << 20)
+        super().__init__(cast(Gate, _Gate(body)), cast(Dispatch, None), is_on=True, max_body=1 << 20)
         self.login: Login | None = None
+
+    async def _let_in(self, request: web.Request, name: tuple[str, str], login: Login) -> None:
+        """Everyone."""
 
     async def _routed(self, admitted: Admitted, name: tuple[str, str], login: Login, message: Message) -> bool:
         assert not {".", ".."} & set(name)
@@ -146,8 +149,11 @@ class _Gate:
         self._body = body
 
     @contextmanager
-    def admitted(self) -> Iterator[None]:
+    def admitted(self, messages: int) -> Iterator[None]:
         yield None
+
+    def begin(self, admitted: Admitted) -> None:
+        """Counts nothing."""
 
     def refuse_pages(self, request: web.Request) -> None:
         """Whatever the request's headers say."""

@@ -97,7 +97,7 @@ def test_clients_who_may_not_log_in(start_sidecar: StartSidecar, vhost: VirtualH
     vhost.ring("orders", ["q"])
     tokens = tmp_path / "tokens.toml"
     tokens.write_text(f'[[tokens]]\nname = "a"\ntoken = "{TOKEN}"\npublish = ["nothing"]\n')
-    sidecar = start_sidecar(log_level="debug", tokens_file=f"{tokens}")
+    sidecar = start_sidecar(log_level="debug", tokens_file=f"{tokens}", management_publish="true")
     with wire(sidecar.amqp_port) as peer:
         peer.send(PROTOCOL_HEADER)
         peer.expect(0, Connection.Start)

@@ -64,6 +64,7 @@ def test_every_setting_can_be_given_in_all_three_places(tmp_path: Path) -> None:
         "http_socket": "/run/ringproxy.sock",
         "tokens_file": "tokens.toml",
         "insecure": "true",
+        "management_publish": "true",
         "tls_cert_file": "tls.crt",
         "tls_key_file": "tls.key",
         "client_ca_file": "clients.crt",
