@@ -438,4 +438,7 @@ class Session:
                 task.cancel()
         for channel in self.connection.channels.values():
             channel.confirms.abandon()
+        # Session, legs and tasks are a cycle, whose memory comes back when the collector next looks at old objects.
+        # That can be hours away, and each client whose login is refused may have left hundreds of KiB here.
+        self._head = self.connection.client_rest = self.connection.broker_rest = b""
         self._ended(self)

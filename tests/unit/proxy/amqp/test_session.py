@@ -193,6 +193,28 @@ async def closed(ends: Ends, why: End) -> None:
     assert ends.session.end is why
 
 
+@pytest.mark.parametrize("side", ["before the broker is dialled", "ahead of the handshake", "of the broker"])
+async def test_a_session_that_is_over_keeps_none_of_the_bytes_that_wait(ends: Ends, side: str) -> None:
+    """What is a cycle is freed late, if ever."""
+    waiting, c = bytes(1000), ends.session.connection
+    if side == "before the broker is dialled":
+        ends.session.client.data_received(PROTOCOL_HEADER + waiting)
+        assert ends.session._head == waiting
+    else:
+        await ends.dialled()
+        login = made(0, commands.Connection.StartOk({}, "PLAIN", "\0u\0p", "en_US"))
+        if side == "ahead of the handshake":
+            ends.session.client.data_received(login + waiting)
+            assert waiting in c.client_rest
+        else:
+            begun = made(0, commands.Connection.Start(0, 9, {}, "PLAIN", "en_US"))[:-1]
+            ends.session.broker.data_received(begun)
+            assert c.broker_rest == begun
+    ends.session.abort()
+    await eventually(lambda: bool(ends.over))
+    assert (ends.session._head, c.client_rest, c.broker_rest) == (b"", b"", b"")
+
+
 async def test_a_client_that_sends_no_header_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     shorten(monkeypatch, "HEADER_WITHIN")
     ends, started = Ends(), time.monotonic()
