@@ -20,11 +20,13 @@ from ring import compiled
 from testbed.broker import installation
 from testbed.cluster import private_cluster
 from testbed.node import Node
-from tests.chaos.arena import FLEET, LIMITS, PROGRAMS, SYNC_INTERVAL, Arena, arena, libraries
+from tests.chaos.arena import AGES, FLEET, LIMITS, PROGRAMS, SYNC_INTERVAL, Arena, arena, libraries
 from tests.chaos.faults import Injector
+from tests.chaos.health import MIB, Sample, observe, unwell, worst
+from tests.chaos.hostile import Attacks
 from tests.chaos.oracle import Note, Told, Verdict, judge
 from tests.chaos.plant import PLANTED, planted
-from tests.chaos.queues import Queues
+from tests.chaos.queues import EXCHANGE, Queues
 from tests.chaos.schedule import Fault, Kind, schedule
 from tests.chaos.watch import watch
 
@@ -75,22 +77,29 @@ async def run(title: str, nodes: list[Node], kind: str, faults: list[Fault], fol
     queues.declare(nodes[0])
     async with arena(nodes, folder) as made:
         injector = Injector(made, queues, say)
-        watching = asyncio.create_task(watch(made.front.port, queues.history))
-        made.start_publishers()
+        samples: list[Sample] = []
+        watching = [
+            asyncio.create_task(watch(made.front.port, queues.history)),
+            asyncio.create_task(observe(made.members, samples)),
+        ]
+        made.start_clients()
         await asyncio.sleep(WARM)
         await injector.run(faults)
         calm = time.monotonic()
         await asyncio.sleep(CALM)
-        await asyncio.to_thread(made.end_publishers)
-        watching.cancel()
+        await asyncio.to_thread(made.end_clients)
+        for task in watching:
+            task.cancel()
         for member in made.members:
             await asyncio.to_thread(member.end)
         await asyncio.to_thread(queues.drain, nodes)
-        notes = [note for name in made.publishers for note in noted(made, name)]
+        notes = [note for name in PROGRAMS for note in noted(made, name)]
     (folder / "history").write_text(json.dumps(asdict(queues.history), indent=1))
     with (folder / "copies").open("w") as file:
         file.writelines(f"{copy.publisher} {copy.number} {copy.queue} {copy.exchange!r}\n" for copy in queues.copies)
-    return report(notes, queues, injector.done, calm, sum(member.rerouted for member in made.members))
+    faults_of_health = attacked(made.attacks(), samples)
+    rerouted = sum(member.rerouted for member in made.members)
+    return report(notes, queues, injector.done, calm, rerouted, faults_of_health)
 
 
 def noted(made: Arena, name: str) -> list[Note]:
@@ -105,20 +114,43 @@ def noted(made: Arena, name: str) -> list[Note]:
     return notes
 
 
-def report(notes: list[Note], queues: Queues, done: Counter[Kind], calm: float, rerouted: int) -> bool:
+def attacked(attacks: Counter[str], samples: list[Sample]) -> list[str]:
+    """Prints what the hostile client did and how the sidecars were; what was wrong, in words."""
+    say(f"\n  {attacks.total():,} attacks without a login: {dict(sorted(attacks.items()))}")
+    for name, health in sorted(worst(samples).items()):
+        say(
+            f"  {name}: at most {health.resident // MIB} MiB resident, /livez within {health.livez * 1000:.0f} ms"
+            f" ({health.looks} looks)"
+        )
+    missing = [kind.__name__ for kind in Attacks(EXCHANGE).kinds if not attacks[kind.__name__]]
+    nothing = [f"no attack of these kinds was made, so this says nothing of them: {missing}"] if missing else []
+    return nothing + unwell(samples, [f"sidecar {number}" for number in range(len(AGES))])
+
+
+def report(
+    notes: list[Note],
+    queues: Queues,
+    done: Counter[Kind],
+    calm: float,
+    rerouted: int,
+    others: list[str],
+) -> bool:
     """Prints the verdict; whether nothing was wrong, and the judge finds what is planted.
 
-    `calm` is when all was well again; `rerouted` counts messages that came back and that sidecars published again.
+    `calm` is when all was well again; `rerouted` counts messages that came back and that sidecars published again;
+    `others` are faults that were found elsewhere.
     """
     verdict = judge(notes, queues.copies, queues.history, LIMITS, FLEET)
     recovered = {note.publisher for note in notes if note.sent > calm and note.outcome == Told.CONFIRMED}
     hung = [f"{name} was confirmed nothing once all was well again" for name in PROGRAMS if name not in recovered]
-    faults = [*verdict.faults, *hung]
+    faults = [*others, *verdict.faults, *hung]
     if 2 * verdict.by_one_ring < verdict.routed:
         faults.append("of too few messages one queue alone was possible, so this says little")
     if not rerouted and queues.history.seen_deletions(SYNC_INTERVAL) >= ENOUGH_DELETED:
         faults.append("queues were deleted, and no sidecar published a message again, so this says nothing of that")
     print_tables(verdict, done, queues)
+    for name, longest in verdict.standstills.items():
+        say(f"  {name} stood still for {longest:.1f} s at the most while the management API hung")
     say(f"  {rerouted:,} messages that came back were published again, each try counted")
     for fault in faults[:SHOWN]:
         say(f"  FAULT: {fault}")
@@ -146,7 +178,7 @@ def print_tables(verdict: Verdict, done: Counter[Kind], queues: Queues) -> None:
     say(f"  {'found in a queue':<18}" + "".join(f"{verdict.found[told]:>11,}" for told in Told))
     say(f"  {total.total():,} publishes; {len(queues.history.changes)} changes of bindings")
     say(f"  {queues.history.impaired_for():.0f} s in which bindings could not be read, or not soon")
-    say(f"  {verdict.stale_for:.1f} s in which every ring was too old, and nothing could be routed")
+    say(f"  {verdict.stale_for:.1f} s in which every ring was too old, and nothing could be routed through sidecar 0")
     say(f"  {verdict.by_one_ring:,} of {verdict.routed:,} confirmed messages had one possible queue;")
     say(f"  {verdict.in_order:,} pairs were in order, {verdict.moved:,} were not, as their ring changed;")
     say(f"  {verdict.duplicates:,} messages were there twice, as they may be;")

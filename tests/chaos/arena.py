@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from urllib.parse import urlsplit
 from testbed.debian import ensure_installed
 from testbed.node import Node
 from tests.chaos.history import Limits
+from tests.chaos.hostile import Target
 from tests.chaos.management import ManagementFront, management_front
 from tests.chaos.oracle import Fleet
 from tests.chaos.publishers.notes import Task
@@ -22,6 +24,8 @@ from tests.chaos.relay import Relay, relay
 from tests.integration.sidecar import Sidecar
 
 SYNC_INTERVAL, SETTLE_TIME, RING_MAX_AGE = 1.0, 1.0, 3.0
+LASTING = 3600.0
+"""Seconds of `ring_max_age` of the sidecar whose rings no outage of a run makes too old."""
 SLACK = 3.0
 """Seconds for two readings and a ring, on a machine whose processors are all busy."""
 DRAIN_TIME, CLOSING = 5.0, 2.0
@@ -32,7 +36,6 @@ SETTINGS = {
     "route": f"%2F/{EXCHANGE}",  # by name, so that a sidecar is not ready until it has read the bindings
     "sync_interval": f"{SYNC_INTERVAL}",
     "settle_time": f"{SETTLE_TIME}",
-    "ring_max_age": f"{RING_MAX_AGE}",
     "on_stale": "refuse",
     "management_timeout": "1",
     "lookup_timeout": "2",
@@ -40,7 +43,7 @@ SETTINGS = {
     "drain_time": f"{DRAIN_TIME}",
 }
 
-PUBLISHERS_END_WITHIN = 60.0
+CLIENTS_END_WITHIN = 60.0
 
 
 @dataclass(frozen=True)
@@ -71,8 +74,14 @@ PROGRAMS = {
     "native-aio-pika": Program(_python("with_aio_pika"), None, "amqp", 200),
 }
 
+AGES = (RING_MAX_AGE, LASTING)
+"""`ring_max_age` of each sidecar."""
+
 FLEET = Fleet(
     EXCHANGE,
+    lasting=frozenset(
+        name for name, program in PROGRAMS.items() if program.sidecar is not None and AGES[program.sidecar] == LASTING
+    ),
     native=frozenset(name for name, program in PROGRAMS.items() if program.sidecar is None),
     order_of_confirmed=frozenset({"http-single"}),
 )
@@ -91,7 +100,9 @@ class Member:
     settings: Mapping[str, str]
     folder: Path
     relays: Mapping[str, Relay]
-    """By listener: amqp, http."""
+    """By listener: amqp and http, and amqp once more for whom the network's faults spare, a hostile client."""
+    running: bool = False
+    """Whether it is ready, and nobody is about to end it."""
     started: list[Sidecar] = field(default_factory=list)
     rerouted: int = 0
     """Messages that came back and were published again, by those that have ended."""
@@ -116,7 +127,9 @@ class Member:
         }
         self.started.append(Sidecar(self.settings, folder, additions=additions))
         self.relays["amqp"].target, self.relays["http"].target = self.now.amqp_port, self.now.port
+        self.relays["hostile"].target = self.now.amqp_port
         self.now.wait_ready()
+        self.running = True
 
     @property
     def now(self) -> Sidecar:
@@ -125,6 +138,7 @@ class Member:
 
     def count(self) -> None:
         """Adds what the one that runs has published again; it is about to end."""
+        self.running = False
         self.rerouted += int(self.now.metric("ringproxy_rerouted_total"))
 
     def stop(self) -> None:
@@ -152,19 +166,30 @@ class Arena:
     """To each node."""
     members: Sequence[Member]
     folder: Path
-    publishers: dict[str, "subprocess.Popen[bytes]"] = field(default_factory=dict)
+    clients: dict[str, "subprocess.Popen[bytes]"] = field(default_factory=dict)
+    """The publishers, and the hostile one."""
 
-    def start_publishers(self) -> None:
+    def start_clients(self) -> None:
         for name, program in PROGRAMS.items():
             if program.sidecar is None:
                 ports = [urlsplit(node.amqp_url).port or 0 for node in self.nodes]
             else:
                 ports = [self.members[program.sidecar].relays[program.listener].port]
             todo = Task(name, ports, EXCHANGE, program.rate, str(self.notes(name)), str(self._stop))
-            with (self.folder / f"{name}.log").open("wb") as log:
-                # Behind all else: they take what the broker and the sidecars leave of the processors.
-                command = ["nice", "-n", "5", *program.command, json.dumps(vars(todo))]
-                self.publishers[name] = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+            self._start(name, program.command, vars(todo))
+        listeners = [member.relays["hostile"].port for member in self.members]
+        target = Target(listeners, EXCHANGE, str(self._stop), str(self.folder / "hostile.report"))
+        self._start("hostile", (sys.executable, "-m", "tests.chaos.hostile"), vars(target))
+
+    def _start(self, name: str, command: Sequence[str], told: Mapping[str, object]) -> None:
+        with (self.folder / f"{name}.log").open("wb") as log:
+            # Behind all else: they take what the broker and the sidecars leave of the processors.
+            whole = ["nice", "-n", "5", *command, json.dumps(told)]
+            self.clients[name] = subprocess.Popen(whole, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+
+    def attacks(self) -> Counter[str]:
+        """How many attacks of each kind the hostile client made."""
+        return Counter(json.loads((self.folder / "hostile.report").read_text()))
 
     def notes(self, name: str) -> Path:
         """What a publisher wrote down."""
@@ -174,17 +199,17 @@ class Arena:
     def _stop(self) -> Path:
         return self.folder / "stop"
 
-    def end_publishers(self) -> None:
-        """Waits until each has its answers; raises where one failed."""
+    def end_clients(self) -> None:
+        """Waits until each publisher has its answers; raises where a client failed."""
         self._stop.touch()
-        for name, process in self.publishers.items():
-            status = process.wait(PUBLISHERS_END_WITHIN)
+        for name, process in self.clients.items():
+            status = process.wait(CLIENTS_END_WITHIN)
             said = (self.folder / f"{name}.log").read_text(errors="replace")
             assert status == 0, f"{name} ended with status {status}:\n{said[-4000:]}"
 
     def kill_all(self) -> None:
         """Of what this started: whatever happened, none is left."""
-        for process in self.publishers.values():
+        for process in self.clients.values():
             process.kill()
             process.wait()
         for member in self.members:
@@ -204,9 +229,9 @@ async def arena(nodes: Sequence[Node], folder: Path) -> AsyncIterator[Arena]:
             "management_url": f"http://guest:guest@127.0.0.1:{front.port}",
         }
         members = []
-        for number in range(2):
-            relays = {what: await stack.enter_async_context(relay(0)) for what in ("amqp", "http")}
-            members.append(Member(settings, folder / f"sidecar-{number}", relays))
+        for number, age in enumerate(AGES):
+            relays = {what: await stack.enter_async_context(relay(0)) for what in ("amqp", "http", "hostile")}
+            members.append(Member({**settings, "ring_max_age": f"{age}"}, folder / f"sidecar-{number}", relays))
         made = Arena(nodes, front, legs, members, folder)
         try:
             for member in members:

@@ -13,17 +13,21 @@ from urllib.parse import urlsplit
 
 from testbed.node import Node
 from tests.chaos.arena import SETTLE_TIME, Arena, Member
-from tests.chaos.history import Span
+from tests.chaos.history import Hang, Span
 from tests.chaos.management import Mood
-from tests.chaos.queues import CHANGING, Queues
+from tests.chaos.oracle import STANDSTILL
+from tests.chaos.queues import CHANGING, EXCHANGE, GOING, Queues
 from tests.chaos.relay import Relay
-from tests.chaos.schedule import LANES, Fault, Kind
+from tests.chaos.schedule import ALONE, LANES, Fault, Kind
 from tests.integration.broker_api import BrokerApi, wait_until
 
 BELIEVABLE = 0.6 * SETTLE_TIME
 """Seconds for which an empty list is told: one that lasts longer than the settle time is believed, as documented."""
 
 WEIGHTS = (1, 2, 3, 4)
+
+HANGS = 8.0
+"""Seconds for which the management API hangs at least: several of a request's time-outs."""
 
 JUMPS = ("-30d", "-1h", "+1h", "+10y")
 
@@ -61,6 +65,7 @@ class Injector:
             Kind.API_SLOW: self._api,
             Kind.API_TRUNCATED: self._api,
             Kind.API_LIES: self._api,
+            Kind.API_HANGS: self._hang,
             Kind.SIDECAR_TERM: self._end_sidecar,
             Kind.SIDECAR_KILL: self._end_sidecar,
             Kind.CLOCK_JUMP: self._jump,
@@ -75,6 +80,7 @@ class Injector:
         async with asyncio.TaskGroup() as lanes:
             for kinds in LANES:
                 lanes.create_task(self._lane([fault for fault in faults if fault.kind in kinds]))
+        await self._lane([fault for fault in faults if fault.kind in ALONE])
 
     async def _lane(self, faults: list[Fault]) -> None:
         for fault in faults:
@@ -180,6 +186,33 @@ class Injector:
                     self._queues.history.down.append(Span(begin, time.monotonic()))
                 front.mood = Mood.TRUE
         return Effect(f"{front.moody - before} requests", front.moody - before)
+
+    async def _hang(self, fault: Fault, chance: random.Random) -> Effect:
+        """Several queues go at the moment from which the API answers nothing, while their messages are on the way."""
+        node, front, history = self._live(), self._arena.front, self._queues.history
+        for queue in GOING:
+            await asyncio.to_thread(self._queues.bind, node, queue, chance.choice(WEIGHTS))
+        for member in self._arena.members:
+            await asyncio.to_thread(member.now.wait_for_weights, "/", EXCHANGE, history.current)
+        await asyncio.sleep(STANDSTILL)  # in which the judge sees who is well
+        loop, before, begin = asyncio.get_running_loop(), front.moody, 0.0
+
+        async def hangs() -> None:
+            nonlocal begin
+            begin, front.mood = time.monotonic(), Mood.HANGING
+
+        def now() -> None:
+            asyncio.run_coroutine_threadsafe(hangs(), loop).result()
+
+        async with self._impaired():
+            try:
+                await asyncio.to_thread(self._queues.delete_together, node, GOING, now)
+                await asyncio.sleep(max(begin + HANGS + fault.lasts - time.monotonic(), 0.0))
+            finally:
+                end, front.mood = time.monotonic(), Mood.TRUE
+        history.down.append(Span(begin, end))
+        history.hangs.append(Hang(begin, end, GOING))
+        return Effect(f"{len(GOING)} queues, {front.moody - before} requests", front.moody - before)
 
     # The sidecars
 

@@ -38,6 +38,14 @@ class Span(NamedTuple):
     end: float
 
 
+class Hang(NamedTuple):
+    """The management API took requests and answered none, and these queues were deleted together as that began."""
+
+    begin: float
+    end: float
+    queues: tuple[str, ...]
+
+
 @dataclass(frozen=True)
 class Limits:
     """How long a proxy may route by bindings that have changed since, in seconds."""
@@ -59,6 +67,7 @@ class History:
     impaired: list[Span] = field(default_factory=list)
     down: list[Span] = field(default_factory=list)
     """Times in which no request for bindings was answered at all; impaired they are, too."""
+    hangs: list[Hang] = field(default_factory=list)
 
     @property
     def current(self) -> Weights:

@@ -22,6 +22,8 @@ class Mood(Enum):
     TRUNCATED = auto()
     LYING = auto()
     """Where bindings are asked for, there are none."""
+    HANGING = auto()
+    """Connections and requests are taken, and nothing is answered until the mood is another; then it hangs up."""
 
 
 class ManagementFront:
@@ -30,17 +32,32 @@ class ManagementFront:
     def __init__(self, target: str, session: aiohttp.ClientSession) -> None:
         self.target = target
         """A URL with credentials."""
-        self.mood = Mood.TRUE
         self.port = 0
         self.moody = 0
         """Requests answered in any mood but the true one."""
         self._session = session
+        self._mood, self._answers = Mood.TRUE, asyncio.Event()
+
+    @property
+    def mood(self) -> Mood:
+        """What it does with the next request."""
+        return self._mood
+
+    @mood.setter
+    def mood(self, mood: Mood) -> None:
+        self._mood = mood
+        if mood is Mood.HANGING:
+            self._answers.clear()
+        else:
+            self._answers.set()
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         """One request."""
         mood = self.mood
         self.moody += mood is not Mood.TRUE
-        if mood is Mood.DOWN:
+        if mood is Mood.HANGING:
+            await self._answers.wait()
+        if mood in (Mood.DOWN, Mood.HANGING):
             return _aborted(request)
         if mood is Mood.LYING and "/bindings/source" in request.path:
             return web.json_response([])

@@ -4,15 +4,20 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import pairwise
 from typing import NamedTuple
 
-from tests.chaos.history import Deletion, History, Limits, Rings
+from tests.chaos.history import Deletion, Hang, History, Limits, Rings
 
 UNKNOWN_FOR = 15.0
 """Seconds after a publisher gave up in which its bytes, held up somewhere, may still be routed."""
 
 AROUND_A_DELETION = 0.5
 """Seconds before and after a deletion in which a message may have been on its way to the queue."""
+
+STANDSTILL = 3.0
+"""Seconds for which a publisher may be confirmed nothing while the management API hangs: one request's time-out,
+and twice as much for a machine whose processors are all busy. Six queues that are waited for in turn take six."""
 
 GONE_AFTER = 0.05
 """Seconds after its end from which the broker returns what is sent there, so that nothing of it may be missing."""
@@ -69,6 +74,8 @@ class Fleet:
     """Those that publish at the broker itself: their messages are not judged for routing."""
     order_of_confirmed: frozenset[str] = frozenset()
     """Those for whom a channel keeps no order but that of confirmed messages: single HTTP requests."""
+    lasting: frozenset[str] = frozenset()
+    """Those whose sidecar goes on to route by a ring that nobody can read anew for longer than a run takes."""
 
 
 @dataclass
@@ -94,6 +101,8 @@ class Verdict:
     """Seconds in which nothing might be routed, as every ring was too old."""
     moved: int = 0
     """Such pairs that were not, while the ring of their key changed."""
+    standstills: dict[str, float] = field(default_factory=dict)
+    """By publisher: the longest time, in seconds, in which it was confirmed nothing while the management API hung."""
 
 
 def judge(notes: Iterable[Note], copies: Sequence[Copy], history: History, limits: Limits, fleet: Fleet) -> Verdict:
@@ -127,6 +136,8 @@ class _Judge:
                 self._ordered(copy, found, last)
         for identity, note in by_id.items():
             self._counted(note, times[identity])
+        for hang in self._history.hangs:
+            self._went_on(hang, by_id.values())
         return self._verdict
 
     def _placed(self, copy: Copy, note: Note) -> None:
@@ -140,7 +151,7 @@ class _Judge:
         if note.outcome == Told.CONFIRMED:
             self._verdict.routed += 1
             self._verdict.by_one_ring += len(owners) == 1
-        if self._rings.stale(note.sent, note.latest):
+        if note.publisher not in self._fleet.lasting and self._rings.stale(note.sent, note.latest):
             self._fault(f"{title(note)} is in {copy.queue}, and every ring was too old to route by")
         if copy.queue not in owners and copy.queue not in self._rings.kept(note.key, note.sent, note.latest):
             self._fault(f"{title(note)} is in {copy.queue}, and not in {sorted(owners)}")
@@ -180,6 +191,32 @@ class _Judge:
                 self._verdict.duplicates += 1
             else:
                 self._fault(f"{title(note)} is {times} times in queues")
+
+    def _went_on(self, hang: Hang, notes: Iterable[Note]) -> None:
+        """Whether what goes to queues that stayed was confirmed all the while, to those who were well before."""
+        told: dict[str, list[float]] = defaultdict(list)
+        well: set[str] = set()
+        for note in notes:
+            if note.publisher in self._fleet.lasting and note.outcome == Told.CONFIRMED:
+                if hang.begin - STANDSTILL <= note.told <= hang.begin:
+                    well.add(note.publisher)
+                elif hang.begin < note.told < hang.end and self._stayed(note, hang):
+                    told[note.publisher].append(note.told)
+        for publisher in sorted(well):
+            times = [hang.begin, *sorted(told[publisher]), hang.end]
+            longest = max(after - before for before, after in pairwise(times))
+            self._verdict.standstills[publisher] = max(longest, self._verdict.standstills.get(publisher, 0.0))
+            if longest > STANDSTILL:
+                self._fault(
+                    f"{publisher} was confirmed nothing for the queues that stayed for {longest:.1f} s, while the"
+                    f" management API hung from {hang.begin:.3f} to {hang.end:.3f}"
+                )
+        if not well:
+            self._fault(f"nobody was well as the management API began to hang at {hang.begin:.3f}: this says nothing")
+
+    def _stayed(self, note: Note, hang: Hang) -> bool:
+        """Whether no ring of the time before the hang had its key in a queue that went."""
+        return self._rings.owners(note.key, hang.begin - STANDSTILL, hang.begin).isdisjoint(hang.queues)
 
     def _chosen(self, note: Note, begin: float, end: float) -> set[str]:
         """Where rings put its key between these times; anywhere, where the broker's own exchange did."""

@@ -2,8 +2,10 @@
 
 import secrets
 import sys
+import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from itertools import cycle, islice
 
@@ -22,6 +24,8 @@ STEADY = ("orders.1", "orders.2", "orders.3", "orders.4")
 """Never deleted nor unbound."""
 CHANGING = ("orders.5", "orders.6", "orders.7", "orders.8")
 """Bound at the start, and some of the time."""
+GOING = tuple(f"orders.{number}" for number in range(9, 15))
+"""Bound to be deleted together, and there at no other time."""
 MARK = b"the recorder's "
 """How the bodies of its own messages begin."""
 ACK_EVERY = 500
@@ -34,6 +38,8 @@ QUIET = 3.0
 SILENT = 15.0
 """Seconds in which nothing comes, after which another consumer takes over."""
 TRIES = 4
+EMPTIED_WITHIN = 60.0
+"""Seconds until each of several queues is emptied as far as it can be while it is published to."""
 
 
 class Queues:
@@ -101,6 +107,21 @@ class Queues:
         self.history.deletions.append(Deletion(queue, begin, done))
         if queue in self.history.current:
             self._changed(begin, {q: w for q, w in self.history.current.items() if q != queue}, done)
+
+    def delete_together(self, node: Node, queues: Sequence[str], now: Callable[[], None]) -> None:
+        """Deletes several bound queues at one moment, each while it is consumed; calls `now` just before."""
+        ready = threading.Barrier(len(queues), now, EMPTIED_WITHIN)
+
+        def deleted(queue: str) -> Deletion:
+            with self._emptied([node], queue) as taking:
+                ready.wait()
+                return Deletion(queue, *taking.delete())
+
+        with ThreadPoolExecutor(len(queues)) as pool:
+            deletions = list(pool.map(deleted, queues))
+        self.history.deletions += deletions
+        left = {queue: weight for queue, weight in self.history.current.items() if queue not in queues}
+        self._changed(min(each.begin for each in deletions), left, max(each.done for each in deletions))
 
     def drain(self, nodes: Sequence[Node]) -> None:
         """Takes every message out of every queue."""

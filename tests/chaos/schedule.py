@@ -24,6 +24,7 @@ class Kind(StrEnum):
     API_SLOW = "management API: slow"
     API_TRUNCATED = "management API: truncated"
     API_LIES = "management API: empty list"
+    API_HANGS = "management API: hangs, queues go"
     SIDECAR_TERM = "sidecar: SIGTERM"
     SIDECAR_KILL = "sidecar: SIGKILL"
     CLOCK_JUMP = "sidecar: clock jump"
@@ -38,7 +39,10 @@ CHURN = (Kind.BIND, Kind.UNBIND, Kind.REWEIGHT, Kind.DELETE)
 
 NETWORK = tuple(kind for kind in Kind if " leg: " in kind)
 
-LANES = (CHURN, NETWORK, tuple(kind for kind in Kind if kind not in CHURN + NETWORK))
+ALONE = (Kind.API_HANGS,)
+"""What happens once all lanes are done: nobody could say otherwise what publishers stood still for."""
+
+LANES = (CHURN, NETWORK, tuple(kind for kind in Kind if kind not in CHURN + NETWORK + ALONE))
 """Each fault follows the one before of its own lane, whatever the other lanes are at."""
 
 
@@ -66,6 +70,6 @@ def _fault(kind: Kind, chance: random.Random) -> Fault:
 
 def _kinds(chance: random.Random) -> Iterator[Kind]:
     while True:
-        deck = [*Kind, *CHURN]
+        deck = [kind for kind in (*Kind, *CHURN) if kind not in ALONE]
         chance.shuffle(deck)
         yield from deck

@@ -4,14 +4,16 @@ from collections.abc import Sequence
 
 import pytest
 
-from tests.chaos.history import Change, Deletion, History, Limits, Span
-from tests.chaos.oracle import Copy, Fleet, Note, Told, Verdict, judge
+from tests.chaos.history import Change, Deletion, Hang, History, Limits, Span
+from tests.chaos.oracle import STANDSTILL, Copy, Fleet, Note, Told, Verdict, judge
 from tests.chaos.plant import PLANTED, planted
 from tests.integration.rings import owner
 
 QUEUES = ("q1", "q2", "q3")
 LIMITS = Limits(grace=2.0, stale_after=10.0)
-FLEET = Fleet("orders", native=frozenset({"native"}), order_of_confirmed=frozenset({"single"}))
+FLEET = Fleet(
+    "orders", native=frozenset({"native"}), order_of_confirmed=frozenset({"single"}), lasting=frozenset({"p"})
+)
 KEYS = 7
 
 
@@ -132,11 +134,14 @@ def test_the_grace_time_begins_once_bindings_can_be_read(sent: float, right: boo
 def test_nothing_is_routed_once_every_ring_is_too_old(sent: float, right: bool) -> None:
     past = history()
     past.down.append(Span(100.0, 120.0))
-    one = moving()._replace(sent=sent, told=sent + 0.1)
+    one = moving()._replace(sent=sent, told=sent + 0.1, publisher="refusing")
     verdict = judged([one], [copy(one)], past)
     assert (verdict.faults == []) == right
     assert verdict.stale_for == 10
     assert judged([one._replace(publisher="native")], [], past).faults != []
+    # Of a sidecar that goes on by such a ring.
+    lasting = one._replace(publisher="p")
+    assert judged([lasting], [copy(lasting)], past).faults == []
 
 
 @pytest.mark.parametrize(
@@ -193,6 +198,54 @@ def test_single_requests_keep_the_order_of_what_was_confirmed_only() -> None:
     assert len(judged([first, second], [copy(second), copy(first)]).faults) == 1
     late = first._replace(outcome=Told.UNKNOWN)
     assert judged([late, second], [copy(second), copy(late)]).faults == []
+
+
+HANG = Hang(101.0, 109.0, ("q1",))
+
+
+def while_it_hung(*, standing: float = 0.0) -> list[Note]:
+    """Messages all the time, but for so long from 103 on for the queues that stay."""
+    return [
+        one
+        for one in (note(number, 98 + number / 10) for number in range(120))
+        if owner(QUEUES, one.key) == "q1" or not 103 <= one.told <= 103 + standing
+    ]
+
+
+@pytest.mark.parametrize(("standing", "right"), [(0.0, True), (STANDSTILL - 0.8, True), (STANDSTILL, False)])
+def test_what_goes_to_queues_that_stay_is_confirmed_while_the_management_api_hangs(
+    standing: float, right: bool
+) -> None:
+    past, notes = history(), while_it_hung(standing=standing)
+    assert judged(notes, [copy(one) for one in notes], past).faults == []
+    past.hangs.append(HANG)
+    verdict = judged(notes, [copy(one) for one in notes], past)
+    assert verdict.standstills["p"] == pytest.approx(standing, abs=0.8)
+    assert (verdict.faults == []) == right
+    if not right:
+        assert verdict.faults[0].startswith("p was confirmed nothing for the queues that stayed for 3.")
+
+
+@pytest.mark.parametrize("outcome", [told for told in Told if told != Told.CONFIRMED])
+def test_answers_that_confirm_nothing_are_a_standstill_too(outcome: Told) -> None:
+    past = history()
+    past.hangs.append(HANG)
+    notes = [one._replace(outcome=outcome) if one.sent > 105 else one for one in while_it_hung()]
+    copies = [copy(one) for one in notes if one.outcome == Told.CONFIRMED]
+    (fault,) = judged(notes, copies, past).faults
+    assert "p was confirmed nothing" in fault
+
+
+def test_who_was_not_well_before_a_hang_is_not_judged_by_it_and_one_must_be() -> None:
+    past = history()
+    past.hangs.append(HANG)
+    notes = [one for one in while_it_hung() if one.told > HANG.begin]
+    (fault,) = judged(notes, [copy(one) for one in notes], past).faults
+    assert fault.startswith("nobody was well as the management API began to hang")
+    # Nor is who stands still by an old ring, as it should.
+    notes = [one._replace(publisher="refusing") for one in while_it_hung(standing=STANDSTILL)]
+    (fault,) = judged(notes, [copy(one) for one in notes], past).faults
+    assert fault.startswith("nobody was well")
 
 
 def test_a_message_written_down_twice() -> None:

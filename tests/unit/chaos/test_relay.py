@@ -8,7 +8,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from tests.chaos.management import SLOW, Mood, management_front
+from tests.chaos.management import SLOW, ManagementFront, Mood, management_front
 from tests.chaos.relay import Relay, relay
 
 DEADLINE = 10.0
@@ -102,8 +102,9 @@ PATH = "/api/exchanges/%2F/orders/bindings/source"
 BINDINGS = [{"destination": "q1"}]
 
 
-@pytest.mark.parametrize("mood", Mood)
-async def test_moods_of_the_management_api(mood: Mood) -> None:
+@asynccontextmanager
+async def fronted() -> AsyncIterator[ManagementFront]:
+    """A front before an API that answers at once."""
     application = web.Application()
     application.router.add_get("/api/{path:.*}", _answer)
     runner = web.AppRunner(application)
@@ -111,12 +112,18 @@ async def test_moods_of_the_management_api(mood: Mood) -> None:
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     try:
         async with management_front(f"http://guest:guest@127.0.0.1:{runner.addresses[0][1]}") as front:
-            front.mood = mood
-            begun = asyncio.get_running_loop().time()
-            seen = await _asked(front.port)
-            took = asyncio.get_running_loop().time() - begun
+            yield front
     finally:
         await runner.cleanup()
+
+
+@pytest.mark.parametrize("mood", set(Mood) - {Mood.HANGING})
+async def test_moods_of_the_management_api(mood: Mood) -> None:
+    async with fronted() as front:
+        front.mood = mood
+        begun = asyncio.get_running_loop().time()
+        seen = await _asked(front.port)
+        took = asyncio.get_running_loop().time() - begun
     expected = {
         Mood.TRUE: BINDINGS,
         Mood.DOWN: aiohttp.ServerDisconnectedError,
@@ -127,6 +134,20 @@ async def test_moods_of_the_management_api(mood: Mood) -> None:
     assert seen == expected[mood]
     if mood is Mood.SLOW:
         assert took >= SLOW
+
+
+async def test_a_management_api_that_hangs_takes_requests_and_answers_none_of_them() -> None:
+    async with fronted() as front, asyncio.timeout(DEADLINE):
+        front.mood = Mood.HANGING
+        reader, writer = await asyncio.open_connection("127.0.0.1", front.port)
+        writer.write(f"GET {PATH} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+        while not front.moody:  # noqa: ASYNC110 - nothing tells of it
+            await asyncio.sleep(0.01)
+        assert await silent(reader)
+        front.mood = Mood.TRUE
+        assert await reader.read() == b""
+        writer.close()
+        assert await _asked(front.port) == BINDINGS
 
 
 async def _answer(_: web.Request) -> web.Response:
