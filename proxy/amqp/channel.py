@@ -112,7 +112,8 @@ class Channel:
         self.exchange = self.key = self.frame = b""
         self.bits = 0
         # Requests and publishes without an answer.
-        self.pending: deque[Pending] = deque()
+        self.pending: deque[Pending] | None = None
+        """The requests without an -ok, in order; made with the first, since an empty one takes half of a channel."""
         self.declaring = 0
         """How many of them may change where the next publish goes."""
         self.last_queue = b""
@@ -129,6 +130,12 @@ class Channel:
         """The publish whose confirm is timed; 0 for none."""
         self.sampled_at = 0.0
 
+    def ask(self, request: Pending) -> None:
+        """Remember a request whose -ok is due."""
+        if self.pending is None:
+            self.pending = deque()
+        self.pending.append(request)
+
     def select(self, *, transactional: bool) -> None:
         """Confirm mode, or transactions, begin."""
         if not self.confirms.answered:
@@ -138,7 +145,7 @@ class Channel:
     def awaits(self, inside: bool) -> bool:
         """Whether the broker will answer a publish without another word of the client; `inside`: of a body frame."""
         if self.transactional:
-            return any(request.number > self.confirms.low for request in self.pending)
+            return any(request.number > self.confirms.low for request in self.pending or ())
         begun = inside or (self.expect != EXPECT_METHOD and not self.withheld)
         return self.confirms.unsettled > begun
 

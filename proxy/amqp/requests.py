@@ -75,7 +75,7 @@ def _declare(c: Connection, channel: Channel, method: int, data: bytes, i: int, 
     passive = method in (EXCHANGE_DECLARE, QUEUE_DECLARE) and bits & _PASSIVE
     swallow = bool(bits & form.nowait)
     request = Pending(form.ok, swallow, 0 if passive else method, tuple(names), plain)
-    channel.pending.append(request)
+    channel.ask(request)
     channel.declaring += request.method not in _CHANGE_NO_RING
     return data[i:at] + bytes((bits & ~form.nowait,)) + data[at + 1 : end] if swallow else None
 
@@ -86,7 +86,7 @@ def _select(c: Connection, channel: Channel, method: int, data: bytes, i: int, e
 
 def _end_transaction(c: Connection, channel: Channel, method: int, data: bytes, i: int, end: int) -> None:
     ok = TX_COMMIT_OK if method == TX_COMMIT else TX_ROLLBACK_OK
-    channel.pending.append(Pending(ok, number=channel.confirms.number))
+    channel.ask(Pending(ok, number=channel.confirms.number))
 
 
 REQUESTS = {

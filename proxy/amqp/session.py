@@ -441,4 +441,5 @@ class Session:
         # Session, legs and tasks are a cycle, whose memory comes back when the collector next looks at old objects.
         # That can be hours away, and each client whose login is refused may have left hundreds of KiB here.
         self._head = self.connection.client_rest = self.connection.broker_rest = b""
+        self.connection.channels.clear()
         self._ended(self)

@@ -7,13 +7,14 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 
-from pamqp.commands import Basic
+from pamqp.commands import Basic, Channel
 
+from proxy import memory
 from tests.integration.broker_api import VirtualHost, wait_until
 from tests.integration.conftest import Login, StartSidecar
 from tests.integration.relay import relay
 from tests.integration.sidecar import Sidecar
-from tests.integration.wire_client import Client, Wire, publishing
+from tests.integration.wire_client import Client, Wire, encoded, publishing
 
 MIB = 1 << 20
 
@@ -22,6 +23,9 @@ ACKED = struct.pack(">HH", 60, 80)
 IDLE_SESSIONS = 1000
 MOST_OF_ONE = 32 * 1024
 """Bytes of an idle session with a channel, generously: about 8 KiB were measured."""
+
+FULL_SESSIONS, ROUNDS = 2, 3
+"""With all channels that they are offered: 2,046 each by RabbitMQ's defaults."""
 
 PUMPED = 128 * MIB
 MOST_KEPT = 16 * MIB
@@ -56,6 +60,36 @@ def test_an_idle_session_costs_little(start_sidecar: StartSidecar, vhost: Virtua
         print(f"{cost / 1024:.1f} KiB an idle session")
         assert sidecar.metric("ringproxy_amqp_sessions") == IDLE_SESSIONS + 50
         assert cost < MOST_OF_ONE
+
+
+def with_all_channels(sidecar: Sidecar, client: Client, vhost: str, stack: ExitStack) -> int:
+    """Sessions with every channel that is offered; how many channels they have together."""
+    opened = 0
+    for _ in range(FULL_SESSIONS):
+        peer = stack.enter_context(client.session(sidecar.amqp_port, vhost))
+        most = peer.tune.channel_max or 2046
+        peer.send(*(encoded(number, Channel.Open()) for number in range(1, most + 1)))
+        answered = {peer.read_frame()[1] for _ in range(most)}
+        assert answered == set(range(1, most + 1))
+        opened += most
+    return opened
+
+
+def test_channels_cost_what_the_documents_say_and_are_given_back(
+    start_sidecar: StartSidecar, vhost: VirtualHost, client: Client
+) -> None:
+    sidecar = start_sidecar()
+    with ExitStack() as stack:
+        open_sessions(sidecar, client, vhost.name, stack, 50)
+    before, taken = sidecar.memory(), []
+    for _ in range(ROUNDS):
+        wait_until("the end of all", lambda: sidecar.metric("ringproxy_amqp_sessions") == 0)
+        with ExitStack() as stack:
+            channels = with_all_channels(sidecar, client, vhost.name, stack)
+            taken.append((sidecar.memory() - before) / channels)
+    print("bytes a channel, by round:", *map(round, taken))
+    assert taken[0] < memory.CHANNEL
+    assert taken[-1] < 1.5 * memory.CHANNEL
 
 
 @contextmanager

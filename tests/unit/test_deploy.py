@@ -194,6 +194,15 @@ def test_what_a_session_is_reckoned_at_is_what_it_may_hold() -> None:
     assert memory.SESSION == 2 * 2 * BUFFER
 
 
+def test_what_all_channels_of_a_session_take_is_said() -> None:
+    document = " ".join((ROOT / "docs/deploy.md").read_text().split())
+    assert f"An open channel takes {memory.CHANNEL / 1024:g} KiB at most" in document
+    assert (
+        f"all 2,046 channels that RabbitMQ offers by default takes {2046 * memory.CHANNEL / memory.MIB:.1f} MiB"
+        in document
+    )
+
+
 def test_the_application_publishes_where_the_proxy_listens(pod: dict[str, Any], settings: Settings) -> None:
     (application,) = pod["containers"]
     assert f"http://{settings.http_listen}/v1/exchanges/orders/publish" in application["args"][0]

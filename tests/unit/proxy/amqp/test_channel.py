@@ -120,5 +120,5 @@ def test_a_transaction_is_awaited_once_its_end_is_asked_for() -> None:
     channel.select(transactional=True)
     publish(channel)
     assert not channel.awaits(inside=False)
-    channel.pending.append(Pending(TX_COMMIT_OK, number=1))
+    channel.ask(Pending(TX_COMMIT_OK, number=1))
     assert channel.awaits(inside=False)

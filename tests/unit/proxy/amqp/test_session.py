@@ -1,6 +1,7 @@
 """The times that a session gives its peers, with a broker or a client that falls silent."""
 
 import asyncio
+import gc
 import time
 from collections.abc import AsyncIterator, Callable
 from typing import cast
@@ -10,6 +11,7 @@ from pamqp import commands
 
 from proxy.amqp import overdue
 from proxy.amqp import session as sessions
+from proxy.amqp.channel import Channel
 from proxy.amqp.confirms import MOST_UNSETTLED
 from proxy.amqp.end import End
 from proxy.amqp.legs import BUFFER, Leg
@@ -291,6 +293,27 @@ async def test_a_channel_that_is_closed_over_too_many_publishes_holds_its_client
     assert ends.of_broker(close) == close
     assert (held, ends.client.is_read) == (True, True)
     assert list(ends.session.connection.channels) == [1, 2]
+
+
+async def test_what_a_session_took_is_free_as_soon_as_it_has_ended() -> None:
+    """Without the collector of cycles, which may not come by for long: a session and its legs refer to each other."""
+    gc.collect()
+    gc.disable()
+    try:
+        ends = Ends()
+        before = _channels_alive()
+        await ends.opened()
+        ends.of_client(b"".join(made(number, commands.Channel.Open()) for number in range(2, 101)))
+        opened = _channels_alive() - before
+        ends.session.abort()
+        await eventually(lambda: bool(ends.over))
+        assert (opened, _channels_alive() - before) == (100, 0)
+    finally:
+        gc.enable()
+
+
+def _channels_alive() -> int:
+    return sum(type(each) is Channel for each in gc.get_objects())
 
 
 async def test_a_transaction_of_any_size_is_taken_to_its_commit(ends: Ends) -> None:
