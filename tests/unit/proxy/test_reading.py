@@ -117,9 +117,16 @@ async def test_an_unbelievable_list_is_an_error(fake: FakeManagement, api: Manag
 
 async def test_the_second_reading_of_no_bindings_comes_after_a_pause(fake: FakeManagement, api: Management) -> None:
     fake.exchange("x")
-    reading = asyncio.create_task(read(api, X, 0.5))
-    await asyncio.sleep(0.25)
-    assert fake.counted()[BINDINGS_OF_X] == 1
-    fake.exchange("x", binding("a", "3"))
-    assert (await reading).bindings == (Binding(A, "3"),)
+    loop, asked = asyncio.get_running_loop(), 0.0
+
+    async def first(_: web.Request) -> web.StreamResponse:
+        nonlocal asked
+        asked = loop.time()
+        fake.mend()
+        fake.exchange("x", binding("a", "3"))
+        return web.json_response([])
+
+    fake.fail(first, BINDINGS_OF_X)
+    assert (await read(api, X, 0.3)).bindings == (Binding(A, "3"),)
+    assert loop.time() - asked >= 0.3
     assert fake.counted()[BINDINGS_OF_X] == 2

@@ -67,11 +67,15 @@ def test_each_hour_and_each_size_has_its_file(tmp_path: Path) -> None:
     }
 
 
-def test_a_file_is_closed_when_its_time_is_over(tmp_path: Path) -> None:
-    made = store(tmp_path, seconds=0.05)
+def test_a_file_is_closed_when_its_time_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    monkeypatch.setattr(time, "time", lambda: 5 * HOUR)
+    made = store(tmp_path, seconds=60)
     made.write(b"a\n", 1, 1, time.time())
+    now += 59
     assert not made.look()
-    time.sleep(0.06)
+    now += 1
     assert made.look()
     assert len(shown(tmp_path)) == 1
 
