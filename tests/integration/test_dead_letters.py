@@ -4,6 +4,7 @@ import json
 
 from pamqp.commands import Channel
 
+from proxy.questions import explain
 from tests.integration.broker_api import VirtualHost, wait_until
 from tests.integration.conftest import StartSidecar
 from tests.integration.rings import owner
@@ -84,6 +85,9 @@ def test_refused_where_so_set(start_sidecar: StartSidecar, vhost: VirtualHost, c
     assert sidecar.metric("ringproxy_publishes_total", ingress="amqp", **unavailable) == 1
     assert sidecar.metric("ringproxy_publishes_total", ingress="http", **unavailable) >= 2
     assert passed(sidecar, vhost) == 0
+    explained = explain(sidecar.admin_url, vhost.name, "orders", "k")
+    assert f"refused      publishes are refused: {why.partition(': ')[2]}" in explained
+    assert "passed " not in explained
     shown = sidecar.ring(vhost.name, "orders")
     assert (shown["passed"], shown["refused"]) == (None, why.partition(": ")[2])
     assert "note refused (dead_letter): 'orders' in " in sidecar.admin("/readyz?verbose").text
