@@ -140,8 +140,8 @@ class ProblemRunner:
         await self._runner.cleanup()
 
 
-_BACKLOG = 128
-"""Connections that the kernel keeps until they are accepted: aiohttp's default."""
+_BACKLOG = 1024
+"""Connections that the kernel keeps until they are accepted; whoever finds that full tries again after a second."""
 
 
 class _Server(web.Server):
