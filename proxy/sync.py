@@ -235,7 +235,9 @@ class Sync:
 
     async def _try(self, name: Name, tracked: _Tracked, why: str) -> None:
         started, vouched = time.monotonic(), frozenset(tracked.vouched)
-        if name not in self._tracked and not self._overlays.lacks(name, started):
+        # What was declared here and does not show yet exists: it is asked for, or publishes would pass by its ring.
+        declared = name in self._overlays or self._overlays.lacks(name, started)
+        if name not in self._tracked and not declared:
             declared_at = self._overlays.of(name).told_at
             if self._listings.lacks(name, declared_at, started):
                 raise VhostNotListedError(name[0]) if self._listings.lacks_vhost(name[0]) else _absent(name)
