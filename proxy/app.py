@@ -77,7 +77,7 @@ async def run(settings: Settings) -> None:
         )
         counts = Counts()
         tables = {
-            ingress: RouteTables(router, selection, tallies, sync.identity.mismatch, journaling.journal)
+            ingress: RouteTables(router, selection, tallies, sync.identity.mismatch, sync.want, journaling.journal)
             for ingress, tallies in counts.tallies.items()
         }
         listener = _listener(settings, tables["amqp"], sync, brokers, counts)
@@ -138,6 +138,7 @@ def _listener(settings: Settings, tables: RouteTables, sync: Sync, brokers: Brok
         settings.lookup_timeout,
         frozenset(mechanism.encode() for mechanism in settings.allow_mechanisms),
         counts.amqp_latency.add,
+        settings.confirm_timeout,
     )
     return Listener(shared, settings.max_sessions)
 

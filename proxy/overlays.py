@@ -13,7 +13,7 @@ from proxy.declared import (
     QueueDeleted,
     Unbound,
 )
-from proxy.router import WHATEVER_IS_BOUND, Entry, Name
+from proxy.router import Entry, Name
 from proxy.topology import Binding, weight_of
 from ring.destination import Destination, WeightError
 
@@ -167,11 +167,6 @@ def leads_to(entry: Entry, destination: Destination) -> bool:
     return destination in entry.bindings.weights or (
         entry.known is not None and destination in entry.known.ring.destinations
     )
-
-
-def changes_nothing_ever(entry: Entry, declaration: Declaration) -> bool:
-    """Whether an exchange passes its publishes whatever is bound to it, and bindings are all that was declared."""
-    return entry.passed in WHATEVER_IS_BOUND and not isinstance(declaration, ExchangeDeclared | ExchangeDeleted)
 
 
 def is_news(name: Name, entry: Entry, declaration: Declaration) -> bool:

@@ -195,6 +195,11 @@ class Publisher:
         lanes = self._lanes.get((vhost, None))
         return (lanes.link.cluster, lanes.link.cluster_told_at) if lanes else (None, 0.0)
 
+    def serves(self, vhost: str) -> bool:
+        """Whether this sidecar's own user is connected to a virtual host."""
+        lanes = self._lanes.get((vhost, None))
+        return lanes is not None and lanes.link.client is not None
+
     def _own(self) -> Iterator[tuple[str, Lanes]]:
         return ((vhost, lanes) for (vhost, login), lanes in list(self._lanes.items()) if login is None)
 

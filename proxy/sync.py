@@ -8,21 +8,21 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Coroutine, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from proxy.assembly import Assembly
 from proxy.belief import Belief
 from proxy.changes import tell, tell_absent, tell_missing, title
 from proxy.config import OnDeadLetter
-from proxy.declared import Declaration
+from proxy.declared import Bound, Declaration, ExchangeDeclared
 from proxy.identity import ASK_DISTANCE, Identity
 from proxy.listings import Listings
-from proxy.lookups import Absent, LookUps
+from proxy.lookups import Absent, LookUps, NotReadable
 from proxy.management import Management, ManagementError
-from proxy.overlays import Overlays, changes_nothing_ever, is_news
+from proxy.overlays import Overlays, is_news
 from proxy.reading import Reading, VhostNotListedError, read
 from proxy.router import Entry, Name, Router
-from proxy.selection import Selection
+from proxy.selection import Mode, Selection
 from proxy.topology import RING_TYPES, Bindings, TopologyError, weigh
 from ring.destination import Destination
 
@@ -41,6 +41,15 @@ LONGEST_DOUBT = 1.0
 """Seconds, at most, after which an exchange that is new and has no bindings is looked at again."""
 
 READINGS_AT_ONCE = 4
+
+RETRY_WANTED = 1.0
+"""Seconds between the tries to read an exchange that cannot be read, while messages come back from its queues."""
+
+MOST_WANTED = 100
+"""Exchanges that are read at once, or have failed to be, without anybody waiting for them."""
+
+WANTED_EVERY = 1.0
+"""Seconds after which an exchange that nobody waits for, and that could not be read, may be tried again."""
 
 NEVER = float("-inf")
 
@@ -104,6 +113,10 @@ class Sync:
         self._turns = asyncio.Semaphore(READINGS_AT_ONCE)
         self._running: dict[Name, asyncio.Task[None]] = {}
         """The readings under way that `run` started."""
+        self._refreshes: set[asyncio.Task[None]] = set()
+        """Those that `refresh` started."""
+        self._wanted: dict[Name, asyncio.Task[None]] = {}
+        """Those that `want` started."""
 
     @property
     def faults(self) -> Mapping[Name, str]:
@@ -142,7 +155,7 @@ class Sync:
                     async with asyncio.timeout(pause):
                         await self._wake.wait()
         finally:
-            for task in self._running.values():
+            for task in (*self._running.values(), *self._refreshes, *self._wanted.values()):
                 task.cancel()
             self._look_ups.close()
             self._assembly.close()
@@ -187,11 +200,48 @@ class Sync:
         }
         for name in self._overlays.touched(vhost, declaration, entries, being_read):
             entry = entries.get(name)
-            if entry and changes_nothing_ever(entry, declaration) and not self._router.expected(name):
-                continue
+            news = entry is None or is_news(name, entry, declaration)
+            unsettled = self._router.expected(name) or name in self._overlays
+            if entry is not None and not news and not unsettled:
+                self._watch_shadow(name, entry, declaration, now)
+                if name not in being_read or isinstance(declaration, Bound | ExchangeDeclared):
+                    # What it says is known already: no publish waits for a reading, and none is made. A program that
+                    # declares all it needs each time it connects costs the management API nothing.
+                    continue
             self._overlays.add(name, declaration, now)
-            if entry is not None or name in being_read:
-                self._router.expect(name, now, certain=entry is None or is_news(name, entry, declaration))
+            if (entry is not None or name in being_read) and (news or unsettled or self._is_readable(name)):
+                # (A reading under way may show what is gone by now; while none succeeds, none can.)
+                self._router.expect(name, now, certain=news)
+
+    def _is_readable(self, name: Name) -> bool:
+        tracked = self._tracked.get(name)
+        return tracked is None or tracked.fault is None
+
+    def _watch_shadow(self, name: Name, entry: Entry, declaration: Declaration, now: float) -> None:
+        """Has a shadowed exchange read again soon where its bindings change: no publish waits for that reading."""
+        tracked = self._tracked.get(name)
+        changes = entry.mode is Mode.SHADOW and is_news(name, replace(entry, mode=Mode.ROUTE), declaration)
+        if changes and tracked is not None and tracked.fault is None:
+            tracked.due = min(tracked.due, now + MIN_REFRESH)
+            self._wake.set()
+
+    def want(self, name: Name) -> None:
+        """Has an exchange read that is not in the table, without anybody waiting for it; publishes to it go on.
+
+        Names are the clients' choice, so few are read at once, and one that cannot be read is not tried again for
+        WANTED_EVERY seconds.
+        """
+        if name not in self._wanted and len(self._wanted) < MOST_WANTED:
+            self._wanted[name] = asyncio.create_task(self._fetch(name))
+
+    async def _fetch(self, name: Name) -> None:
+        try:
+            try:
+                await self.look_up(name, WANTED_EVERY)
+            except (Absent, NotReadable):
+                await asyncio.sleep(WANTED_EVERY)
+        finally:
+            del self._wanted[name]
 
     async def look_up(self, name: Name, within: float) -> None:
         """Returns once the exchange is in the table and fresh. Raises Absent, or NotReadable after `within` seconds.
@@ -203,12 +253,24 @@ class Sync:
     async def refresh(self, name: Name, why: str, vouched: Collection[Destination] = ()) -> None:
         """Reads an exchange because something showed that it changed; `vouched` removals need not settle.
 
-        Returns after a reading that started after this call; never raises. Calls at one time share one.
+        Returns after a reading that started after this call; never raises. Calls at one time share one. Where the
+        exchange's last reading failed it returns at once: `run` tries again, and until that succeeds nobody is made to
+        wait for what most likely fails too. A caller that is cancelled leaves the reading to the others.
         """
-        if name in self._tracked:
-            self._tracked[name].vouched.update(vouched)
-            self._overlays.of(name).doubt(vouched)
-            await self._again(name, why)
+        tracked = self._tracked.get(name)
+        if tracked is None:
+            return
+        tracked.vouched.update(vouched)
+        self._overlays.of(name).doubt(vouched)
+        if tracked.fault is not None:
+            retry_after = tracked.fault.retry_after if isinstance(tracked.fault, ManagementError) else 0.0
+            tracked.due = min(tracked.due, tracked.tried + max(retry_after, RETRY_WANTED))
+            self._wake.set()
+        else:
+            task = asyncio.create_task(self._again(name, why))
+            self._refreshes.add(task)
+            task.add_done_callback(self._refreshes.discard)
+            await asyncio.shield(task)
 
     async def _again(self, name: Name, why: str = "sync") -> None:
         # Told of and counted where they arose.

@@ -87,7 +87,8 @@ def _connection(slots: int) -> Connection:
     known = KnownRing.of(ring, HashedValue(), CONSISTENT_HASH)
     entry = Entry(Mode.ROUTE, CONSISTENT_HASH, known, None, Bindings(), router.clock())
     router.put(("/", "orders"), entry)
-    tables = RouteTables(router, Selection(["*"], [], []), Tallies(), lambda _: "", _journal(slots) if slots else None)
+    journal = _journal(slots) if slots else None
+    tables = RouteTables(router, Selection(["*"], [], []), Tallies(), lambda _: "", lambda _: None, journal)
     made = Connection(tables.table, lambda _: None, frozenset())
     made.phase, made.vhost, made.frame_max = Phase.RUNNING, "/", 1 << 17
     made.broker_phase = Phase.RUNNING

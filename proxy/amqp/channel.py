@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mypy_extensions import i64
 
+from proxy.amqp.backlog import Backlog
 from proxy.amqp.confirms import Confirms, Kept
 from proxy.amqp.frames import HEADER, METHOD, U16
 
@@ -39,6 +40,10 @@ class State(IntEnum):
     """We have sent the broker channel.close; what the client sends is dropped until the broker's close-ok."""
     REFUSED = 4
     """We have sent the client channel.close too; what it sends is dropped until its close-ok."""
+    ABANDONED = 5
+    """We have sent both sides channel.close, and neither has answered; what they send besides is dropped."""
+    VACATED = 6
+    """The client has answered; what the broker sends is dropped until its close-ok, and the number is taken so long."""
 
 
 class RingId(NamedTuple):
@@ -87,7 +92,7 @@ class Channel:
     """Belongs to one incarnation: a number that is opened again gets a new one."""
 
     __slots__ = (
-        "away", "bits", "confirms", "declaring", "exchange", "expect", "frame", "header_start", "id",
+        "away", "backlog", "bits", "confirms", "declaring", "exchange", "expect", "frame", "header_start", "id",
         "key", "last_queue", "late", "left", "method_start", "nonce", "owed_close_ok", "pending", "refusal",
         "returning", "routed", "sampled", "sampled_at", "state", "transactional", "withheld",
     )  # fmt: skip
@@ -111,6 +116,8 @@ class Channel:
         """Its method waits for the content header: `frame`, with these arguments."""
         self.exchange = self.key = self.frame = b""
         self.bits = 0
+        self.backlog: Backlog | None = None
+        """What the client has sent and must wait; None where nothing of the channel waits."""
         # Requests and publishes without an answer.
         self.pending: deque[Pending] | None = None
         """The requests without an -ok, in order; made with the first, since an empty one takes half of a channel."""

@@ -17,6 +17,7 @@ from proxy.amqp.frames import (
     FRAME_ERROR,
     HEADER,
     HEARTBEAT,
+    INTERNAL_ERROR,
     LEAST_HEADER,
     METHOD,
     NOT_FOUND,
@@ -52,7 +53,7 @@ def fail(c: Connection, fault: Fault) -> None:
 def refuse(c: Connection, code: int, text: str, method: int = 0) -> None:
     """Sends the client connection.close at the next frame boundary, and the broker one of its own."""
     c.phase = c.broker_phase = Phase.REFUSING
-    c.held = None
+    _forget_backlogs(c)
     c.events.append(Refused(code, text))
     c.tell_client(close_frame(0, code, text, method))
     if c.opened and not c.client_skip:
@@ -62,6 +63,14 @@ def refuse(c: Connection, code: int, text: str, method: int = 0) -> None:
         c.broker_lost = True
     # What waited in `client_rest` may have a Close among it.
     late_from_client(c, b"")
+
+
+def _forget_backlogs(c: Connection) -> None:
+    """Nothing that waits goes on any more."""
+    for channel in c.waiting.values():
+        channel.backlog = None
+    c.waiting.clear()
+    c.withheld, c.stalled, c.held = 0, False, None
 
 
 def leave(c: Connection, data: bytes, i: int, end: int) -> bytes | None:
@@ -227,6 +236,49 @@ def refused_frame(c: Connection, channel: Channel, kind: int, data: bytes, i: in
     elif method == CHANNEL_CLOSE:
         c.tell_client(method_frame(channel.id, CHANNEL_CLOSE_OK))
     elif method == CHANNEL_CLOSE_OK and channel.state == State.REFUSED:
+        _gone(c, channel)
+    elif method == CHANNEL_CLOSE_OK and channel.state == State.ABANDONED:
+        channel.state = State.VACATED
+    elif method == CHANNEL_OPEN and channel.state == State.VACATED:
+        c.held = BEING_CLOSED
+    return b""
+
+
+def abandon(c: Connection, channel: Channel) -> None:
+    """Closes a channel towards its client, though the broker does not answer our channel.close.
+
+    Its number stays taken until the broker does. Other channels are not concerned.
+    """
+    owed = method_frame(channel.id, CHANNEL_CLOSE_OK) if channel.owed_close_ok else b""
+    _abandon(c, channel, channel.refusal + owed)
+
+
+def refuse_open(c: Connection, channel: Channel, text: str) -> None:
+    """Answers the channel.open that a channel's backlog begins with by channel.close: the number is not free."""
+    backlog, channel.backlog = channel.backlog, None
+    if backlog is not None:
+        del c.waiting[channel.id]
+        c.withheld -= backlog.size
+    c.events.append(Refused(INTERNAL_ERROR, text))
+    _abandon(c, channel, close_frame(channel.id, INTERNAL_ERROR, text, CHANNEL_OPEN))
+
+
+def _abandon(c: Connection, channel: Channel, last_words: bytes) -> None:
+    channel.state = State.ABANDONED
+    channel.confirms.abandon()
+    channel.late.clear()
+    channel.returning = None
+    c.tell_client(last_words)
+
+
+def too_late(c: Connection, channel: Channel, kind: int, data: bytes, i: int, end: int) -> bytes:
+    """A frame of the broker's on a channel that was abandoned: its client has been told of the channel's end."""
+    method = U32.unpack_from(data, i + 7)[0] if kind == METHOD else 0
+    if method == CHANNEL_CLOSE:
+        c.tell_broker(method_frame(channel.id, CHANNEL_CLOSE_OK))
+    elif method == CHANNEL_CLOSE_OK and channel.state == State.ABANDONED:
+        channel.state = State.REFUSED
+    elif method == CHANNEL_CLOSE_OK:
         _gone(c, channel)
     return b""
 

@@ -97,7 +97,8 @@ class Connection:
         "client_dropping", "client_frames", "client_rest", "client_skip", "cluster", "cluster_told_at", "confirmed",
         "crowded", "events", "for_broker", "for_client", "forced", "frame_max", "framing_lost", "gathering", "goodbye",
         "heartbeat", "held", "now", "offered", "offered_frame_max", "opened", "phase", "released", "reread", "reroutes",
-        "routes", "spare", "step", "table", "tables", "to_broker", "to_client", "tried", "user", "vhost",
+        "routes", "spare", "stalled", "step", "table", "tables", "to_broker", "to_client", "tried", "user", "vhost",
+        "waiting", "withheld",
         "without_spare",
     )  # fmt: skip
 
@@ -132,9 +133,19 @@ class Connection:
         """Frames of ours that wait for a frame boundary: for the broker also messages that came back."""
         self.client_frames = self.broker_frames = 0
         self.held: Unread | None = None
-        """What the first frame of `client_rest` waits for. Nothing is read of the client meanwhile."""
+        """What the frame that is just looked at must wait for; its channel's backlog keeps both."""
         self.forced: Route | None = None
-        """What to do with that frame, where there is no route to find."""
+        """The route of that frame, where it was found for this publish alone."""
+        self.waiting: dict[int, Channel] = {}
+        """The channels that have a backlog, by number, in the order in which they came to wait."""
+        self.withheld = 0
+        """Bytes of all backlogs."""
+        self.stalled = False
+        """The first frame of `client_rest` must wait until a channel goes on, and the client is not read meanwhile.
+
+        So it is where the backlogs are too large together, and at the client's connection.close, which may not
+        overtake what the client has sent before it.
+        """
         self.broker_held: Stale | Unread | None = None
         """What must be read before the first frame of `broker_rest`, of a message that came back, is taken.
 
@@ -198,8 +209,8 @@ class Connection:
 
     @property
     def paused(self) -> bool:
-        """Whether the client is not to be read until the broker has sent more: `from_client(c, b"")` then goes on."""
-        return self.ahead or (self.crowded is not None and self.running)
+        """Whether the client is not to be read until the broker has sent more, or a channel that waits goes on."""
+        return self.ahead or ((self.stalled or self.crowded is not None) and self.running)
 
     def still_crowded(self) -> bool:
         """Return whether a channel still has too many publishes without an answer: more than half of the most."""
@@ -207,11 +218,6 @@ class Connection:
         if channel is not None and channel.confirms.unsettled <= MOST_UNSETTLED // 2:
             channel = self.crowded = None
         return channel is not None
-
-    @property
-    def waits(self) -> bool:
-        """Whether a publish is held."""
-        return self.held is not None
 
     @property
     def broker_waits(self) -> bool:

@@ -1,22 +1,23 @@
-"""What a frame that is held waits for, and how it goes on: a publish of the client's, or a message that came back."""
+"""What waits in a session, and how it goes on: the backlog of a channel, or a message that came back."""
 
 import asyncio
 import time
 from collections.abc import Callable
 
-from proxy.amqp import closing, publishing
-from proxy.amqp.channel import State
-from proxy.amqp.connection import Connection, Phase, Stale
-from proxy.amqp.frames import CONNECTION_FORCED, FRAME, INTERNAL_ERROR
+from proxy.amqp import closing, publishing, rewrite
+from proxy.amqp.backlog import Backlog
+from proxy.amqp.channel import Channel
+from proxy.amqp.connection import Connection, Stale
+from proxy.amqp.frames import CONNECTION_FORCED, INTERNAL_ERROR
 from proxy.amqp.overdue import Overdue
 from proxy.amqp.reroute import RECENT
-from proxy.amqp.routes import BEING_CLOSED, UNANSWERED, Unread
+from proxy.amqp.routes import BEING_CLOSED, UNANSWERED
 from proxy.amqp.shared import Shared
 from proxy.tally import NOWHERE
 
 
 class Held:
-    """The waiting of one session; `publish` and `returned` each run in a task of their own."""
+    """The waiting of one session; `channel` and `returned` each run in tasks of their own."""
 
     def __init__(
         self,
@@ -24,38 +25,81 @@ class Held:
         connection: Connection,
         overdue: Overdue,
         *,
-        from_client: Callable[[bytes], None],
         from_broker: Callable[[bytes], None],
         hand_on: Callable[[], None],
     ) -> None:
-        """`from_client` and `from_broker` feed the rewriting; `hand_on` writes what that makes."""
+        """`from_broker` feeds the rewriting; `hand_on` writes what that makes."""
         self._shared, self._connection, self._overdue = shared, connection, overdue
-        self._from_client, self._from_broker, self._hand_on = from_client, from_broker, hand_on
+        self._from_broker, self._hand_on = from_broker, hand_on
         self.heard = asyncio.Event()
-        """To be set whenever the broker has sent something."""
+        """To be set whenever either side has sent something, once that is taken."""
 
-    async def publish(self) -> None:
-        """Until the publish that is held can go on, or its channel is closed."""
+    async def channel(self, channel: Channel) -> None:
+        """Waits until nothing of a channel has to wait any more: it goes on, or it is closed."""
         c = self._connection
         asked = time.monotonic()
-        while (unread := c.held) is not None and c.phase is Phase.RUNNING:
-            waiting = len(c.client_rest)
-            if unread in (UNANSWERED, BEING_CLOSED):
-                await self._answered(unread)
-                fault, asked = "", time.monotonic()
-            else:
-                fault = await self._shared.resolve(c, unread, asked)
-            if not c.running:
-                break
+        while (backlog := channel.backlog) is not None and c.running:
+            fault = await self._ready(channel, backlog, asked)
             c.now = time.monotonic()
-            if fault:
-                self._refuse_publish(unread, fault)
-            c.held = None
-            self._from_client(b"")
-            c.forced = None
-            self._hand_on()
-            if len(c.client_rest) < waiting:
+            if channel.backlog is backlog and c.running:
+                if fault:
+                    self._refuse(channel, backlog, fault)
+                backlog.unread = None
+                await self._taken(channel, backlog)
+            left = channel.backlog
+            if left is None or left.size < backlog.size:
+                # Its first frame went on: the next that waits has the whole time again.
                 asked = time.monotonic()
+
+    async def _ready(self, channel: Channel, backlog: Backlog, asked: float) -> str:
+        """Waits for what a backlog has waited for since `asked`, monotonic.
+
+        Returns why that failed, or an empty string.
+        """
+        unread = backlog.unread
+        if unread is None:
+            return ""
+        if unread not in (UNANSWERED, BEING_CLOSED):
+            return await self._shared.resolve(self._connection, channel, backlog, unread, asked)
+        within = self._shared.answer_timeout
+        try:
+            async with asyncio.timeout(asked + within - time.monotonic()):
+                await self._moved(channel, backlog)
+        except TimeoutError:
+            return f"{unread.why} within {within:g} s"
+        return ""
+
+    async def _taken(self, channel: Channel, backlog: Backlog) -> None:
+        """Takes a backlog again, as soon as the client is at the end of a frame."""
+        self._connection.expire()
+        rewrite.resume(self._connection)
+        self._hand_on()
+        await self._moved(channel, backlog)
+
+    async def _moved(self, channel: Channel, backlog: Backlog) -> None:
+        """Waits until a backlog has been taken again, or dropped."""
+        while self._connection.running and channel.backlog is backlog:
+            self.heard.clear()
+            await self.heard.wait()
+
+    def _refuse(self, channel: Channel, backlog: Backlog, why: str) -> None:
+        """Closes a channel over the frame that it waits with: placing a key natively would be worse than an error."""
+        c = self._connection
+        if backlog.unread is BEING_CLOSED:
+            closing.refuse_open(c, channel, f"channel {channel.id} cannot be opened: {why}")
+            return
+        exchange = publishing.held_publish(channel)
+        name = (c.vhost, exchange.decode(errors="replace"))
+        c.tallies.of(name if name in self._shared.tables.router.entries else NOWHERE, None).unavailable += 1
+        text = f"the ring of exchange '{name[1]}' is not known: {why}"
+        unread = backlog.unread
+        if unread is not None and unread.refused:
+            text = f"exchange '{unread.name[1]}' takes no publishes: {why}"
+        if unread is not None and unread.other_cluster and self._shared.is_outdated(c):
+            closing.refuse(c, CONNECTION_FORCED, f"{text}; connect again")
+            return
+        closing.refuse_channel(c, channel, INTERNAL_ERROR, text)
+        self._overdue.watch_close(channel)
 
     async def returned(self) -> None:
         """Until the messages that came back can be placed, as far as a reading helps with that."""
@@ -71,29 +115,3 @@ class Held:
             c.broker_held = None
             self._from_broker(b"")
             self._hand_on()
-
-    async def _answered(self, unread: Unread) -> None:
-        """Until the broker has answered what the frame that is held came after, however long it takes."""
-        c = self._connection
-        _, number, _ = FRAME.unpack_from(c.client_rest)
-        channel = c.channels[number]
-        while c.running and c.channels.get(number) is channel:
-            if unread is UNANSWERED and not (channel.declaring and channel.state == State.OPEN):
-                break
-            self.heard.clear()
-            await self.heard.wait()
-
-    def _refuse_publish(self, unread: Unread, why: str) -> None:
-        """Closes the channel of the publish that is held: placing its key natively would be worse than an error."""
-        c = self._connection
-        channel, exchange = publishing.held_publish(c)
-        name = (c.vhost, exchange.decode(errors="replace"))
-        c.tallies.of(name if name in self._shared.tables.router.entries else NOWHERE, None).unavailable += 1
-        text = f"the ring of exchange '{name[1]}' is not known: {why}"
-        if unread.refused:
-            text = f"exchange '{unread.name[1]}' takes no publishes: {why}"
-        if unread.other_cluster and self._shared.is_outdated(c):
-            closing.refuse(c, CONNECTION_FORCED, f"{text}; connect again")
-            return
-        closing.refuse_channel(c, channel, INTERNAL_ERROR, text)
-        self._overdue.watch_close(channel)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from proxy.amqp import closing
 from proxy.amqp.channel import Channel, State
 from proxy.amqp.connection import Connection
-from proxy.amqp.end import CLOSE_WITHIN, End
+from proxy.amqp.end import CLOSE_WITHIN
 from proxy.amqp.frames import INTERNAL_ERROR
 from proxy.amqp.legs import Leg
 
@@ -29,11 +29,10 @@ class Overdue:
         *,
         guarded: Callable[[Callable[[], None]], None],
         go_on: Callable[[], None],
-        stop: Callable[[End], None],
     ) -> None:
-        """Looks are `guarded`; `go_on` hands on what one has asked for; `stop` drops both sockets."""
+        """Looks are `guarded`; `go_on` hands on what one has asked for."""
         self._connection, self._client, self._broker = connection, client, broker
-        self._guarded, self._go_on, self._stop = guarded, go_on, stop
+        self._guarded, self._go_on = guarded, go_on
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._over = False
@@ -73,7 +72,10 @@ class Overdue:
         self._loop.call_later(CLOSE_WITHIN / _LOOKS, self._look_at, channel, looks)
 
     def _look_at(self, channel: Channel, looks: int) -> None:
-        """A broker that has not answered our channel.close after so many looks will not."""
+        """Tells the client of its channel's end where the broker has not answered our channel.close in all that time.
+
+        The broker may be busy with that channel alone, so the session and its other channels go on.
+        """
         c = self._connection
         if self._over or c.channels.get(channel.id) is not channel or channel.state != State.REFUSING:
             return
@@ -83,4 +85,5 @@ class Overdue:
         if looks:
             self._look_again(channel, looks)
         else:
-            self._stop(End.BROKER)
+            closing.abandon(c, channel)
+            self._go_on()

@@ -10,7 +10,7 @@ from proxy.amqp.channel import Channel
 from proxy.amqp.confirms import MOST_UNSETTLED, Kept
 from proxy.amqp.connection import Connection
 from proxy.amqp.content import FLAGS, HEADERS, STAMP_ID_ENTRY, STAMPS, STAMPS_AND_COPIES
-from proxy.amqp.frames import END, FRAME, HEADER, MANDATORY, OVERHEAD, short_string, shorted
+from proxy.amqp.frames import END, HEADER, MANDATORY, OVERHEAD, short_string, shorted
 from proxy.amqp.routes import Route, Target
 from proxy.journal.buffer import Record
 from proxy.router import PassReason
@@ -128,10 +128,8 @@ def _passed(c: Connection, channel: Channel, route: Route, target: Target | None
     return channel.frame + header
 
 
-def held_publish(c: Connection) -> tuple[Channel, bytes]:
-    """The channel and the exchange of the publish that `held` keeps waiting: the first frame not taken is of it."""
-    kind, number, _ = FRAME.unpack_from(c.client_rest)
-    channel = c.channels[number]
-    if kind == HEADER:
-        return channel, channel.exchange
-    return channel, short_string(c.client_rest, 13, len(c.client_rest))[0]
+def held_publish(channel: Channel) -> bytes:
+    """Return the exchange of the publish that a channel's backlog begins with: with its method, or its header."""
+    assert channel.backlog is not None
+    first = channel.backlog.pieces[0]
+    return channel.exchange if first[0] == HEADER else short_string(first, 13, len(first))[0]

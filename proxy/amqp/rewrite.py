@@ -10,6 +10,7 @@ from typing import Final
 from librt.strings import read_i64_be
 
 from proxy.amqp import closing, content, handshake, outside, requests, reroute, returns
+from proxy.amqp.backlog import MOST_WITHHELD, Backlog
 from proxy.amqp.channel import EXPECT_BODY, EXPECT_HEADER, EXPECT_METHOD, Channel, State
 from proxy.amqp.connection import MOST_FRAME_MAX, Connection, Phase
 from proxy.amqp.frames import (
@@ -18,6 +19,7 @@ from proxy.amqp.frames import (
     BASIC_NACK,
     BASIC_PUBLISH,
     BODY,
+    CONNECTION_CLOSE,
     END,
     FRAME_ERROR,
     HEADER,
@@ -35,7 +37,7 @@ from proxy.amqp.frames import (
     u64,
 )
 from proxy.amqp.publishing import count, publish
-from proxy.amqp.routes import UNANSWERED
+from proxy.amqp.routes import BEING_CLOSED, UNANSWERED
 
 _CLIENT_METHODS: Final = {**requests.REQUESTS, **closing.FROM_CLIENT, **outside.ON_CHANNELS}
 _BROKER_METHODS: Final = {**requests.ANSWERS, **closing.FROM_BROKER, **returns.FROM_BROKER}
@@ -44,6 +46,7 @@ _BROKER_METHODS: Final = {**requests.ANSWERS, **closing.FROM_BROKER, **returns.F
 _CONFIRMS: Final = (BASIC_ACK, BASIC_NACK)
 _OPEN: Final = State.OPEN.value
 _REFUSING: Final = State.REFUSING.value
+_ABANDONED: Final = State.ABANDONED.value
 _LEAST_METHOD: Final = OVERHEAD + 4
 _LEAST_PUBLISH: Final = OVERHEAD + 9
 """Bytes of a frame of basic.publish with empty names: method, ticket, two lengths, bits."""
@@ -60,21 +63,91 @@ class BrokerFault(Exception):  # noqa: N818 - as frames.Fault, which is a client
     """The broker sent what is not AMQP 0-9-1."""
 
 
-def from_client(c: Connection, data: bytes) -> None:  # noqa: C901 - one loop, for speed
+def from_client(c: Connection, data: bytes) -> None:
     """Takes what the client sent; appends to `to_broker` (and, in answer, `to_client`).
 
-    Stops at a publish whose exchange must be looked up first: then `held` says which, and once it is None again,
-    `from_client(c, b"")` goes on. So does it where the broker must send more first: then `paused` says so.
+    A frame that must wait, such as a publish whose exchange must be looked up first, goes into the backlog of its
+    channel, and what follows on that channel as well; `resume` takes them again. Where `paused` is set the client must
+    not be read, and `from_client(c, b"")` goes on once it is not any more.
     """
+    if c.waiting:
+        resume(c)
     if c.phase != Phase.RUNNING:
         take = handshake.from_client if c.phase is Phase.HANDSHAKE else closing.late_from_client
         take(c, data)
         return
     if c.client_rest:
         data, c.client_rest = c.client_rest + data, b""
-    if c.waits or c.still_crowded():
+    if c.stalled or c.still_crowded():
         c.client_rest = data
         return
+    inside = c.client_skip > 0
+    _from_client(c, data)
+    if inside and c.waiting:
+        resume(c)
+
+
+def resume(c: Connection) -> None:
+    """Takes the backlogs of channels that need not wait any more, up to the next frame of each that must.
+
+    Does nothing while the client is in the midst of a frame, for nothing can go to the broker before its end.
+    """
+    if c.client_skip or c.phase > Phase.RUNNING or c.still_crowded():
+        return
+    for number, channel in list(c.waiting.items()):
+        backlog = channel.backlog
+        if backlog is None or not _may_go_on(c, channel, backlog):
+            continue
+        del c.waiting[number]
+        channel.backlog = None
+        c.withheld -= backlog.size
+        rest, c.client_rest, c.forced = c.client_rest, b"", backlog.forced
+        _from_client(c, b"".join(backlog.pieces))
+        c.forced = None
+        if c.phase > Phase.RUNNING:
+            closing.late_from_client(c, rest)
+            return
+        c.client_rest += rest
+        if c.crowded is not None:
+            return
+    if c.stalled and c.withheld <= MOST_WITHHELD:
+        c.stalled = False
+        rest, c.client_rest = c.client_rest, b""
+        _from_client(c, rest)
+
+
+def _may_go_on(c: Connection, channel: Channel, backlog: Backlog) -> bool:
+    if backlog.unread is UNANSWERED:
+        return not (channel.declaring and channel.state == _OPEN)
+    if backlog.unread is BEING_CLOSED:
+        return c.channels.get(channel.id) is not channel
+    return backlog.unread is None
+
+
+def _withhold(c: Connection, channel: Channel, piece: bytes) -> bytes:
+    """Puts a frame, or the beginning of a body frame, into its channel's backlog; nothing goes on in its place."""
+    if c.held is not None:
+        channel.backlog, c.held = Backlog(c.held), None
+        c.waiting[channel.id] = channel
+    backlog = channel.backlog
+    assert backlog is not None
+    backlog.add(piece)
+    c.client_frames -= 1  # counts once it is taken
+    c.withheld += len(piece)
+    c.stalled = c.stalled or c.withheld > MOST_WITHHELD
+    return b""
+
+
+def _withhold_more(c: Connection, piece: bytes) -> None:
+    """Puts the next part of a body frame where its beginning went; it is dropped with what was dropped before it."""
+    channel = c.waiting.get(c.client_body)
+    if channel is not None and channel.backlog is not None:
+        channel.backlog.add(piece)
+        c.withheld += len(piece)
+        c.stalled = c.stalled or c.withheld > MOST_WITHHELD
+
+
+def _from_client(c: Connection, data: bytes) -> None:  # noqa: C901 - one loop, for speed
     out, channels = c.to_broker, c.channels
     size, limit = len(data), c.frame_max + SLACK - OVERHEAD
     i = start = frames = 0
@@ -86,6 +159,8 @@ def from_client(c: Connection, data: bytes) -> None:  # noqa: C901 - one loop, f
                 # Not its last byte: the broker must not take the frame for whole.
                 i -= 1
                 raise Fault(FRAME_ERROR, "a body frame does not end with the frame-end octet")
+            if c.client_dropping and c.waiting:
+                _withhold_more(c, data[:i])
             c.client_skip -= i
             c.client_dropping = c.client_dropping and c.client_skip > 0
             if c.for_broker and not c.client_skip:
@@ -107,7 +182,12 @@ def from_client(c: Connection, data: bytes) -> None:  # noqa: C901 - one loop, f
             channel = channels.get(number)
             replaced: bytes | None = None
             if channel is None:
+                if c.waiting and not number and _is_close(kind, data, i, end):
+                    c.stalled = True
+                    break
                 replaced = outside.from_client(c, kind, number, data, i, end)
+            elif channel.backlog is not None:
+                replaced = _withhold(c, channel, data[i:end])
             elif channel.state >= _REFUSING:
                 replaced = closing.refused_frame(c, channel, kind, data, i, end)
             elif kind == BODY:
@@ -118,14 +198,12 @@ def from_client(c: Connection, data: bytes) -> None:  # noqa: C901 - one loop, f
                     channel.expect = EXPECT_METHOD
             elif kind == METHOD:
                 replaced = _method(c, channel, data, i, end)
-                if c.held is not None:
-                    break
             elif kind == HEADER:
                 replaced = _header(c, channel, data, i, end)
-                if c.held is not None:
-                    break
             elif kind != HEARTBEAT:
                 raise Fault(FRAME_ERROR, f"a frame of the unknown type {kind}")
+            if c.held is not None and channel is not None:
+                replaced = _withhold(c, channel, data[i:end])
             frames += 1
             if replaced is not None:
                 if start < i:
@@ -156,6 +234,10 @@ def from_client(c: Connection, data: bytes) -> None:  # noqa: C901 - one loop, f
         c.client_rest = data[i:]
 
 
+def _is_close(kind: int, data: bytes, i: int, end: int) -> bool:
+    return kind == METHOD and end - i >= _LEAST_METHOD and u32(data, i + 7) == CONNECTION_CLOSE
+
+
 def _run(data: bytes, start: int, end: int) -> Piece:
     """Bytes of a read that go on as they are: of much of it a view, which saves a copy and keeps all of the read."""
     size = end - start
@@ -178,10 +260,10 @@ def _method(c: Connection, channel: Channel, data: bytes, i: int, end: int) -> b
         raise Fault(SYNTAX_ERROR, "a short string of basic.publish runs past its frame", method)
     if channel.state == _OPEN:
         exchange = data[i + 14 : at]
-        if channel.declaring and exchange:
+        route = c.routes.get(exchange) or c.route(exchange)
+        if channel.declaring and exchange and (route is None or not route.fixed):
             c.held = UNANSWERED
             return None
-        route = c.routes.get(exchange) or c.route(exchange)
         if route is None:
             return None
         if route.stamp:
@@ -261,7 +343,9 @@ def _from_broker(c: Connection, data: bytes) -> None:  # noqa: C901 - one loop, 
             break
         channel = channels.get(number)
         replaced: bytes | None = None
-        if kind == METHOD:
+        if channel is not None and channel.state >= _ABANDONED:
+            replaced = closing.too_late(c, channel, kind, data, i, end)
+        elif kind == METHOD:
             method = u32(data, i + 7)
             if channel is not None:
                 if method in _CONFIRMS:

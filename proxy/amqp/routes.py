@@ -64,11 +64,11 @@ class Unread(NamedTuple):
     """The exchange takes no publishes for the reason `why`: no look-up helps."""
 
 
-UNANSWERED = Unread(NOWHERE, "a declaration before it has no answer yet")
-"""Stands for no exchange: only the broker's answer is waited for."""
+UNANSWERED = Unread(NOWHERE, "the broker has not answered a declaration that was sent before it")
+"""What a publish waits for that comes behind a declaration on its channel: the broker's -ok, and no reading."""
 
-BEING_CLOSED = Unread(NOWHERE, "the channel of its number is not closed yet")
-"""The same, for channel.open."""
+BEING_CLOSED = Unread(NOWHERE, "the broker has not closed the channel's number yet")
+"""What channel.open waits for where its number is in use: the broker's close-ok, and no reading."""
 
 
 class Choice:
@@ -85,8 +85,8 @@ class Route:
     """What happens to publishes to one exchange."""
 
     __slots__ = (
-        "fingerprint", "hashed", "hashed_name", "journal", "known", "name", "owners", "plain", "reason", "shadowed",
-        "stamp", "tally", "targets",
+        "fingerprint", "fixed", "hashed", "hashed_name", "journal", "known", "name", "owners", "plain", "reason",
+        "shadowed", "stamp", "tally", "targets",
     )  # fmt: skip
 
     def __init__(self, name: Name, tally: Tally, reason: PassReason | None, entry: Entry | None = None) -> None:
@@ -107,6 +107,8 @@ class Route:
         """Where its publishes are recorded, if anywhere."""
         self.fingerprint = known.fingerprint if known is not None else ""
         by_key = known is not None and known.hashed.source == "routing_key" and not self.shadowed
+        self.fixed = reason in (PassReason.SHADOW, PassReason.MODE_PASS)
+        """The settings say where its publishes go: no declaration changes that."""
         self.plain = by_key and all(target.is_queue for target in self.targets)
         """The routing key alone leads to a queue."""
         self.hashed: HashedValue | None = None
@@ -208,17 +210,18 @@ class RouteTable:
             return self.absent(exchange)  # no exchange has such a name
         if not exchange:
             return self._put(exchange, Route(name, tally(name, PassReason.TYPE), PassReason.TYPE))
-        if self._tables.selection.mode(*name) is Mode.PASS:
+        mode = self._tables.selection.mode(*name)
+        if mode is Mode.PASS:
             known = name if name in router.entries else NOWHERE
             return self._put(exchange, Route(name, tally(known, PassReason.MODE_PASS), PassReason.MODE_PASS))
+        if mode is Mode.SHADOW:
+            return self._shadowed(exchange, name)
         entry = router.look(name, self._asked)
         if isinstance(entry, Unknown):
             return Unread(entry.exchange, entry.why, refused=entry.refused)
         if entry.exchange_type in RING_TYPES and (why := self._tables.mismatch(self.cluster)):
             return Unread(name, why, other_cluster=True)
         self.expires = min(self.expires, router.fresh_until(entry))
-        if entry.known is not None and entry.passed is PassReason.SHADOW:
-            return self._put(exchange, Route(name, tally(name, entry.passed), entry.passed, entry))
         if entry.internal or entry.passed or entry.known is None:
             reason = PassReason.INTERNAL if entry.internal else entry.passed or PassReason.NO_BINDINGS
             return self._put(exchange, Route(name, tally(name, reason), reason))
@@ -228,6 +231,23 @@ class RouteTable:
             if not target.is_queue:
                 self._link(target)
         return route
+
+    def _shadowed(self, exchange: bytes, name: Name) -> Route:
+        """The route of an exchange whose publishes the exchange itself gets, whatever is known of it.
+
+        Nothing is waited for: while its ring is not known, its publishes are not counted by destination.
+        """
+        router, shadow = self._tables.router, PassReason.SHADOW
+        entry = router.entries.get(name)
+        if entry is None:
+            self._tables.want(name)
+            # Not kept: clients choose the names, and each publish asks anew for a reading that failed.
+            return Route(name, self._tables.tallies.of(NOWHERE, shadow), shadow)
+        router.used_at[name] = router.clock()
+        reason = PassReason.INTERNAL if entry.internal else entry.passed or shadow
+        is_ours = not self._tables.mismatch(self.cluster)
+        ring = entry if entry.known is not None and reason is shadow and is_ours else None
+        return self._put(exchange, Route(name, self._tables.tallies.of(name, reason), reason, ring))
 
     def _put(self, exchange: bytes, route: Route) -> Route:
         if len(self.routes) >= MOST_ROUTES:
@@ -239,8 +259,10 @@ class RouteTable:
 
     def _link(self, target: Target) -> None:
         """To the ring behind an exchange; one that is passed gets the messages and routes them itself."""
-        router = self._tables.router
-        entry = router.look((self._vhost, target.destination.name), self._asked)
+        router, name = self._tables.router, (self._vhost, target.destination.name)
+        if self._tables.selection.mode(*name) is not Mode.ROUTE:
+            return
+        entry = router.look(name, self._asked)
         if isinstance(entry, Unknown):
             target.unread = Unread(entry.exchange, entry.why, refused=entry.refused)
             return
@@ -261,11 +283,15 @@ class RouteTables:
         selection: Selection,
         tallies: Tallies,
         mismatch: Callable[[str | None], str],
+        want: Callable[[Name], None],
         journal: Journal | None = None,
     ) -> None:
-        """`mismatch` says why a broker of that cluster's name is not the one whose bindings are read; else empty."""
+        """`mismatch` says why a broker of that cluster's name is not the one whose bindings are read; else empty.
+
+        `want` has an exchange read for which nobody waits.
+        """
         self.router, self.selection, self.tallies, self.mismatch = router, selection, tallies, mismatch
-        self.journal = journal
+        self.want, self.journal = want, journal
         self._tables: WeakValueDictionary[tuple[str, str | None], RouteTable] = WeakValueDictionary()
         router.on_change.append(self._changed)
 

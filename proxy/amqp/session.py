@@ -1,11 +1,13 @@
 """One session: what its two legs bring goes through the rewriting, and what that asks for is done."""
 
 import asyncio
+import functools
 import logging
 import time
 from collections.abc import Callable
 
 from proxy.amqp import closing, rewrite
+from proxy.amqp.channel import Channel
 from proxy.amqp.connection import Connection, Declared, Phase, Refused
 from proxy.amqp.end import CLOSE_WITHIN, SHUTTING_DOWN, End
 from proxy.amqp.frames import CONNECTION_FORCED, HEARTBEAT_FRAME, PROTOCOL_HEADER
@@ -43,14 +45,15 @@ class Session:
         self.connection.without_spare = shared.without_spare
         self._loop = asyncio.get_running_loop()
         self._head = b""
-        self._task: asyncio.Task[None] | None = None
-        """Dials, or looks up."""
+        self._dialling: asyncio.Task[None] | None = None
+        self._waits: dict[Channel, asyncio.Task[None]] = {}
+        """Of each channel that waits."""
         self._rereading: asyncio.Task[None] | None = None
         """Reads what a message that came back waits for."""
         self._opening = True
         """The handshake is not over."""
         self._paused = False
-        """The client is not read because it is ahead of the broker: `Connection.paused`."""
+        """The client is not read: see `Connection.paused`."""
         self._brimming = False
         """The broker is not read for what waits for the end of the client's frame."""
         self._leaving = False
@@ -58,14 +61,11 @@ class Session:
         self._connected = self._draining = self._stopped = self._client_ended = self._over = False
         self._deadline: asyncio.TimerHandle | None = None
         self._heartbeat: asyncio.TimerHandle | None = None
-        self._overdue = Overdue(
-            self.connection, self.client, self.broker, guarded=self._guarded, go_on=self._go_on, stop=self._stop
-        )
+        self._overdue = Overdue(self.connection, self.client, self.broker, guarded=self._guarded, go_on=self._go_on)
         self._held = Held(
             shared,
             self.connection,
             self._overdue,
-            from_client=self._from_client,
             from_broker=self._from_broker,
             hand_on=self._hand_on,
         )
@@ -88,7 +88,6 @@ class Session:
                 if self._paused:
                     self._from_client(b"")
                 self._go_on()
-                self._held.heard.set()
             else:
                 self._shared.client_bytes += len(data)
                 if self._draining:
@@ -99,6 +98,7 @@ class Session:
                     self._go_on()
                 else:
                     self._start(data)
+            self._held.heard.set()
         except Exception:
             self._defect()
 
@@ -113,7 +113,7 @@ class Session:
             if not self._connected:
                 self._stop(End.CLIENT)
                 return
-            if self._task is not None or self.connection.phase is Phase.LEAVING:
+            if self._waits or self.connection.phase is Phase.LEAVING:
                 # What it sent waits for a look-up, or for answers.
                 if self._deadline is None:
                     self._within(GONE_WITHIN, End.CLIENT)
@@ -142,14 +142,14 @@ class Session:
     def _start(self, data: bytes) -> None:
         """The protocol header; with it, a broker is dialled."""
         self._head += data
-        if self._task is not None or self.end is not None:
+        if self._dialling is not None or self.end is not None:
             return
         match is_protocol_header(self._head):
             case True:
                 self._within(None, End.CLIENT)
                 self._head = self._head[len(PROTOCOL_HEADER) :]
                 self.client.hold()
-                self._task = self._loop.create_task(self._dial())
+                self._dialling = self._loop.create_task(self._dial())
             case False:
                 # AMQP section 4.2.2: the answer is the header that would be taken.
                 log.info("client %s: not the header of AMQP 0-9-1", self.client.peer)
@@ -171,7 +171,7 @@ class Session:
         except Exception:
             self._defect()
             return
-        self._task, self._connected = None, True
+        self._dialling, self._connected = None, True
         self._within(HANDSHAKE_WITHIN, End.BROKER)
         self.broker.write([PROTOCOL_HEADER])
         if self._head:
@@ -201,6 +201,10 @@ class Session:
         """Ends the session where that is not AMQP."""
         try:
             rewrite.from_broker(self.connection, data)
+            if self.connection.waiting:
+                # The broker may have answered what a channel waits for; a declaration counts from its -ok on.
+                self._do()
+                rewrite.resume(self.connection)
         except rewrite.BrokerFault as fault:
             log.warning("client %s: the broker sent what is not AMQP 0-9-1: %s", self.client.peer, fault)
             self._stop(End.BROKER)
@@ -210,12 +214,8 @@ class Session:
         c = self.connection
         self._hand_on()
         self._pace()
-        if c.waits and self._task is None:
-            self.client.hold()
-            self._task = self._loop.create_task(self._held.publish())
-            # A task that is cancelled before it begins would come to no `finally`.
-            self._task.add_done_callback(self._looked_up)
-            self._keep_alive()
+        if c.waiting:
+            self._wait()
         if c.broker_held is not None and self._rereading is None:
             self.broker.hold()
             self._rereading = self._loop.create_task(self._held.returned())
@@ -232,7 +232,7 @@ class Session:
             self._within(None, End.BROKER)
         if c.phase is Phase.LEAVING:
             self._leave()
-        elif self._draining and c.running and self._task is None:
+        elif self._draining and c.running and not self._waits:
             self._end_drain()
         if c.phase is Phase.REFUSING:
             self._refused()
@@ -304,9 +304,16 @@ class Session:
     def _count_refusal(self, code: int) -> None:
         self._shared.refusals[code] = self._shared.refusals.get(code, 0) + 1
 
-    def _looked_up(self, task: asyncio.Task[None]) -> None:
-        self._task, self.connection.held = None, None
-        self.client.release()
+    def _wait(self) -> None:
+        """Has each channel that waits looked after, by a task of its own."""
+        for channel in self.connection.waiting.values():
+            if channel not in self._waits:
+                task = self._waits[channel] = self._loop.create_task(self._held.channel(channel))
+                # A task that is cancelled before it begins would come to no `finally`.
+                task.add_done_callback(functools.partial(self._waited, channel))
+
+    def _waited(self, channel: Channel, task: asyncio.Task[None]) -> None:
+        del self._waits[channel]
         self._resume(task)
         if self._client_ended and not task.cancelled() and task.exception() is None:
             self._guarded(lambda: self.at_end(self.client))
@@ -326,7 +333,7 @@ class Session:
         """Heartbeats in the client's stead, while it is not read."""
         if self._heartbeat is not None:
             self._heartbeat.cancel()
-        if not (self._task or self._draining or self._paused) or not self.connection.heartbeat or self._over:
+        if not (self._draining or self._paused) or not self.connection.heartbeat or self._over:
             return
         if not self.connection.client_skip and self.connection.opened:
             self.broker.write([HEARTBEAT_FRAME])
@@ -376,8 +383,8 @@ class Session:
 
     def shut(self) -> None:
         """Closes the connection now: the time to drain is over."""
-        if self._task is not None:
-            self._task.cancel()
+        for task in self._waits.values():
+            task.cancel()
         if self.connection.running:
             self._shut()
 
@@ -417,11 +424,14 @@ class Session:
 
     def _stop(self, end: End) -> None:
         self.end = self.end or end
-        for task in (self._task, self._rereading):
-            if task is not None:
-                task.cancel()
+        self._cancel()
         self.client.abort()
         self.broker.abort()
+
+    def _cancel(self) -> None:
+        for task in (self._dialling, self._rereading, *self._waits.values()):
+            if task is not None:
+                task.cancel()
 
     def _defect(self) -> None:
         log.exception("a defect while serving client %s", self.client.peer)
@@ -433,9 +443,7 @@ class Session:
         self._overdue.cancel()
         if self._heartbeat is not None:
             self._heartbeat.cancel()
-        for task in (self._task, self._rereading):
-            if task is not None:
-                task.cancel()
+        self._cancel()
         for channel in self.connection.channels.values():
             channel.confirms.abandon()
         # Session, legs and tasks are a cycle, whose memory comes back when the collector next looks at old objects.

@@ -7,6 +7,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from proxy.amqp import publishing
+from proxy.amqp.backlog import Backlog
+from proxy.amqp.channel import Channel
 from proxy.amqp.connection import Connection, Stale
 from proxy.amqp.legs import Leg
 from proxy.amqp.routes import Route, RouteTables, Unread
@@ -28,6 +30,9 @@ class Shared:
     allowed_mechanisms: frozenset[bytes]
     confirmed: Callable[[float], None]
     """Takes the seconds of a sampled confirm."""
+    answer_timeout: float
+    """Seconds that the broker may take to answer a declaration, or to close a channel, before a publish or a
+    channel.open that waits for that is refused."""
     client_bytes: int = 0
     broker_bytes: int = 0
     client_frames: int = 0
@@ -65,9 +70,13 @@ class Shared:
                     gone = {wanted.destination} if wanted.destination is not None else set()
                     await self.sync.refresh(wanted.name, "a message was returned", gone)
 
-    async def resolve(self, c: Connection, unread: Unread, asked: float) -> str:
-        """Reads the exchange that a publish has waited for since `asked`; why that failed, or empty."""
-        _, exchange = publishing.held_publish(c)
+    async def resolve(self, c: Connection, channel: Channel, backlog: Backlog, unread: Unread, asked: float) -> str:
+        """Reads the exchange that a channel's publish has waited for since `asked`, monotonic.
+
+        Returns why that failed, or an empty string. Where the route was found for this publish alone, the backlog says
+        so from then on.
+        """
+        exchange = publishing.held_publish(channel)
         left = asked + self.lookup_timeout - time.monotonic()
         if unread.refused or left <= 0 or (unread.other_cluster and not await self._same_cluster(c, left)):
             return unread.why
@@ -79,7 +88,7 @@ class Shared:
             return str(error)  # the broker has opened it, so it is the management user who may not see it
         except Absent:
             if unread.name[1].encode() == exchange and c.table is not None:
-                c.forced = c.table.absent(exchange)
+                backlog.forced = c.table.absent(exchange)
             else:
                 gone = {Destination("exchange", unread.name[1])}
                 await self.sync.refresh((c.vhost, exchange.decode()), "an exchange behind it is gone", gone)
@@ -87,7 +96,7 @@ class Shared:
             return str(error)
         else:
             route = c.table.once(exchange, asked) if c.table is not None else unread
-            c.forced = route if isinstance(route, Route) else None
+            backlog.forced = route if isinstance(route, Route) else None
         return ""
 
     async def _same_cluster(self, c: Connection, within: float) -> bool:

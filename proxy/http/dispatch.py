@@ -19,7 +19,8 @@ from proxy.journal.witness import Witness
 from proxy.lookups import Absent, NotReadable
 from proxy.outcome import Outcome
 from proxy.publisher import Lanes, Login, Publisher, TooManyGuests, Unavailable
-from proxy.router import WHATEVER_IS_BOUND, Name, PassReason, Router
+from proxy.router import Name, PassReason, Router
+from proxy.selection import Mode
 from proxy.sync import Sync
 from proxy.tally import Tally
 from ring.destination import Destination
@@ -83,7 +84,7 @@ class Dispatch:
         Raises ProblemError where there is no such exchange. Clients choose the name, so an unknown one opens no
         connection. For another user the broker checks the login first, if MOST_GUESTS allows.
         """
-        if login is None and name not in self._router.entries:
+        if login is None and self._must_be_read(name):
             await self.look_up(name, name, self._router.clock())
         try:
             return Outlet(name, self._publisher.lanes(name[0], login), name[1].encode())
@@ -98,6 +99,15 @@ class Dispatch:
         link = outlet.lanes.link
         if link.client is None:
             await self._cleared(link, self._router.clock())
+
+    def _must_be_read(self, name: Name) -> bool:
+        """Whether it must be known first that an exchange exists.
+
+        Not for a shadowed one in a virtual host that this sidecar publishes to: the broker's answer is its own then.
+        """
+        if name in self._router.entries:
+            return False
+        return self._tables.selection.mode(*name) is not Mode.SHADOW or not self._publisher.serves(name[0])
 
     async def send(self, outlet: Outlet, message: Message, receiver: Receiver, index: int) -> Placed:
         """Publishes one message, of whose fate `receiver` is told; waits only for what must be read or connected first.
@@ -134,7 +144,7 @@ class Dispatch:
         link = lanes.links[slot % len(lanes.links)]
         if not link.clear:
             return self._cleared(link, asked)
-        if route.reason not in WHATEVER_IS_BOUND and self._tables.mismatch(link.cluster):
+        if route.reason is not PassReason.TYPE and not route.fixed and self._tables.mismatch(link.cluster):
             return self._same_cluster(link, asked)
         self._publish(link, placed, outlet, message, (receiver, index))
         return placed
@@ -250,7 +260,7 @@ class Dispatch:
         if lanes.guest and lanes.link.client is None:
             # The broker judges him before he learns what there is.
             return self._cleared(lanes.link, asked)
-        if exchange and outlet.name not in self._router.entries:
+        if exchange and self._must_be_read(outlet.name):
             return self.look_up(outlet.name, outlet.name, asked)
         found = table.find(exchange)
         if isinstance(found, Unread):

@@ -5,7 +5,7 @@ from functools import cache
 from random import Random
 from struct import pack
 
-from proxy.amqp import content, frames, publishing, rewrite, routes, table
+from proxy.amqp import content, frames, rewrite, routes, table
 from proxy.amqp.channel import Channel
 from proxy.amqp.closing import refuse_channel
 from proxy.amqp.confirms import Fate, Kept
@@ -117,9 +117,10 @@ def edged(rng: Random, say: Say, journal: Journal | None) -> None:
         data = _of_client(rng, at) if from_client else _of_broker(rng, at, channel)
         if not _fed(rng, say, it, rewrite.from_client if from_client else rewrite.from_broker, data):
             break
-        if it.c.held is not None:
-            refuse_channel(it.c, publishing.held_publish(it.c)[0], frames.INTERNAL_ERROR, "not known")
-            it.c.held = None
+        for waiting in list(it.c.waiting.values()):
+            if waiting.backlog is not None and waiting.backlog.unread not in (routes.UNANSWERED, routes.BEING_CLOSED):
+                refuse_channel(it.c, waiting, frames.INTERNAL_ERROR, "not known")
+        it.resumed()
     _say_session(say, it)
 
 

@@ -8,12 +8,12 @@ from unittest.mock import patch
 from pamqp import commands
 
 from proxy.amqp import closing, publishing, rewrite
-from proxy.amqp.channel import State
+from proxy.amqp.backlog import MOST_WITHHELD, Backlog
+from proxy.amqp.channel import Channel
 from proxy.amqp.connection import MOST_FRAME_MAX, Connection, Phase, Refused, Stale
 from proxy.amqp.frames import (
     BODY,
     CONNECTION_FORCED,
-    FRAME,
     HEADER,
     INTERNAL_ERROR,
     METHOD,
@@ -170,31 +170,27 @@ class Session:
         """As the session does it for what its client has published."""
         c = self.c
         for _ in range(64):
-            unread = c.held
-            if unread is None or not c.running:
+            before = [channel.backlog for channel in c.waiting.values()]
+            for channel in list(c.waiting.values()):
+                if channel.backlog is not None:
+                    self._read(channel, channel.backlog, found)
+            rewrite.resume(c)
+            if before == [channel.backlog for channel in c.waiting.values()]:
                 return
-            if unread is BEING_CLOSED:
-                if FRAME.unpack_from(c.client_rest)[1] in c.channels:
-                    return
-                self._go_on()
-                continue
-            channel, name = publishing.held_publish(c)
-            if unread is UNANSWERED:
-                if channel.declaring and channel.state == State.OPEN:
-                    return
-            elif found is not None:
-                self._put(unread.name, found)
-                route = c.table.once(name, NOW) if c.table is not None else None
-                c.forced = route if isinstance(route, Route) else None
-            else:
-                closing.refuse_channel(c, channel, INTERNAL_ERROR, "not known")
-            self._go_on()
         raise AssertionError("a look-up that never ends")
 
-    def _go_on(self) -> None:
-        self.c.held = None
-        rewrite.from_client(self.c, b"")
-        self.c.forced = None
+    def _read(self, channel: Channel, backlog: Backlog, found: Entry | KnownRing | None) -> None:
+        """Ends the wait of a channel, but where it is the broker that must answer."""
+        c, unread = self.c, backlog.unread
+        if unread is None or unread in (UNANSWERED, BEING_CLOSED) or not c.running:
+            return
+        if found is not None:
+            self._put(unread.name, found)
+            route = c.table.once(publishing.held_publish(channel), NOW) if c.table is not None else None
+            backlog.forced = route if isinstance(route, Route) else None
+        else:
+            closing.refuse_channel(c, channel, INTERNAL_ERROR, "not known")
+        backlog.unread = None
 
     def _reread(self, found: Entry | KnownRing | None) -> None:
         """As the session does it for what came back."""
@@ -238,9 +234,13 @@ class Session:
                     self._routed.append((one, two))
 
     def _check(self) -> None:
-        """Nothing is kept but the beginning of one frame, unless a client waits; then it is not read."""
+        """Nothing is kept but the beginning of one frame and what waits; the client is not read where that is much."""
         c = self.c
-        if not c.waits and not c.ahead:
+        backlogs = [channel.backlog for channel in c.waiting.values()]
+        assert c.withheld == sum(backlog.size for backlog in backlogs if backlog is not None)
+        assert all(backlogs)
+        assert c.stalled or c.withheld <= MOST_WITHHELD
+        if not c.stalled and not c.ahead:
             assert len(c.client_rest) < c.frame_max + SLACK + OVERHEAD
         if not c.broker_waits:
             assert len(c.broker_rest) < MOST_FRAME_MAX + OVERHEAD
@@ -295,7 +295,7 @@ def _check_broker_side(flags: int, session: Session) -> None:
     ignored = channels_closed(session.heard) | (set() if is_orderly(session.heard) else {_SPARE})
     frames = [frame for frame in frames if frame.channel not in ignored]
     got = [content for content in contents(frames, channels) if content.channel != _SPARE]
-    if session.refused or session.over or c.waits or c.ahead or c.phase > Phase.RUNNING:
+    if session.refused or session.over or c.waiting or c.ahead or c.phase > Phase.RUNNING:
         return
     sent = contents([frame for frame in whole_frames(session.sent)[0] if frame.channel not in ignored], channels)
     assert len(got) == len(sent), "a message is lost, or came twice"

@@ -93,7 +93,7 @@ async def syncing(
             with suppress(asyncio.CancelledError):
                 await task
         for other in asyncio.all_tasks() - {asyncio.current_task()}:
-            if "LookUps._look" in repr(other):
+            if "LookUps._look" in repr(other) or "Sync._" in repr(other):
                 other.cancel()
         sync._assembly.close()
 

@@ -2,7 +2,7 @@ import pytest
 
 from proxy import overlays as overlays_module
 from proxy.declared import OVERLAY_TIME, Bound, Declaration, ExchangeDeclared, ExchangeDeleted, QueueDeleted, Unbound
-from proxy.overlays import OVERLAY_KEPT, Overlays, changes_nothing_ever, is_news
+from proxy.overlays import OVERLAY_KEPT, Overlays, is_news
 from proxy.router import Entry, KnownRing, Name, PassReason
 from proxy.selection import Mode
 from proxy.topology import CONSISTENT_HASH, MODULUS_HASH, Binding, weigh
@@ -128,16 +128,6 @@ def test_whether_a_declaration_may_change_where_publishes_go(
     declaration: Declaration, known: Entry, news: bool
 ) -> None:
     assert is_news(X, known, declaration) is news
-
-
-@pytest.mark.parametrize("reason", [None, *PassReason])
-def test_bindings_change_nothing_where_they_are_not_asked(reason: PassReason | None) -> None:
-    known = entry(A3, passed=reason)
-    never = reason in (PassReason.TYPE, PassReason.MODE_PASS)
-    for declaration in (Bound("x", A, "1"), Unbound("x", A, "1"), QueueDeleted("a")):
-        assert changes_nothing_ever(known, declaration) is never
-    assert not changes_nothing_ever(known, ExchangeDeclared("x", "fanout"))
-    assert not changes_nothing_ever(known, ExchangeDeleted("x"))
 
 
 # How long they are kept.

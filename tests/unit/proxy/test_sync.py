@@ -71,7 +71,7 @@ async def test_what_nobody_uses_is_forgotten_and_what_is_used_or_named_is_not(
             made.router.decide(used, b"k")
             for name in (X, used, named):
                 # What an idle exchange's readings themselves do is no use of it.
-                await made.sync.refresh(name, "sync")
+                await made.sync._again(name, "sync")
             made.sync._forget_idle(clock.now)
         assert set(made.router.entries) == {used, named}
         assert set(made.sync._tracked) == {used, named}
@@ -197,7 +197,7 @@ async def test_an_internal_destination_that_is_only_leaving_still_passes(fake: F
         for later in (1, 2.5, 2.5):
             clock.now += later
             reasons.append(made.entry.passed)
-            await made.sync.refresh(X, "test")
+            await made.sync._again(X, "test")
         reasons.append(made.entry.passed)
         assert reasons == [*[PassReason.INTERNAL_DESTINATION] * 3, None]
         assert made.weights() == {A: 1}
@@ -218,11 +218,11 @@ async def test_the_last_good_ring_of_an_idle_exchange_outlives_the_api(fake: Fak
         fake.fail(status(503))
         for _ in range(sync_module.IDLE_INTERVALS + 2):
             clock.now += 1
-            await made.sync.refresh(X, "sync")
+            await made.sync._again(X, "sync")
             made.sync._forget_idle(clock.now)
         assert made.weights() == {A: 1}
         fake.mend()
-        await made.sync.refresh(X, "sync")
+        await made.sync._again(X, "sync")
         made.sync._forget_idle(clock.now)
         assert dict(made.router.entries) == {}
 
@@ -235,7 +235,7 @@ async def test_the_ring_of_an_idle_exchange_goes_with_its_virtual_host(fake: Fak
         fake.exchanges.clear()
         for _ in range(sync_module.IDLE_INTERVALS - 2):
             clock.now += 1
-            await made.sync.refresh(X, "sync")
+            await made.sync._again(X, "sync")
             made.sync._forget_idle(clock.now)
         assert made.weights() == {A: 1}
         clock.now += 4
@@ -271,12 +271,12 @@ async def test_a_queue_whose_policies_do_not_show_yet_is_looked_at_with_every_re
         for _ in range(3):
             clock.now += 1
             fake.requests.clear()
-            await made.sync.refresh(X, "test")
+            await made.sync._again(X, "test")
             assert fake.counted()["/api/queues/%2F/new"] == 1
         assert made.entry.passed is None
         fake.queues["/", "new"]["effective_policy_definition"] = {"dead-letter-exchange": "d"}
         clock.now += 1
-        await made.sync.refresh(X, "test")
+        await made.sync._again(X, "test")
         assert made.entry.passed is PassReason.DEAD_LETTER
 
 

@@ -1,6 +1,7 @@
 """What the broker confirmed to a session, laid over readings that do not show it yet."""
 
 import asyncio
+import functools
 from contextlib import suppress
 from typing import Any
 from unittest.mock import Mock
@@ -317,27 +318,21 @@ async def test_a_return_outweighs_a_binding_that_was_declared(fake: FakeManageme
         assert made.weights() == {B: 1}
 
 
-async def test_declarations_that_change_nothing_are_no_reason_to_refuse_while_the_api_is_away(
-    fake: FakeManagement, clock: Clock
-) -> None:
+async def test_declarations_that_change_nothing_need_no_reading(fake: FakeManagement, clock: Clock) -> None:
     """As of a program that connects again and declares all that it needs."""
     fake.exchange("x", binding("a"), binding("b"))
     async with syncing(fake) as made:
         await made.sync.look_up(X, 10)
-        fake.fail(status(503))
         entry = made.entry
-        for declaration in (DECLARED, Bound("x", A, "1"), Bound("x", B, "abc"), Unbound("x", C, "1")):
-            made.sync.declared("/", declaration)
-            assert made.waits()
-            clock.now += 1
-            # Whoever asked for the reading that fails.
-            await made.sync.refresh(X, "test")
-            assert not made.waits()
-            made.sync.declared("/", declaration)
-            clock.now += 1
-            await made.sync.look_up(X, 10)
-            assert not made.waits()
-            assert made.entry is entry
+        fake.requests.clear()
+        for fault in (None, status(503)):
+            fake.fail(fault) if fault else fake.mend()
+            for declaration in (DECLARED, Bound("x", A, "1"), Bound("x", B, "abc"), Unbound("x", C, "1")):
+                made.sync.declared("/", declaration)
+                clock.now += 1
+                assert (made.waits(), X in made.sync._overlays) == (False, False)
+        assert made.entry is entry
+        assert fake.requests == []
         made.sync.declared("/", DECLARED)
         made.sync.declared("/", Bound("x", A, "2"))
         with pytest.raises(NotReadable, match="503"):
@@ -347,6 +342,47 @@ async def test_declarations_that_change_nothing_are_no_reason_to_refuse_while_th
         clock.now += 1
         await made.sync.look_up(X, 10)
         assert made.weights() == {A: 2, B: 1}
+
+
+def _has_one(gate: Gate) -> bool:
+    return gate.waiting == 1
+
+
+async def test_a_removal_that_a_reading_under_way_may_not_show_is_waited_for_only_where_it_can_be_read(
+    fake: FakeManagement, clock: Clock
+) -> None:
+    """As exclusive queues go by the hundred, and a reading that hangs is under way all the time."""
+    fake.exchange("x", binding("a"))
+    async with syncing(fake) as made:
+        await made.sync.look_up(X, 10)
+        for fault, waits in ((None, True), (status(503), False)):
+            if fault is not None:
+                fake.fail(fault)
+                clock.now += 1
+                await made.sync.refresh(X, "test")
+                assert made.sync.faults[X]
+            gate = Gate(fake)
+            fake.fail(gate, BINDINGS_OF_X if fault is None else OF_X)
+            clock.now += 1
+            reading = asyncio.create_task(made.sync._again(X))
+            await eventually(functools.partial(_has_one, gate))
+            made.sync.declared("/", QueueDeleted("b"))
+            assert made.waits() is waits
+            fake.mend()
+            gate.open()
+            await reading
+            clock.now += 1
+            await made.sync.look_up(X, 10)
+
+
+async def test_a_shadowed_exchange_is_read_again_soon_where_its_bindings_change(fake: FakeManagement) -> None:
+    fake.exchange("x", binding("a"))
+    async with syncing(fake, shadow=("x",), named=(X,), running=True) as made:
+        await eventually(lambda: made.weights() == {A: 1})
+        fake.exchange("x", binding("a"), binding("b"))
+        made.sync.declared("/", Bound("x", B, "1"))
+        assert not made.waits()
+        await eventually(lambda: made.weights() == {A: 1, B: 1})
 
 
 @pytest.mark.parametrize(("fields", "settings"), [({"type": "topic"}, {}), ({}, {"pass_": ("x",)})])

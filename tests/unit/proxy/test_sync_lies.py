@@ -47,7 +47,7 @@ async def test_the_last_good_ring_stays_and_its_age_shows(
         fake.fail(fault, where)
         for _ in range(3):
             clock.now += 10 * SETTLE
-            await made.sync.refresh(X, "test")
+            await made.sync._again(X, "test")
             assert made.entry is entry
         assert made.router.clock() - made.entry.read_at > 30 * SETTLE
         assert made.sync.results == {"ok": 1, "failed": 3}
@@ -60,7 +60,7 @@ async def test_the_last_good_ring_stays_and_its_age_shows(
         fake.mend()
         fake.exchange("x", binding("a"), binding("b"))
         clock.now += 1
-        await made.sync.refresh(X, "test")
+        await made.sync._again(X, "test")
         assert caplog.messages == ["exchange 'x' in virtual host '/' can be read again"]
         assert made.sync.faults == {}
         assert made.router.clock() - made.entry.read_at < 1
@@ -72,10 +72,10 @@ async def test_an_empty_list_told_once_moves_nothing(fake: FakeManagement, clock
         await made.sync.look_up(X, 10)
         fake.fail(body([]), BINDINGS_OF_X)
         clock.now += 1
-        await made.sync.refresh(X, "test")
+        await made.sync._again(X, "test")
         fake.mend()
         clock.now += 10 * SETTLE
-        await made.sync.refresh(X, "test")
+        await made.sync._again(X, "test")
         assert made.weights() == {A: 1, B: 1}
         assert len(made.entry.changes) == 1
 
@@ -114,18 +114,18 @@ async def test_a_fault_of_another_kind_is_told_too(
         for code in (500, 500, 401, 401, 500):
             fake.fail(status(code))
             clock.now += 1
-            await made.sync.refresh(X, "test")
+            await made.sync._again(X, "test")
     assert [re.findall(r": (\d{3})", message)[0] for message in warnings(caplog)] == ["500", "401", "500"]
 
 
 async def test_retry_after_is_heeded(fake: FakeManagement, clock: Clock) -> None:
     async with syncing(fake, interval=1.0, named=(X,)) as made:
         fake.fail(status(429, headers={"Retry-After": "40"}))
-        await made.sync.refresh(X, "test")
+        await made.sync._again(X, "test")
         assert made.sync._tracked[X].due >= clock.now + 39
         fake.fail(status(500))
         clock.now += 1
         for _ in range(20):
-            await made.sync.refresh(X, "test")
+            await made.sync._again(X, "test")
             clock.now += 1
         assert made.sync._tracked[X].due <= clock.now + 1.0

@@ -49,9 +49,9 @@ async def test_readings_of_one_exchange_keep_a_distance(
         async with syncing(fake, named=(X,)) as made:
             if fault:
                 fake.fail(fault, OF_X)
-            await made.sync.refresh(X, "test")
+            await made.sync._again(X)
             asked = fake.counted()[OF_X]
-            waiting = asyncio.create_task(made.sync.refresh(X, "test"))
+            waiting = asyncio.create_task(made.sync._again(X))
             # As long as a whole reading of another takes.
             with suppress(Absent):
                 await made.sync.look_up(("/", "other"), 10)
@@ -60,8 +60,64 @@ async def test_readings_of_one_exchange_keep_a_distance(
             with suppress(asyncio.CancelledError):
                 await waiting
             clock.now += LONG
-            await made.sync.refresh(X, "test")
+            await made.sync._again(X)
             assert fake.counted()[OF_X] == asked + 1
+
+
+async def test_an_exchange_whose_last_reading_failed_is_not_waited_for(fake: FakeManagement, clock: Clock) -> None:
+    """Whichever queue a message came back from: a reading that hangs takes its whole time-out."""
+    fake.exchange("x", binding("a"), binding("b"))
+    async with syncing(fake) as made:
+        await made.sync.look_up(X, 10)
+        fake.fail(status(503))
+        clock.now += 1
+        await made.sync.refresh(X, "test", {A})
+        failed = len(fake.requests)
+        gate = Gate(fake)
+        fake.fail(gate)
+        for gone in (A, B):
+            clock.now += 1
+            async with asyncio.timeout(10):
+                await made.sync.refresh(X, "test", {gone})
+        assert (len(fake.requests), gate.waiting) == (failed, 0)
+        # What they told counts for the reading that succeeds.
+        fake.mend()
+        fake.exchange("x", binding("b"))
+        clock.now += 1
+        await made.sync._again(X)
+        assert made.weights() == {B: 1}
+
+
+async def test_a_caller_that_gives_up_leaves_the_reading_to_find_its_fault(fake: FakeManagement) -> None:
+    fake.exchange("x", binding("a"))
+    async with syncing(fake) as made:
+        gate, waiting = await refreshing(made, fake)
+        waiting.cancel()
+        with suppress(asyncio.CancelledError):
+            await waiting
+        fake.fail(status(503))
+        gate.open()
+        await eventually(lambda: not made.sync._refreshes)
+        assert "503" in made.sync.faults[X]
+
+
+async def test_an_exchange_that_nobody_waits_for_is_read_once_at_a_time(
+    fake: FakeManagement, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sync_module, "WANTED_EVERY", 0.05)
+    monkeypatch.setattr(sync_module, "MOST_WANTED", 2)
+    gate = Gate(fake)
+    fake.fail(gate)
+    async with syncing(fake) as made:
+        for name in ("one", "two", "three", "one"):
+            made.sync.want(("/", name))
+        assert sorted(name for _, name in made.sync._wanted) == ["one", "two"]
+        fake.mend()
+        gate.open()
+        await eventually(lambda: not made.sync._wanted)
+        fake.exchange("x", binding("a"))
+        made.sync.want(X)
+        await eventually(lambda: made.weights() == {A: 1})
 
 
 async def test_a_ring_is_as_old_as_the_start_of_its_reading(fake: FakeManagement, clock: Clock) -> None:

@@ -48,10 +48,10 @@ async def test_a_vouched_removal_counts_at_once_and_once(fake: FakeManagement, c
         assert made.entry.changes[-1].why == "a message was returned"
         fake.exchange("x", binding("a"), binding("b"), binding("c"))
         clock.now += 1
-        await made.sync.refresh(X, "test")
+        await made.sync._again(X, "test")
         fake.exchange("x", binding("a"), binding("c"))
         clock.now += 1
-        await made.sync.refresh(X, "test")
+        await made.sync._again(X, "test")
         assert made.weights() == {A: 1, B: 1, C: 1}, "vouched for once, removed twice"
 
 
@@ -66,7 +66,7 @@ async def test_a_voucher_outlives_a_reading_that_fails(fake: FakeManagement, clo
         assert made.weights() == {A: 1, B: 1}
         fake.mend()
         clock.now += 1
-        await made.sync.refresh(X, "test")
+        await made.sync._again(X, "test")
         assert made.weights() == {A: 1}
 
 
@@ -75,7 +75,7 @@ async def test_a_settled_removal_takes_effect_without_waiting_for_the_interval(f
     async with syncing(fake, running=True, settle_time=0.05, named=(X,)) as made:
         await eventually(lambda: made.weights() is not None)
         fake.exchange("x", binding("a"))
-        await made.sync.refresh(X, "test")
+        await made.sync._again(X, "test")
         await eventually(lambda: made.weights() == {A: 1})
 
 
@@ -85,13 +85,13 @@ async def test_a_deleted_exchange_is_forgotten_after_the_settle_time(fake: FakeM
         await made.sync.look_up(X, 10)
         fake.delete("x")
         clock.now += 1
-        await made.sync.refresh(X, "test")
+        await made.sync._again(X, "test")
         assert made.weights() == {A: 1, B: 1}
         assert isinstance(made.router.decide(X, b"k"), Routed)
         for _ in range(2):
             assert X in made.router.entries
             clock.now += SETTLE / 2
-            await made.sync.refresh(X, "test")
+            await made.sync._again(X, "test")
         assert (dict(made.router.entries), made.sync._tracked) == ({}, {})
         assert made.sync.results["absent"] == 1
         with pytest.raises(Absent):
@@ -116,12 +116,12 @@ async def test_a_deleted_exchange_that_comes_back_in_time_moves_nothing(fake: Fa
         ring = made.entry.known
         fake.delete("x")
         clock.now += 1
-        await made.sync.refresh(X, "test")
+        await made.sync._again(X, "test")
         fake.exchange("x", binding("a"), binding("b"))
         clock.now += 1
-        await made.sync.refresh(X, "test")
+        await made.sync._again(X, "test")
         clock.now += SETTLE
-        await made.sync.refresh(X, "test")
+        await made.sync._again(X, "test")
         assert made.entry.known is ring
 
 
@@ -131,11 +131,11 @@ async def test_no_bindings_left_settle_too(fake: FakeManagement, clock: Clock) -
         await made.sync.look_up(X, 10)
         fake.exchange("x")
         clock.now += 1
-        await made.sync.refresh(X, "test")
+        await made.sync._again(X, "test")
         for _ in range(2):
             assert made.weights() == {A: 1}
             clock.now += SETTLE / 2
-            await made.sync.refresh(X, "test")
+            await made.sync._again(X, "test")
         assert (made.weights(), made.entry.passed) == (None, PassReason.NO_BINDINGS)
 
 
@@ -149,13 +149,13 @@ async def test_of_two_short_lies_with_failures_between_none_is_believed(fake: Fa
             clock.now += SETTLE / 2
             if fails:
                 fake.fail(status(500), "/api/exchanges/%2F/x/")
-            await made.sync.refresh(X, "test")
+            await made.sync._again(X, "test")
             fake.mend()
             assert made.weights() == {A: 1}
         assert made.sync.results["failed"] == 1
         fake.exchange("x", binding("a"))
         clock.now += SETTLE / 2
-        await made.sync.refresh(X, "test")
+        await made.sync._again(X, "test")
         assert (made.weights(), made.sync._tracked[X].belief.missing) == ({A: 1}, {})
 
 
@@ -166,9 +166,9 @@ async def test_an_exchange_that_goes_before_its_first_reading_ends_was_never_the
     fake.exchange("x", binding("a"))
     fake.fail(status(500), "/api/queues/%2F/a")
     async with syncing(fake, named=(X,)) as made:
-        await made.sync.refresh(X, "test")
+        await made.sync._again(X, "test")
         fake.delete("x")
         clock.now += 1
-        await made.sync.refresh(X, "test")
+        await made.sync._again(X, "test")
         assert dict(made.router.entries) == {}
         assert (made.sync.results, made.sync.faults) == ({"failed": 1, "absent": 1}, {})

@@ -3,26 +3,108 @@
 import pytest
 from pamqp import base, commands
 
+from proxy.amqp.backlog import MOST_WITHHELD
+from proxy.amqp.connection import Phase
 from proxy.amqp.routes import UNANSWERED
 from proxy.router import PassReason
 from tests.unit.proxy.amqp import wire
 from tests.unit.proxy.amqp.rewriting import TRAILING, with_ring
-from tests.unit.proxy.amqp.wire import QUEUES, Wire, header, known, made, message, publish, published
+from tests.unit.proxy.amqp.wire import (
+    QUEUES,
+    Wire,
+    ack,
+    body,
+    close_connection,
+    header,
+    known,
+    made,
+    message,
+    publish,
+    published,
+)
 
 
-def test_a_publish_to_an_unknown_exchange_is_held_and_goes_on() -> None:
-    data = message(2, b"", b"q") + message(1, b"later", b"k") + message(1, b"later", b"k2") + TRAILING
+def test_a_publish_to_an_unknown_exchange_waits_with_its_channel_and_no_other_does() -> None:
+    other, waits = message(2, b"", b"q"), message(1, b"later", b"k") + ack(1, 7) + message(1, b"", b"q2")
+    data = other + waits + other + TRAILING
     for chunking in wire.chunkings(data):
         w, out = Wire(), b""
         for chunk in chunking:
             out += w.client(chunk)
         assert w.held == "later"
-        assert out == message(2, b"", b"q")
+        assert out == other + other + TRAILING
+        assert w.backlog is not None
+        assert (w.c.withheld, w.backlog.size, w.c.stalled) == (len(waits), len(waits), False)
         w.router.put(("/", "later"), known(QUEUES))
-        w.c.held = None
-        out += w.client(b"")
-        assert [p.body for p in published(out[: -len(TRAILING)])] == [b"hello"] * 3
-        assert out.endswith(TRAILING)
+        (first, *_), rest = published(w.resumed()[: -len(ack(1, 7) + message(1, b"", b"q2"))]), w.c.waiting
+        assert (first.exchange, first.body) == (b"", b"hello")
+        assert (rest, w.c.withheld, w.c.client_rest) == ({}, 0, b"")
+
+
+def test_what_a_channel_sent_behind_a_publish_that_waits_goes_out_behind_it() -> None:
+    w = Wire(channels=(1, 2))
+    behind = ack(1, 7) + message(1, b"", b"q2", b"b" * 5000)
+    w.client(message(1, b"later", b"k"))
+    for chunk in wire.chunks(behind + message(2, b"", b"q"), range(0, len(behind), 7)):
+        w.client(chunk)
+    w.router.put(("/", "later"), known(QUEUES))
+    assert w.resumed().endswith(behind)
+
+
+def test_nothing_goes_on_while_the_client_is_in_the_midst_of_a_frame() -> None:
+    """Of another channel, whose beginning the broker has got."""
+    w = Wire()
+    w.client(message(1, b"later", b"k"))
+    big = publish(2, b"", b"q") + header(2, 100) + body(2, bytes(100))
+    assert w.client(big[:-50]) == big[:-50]
+    w.router.put(("/", "later"), known(QUEUES))
+    assert w.resumed() == b""
+    assert w.held is None
+    sent = w.client(big[-50:] + TRAILING)
+    assert sent.startswith(big[-50:] + TRAILING)
+    assert published(sent[50 + len(TRAILING) :])
+
+
+def test_a_channel_that_waits_keeps_no_more_than_a_bound() -> None:
+    """Beyond it the client is not read, and what has been read by then waits as it came."""
+    w = Wire()
+    w.client(message(1, b"later", b"k"))
+    piece = message(1, b"", b"q", bytes(100_000))
+    while not w.c.stalled:
+        assert w.client(piece) == b""
+        assert w.c.withheld < MOST_WITHHELD + 2 * len(piece)
+    assert w.client(message(2, b"", b"q")) == b""
+    w.router.put(("/", "later"), known(QUEUES))
+    sent = w.resumed()
+    assert sent.endswith(message(2, b"", b"q"))
+    assert (w.c.stalled, w.c.withheld) == (False, 0)
+    assert len(published(sent)) > 2
+
+
+def test_a_close_of_the_connection_does_not_overtake_what_waits() -> None:
+    bye = close_connection(200, b"bye")
+    for chunking in wire.chunkings(message(1, b"later", b"k") + message(2, b"", b"q") + bye):
+        w, out = Wire(confirming=True), b""
+        for chunk in chunking:
+            out += w.client(chunk)
+        assert out == message(2, b"", b"q")
+        assert (w.c.stalled, w.c.phase) == (True, Phase.RUNNING)
+        w.router.put(("/", "later"), known(QUEUES))
+        assert published(w.resumed())
+        assert (w.c.stalled, w.c.phase, w.c.goodbye) == (False, Phase.LEAVING, bye)
+
+
+def test_channels_wait_each_for_its_own() -> None:
+    w = Wire()
+    w.client(message(1, b"one", b"k") + message(2, b"two", b"k"))
+    assert list(w.c.waiting) == [1, 2]
+    w.router.put(("/", "two"), known(QUEUES))
+    second = w.c.channels[2].backlog
+    assert second is not None
+    second.unread = None
+    (sent,) = published(w.client(b""))
+    assert sent.channel == 2
+    assert list(w.c.waiting) == [1]
 
 
 def test_a_forced_route_is_for_its_exchange_only() -> None:
@@ -31,8 +113,7 @@ def test_a_forced_route_is_for_its_exchange_only() -> None:
     w.client(message(1, b"absent", b"k") + message(1, b"other", b"k"))
     assert w.held == "absent"
     assert w.c.table is not None
-    w.c.forced, w.c.held = w.c.table.absent(b"absent"), None
-    assert w.client(b"") == message(1, b"absent", b"k")
+    assert w.resumed(w.c.table.absent(b"absent")) == message(1, b"absent", b"k")
     assert w.held == "other"
 
 
@@ -43,8 +124,7 @@ def test_a_ring_that_changes_between_method_and_header_is_asked_anew() -> None:
     assert w.client(header(1, 0)) == b""
     assert w.held == "x"
     w.router.put(("/", "x"), known(None, PassReason.NO_BINDINGS))
-    w.c.held = None
-    assert w.client(b"") == publish(1, b"x", b"k") + header(1, 0)
+    assert w.resumed() == publish(1, b"x", b"k") + header(1, 0)
     assert w.tally("x", PassReason.NO_BINDINGS).published == 1
 
 
@@ -79,17 +159,16 @@ def test_a_publish_waits_for_the_answers_to_what_was_declared_before_it(
     w = Wire({"x": QUEUES, "t": known(None, PassReason.TYPE)})
     default = message(1, b"", b"q")
     # The default exchange and other channels wait for nothing; no ring depends on what was declared there.
-    sent = w.client(made(1, declared) * 2 + default + message(2, b"t", b"k") + message(1, b"x", b"k") + TRAILING)
-    assert sent.endswith(default + message(2, b"t", b"k"))
-    assert w.c.held is UNANSWERED
+    sent = w.client(made(1, declared) * 2 + default + message(1, b"x", b"k") + message(2, b"x", b"k") + TRAILING)
+    assert sent.endswith(TRAILING)
+    assert published(sent[sent.index(default) : -len(TRAILING)])[-1].channel == 2
+    assert w.unread is UNANSWERED
     w.broker(made(1, answer))
     assert w.c.channels[1].declaring == 1
     w.broker(made(1, answer))
     assert w.c.channels[1].declaring == 0
-    w.c.held = None
-    (published_,) = published(sent := w.client(b""))
-    assert published_.exchange == b""
-    assert sent.endswith(TRAILING)
+    (published_,) = published(w.client(b""))
+    assert (published_.exchange, published_.channel) == (b"", 1)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from proxy.tally import NOWHERE, Tallies
 from ring.destination import Destination
 from ring.hashed import HashedValue
 from ring.hashing import index_at, slot_of
-from tests.unit.proxy.amqp.wire import NOW, QUEUES, ROUTE_ALL, VHOST, exchange, header, known, queue, ring
+from tests.unit.proxy.amqp.wire import NOW, QUEUES, VHOST, exchange, header, known, queue, ring, selecting
 
 EMPTY = header(1, 0)[7:-1]
 """The payload of a content header with no properties."""
@@ -36,13 +36,15 @@ class Tables:
     def __init__(
         self,
         entries: Mapping[str, Entry | KnownRing] | None = None,
-        selection: Selection = ROUTE_ALL,
+        selection: Selection | None = None,
         mismatch: str = "",
     ) -> None:
         self.clock = Clock()
         self.router = Router(300, refuse_stale=True, clock=self.clock)
         self.tallies = Tallies()
-        self.tables = RouteTables(self.router, selection, self.tallies, lambda cluster: mismatch)
+        self.wanted: list[Name] = []
+        selection = selection or selecting(entries or {})
+        self.tables = RouteTables(self.router, selection, self.tallies, lambda cluster: mismatch, self.wanted.append)
         self.table = self.tables.table(VHOST, "c")
         for name, what in (entries or {}).items():
             self.put(name, what)

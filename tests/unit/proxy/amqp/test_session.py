@@ -11,7 +11,7 @@ from pamqp import commands
 
 from proxy.amqp import overdue
 from proxy.amqp import session as sessions
-from proxy.amqp.channel import Channel
+from proxy.amqp.channel import Channel, State
 from proxy.amqp.confirms import MOST_UNSETTLED
 from proxy.amqp.end import End
 from proxy.amqp.legs import BUFFER, Leg
@@ -31,10 +31,12 @@ from tests.unit.proxy.amqp.wire import (
     Wire,
     ack,
     back,
+    body,
     close_channel,
     close_connection,
     code_of,
     confirm_select,
+    header,
     known,
     made,
     message,
@@ -115,7 +117,7 @@ class Ends:
         self._wire = Wire({"x": known(QUEUES, read_at=time.monotonic())})
         self._wire.router.clock = time.monotonic
         shared = Shared(
-            self._wire.tables, cast(Sync, Rings(self._wire)), self._dial, 5.0, frozenset(), lambda seconds: None
+            self._wire.tables, cast(Sync, Rings(self._wire)), self._dial, 5.0, frozenset(), lambda seconds: None, 10.0
         )
         self.over: list[Session] = []
         self.session = Session(shared, self.over.append)
@@ -540,23 +542,24 @@ async def test_a_drain_takes_the_end_of_a_frame_that_waited_for_a_look_up(ends: 
     ends.of_broker(made(2, commands.Channel.OpenOk()) + made(2, commands.Confirm.SelectOk()))
     unread, whole = message(1, b"y", b"k"), message(2, b"x", KEPT[0], b"k" * 1000)
     sent = ends.of_client(message(2, b"x", LOST[0]))
-    # `y` cannot be read: its channel is refused, and what is behind it goes on.
-    ends.of_client(unread + whole[:-500])
+    # `y` cannot be read: its channel is refused, once the frame of the other channel is whole.
+    assert b"k" * 500 in ends.of_client(unread + whole[:-500])
     ends.session.drain()
     broker = ends.broker
     assert broker is not None
-    await eventually(lambda: b"k" * 500 in broker.sent)
+    await eventually(lambda: ends.session.connection.channels[1].state == State.REFUSING)
     assert ends.client.is_read
-    broker.taken()
     ends.of_broker(back(sent))
     await asyncio.sleep(0.05)
     assert broker.sent == b""
-    (one,) = again(ends.of_client(whole[-500:])[500:])
+    sent = ends.of_client(whole[-500:])[500:]
+    (one,) = again(sent)
     assert one.body == b"hello"
+    assert [each.id for each in split(sent) if each.channel == 1] == [(20, 40)]
 
 
 @pytest.mark.parametrize("unread", [True, False])
-async def test_a_broker_that_does_not_agree_to_close_a_channel_is_waited_for_while_it_is_not_read(
+async def test_a_channel_that_the_broker_does_not_agree_to_close_ends_for_its_client_alone(
     ends: Ends, monkeypatch: pytest.MonkeyPatch, unread: bool
 ) -> None:
     shorten(monkeypatch, "CLOSE_WITHIN")
@@ -569,11 +572,60 @@ async def test_a_broker_that_does_not_agree_to_close_a_channel_is_waited_for_whi
     assert [each.id for each in split(broker.taken())] == [(20, 40)]
     if unread:
         ends.session.client.pause_writing()
-    await asyncio.sleep(3 * WITHIN)
-    assert bool(ends.over) is not unread
-    if unread:
+        await asyncio.sleep(3 * WITHIN)
+        assert ends.client.sent == b"", "the broker's answer may have come, and is not read"
         ends.session.client.resume_writing()
         told = split(ends.of_broker(made(1, commands.Channel.CloseOk())))
         assert [each.id for each in told] == [(20, 40)]
         await asyncio.sleep(2 * WITHIN)
         assert not ends.over
+        return
+    await eventually(lambda: bool(ends.client.sent))
+    (refused,) = split(ends.client.taken())
+    assert (refused.id, refused.channel, code_of(refused)) == ((20, 40), 1, 541)
+    # What the broker still says on it is for nobody, and another channel goes on.
+    assert ends.of_broker(ack(1, 1) + made(1, commands.Basic.Deliver("c", 1, False, "e", "k"))) == b""
+    assert ends.of_broker(header(1, 5) + body(1, b"hello")) == b""
+    close_ok, opened = made(1, commands.Channel.CloseOk()), made(1, commands.Channel.Open())
+    assert ends.of_client(close_ok + made(2, commands.Channel.Open())) == made(2, commands.Channel.Open())
+    # Its number waits for the broker.
+    assert ends.of_client(opened) == b""
+    assert ends.of_broker(close_ok) == b""
+    assert broker.taken() == opened
+    assert not ends.over
+
+
+async def test_a_number_that_the_broker_does_not_free_is_refused_in_time(ends: Ends) -> None:
+    await ends.opened()
+    ends.session._shared.answer_timeout = WITHIN
+    close, opened = made(1, commands.Channel.Close(200, "", 0, 0)), made(1, commands.Channel.Open())
+    assert ends.of_client(close + opened) == close
+    await eventually(lambda: bool(ends.client.sent))
+    (told,) = split(ends.client.taken())
+    assert (told.id, told.channel, code_of(told)) == ((20, 40), 1, 541)
+    assert "has not closed" in text_of(told)
+    # Again, as often as it likes, and once the broker has answered it is let through.
+    assert ends.of_client(made(1, commands.Channel.CloseOk()) + opened) == b""
+    assert ends.of_broker(made(1, commands.Channel.CloseOk())) == b""
+    assert ends.broker is not None
+    assert ends.broker.taken() == opened
+    assert not ends.over
+
+
+async def test_a_declaration_that_is_not_answered_holds_its_channel_for_a_limited_time(ends: Ends) -> None:
+    await ends.opened()
+    ends.of_client(made(2, commands.Channel.Open()) + confirm_select(2))
+    ends.of_broker(made(2, commands.Channel.OpenOk()) + made(2, commands.Confirm.SelectOk()))
+    ends.session._shared.answer_timeout = WITHIN
+    deleted = made(1, commands.Queue.Delete(queue="busy"))
+    assert ends.of_client(deleted + message(1, b"x", KEPT[0])) == deleted
+    assert published(ends.of_client(message(2, b"x", KEPT[0]))), "another channel waits for nothing"
+    broker = ends.broker
+    assert broker is not None
+    await eventually(lambda: bool(broker.sent))
+    (refused,) = split(broker.taken())
+    assert (refused.id, refused.channel) == ((20, 40), 1)
+    told = split(ends.of_broker(made(1, commands.Queue.DeleteOk(0)) + made(1, commands.Channel.CloseOk())))
+    assert [each.id for each in told] == [(50, 41), (20, 40)]
+    assert "has not answered a declaration" in text_of(told[-1])
+    assert not ends.over

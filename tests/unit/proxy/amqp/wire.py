@@ -11,10 +11,11 @@ from pamqp import frame as pamqp_frame
 from pamqp import header as pamqp_header
 
 from proxy.amqp import rewrite
+from proxy.amqp.backlog import Backlog
 from proxy.amqp.channel import Channel
 from proxy.amqp.connection import Connection, Phase, Stale
 from proxy.amqp.frames import Piece
-from proxy.amqp.routes import RouteTables
+from proxy.amqp.routes import BEING_CLOSED, UNANSWERED, Route, RouteTables, Unread
 from proxy.router import Entry, KnownRing, Name, PassReason, Router
 from proxy.selection import Mode, Selection
 from proxy.tally import Tallies, Tally
@@ -267,6 +268,13 @@ def known(
 QUEUES = ring(queue("q1"), queue("q2"), queue("q3"))
 
 
+def selecting(entries: Mapping[str, Entry | KnownRing]) -> Selection:
+    """Settings that give each of these exchanges its mode, and route all others."""
+    modes = {name: what.mode for name, what in entries.items() if isinstance(what, Entry)}
+    shadow = [name for name, mode in modes.items() if mode is Mode.SHADOW]
+    return Selection(["*"], shadow, [name for name, mode in modes.items() if mode is Mode.PASS])
+
+
 class Wire:
     """A session's core in the middle of its life, and what it counts."""
 
@@ -277,7 +285,7 @@ class Wire:
         channels: Iterable[int] = (1, 2),
         confirming: bool = False,
         frame_max: int = 1 << 17,
-        selection: Selection = ROUTE_ALL,
+        selection: Selection | None = None,
         spare: int = 0,
     ) -> None:
         """`entries` are the exchanges known; a ring alone routes. Channels have the same nonce each time.
@@ -288,7 +296,9 @@ class Wire:
         for name, what in (entries or {}).items():
             self.router.put((VHOST, name), what if isinstance(what, Entry) else known(what))
         self.tallies = Tallies()
-        self.tables = RouteTables(self.router, selection, self.tallies, lambda _: "")
+        self.wanted: list[Name] = []
+        selection = selection or selecting(entries or {})
+        self.tables = RouteTables(self.router, selection, self.tallies, lambda _: "", self.wanted.append)
         self.samples: list[float] = []
         c = self.c = Connection(self.tables.table, self.samples.append, frozenset())
         c.phase, c.opened, c.vhost, c.now = Phase.RUNNING, True, VHOST, NOW
@@ -343,9 +353,25 @@ class Wire:
         return self.both(b"")
 
     @property
+    def backlog(self) -> Backlog | None:
+        """What waits of the channel that came to wait first."""
+        return next((channel.backlog for channel in self.c.waiting.values()), None)
+
+    @property
+    def unread(self) -> Unread | None:
+        """What its first frame waits for."""
+        return self.backlog.unread if self.backlog is not None else None
+
+    @property
     def held(self) -> str | None:
         """The exchange that a publish waits for."""
-        return self.c.held.name[1] if self.c.held is not None else None
+        return self.unread.name[1] if self.unread is not None else None
+
+    def resumed(self, forced: Route | None = None) -> bytes:
+        """What goes to the broker once the channel that came to wait first need not wait any more."""
+        if self.backlog is not None and self.unread not in (UNANSWERED, BEING_CLOSED):
+            self.backlog.unread, self.backlog.forced = None, forced
+        return self.client(b"")
 
     def to_broker(self) -> bytes:
         return _taken(self.c.to_broker)

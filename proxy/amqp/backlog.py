@@ -1,0 +1,33 @@
+"""What a client has sent on one channel and cannot go on yet, while other channels do. Pure state."""
+
+from typing import Final
+
+from proxy.amqp.routes import Route, Unread
+
+MOST_WITHHELD: Final = 1 << 18
+"""Bytes that the channels of a session may keep waiting, together, before the client is not read any further."""
+
+
+class Backlog:
+    """All that a client has sent on a channel, from the frame on that must wait; lives as long as that frame waits.
+
+    The methods of one channel take effect in the order in which they were sent, so the whole channel waits.
+    """
+
+    __slots__ = ("forced", "pieces", "size", "unread")
+
+    def __init__(self, unread: Unread) -> None:
+        """`unread` is what the first frame waits for; no frame is here yet."""
+        self.unread: Unread | None = unread
+        """None once the first frame need not wait any more, until it is taken again."""
+        self.pieces: list[bytes] = []
+        """The frames in order, as they came; the last one may not be whole yet."""
+        self.size = 0
+        """Bytes of them all."""
+        self.forced: Route | None = None
+        """The route of the first frame's publish, where a look-up found one for this publish alone."""
+
+    def add(self, data: bytes) -> None:
+        """Adds a frame, or the next part of one."""
+        self.pieces.append(data)
+        self.size += len(data)
