@@ -12,6 +12,7 @@ from proxy.amqp.confirms import Confirms, Kept
 from proxy.amqp.frames import HEADER, METHOD, U16
 
 if TYPE_CHECKING:
+    from proxy.amqp.parked import Parked
     from proxy.amqp.reroute import Rerouted
 
 KEPT: Final = 1024
@@ -86,14 +87,18 @@ class Return(NamedTuple):
     """Bytes of a body still to come that the client must not see."""
     came: "Rerouted | None" = None
     """As what it is published again."""
+    parked: "Parked | None" = None
+    """As what it waits for a reading: the rest of its body is kept with it."""
+    home: "Rerouted | None" = None
+    """Where no queue takes it: whose publisher gets the rest of its body, if he asked, and is told behind that."""
 
 
 class Channel:
     """Belongs to one incarnation: a number that is opened again gets a new one."""
 
     __slots__ = (
-        "away", "backlog", "bits", "confirms", "declaring", "exchange", "expect", "frame", "header_start", "id",
-        "key", "last_queue", "late", "left", "method_start", "nonce", "owed_close_ok", "pending", "refusal",
+        "away", "backlog", "bits", "coming", "confirms", "declaring", "exchange", "expect", "frame", "header_start",
+        "id", "key", "last_queue", "late", "left", "method_start", "nonce", "owed_close_ok", "pending", "refusal",
         "returning", "routed", "sampled", "sampled_at", "state", "transactional", "withheld",
     )  # fmt: skip
 
@@ -131,6 +136,11 @@ class Channel:
         self.returning: Return | None = None
         self.away = 0
         """How many of its publishes came back and are on their way again."""
+        self.coming = 0
+        """Bytes of a content's body that the broker has yet to send the client, -1 before its content header.
+
+        Known only while a message of the channel waits for a reading: nothing may be told in the midst of a content.
+        """
         self.late: list[bytes] = []
         """Answers of the broker that the client gets once that is over: what they say depends on it."""
         self.sampled = 0

@@ -71,6 +71,7 @@ def _forget_backlogs(c: Connection) -> None:
         channel.backlog = None
     c.waiting.clear()
     c.withheld, c.stalled, c.held = 0, False, None
+    c.parked.drop()
 
 
 def leave(c: Connection, data: bytes, i: int, end: int) -> bytes | None:
@@ -106,7 +107,7 @@ def left(c: Connection) -> None:
 
 def awaits_answers(c: Connection) -> bool:
     """Whether the broker has yet to answer something of what the client has sent whole."""
-    if c.broker_held is not None or (c.reroutes is not None and c.reroutes.under_way):
+    if c.parked or (c.reroutes is not None and c.reroutes.under_way):
         return True
     inside = c.client_body if c.client_skip else 0
     return any(

@@ -54,8 +54,8 @@ class Confirms:
     """
 
     __slots__ = (
-        "_first", "_journal", "_kept_before", "answered", "base", "due", "kept", "low", "number", "open", "records",
-        "returned", "waiting",
+        "_apart", "_first", "_journal", "_kept_before", "answered", "base", "due", "kept", "low", "number", "open",
+        "records", "returned", "waiting",
     )  # fmt: skip
 
     number: int
@@ -82,6 +82,8 @@ class Confirms:
         self.open = Unsettled()
         self.returned = {}
         self.waiting = set()
+        self._apart = 0
+        """All up to this one that are not on their way again have been answered, while one before them is."""
         self._first: list[int] = []
         """A heap of what came back; some may have been told of since."""
         self.kept: dict[int, Kept] = {}
@@ -236,13 +238,26 @@ class Confirms:
             number = self._first[0]
             fate = self.returned.get(number, _TOLD)
             if fate is None:
-                return told + self._all_up_to(number - 1)
+                return told + self._all_up_to(number - 1) + self._beyond(number)
             heappop(self._first)
             if not fate.acked:
                 told += [*self._all_up_to(number - 1), (number, False, False)]
                 self.settle(number, False, False)
         due, self.due = self.due, 0
         return told + self._all_up_to(due)
+
+    def _beyond(self, number: int) -> list[Told]:
+        """An answer of its own for each publish up to `due` that need not wait for one that is on its way again."""
+        told: list[Told] = []
+        for n in self.open.within(max(number, self._apart) + 1, self.due):
+            fate = self.returned.get(n, _TOLD)
+            if fate is None:
+                self.waiting.add(n)
+            else:
+                self.settle(n, False, fate.acked)
+                told.append((n, False, fate.acked))
+        self._apart = max(self._apart, self.due)
+        return told
 
     def _all_up_to(self, number: int) -> list[Told]:
         """One ack for all up to that number that the client has not been told of, if there are any."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from proxy.amqp.channel import Channel
 from proxy.amqp.confirms import MOST_UNSETTLED
 from proxy.amqp.frames import Piece
+from proxy.amqp.parked import Parking
 from proxy.amqp.routes import Route, RouteTable, Unread
 from proxy.declared import Declaration
 from proxy.router import Name
@@ -92,14 +93,13 @@ class Connection:
     """The state of one session, for `rewrite.from_client` and `rewrite.from_broker`."""
 
     __slots__ = (
-        "allowed_mechanisms", "broker_done", "broker_dropping", "broker_frames", "broker_held", "broker_lost",
+        "allowed_mechanisms", "broker_done", "broker_dropping", "broker_frames", "broker_lost",
         "broker_phase", "broker_rest", "broker_skip", "channel_max", "channels", "client_body", "client_done",
         "client_dropping", "client_frames", "client_rest", "client_skip", "cluster", "cluster_told_at", "confirmed",
         "crowded", "events", "for_broker", "for_client", "forced", "frame_max", "framing_lost", "gathering", "goodbye",
-        "heartbeat", "held", "now", "offered", "offered_frame_max", "opened", "phase", "released", "reread", "reroutes",
-        "routes", "spare", "stalled", "step", "table", "tables", "to_broker", "to_client", "tried", "user", "vhost",
-        "waiting", "withheld",
-        "without_spare",
+        "heartbeat", "held", "now", "offered", "offered_frame_max", "opened", "parked", "phase", "released", "reread",
+        "reroutes", "routes", "spare", "stalled", "step", "table", "tables", "to_broker", "to_client", "user", "vhost",
+        "waiting", "withheld", "without_spare",
     )  # fmt: skip
 
     def __init__(
@@ -146,15 +146,10 @@ class Connection:
         So it is where the backlogs are too large together, and at the client's connection.close, which may not
         overtake what the client has sent before it.
         """
-        self.broker_held: Stale | Unread | None = None
-        """What must be read before the first frame of `broker_rest`, of a message that came back, is taken.
-
-        Nothing is read of the broker meanwhile.
-        """
-        self.tried: set[Stale | Name] = set()
-        """What was read for that message, as far as it can be."""
+        self.parked = Parking()
+        """Messages that came back and wait for a reading."""
         self.reread: dict[Stale, float] = {}
-        """When that was last, for any message; monotonic."""
+        """When that was last read again for any message that came back; monotonic."""
         self.reroutes: Reroutes | None = None
         """Our channel, where something came back."""
         self.gathering = 0
@@ -218,11 +213,6 @@ class Connection:
         if channel is not None and channel.confirms.unsettled <= MOST_UNSETTLED // 2:
             channel = self.crowded = None
         return channel is not None
-
-    @property
-    def broker_waits(self) -> bool:
-        """Whether a message that came back is held."""
-        return self.broker_held is not None
 
     @property
     def running(self) -> bool:

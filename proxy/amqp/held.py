@@ -7,10 +7,9 @@ from collections.abc import Callable
 from proxy.amqp import closing, publishing, rewrite
 from proxy.amqp.backlog import Backlog
 from proxy.amqp.channel import Channel
-from proxy.amqp.connection import Connection, Stale
+from proxy.amqp.connection import Connection
 from proxy.amqp.frames import CONNECTION_FORCED, INTERNAL_ERROR
 from proxy.amqp.overdue import Overdue
-from proxy.amqp.reroute import RECENT
 from proxy.amqp.routes import BEING_CLOSED, UNANSWERED
 from proxy.amqp.shared import Shared
 from proxy.tally import NOWHERE
@@ -25,12 +24,11 @@ class Held:
         connection: Connection,
         overdue: Overdue,
         *,
-        from_broker: Callable[[bytes], None],
         hand_on: Callable[[], None],
     ) -> None:
-        """`from_broker` feeds the rewriting; `hand_on` writes what that makes."""
+        """`hand_on` writes what the rewriting has made."""
         self._shared, self._connection, self._overdue = shared, connection, overdue
-        self._from_broker, self._hand_on = from_broker, hand_on
+        self._hand_on = hand_on
         self.heard = asyncio.Event()
         """To be set whenever either side has sent something, once that is taken."""
 
@@ -86,6 +84,8 @@ class Held:
         """Closes a channel over the frame that it waits with: placing a key natively would be worse than an error."""
         c = self._connection
         if backlog.unread is BEING_CLOSED:
+            if channel.away:
+                return  # a message of the channel of before is on its way, which has a limit of its own
             closing.refuse_open(c, channel, f"channel {channel.id} cannot be opened: {why}")
             return
         exchange = publishing.held_publish(channel)
@@ -101,17 +101,11 @@ class Held:
         closing.refuse_channel(c, channel, INTERNAL_ERROR, text)
         self._overdue.watch_close(channel)
 
-    async def returned(self) -> None:
-        """Until the messages that came back can be placed, as far as a reading helps with that."""
+    async def returned(self, exchange: bytes) -> None:
+        """Reads what the messages of an exchange that came back wait for, one thing after the other."""
         c = self._connection
-        while (wanted := c.broker_held) is not None:
-            asked = time.monotonic()
+        while (wanted := c.parked.wanted(exchange)) is not None:
             await self._shared.reread(c, wanted)
             c.now = time.monotonic()
-            if isinstance(wanted, Stale):
-                c.reread = {stale: at for stale, at in c.reread.items() if c.now - at < RECENT}
-                # As long as it took nobody is made to wait for it again.
-                c.reread[wanted] = 2 * c.now - asked
-            c.broker_held = None
-            self._from_broker(b"")
+            rewrite.read_again(c, exchange, wanted)
             self._hand_on()

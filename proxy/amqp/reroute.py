@@ -4,7 +4,7 @@ Its number was kept back in the handshake: so the user is the same, no delivery 
 of ours stands between a client's method and its content, or in its transaction (docs/architecture.md, "One return").
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from itertools import takewhile
 
 from proxy.amqp import content
@@ -30,6 +30,7 @@ from proxy.amqp.frames import (
     method_frame,
     shorted,
 )
+from proxy.amqp.parked import Parked
 from proxy.amqp.routes import PUBLISH, Choice, Route, Target, Unread
 from proxy.outcome import Outcome
 from proxy.router import Name, PassReason
@@ -112,6 +113,8 @@ class Reroutes:
         """or goes to the client, once it is whole; else it is dropped."""
         self.ends: Rerouted | None = None
         """Whose client has to be told once that is done."""
+        self.parked: Parked | None = None
+        """It waits for a reading, and the rest of its body is kept with it."""
         self._sending: Rerouted | None = None
         self._behind: dict[Rerouted, _Content] = {}
 
@@ -166,29 +169,28 @@ class Reroutes:
             self.take(came)
         self.is_open, self.answered, self.tag = False, False, 0
         self._sending, self._behind = None, {}
-        self.frame, self.left, self.back, self.home, self.ends = b"", 0, None, [], None
+        self.frame, self.left, self.back, self.home, self.ends, self.parked = b"", 0, None, [], None, None
         return lost
 
 
-def placed(c: Connection, came: Rerouted, data: bytes, start: int, stop: int) -> Target | Route | None:
-    """Where a message that came back goes now: a ring's destination, its own exchange, or nowhere.
+Read = Stale | Unread
+"""What must be read before a message that came back can be placed."""
 
-    None also where something has to be read first: `broker_held` then says what, and this is asked again after that.
+
+def placed(
+    c: Connection, came: Rerouted, tried: Collection[Stale | Name], data: bytes, start: int, stop: int
+) -> Target | Route | Read | None:
+    """Return where a message that came back goes now: a ring's destination, its own exchange, or None for nowhere.
+
+    Returns what must be read first where that is not known, but for what was tried for this message already. Its
+    content header's payload stands in `data` from `start` to `stop`.
     """
-    to = _placed(c, came, data, start, stop)
-    if c.broker_held is None:
-        c.tried.clear()
-    return to
-
-
-def _placed(c: Connection, came: Rerouted, data: bytes, start: int, stop: int) -> Target | Route | None:
     if not _may_go_out(c) or came.tries >= MOST_TRIES or c.table is None:
         return None
     c.expire()
     found = c.table.find(came.exchange)
     if isinstance(found, Unread):
-        _await(c, found)
-        return None
+        return _unless_tried(tried, found)
     if not found.stamp or found.shadowed:
         return found if not came.passed and (found.shadowed or found.reason in _PASSED) else None
     try:
@@ -198,15 +200,15 @@ def _placed(c: Connection, came: Rerouted, data: bytes, start: int, stop: int) -
     if choice is None:
         return None
     if choice.target.unread is not None:
-        _await(c, choice.target.unread)
-    elif came.sent_to is None or choice.target.destination != came.sent_to:
+        return _unless_tried(tried, choice.target.unread)
+    if came.sent_to is None or choice.target.destination != came.sent_to:
         came.choice = choice
         return choice.target
-    elif came.sent_to.kind == "queue":
+    if came.sent_to.kind == "queue":
         # (What an exchange of the ring does not deliver is no news.)
         came.chosen_by = choice.by.name
         if not is_recent(c, came.stale(c)):
-            _await(c, came.stale(c))
+            return _unless_tried(tried, came.stale(c))
     return None
 
 
@@ -221,12 +223,10 @@ def is_recent(c: Connection, stale: Stale) -> bool:
     return c.now - c.reread.get(stale, -RECENT) < RECENT
 
 
-def _await(c: Connection, what: Stale | Unread) -> None:
-    """Has it read, once a message."""
-    key = what.name if isinstance(what, Unread) else what
-    if key not in c.tried and not (isinstance(what, Unread) and what.refused):
-        c.tried.add(key)
-        c.broker_held = what
+def _unless_tried(tried: Collection[Stale | Name], what: Read) -> Read | None:
+    if isinstance(what, Unread):
+        return None if what.refused or what.name in tried else what
+    return None if what in tried else what
 
 
 def publish(c: Connection, came: Rerouted, to: Target | Route, data: bytes, start: int, stop: int) -> bool:
@@ -287,9 +287,8 @@ def more(c: Connection, came: Rerouted, data: bytes, i: int, end: int, *, last: 
 
 def resolved(c: Connection, came: Rerouted, fate: Fate) -> bytes:
     """What the client is told, now that it is known what became of a message that came back."""
-    own = c.reroutes
-    assert own is not None
-    own.take(came)
+    if c.reroutes is not None:
+        c.reroutes.take(came)
     channel = came.channel
     confirms = channel.confirms
     if not hears(c, channel):

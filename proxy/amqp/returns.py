@@ -8,9 +8,11 @@ return. One that did not gets a nack, but for what an exchange of the ring did n
 from proxy.amqp import closing, content, reroute, routes
 from proxy.amqp.channel import Channel, Return, RingId, State, ring_id_of
 from proxy.amqp.confirms import Fate, Kept
-from proxy.amqp.connection import Connection, Refused
+from proxy.amqp.connection import Connection, Phase, Refused, Stale
 from proxy.amqp.frames import (
     BASIC_ACK,
+    BASIC_DELIVER,
+    BASIC_GET_OK,
     BASIC_NACK,
     BASIC_RETURN,
     BODY,
@@ -28,9 +30,14 @@ from proxy.amqp.frames import (
     short_string,
     shorted,
 )
+from proxy.amqp.parked import Parked
 from proxy.amqp.reroute import Rerouted
+from proxy.amqp.routes import Unread
 from proxy.outcome import Outcome
 from ring.destination import Destination
+
+_CONTENTS = frozenset({BASIC_DELIVER, BASIC_GET_OK, BASIC_RETURN})
+"""Methods of the broker's that a content follows."""
 
 
 def _begin(c: Connection, channel: Channel, method: int, data: bytes, i: int, end: int) -> bytes | None:
@@ -47,7 +54,7 @@ FROM_BROKER = {BASIC_RETURN: _begin}
 def header(c: Connection, channel: Channel, data: bytes, i: int, end: int) -> bytes | None:
     """The content header of a return: what goes on to the client, both frames.
 
-    Where `broker_held` then says that something must be read first, it is taken again after that.
+    Where something must be read first, the message is parked, and `settle` places it after that.
     """
     held = channel.returning
     if held is None or not held.frame:
@@ -71,12 +78,15 @@ def header(c: Connection, channel: Channel, data: bytes, i: int, end: int) -> by
     came = Rerouted(channel, known, stamps, kept.put_back if kept else b"", c.now)
     came.sent_to = _destination(sent_to, sent_key)
     # An unstamped one has no room for the stamps by which it would be known if it came back again.
-    to = reroute.placed(c, came, data, start, stop) if unstamped is None else None
-    if c.broker_held is not None:
-        return None
+    to = reroute.placed(c, came, (), data, start, stop) if unstamped is None else None
     channel.returning = None
     channel.confirms.kept.pop(known.number, None)
     left = U64.unpack_from(data, i + 11)[0]
+    if isinstance(to, Stale | Unread) or (unstamped is None and came.exchange in c.parked):
+        unread = to if isinstance(to, Stale | Unread) else None
+        parked = _park(c, Parked(came, frame, data[i:end], left, unread, ours=False))
+        channel.returning = Return(b"", left, parked=parked) if left else None
+        return b""
     if to is not None and reroute.publish(c, came, to, data, start, stop):
         if channel.confirms.answered and known.number > channel.confirms.low:
             channel.confirms.came_back(known.number, None)
@@ -90,6 +100,87 @@ def header(c: Connection, channel: Channel, data: bytes, i: int, end: int) -> by
         return _returned(c, came, frame, data, i, end)
     channel.returning = Return(b"", left) if left else None
     return b""
+
+
+def _park(c: Connection, parked: Parked) -> Parked:
+    """Keeps a message until what decides of it has been read. Its client hears nothing of it before, and no ack."""
+    came = parked.came
+    channel, number = came.channel, came.known.number
+    confirms = channel.confirms
+    if confirms.answered and number > confirms.low and number not in confirms.returned:
+        confirms.came_back(number, None)
+    channel.away += 1
+    channel.coming = 0
+    c.gathering += parked.left > 0
+    c.parked.put(parked)
+    return parked
+
+
+def follow(channel: Channel, kind: int, replaced: bytes | None, data: bytes, i: int, end: int) -> None:
+    """Notes how much of a content its client has got, from the frame that was taken last and what went on for it."""
+    if replaced == b"":
+        return
+    if kind == METHOD:
+        if replaced is None and U32.unpack_from(data, i + 7)[0] in _CONTENTS:
+            channel.coming = -1
+    elif kind == HEADER:
+        channel.coming = U64.unpack_from(data, i + 11)[0]
+    elif kind == BODY and channel.coming > 0:
+        channel.coming -= end - i - OVERHEAD
+
+
+def settle(c: Connection) -> None:
+    """Places the parked messages for which all is read, in their order: they go out again, or home to their clients."""
+    for exchange in c.parked.exchanges:
+        while (parked := c.parked.first(exchange)) is not None and parked.unread is None:
+            came = parked.came
+            if came.channel.coming or c.phase > Phase.LEAVING:
+                break
+            stop = len(parked.header) - 1
+            to = reroute.placed(c, came, parked.tried, parked.header, 7, stop)
+            if isinstance(to, Stale | Unread):
+                parked.unread = to
+                break
+            c.parked.remove(parked)
+            came.channel.away -= 1
+            if to is not None and reroute.publish(c, came, to, parked.header, 7, stop):
+                _sent_again(c, parked)
+            else:
+                _sent_home(c, parked)
+
+
+def _sent_again(c: Connection, parked: Parked) -> None:
+    """The message goes out again: its body as far as it has come, and the rest as it comes."""
+    came, bodies = parked.came, parked.bodies
+    for number, frame in enumerate(bodies, 1):
+        reroute.more(c, came, frame, 0, len(frame), last=not parked.left and number == len(bodies))
+    if parked.left and parked.ours:
+        assert c.reroutes is not None
+        c.reroutes.back, c.reroutes.parked = came, None
+    elif parked.left:
+        came.channel.returning = Return(b"", parked.left, came)
+
+
+def _sent_home(c: Connection, parked: Parked) -> None:
+    """No queue takes the message: its client gets it where he asked for mandatory, and an answer behind it."""
+    came, told = parked.came, b""
+    stale = came.stale(c)
+    if not reroute.is_recent(c, stale):
+        c.events.append(stale)
+        c.reread[stale] = c.now
+    if came.known.asked and reroute.hears(c, came.channel):
+        told = _returned(c, came, parked.frame, parked.header, 0, len(parked.header)) + b"".join(
+            FRAME.pack(BODY, came.channel.id, len(frame) - OVERHEAD) + frame[7:] for frame in parked.bodies
+        )
+    if not parked.left:
+        c.tell_client(told + reroute.resolved(c, came, _fate(came)))
+    elif parked.ours:
+        assert c.reroutes is not None
+        c.reroutes.home, c.reroutes.ends, c.reroutes.parked = [told], came, None
+    else:
+        c.tell_client(told)
+        came.channel.returning = Return(b"", parked.left, home=came)
+        came.channel.coming = parked.left if told else 0
 
 
 def _for_good(c: Connection, came: Rerouted, *, stamped: bool) -> None:
@@ -127,7 +218,16 @@ def body(c: Connection, channel: Channel, data: bytes, i: int, end: int) -> byte
         return None
     left = held.left - (end - i - OVERHEAD)
     channel.returning = held._replace(left=left) if left > 0 else None
-    if held.came is not None:
+    if held.parked is not None:
+        c.parked.grow(held.parked, data[i:end])
+        c.gathering -= left <= 0
+    elif held.home is not None:
+        told = data[i:end] if held.home.known.asked and reroute.hears(c, channel) else b""
+        if left > 0:
+            return told
+        c.gathering -= 1
+        return told + reroute.resolved(c, held.home, _fate(held.home))
+    elif held.came is not None:
         reroute.more(c, held.came, data, i, end, last=left <= 0)
         c.gathering -= left <= 0
     return b""
@@ -215,8 +315,17 @@ def _closed(c: Connection, data: bytes, i: int, end: int) -> bytes:
     c.tell_broker(method_frame(own.number, CHANNEL_CLOSE_OK))
     text = short_string(data, i + 13, end - 1)[0].decode(errors="replace")
     c.events.append(Refused(U16.unpack_from(data, i + 11)[0], f"publishing again what came back: {text}"))
-    c.gathering -= own.back is not None or bool(own.home)
-    return b"".join(reroute.resolved(c, came, Fate(Outcome.UNKNOWN, False)) for came in own.closed())
+    half, ended = own.parked, own.ends
+    c.gathering -= own.back is not None or ended is not None or half is not None
+    lost = own.closed()
+    if half is not None:
+        # The rest of its body will not come.
+        c.parked.remove(half)
+        half.came.channel.away -= 1
+        lost.append(half.came)
+    elif ended is not None and ended not in lost:
+        lost.append(ended)
+    return b"".join(reroute.resolved(c, came, Fate(Outcome.UNKNOWN, False)) for came in lost)
 
 
 def _again(c: Connection, data: bytes, i: int, end: int) -> bytes:
@@ -228,14 +337,16 @@ def _again(c: Connection, data: bytes, i: int, end: int) -> bytes:
     ring_id = content.ring_id_in(data, start, stop)
     came = own.by_id.get(ring_id) if ring_id is not None else None
     left = U64.unpack_from(data, i + 11)[0]
-    to = None
-    if came is not None:
-        came.sent_to = _destination(sent_to, sent_key)
-        to = reroute.placed(c, came, data, start, stop)
-        if c.broker_held is not None:
-            return b""
-    own.frame, own.left, own.back, own.home, own.ends = b"", left, None, [], None
+    own.frame, own.left, own.back, own.home, own.ends, own.parked = b"", left, None, [], None, None
     if came is None:
+        return b""
+    came.sent_to = _destination(sent_to, sent_key)
+    to = reroute.placed(c, came, (), data, start, stop)
+    if isinstance(to, Stale | Unread) or came.exchange in c.parked:
+        own.take(came)
+        unread = to if isinstance(to, Stale | Unread) else None
+        parked = _park(c, Parked(came, frame, data[i:end], left, unread, ours=True))
+        own.parked = parked if left else None
         return b""
     if to is not None and reroute.publish(c, came, to, data, start, stop):
         own.back = came if left else None
@@ -258,15 +369,17 @@ def _more(c: Connection, data: bytes, i: int, end: int) -> bytes:
     assert own is not None
     own.left -= end - i - OVERHEAD
     last = own.left <= 0
-    if own.back is not None:
+    if own.parked is not None:
+        c.parked.grow(own.parked, data[i:end])
+    elif own.back is not None:
         reroute.more(c, own.back, data, i, end, last=last)
     elif own.ends is not None:
         own.home.append(FRAME.pack(BODY, own.ends.channel.id, end - i - OVERHEAD) + data[i + 7 : end])
     if not last:
         return b""
-    c.gathering -= own.back is not None or own.ends is not None
+    c.gathering -= own.back is not None or own.ends is not None or own.parked is not None
     ended, home = own.ends, b"".join(own.home)
-    own.back, own.home, own.ends = None, [], None
+    own.back, own.home, own.ends, own.parked = None, [], None, None
     if ended is None:
         return b""
     if not reroute.hears(c, ended.channel):

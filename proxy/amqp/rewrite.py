@@ -12,7 +12,7 @@ from librt.strings import read_i64_be
 from proxy.amqp import closing, content, handshake, outside, requests, reroute, returns
 from proxy.amqp.backlog import MOST_WITHHELD, Backlog
 from proxy.amqp.channel import EXPECT_BODY, EXPECT_HEADER, EXPECT_METHOD, Channel, State
-from proxy.amqp.connection import MOST_FRAME_MAX, Connection, Phase
+from proxy.amqp.connection import MOST_FRAME_MAX, Connection, Phase, Stale
 from proxy.amqp.frames import (
     BASIC,
     BASIC_ACK,
@@ -302,13 +302,30 @@ def _header(c: Connection, channel: Channel, data: bytes, i: int, end: int) -> b
 def from_broker(c: Connection, data: bytes) -> None:
     """Takes what the broker sent; appends to `to_client` (and, of what came back, `to_broker`).
 
-    Stops at a message that came back where something must be read first: then `broker_held` says what,
-    and once it is None again, `from_broker(c, b"")` goes on. Raises BrokerFault for what is not AMQP 0-9-1.
+    A message that came back is parked where something must be read first: `read_again` goes on with it. Raises
+    BrokerFault for what is not AMQP 0-9-1.
     """
     try:
         _from_broker(c, data)
+        if c.parked:
+            _settle(c)
     except (StructError, IndexError, Fault) as error:
         raise BrokerFault(f"a frame that cannot be read: {error}") from None
+
+
+def read_again(c: Connection, exchange: bytes, what: reroute.Read) -> None:
+    """Goes on with the parked messages of an exchange, now that something for them was read, or could not be."""
+    if isinstance(what, Stale):
+        c.reread = {stale: at for stale, at in c.reread.items() if c.now - at < reroute.RECENT}
+        c.reread[what] = c.now
+    c.parked.was_read(exchange, what)
+    _settle(c)
+
+
+def _settle(c: Connection) -> None:
+    returns.settle(c)
+    if c.released:
+        c.tell_client(_released(c))
 
 
 def _from_broker(c: Connection, data: bytes) -> None:  # noqa: C901 - one loop, for speed
@@ -317,9 +334,6 @@ def _from_broker(c: Connection, data: bytes) -> None:  # noqa: C901 - one loop, 
         return
     if c.broker_rest:
         data, c.broker_rest = c.broker_rest + data, b""
-    if c.broker_waits:
-        c.broker_rest = data
-        return
     out, channels = c.to_client, c.channels
     size = len(data)
     i = start = 0
@@ -361,8 +375,8 @@ def _from_broker(c: Connection, data: bytes) -> None:  # noqa: C901 - one loop, 
             replaced = take(c, channel, data, i, end)
         elif c.reroutes is not None and number == c.reroutes.number:
             replaced = returns.on_ours(c, kind, data, i, end)
-        if c.broker_held is not None:
-            break
+        if c.parked and channel is not None:
+            returns.follow(channel, kind, replaced, data, i, end)
         c.broker_frames += 1
         if c.released:
             replaced = (data[i:end] if replaced is None else replaced) + _released(c)

@@ -15,6 +15,7 @@ from proxy.amqp.handshake import is_protocol_header
 from proxy.amqp.held import Held
 from proxy.amqp.legs import BUFFER, Leg
 from proxy.amqp.overdue import Overdue
+from proxy.amqp.parked import MOST_PARKED
 from proxy.amqp.shared import Shared
 
 log = logging.getLogger(__name__)
@@ -48,8 +49,8 @@ class Session:
         self._dialling: asyncio.Task[None] | None = None
         self._waits: dict[Channel, asyncio.Task[None]] = {}
         """Of each channel that waits."""
-        self._rereading: asyncio.Task[None] | None = None
-        """Reads what a message that came back waits for."""
+        self._rereadings: dict[bytes, asyncio.Task[None]] = {}
+        """Read what messages that came back wait for, by their exchange."""
         self._opening = True
         """The handshake is not over."""
         self._paused = False
@@ -66,7 +67,6 @@ class Session:
             shared,
             self.connection,
             self._overdue,
-            from_broker=self._from_broker,
             hand_on=self._hand_on,
         )
         self._within(HEADER_WITHIN, End.PROTOCOL)
@@ -216,11 +216,9 @@ class Session:
         self._pace()
         if c.waiting:
             self._wait()
-        if c.broker_held is not None and self._rereading is None:
-            self.broker.hold()
-            self._rereading = self._loop.create_task(self._held.returned())
-            self._rereading.add_done_callback(self._reread_ended)
-        if c.for_broker or self._brimming:
+        if c.parked:
+            self._read_again()
+        if c.for_broker or c.parked or self._brimming:
             self._hold_back()
         self._overdue.watch()
         if self._draining and self._stopped and c.client_skip:
@@ -263,8 +261,9 @@ class Session:
         self.client.write(c.to_client)
 
     def _hold_back(self) -> None:
-        """Reads no more from the broker while much that came back waits for the end of the client's frame."""
-        brimming = sum(map(len, self.connection.for_broker)) > BUFFER
+        """Reads no more from the broker while much that came back waits, for a reading or the client's frame's end."""
+        c = self.connection
+        brimming = sum(map(len, c.for_broker)) > BUFFER or c.parked.size > MOST_PARKED
         if brimming and not self._brimming:
             self.broker.hold()
         elif self._brimming and not brimming:
@@ -318,9 +317,15 @@ class Session:
         if self._client_ended and not task.cancelled() and task.exception() is None:
             self._guarded(lambda: self.at_end(self.client))
 
-    def _reread_ended(self, task: asyncio.Task[None]) -> None:
-        self._rereading = None
-        self.broker.release()
+    def _read_again(self) -> None:
+        """Has what messages that came back wait for read, for each exchange by itself."""
+        for exchange in self.connection.parked.exchanges:
+            if exchange not in self._rereadings and self.connection.parked.wanted(exchange) is not None:
+                task = self._rereadings[exchange] = self._loop.create_task(self._held.returned(exchange))
+                task.add_done_callback(functools.partial(self._reread_ended, exchange))
+
+    def _reread_ended(self, exchange: bytes, task: asyncio.Task[None]) -> None:
+        del self._rereadings[exchange]
         self._held.heard.set()
         self._resume(task)
 
@@ -402,9 +407,8 @@ class Session:
         if self.end is None:
             self.end = End.BROKER if self._overdue.expired else End.PROTOCOL
             self._within(CLOSE_WITHIN, self.end)
-        if self._rereading is not None:
-            c.broker_held = None
-            self._rereading.cancel()
+        for task in self._rereadings.values():
+            task.cancel()
         if c.broker_lost:
             c.broker_lost, c.broker_done = False, True
             self.broker.finish()
@@ -429,7 +433,7 @@ class Session:
         self.broker.abort()
 
     def _cancel(self) -> None:
-        for task in (self._dialling, self._rereading, *self._waits.values()):
+        for task in (self._dialling, *self._rereadings.values(), *self._waits.values()):
             if task is not None:
                 task.cancel()
 

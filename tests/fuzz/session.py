@@ -10,7 +10,7 @@ from pamqp import commands
 from proxy.amqp import closing, publishing, rewrite
 from proxy.amqp.backlog import MOST_WITHHELD, Backlog
 from proxy.amqp.channel import Channel
-from proxy.amqp.connection import MOST_FRAME_MAX, Connection, Phase, Refused, Stale
+from proxy.amqp.connection import MOST_FRAME_MAX, Connection, Phase, Refused
 from proxy.amqp.frames import (
     BODY,
     CONNECTION_FORCED,
@@ -196,15 +196,14 @@ class Session:
         """As the session does it for what came back."""
         c = self.c
         for _ in range(64):
-            wanted = c.broker_held
-            if wanted is None or self.over:
+            wanted = {name: c.parked.wanted(name) for name in c.parked.exchanges}
+            if self.over or not any(wanted.values()):
                 return
-            if found is not None:
-                self._put(wanted.name, found)
-            if isinstance(wanted, Stale):
-                c.reread[wanted] = c.now
-            c.broker_held = None
-            self._from_broker(b"")
+            for name, what in wanted.items():
+                if what is not None:
+                    if found is not None:
+                        self._put(what.name, found)
+                    rewrite.read_again(c, name, what)
         raise AssertionError("a reading that never ends")
 
     def _put(self, name: Name, found: Entry | KnownRing) -> None:
@@ -242,8 +241,7 @@ class Session:
         assert c.stalled or c.withheld <= MOST_WITHHELD
         if not c.stalled and not c.ahead:
             assert len(c.client_rest) < c.frame_max + SLACK + OVERHEAD
-        if not c.broker_waits:
-            assert len(c.broker_rest) < MOST_FRAME_MAX + OVERHEAD
+        assert len(c.broker_rest) < MOST_FRAME_MAX + OVERHEAD
         assert len(c.for_client) + sum(map(len, c.for_broker)) < 4096
 
     @property

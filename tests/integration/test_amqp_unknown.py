@@ -8,7 +8,7 @@ from tests.integration.broker_api import VirtualHost, wait_until
 from tests.integration.conftest import Login, StartSidecar
 from tests.integration.relay import management_front, relay
 from tests.integration.sidecar import Sidecar
-from tests.integration.wire_client import Client, Wire, port_of, publish_frames, publishing
+from tests.integration.wire_client import HEARTBEAT, Client, Wire, port_of, publish_frames, publishing
 
 
 def refused(peer: Wire, channel: int, exchange: str = "orders") -> str:
@@ -149,7 +149,7 @@ def test_a_client_that_closes_the_channel_while_its_publish_waits(
 def test_the_connection_outlives_a_long_wait(
     start_sidecar: StartSidecar, login: Login, vhost: VirtualHost, client: Client
 ) -> None:
-    """The broker hears heartbeats in the client's stead, although the client is not read."""
+    """The client is read meanwhile, and its heartbeats reach the broker."""
     vhost.ring("orders", ["q"])
     with relay(login.management_url) as (link, management_url):
         sidecar = start_sidecar(management_url=management_url, lookup_timeout="30", management_timeout="30")
@@ -163,6 +163,7 @@ def test_the_connection_outlives_a_long_wait(
                 # The broker's own, every half second.
                 kind, _, _ = peer.read_frame()
                 assert kind == 8
+                peer.send(HEARTBEAT)
                 heard += 1
             assert unavailable(sidecar) == 0
             link.thaw()

@@ -489,12 +489,12 @@ async def test_a_reading_that_lacks_what_was_declared_and_forgotten_is_not_belie
         await made.sync.look_up(X, 10)
         for n in range(3):
             made.sync.declared("/", Bound("x", Destination("queue", f"q{n}"), "1"))
-        await made.sync.refresh(X, "test")
+        await made.sync._again(X, "test")
         assert "more was declared" in made.sync.faults[X]
         assert made.waits()
         clock.now += OVERLAY_TIME + 1
         fake.exchange("x", binding("a"), binding("q0"), binding("q1"), binding("q2"))
-        await made.sync.refresh(X, "test")
+        await made.sync._again(X, "test")
         assert not made.waits()
         assert len(made.weights() or {}) == 4
 

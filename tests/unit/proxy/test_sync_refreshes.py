@@ -102,7 +102,7 @@ async def test_a_caller_that_gives_up_leaves_the_reading_to_find_its_fault(fake:
 
 
 async def test_an_exchange_that_nobody_waits_for_is_read_once_at_a_time(
-    fake: FakeManagement, monkeypatch: pytest.MonkeyPatch
+    fake: FakeManagement, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sync_module, "WANTED_EVERY", 0.05)
     monkeypatch.setattr(sync_module, "MOST_WANTED", 2)
@@ -116,6 +116,7 @@ async def test_an_exchange_that_nobody_waits_for_is_read_once_at_a_time(
         gate.open()
         await eventually(lambda: not made.sync._wanted)
         fake.exchange("x", binding("a"))
+        clock.now += 10
         made.sync.want(X)
         await eventually(lambda: made.weights() == {A: 1})
 

@@ -272,11 +272,12 @@ def test_acks_wait_for_what_is_on_its_way_again() -> None:
     for number, fate in {3: None, 6: None}.items():
         confirms.came_back(number, fate)
     assert confirms.answers(3, False) == []
-    assert confirms.answers(8, True) == [(2, True, True)]
+    # One ack of many becomes an ack for each behind the first that is on its way.
+    assert confirms.answers(8, True) == [(2, True, True), *((n, False, True) for n in (4, 5, 7, 8))]
     assert confirms.answers(9, False) == [(9, False, True)]
-    assert confirms.decide(6, REFUSED) == []
-    assert confirms.unsettled == 6
-    assert confirms.decide(3, PLACED) == [(3, False, True), (5, True, True), (6, False, False), (8, True, True)]
+    assert confirms.decide(6, REFUSED) == [(6, False, False)]
+    assert confirms.unsettled == 1
+    assert confirms.decide(3, PLACED) == [(3, False, True)]
     assert confirms.decide(3, REFUSED) == []
     assert (outcomes(tally), confirms.unsettled, confirms.returned) == ((8, 1, 0, 0), 0, {})
 
@@ -308,11 +309,11 @@ def test_a_multiple_nack_is_not_for_what_was_acked_before() -> None:
     publish(confirms, tally, 7)
     for number in (2, 5):
         confirms.came_back(number, None)
-    assert confirms.answers(3, True) == [(1, True, True)]
+    assert confirms.answers(3, True) == [(1, True, True), (3, False, True)]
     assert confirms.answers(5, False) == []
     assert confirms.refused(7, True) == [(4, False, False), (6, False, False), (7, False, False)]
     assert confirms.decide(5, PLACED) == [(5, False, True)]
-    assert confirms.decide(2, REFUSED) == [(2, False, False), (3, True, True)]
+    assert confirms.decide(2, REFUSED) == [(2, False, False)]
     assert (outcomes(tally), confirms.unsettled) == ((3, 4, 0, 0), 0)
 
 
@@ -324,4 +325,14 @@ def test_a_channel_that_is_gone_decides_nothing() -> None:
     confirms.answers(3, True)
     confirms.abandon()
     assert confirms.decide(1, PLACED) == []
-    assert outcomes(tally) == (0, 0, 0, 3)
+    assert outcomes(tally) == (2, 0, 0, 1)
+
+
+def test_many_acks_behind_one_that_is_on_its_way_are_each_told_once() -> None:
+    confirms, tally = begun(), Tally()
+    publish(confirms, tally, 1000)
+    confirms.came_back(1, None)
+    told = [each for upto in range(10, 1001, 10) for each in confirms.answers(upto, True)]
+    assert told == [(n, False, True) for n in range(2, 1001)]
+    assert confirms.decide(1, PLACED) == [(1, True, True)]
+    assert (outcomes(tally), confirms.unsettled) == ((1000, 0, 0, 0), 0)

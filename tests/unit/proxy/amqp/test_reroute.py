@@ -108,7 +108,7 @@ def test_it_goes_out_as_the_client_publishes_it_where_that_was_known(
         ours = expected.header.replace(stamped_id(expected.header), stamped_id(published(out)[0].header))
         expected = expected._replace(header=ours)
     assert w.both(came) == (b"", b"")
-    assert w.c.broker_held == GONE
+    assert w.awaited == GONE
     to_broker, to_client = w.reread({"x": found})
     assert to_broker.startswith(OPENING)
     assert methods(to_broker) == OPENING
@@ -130,7 +130,7 @@ def test_in_the_end_its_client_gets_it_in_its_own_words(head: bytes, found: Entr
     to_broker, _ = w.reread({"x": found})
     (one,) = again(to_broker)
     to_broker, to_client = w.both(ack(1, 1) + back(frames_of(one), 3) + ack(OURS, 1))
-    if w.c.broker_held is not None:
+    if w.awaited is not None:
         assert (to_broker, to_client) == (b"", b"")
         to_broker, to_client = w.reread({})
     assert to_broker == b""
@@ -155,7 +155,7 @@ def test_where_reading_does_not_help_it_is_the_clients(found: dict[str, Entry | 
     out = w.client(message(1, b"x", LOST[0], b"hello", bits))
     w.both(back(out) + ack(1, 1))
     told = message_back(LOST[0], b"hello") + ack(1, 1) if bits else nack(1, 1)
-    while w.c.broker_held is not None:  # the queue first, then an exchange that is not there
+    while w.awaited is not None:  # the queue first, then an exchange that is not there
         assert w.to_client() == b""
         both = w.reread(found)
     assert both == (b"", told)
@@ -167,7 +167,7 @@ def test_an_exchange_that_is_not_known_is_looked_up_first() -> None:
     outs = [w.client(message(1, b"x", key)) for key in LOST[:2]]
     w.router.drop((VHOST, "x"))
     w.both(back(outs[0]) + back(outs[1]))
-    assert isinstance(w.c.broker_held, Unread)
+    assert isinstance(w.awaited, Unread)
     to_broker, _ = w.reread({"x": LEFT})
     assert [one.body for one in again(to_broker)] == [b"hello"] * 2
 
@@ -177,8 +177,8 @@ def test_one_behind_the_ring_that_is_not_known_is_looked_up_first() -> None:
     out = w.client(message(1, b"x", LOST[0]))
     w.router.put((VHOST, "x"), known(ring(exchange("z"))))
     w.both(back(out))
-    assert isinstance(w.c.broker_held, Unread)
-    assert w.c.broker_held.name == (VHOST, "z")
+    assert isinstance(w.awaited, Unread)
+    assert w.awaited.name == (VHOST, "z")
     (one,) = again(w.reread({"z": LEFT})[0])
     assert one.key == LEFT.ring.owner_of(LOST[0]).name.encode()
 
@@ -192,7 +192,7 @@ def test_a_ring_that_has_become_too_old_is_read_first() -> None:
     w.c.now = later = NOW + 301
     w.router.clock = lambda: later
     assert w.both(back(out)) == (b"", b"")
-    assert isinstance(w.c.broker_held, Unread)
+    assert isinstance(w.awaited, Unread)
 
 
 def test_what_was_read_just_now_is_not_read_again() -> None:
@@ -206,28 +206,91 @@ def test_what_was_read_just_now_is_not_read_again() -> None:
     assert w.c.events == []
     w.c.now = NOW + RECENT
     w.both(back(outs[2]))
-    assert w.c.broker_held == GONE
+    assert w.awaited == GONE
 
 
-# What waits while something is read.
+# What waits while something is read, and what does not.
 
 
 @pytest.mark.parametrize("found", [LEFT, QUEUES], ids=["changed", "unchanged"])
-def test_nothing_behind_it_is_taken_in_any_chunking(found: KnownRing) -> None:
+def test_all_but_its_own_ack_goes_on_in_any_chunking(found: KnownRing) -> None:
     client = message(1, b"x", LOST[0], b"hello", 1) + publish(2, b"t", b"k", 1) + header(2, 0)
     came = back(connected().client(client)[: -len(publish(2, b"t", b"k", 1) + header(2, 0))], 3)
     rest = method(2, 60, 60) + ack(2, 1) + HEARTBEAT + returned(2, b"t", b"k") + header(2, 0)
-    told = rest if found is LEFT else message_back(LOST[0], b"hel", b"lo") + rest + ack(1, 1)
+    told = b"" if found is LEFT else message_back(LOST[0], b"hel", b"lo") + ack(1, 1)
     for chunking in chunkings(came + rest + ack(1, 1)):
-        w = connected()
+        w, outs = connected(), []
         w.client(client)
-        for chunk in chunking:
-            assert w.both(chunk) == (b"", b"")
-        assert (w.c.broker_held, w.c.broker_frames) == (GONE, 1)
+        outs += [w.both(chunk) for chunk in chunking]
+        assert b"".join(to_client for _, to_client in outs) == rest
+        assert not any(to_broker for to_broker, _ in outs)
+        assert w.awaited == GONE
         to_broker, to_client = w.reread({"x": found})
         assert to_client == told
         assert [one.body for one in again(to_broker)] == ([b"hello"] if found is LEFT else [])
-        assert w.c.broker_rest == b""
+        assert (w.c.broker_rest, w.c.gathering, w.c.parked.size, bool(w.c.parked)) == (b"", 0, 0, False)
+
+
+@pytest.mark.parametrize("found", [LEFT, QUEUES], ids=["changed", "unchanged"])
+def test_acks_of_others_on_its_channel_go_on_before_it_is_placed(found: KnownRing) -> None:
+    """Also where the broker acks many at once: the client is told of each for itself."""
+    w = connected()
+    keys = [KEPT[0], LOST[0], KEPT[1], LOST[1], KEPT[2]]
+    outs = [w.client(message(1, b"x", key)) for key in keys]
+    assert w.both(back(outs[1]) + back(outs[3]) + ack(1, 4, True)) == (b"", ack(1, 1, True) + ack(1, 3))
+    assert w.both(ack(1, 5)) == (b"", ack(1, 5))
+    to_broker, to_client = w.reread({"x": found})
+    if found is QUEUES:
+        assert (to_broker, to_client) == (b"", nack(1, 2) + nack(1, 4))
+        return
+    assert to_client == b""
+    assert [one.channel for one in again(to_broker)] == [OURS, OURS]
+    assert w.both(ack(OURS, 2)) == (b"", ack(1, 4))
+    assert w.both(ack(OURS, 1)) == (b"", ack(1, 2, True))
+    assert counted(w) == (5, 5, 0, 0, 0, 0)
+
+
+@pytest.mark.parametrize("found", [LEFT, QUEUES], ids=["changed", "unchanged"])
+def test_a_reading_that_ends_before_the_body_has_come(found: KnownRing) -> None:
+    for confirming in (False, True):
+        w = connected(confirming=confirming)
+        sent = w.client(message(1, b"x", LOST[0], b"123456", 1))
+        parts = split(back(sent, 3))
+        w.both(frames(*parts[:3]))
+        to_broker, to_client = w.reread({"x": found})
+        rest = parts[3].whole + (ack(1, 1) if confirming else b"")
+        outs = [w.both(rest[i : i + 1]) for i in range(len(rest))]
+        to_broker += b"".join(out for out, _ in outs)
+        to_client += b"".join(out for _, out in outs)
+        if found is LEFT:
+            assert to_client == b""
+            assert [one.body for one in again(to_broker)] == [b"123456"]
+        else:
+            assert to_client == message_back(LOST[0], b"123", b"456") + (ack(1, 1) if confirming else b"")
+        assert w.c.gathering == 0
+
+
+def test_a_return_home_does_not_stand_in_the_midst_of_a_delivery() -> None:
+    delivery = method(1, 60, 60) + header(1, 6) + body(1, b"123") + body(1, b"456")
+    for cut in range(1, len(delivery)):
+        w = connected()
+        sent = w.client(message(1, b"x", LOST[0], b"hello", 1))
+        told = [w.both(back(sent) + ack(1, 1))[1], w.both(delivery[:cut])[1], w.reread({"x": QUEUES})[1]]
+        told.append(w.both(delivery[cut:])[1])
+        home = message_back(LOST[0], b"hello") + ack(1, 1)
+        assert b"".join(told) in (delivery + home, home + delivery)
+        w.both(HEARTBEAT)
+        assert not w.c.parked
+
+
+def test_messages_of_one_exchange_that_came_back_keep_their_order() -> None:
+    w = connected()
+    first, second = (w.client(message(1, b"x", LOST[0], body)) for body in (b"first", b"second"))
+    assert w.both(back(first)) == (b"", b"")
+    w.router.put((VHOST, "x"), known(LEFT))
+    assert w.both(back(second)) == (b"", b""), "alone it could go out at once"
+    assert [one.body for one in again(w.reread({})[0])] == [b"first", b"second"]
+    assert not w.c.parked
 
 
 def test_a_return_on_our_channel_waits_in_any_chunking_too() -> None:
@@ -235,11 +298,10 @@ def test_a_return_on_our_channel_waits_in_any_chunking_too() -> None:
     for chunking in chunkings(back(frames_of(one), 3) + ack(OURS, 1) + ack(2, 9)):
         w, _ = away()
         w.both(ack(1, 1))
-        for chunk in chunking:
-            assert w.both(chunk) == (b"", b"")
-        assert w.c.broker_held == Stale((VHOST, "x"), queue(one.key.decode()))
+        assert b"".join(w.both(chunk)[1] for chunk in chunking) == ack(2, 9)
+        assert w.awaited == Stale((VHOST, "x"), queue(one.key.decode()))
         to_broker, to_client = w.reread({"x": ring(queue("q9"))})
-        assert to_client == ack(2, 9)
+        assert to_client == b""
         (next_one,) = again(to_broker)
         assert next_one == one._replace(key=b"q9")
         assert w.both(ack(OURS, 1)) == (b"", b"")  # of the publish before
@@ -291,7 +353,7 @@ def test_contents_that_come_mingled_go_out_whole_in_any_chunking(sizes: tuple[in
         to_broker = b""
         for chunk in chunking:
             out = w.both(chunk)
-            to_broker += out[0] + (w.reread({"x": LEFT})[0] if w.c.broker_held else b"")
+            to_broker += out[0] + (w.reread({"x": LEFT})[0] if w.awaited else b"")
             assert out[1] == b""
         assert [one.body for one in again(to_broker)[:1]] == [sent[0].body]
         assert sorted(one.body for one in again(to_broker)) == sorted(one.body for one in sent)
@@ -307,18 +369,22 @@ ORDERS = {
     "acks before": [(ack(1, 1), b""), (ack(1, 2), b""), (ack(OURS, 1), ack(1, 1)), (ack(OURS, 2), ack(1, 2))],
     "acks after": [(ack(OURS, 2), b""), (ack(OURS, 1), b""), (ack(1, 2), ack(1, 2)), (ack(1, 1), ack(1, 1))],
     "one before, one after": [(ack(1, 2), b""), (ack(OURS, 1, True), b""), (ack(OURS, 2), ack(1, 2)), (ack(1, 1),) * 2],
-    "all at once, before": [(ack(1, 3, True), b""), (ack(OURS, 2), b""), (ack(OURS, 1), ack(1, 3, True))],
-    "all at once, between": [(ack(OURS, 1), b""), (ack(1, 3, True), ack(1, 1, True)), (ack(OURS, 2), ack(1, 3, True))],
+    "all at once, before": [(ack(1, 3, True), ack(1, 3)), (ack(OURS, 2), ack(1, 2)), (ack(OURS, 1), ack(1, 1, True))],
+    "all at once, between": [
+        (ack(OURS, 1), b""),
+        (ack(1, 3, True), ack(1, 1, True) + ack(1, 3)),
+        (ack(OURS, 2), ack(1, 2, True)),
+    ],
     "all at once, after": [(ack(OURS, 2, True), b""), (ack(1, 3, True), ack(1, 3, True))],
     "ours all at once": [(ack(1, 1), b""), (ack(1, 2), b""), (ack(OURS, 2, True), ack(1, 1) + ack(1, 2))],
     "nacked where it went": [(ack(1, 2), b""), (nack(OURS, 2), nack(1, 2)), (ack(OURS, 1), b""), (ack(1, 1),) * 2],
-    "nacked between acks": [(ack(1, 3, True), b""), (nack(OURS, 1), nack(1, 1)), (ack(OURS, 2), ack(1, 3, True))],
+    "nacked between acks": [(ack(1, 3, True), ack(1, 3)), (nack(OURS, 1), nack(1, 1)), (ack(OURS, 2), ack(1, 2))],
     "all nacked": [(nack(OURS, 2, True), b""), (ack(1, 2, True), nack(1, 1) + nack(1, 2))],
     "nacked by the first": [
         (nack(1, 1),) * 2,
         (ack(OURS, 1), b""),
-        (ack(1, 3, True), b""),
-        (ack(OURS, 2), ack(1, 3, True)),
+        (ack(1, 3, True), ack(1, 3)),
+        (ack(OURS, 2), ack(1, 2, True)),
     ],
     "nacked by the first, all": [(nack(1, 3, True),) * 2, (ack(OURS, 2, True), b"")],
 }
@@ -373,9 +439,8 @@ def test_what_comes_back_from_there_for_good_in_any_chunking(bits: int, confirmi
     came = split(back(frames_of(one), 3))
     for chunking in chunkings(frames(*came) + ack(2, 1)):
         w, _ = begun()
-        for chunk in chunking:
-            assert w.both(chunk) == (b"", b"")
-        assert w.reread({}) == (b"", told + ack(2, 1))
+        assert b"".join(w.both(chunk)[1] for chunk in chunking) == ack(2, 1)
+        assert w.reread({}) == (b"", told)
         assert (w.c.gathering, w.c.channels[1].away, w.c.reroutes and w.c.reroutes.under_way) == (0, 0, {})
         # One without confirms was counted twice: as sent, and as what became of it.
         assert counted(w) == ((2, 1, 0, 1, 0, 0) if confirming else (2, 1, 0, 1, 0, 1))

@@ -289,13 +289,10 @@ class Scene:
         return known(ring(*queues)) if queues else known(None, PassReason.NO_BINDINGS)
 
     def reread(self) -> None:
-        held = self.w.c.broker_held
-        if isinstance(held, Stale):
-            # Both directions' bytes are taken by `flush`.
-            self.w.router.put(held.name, self.found())
-            self.w.c.reread[held] = self.w.c.now
-            self.w.c.broker_held = None
-            self.from_proxy(0)
+        if isinstance(self.w.awaited, Stale):
+            self.w.router.put(self.w.awaited.name, self.found())
+            rewrite.read_again(self.w.c, self.w.c.parked.exchanges[0], self.w.awaited)
+            self.flush()
 
     # What comes of it.
 
@@ -364,8 +361,7 @@ class Scene:
     def settle(self) -> None:
         """Until nobody has anything to say any more."""
         for _ in range(10_000):
-            c = self.w.c
-            if isinstance(c.broker_held, Stale):
+            if isinstance(self.w.awaited, Stale):
                 self.reread()
             elif self.unsent:
                 self.to_proxy()

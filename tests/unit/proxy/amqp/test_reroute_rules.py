@@ -44,9 +44,9 @@ def test_a_copy_that_the_client_sends_elsewhere_is_its_own() -> None:
         for sent_to, key in ((b"", b"nosuch"), (b"t", LOST[0]), (b"", b"q1")):
             w.client(publish(1, sent_to, key, 1) + copy)
             assert w.both(returned(1, sent_to, key) + copy) == (b"", returned(1, sent_to, key) + copy)
-            assert w.c.broker_held is None
+            assert w.awaited is None
         w.both(back(out))
-        assert w.c.broker_held == GONE
+        assert w.awaited == GONE
 
 
 def test_with_rings_behind_rings_the_one_that_chose_is_read_again() -> None:
@@ -54,7 +54,7 @@ def test_with_rings_behind_rings_the_one_that_chose_is_read_again() -> None:
     w.router.put((VHOST, "z"), known(QUEUES))
     out = w.client(message(1, b"x", LOST[0]))
     assert w.both(back(out)) == (b"", b"")
-    assert w.c.broker_held == Stale((VHOST, "z"), queue("q2"))
+    assert w.awaited == Stale((VHOST, "z"), queue("q2"))
     to_broker, _ = w.reread({"z": LEFT})
     assert to_broker
     assert w.both(ack(1, 1) + ack(OURS, 1)) == (b"", ack(1, 1))
@@ -65,7 +65,7 @@ def test_what_an_exchange_of_the_ring_does_not_deliver_keeps_nobody_waiting() ->
     for number in (1, 2):
         out = w.client(message(1, b"x", b"k"))
         assert w.both(back(out) + ack(1, number)) == (b"", ack(1, number))
-        assert w.c.broker_held is None
+        assert w.awaited is None
     assert w.c.events == [Stale((VHOST, "x"), None)], "and it is looked at once a second"
     assert w.tally("x").unroutable == 2
 
@@ -138,9 +138,9 @@ def test_an_unstamped_return_does_not_keep_a_stamped_one_from_going_out_again() 
     large = w.client(publish(1, b"x", LOST[0]) + header(1, 0, 1 << 12, bytes(4060)))
     out = w.client(message(1, b"x", LOST[1]))
     w.both(back(large))
-    assert w.c.broker_held is None
+    assert w.awaited is None
     w.both(back(out))
-    assert w.c.broker_held == GONE
+    assert w.awaited == GONE
 
 
 def test_since_when_it_is_under_way() -> None:
@@ -172,8 +172,8 @@ def test_a_user_without_a_channel_for_it_is_left_alone_for_a_while() -> None:
         w = connected()
         w.c.without_spare, w.c.now, w.c.user = barred, now, user
         told = w.both(back(w.client(message(1, b"x", LOST[0]))) + ack(1, 1))
-        assert told == (b"", b"" if w.c.broker_held else nack(1, 1))
-        return w.c.broker_held == GONE
+        assert told == (b"", b"" if w.awaited else nack(1, 1))
+        return w.awaited == GONE
 
     assert not tried_at(NOW + WITHOUT_SPARE - 1)
     assert tried_at(NOW + WITHOUT_SPARE)

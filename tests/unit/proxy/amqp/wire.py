@@ -13,8 +13,9 @@ from pamqp import header as pamqp_header
 from proxy.amqp import rewrite
 from proxy.amqp.backlog import Backlog
 from proxy.amqp.channel import Channel
-from proxy.amqp.connection import Connection, Phase, Stale
+from proxy.amqp.connection import Connection, Phase
 from proxy.amqp.frames import Piece
+from proxy.amqp.reroute import Read
 from proxy.amqp.routes import BEING_CLOSED, UNANSWERED, Route, RouteTables, Unread
 from proxy.router import Entry, KnownRing, Name, PassReason, Router
 from proxy.selection import Mode, Selection
@@ -335,22 +336,26 @@ class Wire:
         rewrite.from_broker(self.c, data)
         return self.to_broker(), self.to_client()
 
+    @property
+    def awaited(self) -> Read | None:
+        """What must be read for the first of the messages that came back and wait."""
+        exchanges = self.c.parked.exchanges
+        return self.c.parked.wanted(exchanges[0]) if exchanges else None
+
     def reread(self, entries: Mapping[str, Entry | KnownRing | None]) -> tuple[bytes, bytes]:
         """What goes to either side once what a message that came back waits for has been read, as a session does it.
 
         `entries` are what was found; None for an exchange that is gone.
         """
-        c, wanted = self.c, self.c.broker_held
+        wanted = self.awaited
         assert wanted is not None
         for name, what in entries.items():
             if what is None:
                 self.router.drop((VHOST, name))
             else:
                 self.router.put((VHOST, name), what if isinstance(what, Entry) else known(what))
-        if isinstance(wanted, Stale):
-            c.reread[wanted] = c.now
-        c.broker_held = None
-        return self.both(b"")
+        rewrite.read_again(self.c, self.c.parked.exchanges[0], wanted)
+        return self.to_broker(), self.to_client()
 
     @property
     def backlog(self) -> Backlog | None:
