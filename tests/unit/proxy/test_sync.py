@@ -71,7 +71,7 @@ async def test_what_nobody_uses_is_forgotten_and_what_is_used_or_named_is_not(
             made.router.decide(used, b"k")
             for name in (X, used, named):
                 # What an idle exchange's readings themselves do is no use of it.
-                await made.sync._again(name, "sync")
+                await made.sync.refresh(name, "sync")
             made.sync._forget_idle(clock.now)
         assert set(made.router.entries) == {used, named}
         assert set(made.sync._tracked) == {used, named}
