@@ -19,6 +19,7 @@ from proxy.amqp.shared import Shared
 from proxy.config import Settings, is_loopback
 from proxy.counts import Counts
 from proxy.files import Files
+from proxy.forgetting import SWEEP_INTERVAL, Forgetting
 from proxy.http.admin import SECONDS, Admin
 from proxy.http.application import application
 from proxy.http.dispatch import Dispatch
@@ -104,6 +105,7 @@ async def run(settings: Settings) -> None:
             _running(sync.run()),
             _running(files.watch()),
             _running(_touching(tables.values())),
+            _running(_forgetting(Forgetting(counts, router, sync, lambda: _in_use(tables.values())))),
             journaling.running(),
             _closed_in_time(publisher),
             _listening("http", ingress, settings.http_listen, bounds, counts, files.server_tls) as http,
@@ -186,6 +188,17 @@ async def _touching(tables: Iterable[RouteTables]) -> None:
         await asyncio.sleep(TOUCH_INTERVAL)
         for each in tables:
             each.touch()
+
+
+def _in_use(tables: Iterable[RouteTables]) -> set[str]:
+    """The virtual hosts that something is connected to."""
+    return {vhost for each in tables for vhost in each.vhosts()}
+
+
+async def _forgetting(forgetting: Forgetting) -> None:
+    while True:
+        await asyncio.sleep(SWEEP_INTERVAL)
+        forgetting.sweep()
 
 
 @contextlib.asynccontextmanager

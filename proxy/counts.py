@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from proxy.outcome import Outcome
 from proxy.router import Name, PassReason
-from proxy.tally import Tallies, Tally
+from proxy.tally import NOWHERE, Tallies, Tally
 from ring.destination import Destination
 
 LATENCY_BOUNDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
@@ -49,6 +49,25 @@ class Counts:
         """Messages that were never sent."""
         self.http_answers: dict[str, Counter[int]] = {"http": Counter(), "admin": Counter()}
         """HTTP answers by listener and status. This sidecar chooses the statuses, so there are few."""
+
+    def names(self) -> set[Name]:
+        """The exchanges of which something is counted, but for what is counted of names not known to exist."""
+        counted = {name for tallies in self.tallies.values() for name, _ in tallies.by_way}
+        return (counted | {name for _, name, _ in self.unsent}) - {NOWHERE}
+
+    def forget(self, name: Name) -> None:
+        """Forgets what was counted of an exchange that is gone: its series end."""
+        for tallies in self.tallies.values():
+            tallies.forget(name)
+        for key in [key for key in self.unsent if key[1] == name]:
+            del self.unsent[key]
+
+    def forget_destination(self, name: Name, destination: Destination) -> None:
+        """Forgets what was counted of a destination that a shadowed exchange has no more."""
+        for tallies in self.tallies.values():
+            for way, tally in tallies.by_way.items():
+                if way[0] == name:
+                    tally.shadowed.pop(destination, None)
 
     def all_publishes(self) -> Counter[tuple[str, Name, Outcome]]:
         """By ingress, exchange and outcome."""

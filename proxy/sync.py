@@ -53,6 +53,9 @@ WANTED_EVERY = 1.0
 
 NEVER = float("-inf")
 
+IN_TURN = "sync"
+"""Why an exchange is read that nobody asked for."""
+
 _IDENTITY: Name = ("", "")
 """Stands for the question whose API it is, among the readings."""
 
@@ -272,7 +275,7 @@ class Sync:
             task.add_done_callback(self._refreshes.discard)
             await asyncio.shield(task)
 
-    async def _again(self, name: Name, why: str = "sync") -> None:
+    async def _again(self, name: Name, why: str = IN_TURN) -> None:
         # Told of and counted where they arose.
         with suppress(Absent, ManagementError, TopologyError):
             await self._read(name, why)
@@ -317,12 +320,12 @@ class Sync:
         except Absent as error:
             absent = error
         except (ManagementError, TopologyError) as error:
-            self._failed(name, tracked, started, error)
+            self._failed(name, tracked, why, started, error)
             raise
         except Exception as error:
             # A defect of ours: it may end neither this exchange's readings nor the others'.
             fault = ManagementError(f"unexpected {type(error).__name__}: {error}")
-            self._failed(name, tracked, started, fault, error)
+            self._failed(name, tracked, why, started, fault, error)
             raise fault from None
         if tracked.fault is not None:
             log.info("%s can be read again", title(name))
@@ -337,6 +340,7 @@ class Sync:
         self,
         name: Name,
         tracked: _Tracked,
+        why: str,
         started: float,
         fault: ManagementError | TopologyError,
         defect: Exception | None = None,
@@ -358,9 +362,22 @@ class Sync:
         tracked.tried, tracked.fault, tracked.belief = started, fault, tracked.belief.after_failure()
         tracked.failures += 1
         self._router.relent(name, started)
+        if isinstance(fault, VhostNotListedError):
+            self._may_be_deleted(name, why, started)
         longest = min(self._interval, 0.5 * 2 ** min(tracked.failures, 10))
         retry_after = fault.retry_after if isinstance(fault, ManagementError) else 0.0
         tracked.due = time.monotonic() + max(retry_after, random.uniform(0, longest))
+
+    def _may_be_deleted(self, name: Name, why: str, started: float) -> None:
+        """The virtual host did not show: if it is deleted and comes back, nothing of before may be used.
+
+        Where it is only the management user who may not see it, the last good ring serves on.
+        """
+        if self._overlays.of(name).told_at < started:
+            self._overlays.forget(name)
+        if why == IN_TURN and name in self._router.entries:
+            # The next publish waits for a reading of its own, and goes on without it if that finds no more.
+            self._router.expect(name, time.monotonic(), certain=False)
 
     async def _apply(
         self,
@@ -382,6 +399,9 @@ class Sync:
             bindings = weigh(overlay.apply(reading.bindings, started), exchange.type)
             shown = weigh(reading.bindings, exchange.type).weights
         if exchange is None or exchange.type in RING_TYPES:
+            if isinstance(tracked.fault, VhostNotListedError):
+                # It was deleted, and nothing of it is left; or out of sight: what shows now is all there is.
+                vouched = tracked.belief.weights.keys()
             vouched = {*vouched, *overlay.vouched(tracked.belief.weights)}
             belief = tracked.belief.after(
                 bindings.weights, started, time.monotonic(), self._settle_time, vouched, shown

@@ -67,3 +67,8 @@ class Tallies:
     def of(self, name: Name, reason: PassReason | None) -> Tally:
         """The tally of an exchange's publishes that its ring routes (None), or that pass for a reason."""
         return self.by_way.setdefault((name, reason), Tally())
+
+    def forget(self, name: Name) -> None:
+        """Forgets what was counted of an exchange that is gone."""
+        for way in [way for way in self.by_way if way[0] == name]:
+            del self.by_way[way]

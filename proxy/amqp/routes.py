@@ -302,6 +302,10 @@ class RouteTables:
             table = self._tables[vhost, cluster] = RouteTable(vhost, cluster, self)
         return table
 
+    def vhosts(self) -> set[str]:
+        """The virtual hosts whose tables are in use."""
+        return {vhost for vhost, _ in list(self._tables)}
+
     def touch(self) -> None:
         """Tells the router which exchanges are in use."""
         for table in list(self._tables.values()):

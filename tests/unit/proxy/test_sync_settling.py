@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
+from proxy.declared import Bound
 from proxy.lookups import Absent
-from proxy.router import PassReason, Routed
+from proxy.router import PassReason, Routed, Unknown
 from proxy.topology import CONSISTENT_HASH
 from ring.destination import Destination
 from tests.unit.proxy.fake_management import FakeManagement, binding, status
@@ -172,3 +173,37 @@ async def test_an_exchange_that_goes_before_its_first_reading_ends_was_never_the
         await made.sync._again(X, "test")
         assert dict(made.router.entries) == {}
         assert (made.sync.results, made.sync.faults) == ({"failed": 1, "absent": 1}, {})
+
+
+async def test_a_virtual_host_that_is_deleted_and_comes_back_has_nothing_of_before(
+    fake: FakeManagement, clock: Clock
+) -> None:
+    """The next publish waits for a reading, and what that does not show has not to settle."""
+    fake.exchange("x", binding("a"), binding("b"), vhost="v")
+    name = ("v", "x")
+    async with syncing(fake) as made:
+        await made.sync.look_up(name, 10)
+        made.sync.declared("v", Bound("x", C, "1"))
+        fake.delete("x", "v")
+        fake.vhosts.remove("v")
+        await made.sync._again(name)
+        assert isinstance(made.router.decide(name, b"k"), Unknown)
+        assert name not in made.sync._overlays
+        fake.exchange("x", binding("b"), vhost="v")
+        await made.sync.look_up(name, 10)
+        assert made.weights(name) == {B: 1}
+
+
+async def test_a_virtual_host_out_of_the_user_s_sight_keeps_its_last_good_ring(
+    fake: FakeManagement, clock: Clock
+) -> None:
+    fake.exchange("x", binding("a"), vhost="v")
+    name = ("v", "x")
+    async with syncing(fake) as made:
+        await made.sync.look_up(name, 10)
+        fake.delete("x", "v")
+        fake.vhosts.remove("v")
+        for _ in range(3):
+            await made.sync._again(name)
+            await made.sync.look_up(name, 10)
+            assert isinstance(made.router.decide(name, b"k"), Routed)
