@@ -70,6 +70,11 @@ class Parking:
         return exchange in self._by_exchange
 
     @property
+    def waits(self) -> bool:
+        """Whether the first message of any exchange waits for a reading."""
+        return any(parked[0].unread is not None for parked in self._by_exchange.values())
+
+    @property
     def exchanges(self) -> list[bytes]:
         """The exchanges of which messages wait."""
         return list(self._by_exchange)

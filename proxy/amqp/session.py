@@ -263,9 +263,11 @@ class Session:
     def _hold_back(self) -> None:
         """Reads no more from the broker while much that came back waits, for a reading or the client's frame's end."""
         c = self.connection
-        brimming = sum(map(len, c.for_broker)) > BUFFER or c.parked.size > MOST_PARKED
+        brimming = sum(map(len, c.for_broker)) > BUFFER or (c.parked.size > MOST_PARKED and c.parked.waits)
         if brimming and not self._brimming:
             self.broker.hold()
+            self._brimming = True
+            self._keep_alive()
         elif self._brimming and not brimming:
             self.broker.release()
         self._brimming = brimming
@@ -335,13 +337,16 @@ class Session:
             self._guarded(self._go_on if task.exception() is None else task.result)
 
     def _keep_alive(self) -> None:
-        """Heartbeats in the client's stead, while it is not read."""
+        """Sends heartbeats to each side in the stead of the other one, while that is not read."""
+        c = self.connection
         if self._heartbeat is not None:
             self._heartbeat.cancel()
-        if not (self._draining or self._paused) or not self.connection.heartbeat or self._over:
+        if not (self._draining or self._paused or self._brimming) or not c.heartbeat or self._over:
             return
-        if not self.connection.client_skip and self.connection.opened:
+        if (self._draining or self._paused) and not c.client_skip and c.opened:
             self.broker.write([HEARTBEAT_FRAME])
+        if self._brimming and not c.broker_skip and c.running:
+            self.client.write([HEARTBEAT_FRAME])
         self._heartbeat = self._loop.call_later(self.connection.heartbeat / 2, self._guarded, self._keep_alive)
 
     # The end.

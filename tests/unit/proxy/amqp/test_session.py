@@ -15,6 +15,7 @@ from proxy.amqp.channel import Channel, State
 from proxy.amqp.confirms import MOST_UNSETTLED
 from proxy.amqp.end import End
 from proxy.amqp.legs import BUFFER, Leg
+from proxy.amqp.parked import MOST_PARKED
 from proxy.amqp.session import Session
 from proxy.amqp.shared import Shared
 from proxy.declared import Declaration
@@ -97,9 +98,13 @@ class Rings:
 
     def __init__(self, wire: Wire) -> None:
         self._wire = wire
+        self.answers = asyncio.Event()
+        """Not set while the management API hangs."""
+        self.answers.set()
 
     async def refresh(self, name: Name, why: str, gone: set[Destination]) -> None:
         """The ring without it."""
+        await self.answers.wait()
         self._wire.router.put(name, known(LEFT, read_at=time.monotonic()))
 
     def declared(self, vhost: str, declaration: Declaration) -> None:
@@ -116,8 +121,9 @@ class Ends:
     def __init__(self) -> None:
         self._wire = Wire({"x": known(QUEUES, read_at=time.monotonic())})
         self._wire.router.clock = time.monotonic
+        self.rings = Rings(self._wire)
         shared = Shared(
-            self._wire.tables, cast(Sync, Rings(self._wire)), self._dial, 5.0, frozenset(), lambda seconds: None, 10.0
+            self._wire.tables, cast(Sync, self.rings), self._dial, 5.0, frozenset(), lambda seconds: None, 10.0
         )
         self.over: list[Session] = []
         self.session = Session(shared, self.over.append)
@@ -504,6 +510,34 @@ async def test_a_refusal_in_the_turn_of_a_return_leaves_the_broker_read(ends: En
     # No frame: its end octet is missing.
     assert [code_of(each) for each in split(ends.of_client(b"\x01\0\1\0\0\0\4\0\x14\0\x0a\0"))] == [200]
     assert broker.is_read
+
+
+@pytest.mark.parametrize("midst", [False, True])
+async def test_the_broker_is_not_read_while_very_much_that_came_back_waits_for_a_reading(
+    ends: Ends, midst: bool
+) -> None:
+    """Its heartbeats come from the sidecar then. The rest of a delivery is waited for once that reading is over."""
+    await ends.opened()
+    broker = ends.broker
+    assert broker is not None
+    ends.session.connection.heartbeat = 1
+    ends.rings.answers.clear()
+    body_size = MOST_PARKED // 10 + 1000
+    for _ in range(10):
+        assert broker.is_read
+        ends.of_broker(back(ends.of_client(message(1, b"x", LOST[0], bytes(body_size)))))
+    await eventually(lambda: not broker.is_read)
+    delivery = made(1, commands.Basic.Deliver("c", 1, False, "e", "k")) + header(1, 5) + body(1, b"hello")
+    cut = len(delivery) - 3 if midst else len(delivery)
+    assert ends.of_broker(delivery[:cut]).endswith(delivery[:cut])
+    if not midst:
+        await eventually(lambda: HEARTBEAT in ends.client.sent)
+    ends.rings.answers.set()
+    await eventually(lambda: broker.is_read)
+    if midst:
+        assert ends.of_broker(delivery[cut:]).startswith(delivery[cut:])
+    await eventually(lambda: not ends.session.connection.parked)
+    assert len(again(broker.taken())) == 10
 
 
 async def test_nothing_is_late_while_the_client_does_not_read(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
