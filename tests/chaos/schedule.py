@@ -70,6 +70,6 @@ def _fault(kind: Kind, chance: random.Random) -> Fault:
 
 def _kinds(chance: random.Random) -> Iterator[Kind]:
     while True:
-        deck = [kind for kind in (*Kind, *CHURN) if kind not in ALONE]
+        deck = [*Kind, *CHURN]
         chance.shuffle(deck)
         yield from deck
