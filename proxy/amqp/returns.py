@@ -176,7 +176,7 @@ def _sent_home(c: Connection, parked: Parked) -> None:
         c.tell_client(told + reroute.resolved(c, came, _fate(came)))
     elif parked.ours:
         assert c.reroutes is not None
-        c.reroutes.home, c.reroutes.ends, c.reroutes.parked = [told], came, None
+        c.reroutes.home, c.reroutes.ends, c.reroutes.parked = [told] if told else [], came, None
     else:
         c.tell_client(told)
         came.channel.returning = Return(b"", parked.left, home=came)
@@ -373,7 +373,7 @@ def _more(c: Connection, data: bytes, i: int, end: int) -> bytes:
         c.parked.grow(own.parked, data[i:end])
     elif own.back is not None:
         reroute.more(c, own.back, data, i, end, last=last)
-    elif own.ends is not None:
+    elif own.home and own.ends is not None:
         own.home.append(FRAME.pack(BODY, own.ends.channel.id, end - i - OVERHEAD) + data[i + 7 : end])
     if not last:
         return b""

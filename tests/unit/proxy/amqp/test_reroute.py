@@ -446,6 +446,19 @@ def test_what_comes_back_from_there_for_good_in_any_chunking(bits: int, confirmi
         assert counted(w) == ((2, 1, 0, 1, 0, 0) if confirming else (2, 1, 0, 1, 0, 1))
 
 
+@pytest.mark.parametrize("bits", [0, 1])
+def test_the_rest_of_what_comes_back_from_there_for_good(bits: int) -> None:
+    """The reading that decides of it ends before its body has come."""
+    w, (one,) = away(bits=bits)
+    w.both(ack(1, 1))
+    parts = split(back(frames_of(one), 3))
+    w.both(frames(*parts[:3]))
+    assert w.reread({}) == (b"", b"")
+    told = message_back(LOST[0], b"hel", b"lo") + ack(1, 1) if bits else nack(1, 1)
+    assert w.both(parts[3].whole + ack(OURS, 1)) == (b"", told)
+    assert (w.c.gathering, w.c.channels[1].away) == (0, 0)
+
+
 def test_acks_of_others_do_not_stand_in_the_midst_of_a_return() -> None:
     w, (one,) = away(bits=1)
     w.client(confirm_select(2) + message(2, b"x", KEPT[0]))
