@@ -2,6 +2,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from proxy import readings as readings_module
 from proxy import sync as sync_module
 from proxy.management import Management
 from tests.unit.proxy.fake_management import FakeManagement, serving
@@ -23,5 +24,6 @@ async def api(fake: FakeManagement) -> AsyncIterator[Management]:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(sync_module, "time", made)
+    for module in (sync_module, readings_module):
+        monkeypatch.setattr(module, "time", made)
     return made

@@ -74,7 +74,7 @@ async def test_what_nobody_uses_is_forgotten_and_what_is_used_or_named_is_not(
                 await made.sync.refresh(name, "sync")
             made.sync._forget_idle(clock.now)
         assert set(made.router.entries) == {used, named}
-        assert set(made.sync._tracked) == {used, named}
+        assert set(made.sync._readings.tracked) == {used, named}
 
 
 async def test_the_sync_survives_what_nobody_expected(

@@ -9,7 +9,7 @@ from unittest.mock import Mock
 import pytest
 
 from proxy import declared as declared_module
-from proxy import sync as sync_module
+from proxy import readings as readings_module
 from proxy.declared import OVERLAY_TIME, Bound, Declaration, ExchangeDeclared, ExchangeDeleted, QueueDeleted, Unbound
 from proxy.lookups import Absent, NotReadable
 from proxy.overlays import OVERLAY_KEPT
@@ -72,7 +72,7 @@ async def test_the_next_publish_after_an_ok_waits_for_a_reading_and_what_that_do
         clock.now += 1
         await made.sync.refresh(X, "test")
         assert made.weights() == weights
-        assert X not in made.sync._overlays
+        assert X not in made.sync._readings.overlays
         # From now on, what is done elsewhere shows.
         fake.exchange("x", *(made_of[name] for name in behind))
         for _ in range(3):
@@ -99,7 +99,7 @@ async def test_a_change_that_does_not_show_in_time_is_not_laid_over_any_more(
             clock.now += later
             await made.sync.refresh(X, "test")
             assert made.weights() == weights
-        assert X not in made.sync._overlays
+        assert X not in made.sync._readings.overlays
 
 
 async def test_a_binding_and_an_exchange_of_their_own_that_do_not_show_yet(fake: FakeManagement) -> None:
@@ -137,7 +137,7 @@ async def test_a_reading_without_the_exchange_that_was_declared_is_a_fault_that_
         clock.now += OVERLAY_TIME + 1
         with pytest.raises(Absent):
             await made.sync.look_up(X, 10)
-        assert (X in made.sync._overlays, made.router.expected(X)) == (False, False)
+        assert (X in made.sync._readings.overlays, made.router.expected(X)) == (False, False)
 
 
 async def test_an_exchange_declared_anew_is_not_the_one_of_another_type(fake: FakeManagement, clock: Clock) -> None:
@@ -290,7 +290,7 @@ async def test_a_deleted_exchange_is_gone_at_once_and_one_that_still_shows_is_be
         clock.now += 1
         await made.sync.refresh(X, "test")
         assert dict(made.router.entries) == {}
-        assert X not in made.sync._overlays
+        assert X not in made.sync._readings.overlays
 
 
 async def test_a_deleted_exchange_goes_from_the_rings_that_led_to_it(fake: FakeManagement, clock: Clock) -> None:
@@ -330,7 +330,7 @@ async def test_declarations_that_change_nothing_need_no_reading(fake: FakeManage
             for declaration in (DECLARED, Bound("x", A, "1"), Bound("x", B, "abc"), Unbound("x", C, "1")):
                 made.sync.declared("/", declaration)
                 clock.now += 1
-                assert (made.waits(), X in made.sync._overlays) == (False, False)
+                assert (made.waits(), X in made.sync._readings.overlays) == (False, False)
         assert made.entry is entry
         assert fake.requests == []
         made.sync.declared("/", DECLARED)
@@ -394,12 +394,12 @@ async def test_bindings_of_what_passes_whatever_is_bound_are_no_reason_to_read(
         await made.sync.look_up(X, 10)
         for declaration in (Bound("x", B, "1"), Unbound("x", A, "1"), QueueDeleted("a")):
             made.sync.declared("/", declaration)
-            assert (made.waits(), X in made.sync._overlays) == (False, False)
+            assert (made.waits(), X in made.sync._readings.overlays) == (False, False)
         made.sync.declared("/", ExchangeDeleted("x"))
         assert made.waits()
         # What is bound to its successor may count.
         made.sync.declared("/", Bound("x", B, "1"))
-        assert made.sync._overlays.of(X).binds(B)
+        assert made.sync._readings.overlays.of(X).binds(B)
 
 
 async def test_the_default_exchange_and_other_virtual_hosts_are_not_touched(fake: FakeManagement) -> None:
@@ -413,7 +413,7 @@ async def test_the_default_exchange_and_other_virtual_hosts_are_not_touched(fake
         made.sync.declared("v", Bound("x", B, "1"))
         # Nor does it matter to any route what is declared of an exchange that nobody publishes to.
         assert changed.call_count == 0
-        assert ("v", "x") in made.sync._overlays
+        assert ("v", "x") in made.sync._readings.overlays
         assert not made.waits()
 
 
@@ -421,16 +421,16 @@ async def test_a_program_that_binds_and_publishes_by_turns_is_not_slowed(
     fake: FakeManagement, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing but the clock lets the later readings start."""
-    monkeypatch.setattr(sync_module, "MIN_REFRESH", LONG)
+    monkeypatch.setattr(readings_module, "MIN_REFRESH", LONG)
     fake.exchange("x", binding("a"))
     async with syncing(fake) as made:
         await made.sync.look_up(X, 10)
         for weight in "2345":
-            clock.now += sync_module.MIN_REFRESH_DECLARED
+            clock.now += readings_module.MIN_REFRESH_DECLARED
             made.sync.declared("/", Bound("x", A, weight))
             await made.sync.look_up(X, 10)
             assert made.weights() == {A: int(weight)}
-        monkeypatch.setattr(sync_module, "MIN_REFRESH_DECLARED", LONG)
+        monkeypatch.setattr(readings_module, "MIN_REFRESH_DECLARED", LONG)
         made.sync.declared("/", Bound("x", A, "6"))
         asked = fake.counted()[OF_X]
         waiting = asyncio.create_task(made.sync.look_up(X, 10))
@@ -453,19 +453,19 @@ async def test_what_was_declared_of_exchanges_that_nobody_publishes_to_is_forgot
         made.sync.declared("/", Bound("never", B, "1"))
         clock.now += OVERLAY_KEPT - 1
         made.sync._forget_declared(clock.now)
-        assert ("/", "never") in made.sync._overlays
+        assert ("/", "never") in made.sync._readings.overlays
         clock.now += 2
         made.sync._forget_declared(clock.now)
-        assert ("/", "never") not in made.sync._overlays
+        assert ("/", "never") not in made.sync._readings.overlays
         # The next reading of the other one needs what was said.
         assert made.waits()
-        assert X in made.sync._overlays
+        assert X in made.sync._readings.overlays
         await made.sync.look_up(X, 10)
         made.sync.declared("/", Bound("x", B, "1"))
         await made.sync.look_up(X, 10)
         clock.now += OVERLAY_KEPT + 1
         made.sync._forget_declared(clock.now)
-        assert X not in made.sync._overlays
+        assert X not in made.sync._readings.overlays
         assert made.weights() is not None
 
 
@@ -476,7 +476,7 @@ async def test_what_was_declared_is_not_kept_without_bound(fake: FakeManagement,
             clock.now += 0.1
             made.sync.declared("/", Bound("events", Destination("queue", f"q{n}"), "k"))
             made.sync.declared("/", QueueDeleted(f"q{n}"))
-        assert made.sync._overlays.of(("/", "events")).size <= 2 * OVERLAY_KEPT / 0.1 + 2
+        assert made.sync._readings.overlays.of(("/", "events")).size <= 2 * OVERLAY_KEPT / 0.1 + 2
         assert not made.router._marks
 
 
@@ -516,7 +516,7 @@ async def test_an_opposite_change_made_elsewhere_counts_once_the_declaration_no_
             clock.now += 0.5
             await made.sync.refresh(X, "test")
             assert made.weights() == {A: 1, B: 1}
-        due = made.sync._tracked[X].due
+        due = made.sync._readings.tracked[X].due
         assert due <= said + OVERLAY_TIME
         clock.now = said + OVERLAY_TIME + 0.001
         await made.sync.refresh(X, "test")

@@ -93,7 +93,7 @@ async def test_a_deleted_exchange_is_forgotten_after_the_settle_time(fake: FakeM
             assert X in made.router.entries
             clock.now += SETTLE / 2
             await made.sync._again(X, "test")
-        assert (dict(made.router.entries), made.sync._tracked) == ({}, {})
+        assert (dict(made.router.entries), made.sync._readings.tracked) == ({}, {})
         assert made.sync.results["absent"] == 1
         with pytest.raises(Absent):
             await made.sync.look_up(X, 10)
@@ -157,7 +157,7 @@ async def test_of_two_short_lies_with_failures_between_none_is_believed(fake: Fa
         fake.exchange("x", binding("a"))
         clock.now += SETTLE / 2
         await made.sync._again(X, "test")
-        assert (made.weights(), made.sync._tracked[X].belief.missing) == ({A: 1}, {})
+        assert (made.weights(), made.sync._readings.tracked[X].belief.missing) == ({A: 1}, {})
 
 
 async def test_an_exchange_that_goes_before_its_first_reading_ends_was_never_there(
@@ -188,7 +188,7 @@ async def test_a_virtual_host_that_is_deleted_and_comes_back_has_nothing_of_befo
         fake.vhosts.remove("v")
         await made.sync._again(name)
         assert isinstance(made.router.decide(name, b"k"), Unknown)
-        assert name not in made.sync._overlays
+        assert name not in made.sync._readings.overlays
         fake.exchange("x", binding("b"), vhost="v")
         await made.sync.look_up(name, 10)
         assert made.weights(name) == {B: 1}
