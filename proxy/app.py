@@ -99,7 +99,7 @@ async def run(settings: Settings) -> None:
             lookup_timeout=settings.lookup_timeout,
         )
         bounds = Bounds(settings.body_timeout, settings.max_http_connections, limits)
-        probed = Bounds(SECONDS, memory.ADMIN_CONNECTIONS, admin.unread, "the admin listener's limit")
+        probed = Bounds(SECONDS, memory.ADMIN_CONNECTIONS, admin.unread, "the admin listener's limit", lingering=0.0)
         async with (
             _listening("admin", admin.application(), settings.admin_listen, probed, counts),
             _running(sync.run()),

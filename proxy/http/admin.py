@@ -29,6 +29,9 @@ SECONDS = 5.0
 _PROBES = frozenset({"/livez", "/startupz", "/readyz"})
 """Paths whose answers are small; those of all others are as large as there are exchanges."""
 
+MOST_LOOK_UPS = 8
+"""Exchanges that are looked up at once for `/rings/{vhost}/{exchange}`: each holds a connection for as long."""
+
 MOST_TITLES = 10
 """So many exchanges are named in one line."""
 
@@ -67,6 +70,7 @@ class Admin:
         self._names = names
         self._default_vhost, self._draining, self._lookup_timeout = default_vhost, draining, lookup_timeout
         self.started = False
+        self._look_ups = 0
         self.unread = Limits(ADMIN_CONNECTIONS, ADMIN_UNREAD)
         """Where the bytes of answers count that wait to be read."""
 
@@ -180,12 +184,7 @@ class Admin:
         vhost, exchange = request.match_info["vhost"], request.match_info["exchange"]
         name = (vhost, exchange)
         if name not in self._router.entries:
-            try:
-                await self._sync.look_up(name, self._lookup_timeout)
-            except Absent as absent:
-                raise ProblemError(404, "unknown-exchange", f"exchange: {absent}", Outcome.INVALID) from None
-            except NotReadable as error:
-                raise ProblemError(503, "unavailable", str(error), Outcome.UNAVAILABLE, retryable=True) from None
+            await self._look_up(name)
         entry = self._router.entries[name]
         shown = self._shown(name, entry)
         query = dict(parse_qsl(request.rel_url.raw_query_string, keep_blank_values=True, errors="surrogateescape"))
@@ -198,6 +197,21 @@ class Admin:
                 "runner_up": named(runner_up) if runner_up else None,
             }
         return json_answer(shown)
+
+    async def _look_up(self, name: Name) -> None:
+        """Return once an exchange is in the table. Raises ProblemError 404, 429 or 503."""
+        if self._look_ups >= MOST_LOOK_UPS:
+            detail = f"{MOST_LOOK_UPS} exchanges are being looked up for this listener, as many as may be"
+            raise ProblemError(429, "too-many", detail, Outcome.REJECTED, retryable=True)
+        self._look_ups += 1
+        try:
+            await self._sync.look_up(name, self._lookup_timeout)
+        except Absent as absent:
+            raise ProblemError(404, "unknown-exchange", f"exchange: {absent}", Outcome.INVALID) from None
+        except NotReadable as error:
+            raise ProblemError(503, "unavailable", str(error), Outcome.UNAVAILABLE, retryable=True) from None
+        finally:
+            self._look_ups -= 1
 
     def _shown(self, name: Name, entry: Entry) -> dict[str, Any]:
         shown: dict[str, Any] = {

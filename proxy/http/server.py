@@ -1,7 +1,7 @@
 """How connections are served: what is not HTTP is answered with a problem, and what clients keep waiting is bounded.
 
-aiohttp bounds the lines of a request's head (8 KiB each, 128 headers), what waits unread of bodies (128 KiB a
-connection) and the time to read the rest of a body nobody wants (10 s). Bodies are `proxy.http.gate`'s. This bounds
+aiohttp bounds the lines of a request's head (8 KiB each, 128 headers), and what waits unread of bodies (128 KiB a
+connection). Bodies are `proxy.http.gate`'s. This bounds
 what is left: whole heads, requests behind another, connections, the time until a request has come, TLS handshakes, and
 answers that are not read.
 
@@ -80,6 +80,8 @@ class Bounds(NamedTuple):
     """Where the bytes of answers count that wait to be read."""
     limit: str = "max_http_connections"
     """What bounds the connections, as the log names it."""
+    lingering: float = 10.0
+    """Seconds, at most, to read the rest of a body that nobody wants, so that its sender gets to read the answer."""
 
 
 class ProblemRunner:
@@ -251,7 +253,7 @@ class _Protocol(web.RequestHandler):
     __slots__ = ("_first", "_server", "_to", "_unread", "_unread_timer")
 
     def __init__(self, server: _Server) -> None:
-        super().__init__(server, loop=server.loop, **_OPTIONS)
+        super().__init__(server, loop=server.loop, lingering_time=server.bounds.lingering, **_OPTIONS)
         self._parser = cast(Any, _Parser(self._parser))
         self._max_msg_queue_size, self._msg_queue_resume_size = _MOST_BEHIND, 0
         self._server = server

@@ -7,6 +7,7 @@ from urllib.parse import quote
 
 import pytest
 
+from proxy.memory import ADMIN_CONNECTIONS
 from testbed.debian import ensure_package
 from tests.integration.broker_api import DEADLINE_SECONDS, VirtualHost, wait_until
 from tests.integration.conftest import SECRETS, Login, StartSidecar
@@ -51,6 +52,27 @@ def test_connections_that_ask_nothing_keep_no_probe_out_and_take_little_memory(s
         assert sidecar.admin("/readyz").status in (200, 503)
         assert sidecar.memory() - before < 16 << 20
     assert "(the admin listener's limit)" in sidecar.log()
+
+
+@pytest.mark.parametrize(
+    "request_head",
+    [
+        "POST /livez HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\nx",
+        "GET /rings/v/{} HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    ],
+    ids=["bodies that do not come", "look-ups that get no answer"],
+)
+def test_requests_that_take_long_keep_no_probe_out(
+    start_sidecar: StartSidecar, login: Login, request_head: str
+) -> None:
+    with ExitStack() as stack:
+        hung = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        sidecar = start_sidecar(management_url=f"http://127.0.0.1:{hung.getsockname()[1]}", lookup_timeout="30")
+        for number in range(2 * ADMIN_CONNECTIONS):
+            client = stack.enter_context(socket.create_connection(("127.0.0.1", sidecar.admin_port), DEADLINE_SECONDS))
+            client.sendall(request_head.format(number).encode())
+            assert sidecar.admin("/livez").status == 200
+        assert "(the admin listener's limit)" not in sidecar.log()
 
 
 def test_an_answer_ends_its_connection(sidecar: Sidecar) -> None:
