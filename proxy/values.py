@@ -95,6 +95,8 @@ def parse_host(value: Any) -> str:
     """A host's name or address, without a port; an IPv6 address as it is, without brackets."""
     if not isinstance(value, str) or not _is_host(value) or (":" in value and value.count(":") == 1):
         raise ConfigError(f"{_shown(value)} is not a host's name without a port")
+    if "*" in value:
+        raise ConfigError(f"{_shown(value)} has a wildcard: list each name, or '*' alone for any")
     return value
 
 

@@ -244,7 +244,7 @@ def test_an_unknown_variable_is_named(tmp_path: Path, variable: str) -> None:
         ("max_in_flight_bytes", ["0"]),
         ("journal_max_bytes", ["0", "1G"]),
         ("max_http_connections", ["0"]),
-        ("host_names", ["ringproxy:15680", "a b", "http://ringproxy", "ok,a/b"]),
+        ("host_names", ["ringproxy:15680", "a b", "http://ringproxy", "ok,a/b", "*.example", "a,*b"]),
         ("route", ["a/b/c", "ok,a//b", "/", "/orders", "orders/", "\udcff"]),
         ("shadow", ["a/b/c"]),
         ("pass", ["a/b/c"]),
