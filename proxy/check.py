@@ -38,7 +38,7 @@ def _checks(settings: Settings) -> list[Callable[[], object]]:
         partial(_listeners, settings),
         partial(_brokers, settings),
         partial(credentials, "broker_password_file", settings.broker_url, settings.broker_password_file),
-        partial(credentials, "management_password_file", settings.management_url, settings.management_password_file),
+        partial(credentials, "management_password_file", settings.management_url[0], settings.management_password_file),
         settings.with_secrets,
         partial(key_form, settings),
     ]

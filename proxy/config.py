@@ -13,7 +13,7 @@ from urllib.parse import unquote
 
 from yarl import URL
 
-from proxy.credentials import secret
+from proxy.credentials import of_url, secret
 from proxy.values import (
     Address,
     ConfigError,
@@ -30,6 +30,8 @@ from proxy.values import (
     parse_path,
     parse_patterns,
     parse_url,
+    parse_urls,
+    place_of,
 )
 from ring.compiled import PURE
 
@@ -77,8 +79,9 @@ class Settings:
         URL("amqp://guest:guest@localhost:5672/"), "AMQP URL of the broker; its path is the default virtual host"
     )
     broker_password_file: Path | None = _setting(None, "file whose first line replaces the password in broker_url")
-    management_url: URL = _setting(
-        URL("http://guest:guest@localhost:15672"), "URL of the management API, with the user that reads bindings"
+    management_url: tuple[URL, ...] = _setting(
+        (URL("http://guest:guest@localhost:15672"),),
+        "URL of the management API, with the user that reads bindings; or those of several nodes, tried in turn",
     )
     management_password_file: Path | None = _setting(
         None, "file whose first line replaces the password in management_url"
@@ -176,18 +179,27 @@ class Settings:
         self._check_journal()
 
     def _check_urls(self) -> None:
-        for name, schemes in (("broker_url", {"amqp", "amqps"}), ("management_url", {"http", "https"})):
-            if getattr(self, name).scheme not in schemes:
-                # Where a URL begins wrongly, what in it is a password cannot be told.
-                raise ConfigError(f"{name}: does not start with {':// or '.join(sorted(schemes))}://")
-        if ":" in (self.management_url.user or ""):
-            raise ConfigError("management_url: HTTP's basic authentication has no way to tell a user with a ':'")
-        if self.management_url.path.rstrip("/").endswith("/api"):
-            raise ConfigError(
-                "management_url: ends in /api, which is appended to it; leave /api off, as in http://user@host:15672"
-            )
+        if self.broker_url.scheme not in ("amqp", "amqps"):
+            # Where a URL begins wrongly, what in it is a password cannot be told.
+            raise ConfigError("broker_url: does not start with amqp:// or amqps://")
+        for number, url in enumerate(self.management_url, 1):
+            if why := self._management_mistake(url):
+                raise ConfigError(f"management_url: {place_of(number, len(self.management_url))}{why}")
         if any(not address.port for address in self.broker_addresses):
             raise ConfigError("broker_addresses: port 0 reaches no broker")
+
+    def _management_mistake(self, url: URL) -> str:
+        """Return what is wrong with one URL of the management API, without its credentials; empty where nothing is."""
+        if url.scheme not in ("http", "https"):
+            return "does not start with http:// or https://"
+        if ":" in (url.user or ""):
+            return "HTTP's basic authentication has no way to tell a user with a ':'"
+        if url.path.rstrip("/").endswith("/api"):
+            return "ends in /api, which is appended to it; leave /api off, as in http://user@host:15672"
+        (user, password), (first_user, first_password) = of_url(url), of_url(self.management_url[0])
+        if user != first_user or (password != first_password and self.management_password_file is None):
+            return "has another user or password than the first: all nodes of a cluster take the same"
+        return ""
 
     def _check_listeners(self) -> None:
         taken: dict[Address, str] = {}
@@ -209,7 +221,7 @@ class Settings:
                     raise ConfigError(f"{given}: needs {missing} too")
         if self.client_ca_file is not None and self.tls_cert_file is None:
             raise ConfigError("client_ca_file: clients show certificates over TLS only; set tls_cert_file")
-        if self.broker_url.scheme != "amqps" and self.management_url.scheme != "https":
+        if self.broker_url.scheme != "amqps" and not self.management_encrypted:
             for name in ("ca_file", "client_cert_file"):
                 if getattr(self, name) is not None:
                     raise ConfigError(f"{name}: neither broker_url is amqps:// nor management_url https://")
@@ -226,6 +238,11 @@ class Settings:
             if self.journal_key_file is not None:
                 given, needed = "journal_key_file", "journal_key = hash"
             raise ConfigError(f"{given}: needs {needed} too")
+
+    @property
+    def management_encrypted(self) -> bool:
+        """Whether some URL of the management API asks for TLS."""
+        return any(url.scheme == "https" for url in self.management_url)
 
     @property
     def is_open(self) -> bool:
@@ -271,15 +288,17 @@ class Settings:
 
     def with_secrets(self) -> Self:
         """Return the settings with the passwords of their files in the URLs. Raises ConfigError."""
-        changes: dict[str, Any] = {}
-        for url, file in (("broker_url", self.broker_password_file), ("management_url", self.management_password_file)):
+        urls = {"broker_url": (self.broker_url,), "management_url": self.management_url}
+        for name, file in (("broker", self.broker_password_file), ("management", self.management_password_file)):
             if file is not None:
-                changes[url] = getattr(self, url).with_password(secret(f"{url.split('_')[0]}_password_file", file))
-        for name in ("broker_url", "management_url"):
-            if changes.get(name, getattr(self, name)).password == HIDDEN:
-                kind = name.removesuffix("_url")
-                raise ConfigError(f"{name}: the password is {HIDDEN!r}, as `config` shows it: set {kind}_password_file")
-        return dataclasses.replace(self, **changes)
+                password = secret(f"{name}_password_file", file)
+                urls[f"{name}_url"] = tuple(url.with_password(password) for url in urls[f"{name}_url"])
+            if any(url.password == HIDDEN for url in urls[f"{name}_url"]):
+                raise ConfigError(
+                    f"{name}_url: the password is {HIDDEN!r}, as `config` shows it: set {name}_password_file"
+                )
+        (broker_url,) = urls["broker_url"]
+        return dataclasses.replace(self, broker_url=broker_url, management_url=urls["management_url"])
 
 
 def is_loopback(host: str) -> bool:
@@ -391,6 +410,7 @@ _PARSERS: dict[Any, Callable[[Any], Any]] = {
     int: parse_integer,
     Address: parse_address,
     URL: parse_url,
+    tuple[URL, ...]: parse_urls,
     Path | None: parse_path,
     str | None: parse_name,
     tuple[str, ...]: parse_patterns,

@@ -23,13 +23,13 @@ class Files:
         self.server_tls = server_tls(settings)
         """Of the HTTP and AMQP listeners; None where they speak plain TCP."""
         self._client_tls = client_tls(settings)
-        encrypted = settings.broker_url.scheme == "amqps", settings.management_url.scheme == "https"
+        encrypted = settings.broker_url.scheme == "amqps", settings.management_encrypted
         self.broker_tls, self.management_tls = (self._client_tls if it_is else None for it_is in encrypted)
         """Asked at each connect; None for plain TCP."""
         self.broker_login = credentials("broker_password_file", settings.broker_url, settings.broker_password_file)
         """Asked at each login for publishes over HTTP; AMQP clients bring their own."""
         self.management_login = credentials(
-            "management_password_file", settings.management_url, settings.management_password_file
+            "management_password_file", settings.management_url[0], settings.management_password_file
         )
         tls = [it.watched for it in (self.server_tls, self._client_tls) if it is not None]
         every: list[object] = [self.access.tokens, *tls, self.broker_login, self.management_login]
@@ -65,6 +65,6 @@ def server_tls(settings: Settings) -> ServerTls | None:
 
 def client_tls(settings: Settings) -> ClientTls | None:
     """TLS towards the broker and the management API; None where neither is encrypted. Raises ConfigError."""
-    if settings.broker_url.scheme != "amqps" and settings.management_url.scheme != "https":
+    if settings.broker_url.scheme != "amqps" and not settings.management_encrypted:
         return None
     return ClientTls(settings.ca_file, settings.client_cert_file, settings.client_key_file)

@@ -35,6 +35,7 @@ class Identity:
     def __init__(self, api: Management, changed: Callable[[], None]) -> None:
         """`changed` is called once its names are others than before."""
         self._api, self._changed = api, changed
+        api.stranger = self.stranger
         self.cluster: str | None = None
         """The name of the cluster; None where the management API has not said it, or cannot."""
         self._own: frozenset[str] = frozenset()
@@ -75,12 +76,24 @@ class Identity:
             if self._fault is not None:
                 raise self._fault
 
+    def stranger(self, cluster: str | None, nodes: frozenset[str]) -> str:
+        """Return why a node that has not been asked so far is of another cluster; empty where it is not.
+
+        A cluster that was renamed meanwhile is known by a node that it had before.
+        """
+        if not self.asked or cluster == self.cluster or cluster in self._own or not nodes.isdisjoint(self._nodes):
+            return ""
+        return f"it is of cluster {cluster!r}, and the node that answered before of {self.cluster!r}"
+
     async def _ask(self, started: float) -> None:
+        switches = self._api.switches
         cluster = await self._api.cluster_name()
         unnamed = cluster is not None and "@" in cluster
         nodes = self._nodes
         if cluster is not None and (unnamed or cluster != self.cluster):
             nodes = await self._api.nodes()
+        if self._api.switches != switches:
+            raise ManagementError("/api/cluster-name: another node of management_url answers now")
         own = frozenset[str]() if cluster is None else frozenset({cluster})
         if cluster is not None and unnamed:
             own |= names_of(cluster, nodes)

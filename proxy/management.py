@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import math
 import ssl
 from collections.abc import Callable, Mapping, Sequence
@@ -13,9 +14,11 @@ import aiohttp
 from yarl import URL
 
 from proxy.credentials import Credentials, of_url
+from proxy.nodes import Node, Nodes
 from proxy.topology import (
     Binding,
     Exchange,
+    TopologyError,
     dead_letters_by_own_name,
     exchange_of,
     parse_bindings,
@@ -24,6 +27,8 @@ from proxy.topology import (
     parse_nodes,
 )
 from proxy.values import Address
+
+log = logging.getLogger(__name__)
 
 MAX_ANSWER = 64 * 1024 * 1024
 """Bytes of one answer that are read before it counts as rubbish; 10,000 bindings are about 1 MB."""
@@ -39,6 +44,10 @@ that ended at once 77 left one open, after 0.02 s 5, after 0.05 s none."""
 _EXCHANGE_COLUMNS = ("name", "type", "internal", "arguments", "message_stats.publish_in")
 
 _QUEUE_COLUMNS = ("name", "arguments", "policy", "effective_policy_definition")
+
+_CLUSTER_NAME = ("cluster-name",)
+_VHOSTS = ("vhosts",)
+_NODE_COLUMNS = ("name", "cluster_state")
 
 _IN_WORDS = {
     401: ", a wrong user or password, no tag management, or no permission in that virtual host",
@@ -59,26 +68,42 @@ class ManagementError(Exception):
         self.retry_after = retry_after
 
 
+class UnansweredError(ManagementError):
+    """A node of the management API refused the connection, hung, or failed by itself: another node may answer."""
+
+    def __init__(self, shown: str, why: str, retry_after: float = 0.0) -> None:
+        """Takes the path that was asked for, and `why` without it. `retry_after` as in ManagementError."""
+        super().__init__(f"{shown}: {why}", retry_after)
+        self.why = why
+
+
 class NotAskableError(ManagementError):
     """A name for which the management API cannot be asked, whatever is tried."""
 
 
 class Management:
-    """A client of one management API, at most eight requests at a time. Use as an async context manager."""
+    """A client of one cluster's management API, at most eight requests at a time. Use as an async context manager.
+
+    Where several URLs are given, a request that one node does not answer is put to the next. No answer counts of a node
+    that takes the place of another before `stranger` has told that its cluster is the same.
+    """
 
     def __init__(
         self,
-        url: URL,
+        urls: Sequence[URL],
         timeout: float,
         credentials: Credentials | None = None,
         tls: Callable[[], ssl.SSLContext] | None = None,
     ) -> None:
-        """`timeout` in seconds limits one request, its body included.
+        """Takes the URLs of the cluster's nodes, one at least. `timeout` in seconds limits what one node may take for a
+        request, its body included.
 
-        `credentials`, where not those in the URL, and `tls`, where not the system's, are asked for at each request.
+        `credentials`, where not those in the first URL, and `tls`, where not the system's, are asked for each time.
         """
-        self._base = url.with_user(None).with_password(None).with_query(None).with_fragment(None)
-        self._credentials = credentials or (lambda: of_url(url))
+        self._nodes = Nodes(urls)
+        self.stranger: Callable[[str | None, frozenset[str]], str] = lambda cluster, nodes: ""
+        """Tells why a cluster of that name, with those nodes, is another one than before; empty where it is not."""
+        self._credentials = credentials or (lambda: of_url(urls[0]))
         self._tls = tls
         self._timeout = timeout
         self._session: aiohttp.ClientSession | None = None
@@ -100,25 +125,25 @@ class Management:
         """Closes the session."""
         if self._session is not None:
             await self._session.close()
-            if self._base.scheme == "https":
+            if any(node.base.scheme == "https" for node in self._nodes.all):
                 await asyncio.sleep(_TLS_CLOSES_WITHIN)
+
+    @property
+    def switches(self) -> int:
+        """How often another node than before became the one that is asked."""
+        return self._nodes.switches
 
     async def cluster_name(self) -> str | None:
         """The name of the cluster that answers; None from an API without that page, which RabbitMQ's has."""
-        answer = await self._get(["cluster-name"], ["name"])
-        if answer is None:
-            return None
-        if not isinstance(answer, dict) or not isinstance(answer.get("name"), str):
-            raise ManagementError(f"/api/cluster-name: {str(answer)[:60]!r} names no cluster")
-        return str(answer["name"])
+        return _cluster_name(await self._get(_CLUSTER_NAME, ["name"]))
 
     async def vhosts(self) -> frozenset[str]:
         """The virtual hosts that the user may see."""
-        return parse_names(await self._required(["vhosts"], ["name"]), "virtual host")
+        return parse_names(await self._required(_VHOSTS, ["name"]), "virtual host")
 
     async def nodes(self) -> frozenset[str]:
         """The cluster's nodes, as far as its virtual hosts tell: any management user may ask for those."""
-        return parse_nodes(await self._required(["vhosts"], ["name", "cluster_state"]))
+        return parse_nodes(await self._required(_VHOSTS, _NODE_COLUMNS))
 
     async def exchange_names(self, vhost: str) -> frozenset[str] | None:
         """The exchanges of a virtual host; None where there is no such virtual host."""
@@ -155,32 +180,97 @@ class Management:
         return answer
 
     async def _get(self, path: Sequence[str], columns: Sequence[str]) -> object | None:
-        """The JSON of one answer, None for 404. Raises ManagementError."""
+        """Return the JSON of the answer of the first node that answers, None for 404. Raises ManagementError."""
+        if not _DOTS.isdisjoint(path):
+            raise NotAskableError(f"{_shown(path)}: the management API cannot be asked for what is called '.' or '..'")
+        faults: dict[Node, UnansweredError] = {}
+        for node in self._nodes.in_turn():
+            try:
+                if self._nodes.is_other(node):
+                    await self._admit(node, faults)
+                answer = await self._ask(node, path, columns)
+            except UnansweredError as error:
+                self._nodes.failed(node)
+                faults[node] = error
+            except ManagementError:
+                self._nodes.answered(node)
+                raise
+            else:
+                self._nodes.answered(node)
+                return answer
+        raise _together(_shown(path), [(node, faults[node]) for node in self._nodes.all])
+
+    async def _admit(self, node: Node, faults: Mapping[Node, ManagementError]) -> None:
+        """Makes a node the one that is asked, if it is of the same cluster as before. Raises UnansweredError."""
+        try:
+            cluster = _cluster_name(await self._ask(node, _CLUSTER_NAME, ["name"]))
+            nodes = frozenset[str]()
+            if cluster is not None:
+                nodes = parse_nodes(await self._ask(node, _VHOSTS, _NODE_COLUMNS))
+        except UnansweredError:
+            raise
+        except (ManagementError, TopologyError) as error:
+            raise UnansweredError(_shown(_CLUSTER_NAME), f"its cluster cannot be told: {error}") from None
+        if why := self.stranger(cluster, nodes):
+            if why != node.stranger:
+                log.error("management_url: %s is not asked: %s", node, why)
+            node.stranger = why
+            raise UnansweredError(_shown(_CLUSTER_NAME), why)
+        node.stranger = ""
+        if self._nodes.is_other(node):
+            told = "".join(f"; {other}: {fault}" for other, fault in faults.items() if other is self._nodes.current)
+            log.warning("management_url: %s is asked from now on%s", node, told)
+            self._nodes.switch(node)
+
+    async def _ask(self, node: Node, path: Sequence[str], columns: Sequence[str]) -> object | None:
+        """Return the JSON of one node's answer, None for 404.
+
+        Raises UnansweredError where another node may answer, and ManagementError.
+        """
         if self._session is None:
             raise RuntimeError("the management client is not open")
         shown = _shown(path)
-        if not _DOTS.isdisjoint(path):
-            raise NotAskableError(f"{shown}: the management API cannot be asked for what is called '.' or '..'")
-        url = URL(f"{str(self._base).rstrip('/')}{shown}?columns={','.join(columns)}", encoded=True)
+        url = URL(f"{str(node.base).rstrip('/')}{shown}?columns={','.join(columns)}", encoded=True)
         authorization = {"Authorization": aiohttp.encode_basic_auth(*self._credentials())}
         tls = self._tls() if self._tls is not None else True
         try:
             async with self._session.get(url, headers=authorization, ssl=tls, allow_redirects=False) as response:
                 if response.status == 404:
                     return None
+                if response.status >= 500:
+                    raise UnansweredError(shown, str(response.status), _retry_after(response.headers))
                 if response.status != 200:
                     why = _IN_WORDS.get(response.status, "")
                     raise ManagementError(f"{shown}: {response.status}{why}", _retry_after(response.headers))
                 return _decoded(await _limited(response))
         except TimeoutError:
-            raise ManagementError(f"{shown}: no answer within {self._timeout:g} s") from None
+            raise UnansweredError(shown, f"no answer within {self._timeout:g} s") from None
         except aiohttp.ClientConnectorError as error:
-            raise ManagementError(f"{shown}: {_not_connected(error)}") from None
+            raise UnansweredError(shown, _not_connected(error)) from None
         except (aiohttp.ClientError, OSError) as error:
             # Some of aiohttp's messages have several lines.
-            raise ManagementError(f"{shown}: {' '.join(str(error).split()) or type(error).__name__}") from None
+            raise UnansweredError(shown, " ".join(str(error).split()) or type(error).__name__) from None
         except (ValueError, RecursionError) as error:
             raise ManagementError(f"{shown}: not an answer of the management API: {error}") from None
+
+
+def _together(shown: str, faults: Sequence[tuple[Node, UnansweredError]]) -> UnansweredError:
+    """Return the error of a request that no node answered."""
+    if len(faults) == 1:
+        return faults[0][1]
+    why = "; ".join(f"{node}: {fault.why}" for node, fault in faults)
+    return UnansweredError(
+        shown, f"none of {len(faults)} nodes answers: {why}", min(fault.retry_after for _, fault in faults)
+    )
+
+
+def _cluster_name(answer: object | None) -> str | None:
+    """Return the name in an answer for the cluster's name; None where there is no such page. Raises ManagementError."""
+    if answer is None:
+        return None
+    if not isinstance(answer, dict) or not isinstance(answer.get("name"), str):
+        raise ManagementError(f"/api/cluster-name: {str(answer)[:60]!r} names no cluster")
+    return str(answer["name"])
 
 
 def _not_connected(error: aiohttp.ClientConnectorError) -> str:

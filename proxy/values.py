@@ -124,6 +124,32 @@ def parse_url(value: Any) -> URL:
     return url
 
 
+# A comma may be part of a password, so that only one before the next URL's scheme ends a URL.
+_BETWEEN_URLS = re.compile(r"\s*,\s*(?=[A-Za-z][A-Za-z0-9+.-]*://)")
+
+
+def parse_urls(value: Any) -> tuple[URL, ...]:
+    """One URL or several: a list, or a string with commas between them. A mistake in one names its place."""
+    items = value if isinstance(value, list) else _BETWEEN_URLS.split(str(value).strip())
+    if not items:
+        raise ConfigError("names no URL")
+    urls = []
+    for number, item in enumerate(items, 1):
+        try:
+            url = parse_url(item)
+            if "," in (url.host or ""):
+                raise ConfigError("has a comma in its host's name: each URL of a list begins with its scheme")
+        except ConfigError as error:
+            raise ConfigError(f"{place_of(number, len(items))}{error}") from None
+        urls.append(url)
+    return tuple(urls)
+
+
+def place_of(number: int, count: int) -> str:
+    """Return what tells one item of several in a message, by its number from 1; empty where it is the only one."""
+    return f"URL {number} of {count}: " if count > 1 else ""
+
+
 def parse_path(value: Any) -> Path:
     """A file's path."""
     if not isinstance(value, str) or not value or "\0" in value:

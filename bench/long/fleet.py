@@ -76,7 +76,7 @@ async def _run(management_url: str, exchange: str, seconds: float) -> None:
     interval = settings.sync_interval * READERS / SIDECARS
     async with AsyncExitStack() as stack:
         for _ in range(READERS):
-            api = await stack.enter_async_context(Management(URL(management_url), 30.0))
+            api = await stack.enter_async_context(Management([URL(management_url)], 30.0))
             selection = Selection(settings.route, settings.shadow, settings.pass_)
             reader = Sync(
                 api,

@@ -77,5 +77,6 @@ async def _look(options: Options, routes: Routes) -> None:
 
 
 def _management(settings: Settings) -> Management:
-    url = settings.management_url
-    return Management(url, settings.management_timeout, lambda: of_url(url), tls_of(url, settings))
+    urls = settings.management_url
+    encrypted = next((url for url in urls if url.scheme == "https"), urls[0])
+    return Management(urls, settings.management_timeout, lambda: of_url(urls[0]), tls_of(encrypted, settings))

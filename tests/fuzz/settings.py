@@ -48,7 +48,7 @@ def _check(settings: Settings) -> None:
     told = tomllib.loads(shown)
     assert set(told) <= set(_NAMES)
     with tempfile.NamedTemporaryFile(suffix=".toml") as file:
-        hidden = [name for name in _URLS if "***" in told[name]]
+        hidden = [name for name in _URLS if "***" in str(told[name])]
         file.write(shown.replace(":***@", ":shown@").encode())
         file.flush()
         again = Settings.load(Path(file.name), {}, {})

@@ -86,7 +86,7 @@ def test_tls_is_of_urls_that_ask_for_it(tmp_path: Path) -> None:
     file = tmp_path / "ca.crt"
     urls = {"broker_url": "amqps://h/", "management_url": "http://h/"}
     settings = parse({**urls, "exchange": "e", "ca_file": str(file)}).settings
-    assert tls_of(settings.management_url, settings) is None
+    assert tls_of(settings.management_url[0], settings) is None
     with pytest.raises(ConfigError, match=r"^ca_file: "):
         tls_of(settings.broker_url, settings)
 

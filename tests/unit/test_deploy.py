@@ -152,7 +152,7 @@ def test_every_setting_of_the_manifest_is_explained(environment: dict[str, str])
 def test_the_passwords_are_the_mounted_files_of_the_secret(
     pod: dict[str, Any], sidecar: dict[str, Any], environment: dict[str, str], settings: Settings
 ) -> None:
-    assert settings.broker_url.password == settings.management_url.password == "from-a-file"
+    assert settings.broker_url.password == settings.management_url[0].password == "from-a-file"
     (mount,) = sidecar["volumeMounts"]
     (volume,) = (each for each in pod["volumes"] if each["name"] == mount["name"])
     assert mount["readOnly"]

@@ -50,7 +50,7 @@ def test_defaults_are_the_documented_ones() -> None:
     defaults = Settings()
     for name, text in documented.items():
         value = getattr(defaults, "pass_" if name == "pass" else name)
-        shown = ",".join(value) if isinstance(value, tuple) and not hasattr(value, "port") else str(value)
+        shown = ",".join(map(str, value)) if isinstance(value, tuple) and not hasattr(value, "port") else str(value)
         assert text == (f"{value:g}" if isinstance(value, float) else shown), name
 
 

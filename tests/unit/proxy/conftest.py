@@ -17,7 +17,7 @@ async def fake() -> AsyncIterator[FakeManagement]:
 
 @pytest.fixture
 async def api(fake: FakeManagement) -> AsyncIterator[Management]:
-    async with Management(fake.url, timeout=10) as made:
+    async with Management([fake.url], timeout=10) as made:
         yield made
 
 

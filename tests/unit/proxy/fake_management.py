@@ -35,6 +35,8 @@ class FakeManagement:
         self.requests: list[str] = []
         """Paths as they came, without their queries."""
         self.authorizations: set[str | None] = set()
+        self.transports: set[asyncio.Transport] = set()
+        """Connections of requests that were made."""
         self.url = URL()
 
     def exchange(self, name: str, *bindings: dict[str, Any], vhost: str = "/", **fields: Any) -> None:
@@ -68,6 +70,8 @@ class FakeManagement:
     async def handle(self, request: web.Request) -> web.StreamResponse:
         path = request.rel_url.raw_path
         self.requests.append(path)
+        if request.transport is not None:
+            self.transports.add(request.transport)
         self.authorizations.add(request.headers.get("Authorization"))
         for where, fault in self.faults:
             if path == where or (where.endswith("/") and path.startswith(where)):

@@ -72,9 +72,10 @@ async def syncing(
     pass_: tuple[str, ...] = (),
     on_dead_letter: OnDeadLetter = "pass",
     named: tuple[Name, ...] = (),
+    others: tuple[FakeManagement, ...] = (),
 ) -> AsyncIterator[Made]:
-    """Without `running`, readings are made only where a test asks for them."""
-    async with Management(fake.url, 10) as api:
+    """Without `running`, readings are made only where a test asks for them. `others` are further nodes."""
+    async with Management([node.url for node in (fake, *others)], 10) as api:
         router = Router(LONG, refuse_stale=False, clock=lambda: float(vars(sync_module)["time"].monotonic()))
         sync = Sync(
             api,

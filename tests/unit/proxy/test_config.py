@@ -37,7 +37,10 @@ def test_defaults_are_those_documented() -> None:
     settings = Settings.load(None, {}, {})
     assert settings == Settings()
     assert str(settings.broker_url) == "amqp://guest:guest@localhost:5672/"
-    assert str(settings.management_url) in ("http://guest:guest@localhost:15672", "http://guest:guest@localhost:15672/")
+    assert str(settings.management_url[0]) in (
+        "http://guest:guest@localhost:15672",
+        "http://guest:guest@localhost:15672/",
+    )
     listeners = (settings.amqp_listen, settings.http_listen, settings.admin_listen)
     assert [str(address) for address in listeners] == ["127.0.0.1:5673", "127.0.0.1:15680", "127.0.0.1:15681"]
 
@@ -370,7 +373,7 @@ QUOTED = "s3cret%2F%40%3A%2541%20%C3%A9%E2%82%AC"
 
 
 def test_a_password_with_any_characters_can_be_given_in_a_url(tmp_path: Path) -> None:
-    url = load(tmp_path, management_url=f"http://us%40er:{QUOTED}@h:1").management_url
+    (url,) = load(tmp_path, management_url=f"http://us%40er:{QUOTED}@h:1").management_url
     assert url.password == SECRET
     assert of_url(url) == ("us@er", SECRET)
 
@@ -394,7 +397,48 @@ def test_a_management_url_that_ends_in_api_is_a_mistake(tmp_path: Path, url: str
     message = mistake(tmp_path, management_url=url)
     assert message.startswith("management_url: ends in /api, which is appended to it; leave /api off")
     assert "hush" not in message
-    assert load(tmp_path, management_url="http://h/rabbit").management_url.path == "/rabbit"
+    assert load(tmp_path, management_url="http://h/rabbit").management_url[0].path == "/rabbit"
+
+
+def test_several_management_urls_are_a_list_or_text_with_commas_between(tmp_path: Path) -> None:
+    urls = (URL("http://me:a,b@h1:1"), URL("https://me:a,b@h2:2/below"))
+    for written in ("http://me:a,b@h1:1,https://me:a,b@h2:2/below", "http://me:a,b@h1:1 , https://me:a,b@h2:2/below "):
+        assert load(tmp_path, management_url=written).management_url == urls
+    told = load(tmp_path, 'management_url = ["http://me:a,b@h1:1", "https://me:a,b@h2:2/below"]')
+    assert told.management_url == urls
+    assert told.management_encrypted
+    assert "a,b" not in describe(told)
+    assert describe(told).count("me:***@h") == 2
+    # A comma alone ends no URL.
+    assert load(tmp_path, management_url="http://me:a,b@h1:1").management_url == urls[:1]
+
+
+@pytest.mark.parametrize(
+    ("urls", "why"),
+    [
+        ("http://a:hush@h, ftp://a:hush@h", "URL 2 of 2: does not start with http:// or https://"),
+        ("http://a:hush@h,http://a:hush@h/api,http://h", "URL 2 of 3: ends in /api"),
+        ("http://a:hush@h,http://a:hush@h:0", "URL 2 of 2: not a URL like"),
+        ("http://a:hush@h,http://a:more@h2", "URL 2 of 2: has another user or password than the first"),
+        ("http://a:hush@h,http://h2", "URL 2 of 2: has another user or password than the first"),
+        ("http://a:hush@h1,h2", "has a comma in its host's name"),
+        ("http://a%3Ab:hush@h,http://a%3Ab:hush@h2", "URL 1 of 2: HTTP's basic authentication"),
+    ],
+)
+def test_a_mistake_in_one_of_several_urls_names_its_place(tmp_path: Path, urls: str, why: str) -> None:
+    message = mistake(tmp_path, management_url=urls)
+    assert message.startswith(f"management_url: {why}")
+    assert "hush" not in message
+    assert "more" not in message
+    assert mistake(tmp_path, "management_url = []") == f"{tmp_path}/ringproxy.toml: management_url: names no URL"
+
+
+def test_one_password_file_is_for_all_management_urls(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text(SECRET)
+    urls = "http://me:old@h1,http://me@h2"
+    settings = load(tmp_path, management_url=urls, management_password_file=str(tmp_path / "secret"))
+    assert [of_url(url) for url in settings.management_url] == [("me", SECRET)] * 2
+    assert "'***'" in mistake(tmp_path, management_url="http://me:***@h1,http://me:***@h2")
 
 
 def test_a_user_that_basic_authentication_cannot_tell_is_a_mistake(tmp_path: Path) -> None:
@@ -414,9 +458,9 @@ def test_a_secret_is_the_first_line_of_its_file(tmp_path: Path, ending: str) -> 
         management_url="http://h:1",
         management_password_file=str(file),
     )
-    assert settings.broker_url.password == settings.management_url.password == SECRET
+    assert settings.broker_url.password == settings.management_url[0].password == SECRET
     assert (settings.broker_url.user, settings.default_vhost) == ("me", "v")
-    assert of_url(settings.management_url) == ("guest", SECRET)
+    assert of_url(settings.management_url[0]) == ("guest", SECRET)
 
 
 def test_a_secret_is_not_stripped(tmp_path: Path) -> None:
@@ -495,7 +539,7 @@ def test_describe_is_toml_that_gives_the_same_settings(tmp_path: Path, flags: di
 def test_describe_of_secret_files_is_toml(tmp_path: Path) -> None:
     (tmp_path / 'a "secret"').write_text("x\n")
     settings = load(tmp_path, broker_url="amqp://me:y@h", broker_password_file=str(tmp_path / 'a "secret"'))
-    again = load(tmp_path, describe(settings), management_url=str(settings.management_url))
+    again = load(tmp_path, describe(settings), management_url=str(settings.management_url[0]))
     assert again == settings
 
 

@@ -68,7 +68,7 @@ async def test_what_it_asks_and_what_it_gives(fake: FakeManagement, api: Managem
 
 async def test_it_logs_in_as_whoever_it_is_now(fake: FakeManagement) -> None:
     passwords = iter(["old", "ne:w é"])
-    async with Management(fake.url, 10, lambda: ("me", next(passwords))) as api:
+    async with Management([fake.url], 10, lambda: ("me", next(passwords))) as api:
         await api.vhosts()
         await api.vhosts()
     expected = {"Basic " + base64.b64encode(text.encode()).decode() for text in ("me:old", "me:ne:w é")}
@@ -86,7 +86,7 @@ async def test_tls_is_asked_for_at_each_request(fake: FakeManagement, tmp_path: 
     server = TestServer(app)
     await server.start_server(ssl=tls.context)
     url = URL.build(scheme="https", host="127.0.0.1", port=server.port)
-    async with server, Management(url, 10, tls=ClientTls(ca, None, None)) as api:
+    async with server, Management([url], 10, tls=ClientTls(ca, None, None)) as api:
         assert await api.vhosts() == {"/"}
         ca.write_bytes(other.certificate.read_bytes())
         with pytest.raises(ManagementError, match="certificate verify failed"):
@@ -135,7 +135,7 @@ async def test_names_that_no_path_can_hold_are_not_asked_for(fake: FakeManagemen
 
 async def test_a_path_below_which_the_api_is(fake: FakeManagement) -> None:
     for path in ("/below", "/below/"):
-        async with Management(fake.url.with_path(path), timeout=10) as api:
+        async with Management([fake.url.with_path(path)], timeout=10) as api:
             with pytest.raises(ManagementError):
                 await api.vhosts()
     assert fake.requests == ["/below/api/vhosts"] * 2
@@ -233,7 +233,7 @@ async def test_an_answer_too_large_is_not_read_to_its_end(
 
 async def test_no_answer_in_time_is_an_error(fake: FakeManagement) -> None:
     fake.fail(silent)
-    async with Management(fake.url, timeout=0.05) as api:
+    async with Management([fake.url], timeout=0.05) as api:
         assert "no answer within 0.05 s" in str(await fault_of(api))
 
 
@@ -245,7 +245,7 @@ async def test_a_body_that_never_ends_is_no_answer_in_time(fake: FakeManagement)
         return await silent(request)
 
     fake.fail(drip)
-    async with Management(fake.url, timeout=0.05) as api:
+    async with Management([fake.url], timeout=0.05) as api:
         assert "no answer within 0.05 s" in str(await fault_of(api))
 
 
@@ -255,7 +255,7 @@ async def test_nobody_listens(fake: FakeManagement) -> None:
         bound.bind(("127.0.0.1", 0))
         port = bound.getsockname()[1]
         for scheme in ("http", "https"):
-            async with Management(fake.url.with_scheme(scheme).with_port(port), timeout=10) as api:
+            async with Management([fake.url.with_scheme(scheme).with_port(port)], timeout=10) as api:
                 told = str(await fault_of(api))
             assert told == (
                 f"/api/cluster-name: management_url: 127.0.0.1:{port} refuses connections; "
@@ -264,7 +264,7 @@ async def test_nobody_listens(fake: FakeManagement) -> None:
 
 
 async def test_a_host_without_an_address() -> None:
-    async with Management(URL("http://reader:hush@no-such-host.invalid:1"), timeout=10) as api:
+    async with Management([URL("http://reader:hush@no-such-host.invalid:1")], timeout=10) as api:
         told = str(await fault_of(api))
     assert told.startswith("/api/cluster-name: management_url: no connection to no-such-host.invalid:1: ")
     assert "ssl:default" not in told
@@ -275,10 +275,10 @@ async def test_proxies_in_the_environment_are_for_the_way_out(
 ) -> None:
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
     monkeypatch.delenv("no_proxy", raising=False)
-    async with Management(fake.url, timeout=10) as api:
+    async with Management([fake.url], timeout=10) as api:
         assert await api.vhosts() == {"/"}
 
 
 async def test_it_must_be_open(fake: FakeManagement) -> None:
     with pytest.raises(RuntimeError, match="not open"):
-        await Management(fake.url, timeout=1).vhosts()
+        await Management([fake.url], timeout=1).vhosts()

@@ -109,7 +109,7 @@ async def test_one_exchange_that_hangs_does_not_stop_publishes_to_others_from_be
 
 async def test_stopping_ends_it(fake: FakeManagement) -> None:
     fake.fail(silent)
-    async with Management(fake.url, 10) as api:
+    async with Management([fake.url], 10) as api:
         sync = Sync(
             api,
             Router(LONG, refuse_stale=False),
