@@ -10,8 +10,11 @@ from testbed.supervisor import Supervisor
 
 
 @contextmanager
-def private_cluster(installation: Installation, size: int) -> Iterator[list[Node]]:
-    """Give the running nodes of one cluster (one node is a cluster, too), and leave nothing of them behind."""
+def private_cluster(installation: Installation, size: int, advanced: str = "[].\n") -> Iterator[list[Node]]:
+    """Give the running nodes of one cluster (one node is a cluster, too), and leave nothing of them behind.
+
+    `advanced` is the text of each node's advanced.config: Erlang terms, for what rabbitmq.conf has no setting for.
+    """
     with Supervisor() as supervisor:
         epmd_port = start_epmd(installation, supervisor)
         nodes = [Node(installation, supervisor, epmd_port) for _ in range(size)]
@@ -19,6 +22,7 @@ def private_cluster(installation: Installation, size: int) -> Iterator[list[Node
         lines += [f"cluster_formation.classic_config.nodes.{n} = {node.name}" for n, node in enumerate(nodes, 1)]
         for node in nodes:
             (node.folder / "conf.d" / "cluster.conf").write_text("\n".join(lines) + "\n")
+            (node.folder / "advanced.config").write_text(advanced)
         with ThreadPoolExecutor() as pool:
             list(pool.map(Node.start, nodes))
         yield nodes
