@@ -14,7 +14,7 @@ class Backlog:
     The methods of one channel take effect in the order in which they were sent, so the whole channel waits.
     """
 
-    __slots__ = ("forced", "pieces", "size", "unread")
+    __slots__ = ("forced", "pieces", "seen", "size", "unread")
 
     def __init__(self, unread: Unread) -> None:
         """`unread` is what the first frame waits for; no frame is here yet."""
@@ -25,7 +25,9 @@ class Backlog:
         self.size = 0
         """Bytes of them all."""
         self.forced: Route | None = None
-        """The route of the first frame's publish, where a look-up found one for this publish alone."""
+        """The route of the first frame's publish, where a look-up found one for publishes that came before it alone."""
+        self.seen = 0
+        """How many of the pieces had come when that look-up began: later ones may need what it does not show."""
 
     def add(self, data: bytes) -> None:
         """Adds a frame, or the next part of one."""

@@ -135,7 +135,7 @@ class Connection:
         self.held: Unread | None = None
         """What the frame that is just looked at must wait for; its channel's backlog keeps both."""
         self.forced: Route | None = None
-        """The route of that frame, where it was found for this publish alone."""
+        """The route of the frames that are just taken from a backlog, where it was found for those alone."""
         self.waiting: dict[int, Channel] = {}
         """The channels that have a backlog, by number, in the order in which they came to wait."""
         self.withheld = 0
@@ -143,7 +143,7 @@ class Connection:
         self.stalled = False
         """The first frame of `client_rest` must wait until a channel goes on, and the client is not read meanwhile.
 
-        So it is where the backlogs are too large together, and at the client's connection.close, which may not
+        A frame that has begun is read to its end before, since nothing that waits can go on in the midst of it. So it is where the backlogs are too large together, and at the client's connection.close, which may not
         overtake what the client has sent before it.
         """
         self.parked = Parking()
@@ -205,7 +205,9 @@ class Connection:
     @property
     def paused(self) -> bool:
         """Whether the client is not to be read until the broker has sent more, or a channel that waits goes on."""
-        return self.ahead or ((self.stalled or self.crowded is not None) and self.running)
+        if self.stalled and not self.client_skip and self.running:
+            return True
+        return self.ahead or (self.crowded is not None and self.running)
 
     def still_crowded(self) -> bool:
         """Return whether a channel still has too many publishes without an answer: more than half of the most."""

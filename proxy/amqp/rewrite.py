@@ -70,7 +70,7 @@ def from_client(c: Connection, data: bytes) -> None:
     channel, and what follows on that channel as well; `resume` takes them again. Where `paused` is set the client must
     not be read, and `from_client(c, b"")` goes on once it is not any more.
     """
-    if c.waiting:
+    if c.waiting or c.stalled:
         resume(c)
     if c.phase != Phase.RUNNING:
         take = handshake.from_client if c.phase is Phase.HANDSHAKE else closing.late_from_client
@@ -78,12 +78,17 @@ def from_client(c: Connection, data: bytes) -> None:
         return
     if c.client_rest:
         data, c.client_rest = c.client_rest + data, b""
+    inside, behind = c.client_skip, b""
     if c.stalled or c.still_crowded():
-        c.client_rest = data
+        # But for the end of a frame that has begun: nothing that waits can go on before it.
+        data, behind = data[:inside], data[inside:]
+    if data:
+        _from_client(c, data)
+    if c.phase != Phase.RUNNING:
+        closing.late_from_client(c, behind)
         return
-    inside = c.client_skip > 0
-    _from_client(c, data)
-    if inside and c.waiting:
+    c.client_rest += behind
+    if inside and (c.waiting or c.stalled):
         resume(c)
 
 
@@ -102,12 +107,16 @@ def resume(c: Connection) -> None:
         channel.backlog = None
         c.withheld -= backlog.size
         rest, c.client_rest, c.forced = c.client_rest, b"", backlog.forced
-        _from_client(c, b"".join(backlog.pieces))
+        _from_client(c, b"".join(backlog.pieces[: backlog.seen]))
         c.forced = None
+        behind = b"".join(backlog.pieces[backlog.seen :])
+        if behind and c.phase is Phase.RUNNING and c.crowded is None:
+            _from_client(c, behind)
+            behind = b""
         if c.phase > Phase.RUNNING:
-            closing.late_from_client(c, rest)
+            closing.late_from_client(c, behind + rest)
             return
-        c.client_rest += rest
+        c.client_rest += behind + rest
         if c.crowded is not None:
             return
     if c.stalled and c.withheld <= MOST_WITHHELD:
@@ -182,10 +191,15 @@ def _from_client(c: Connection, data: bytes) -> None:  # noqa: C901 - one loop, 
             channel = channels.get(number)
             replaced: bytes | None = None
             if channel is None:
-                if c.waiting and not number and _is_close(kind, data, i, end):
+                waits = c.waiting.get(number) if c.waiting else None
+                if waits is not None:
+                    # The number is free by now, and its channel.open has yet to go on.
+                    replaced = _withhold(c, waits, data[i:end])
+                elif c.waiting and not number and _is_close(kind, data, i, end):
                     c.stalled = True
                     break
-                replaced = outside.from_client(c, kind, number, data, i, end)
+                else:
+                    replaced = outside.from_client(c, kind, number, data, i, end)
             elif channel.backlog is not None:
                 replaced = _withhold(c, channel, data[i:end])
             elif channel.state >= _REFUSING:

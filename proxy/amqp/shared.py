@@ -73,10 +73,11 @@ class Shared:
     async def resolve(self, c: Connection, channel: Channel, backlog: Backlog, unread: Unread, asked: float) -> str:
         """Reads the exchange that a channel's publish has waited for since `asked`, monotonic.
 
-        Returns why that failed, or an empty string. Where the route was found for this publish alone, the backlog says
-        so from then on.
+        Returns why that failed, or an empty string. Where the route was found for what has come by now alone, the
+        backlog says so from then on.
         """
         exchange = publishing.held_publish(channel)
+        backlog.seen = len(backlog.pieces)
         left = asked + self.lookup_timeout - time.monotonic()
         if unread.refused or left <= 0 or (unread.other_cluster and not await self._same_cluster(c, left)):
             return unread.why
@@ -91,7 +92,9 @@ class Shared:
                 backlog.forced = c.table.absent(exchange)
             else:
                 gone = {Destination("exchange", unread.name[1])}
-                await self.sync.refresh((c.vhost, exchange.decode()), "an exchange behind it is gone", gone)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(asked + self.lookup_timeout - time.monotonic()):
+                        await self.sync.refresh((c.vhost, exchange.decode()), "an exchange behind it is gone", gone)
         except NotReadable as error:
             return str(error)
         else:

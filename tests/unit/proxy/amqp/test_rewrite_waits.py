@@ -3,9 +3,10 @@
 import pytest
 from pamqp import base, commands
 
+from proxy.amqp import connection, publishing
 from proxy.amqp.backlog import MOST_WITHHELD
 from proxy.amqp.connection import Phase
-from proxy.amqp.routes import UNANSWERED
+from proxy.amqp.routes import UNANSWERED, Route
 from proxy.router import PassReason
 from tests.unit.proxy.amqp import wire
 from tests.unit.proxy.amqp.rewriting import TRAILING, with_ring
@@ -184,3 +185,75 @@ def test_a_publish_does_not_wait_for_what_changes_no_ring(request_: base.Frame) 
     w = with_ring()
     assert published(w.client(made(1, request_) + message(1, b"x", b"k")))
     assert w.held is None
+
+
+def test_a_client_is_read_to_the_end_of_its_frame_however_much_waits() -> None:
+    """Nothing goes on in the midst of one, so the client could not be read for ever."""
+    data = message(1, b"later", b"k", bytes(MOST_WITHHELD)) + message(2, b"", b"q")
+    for cut in (MOST_WITHHELD - 10, MOST_WITHHELD + 10):
+        for size in (5, len(data)):
+            w = Wire(frame_max=MOST_WITHHELD * 2)
+            w.client(data[:cut])
+            rest, out = data[cut:], b""
+            while rest and not w.c.paused:
+                out += w.client(rest[:size])
+                rest = rest[size:]
+            assert w.c.client_skip == 0
+            w.router.put(("/", "later"), known(QUEUES))
+            out += w.resumed()
+            while rest:
+                assert not w.c.paused
+                out += w.client(rest[:size])
+                rest = rest[size:]
+            assert sorted(one.channel for one in published(out)) == [1, 2]
+            assert (w.c.stalled, w.c.withheld, w.c.client_rest) == (False, 0, b"")
+
+
+@pytest.mark.parametrize("size", [1, 7, 1 << 20])
+def test_a_number_that_is_free_again_waits_on_in_the_midst_of_anothers_frame(size: int) -> None:
+    """What is sent on it behind its channel.open goes out behind that."""
+    w = Wire()
+    big = publish(2, b"", b"q") + header(2, 100) + body(2, bytes(100))
+    closed, opened = made(1, commands.Channel.Close(200, "", 0, 0)), made(1, commands.Channel.Open())
+    behind = message(1, b"", b"q2")
+    w.client(closed + opened + big[:-50])
+    w.broker(made(1, commands.Channel.CloseOk()))
+    data, out = big[-50:] + behind + TRAILING, b""
+    for at in range(0, len(data), size):
+        out += w.client(data[at : at + size])
+    out += w.client(b"")
+    assert out.startswith(big[-50:])
+    assert sorted([out.index(opened), out.index(behind)]) == [out.index(opened), out.index(behind)]
+    assert (w.c.waiting, w.c.withheld, w.c.client_rest) == ({}, 0, b"")
+    assert list(w.c.channels) == [2, 1]
+
+
+def test_what_waits_for_room_goes_on_though_a_channel_gets_crowded_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publishing, "MOST_UNSETTLED", 2)
+    monkeypatch.setattr(connection, "MOST_UNSETTLED", 2)
+    w = Wire(confirming=True)
+    bye = close_connection(200, b"bye")
+    w.client(message(1, b"later", b"k", b"") * 2 + message(2, b"", b"q") + bye)
+    w.router.put(("/", "later"), known(QUEUES))
+    assert len(published(w.resumed())) == 2
+    assert w.c.paused
+    w.broker(ack(1, 1, multiple=True))
+    w.client(b"")
+    assert (w.c.paused, w.c.phase, w.c.goodbye) == (False, Phase.LEAVING, bye)
+
+
+def test_what_was_found_for_a_publish_is_for_none_that_came_after_the_reading_began() -> None:
+    """That may have come behind a declaration, of another channel, which the reading does not show."""
+    w = Wire()
+    first = message(1, b"later", b"k") * 2
+    w.client(first)
+    assert w.backlog is not None
+    seen = len(w.backlog.pieces)
+    w.client(message(1, b"later", b"k2") + message(2, b"", b"q"))
+    w.router.put(("/", "later"), known(QUEUES))
+    w.router.expect(("/", "later"), wire.NOW + 1, certain=True)
+    assert w.c.table is not None
+    route = w.c.table.once(b"later", wire.NOW - 1)
+    assert isinstance(route, Route)
+    assert len(published(w.resumed(route, seen))) == 2
+    assert (w.held, w.c.withheld) == ("later", len(message(1, b"later", b"k2")))

@@ -372,10 +372,14 @@ class Wire:
         """The exchange that a publish waits for."""
         return self.unread.name[1] if self.unread is not None else None
 
-    def resumed(self, forced: Route | None = None) -> bytes:
-        """What goes to the broker once the channel that came to wait first need not wait any more."""
+    def resumed(self, forced: Route | None = None, seen: int | None = None) -> bytes:
+        """What goes to the broker once the channel that came to wait first need not wait any more.
+
+        `forced` is for so many of the first pieces that wait; for all of them where `seen` is None.
+        """
         if self.backlog is not None and self.unread not in (UNANSWERED, BEING_CLOSED):
             self.backlog.unread, self.backlog.forced = None, forced
+            self.backlog.seen = len(self.backlog.pieces) if seen is None else seen
         return self.client(b"")
 
     def to_broker(self) -> bytes:
