@@ -143,8 +143,9 @@ class Connection:
         self.stalled = False
         """The first frame of `client_rest` must wait until a channel goes on, and the client is not read meanwhile.
 
-        A frame that has begun is read to its end before, since nothing that waits can go on in the midst of it. So it is where the backlogs are too large together, and at the client's connection.close, which may not
-        overtake what the client has sent before it.
+        So it is where the backlogs are too large together, and at the client's connection.close, which may not
+        overtake what the client has sent before it. A frame that has begun is read to its end before that, since
+        nothing that waits can go on in the midst of it.
         """
         self.parked = Parking()
         """Messages that came back and wait for a reading."""

@@ -60,12 +60,18 @@ class Held:
         if unread not in (UNANSWERED, BEING_CLOSED):
             return await self._shared.resolve(self._connection, channel, backlog, unread, asked)
         within = self._shared.answer_timeout
-        try:
-            async with asyncio.timeout(asked + within - time.monotonic()):
-                await self._moved(channel, backlog)
-        except TimeoutError:
-            return f"{unread.why} within {within:g} s"
-        return ""
+        while True:
+            try:
+                async with asyncio.timeout(asked + within - time.monotonic()):
+                    await self._moved(channel, backlog)
+                    return ""
+            except TimeoutError:
+                if rewrite.may_go_on(self._connection, channel, backlog):
+                    return ""  # only the end of the client's frame is due
+                if unread is not BEING_CLOSED or not channel.away:
+                    return f"{unread.why} within {within:g} s"
+            # A message of the channel of before is on its way, which has a limit of its own.
+            asked = time.monotonic()
 
     async def _taken(self, channel: Channel, backlog: Backlog) -> None:
         """Takes a backlog again, as soon as the client is at the end of a frame."""
@@ -84,8 +90,6 @@ class Held:
         """Closes a channel over the frame that it waits with: placing a key natively would be worse than an error."""
         c = self._connection
         if backlog.unread is BEING_CLOSED:
-            if channel.away:
-                return  # a message of the channel of before is on its way, which has a limit of its own
             closing.refuse_open(c, channel, f"channel {channel.id} cannot be opened: {why}")
             return
         exchange = publishing.held_publish(channel)
@@ -109,3 +113,10 @@ class Held:
             c.now = time.monotonic()
             rewrite.read_again(c, exchange, wanted)
             self._hand_on()
+            # What was told just now may have been all that a channel, or the client, waited for.
+            if c.waiting or c.stalled:
+                rewrite.resume(c)
+            if c.crowded is not None:
+                rewrite.from_client(c, b"")
+            self._hand_on()
+            self.heard.set()

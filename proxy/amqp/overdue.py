@@ -24,14 +24,13 @@ class Overdue:
     def __init__(
         self,
         connection: Connection,
-        client: Leg,
         broker: Leg,
         *,
         guarded: Callable[[Callable[[], None]], None],
         go_on: Callable[[], None],
     ) -> None:
         """Looks are `guarded`; `go_on` hands on what one has asked for."""
-        self._connection, self._client, self._broker = connection, client, broker
+        self._connection, self._broker = connection, broker
         self._guarded, self._go_on = guarded, go_on
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
@@ -61,8 +60,8 @@ class Overdue:
         since = c.reroutes.since if c.reroutes is not None else None
         if since is None or not c.running or self._over:
             return
-        # (Its confirm is not read while the client does not read.)
-        if time.monotonic() - since > PLACED_WITHIN and self._client.stopped_at is None:
+        # (Its confirm is not read while the broker is not, for the client's sake or for what waits.)
+        if time.monotonic() - since > PLACED_WITHIN and not self._broker.is_held:
             text = f"a message that came back was published again, and not confirmed within {PLACED_WITHIN:g} s"
             closing.refuse(c, INTERNAL_ERROR, text)
             self.expired = True

@@ -143,6 +143,7 @@ def settle(c: Connection) -> None:
                 break
             c.parked.remove(parked)
             came.channel.away -= 1
+            came.since = c.now  # what its reading took is not the broker's time
             if to is not None and reroute.publish(c, came, to, parked.header, 7, stop):
                 _sent_again(c, parked)
             else:

@@ -84,7 +84,7 @@ def from_client(c: Connection, data: bytes) -> None:
         data, behind = data[:inside], data[inside:]
     if data:
         _from_client(c, data)
-    if c.phase != Phase.RUNNING:
+    if c.phase > Phase.RUNNING:
         closing.late_from_client(c, behind)
         return
     c.client_rest += behind
@@ -101,7 +101,7 @@ def resume(c: Connection) -> None:
         return
     for number, channel in list(c.waiting.items()):
         backlog = channel.backlog
-        if backlog is None or not _may_go_on(c, channel, backlog):
+        if backlog is None or not may_go_on(c, channel, backlog):
             continue
         del c.waiting[number]
         channel.backlog = None
@@ -125,7 +125,8 @@ def resume(c: Connection) -> None:
         _from_client(c, rest)
 
 
-def _may_go_on(c: Connection, channel: Channel, backlog: Backlog) -> bool:
+def may_go_on(c: Connection, channel: Channel, backlog: Backlog) -> bool:
+    """Return whether what a channel's backlog has waited for is there."""
     if backlog.unread is UNANSWERED:
         return not (channel.declaring and channel.state == _OPEN)
     if backlog.unread is BEING_CLOSED:

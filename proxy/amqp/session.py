@@ -56,13 +56,15 @@ class Session:
         self._paused = False
         """The client is not read: see `Connection.paused`."""
         self._brimming = False
-        """The broker is not read for what waits for the end of the client's frame."""
+        """The broker is not read for what waits for a reading, or for the end of the client's frame."""
+        self._brimming_since = 0.0
+        """When that began, monotonic."""
         self._leaving = False
         """The client's connection.close waits for answers."""
         self._connected = self._draining = self._stopped = self._client_ended = self._over = False
         self._deadline: asyncio.TimerHandle | None = None
         self._heartbeat: asyncio.TimerHandle | None = None
-        self._overdue = Overdue(self.connection, self.client, self.broker, guarded=self._guarded, go_on=self._go_on)
+        self._overdue = Overdue(self.connection, self.broker, guarded=self._guarded, go_on=self._go_on)
         self._held = Held(
             shared,
             self.connection,
@@ -134,7 +136,12 @@ class Session:
 
     def flows_again(self, leg: Leg, since: float) -> None:
         """A peer reads again, and so is the other one read."""
-        if leg is self.client and self.connection.reroutes is not None:
+        if leg is self.client:
+            self._excuse(since)
+
+    def _excuse(self, since: float) -> None:
+        """The broker was not read since then, so that its answers are not late."""
+        if self.connection.reroutes is not None:
             self.connection.reroutes.excuse(since, time.monotonic())
 
     # The beginning.
@@ -266,10 +273,11 @@ class Session:
         brimming = sum(map(len, c.for_broker)) > BUFFER or (c.parked.size > MOST_PARKED and c.parked.waits)
         if brimming and not self._brimming:
             self.broker.hold()
-            self._brimming = True
+            self._brimming, self._brimming_since = True, time.monotonic()
             self._keep_alive()
         elif self._brimming and not brimming:
             self.broker.release()
+            self._excuse(self._brimming_since)
         self._brimming = brimming
 
     def _leave(self) -> None:

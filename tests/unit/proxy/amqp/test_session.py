@@ -9,10 +9,11 @@ from typing import cast
 import pytest
 from pamqp import commands
 
-from proxy.amqp import overdue
+from proxy.amqp import overdue, rewrite
 from proxy.amqp import session as sessions
 from proxy.amqp.channel import Channel, State
 from proxy.amqp.confirms import MOST_UNSETTLED
+from proxy.amqp.connection import Connection
 from proxy.amqp.end import End
 from proxy.amqp.legs import BUFFER, Leg
 from proxy.amqp.parked import MOST_PARKED
@@ -554,6 +555,44 @@ async def test_nothing_is_late_while_the_client_does_not_read(ends: Ends, monkey
     assert not ends.over
 
 
+async def test_time_in_which_a_message_waits_for_a_reading_is_not_the_brokers(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shorten(monkeypatch, "PLACED_WITHIN", "CLOSE_WITHIN")
+    await ends.opened()
+    ends.rings.answers.clear()
+    ends.of_broker(back(ends.of_client(message(1, b"x", LOST[0]))) + ack(1, 1))
+    await asyncio.sleep(2 * WITHIN)
+    ends.rings.answers.set()
+    broker = ends.broker
+    assert broker is not None
+    await eventually(lambda: bool(broker.sent))
+    await asyncio.sleep(WITHIN / 2)
+    assert ends.of_broker(ack(2047, 1)) == ack(1, 1)
+    assert not ends.over
+
+
+async def test_nothing_is_late_while_the_broker_is_not_read_for_what_waits(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shorten(monkeypatch, "PLACED_WITHIN", "CLOSE_WITHIN")
+    broker = await ends.rerouted()
+    ends.rings.answers.clear()
+    broker.taken()
+    ends.session.connection.reread.clear()
+    ends._wire.router.put((VHOST, "x"), known(QUEUES, read_at=time.monotonic()))
+    for _ in range(10):
+        ends.of_broker(back(ends.of_client(message(1, b"x", LOST[1], bytes(MOST_PARKED // 10 + 1000)))))
+    assert not broker.is_read
+    await asyncio.sleep(2 * WITHIN)
+    assert ends.client.sent == b""
+    ends.rings.answers.set()
+    await eventually(lambda: broker.is_read)
+    await asyncio.sleep(WITHIN / 2)
+    assert ends.of_broker(ack(2047, 1)) == ack(1, 1)
+    assert not ends.over
+
+
 async def test_time_in_which_it_does_read_counts(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
     """A client that is slower than its deliveries stops and starts them all the time."""
     shorten(monkeypatch, "PLACED_WITHIN")
@@ -663,3 +702,49 @@ async def test_a_declaration_that_is_not_answered_holds_its_channel_for_a_limite
     assert [each.id for each in told] == [(50, 41), (20, 40)]
     assert "has not answered a declaration" in text_of(told[-1])
     assert not ends.over
+
+
+async def _closed_and_reopened(ends: Ends) -> Socket:
+    """Channel 1 has closed, and opened again at once, while a message of it that came back waits for a reading."""
+    await ends.opened()
+    ends.rings.answers.clear()
+    sent = ends.of_client(message(1, b"x", LOST[0]))
+    assert ends.of_broker(back(sent) + ack(1, 1)) == b""
+    ends.of_client(made(1, commands.Channel.Close(200, "", 0, 0)) + made(1, commands.Channel.Open()))
+    assert ends.of_broker(made(1, commands.Channel.CloseOk())) == b""
+    broker = ends.broker
+    assert broker is not None
+    broker.taken()
+    return broker
+
+
+async def test_a_number_waits_without_work_for_a_message_of_before(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    ends.session._shared.answer_timeout = 0.05
+    broker = await _closed_and_reopened(ends)
+    resumed: list[Connection] = []
+    monkeypatch.setattr(rewrite, "resume", resumed.append)
+    await asyncio.sleep(WITHIN)
+    assert (resumed, broker.sent, ends.client.sent) == ([], b"", b"")
+
+
+async def test_a_number_that_a_reading_frees_is_opened_without_another_word_of_the_broker(ends: Ends) -> None:
+    """No queue takes the message, so that its channel is closed as soon as that is known."""
+    broker = await _closed_and_reopened(ends)
+    ends.session.connection.spare = 0
+    ends.rings.answers.set()
+    await eventually(lambda: made(1, commands.Channel.Open()) in broker.sent)
+    assert made(1, commands.Channel.CloseOk()) in ends.client.taken()
+
+
+async def test_a_number_that_is_free_is_not_refused_for_a_frame_of_the_clients_that_takes_long(ends: Ends) -> None:
+    await ends.opened()
+    ends.session._shared.answer_timeout = 0.05
+    opened = made(1, commands.Channel.Open())
+    ends.of_client(made(2, commands.Channel.Open()) + made(1, commands.Channel.Close(200, "", 0, 0)) + opened)
+    frame = body(2, bytes(100))
+    ends.of_client(made(2, commands.Basic.Publish()) + header(2, 100) + frame[:-50])
+    closed = made(1, commands.Channel.CloseOk())
+    assert ends.of_broker(closed) == closed
+    await asyncio.sleep(WITHIN)
+    assert ends.client.sent == b""
+    assert ends.of_client(frame[-50:]) == frame[-50:] + opened
