@@ -119,6 +119,8 @@ class Client:
         self._by_id: dict[int, ConfirmChannel] = {}
         self._closing: set[int] = set()
         self._channel_max = MAX_CHANNELS
+        self.methods = 0
+        """Methods that the broker has sent."""
         self._rest = b""
         self._returning: set[int] = set()
         """Channels on which the header of a returned message is due."""
@@ -200,10 +202,28 @@ class Client:
         self.pack()
         return [(channel, channel.number) for channel in self._by_id.values() if channel.pending]
 
-    def give_up(self, channel: ConfirmChannel, number: int, why: str) -> None:
-        """All publishes up to that one are waited for no more; an answer that still comes is ignored."""
+    def give_up(self, channel: ConfirmChannel, number: int, why: str) -> int:
+        """All publishes up to that one are waited for no more; an answer that still comes is ignored.
+
+        Returns how many of them were still waited for.
+        """
         told = channel.settle(number, True, Verdict(Outcome.UNKNOWN, why))
         self.in_flight -= told
+        return told
+
+    def probe(self) -> bool:
+        """Queues the opening of a channel and its end: a broker that reads answers that, whatever its queues do.
+
+        Returns whether a channel was free for it.
+        """
+        taken = self._by_id.keys() | self._closing
+        channel_id = next((n for n in range(1, self._channel_max + 1) if n not in taken), None)
+        if channel_id is not None:
+            self.pack()
+            self._closing.add(channel_id)
+            close = close_frame(channel_id, REPLY_SUCCESS, "ringproxy has seen that the broker reads")
+            self.out += (method_frame(channel_id, CHANNEL_OPEN, b"\0"), close)
+        return channel_id is not None
 
     def lost(self, why: str) -> None:
         """The connection is gone: of what the broker has not answered, nobody knows."""
@@ -245,6 +265,7 @@ class Client:
             raise Fault(FRAME_ERROR, f"a frame of {size} bytes, {self.frame_max} are agreed")
 
     def _on_method(self, number: int, method: int, data: bytes, at: int, stop: int) -> None:
+        self.methods += 1
         if method == BASIC_ACK and stop - at >= _ACK:
             self._answered(number, u64(data, at), data[at + 8], CONFIRMED)
             return

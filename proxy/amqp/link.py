@@ -148,6 +148,8 @@ class Link:
         self._loop = asyncio.get_running_loop()
         self._due = self._over = False
         self._marks: deque[tuple[float, list[tuple[ConfirmChannel, int]]]] = deque()
+        self._probed: tuple[float, int] | None = None
+        """When the broker was asked whether it reads, and how many methods it had sent by then; None for not asked."""
 
     @property
     def why(self) -> str:
@@ -253,9 +255,11 @@ class Link:
         client, marks = socket.client, self._marks
         if client.in_flight and (not marks or now - marks[-1][0] >= self._confirm_timeout / _MARKS):
             marks.append((now, client.marks()))
+        given_up = 0
         while marks and marks[0][0] + self._confirm_timeout <= now:
             for channel, number in marks.popleft()[1]:
-                client.give_up(channel, number, f"no confirm within {self._confirm_timeout:g} s")
+                given_up += client.give_up(channel, number, f"no confirm within {self._confirm_timeout:g} s")
+        self._probe(socket, now, given_up > 0)
         if now - socket.heard_at > 2 * client.heartbeat:
             client.fault = "the broker has sent no heartbeat"
             socket.abort()
@@ -263,10 +267,28 @@ class Link:
             socket.wrote_at = now
             socket.transport.write(HEARTBEAT_FRAME)
 
+    def _probe(self, socket: Socket, now: float, given_up: bool) -> None:
+        """Where publishes are given up: asks whether the broker reads this connection, and ends it where it does not.
+
+        A broker may stop for ever while its heartbeats come (docs/reliability.md, "What long runs have found"); it
+        reads others. In an alarm it does not read either, but says so.
+        """
+        client = socket.client
+        if self._probed is not None:
+            asked, methods = self._probed
+            if client.blocked or client.methods != methods:
+                self._probed = None
+            elif now - asked > self._confirm_timeout:
+                client.fault = f"the broker has not read this connection for {self._confirm_timeout:g} s"
+                socket.abort()
+        elif given_up and not client.blocked and client.stage is Stage.OPEN and client.probe():
+            self._probed = now, client.methods
+            self.wake()
+
     def _ended(self, client: Client, socket: Socket | None) -> None:
         refused = client.code in (ACCESS_REFUSED, NOT_ALLOWED) and self.client is None
         self.login_refused = client.code if refused else 0
-        self.client = self._socket = None
+        self.client = self._socket = self._probed = None
         self._marks.clear()
         self.changed()
         client.lost(f"the connection was lost before the confirm: {self._in_words(client)}")

@@ -248,6 +248,30 @@ async def test_no_confirm_in_time() -> None:
         assert link.connects == 1
 
 
+async def test_a_broker_that_reads_no_more_of_one_connection(caplog: pytest.LogCaptureFixture) -> None:
+    """As RabbitMQ before 3.12 where a quorum queue was deleted: the next connection is read."""
+    broker = FakeBroker()
+    async with up(broker, confirm_timeout=0.3) as (link, visit, told):
+        visit.reads.clear()
+        publish(link, told, 0)
+        assert await told.all(1) == [Outcome.UNKNOWN]
+        assert told.verdicts[0].detail == "no confirm within 0.3 s"
+        await again(link, broker, told, 1)
+        assert "the broker has not read this connection for 0.3 s" in caplog.text
+
+
+async def test_a_broker_that_reads_and_confirms_nothing_keeps_its_connection() -> None:
+    broker = FakeBroker()
+    async with up(broker, confirm_timeout=0.3) as (link, visit, told):
+        for index in range(4):
+            publish(link, told, index)
+            await told.all(index + 1)
+        assert set(told.outcomes) == {Outcome.UNKNOWN}
+        # The first channel is the publishes'; each of the others asked whether it reads.
+        assert visit.methods.count((20, 10)) > 2
+        assert link.connects == 1
+
+
 async def test_a_broker_that_does_not_read() -> None:
     broker = FakeBroker()
     async with up(broker) as (link, visit, told):
