@@ -24,7 +24,7 @@ IDLE_SESSIONS = 1000
 MOST_OF_ONE = 32 * 1024
 """Bytes of an idle session with a channel, generously: about 8 KiB were measured."""
 
-FULL_SESSIONS, ROUNDS = 2, 3
+FULL_SESSIONS, ROUNDS = 2, 2
 """With all channels that they are offered: 2,046 each by RabbitMQ's defaults."""
 
 PUMPED = 128 * MIB

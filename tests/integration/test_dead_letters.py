@@ -15,15 +15,6 @@ QUEUES = ["q1", "q2", "q3"]
 SOON = {"sync_interval": "0.2"}
 
 
-def dead_letter(vhost: VirtualHost) -> None:
-    """Sets a dead-letter policy on one of the three queues."""
-    vhost.policy("dead", "^q2$", "queues", dead_letter_exchange="dlx")
-
-
-def no_dead_letter(vhost: VirtualHost) -> None:
-    vhost.api.ask("DELETE", "policies", vhost.name, "dead")
-
-
 def passed(sidecar: Sidecar, vhost: VirtualHost) -> float:
     """What the alert RingproxyNotRouted reads of the exchange."""
     return sidecar.metric("ringproxy_passed_total", vhost=vhost.name, exchange="orders", reason="dead_letter")
@@ -37,7 +28,7 @@ def test_a_policy_on_one_queue_passes_the_exchange_and_the_alerts_metric_grows(
     assert sidecar.publish("orders", "k", vhost=vhost.name).queue() == owner(QUEUES, "k")
     assert passed(sidecar, vhost) == 0
 
-    dead_letter(vhost)
+    vhost.policy("dead", "^q2$", "queues", dead_letter_exchange="dlx")
 
     def counted() -> float:
         assert sidecar.publish("orders", "k", vhost=vhost.name).status == 200
@@ -55,14 +46,16 @@ def test_refused_where_so_set(start_sidecar: StartSidecar, vhost: VirtualHost, c
     sidecar = start_sidecar(**SOON, on_dead_letter="refuse", lookup_timeout="60")
     assert sidecar.publish("orders", "k", vhost=vhost.name).queue() == owner(QUEUES, "k")
 
-    dead_letter(vhost)
+    # By its argument: RabbitMQ shows a policy up to 5 s late.
+    vhost.queue("q4", x_dead_letter_exchange="dlx")
+    vhost.bind("orders", "q4")
 
     wait_until("refused", lambda: sidecar.publish("orders", "k", vhost=vhost.name).status == 503)
     vhost.drain_all()
     remedy = "give it a dead-letter-routing-key, or set on_dead_letter = rewrite or pass"
     why = (
         "exchange 'orders' takes no publishes: "
-        f"queue 'q2' would dead-letter under its own name (policy 'dead'): {remedy}"
+        f"queue 'q4' would dead-letter under its own name (its argument x-dead-letter-exchange): {remedy}"
     )
     for answer in (sidecar.publish("orders", "k", vhost=vhost.name), sidecar.route("orders", "k", vhost=vhost.name)):
         assert answer.problem(503, "unavailable", "unavailable", retryable=True) == why
@@ -92,7 +85,7 @@ def test_refused_where_so_set(start_sidecar: StartSidecar, vhost: VirtualHost, c
     assert (shown["passed"], shown["refused"]) == (None, why.partition(": ")[2])
     assert "note refused (dead_letter): 'orders' in " in sidecar.admin("/readyz?verbose").text
 
-    no_dead_letter(vhost)
+    vhost.unbind("orders", "q4")
 
     wait_until("routed again", lambda: sidecar.publish("orders", "k", vhost=vhost.name).status == 200)
     assert sidecar.publish("orders", "k", vhost=vhost.name).queue() == owner(QUEUES, "k")
