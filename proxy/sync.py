@@ -173,7 +173,7 @@ class Sync:
             entry = entries.get(name)
             news = entry is None or is_news(name, entry, declaration)
             unsettled = self._router.expected(name) or name in self._readings.overlays
-            if entry is not None and not news and not unsettled:
+            if entry is not None and not news and not unsettled and not self._undoes_return(name, declaration):
                 self._watch_shadow(name, entry, declaration, now)
                 if name not in being_read or isinstance(declaration, Bound | ExchangeDeclared):
                     # What it says is known already: no publish waits for a reading, and none is made. A program that
@@ -183,6 +183,11 @@ class Sync:
             if (entry is not None or name in being_read) and (news or unsettled or self._is_readable(name)):
                 # (A reading under way may show what is gone by now; while none succeeds, none can.)
                 self._router.expect(name, now, certain=news)
+
+    def _undoes_return(self, name: Name, declaration: Declaration) -> bool:
+        """Whether it binds a destination again which a return has shown to be gone, and no reading yet."""
+        tracked = self._readings.tracked.get(name)
+        return isinstance(declaration, Bound) and tracked is not None and declaration.destination in tracked.vouched
 
     def _is_readable(self, name: Name) -> bool:
         tracked = self._readings.tracked.get(name)

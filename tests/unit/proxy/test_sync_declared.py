@@ -521,3 +521,31 @@ async def test_an_opposite_change_made_elsewhere_counts_once_the_declaration_no_
         clock.now = said + OVERLAY_TIME + 0.001
         await made.sync.refresh(X, "test")
         assert made.weights() == {A: 1}
+
+
+@pytest.mark.parametrize("readable", [True, False])
+async def test_a_binding_to_what_came_back_counts_though_it_was_known_before(
+    fake: FakeManagement, clock: Clock, readable: bool
+) -> None:
+    """A queue is deleted elsewhere, which a return shows, and is bound again before the reading for that is over."""
+    fake.exchange("x", binding("a"), binding("b"))
+    async with syncing(fake) as made:
+        await made.sync.look_up(X, 10)
+        if not readable:
+            fake.fail(status(503))
+            await made.sync.refresh(X, "test")
+        fake.exchange("x", binding("a"))
+        gate = Gate(fake)
+        if readable:
+            fake.fail(gate, BINDINGS_OF_X)
+        refresh = asyncio.create_task(made.sync.refresh(X, "a message was returned", {B}))
+        await (eventually(lambda: gate.waiting == 1) if readable else refresh)
+        made.sync.declared("/", Bound("x", B, "1"))
+        assert made.waits() == readable
+        fake.mend()
+        gate.open()
+        await refresh
+        clock.now += 1
+        await made.sync.look_up(X, 10)
+        await made.sync.refresh(X, "test")
+        assert made.weights() == {A: 1, B: 1}
