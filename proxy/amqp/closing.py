@@ -268,6 +268,8 @@ def _abandon(c: Connection, channel: Channel, last_words: bytes) -> None:
     channel.state = State.ABANDONED
     channel.confirms.abandon()
     channel.late.clear()
+    if channel.returning is not None and channel.returning.home is not None:
+        c.gathering -= 1
     channel.returning = None
     c.tell_client(last_words)
 

@@ -292,7 +292,10 @@ class Dispatch:
         except Absent as absent:
             if wanted == name:
                 raise ProblemError(404, "unknown-exchange", f"exchange: {absent}", Outcome.INVALID) from None
-            await self._sync.refresh(name, "an exchange behind it is gone")
+            left = asked + self._lookup_timeout - self._router.clock()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(left):
+                    await self._sync.refresh(name, "an exchange behind it is gone")
             raise unavailable(str(absent)) from None
         except NotReadable as error:
             raise unavailable(f"exchange {wanted[1]!r} cannot be read: {error}") from None

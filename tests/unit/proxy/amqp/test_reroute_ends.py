@@ -344,3 +344,17 @@ def test_a_nack_of_all_nacks_none_that_the_broker_acked_before() -> None:
     assert w.both(nack(1, 6, True)) == (b"", nack(1, 6))
     assert w.both(ack(OURS, 1)) == (b"", ack(1, 1, True))
     assert counted(w) == (6, 5, 1, 0, 0, 0)
+
+
+def test_a_channel_that_is_abandoned_within_a_return_gathers_nothing_any_more() -> None:
+    w = connected()
+    came = back(w.client(message(1, b"x", LOST[0], b"hello", 1)), 3)
+    channel = w.c.channels[1]
+    w.both(came[: came.index(b"hel") + 4])
+    w.reread({})
+    assert (channel.returning is not None, w.c.gathering) == (True, 1)
+    channel.state = State.REFUSING
+    closing.abandon(w.c, channel)
+    w.to_client()
+    assert w.both(came[came.index(b"hel") + 4 :]) == (b"", b"")
+    assert w.c.gathering == 0

@@ -20,7 +20,7 @@ from proxy.amqp.parked import MOST_PARKED
 from proxy.amqp.session import Session
 from proxy.amqp.shared import Shared
 from proxy.declared import Declaration
-from proxy.lookups import NotReadable
+from proxy.lookups import Absent, NotReadable
 from proxy.router import Name
 from proxy.sync import Sync
 from ring.destination import Destination
@@ -38,11 +38,13 @@ from tests.unit.proxy.amqp.wire import (
     close_connection,
     code_of,
     confirm_select,
+    exchange,
     header,
     known,
     made,
     message,
     published,
+    ring,
     split,
     text_of,
 )
@@ -748,3 +750,24 @@ async def test_a_number_that_is_free_is_not_refused_for_a_frame_of_the_clients_t
     await asyncio.sleep(WITHIN)
     assert ends.client.sent == b""
     assert ends.of_client(frame[-50:]) == frame[-50:] + opened
+
+
+async def test_a_publish_waits_no_longer_where_what_is_behind_its_exchange_is_gone(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ring before it is read then, which has the time that is left."""
+
+    async def absent(name: Name, within: float) -> None:
+        raise Absent("gone")
+
+    monkeypatch.setattr(ends.rings, "look_up", absent)
+    await ends.opened()
+    ends.session._shared.lookup_timeout = 0.05
+    ends.rings.answers.clear()
+    ends._wire.router.put((VHOST, "x"), known(ring(exchange("gone")), read_at=time.monotonic()))
+    assert ends.of_client(message(1, b"x", b"k")) == b""
+    broker = ends.broker
+    assert broker is not None
+    await eventually(lambda: bool(broker.sent))
+    (refused,) = split(broker.taken())
+    assert (refused.id, refused.channel) == ((20, 40), 1)

@@ -1,0 +1,32 @@
+"""What a message of HTTP waits for before it is published, and how long."""
+
+import asyncio
+from typing import cast
+from unittest.mock import Mock
+
+import pytest
+
+from proxy.http.dispatch import Dispatch
+from proxy.http.problems import ProblemError
+from proxy.lookups import Absent
+from proxy.router import Name, Router
+from proxy.sync import Sync
+
+
+class Hanging:
+    """In the place of what reads the management API: the exchange behind another is gone, and then it hangs."""
+
+    async def look_up(self, name: Name, within: float) -> None:
+        raise Absent("there is no such exchange")
+
+    async def refresh(self, name: Name, why: str) -> None:
+        await asyncio.Event().wait()
+
+
+async def test_a_message_waits_no_longer_where_what_is_behind_its_exchange_is_gone() -> None:
+    router = Router(300, refuse_stale=True)
+    dispatch = Dispatch(router, cast(Sync, Hanging()), Mock(), Mock(), 0.05)
+    async with asyncio.timeout(10):
+        with pytest.raises(ProblemError, match="no such exchange") as raised:
+            await dispatch.look_up(("/", "x"), ("/", "gone"), router.clock())
+    assert raised.value.status == 503
