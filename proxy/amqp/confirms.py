@@ -91,7 +91,7 @@ class Confirms:
         self._kept_before = False
         """Some of them are of publishes before the first that is answered."""
         self.records: dict[int, Record] = {}
-        """Of unsettled publishes that are to be journalled."""
+        """The records of unsettled publishes that are to be journalled, by number."""
         self._journal: Journal | None = None
 
     def start(self) -> None:

@@ -129,13 +129,13 @@ def u16(data: bytes, at: int) -> int:
 
 
 def u32(data: bytes, at: int) -> int:
-    """Of four bytes."""
+    """The unsigned integer of four bytes at `at`. Raises IndexError where there are not as many."""
     number: int = read_i32_be(data, at)
     return number & 0xFFFFFFFF
 
 
 def u64(data: bytes, at: int) -> int:
-    """Of eight bytes."""
+    """The unsigned integer of eight bytes at `at`. Raises IndexError where there are not as many."""
     number: int = read_i64_be(data, at)
     return number if number >= 0 else number + (1 << 64)
 

@@ -29,7 +29,7 @@ class Overdue:
         guarded: Callable[[Callable[[], None]], None],
         go_on: Callable[[], None],
     ) -> None:
-        """Looks are `guarded`; `go_on` hands on what one has asked for."""
+        """`guarded` calls a look and sees to its defects; `go_on` writes what a look has made to both sides."""
         self._connection, self._broker = connection, broker
         self._guarded, self._go_on = guarded, go_on
         self._loop = asyncio.get_running_loop()

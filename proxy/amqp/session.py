@@ -48,9 +48,9 @@ class Session:
         self._head = b""
         self._dialling: asyncio.Task[None] | None = None
         self._waits: dict[Channel, asyncio.Task[None]] = {}
-        """Of each channel that waits."""
+        """The task that looks after each channel that waits."""
         self._rereadings: dict[bytes, asyncio.Task[None]] = {}
-        """Read what messages that came back wait for, by their exchange."""
+        """The tasks that read what messages which came back wait for, by their exchange."""
         self._opening = True
         """The handshake is not over."""
         self._paused = False
