@@ -1,7 +1,7 @@
 """The judge: what publishers were told, against what was in the queues. Pure, and it knows nothing of the proxy."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import pairwise
@@ -193,10 +193,16 @@ class _Judge:
                 self._fault(f"{title(note)} is {times} times in queues")
 
     def _went_on(self, hang: Hang, notes: Iterable[Note]) -> None:
-        """Whether what goes to queues that stayed was confirmed all the while, to those who were well before."""
+        """Whether what goes to queues that stayed was confirmed all the while, to those who were well before.
+
+        A time in which no native publisher was confirmed anything either is the broker's or the machine's.
+        """
         told: dict[str, list[float]] = defaultdict(list)
+        natively: list[float] = []
         well: set[str] = set()
         for note in notes:
+            if note.publisher in self._fleet.native and note.outcome == Told.CONFIRMED:
+                natively += [note.told] if hang.begin < note.told < hang.end else []
             if note.publisher in self._fleet.lasting and note.outcome == Told.CONFIRMED:
                 if hang.begin - STANDSTILL <= note.told <= hang.begin:
                     well.add(note.publisher)
@@ -204,7 +210,7 @@ class _Judge:
                     told[note.publisher].append(note.told)
         for publisher in sorted(well):
             times = [hang.begin, *sorted(told[publisher]), hang.end]
-            longest = max(after - before for before, after in pairwise(times))
+            longest = max(after - before - _shared(before, after, natively) for before, after in pairwise(times))
             self._verdict.standstills[publisher] = max(longest, self._verdict.standstills.get(publisher, 0.0))
             if longest > STANDSTILL:
                 self._fault(
@@ -242,3 +248,12 @@ def title(note: Note) -> str:
         f"{note.publisher} {note.number} (channel {note.channel}, key {note.key}, {note.sent:.3f} to {note.told:.3f},"
         f" {note.outcome})"
     )
+
+
+def _shared(begin: float, end: float, others: Collection[float]) -> float:
+    """Return the longest part of a time, in seconds, in which none of the others was told anything; 0 without others.
+
+    `others` are the times at which they were.
+    """
+    times = [begin, *sorted(told for told in others if begin < told < end), end]
+    return max(after - before for before, after in pairwise(times)) if others else 0.0

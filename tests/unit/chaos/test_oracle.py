@@ -226,6 +226,18 @@ def test_what_goes_to_queues_that_stay_is_confirmed_while_the_management_api_han
         assert verdict.faults[0].startswith("p was confirmed nothing for the queues that stayed for 3.")
 
 
+@pytest.mark.parametrize("natively", [True, False])
+def test_a_time_in_which_native_publishers_stood_still_too_is_not_the_sidecars(natively: bool) -> None:
+    past = history()
+    past.hangs.append(HANG)
+    notes = while_it_hung(standing=STANDSTILL)
+    native = [one._replace(publisher="native", number=one.number + 1000) for one in while_it_hung()]
+    if natively:
+        native = [one for one in native if not 103 <= one.told <= 103 + STANDSTILL]
+    faults = judged([*notes, *native], [copy(one) for one in (*notes, *native)], past).faults
+    assert (faults == []) is natively
+
+
 @pytest.mark.parametrize("outcome", [told for told in Told if told != Told.CONFIRMED])
 def test_answers_that_confirm_nothing_are_a_standstill_too(outcome: Told) -> None:
     past = history()
