@@ -31,6 +31,7 @@ from proxy.limits import Limits
 from proxy.management import Management
 from proxy.metrics import ProxyCollector, registry
 from proxy.publisher import Publisher
+from proxy.ring_cache import RingCache
 from proxy.router import Router
 from proxy.selection import Selection, named
 from proxy.sync import Sync
@@ -128,6 +129,8 @@ def _sync(settings: Settings, api: Management, router: Router, selection: Select
         settle_time=settings.settle_time,
         on_dead_letter=settings.on_dead_letter,
         named=named([*settings.route, *settings.shadow], settings.default_vhost),
+        cache=RingCache(settings.ring_cache_dir) if settings.ring_cache_dir is not None else None,
+        max_age=settings.ring_max_age,
     )
 
 

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from proxy.changes import changed, dead_letters_refused, lost
 from proxy.config import OnDeadLetter
 from proxy.management import Management
+from proxy.ring_cache import Saved
 from proxy.router import Change, Entry, KnownRing, Name, PassReason, with_change
 from proxy.selection import Mode, Selection
 from proxy.topology import RING_TYPES, Bindings, Exchange
@@ -73,14 +74,12 @@ class Assembly:
                     self._builder, _next, known, weights, hashed, exchange_type, why
                 )
         passed = self._pass_reason(exchange_type, mode, known, queues, internal)
-        # An exchange that is only watched is never refused.
-        refuses = passed is PassReason.DEAD_LETTER and mode is Mode.ROUTE and self._on_dead_letter == "refuse"
         entry = Entry(
             mode=mode,
             exchange_type=exchange_type,
             known=known,
             passed=passed,
-            refused=dead_letters_refused(queues) if refuses else "",
+            refused=self._refused(passed, mode, queues),
             bindings=bindings,
             read_at=started,
             queues=queues,
@@ -89,6 +88,39 @@ class Assembly:
             changes=before.changes if before else (),
         )
         return (with_change(entry, change) if change else entry), change
+
+    async def restored(self, saved: Saved, read_at: float) -> Entry | None:
+        """Return the entry of what was kept on disk, decided by the settings of now; None where those keep no ring.
+
+        `read_at` is when the reading was, monotonic.
+        """
+        mode = self._selection.mode(*saved.name)
+        if mode is Mode.PASS and saved.exchange_type in RING_TYPES:
+            return None
+        known = None
+        if saved.weights:
+            loop = asyncio.get_running_loop()
+            known, _ = await loop.run_in_executor(
+                self._builder, _next, None, saved.weights, saved.hashed, saved.exchange_type, "restored"
+            )
+        passed = self._pass_reason(saved.exchange_type, mode, known, saved.queues, saved.internal_destination)
+        return Entry(
+            mode=mode,
+            exchange_type=saved.exchange_type,
+            known=known,
+            passed=passed,
+            refused=self._refused(passed, mode, saved.queues),
+            bindings=Bindings(saved.weights),
+            read_at=read_at,
+            queues=saved.queues,
+            internal=saved.internal,
+            restored=True,
+        )
+
+    def _refused(self, passed: PassReason | None, mode: Mode, queues: Mapping[str, str | None]) -> str:
+        """Return why publishes are refused, empty where they are not: never of an exchange that is only watched."""
+        refuses = passed is PassReason.DEAD_LETTER and mode is Mode.ROUTE and self._on_dead_letter == "refuse"
+        return dead_letters_refused(queues) if refuses else ""
 
     def _pass_reason(
         self,

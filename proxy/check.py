@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
+from proxy import ring_cache
 from proxy.access import Access
 from proxy.config import Settings
 from proxy.credentials import credentials
@@ -44,6 +45,8 @@ def _checks(settings: Settings) -> list[Callable[[], object]]:
     ]
     if settings.journal_dir is not None:
         checks.append(partial(check_folder, settings.journal_dir))
+    if settings.ring_cache_dir is not None:
+        checks.append(partial(ring_cache.check_folder, settings.ring_cache_dir))
     if settings.http_socket is not None:
         checks.append(partial(_socket, settings.http_socket))
     return checks

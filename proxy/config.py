@@ -127,6 +127,9 @@ class Settings:
     sync_interval: float = _setting(15.0, "bindings are read again after a random time up to this")
     settle_time: float = _setting(2.0, "how long an unvouched removal must last before it counts")
     ring_max_age: float = _setting(300.0, "age from which a ring that cannot be read again is stale")
+    ring_cache_dir: Path | None = _setting(
+        None, "folder where the last good rings are kept for a start while the management API is away; empty: nowhere"
+    )
     on_stale: OnStale = _setting("serve", "what a stale ring does: serve, or refuse publishes")
     on_dead_letter: OnDeadLetter = _setting(
         "pass",

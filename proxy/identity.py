@@ -48,6 +48,8 @@ class Identity:
         """When the question was asked that the present name was the first answer to; monotonic."""
         self.asked = False
         """Whether it has answered once."""
+        self._assumed = False
+        """Whether the names are those of rings that were kept on disk, as the API has not answered yet."""
         self.unreachable = "not asked yet"
         """Why it did not answer when last asked by `watch`; empty where it did."""
         self.asked_until = NEVER
@@ -57,6 +59,22 @@ class Identity:
         """When the last question that was answered was asked, and when the last one was; monotonic."""
         self._fault: ManagementError | TopologyError | None = None
         """How the last question failed; None where it did not."""
+
+    @property
+    def names(self) -> tuple[str | None, frozenset[str], frozenset[str]]:
+        """The cluster's name, all names that its brokers go by, and its nodes."""
+        return self.cluster, self._own, self._nodes
+
+    def assume(self, cluster: str | None, names: frozenset[str], nodes: frozenset[str]) -> None:
+        """Takes the cluster for the API's whose rings were kept, until the API has answered."""
+        self.cluster, self._own, self._nodes, self._assumed = cluster, names, nodes, True
+        self._changed()
+
+    def is_of(self, cluster: str | None, names: frozenset[str], nodes: frozenset[str]) -> bool:
+        """Whether a cluster that was known by these is the API's: by name, or renamed with a node of before."""
+        if cluster is None or self.cluster is None:
+            return cluster is self.cluster
+        return self.cluster == cluster or not names.isdisjoint(self._own) or not nodes.isdisjoint(self._nodes)
 
     async def ask(self, since: float | None = None) -> None:
         """Asks anew unless it was asked after `since`, monotonic: this call's time where it is None.
@@ -90,7 +108,7 @@ class Identity:
         cluster = await self._api.cluster_name()
         unnamed = cluster is not None and "@" in cluster
         nodes = self._nodes
-        if cluster is not None and (unnamed or cluster != self.cluster):
+        if cluster is not None and (unnamed or self._assumed or cluster != self.cluster):
             nodes = await self._api.nodes()
         if self._api.switches != switches:
             raise ManagementError("/api/cluster-name: another node of management_url answers now")
@@ -105,7 +123,7 @@ class Identity:
                 known = "which is the same, renamed" if self._former else "which is another"
                 log.warning("the management API's cluster was %r, and is now %r, %s", before[0], cluster, known)
         self.cluster, self._own, self._nodes = cluster, own, nodes
-        self._answered, self.asked = started, True
+        self._answered, self.asked, self._assumed = started, True, False
         if (cluster, own) != before or answered == NEVER:
             self._changed()
 
@@ -139,6 +157,8 @@ class Identity:
         `told_at` is when it did, monotonic: former names count only for what was told while they were in use. While
         nobody has set a name, each node of a cluster gives it another: its own (observed on RabbitMQ 3.10.8).
         """
+        if self._assumed and self.cluster is None and broker is not None:
+            return f"the broker is of cluster {broker!r}, the rings that were kept of one without a name"
         if broker is None or self.cluster is None or broker in self._own or told_at <= self._former.get(broker, NEVER):
             return ""
         return f"the broker is of cluster {broker!r}, the management API of {self.cluster!r}"

@@ -36,6 +36,8 @@ class _LookUp:
     task: "asyncio.Task[None]"
     waiting = 0
     fault = ""
+    known = False
+    """The exchange became known by other means than a reading."""
 
 
 class LookUps:
@@ -62,6 +64,10 @@ class LookUps:
                     try:
                         # Shielded: a reading that takes longer than one caller waits is there for the next.
                         await asyncio.shield(shared.task)
+                    except asyncio.CancelledError:
+                        caller = asyncio.current_task()
+                        if not shared.known or caller is None or caller.cancelling():
+                            raise
                     finally:
                         shared.waiting -= 1
         except TimeoutError:
@@ -70,6 +76,12 @@ class LookUps:
             if not declared_on or isinstance(self._router.look(name, asked), Unknown):
                 fault = shared.fault if shared is not None else ""
                 raise NotReadable(fault or "no answer of the management API in time") from None
+
+    def known(self, name: Name) -> None:
+        """Ends the look-up of an exchange that is in the table now though it could not be read; who waits goes on."""
+        if (shared := self.under_way.get(name)) is not None:
+            shared.known = True
+            shared.task.cancel()
 
     def close(self) -> None:
         """Ends every look-up."""

@@ -165,9 +165,13 @@ class ProxyCollector(Collector):
             "Messages published into hash exchanges by whomever, as the broker counts them: natively, or passed.",
             labels=labels,
         )
+        restored = GaugeMetricFamily(
+            "ringproxy_ring_restored", "1 where the ring was kept on disk and has not been read since.", labels=labels
+        )
         now = self._router.clock()
         for name, entry in self._router.entries.items():
             age.add_metric(list(name), max(now - entry.read_at, 0.0))
+            restored.add_metric(list(name), entry.restored)
             ignored.add_metric(list(name), len(entry.bindings.ignored))
             duplicates.add_metric(list(name), len(entry.bindings.duplicates))
             dead_letters.add_metric(list(name), len(entry.dead_letters))
@@ -177,7 +181,7 @@ class ProxyCollector(Collector):
                 fingerprints.add_metric([*name, entry.known.fingerprint], 1)
             if entry.publish_in is not None and entry.passed not in WHATEVER_IS_BOUND:
                 publish_in.add_metric(list(name), entry.publish_in)
-        yield from (destinations, fingerprints, age, routed, ignored, duplicates, dead_letters, publish_in)
+        yield from (destinations, fingerprints, age, restored, routed, ignored, duplicates, dead_letters, publish_in)
         changes = CounterMetricFamily("ringproxy_ring_changes", "Changes of the ring.", labels=labels)
         moved = CounterMetricFamily(
             "ringproxy_ring_moved_ratio", "Shares of the slots that changes moved, summed.", labels=labels

@@ -5,7 +5,7 @@ import logging
 import random
 import time
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from proxy.assembly import Assembly
@@ -15,10 +15,12 @@ from proxy.config import OnDeadLetter
 from proxy.identity import ASK_DISTANCE, Identity
 from proxy.listings import Listings
 from proxy.lookups import Absent
-from proxy.management import Management, ManagementError
+from proxy.management import Management, ManagementError, NotAskableError
 from proxy.overlays import Overlays
 from proxy.reading import Reading, VhostNotListedError, read
-from proxy.router import Entry, Name, Router
+from proxy.restoring import Restoring
+from proxy.ring_cache import RingCache
+from proxy.router import Entry, Name, Router, Unknown
 from proxy.selection import Selection
 from proxy.topology import RING_TYPES, Bindings, TopologyError, weigh
 from ring.destination import Destination
@@ -76,11 +78,18 @@ class Readings:
         settle_time: float,
         on_dead_letter: OnDeadLetter,
         named: frozenset[Name],
+        cache: RingCache | None,
+        max_age: float,
     ) -> None:
-        """`interval` and `settle_time` in seconds; `named` exchanges are tracked from the start and for ever."""
+        """`interval` and `settle_time` in seconds; `named` exchanges are tracked from the start and for ever.
+
+        Good readings are kept in `cache`, and restored from it where one fails; `max_age` is `ring_max_age`.
+        """
         self._api, self._router = api, router
-        self.identity = Identity(api, router.tell)
+        self.identity = Identity(api, self._identified)
         self._assembly = Assembly(api, selection, on_dead_letter)
+        self._cache = cache
+        self._restoring = Restoring(cache, self._assembly, router, self.identity, max_age) if cache else None
         self._interval, self._settle_time = interval, settle_time
         self._named = named
         self.tracked: dict[Name, Tracked] = {name: Tracked() for name in named}
@@ -97,12 +106,72 @@ class Readings:
         """Changes of each exchange's ring."""
         self.moved: dict[Name, float] = {}
         """Shares of the slots that changes moved, summed."""
+        self._restored_of = self.identity.names
+        """The cluster of what was restored."""
         self.look_up_fault: tuple[str, str] | None = None
         """The virtual host, and how it failed, of the last failed look-up, until one there succeeds."""
 
     def close(self) -> None:
         """Ends the thread that builds rings, once it is done with the one it may be building."""
         self._assembly.close()
+        if self._restoring is not None:
+            self._restoring.close()
+
+    def _identified(self) -> None:
+        """The cluster's names have changed: what was restored of another cluster is forgotten."""
+        restored = [name for name, entry in self._router.entries.items() if entry.restored]
+        if self.identity.asked and restored and not self.identity.is_of(*self._restored_of):
+            log.warning("%d rings that were restored are of another cluster, and are forgotten", len(restored))
+            for name in restored:
+                self._router.drop(name)
+                # A reading under way may hold it.
+                self.tracked[name].belief = Belief()
+                if name not in self._named:
+                    del self.tracked[name]
+        self._router.tell()
+
+    def _keep(self, name: Name, entry: Entry) -> None:
+        """Keeps what was read on disk, where a setting says so."""
+        if self._cache is not None:
+            self._cache.keep(name, entry, self.identity.names, self._router.clock() - entry.read_at)
+
+    def forget_kept(self, name: Name) -> None:
+        """Removes from disk what is kept of an exchange that is gone."""
+        if self._cache is not None:
+            self._cache.forget(name)
+
+    async def restore_all(self, restored: Callable[[Name], None]) -> None:
+        """Restores what is kept of every exchange that is not known; `restored` is told of each.
+
+        For a start while the management API does not answer.
+        """
+        if self._restoring is None:
+            return
+        for name in await self._restoring.names():
+            if self.identity.asked:
+                return
+            tracked = self.tracked.get(name) or Tracked()
+            if await self._restore(name, tracked):
+                tracked.fault = tracked.fault or ManagementError("the management API has not answered yet")
+                restored(name)
+
+    async def _restore(self, name: Name, tracked: Tracked) -> bool:
+        """Puts an exchange that cannot be read into the table as it was kept, if it was, as a stale ring.
+
+        Returns whether publishes need not wait for a reading now.
+        """
+        if self._restoring is None or name in self._router.entries or name in self.overlays:
+            return False
+        asked = self.identity.asked
+        entry = await self._restoring.entry(name)
+        if entry is None or name in self._router.entries or self.identity.asked is not asked:
+            return False  # nothing is kept, or the API has answered meanwhile
+        self._restored_of = self.identity.names
+        tracked.belief = Belief(entry.known.ring.as_weights() if entry.known is not None else {})
+        self.tracked.setdefault(name, tracked)
+        self._router.put(name, entry)
+        self.wake.set()
+        return not isinstance(self._router.look(name), Unknown)
 
     async def read(self, name: Name, why: str) -> None:
         """Makes one reading and all that follows from it, or takes what came of one that started after this call.
@@ -115,7 +184,13 @@ class Readings:
             if tracked.tried < asked:
                 distance = MIN_REFRESH_DECLARED if self._router.expected(name) else MIN_REFRESH
                 await asyncio.sleep(tracked.tried + distance - time.monotonic())
-                await self._try(name, tracked, why)
+                try:
+                    await self._try(name, tracked, why)
+                except (VhostNotListedError, NotAskableError):
+                    raise  # which is an answer
+                except (ManagementError, TopologyError):
+                    if not await self._restore(name, tracked):
+                        raise
             elif tracked.fault is not None:
                 raise tracked.fault
             elif name not in self._router.entries:
@@ -252,6 +327,7 @@ class Readings:
         self.overlays.settle(name, shown_type, reading.bindings, started)
         self._router.used_at.setdefault(name, started)
         self.results["ok"] += 1
+        self._keep(name, entry)
         tracked.read_started = started
         look_again_at = belief.look_again_at(self._settle_time), self.overlays.of(name).ends_at()
         in_turn = started + random.uniform(0, self._interval)
@@ -266,6 +342,7 @@ class Readings:
         elif before is not None:
             log.info("%s: gone", title(name))
         self._router.drop(name)
+        self.forget_kept(name)
         if named is not None:
             named.read_started = time.monotonic()
             named.due = named.read_started + random.uniform(0, self._interval)

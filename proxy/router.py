@@ -94,6 +94,8 @@ class Entry:
     """Takes messages from other exchanges only."""
     publish_in: int | None = None
     """Messages published into it, as the broker last counted them; None where it did not say."""
+    restored: bool = False
+    """Not read by this process, but kept on disk by one before it."""
     refused: str = ""
     """Why publishes are refused rather than passed for the reason `passed`; empty where they are not refused."""
 

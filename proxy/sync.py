@@ -16,6 +16,7 @@ from proxy.management import Management, ManagementError
 from proxy.overlays import is_news
 from proxy.reading import VhostNotListedError
 from proxy.readings import IN_TURN, MIN_REFRESH, NEVER, Readings
+from proxy.ring_cache import RingCache
 from proxy.router import Entry, Name, Router
 from proxy.selection import Mode, Selection
 from proxy.topology import TopologyError
@@ -37,6 +38,9 @@ MOST_WANTED = 100
 WANTED_EVERY = 1.0
 """Seconds after which an exchange that nobody waits for, and that could not be read, may be tried again."""
 
+PATIENCE = 1.0
+"""Seconds for which a start waits for the management API's first answer before rings that were kept are restored."""
+
 _IDENTITY: Name = ("", "")
 """Stands for the question whose API it is, among the readings."""
 
@@ -54,8 +58,13 @@ class Sync:
         settle_time: float,
         on_dead_letter: OnDeadLetter = "pass",
         named: Collection[Name] = (),
+        cache: RingCache | None = None,
+        max_age: float = float("inf"),
     ) -> None:
-        """`interval` and `settle_time` in seconds; `named` exchanges are read from the start and never forgotten."""
+        """`interval` and `settle_time` in seconds; `named` exchanges are read from the start and never forgotten.
+
+        What is read is kept in `cache`, for a start while it cannot be read; `max_age` is `ring_max_age`.
+        """
         self._router = router
         self._interval = interval
         self._named = frozenset(named)
@@ -67,6 +76,8 @@ class Sync:
             settle_time=settle_time,
             on_dead_letter=on_dead_letter,
             named=self._named,
+            cache=cache,
+            max_age=max_age,
         )
         self.identity = self._readings.identity
         self._look_ups = LookUps(router, functools.partial(self._readings.read, why="first use"))
@@ -76,6 +87,8 @@ class Sync:
         """Changes of each exchange's ring."""
         self.moved = self._readings.moved
         """Shares of the slots that changes moved, summed."""
+        self._has_restored = False
+        """Whether a start without the management API has restored what is kept."""
         self._turns = asyncio.Semaphore(READINGS_AT_ONCE)
         self._running: dict[Name, asyncio.Task[None]] = {}
         """The readings under way that `run` started."""
@@ -139,7 +152,7 @@ class Sync:
         self._readings.listings.forget_old(now)
         if now >= self._readings.identify_due:
             self._readings.identify_due = now + random.uniform(0, self._interval)
-            self._start(_IDENTITY, self.identity.watch)
+            self._start(_IDENTITY, self._identify)
         for name, tracked in self._readings.tracked.items():
             if tracked.due <= now:
                 self._start(name, functools.partial(self._in_turn, name))
@@ -156,6 +169,21 @@ class Sync:
         if not task.cancelled() and (error := task.exception()) is not None:
             # A defect of ours, which must not end the other readings.
             log.error("a reading ended with a defect", exc_info=error)
+
+    async def _identify(self) -> None:
+        """Asks whose the management API is. Where a first answer does not come soon, what is kept is restored."""
+        if self.identity.asked or self._has_restored:
+            await self.identity.watch()
+            return
+        asking = asyncio.create_task(self.identity.watch())
+        try:
+            await asyncio.wait({asking}, timeout=PATIENCE)
+            if not self.identity.asked:
+                self._has_restored = True
+                await self._readings.restore_all(self._look_ups.known)
+            await asking
+        finally:
+            asking.cancel()
 
     async def _in_turn(self, name: Name) -> None:
         async with self._turns:
@@ -265,6 +293,8 @@ class Sync:
             if idle and name not in self._named:
                 del self._readings.tracked[name]
                 self._router.drop(name)
+                if tracked.fault is not None:
+                    self._readings.forget_kept(name)
 
     def _forget_declared(self, now: float) -> None:
         for name in self._readings.overlays.idle(now):

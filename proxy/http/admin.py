@@ -232,6 +232,8 @@ class Admin:
                 for c in entry.changes
             ],
         }
+        if entry.restored:
+            shown["restored"] = True
         if entry.known is not None:
             ring = entry.known.ring
             slots, light = ring.slots(), set(ring.too_light())

@@ -153,12 +153,24 @@ def test_the_passwords_are_the_mounted_files_of_the_secret(
     pod: dict[str, Any], sidecar: dict[str, Any], environment: dict[str, str], settings: Settings
 ) -> None:
     assert settings.broker_url.password == settings.management_url[0].password == "from-a-file"
-    (mount,) = sidecar["volumeMounts"]
+    (mount,) = (each for each in sidecar["volumeMounts"] if each["name"] == "ringproxy-secrets")
     (volume,) = (each for each in pod["volumes"] if each["name"] == mount["name"])
     assert mount["readOnly"]
     assert volume["secret"]["secretName"] == the("Secret", "orders-ringproxy")["metadata"]["name"]
     files = {value for name, value in environment.items() if name.endswith("_FILE")}
     assert files == {f"{mount['mountPath']}/{key}" for key in the("Secret", "orders-ringproxy")["stringData"]}
+
+
+def test_rings_are_kept_in_a_folder_of_their_own_that_outlives_the_container(
+    pod: dict[str, Any], sidecar: dict[str, Any], settings: Settings
+) -> None:
+    """The sidecar makes the folder itself, for nobody else: the volume's own is anyone's."""
+    (mount,) = (each for each in sidecar["volumeMounts"] if each["name"] == "ringproxy-rings")
+    (volume,) = (each for each in pod["volumes"] if each["name"] == mount["name"])
+    assert "emptyDir" in volume
+    assert "readOnly" not in mount
+    assert settings.ring_cache_dir is not None
+    assert settings.ring_cache_dir.parent == Path(mount["mountPath"])
 
 
 def test_every_container_is_confined(pod: dict[str, Any]) -> None:

@@ -11,6 +11,7 @@ import pytest
 from proxy import sync as sync_module
 from proxy.config import OnDeadLetter
 from proxy.management import Management
+from proxy.ring_cache import RingCache
 from proxy.router import Entry, Router, Unknown
 from proxy.selection import Selection
 from proxy.sync import Sync
@@ -73,6 +74,7 @@ async def syncing(
     on_dead_letter: OnDeadLetter = "pass",
     named: tuple[Name, ...] = (),
     others: tuple[FakeManagement, ...] = (),
+    cache: RingCache | None = None,
 ) -> AsyncIterator[Made]:
     """Without `running`, readings are made only where a test asks for them. `others` are further nodes."""
     async with Management([node.url for node in (fake, *others)], 10) as api:
@@ -85,6 +87,8 @@ async def syncing(
             settle_time=settle_time,
             on_dead_letter=on_dead_letter,
             named=named,
+            cache=cache,
+            max_age=LONG,
         )
         task = asyncio.create_task(sync.run()) if running else None
         yield Made(sync, router)

@@ -44,6 +44,7 @@ def settings(folder: Path) -> dict[str, str]:
         "client_key_file": "client.key",
         "journal_key_file": "journal.key",
         "journal_dir": "new/journal",
+        "ring_cache_dir": "new/rings",
         "http_socket": "http.sock",
     }
     urls = {"broker_url": "amqps://me@h/", "management_url": "https://me@h", "journal_key": "hash"}
@@ -82,6 +83,8 @@ def test_what_is_in_order_has_no_mistake(folder: Path) -> None:
         ("journal_key_file", "empty", "empty first line"),
         ("journal_key_file", "long", "120 bytes"),
         ("journal_dir", "rubbish", "cannot be written to: Not a directory"),
+        ("ring_cache_dir", "rubbish", "is no folder to write to"),
+        ("ring_cache_dir", "rubbish/below", "is no folder to write to"),
         ("journal_dir", "rubbish/below", "cannot be written to: Not a directory"),
         ("http_socket", "nowhere/http.sock", "no folder to write to"),
     ],

@@ -96,6 +96,7 @@ def test_every_setting_can_be_given_in_all_three_places(tmp_path: Path) -> None:
         "max_in_flight_bytes": "95",
         "max_http_connections": "93",
         "host_names": "ringproxy.example,10.0.0.9",
+        "ring_cache_dir": "/var/lib/ringproxy/rings",
         "journal_dir": "/var/lib/ringproxy",
         "journal_sample": "0.5",
         "journal_key": "hash",
