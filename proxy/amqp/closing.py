@@ -196,7 +196,7 @@ def refuse_channel(c: Connection, channel: Channel, code: int, text: str) -> Non
         return
     channel.state = State.REFUSING
     channel.refusal = close_frame(channel.id, code, text, BASIC_PUBLISH)
-    c.events.append(Refused(code, text))
+    c.events.append(Refused(code, text, channel))
     if channel.withheld:
         channel.withheld, channel.expect = False, EXPECT_METHOD
     if channel.expect == EXPECT_METHOD:

@@ -84,6 +84,8 @@ class Refused(NamedTuple):
 
     code: int
     text: str
+    channel: Channel | None = None
+    """The channel that the broker has yet to close for it; None where there is none."""
 
 
 Event = Declared | Stale | Refused

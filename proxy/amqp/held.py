@@ -103,7 +103,6 @@ class Held:
             closing.refuse(c, CONNECTION_FORCED, f"{text}; connect again")
             return
         closing.refuse_channel(c, channel, INTERNAL_ERROR, text)
-        self._overdue.watch_close(channel)
 
     async def returned(self, exchange: bytes) -> None:
         """Reads what the messages of an exchange that came back wait for, one thing after the other."""

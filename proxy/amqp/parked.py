@@ -15,6 +15,10 @@ MOST_PARKED: Final = 1 << 20
 """Bytes of such messages in one session from which on the broker is not read any further until one has been placed."""
 
 
+_OVERHEAD: Final = 1024
+"""Bytes that one message takes beside its frames."""
+
+
 class Parked:
     """One message, from its return until it is known where it goes."""
 
@@ -37,8 +41,8 @@ class Parked:
 
     @property
     def size(self) -> int:
-        """Bytes that it holds."""
-        return len(self.header) + sum(map(len, self.bodies))
+        """About the bytes of memory that it takes."""
+        return _OVERHEAD + len(self.header) + sum(map(len, self.bodies))
 
     def was_read(self, what: "Stale | Unread") -> None:
         """Notes that something has been read, or could not be."""

@@ -306,6 +306,8 @@ class Session:
                 self._shared.sync.declared(c.vhost, event.declaration)
             elif isinstance(event, Refused):
                 self._count_refusal(event.code)
+                if event.channel is not None:
+                    self._overdue.watch_close(event.channel)
                 log.warning("client %s, virtual host %r: %d %s", self.client.peer, c.vhost, event.code, event.text)
             else:
                 self._shared.refresh(event.name, event.destination)
