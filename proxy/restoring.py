@@ -46,6 +46,7 @@ class Restoring:
     async def entry(self, name: Name) -> Entry | None:
         """Return an entry of what is kept of an exchange; None where there is nothing, or of another cluster."""
         if self._identity.asked:
+            self._all = None  # was for a start without the API, and may be large
             saved = await asyncio.to_thread(self._cache.load, name)
         else:
             await self.names()
