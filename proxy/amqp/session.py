@@ -221,7 +221,7 @@ class Session:
         c = self.connection
         self._hand_on()
         self._pace()
-        if c.waiting:
+        if c.waiting and c.running:
             self._wait()
         if c.parked:
             self._read_again()
@@ -343,7 +343,7 @@ class Session:
 
     def _resume(self, task: asyncio.Task[None]) -> None:
         """Goes on behind it, unless it was ended, or ended by a defect."""
-        if not task.cancelled():
+        if not task.cancelled() and not self._over:
             self._guarded(self._go_on if task.exception() is None else task.result)
 
     def _keep_alive(self) -> None:

@@ -3,8 +3,8 @@
 import asyncio
 import gc
 import time
-from collections.abc import AsyncIterator, Callable
-from typing import cast
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any, cast
 
 import pytest
 from pamqp import commands
@@ -704,6 +704,32 @@ async def test_a_channel_that_is_closed_over_a_transaction_ends_for_its_client_t
     (told,) = split(ends.client.taken())
     assert (told.id, told.channel, code_of(told)) == ((20, 40), 2, 541)
     assert not ends.over
+
+
+@pytest.mark.parametrize("closes", ["broker", "client"])
+async def test_nothing_is_done_for_what_waits_once_its_session_ends(ends: Ends, closes: str) -> None:
+    await ends.opened()
+    deleted = made(1, commands.Queue.Delete(queue="busy"))
+    assert ends.of_client(deleted + message(1, b"x", KEPT[0])) == deleted
+    assert ends.session.connection.waiting
+    if closes == "broker":
+        ends.of_broker(close_connection(320, b"CONNECTION_FORCED"))
+    else:
+        ends.session.client.eof_received()
+    began = []
+    waits = ends.session._held.channel
+
+    def counted(channel: Channel) -> Coroutine[Any, Any, None]:
+        began.append(channel)
+        return waits(channel)
+
+    ends.session._held.channel = counted  # type: ignore[method-assign]
+    await asyncio.sleep(0.1)
+    ends.session.abort()
+    await eventually(lambda: bool(ends.over))
+    await asyncio.sleep(0.1)
+    assert began == []
+    assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
 async def test_a_declaration_that_is_not_answered_holds_its_channel_for_a_limited_time(ends: Ends) -> None:
