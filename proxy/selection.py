@@ -25,10 +25,16 @@ class Selection:
 
     def __init__(self, route: Iterable[str], shadow: Iterable[str], pass_: Iterable[str]) -> None:
         """Takes the three settings as they are."""
+        names = [pattern.rpartition("/")[2] for patterns in (route, shadow, pass_) for pattern in patterns]
+        self._names = {unquote(name) for name in names if not _WILDCARDS.keys() & set(name)}
         self._rules = [
             (mode, [_compile(pattern) for pattern in patterns])
             for mode, patterns in ((Mode.PASS, pass_), (Mode.SHADOW, shadow), (Mode.ROUTE, route))
         ]
+
+    def names(self, exchange: str) -> bool:
+        """Return whether a pattern has this name of an exchange, without a wildcard: clients cannot choose such names."""
+        return exchange in self._names
 
     def mode(self, vhost: str, exchange: str) -> Mode:
         """The mode of an exchange."""

@@ -95,14 +95,21 @@ def from_client(c: Connection, data: bytes) -> None:
 def resume(c: Connection) -> None:
     """Takes the backlogs of channels that need not wait any more, up to the next frame of each that must.
 
-    Does nothing while the client is in the midst of a frame, for nothing can go to the broker before its end.
+    While the client is in the midst of a frame nothing can go to the broker before its end, unless the beginning waits
+    in a backlog: then that channel may go on.
     """
-    if c.client_skip or c.phase > Phase.RUNNING or c.still_crowded():
+    inside = c.waiting.get(c.client_body) if c.client_skip and c.client_dropping else None
+    if (c.client_skip and inside is None) or c.phase > Phase.RUNNING or c.still_crowded():
         return
     for number, channel in list(c.waiting.items()):
         backlog = channel.backlog
-        if backlog is None or not may_go_on(c, channel, backlog):
+        if backlog is None or not may_go_on(c, channel, backlog) or (c.client_skip and channel is not inside):
             continue
+        if c.client_skip:
+            # It is taken from its beginning. What waited for its end need not any more.
+            c.client_skip, c.client_dropping = 0, False
+            c.to_broker += c.for_broker
+            inside, c.for_broker = None, []
         del c.waiting[number]
         channel.backlog = None
         c.withheld -= backlog.size
@@ -121,8 +128,9 @@ def resume(c: Connection) -> None:
             return
     if c.stalled and c.withheld <= MOST_WITHHELD:
         c.stalled = False
-        rest, c.client_rest = c.client_rest, b""
-        _from_client(c, rest)
+        if not c.client_skip:
+            rest, c.client_rest = c.client_rest, b""
+            _from_client(c, rest)
 
 
 def may_go_on(c: Connection, channel: Channel, backlog: Backlog) -> bool:

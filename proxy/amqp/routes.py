@@ -241,8 +241,9 @@ class RouteTable:
         entry = router.entries.get(name)
         if entry is None:
             self._tables.want(name)
-            # Not kept: clients choose the names, and each publish asks anew for a reading that failed.
-            return Route(name, self._tables.tallies.of(NOWHERE, shadow), shadow)
+            # Not kept: each publish asks anew for a reading that failed. Clients may choose the names.
+            known = name if self._tables.selection.names(name[1]) else NOWHERE
+            return Route(name, self._tables.tallies.of(known, shadow), shadow)
         router.used_at[name] = router.clock()
         reason = PassReason.INTERNAL if entry.internal else entry.passed or shadow
         is_ours = not self._tables.mismatch(self.cluster)

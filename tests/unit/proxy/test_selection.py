@@ -87,3 +87,9 @@ def test_named_exchanges_are_those_that_their_patterns_select() -> None:
     patterns = ["a[b]", "a%2Ab", "v/a%2Fb", "é"]
     for vhost, exchange in named(patterns, "dflt"):
         assert Selection(patterns, [], []).mode(vhost, exchange) is Mode.ROUTE
+
+
+def test_names_without_a_wildcard_are_told_from_those_that_clients_choose() -> None:
+    selection = Selection(["*", "v/orders"], ["a%2Fb"], ["*/left", "x*"])
+    names = ("orders", "a/b", "left", "x", "xy", "*", "other")
+    assert [selection.names(name) for name in names] == [True, True, True, False, False, False, False]

@@ -11,6 +11,7 @@ from proxy.router import PassReason
 from tests.unit.proxy.amqp import wire
 from tests.unit.proxy.amqp.rewriting import TRAILING, with_ring
 from tests.unit.proxy.amqp.wire import (
+    HEARTBEAT,
     QUEUES,
     Wire,
     ack,
@@ -64,6 +65,39 @@ def test_nothing_goes_on_while_the_client_is_in_the_midst_of_a_frame() -> None:
     sent = w.client(big[-50:] + TRAILING)
     assert sent.startswith(big[-50:] + TRAILING)
     assert published(sent[50 + len(TRAILING) :])
+
+
+@pytest.mark.parametrize("passed", [False, True])
+def test_a_channel_goes_on_in_the_midst_of_a_frame_of_its_own(passed: bool) -> None:
+    """The broker has nothing of that frame, so nothing has to wait for its end."""
+    whole = message(1, b"later", b"k", bytes(100)) + message(2, b"", b"q")
+    begun = whole.index(bytes(100))
+    for cut in (begun, begun + 50, begun + 100):
+        w, other = Wire(), message(2, b"", b"q2")
+        assert w.client(other + whole[:cut]) == other
+        w.c.tell_broker(HEARTBEAT)
+        w.router.put(("/", "later"), known(None, PassReason.TYPE) if passed else known(QUEUES))
+        out = w.resumed()
+        assert out.startswith(HEARTBEAT)
+        assert len(out) > len(HEARTBEAT) + 30
+        out += b"".join(w.client(whole[i : i + 1]) for i in range(cut, len(whole)))
+        out += w.client(TRAILING)
+        first, second = published(out[len(HEARTBEAT) : -len(TRAILING)])
+        assert (first.body, second.key, out.endswith(TRAILING)) == (bytes(100), b"q", True)
+        assert (w.c.waiting, w.c.withheld, w.c.client_skip, w.c.client_rest) == ({}, 0, 0, b"")
+
+
+def test_another_channel_waits_for_the_end_of_a_frame_that_waits() -> None:
+    w = Wire()
+    w.client(message(2, b"two", b"k") + message(1, b"one", b"k", bytes(100))[:-50])
+    second = w.c.channels[2].backlog
+    assert second is not None
+    w.router.put(("/", "two"), known(QUEUES))
+    second.unread = None
+    assert w.client(b"") == b""
+    (sent,) = published(w.client(message(1, b"one", b"k", bytes(100))[-50:]))
+    assert sent.channel == 2
+    assert list(w.c.waiting) == [1]
 
 
 def test_a_channel_that_waits_keeps_no_more_than_a_bound() -> None:

@@ -366,3 +366,16 @@ def test_destinations_are_as_the_ring_has_them() -> None:
     t = Tables({"x": QUEUES})
     owned = {t.target("x", b"%d" % i) for i in range(50)}
     assert {target.destination for target in owned if target} == {Destination("queue", f"q{i}") for i in (1, 2, 3)}
+
+
+@pytest.mark.parametrize(("pattern", "named"), [("s", True), ("*", False)])
+def test_a_shadowed_exchange_that_is_not_read_yet_is_passed_and_asked_for(pattern: str, named: bool) -> None:
+    t = Tables({}, Selection([], [pattern], []))
+    for _ in range(2):
+        route = t.route("s")
+        assert (route.reason, route.stamp, route.fixed) == (PassReason.SHADOW, b"", True)
+        assert route.tally is t.tallies.of((VHOST, "s") if named else NOWHERE, PassReason.SHADOW)
+    assert t.wanted == [(VHOST, "s")] * 2
+    t.put("s", known(QUEUES, PassReason.SHADOW))
+    assert t.route("s").shadowed
+    assert len(t.wanted) == 2
