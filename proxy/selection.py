@@ -33,7 +33,7 @@ class Selection:
         ]
 
     def names(self, exchange: str) -> bool:
-        """Return whether a pattern has this name of an exchange, without a wildcard: clients cannot choose such names."""
+        """Return whether a pattern has this exchange name without a wildcard: clients cannot choose such names."""
         return exchange in self._names
 
     def mode(self, vhost: str, exchange: str) -> Mode:

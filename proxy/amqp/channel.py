@@ -153,6 +153,10 @@ class Channel:
             self.pending = deque()
         self.pending.append(request)
 
+    def __repr__(self) -> str:
+        """Its number."""
+        return f"<channel {self.id}>"
+
     def select(self, *, transactional: bool) -> None:
         """Confirm mode, or transactions, begin."""
         if not self.confirms.answered:
