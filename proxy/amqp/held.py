@@ -108,9 +108,9 @@ class Held:
         """Reads what the messages of an exchange that came back wait for, one thing after the other."""
         c = self._connection
         while (wanted := c.parked.wanted(exchange)) is not None:
-            await self._shared.reread(c, wanted)
+            in_time = await self._shared.reread(c, wanted)
             c.now = time.monotonic()
-            rewrite.read_again(c, exchange, wanted)
+            rewrite.read_again(c, exchange, wanted, in_time=in_time)
             self._hand_on()
             # What was told just now may have been all that a channel, or the client, waited for.
             if c.waiting or c.stalled:

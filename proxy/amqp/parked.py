@@ -22,7 +22,7 @@ _OVERHEAD: Final = 1024
 class Parked:
     """One message, from its return until it is known where it goes."""
 
-    __slots__ = ("bodies", "came", "frame", "header", "left", "ours", "tried", "unread")
+    __slots__ = ("bodies", "came", "frame", "given_up", "header", "left", "ours", "tried", "unread")
 
     def __init__(
         self, came: "Rerouted", frame: bytes, header: bytes, left: int, unread: "Stale | Unread | None", *, ours: bool
@@ -38,6 +38,8 @@ class Parked:
         """The frames of its body that have come."""
         self.tried: set[Stale | Name] = set()
         """What was read for it, as far as it could be: it is not read twice for one message."""
+        self.given_up = False
+        """It has waited as long as a message may."""
 
     @property
     def size(self) -> int:
@@ -117,6 +119,11 @@ class Parking:
         """Notes for each message of an exchange that something has been read, or could not be."""
         for parked in self._by_exchange.get(exchange, ()):
             parked.was_read(what)
+
+    def give_up(self, exchange: bytes) -> None:
+        """Lets no message of an exchange wait for a reading any more."""
+        for parked in self._by_exchange.get(exchange, ()):
+            parked.unread, parked.given_up = None, True
 
     def drop(self) -> None:
         """Forgets them all: the session ends."""

@@ -139,8 +139,10 @@ def settle(c: Connection) -> None:
             stop = len(parked.header) - 1
             to = reroute.placed(c, came, parked.tried, parked.header, 7, stop)
             if isinstance(to, Stale | Unread):
-                parked.unread = to
-                break
+                if not parked.given_up:
+                    parked.unread = to
+                    break
+                to = None
             c.parked.remove(parked)
             came.channel.away -= 1
             came.since = c.now  # what its reading took is not the broker's time

@@ -336,12 +336,18 @@ def from_broker(c: Connection, data: bytes) -> None:
         raise BrokerFault(f"a frame that cannot be read: {error}") from None
 
 
-def read_again(c: Connection, exchange: bytes, what: reroute.Read) -> None:
-    """Goes on with the parked messages of an exchange, now that something for them was read, or could not be."""
+def read_again(c: Connection, exchange: bytes, what: reroute.Read, *, in_time: bool = True) -> None:
+    """Goes on with the parked messages of an exchange, now that something for them was read, or could not be.
+
+    Where it was not `in_time`, none of them waits for another reading: the rings as they are decide.
+    """
     if isinstance(what, Stale):
         c.reread = {stale: at for stale, at in c.reread.items() if c.now - at < reroute.RECENT}
         c.reread[what] = c.now
-    c.parked.was_read(exchange, what)
+    if in_time:
+        c.parked.was_read(exchange, what)
+    else:
+        c.parked.give_up(exchange)
     _settle(c)
 
 

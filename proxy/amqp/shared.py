@@ -58,9 +58,9 @@ class Shared:
 
         task.add_done_callback(done)
 
-    async def reread(self, c: Connection, wanted: Stale | Unread) -> None:
-        """Reads what a message that came back waits for; returns in the end also where it cannot be read."""
-        with suppress(TimeoutError, Absent, NotReadable):
+    async def reread(self, c: Connection, wanted: Stale | Unread) -> bool:
+        """Reads what a message that came back waits for; returns whether that ended within `lookup_timeout`."""
+        try:
             async with asyncio.timeout(self.lookup_timeout):
                 if isinstance(wanted, Unread) and wanted.other_cluster:
                     await self._same_cluster(c, self.lookup_timeout)
@@ -69,6 +69,11 @@ class Shared:
                 else:
                     gone = {wanted.destination} if wanted.destination is not None else set()
                     await self.sync.refresh(wanted.name, "a message was returned", gone)
+        except (TimeoutError, NotReadable):
+            return False
+        except Absent:
+            pass  # which is an answer
+        return True
 
     async def resolve(self, c: Connection, channel: Channel, backlog: Backlog, unread: Unread, asked: float) -> str:
         """Reads the exchange that a channel's publish has waited for since `asked`, monotonic.

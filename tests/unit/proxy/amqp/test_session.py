@@ -13,10 +13,11 @@ from proxy.amqp import overdue, rewrite
 from proxy.amqp import session as sessions
 from proxy.amqp.channel import Channel, State
 from proxy.amqp.confirms import MOST_UNSETTLED
-from proxy.amqp.connection import Connection
+from proxy.amqp.connection import Connection, Stale
 from proxy.amqp.end import End
 from proxy.amqp.legs import BUFFER, Leg
 from proxy.amqp.parked import MOST_PARKED
+from proxy.amqp.routes import Unread
 from proxy.amqp.session import Session
 from proxy.amqp.shared import Shared
 from proxy.declared import Declaration
@@ -43,7 +44,9 @@ from tests.unit.proxy.amqp.wire import (
     known,
     made,
     message,
+    nack,
     published,
+    queue,
     ring,
     split,
     text_of,
@@ -513,6 +516,28 @@ async def test_a_refusal_in_the_turn_of_a_return_leaves_the_broker_read(ends: En
     # No frame: its end octet is missing.
     assert [code_of(each) for each in split(ends.of_client(b"\x01\0\1\0\0\0\4\0\x14\0\x0a\0"))] == [200]
     assert broker.is_read
+
+
+async def test_messages_that_came_back_of_several_queues_wait_no_longer_than_one(ends: Ends) -> None:
+    """For a reading that hangs: none begins to wait for its own as the first has waited in vain."""
+    await ends.opened()
+    ends.session._shared.lookup_timeout = WITHIN
+    ends.rings.answers.clear()
+    reread, waits = ends.session._shared.reread, []
+
+    async def counted(c: Connection, wanted: Stale | Unread) -> bool:
+        waits.append(wanted)
+        return await reread(c, wanted)
+
+    ends.session._shared.reread = counted  # type: ignore[method-assign]
+    some = [b"%d" % n for n in range(99)]
+    keys = [next(key for key in some if QUEUES.ring.owner_of(key) == queue(name)) for name in ("q1", "q2", "q3")]
+    for key in keys:
+        assert ends.of_broker(back(ends.of_client(message(1, b"x", key)))) == b""
+    assert ends.of_broker(ack(1, 3, True)) == b""
+    await eventually(lambda: bool(ends.client.sent))
+    assert ends.client.taken() == nack(1, 1) + nack(1, 2) + nack(1, 3)
+    assert len(waits) == 1
 
 
 @pytest.mark.parametrize("midst", [False, True])
