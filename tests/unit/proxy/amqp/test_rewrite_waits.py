@@ -3,8 +3,8 @@
 import pytest
 from pamqp import base, commands
 
-from proxy.amqp import connection, publishing
 from proxy.amqp.backlog import MOST_WITHHELD
+from proxy.amqp.confirms import MOST_UNSETTLED
 from proxy.amqp.connection import Phase
 from proxy.amqp.routes import UNANSWERED, Route
 from proxy.router import PassReason
@@ -262,16 +262,15 @@ def test_a_number_that_is_free_again_waits_on_in_the_midst_of_anothers_frame(siz
     assert list(w.c.channels) == [2, 1]
 
 
-def test_what_waits_for_room_goes_on_though_a_channel_gets_crowded_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(publishing, "MOST_UNSETTLED", 2)
-    monkeypatch.setattr(connection, "MOST_UNSETTLED", 2)
+def test_what_waits_for_room_goes_on_though_a_channel_gets_crowded_first() -> None:
     w = Wire(confirming=True)
     bye = close_connection(200, b"bye")
+    w.client(message(1, b"", b"q", b"") * (MOST_UNSETTLED - 2))
     w.client(message(1, b"later", b"k", b"") * 2 + message(2, b"", b"q") + bye)
     w.router.put(("/", "later"), known(QUEUES))
     assert len(published(w.resumed())) == 2
     assert w.c.paused
-    w.broker(ack(1, 1, multiple=True))
+    w.broker(ack(1, MOST_UNSETTLED, multiple=True))
     w.client(b"")
     assert (w.c.paused, w.c.phase, w.c.goodbye) == (False, Phase.LEAVING, bye)
 

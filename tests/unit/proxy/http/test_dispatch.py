@@ -11,6 +11,7 @@ from proxy.http.problems import ProblemError
 from proxy.lookups import Absent
 from proxy.router import Name, Router
 from proxy.sync import Sync
+from tests.unit.proxy.amqp.wire import Wire
 
 
 class Hanging:
@@ -25,7 +26,7 @@ class Hanging:
 
 async def test_a_message_waits_no_longer_where_what_is_behind_its_exchange_is_gone() -> None:
     router = Router(300, refuse_stale=True)
-    dispatch = Dispatch(router, cast(Sync, Hanging()), Mock(), Mock(), 0.05)
+    dispatch = Dispatch(router, cast(Sync, Hanging()), Wire().tables, Mock(), 0.05)
     async with asyncio.timeout(10):
         with pytest.raises(ProblemError, match="no such exchange") as raised:
             await dispatch.look_up(("/", "x"), ("/", "gone"), router.clock())
