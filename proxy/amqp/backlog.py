@@ -1,4 +1,4 @@
-"""What a client has sent on one channel and cannot go on yet, while other channels do. Pure state."""
+"""Holds the frames of a channel that wait, while the client's other channels go on. Pure state."""
 
 from typing import Final
 

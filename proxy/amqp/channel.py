@@ -88,7 +88,7 @@ class Return(NamedTuple):
     came: "Rerouted | None" = None
     """As what it is published again."""
     parked: "Parked | None" = None
-    """As what it waits for a reading: the rest of its body is kept with it."""
+    """The message while it waits for a reading, which keeps the rest of its body; None where it does not wait."""
     home: "Rerouted | None" = None
     """Where no queue takes it: whose publisher gets the rest of its body, if he asked, and is told behind that."""
 
@@ -122,7 +122,7 @@ class Channel:
         self.exchange = self.key = self.frame = b""
         self.bits = 0
         self.backlog: Backlog | None = None
-        """What the client has sent and must wait; None where nothing of the channel waits."""
+        """The frames of the client's on this channel that wait; None where the channel does not wait."""
         # Requests and publishes without an answer.
         self.pending: deque[Pending] | None = None
         """The requests without an -ok, in order; made with the first, since an empty one takes half of a channel."""

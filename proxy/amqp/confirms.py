@@ -67,7 +67,7 @@ class Confirms:
     low: int
     """All publishes up to this one are settled, and the next one is not."""
     open: Unsettled
-    """Those that are not settled."""
+    """The publishes that the broker has yet to answer."""
     returned: dict[int, Fate | None]
     """Unsettled publishes that came back; None for one that is on its way again."""
     waiting: set[int]
