@@ -114,7 +114,7 @@ class Reroutes:
         self.ends: Rerouted | None = None
         """Whose client has to be told once that is done."""
         self.parked: Parked | None = None
-        """The message on this channel that waits for a reading and whose body is still coming; None where there is none."""
+        """The message on this channel that waits for a reading while its body is still coming; else None."""
         self._sending: Rerouted | None = None
         self._behind: dict[Rerouted, _Content] = {}
 
