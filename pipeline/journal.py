@@ -6,7 +6,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from pyspark.sql.types import IntegerType, StringType, StructType
 
-from pipeline import PipelineError
+from pipeline import PipelineError, hours
 from pipeline.files import content, found
 from pipeline.period import ALWAYS, Period
 from pipeline.rings import KnownRing, parse_ring
@@ -16,25 +16,33 @@ CORRUPT = "_corrupt"
 """The column that holds a line which is no record."""
 
 
-_LINES = StructType([*RECORD.fields]).add(CORRUPT, StringType()).add("dt", StringType()).add("hour", IntegerType())
+_LINES = StructType([*RECORD.fields]).add(CORRUPT, StringType())
 
 
 def read_records(spark: SparkSession, journal: str, period: Period = ALWAYS) -> DataFrame:
-    """The records of a journal in a period, in no order: the columns of RECORD, and `dt` and `hour`.
+    """The records of a journal in a period, in no order: the columns of RECORD.
+
+    Of the folders by hour only those of the period are listed; files that are in none are read whatever their time is.
 
     A line that is no record, or of an unknown version, or a field that is not as ALLOWED says, ends the job that
     reaches it; the message names the file. Of fields only those are looked at that the job asks for.
     """
     folder = _records_folder(spark, journal)
-    lines = spark.read.schema(_LINES).option("columnNameOfCorruptRecord", CORRUPT).json(folder)
-    records = checked(period.folders(lines), "_metadata.file_path")
+    folders = hours.folders(spark, folder, period)
+    # Files count wherever they lie: with partitions, Spark leaves out those beside the folders by hour.
+    read = spark.read.schema(_LINES).options(columnNameOfCorruptRecord=CORRUPT, recursiveFileLookup=True)
+    if not folders:
+        return spark.createDataFrame([], RECORD)
+    records = checked(read.json(folders), "_metadata.file_path")
     return records.where(period.holds(F.col("time"))) if period.is_limited else records
 
 
 def stream_records(spark: SparkSession, journal: str, files: int = 1000) -> DataFrame:
     """The same as a stream, each file once, so many to a batch; Spark overlooks files a week older than the newest."""
     folder = _records_folder(spark, journal)
-    stream = spark.readStream.schema(_LINES).option("columnNameOfCorruptRecord", CORRUPT)
+    # Spark wants a stream's schema with the columns that the folders' names make.
+    lines = StructType([*_LINES.fields]).add("dt", StringType()).add("hour", IntegerType())
+    stream = spark.readStream.schema(lines).option("columnNameOfCorruptRecord", CORRUPT)
     return checked(stream.option("maxFilesPerTrigger", files).json(folder), "_metadata.file_path")
 
 

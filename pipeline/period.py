@@ -4,7 +4,7 @@ import argparse
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from pipeline import PipelineError
@@ -58,17 +58,10 @@ class Period:
             held &= time < (self.until - _BEGINNING) // _MICROSECOND
         return held
 
-    def folders(self, lines: DataFrame) -> DataFrame:
-        """Leaves out the folders, by `dt` and `hour`, that have none of it: those files are not even opened.
-
-        Files in no such folder may have some of it.
-        """
-        hour = F.concat("dt", F.lit("T"), F.lpad(F.col("hour").cast("string"), 2, "0"))
-        if self.since is not None:
-            lines = lines.where(F.coalesce(hour >= f"{self.since:%Y-%m-%dT%H}", F.lit(True)))
-        if self.until is not None:
-            lines = lines.where(F.coalesce(hour <= f"{self.until - _MICROSECOND:%Y-%m-%dT%H}", F.lit(True)))
-        return lines
+    def holds_hour(self, hour: str) -> bool:
+        """Return whether some of an hour is in the period; the hour is UTC, as `2026-11-21T17`."""
+        since = self.since is None or hour >= f"{self.since:%Y-%m-%dT%H}"
+        return since and (self.until is None or hour <= f"{self.until - _MICROSECOND:%Y-%m-%dT%H}")
 
 
 def no_record(journal: str, within: Period) -> PipelineError:

@@ -57,6 +57,46 @@ def test_what_is_beyond_them_is_not_opened(spark: SparkSession, tmp_path: Path) 
         assert read.count() == 20
 
 
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("--from", "2026-11-21T18", "--until", "2026-11-21T19"), {"dt=2026-11-21/hour=18"}),
+        (("--from", "2026-11-21T19:59:59", "--until", "2026-11-21T20:00:00.000001"), {"dt=2026-11-21/hour=19"}),
+        (("--until", "2026-11-21T18"), {"dt=2026-11-20/hour=9", "dt=2026-11-21/hour=17"}),
+        (("--from", "2026-11-21T19"), {"dt=2026-11-21/hour=19", "dt=2026-11-22/hour=00"}),
+        (("--from", "2026-11-20", "--until", "2026-11-21"), {"dt=2026-11-20/hour=9"}),
+        (("--from", "2026-11-23"), set()),
+    ],
+)
+def test_only_the_folders_of_its_hours_are_listed(
+    spark: SparkSession, tmp_path: Path, arguments: tuple[str, ...], expected: set[str]
+) -> None:
+    """What Spark has listed is what a DataFrame's `inputFiles` tells, also of folders that a filter leaves out."""
+    records = journal(tmp_path) / "records"
+    # As `collect` writes them: hours without a zero, and a folder for each batch.
+    for name in ("dt=2026-11-20/hour=9/batch=3", "dt=2026-11-22/hour=00"):
+        (records / name).mkdir(parents=True)
+        (records / name / "1.json.gz").write_bytes(b"")
+    for name in (".unfinished", "_temporary"):
+        (records / "dt=2026-11-21" / name).mkdir()
+    listed = [Path(file) for file in read_records(spark, str(tmp_path), period(*arguments)).inputFiles()]
+    assert {"/".join(file.parts[file.parts.index("records") + 1 :][:2]) for file in listed} == expected
+    assert len(listed) == len(expected)
+
+
+def test_files_beside_the_folders_by_hour_are_read_too(spark: SparkSession, tmp_path: Path) -> None:
+    folder = journal(tmp_path) / "records"
+    for name, hour in (("data", 17), ("dtx", 18), ("dt=today", 19)):
+        (file,) = (folder / "dt=2026-11-21" / f"hour={hour}").iterdir()
+        (folder / name).mkdir()
+        file.rename(folder / name / file.name)
+    write_journal(tmp_path, published(RING, KEYS[:1], first=61, start=START + 60 * MINUTE), [RING])
+    within = period("--from", "2026-11-21T18", "--until", "2026-11-21T19:30")
+    found = read_records(spark, str(tmp_path), within).select("seq").orderBy("seq").collect()
+    assert [row.seq for row in found] == [*range(21, 51), 61]
+    assert read_records(spark, str(tmp_path)).count() == 61
+
+
 def test_of_a_journal_without_folders_by_hour_all_is_read(spark: SparkSession, tmp_path: Path) -> None:
     for file in (journal(tmp_path) / "records").rglob("*.gz"):
         file.rename(tmp_path / "records" / file.name)
