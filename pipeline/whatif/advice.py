@@ -1,13 +1,12 @@
-"""Weights that even a demand: what each destination would get under others, tried until it no longer helps."""
+"""Weights under which each destination gets its fair share of a demand, found by trying."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.rings import KnownRing
-from pipeline.whatif.prediction import Demand, Load, floor, load, load_by
+from pipeline.whatif.prediction import Demand, Load, Weights, floor, load, load_by
 from pipeline.whatif.topology import MODULUS
 from ring.destination import MAX_WEIGHT, Destination
 from ring.ring import owners
@@ -23,37 +22,39 @@ _BETTER = 1.002
 """Times: what a round must gain for another to be worth its time."""
 _HEAVY = 1 << 12
 """Slots that are looked at in every step."""
-_MEAN_WEIGHT = 1000
-"""Of weights that are looked for: steps of a thousandth, and room up to MAX_WEIGHT."""
+_LEAST_WEIGHT = 1000
+"""Of weights that are looked for, the smallest, where MAX_WEIGHT leaves room: so they have steps of a thousandth."""
 
 
 @dataclass(frozen=True)
 class Advice:
-    """The weights found that even the load best, and what they give."""
+    """The weights found under which loads are nearest to the wanted proportions, and what each destination gets."""
 
     known: KnownRing
     load: Load
 
 
 def advise(proposed: KnownRing, demand: Demand) -> Advice:
-    """Weights for the proposed destinations under which the busiest gets the least.
+    """Return weights under which the busiest destination gets the least, over its fair share by the proposed weights.
 
-    The proposed ones stay unless others are better by more than GOOD_ENOUGH.
+    So the proposed weights say which proportions are wanted, and the advised ones correct for where the slots fell. The
+    proposed ones stay unless others are better by more than GOOD_ENOUGH.
     """
+    wanted = proposed.weights
     best = Advice(proposed, load(proposed.ring, demand))
-    if proposed.exchange_type == MODULUS or len(proposed.weights) == 1 or not demand.messages.any():
+    if proposed.exchange_type == MODULUS or len(wanted) == 1 or not demand.messages.any():
         return best
     got, enough, heavy = best.load, GOOD_ENOUGH * floor(best.load, demand), _heaviest(demand)
     better_at = -1
     for done in range(_ROUNDS):
-        if best.load.over_mean <= enough or done - better_at > _PATIENCE:
+        if best.load.max_over_fair <= enough or done - better_at > _PATIENCE:
             break
         weights = _evened(got, heavy, enough)
-        tried = replace(proposed, weights={d: weights[d] for d in proposed.weights})
+        tried = replace(proposed, weights={d: weights[d] for d in wanted})
         # Most demands have few of all slots: whole rings take longer.
-        got = load_by(weights, owners(weights, demand.slots), demand)
+        got = load_by(weights, owners(weights, demand.slots), demand, wanted)
         # Also from what is worse the search goes on: of where the slots went it shows more than the estimate knew.
-        if got.over_mean < best.load.over_mean / (GOOD_ENOUGH if best.known is proposed else _BETTER):
+        if got.max_over_fair < best.load.max_over_fair / (GOOD_ENOUGH if best.known is proposed else _BETTER):
             best, better_at = Advice(tried, got), done
     return best
 
@@ -68,37 +69,36 @@ def _evened(got: Load, heavy: Demand, enough: float) -> dict[Destination, int]:
     """The best weights of those that it tries from these on, by an estimate: the few heavy slots go where they go, and
     of all others a destination gets what it got, times what its share of the weights has become.
 
-    Each step gives a destination weight by what it got, as shares are the weights'. A heavy slot goes back and forth
+    Each step corrects a destination's weight by what it got over its fair share. A heavy slot goes back and forth
     between destinations as they grow light: hence ever smaller steps, and the best one counts, not the last.
     """
     shares = np.array(got.weights) / sum(got.weights)
     light = (got.messages - _of(heavy, dict(zip(got.destinations, got.weights, strict=True)))) / shares
-    messages, least = got.messages, np.inf
+    over_fair, least = got.over_fair, np.inf
     weights = best = np.array(got.weights)
     for step in range(_STEPS):
-        weights = _corrected(weights, messages, 4 / (4 + step))
+        weights = _corrected(weights, over_fair, 4 / (4 + step))
         by_destination = dict(zip(got.destinations, weights.tolist(), strict=True))
         messages = light * (weights / weights.sum()) + _of(heavy, by_destination)
-        over_mean = messages.max() / messages.mean()
-        if over_mean < least:
-            best, least = weights, over_mean
-        if over_mean <= enough:
+        over_fair = messages / (got.fair * messages.sum())
+        if over_fair.max() < least:
+            best, least = weights, over_fair.max()
+        if least <= enough:
             break
     return dict(zip(got.destinations, best.tolist(), strict=True))
 
 
-def _of(heavy: Demand, weights: Mapping[Destination, int]) -> F64:
+def _of(heavy: Demand, weights: Weights) -> F64:
     """What each destination gets of these slots, in the order they sort."""
     return load_by(weights, owners(weights, heavy.slots), heavy).messages
 
 
-def _corrected(weights: I64, messages: F64, step: float) -> I64:
-    """Weights by which each destination comes nearer to the mean.
+def _corrected(weights: I64, over_fair: F64, step: float) -> I64:
+    """Return weights by which each destination comes nearer to its fair share.
 
     `step` is how far they go, 0 to 1: with 1 what got nothing is given eight times its own, and nothing more than that.
     """
-    mean = messages.mean()
-    corrected = weights * (mean / np.maximum(messages, mean / 8)) ** step
-    corrected *= _MEAN_WEIGHT / corrected.mean()
+    corrected = weights * np.maximum(over_fair, 1 / 8) ** -step
+    corrected *= min(_LEAST_WEIGHT / corrected.min(), MAX_WEIGHT / corrected.max())
     rounded: I64 = np.clip(np.rint(corrected), 1, MAX_WEIGHT).astype(np.int64)
     return rounded

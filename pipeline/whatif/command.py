@@ -42,14 +42,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--remove", metavar="queue:NAME", action="append", default=[])
     parser.add_argument("--weight", metavar="queue:NAME=WEIGHT", action="append", default=[])
     parser.add_argument("--max-moved", metavar="SHARE", type=float, help="most of the messages that may move, 0 to 1")
-    parser.add_argument("--max-over-mean", metavar="RATIO", type=float, help="most that the busiest may get, 1 or more")
+    parser.add_argument(
+        "--max-over-fair", metavar="RATIO", type=float, help="most that the busiest may get over its fair share, from 1"
+    )
     parser.add_argument("--out", metavar="DIR", required=True, help="moved/, load/, verdict.json and report.html")
 
 
 def run(options: argparse.Namespace) -> int:
     """Writes the tables, the verdict and the report; 1 where a limit is passed, else 0."""
     _check(options)
-    limits, within = Limits(options.max_moved, options.max_over_mean), period.period_of(options)
+    limits, within = Limits(options.max_moved, options.max_over_fair), period.period_of(options)
     with spark_session("whatif") as spark:
         out = Folder(spark, options.out)
         every = _keys(spark, options, within).persist()
@@ -88,8 +90,8 @@ def _check(options: argparse.Namespace) -> None:
         read_ring(file)  # before the work, not after it
     if options.max_moved is not None and not 0 <= options.max_moved <= 1:
         raise PipelineError(f"--max-moved {options.max_moved:g}: a share is 0 to 1")
-    if options.max_over_mean is not None and not options.max_over_mean >= 1:
-        raise PipelineError(f"--max-over-mean {options.max_over_mean:g}: the busiest gets no less than the mean, 1")
+    if options.max_over_fair is not None and not options.max_over_fair >= 1:
+        raise PipelineError(f"--max-over-fair {options.max_over_fair:g}: the busiest gets its fair share, 1, at least")
 
 
 def _keys(spark: SparkSession, options: argparse.Namespace, within: period.Period) -> DataFrame:

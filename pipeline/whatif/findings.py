@@ -1,6 +1,7 @@
 """All that is found of a proposed ring, of a demand by slot."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -10,13 +11,11 @@ from pipeline.whatif.prediction import Demand, Load, Share, floor, load, moved, 
 from ring.destination import Destination
 
 LOAD_SCHEMA = (
-    "kind string, destination string, weight int, messages long, bytes long, share double,"
-    " new_weight int, new_messages long, new_bytes long, new_share double,"
-    " advised_weight int, advised_messages long, advised_share double"
+    "kind string, destination string, weight int, messages long, bytes long, share double, over_fair double,"
+    " new_weight int, new_messages long, new_bytes long, new_share double, new_over_fair double,"
+    " advised_weight int, advised_messages long, advised_share double, advised_over_fair double"
 )
-"""Of `Findings.rows`; a weight is null where the ring lacks the destination."""
-
-LoadRow = tuple[str, str, int | None, int, int, float, int | None, int, int, float, int | None, int, float]
+"""The columns of `Findings.rows`. A weight and what is over fair are null where that ring lacks the destination."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +34,8 @@ class Findings:
     advised_moves: Share
     """What the advised weights would move from where the present ring has it."""
     heaviest_slot: int
-    least_over_mean: float
-    """Under the proposed destinations no weights bring it lower: more than 1 where one slot outweighs the mean."""
+    least_over_fair: float
+    """What no weights of the proposed destinations bring `max_over_fair` below."""
 
     @property
     def weights_help(self) -> bool:
@@ -53,15 +52,14 @@ class Findings:
         """All."""
         return int(self.demand.bytes.sum())
 
-    def rows(self) -> list[LoadRow]:
-        """A row each destination of either ring, as LOAD_SCHEMA has it."""
-        loads = [_by_destination(one) for one in (self.before, self.after, self.advice.load)]
-        rows: list[LoadRow] = []
+    def rows(self) -> list[tuple[Any, ...]]:
+        """Return a row for each destination of either ring, as LOAD_SCHEMA has it."""
+        before, after, advised = (_by_destination(one) for one in (self.before, self.after, self.advice.load))
+        rows: list[tuple[Any, ...]] = []
         for destination in sorted({**self.present.weights, **self.proposed.weights}):
-            (w0, m0, b0, s0), (w1, m1, b1, s1), (w2, m2, _, s2) = (
-                one.get(destination, (None, 0, 0, 0.0)) for one in loads
-            )
-            rows.append((destination.kind, destination.name, w0, m0, b0, s0, w1, m1, b1, s1, w2, m2, s2))
+            weight, messages, _, share, over_fair = advised.get(destination, _ABSENT)
+            now, then = before.get(destination, _ABSENT), after.get(destination, _ABSENT)
+            rows.append((*destination, *now, *then, weight, messages, share, over_fair))
         return rows
 
 
@@ -83,7 +81,12 @@ def find(present: KnownRing, proposed: KnownRing, demand: Demand) -> Findings:
     )
 
 
-def _by_destination(of: Load) -> dict[Destination, tuple[int | None, int, int, float]]:
+_ABSENT = (None, 0, 0, 0.0, None)
+"""What a ring gives to a destination that it lacks."""
+
+
+def _by_destination(of: Load) -> dict[Destination, tuple[int | None, int, int, float, float | None]]:
     shares = (of.messages / of.messages.sum()).tolist()
-    rows = zip(of.weights, of.messages.astype(int).tolist(), of.bytes.astype(int).tolist(), shares, strict=True)
+    counts = of.messages.astype(int).tolist(), of.bytes.astype(int).tolist()
+    rows = zip(of.weights, *counts, shares, of.over_fair.tolist(), strict=True)
     return dict(zip(of.destinations, rows, strict=True))

@@ -17,7 +17,7 @@ def sentence(found: Findings) -> str:
     return (
         f"{found.moved.of_messages:.1%} of the messages would go elsewhere, {found.native.of_messages:.1%} by"
         f" RabbitMQ's own {found.present.exchange_type}; the busiest destination would get"
-        f" {found.after.over_mean:.2f} times the mean, now {found.before.over_mean:.2f}"
+        f" {found.after.max_over_fair:.2f} times its fair share, now {found.before.max_over_fair:.2f}"
     )
 
 
@@ -43,8 +43,13 @@ def report(found: Findings, told: dict[str, Any], moved: Sequence[Row], heaviest
     )
     page.heading("What each destination gets")
     page.figure(_loads(found), "Messages of each destination, now and then")
-    columns = ["destination", "weight", "messages", "share", "new weight", "new messages", "new share", "per weight"]
-    page.table(columns, [_destination(row, found) for row in found.rows()])
+    page.text(
+        "A destination's fair share is its weight's share of all weights. Over fair is what it gets by that: 1"
+        " everywhere where the load is even."
+    )
+    each = ["weight", "messages", "share", "over fair"]
+    columns = ["destination", *each, *(f"new {name}" for name in each)]
+    page.table(columns, [_destination(row) for row in found.rows()])
     page.heading("Weights")
     _weights(page, found, heaviest)
     page.heading("Keys that move")
@@ -67,7 +72,7 @@ def as_text(key: bytes | None) -> str:
 
 
 def _limits(told: dict[str, Any]) -> str:
-    limits = {"max_moved": "that may move", "max_over_mean": "by the mean"}
+    limits = {"max_moved": "that may move", "max_over_fair": "times its fair share for the busiest"}
     given = [f"{value:g} {limits[name]}" for name, value in told["limits"].items() if value is not None]
     if not given:
         return "No limits were given."
@@ -75,38 +80,38 @@ def _limits(told: dict[str, Any]) -> str:
     return f"Over the limit: {over}." if over else f"Within the limits: at most {', '.join(given)}."
 
 
-def _destination(row: tuple[Any, ...], found: Findings) -> Sequence[object]:
-    kind, name, w0, m0, _, s0, w1, m1, _, s1, *_ = row
-    even = found.messages / sum(found.proposed.weights.values())
-    per_weight = f"{m1 / w1 / even:.2f}" if w1 else "-"
-    return (
-        name if kind == "queue" else f"exchange {name}",
-        *("-" if w0 is None else w0, m0, f"{s0:.1%}"),
-        *("-" if w1 is None else w1, m1, f"{s1:.1%}"),
-        per_weight,
-    )
+def _destination(row: tuple[Any, ...]) -> Sequence[object]:
+    kind, name, *figures = row
+    return (name if kind == "queue" else f"exchange {name}", *_cells(*figures[:5]), *_cells(*figures[5:10]))
+
+
+def _cells(weight: int | None, messages: int, _: int, share: float, over_fair: float | None) -> Sequence[object]:
+    """Return what the table shows of one ring's destination, which may lack it."""
+    if weight is None or over_fair is None:
+        return "-", messages, f"{share:.1%}", "-"
+    return weight, messages, f"{share:.1%}", f"{over_fair:.2f}"
 
 
 def _weights(page: Report, found: Findings, heaviest: Row) -> None:
-    least, advised = found.least_over_mean, found.advice.load.over_mean
+    least, advised = found.least_over_fair, found.advice.load.max_over_fair
     if found.weights_help:
         page.text(
-            f"With these weights the busiest destination gets {advised:.2f} times the mean in place of"
-            f" {found.after.over_mean:.2f}; {found.advised_moves.of_messages:.1%} of the messages would go elsewhere"
-            " than now."
+            f"With these weights the busiest destination gets {advised:.2f} times its fair share by the proposed ones,"
+            f" in place of {found.after.max_over_fair:.2f}; {found.advised_moves.of_messages:.1%} of the messages would"
+            " go elsewhere than now."
         )
         page.table(
             ["destination", "proposed", "advised"],
             [(d.name, found.proposed.weights[d], weight) for d, weight in found.advice.known.weights.items()],
         )
     else:
-        page.text("The proposed weights stay: none were found that even the load better.")
-    if heaviest.messages > found.after.messages.mean():
+        page.text("The proposed weights stay: none were found by which loads come nearer to them.")
+    if heaviest.messages > found.after.fair.max() * found.messages:
         page.text(
-            f"One key outweighs what a destination gets in the mean, and no weights change that:"
+            f"One key outweighs every destination's fair share, and no weights change that:"
             f" {as_text(heaviest.key)}, slot {heaviest.slot}, with {heaviest.messages:,} messages,"
             f" {heaviest.messages / found.messages:.1%} of all. Whoever has it gets {least:.2f} times"
-            " the mean at least."
+            " its fair share at least."
         )
 
 
@@ -123,14 +128,16 @@ def _moves(found: Findings) -> Figure:
 
 
 def _loads(found: Findings) -> Figure:
-    rows = sorted(found.rows(), key=lambda row: -max(row[3], row[7]))[:_MOST_BARS][::-1]
+    rows = sorted(found.rows(), key=lambda row: -max(row[3], row[8]))[:_MOST_BARS][::-1]
     figure = Figure(figsize=(9, 1.2 + 0.36 * len(rows)))
     axes = figure.subplots()
     places = range(len(rows))
     axes.barh([n + 0.2 for n in places], [row[3] for row in rows], 0.38, color="#b0b7bf", label="now")
-    axes.barh([n - 0.2 for n in places], [row[7] for row in rows], 0.38, color="#2a78d6", label="proposed")
-    mean = found.messages / len(found.proposed.weights)
-    axes.axvline(mean, color="#1b1f24", linewidth=1, linestyle="--", label="mean, proposed")
+    axes.barh([n - 0.2 for n in places], [row[8] for row in rows], 0.38, color="#2a78d6", label="proposed")
+    weight = sum(found.proposed.weights.values())
+    fair = [found.messages * (row[7] or 0) / weight for row in rows]
+    below, above = [n - 0.42 for n in places], [n + 0.02 for n in places]
+    axes.vlines(fair, below, above, color="#1b1f24", linewidth=2, label="its fair share")
     axes.set_yticks(list(places), [row[1] for row in rows])
     axes.set_xlabel("messages")
     axes.spines[["top", "right"]].set_visible(False)

@@ -38,30 +38,46 @@ class Share:
 
 @dataclass(frozen=True)
 class Load:
-    """What a ring's destinations get: as many of each, in the order they sort."""
+    """What each of a ring's destinations gets. All fields have one entry a destination, in the order they sort."""
 
     destinations: tuple[Destination, ...]
     weights: tuple[int, ...]
+    fair: F64
+    """The share of the messages that each destination ought to get, 0 to 1."""
     messages: F64
     bytes: F64
 
     @property
-    def over_mean(self) -> float:
-        """Messages of the busiest destination by the mean; 1 where there are none."""
-        return float(self.messages.max() / self.messages.mean()) if self.messages.any() else 1.0
+    def over_fair(self) -> F64:
+        """Each destination's messages over its fair share of them; 1 everywhere where there are no messages."""
+        total = self.messages.sum()
+        return self.messages / (self.fair * total) if total else np.ones_like(self.messages)
+
+    @property
+    def max_over_fair(self) -> float:
+        """The busiest destination's messages per weight over the mean per weight, 1 or more."""
+        return float(self.over_fair.max())
 
 
-def load(ring: Ring, demand: Demand) -> Load:
-    """What each destination of a ring gets of a demand."""
-    return load_by(ring.as_weights(), ring.table[demand.slots], demand)
+Weights = Mapping[Destination, int]
 
 
-def load_by(weights: Mapping[Destination, int], owner_of: U16, demand: Demand) -> Load:
-    """The same by the owner of each of the demand's slots, an index into the destinations as they sort."""
+def load(ring: Ring, demand: Demand, wanted: Weights | None = None) -> Load:
+    """Return what each destination of a ring gets of a demand.
+
+    The `wanted` weights say which shares are fair. Without them the ring's own weights do.
+    """
+    return load_by(ring.as_weights(), ring.table[demand.slots], demand, wanted)
+
+
+def load_by(weights: Weights, owner_of: U16, demand: Demand, wanted: Weights | None = None) -> Load:
+    """Return what `load` does, given each of the demand's slots' owner: an index into the destinations as they sort."""
     destinations = tuple(sorted(weights))
+    fair = np.array([(wanted or weights)[destination] for destination in destinations], np.float64)
     return Load(
         destinations,
         tuple(weights[destination] for destination in destinations),
+        fair / fair.sum(),
         np.bincount(owner_of, demand.messages, minlength=len(destinations)).astype(np.float64),
         np.bincount(owner_of, demand.bytes, minlength=len(destinations)).astype(np.float64),
     )
@@ -94,5 +110,8 @@ def share(demand: Demand, which: NDArray[np.bool_]) -> Share:
 
 
 def floor(of: Load, demand: Demand) -> float:
-    """The least that any weights could bring `over_mean` to: more than 1 where one slot outweighs the mean."""
-    return max(1.0, float(demand.messages.max(initial=0) / max(of.messages.mean(), 1e-9)))
+    """Return the least that any weights could bring `max_over_fair` to.
+
+    It is more than 1 where one slot, which moves whole, outweighs even the largest fair share.
+    """
+    return max(1.0, float(demand.messages.max(initial=0) / max(of.fair.max() * of.messages.sum(), 1e-9)))

@@ -12,12 +12,12 @@ class Limits:
 
     max_moved: float | None
     """Share of the messages."""
-    max_over_mean: float | None
-    """The busiest destination's messages by the mean."""
+    max_over_fair: float | None
+    """The busiest destination's messages per weight over the mean per weight."""
 
     def passed(self, found: Findings) -> list[str]:
         """The limits that it is over."""
-        told = {"max_moved": found.moved.of_messages, "max_over_mean": found.after.over_mean}
+        told = {"max_moved": found.moved.of_messages, "max_over_fair": found.after.max_over_fair}
         limits = asdict(self)
         return [name for name, value in told.items() if limits[name] is not None and value > limits[name]]
 
@@ -42,11 +42,11 @@ def verdict(found: Findings, limits: Limits, *, sample: float, with_bytes: bool)
         "bytes": found.bytes if with_bytes else None,
         "moved": of(found.moved),
         "native_moved": of(found.native),
-        "over_mean": {
-            "present": found.before.over_mean,
-            "proposed": found.after.over_mean,
-            "advised": found.advice.load.over_mean,
-            "least": found.least_over_mean,
+        "max_over_fair": {
+            "present": found.before.max_over_fair,
+            "proposed": found.after.max_over_fair,
+            "advised": found.advice.load.max_over_fair,
+            "least": found.least_over_fair,
         },
         "weights_help": found.weights_help,
         "advised_weights": [[d.kind, d.name, weight] for d, weight in found.advice.known.weights.items()],
