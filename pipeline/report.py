@@ -1,87 +1,126 @@
-"""One HTML file of headings, sentences, tables and plots, with all in it: it opens without a network."""
+"""One HTML file of a verdict, sentences, tables and plots, with all in it: it opens without a network."""
 
 import html
 import io
 import os
 from collections.abc import Iterable, Sequence
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import matplotlib as mpl
-
-mpl.use("svg")
-# Names are clients': a queue's may have a dollar sign.
-mpl.rcParams["text.parse_math"] = False
-mpl.rcParams["date.converter"] = "concise"
+from pipeline import plots
+from pipeline.about import About
+from pipeline.formats import Number, count, estimate
+from pipeline.style import STYLE
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_STYLE = """
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #1b1f24 }
-h1 { font-size: 1.6rem } h2 { font-size: 1.2rem; margin-top: 2.2rem }
-table { border-collapse: collapse; margin: 1rem 0; font-variant-numeric: tabular-nums }
-th, td { padding: .25rem .8rem; border-bottom: 1px solid #d8dee4; text-align: left }
-td.number, th.number { text-align: right }
-figure { margin: 1rem 0 } svg { max-width: 100%; height: auto }
-.lead { font-size: 1.1rem }
-@media (prefers-color-scheme: dark) {
-  body { background: #14171a; color: #e6e8ea }
-  th, td { border-color: #3a4046 }
-  figure { background: #fff; color: #1b1f24; padding: .5rem }
-}
-"""
+_LONG = 40
+"""Characters from which on the text of a table's cell is broken into lines."""
+
+
+class Grade(Enum):
+    """How what a report found is to be taken: its style, its sign, and its words, which stand beside the colour."""
+
+    GOOD = ("good", "✓", "Good")
+    LOOK = ("look", "!", "To look at")
+    BAD = ("bad", "✕", "Bad")
 
 
 class Report:
-    """What a job has found, for people."""
+    """The page on which a job tells people what it has found."""
 
-    def __init__(self, title: str, lead: str) -> None:
-        """`lead` is the answer in a sentence or two."""
+    def __init__(self, title: str, grade: Grade, lead: str, about: About) -> None:
+        """Begin a page with its head.
+
+        `lead` is the answer in a sentence or two, which stands under the grade at the top. `about` says what the page
+        is of, such as the journal, its period and the parameters: `pipeline.about` makes it.
+        """
         self._title = title
-        self._parts = [f"<h1>{html.escape(title)}</h1>", f'<p class="lead">{html.escape(lead)}</p>']
+        style, sign, words = grade.value
+        self._parts = [
+            f'<h1>{html.escape(title)}</h1><div class="verdict {style}"><strong>{sign} {words}</strong>'
+            f'<p class="lead">{html.escape(lead)}</p></div>'
+        ]
+        if about:
+            told = (f"<dt>{html.escape(name)}</dt><dd>{_told(value)}</dd>" for name, value in about.items())
+            self._parts.append(f"<dl>{''.join(told)}</dl>")
 
     def heading(self, text: str) -> None:
-        """Begins a part."""
+        """Begin a part of the page."""
         self._parts.append(f"<h2>{html.escape(text)}</h2>")
 
     def text(self, text: str) -> None:
-        """A paragraph."""
+        """Add a paragraph."""
         self._parts.append(f"<p>{html.escape(text)}</p>")
 
     def table(self, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-        """A table; whole numbers and shares stand to the right."""
-        body = [[_cell("td", value) for value in row] for row in rows]
-        numeric = [bool(body) and all("number" in row[n] for row in body) for n in range(len(columns))]
-        head = [_cell("th", name, right) for name, right in zip(columns, numeric, strict=True)]
-        lines = "".join(f"<tr>{''.join(row)}</tr>" for row in [head, *body])
-        self._parts.append(f"<table>{lines}</table>")
+        """Add a table, in a box of its own that scrolls where the screen is narrower.
+
+        A cell is text, or a number: an int is written as a count, a float as an estimate, and what `pipeline.formats`
+        has written as it is. None is a dash. Columns of numbers stand to the right.
+        """
+        listed = [list(row) for row in rows]
+        numeric = [
+            any(_is_number(row[n]) for row in listed) and all(row[n] is None or _is_number(row[n]) for row in listed)
+            for n in range(len(columns))
+        ]
+        lines = [[_cell("th", name, right) for name, right in zip(columns, numeric, strict=True)]]
+        lines += [[_cell("td", value, right) for value, right in zip(row, numeric, strict=True)] for row in listed]
+        body = "".join(f"<tr>{''.join(line)}</tr>" for line in lines)
+        self._parts.append(f'<div class="box" tabindex="0"><table>{body}</table></div>')
 
     def figure(self, figure: "Figure", caption: str) -> None:
-        """A plot, as vectors; the caption is what a reader without it would be told."""
+        """Add a plot as vectors, in the page's colours; the caption is what a reader without it would be told."""
         drawn = io.StringIO()
-        figure.savefig(drawn, format="svg", bbox_inches="tight", metadata={"Date": None})
+        figure.savefig(drawn, format="svg", bbox_inches="tight", transparent=True, metadata={"Date": None})
         svg = drawn.getvalue()
         svg = svg[svg.index("<svg") :].replace("<svg", f'<svg role="img" aria-label="{html.escape(caption)}"', 1)
-        self._parts.append(f"<figure>{svg}<figcaption>{html.escape(caption)}</figcaption></figure>")
+        svg = svg.replace(plots.INK, "currentColor")
+        shown = f'<div class="box" tabindex="0">{svg}</div><figcaption>{html.escape(caption)}</figcaption>'
+        self._parts.append(f"<figure>{shown}</figure>")
 
     def html(self) -> str:
-        """The file's text."""
+        """Return the file's text."""
         return (
-            f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{html.escape(self._title)}</title>'
-            f"<style>{_STYLE}</style></head><body>{''.join(self._parts)}</body></html>\n"
+            '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+            '<meta name="viewport" content="width=device-width, initial-scale=1">'
+            f"<title>{html.escape(self._title)}</title><style>{STYLE}</style></head>"
+            f"<body>{''.join(self._parts)}</body></html>\n"
         )
 
     def write(self, path: Path) -> None:
-        """Writes the file on this machine, whole or not at all."""
+        """Write the file on this machine, whole or not at all."""
         path.parent.mkdir(parents=True, exist_ok=True)
         unfinished = path.with_name(f".{path.name}.{os.getpid()}")
         unfinished.write_text(self.html(), encoding="utf-8")
         unfinished.replace(path)
 
 
-def _cell(tag: str, value: object, right: bool = False) -> str:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    shown = f"{value:,}" if isinstance(value, int) and number else f"{value:,.4g}" if number else str(value)
-    kind = ' class="number"' if number or right else ""
-    return f"<{tag}{kind}>{html.escape(shown)}</{tag}>"
+def _told(value: str | Sequence[str]) -> str:
+    """One value, or several of which none is broken into lines that has room in one."""
+    if isinstance(value, str):
+        return html.escape(value)
+    return ", ".join(f"<span>{html.escape(one)}</span>" for one in value)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float | Number) and not isinstance(value, bool)
+
+
+def _cell(tag: str, value: object, right: bool) -> str:
+    match value:
+        case None:
+            shown = "-"
+        case bool():
+            shown = "yes" if value else "no"
+        case int():
+            shown = count(value)
+        case float():
+            shown = estimate(value)
+        case _:
+            shown = str(value)
+    style = "number" if right or _is_number(value) else "long" if tag == "td" and len(shown) > _LONG else ""
+    named = f' class="{style}"' if style else ""
+    return f"<{tag}{named}>{html.escape(shown)}</{tag}>"

@@ -15,7 +15,7 @@ from pathlib import Path
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import LongType, MapType, StringType, StructField, StructType
 
-from pipeline import PipelineError
+from pipeline import PipelineError, about
 from pipeline.files import found
 from pipeline.publish.commits import CommitLog, read_commits, unfinished
 from pipeline.publish.messages import check_columns, check_rows
@@ -119,7 +119,10 @@ def _report(options: argparse.Namespace, log: Path, before: int, *, failed: bool
     writes, open_tries = (read_commits(log), unfinished(log)) if log.exists() else ([], 0)
     with _out_usable():
         page = log.with_name("dry-run.html" if options.dry_run else "report.html")
-        write_report(page, options.exchange, writes, before, open_tries, failed=failed)
+        names = ("exchange", "format", "order", "connections", "window", "rate", "max_depth", "dry_run")
+        parameters = {f"--{name.replace('_', '-')}": getattr(options, name, None) for name in names}
+        head = {"Rows": options.input, **about.of_parameters(parameters)}
+        write_report(page, head, writes, before, open_tries, failed=failed)
 
 
 @contextmanager

@@ -6,26 +6,28 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
+from pipeline import plots
+from pipeline.about import About
+from pipeline.formats import count, duration, estimate, percent
+from pipeline.names import natural
 from pipeline.publish.commits import Write
-from pipeline.report import Report
-
-_BARS = 40
-"""Queues of a plot, at most."""
+from pipeline.report import Grade, Report
 
 
 def write_report(
-    path: Path, exchange: str, writes: Sequence[Write], before: int, open_tries: int, *, failed: bool
+    path: Path, about: About, writes: Sequence[Write], before: int, open_tries: int, *, failed: bool
 ) -> None:
     """Of all writes of a commit log, the first `before` of earlier runs; and of `open_tries` that led to no commit.
 
-    `failed`: the last run.
+    `about` is the page's head; `failed`: the last run.
     """
     rows = Counter[str]()
     for write in writes:
         rows.update(write.rows)
     total, duplicates = sum(write.total for write in writes), sum(write.duplicates for write in writes)
     dry = any(write.dry_run for write in writes[before:])
-    report = Report(f"Published to exchange {exchange!r}", _lead(total, duplicates, dry, open_tries, failed))
+    grade = Grade.BAD if failed else Grade.LOOK if duplicates or open_tries else Grade.GOOD
+    report = Report("Publishing", grade, _lead(total, duplicates, dry, open_tries, failed), about)
     if open_tries:
         report.text(
             f"{open_tries:,} tries at batches led to no commit yet: some of their rows, or all, may be in the queues as"
@@ -35,19 +37,24 @@ def write_report(
         report.text(f"{before:,} of the {len(writes):,} batches were published by earlier runs.")
     if rows:
         report.heading("Queues")
-        report.figure(_plot(rows), f"Rows by queue, the {min(len(rows), _BARS)} with the most of {len(rows)}.")
-        report.table(["queue", "rows", "share"], [(queue, n, n / total) for queue, n in rows.most_common()])
+        report.figure(
+            _plot(rows), f"Rows by queue, the {min(len(rows), plots.MOST_BARS)} with the most of {len(rows)}."
+        )
+        report.table(
+            ["queue", "rows", "share"],
+            [(queue, count(rows[queue]), percent(rows[queue] / total)) for queue in sorted(rows, key=natural)],
+        )
     if writes:
         report.heading("Batches")
         report.table(
-            ["batch", "ring", "rows", "seconds", "rows/s", "failed tasks", "failed tries", "duplicates at most"],
+            ["batch", "ring", "rows", "time", "rows/s", "failed tasks", "failed tries", "duplicates at most"],
             [
                 (
                     write.batch or "-",
                     write.fingerprint,
-                    write.total,
-                    write.seconds,
-                    write.total / write.seconds if write.seconds else 0.0,
+                    count(write.total),
+                    duration(1e6 * write.seconds),
+                    estimate(write.total / write.seconds) if write.seconds else None,
                     write.failed_attempts,
                     write.failed_tries,
                     write.duplicates,
@@ -56,7 +63,7 @@ def write_report(
             ],
         )
         report.text(
-            "The seconds are of a batch's longest task. A row whose message came twice has the same message_id both"
+            "The time is of a batch's longest task. A row whose message came twice has the same message_id both"
             " times: consumers can tell."
         )
     report.write(path)
@@ -74,11 +81,11 @@ def _lead(total: int, duplicates: int, dry: bool, open_tries: int, failed: bool)
 
 
 def _plot(rows: Counter[str]) -> Figure:
-    queues = rows.most_common(_BARS)[::-1]
-    figure = Figure(figsize=(8, 0.8 + 0.25 * len(queues)))
-    axes = figure.subplots()
-    axes.barh([queue for queue, _ in queues], [count for _, count in queues], color="#4477aa")
-    axes.axvline(sum(rows.values()) / len(rows), color="#bbbbbb", linestyle="--", zorder=0)
+    queues = sorted((queue for queue, _ in rows.most_common(plots.MOST_BARS)), key=natural)
+    figure, axes = plots.new(0.8 + 0.25 * len(queues))
+    axes.barh(range(len(queues)), [rows[queue] for queue in queues], color=plots.BLUE)
+    axes.axvline(sum(rows.values()) / len(rows), color=plots.INK, linestyle="--", linewidth=1)
+    plots.names(axes, queues)
+    plots.counts(axes.xaxis)
     axes.set_xlabel("rows (dashed: the mean)")
-    axes.spines[["top", "right"]].set_visible(False)
     return figure

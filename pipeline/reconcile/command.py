@@ -11,7 +11,7 @@ from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from pyspark.sql.types import StringType
 
-from pipeline import PipelineError, period
+from pipeline import PipelineError, about, period
 from pipeline.folder import Folder
 from pipeline.gaps import gaps, sequences
 from pipeline.journal import read_records, read_rings
@@ -57,6 +57,8 @@ class _Journal:
     without_key: int
     until: int
     """Microseconds since 1970 up to which no record can be missing, by any consumer's clock; 0 for not known."""
+    times: tuple[int, int]
+    """Of the first and the last record that is judged, in microseconds since 1970."""
 
 
 def run(options: argparse.Namespace) -> int:
@@ -91,7 +93,10 @@ def run(options: argparse.Namespace) -> int:
             "records_missing": journal.missing,
             "sample": journal.sample,
         }
-        page = report(told, by_queue, worst)
+        given = ("vhost", "exchange", "seen", "message_id", "queue", "time", "sequence")
+        parameters = {f"--{name.replace('_', '-')}": vars(options)[name] for name in given}
+        head = about.of_journal(options.journal, within, journal.times, parameters)
+        page = report(told, by_queue, worst, head)
         if within.is_limited:
             page.text(f"All of it is of records {within}; what was seen at other times counts where it is of those.")
         out.write("report.html", page.html())
@@ -132,6 +137,8 @@ def _journal(everything: DataFrame, ours: Column, options: argparse.Namespace, w
         F.count("*").alias("all"),
         F.count_if(ours).alias("records"),
         F.min("sample").alias("sample"),
+        F.min(F.when(ours, F.col("time"))).alias("since"),
+        F.max(F.when(ours, F.col("time"))).alias("last"),
         F.count_if(ours & F.col("message_id").isNull()).alias("without_id"),
         F.count_if(ours & F.col("key").isNull()).alias("without_key"),
         F.count_if(F.col("message_id").isNull()).alias("nameless"),
@@ -161,7 +168,9 @@ def _journal(everything: DataFrame, ours: Column, options: argparse.Namespace, w
     sample = min(row.sample for row in told)
     # What was published before --from has no record here either.
     until = _until(everything) if from_start and sample == 1 and not missing and not hidden else 0
-    return _Journal(missing, sample, sum(row.without_id for row in told), sum(row.without_key for row in told), until)
+    times = min(row.since for row in told if row.records), max(row["last"] for row in told if row.records)
+    without_id, without_key = (sum(row[name] for row in told) for name in ("without_id", "without_key"))
+    return _Journal(missing, sample, without_id, without_key, until, times)
 
 
 def _until(everything: DataFrame) -> int:

@@ -6,11 +6,14 @@ from typing import Any
 from matplotlib.figure import Figure
 from pyspark.sql import Row
 
+from pipeline import plots
+from pipeline.about import About
+from pipeline.formats import percent
+from pipeline.names import natural
 from pipeline.reconcile.messages import FLAWS
-from pipeline.report import Report
+from pipeline.report import Grade, Report
 
 _COLOURS = ("#c62f2f", "#e2a23b", "#7a5bd0", "#b8336a", "#2a78d6", "#b0b7bf")
-_MOST_BARS = 30
 _MEANINGS = {
     "lost": "confirmed, and not seen",
     "duplicated": "seen more than once",
@@ -22,12 +25,15 @@ _MEANINGS = {
 }
 
 
-def report(told: Mapping[str, Any], queues: Sequence[Row], worst: Sequence[Row]) -> Report:
-    """The HTML file's content; `told` is the verdict, `worst` some of the messages with a flaw."""
+def report(told: Mapping[str, Any], queues: Sequence[Row], worst: Sequence[Row], about: About) -> Report:
+    """The HTML file's content; `told` is the verdict, `worst` some of the messages with a flaw, `about` its head."""
+    queues = sorted(queues, key=lambda row: natural(row.queue or ""))
     page = Report(
         "Reconciliation",
+        _grade(told),
         f"{told['lost']:,} of {told['confirmed']:,} confirmed messages were not seen; {told['wrong_queue']:,} were in"
         f" the wrong queue, {told['duplicated']:,} seen twice or more, {told['out_of_order']:,} out of order.",
+        about,
     )
     page.text(_what_is_not_known(told))
     page.table(["", "messages", ""], [(name.replace("_", " "), told[name], _MEANINGS[name]) for name in FLAWS])
@@ -54,12 +60,18 @@ def report(told: Mapping[str, Any], queues: Sequence[Row], worst: Sequence[Row])
     return page
 
 
+def _grade(told: Mapping[str, Any]) -> Grade:
+    if told["lost"] or told["wrong_queue"]:
+        return Grade.BAD
+    return Grade.LOOK if told["records_missing"] or any(told[name] for name in FLAWS) else Grade.GOOD
+
+
 def _what_is_not_known(told: Mapping[str, Any]) -> str:
     limits = []
     if told["records_missing"]:
         limits.append(f"{told['records_missing']:,} records are missing from the journal.")
     if told["sample"] < 1:
-        limits.append(f"The journal is a sample of {told['sample']:.2%} of the keys.")
+        limits.append(f"The journal is a sample of {percent(told['sample'])} of the keys.")
     for what, where in (
         ("records", "records_without_message_id"),
         ("rows of what was seen", "seen_without_message_id"),
@@ -77,16 +89,17 @@ def _flaws_of(row: Row) -> str:
 
 def _flaws(queues: Sequence[Row]) -> Figure:
     names = FLAWS[:-1]
-    rows = sorted(queues, key=lambda row: -sum(row[name] for name in names))[:_MOST_BARS][::-1]
-    figure = Figure(figsize=(9, 1.2 + 0.3 * len(rows)))
-    axes = figure.subplots()
+    rows = sorted(queues, key=lambda row: -sum(row[name] for name in names))[: plots.MOST_BARS]
+    rows.sort(key=lambda row: natural(row.queue or ""))
+    figure, axes = plots.new(1.2 + 0.3 * len(rows))
     left = [0] * len(rows)
     for name, colour in zip(names, _COLOURS, strict=True):
         counts = [row[name] for row in rows]
         label = name.replace("_", " ")
-        axes.barh([row.queue or "none" for row in rows], counts, 0.6, left, color=colour, label=label)
+        axes.barh(range(len(rows)), counts, 0.6, left, color=colour, label=label)
         left = [a + b for a, b in zip(left, counts, strict=True)]
+    plots.names(axes, [row.queue or "none" for row in rows])
+    plots.counts(axes.xaxis)
     axes.set_xlabel("messages")
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
+    plots.legend(axes)
     return figure

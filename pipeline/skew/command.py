@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
-from pipeline import PipelineError, period
+from pipeline import PipelineError, about, period
 from pipeline.folder import Folder
 from pipeline.journal import read_records, read_rings
 from pipeline.rings import KnownRing
@@ -63,7 +63,9 @@ def run(options: argparse.Namespace) -> int:
             ("keys", [row for one in found for row in one.key_rows()], KEYS),
         ):
             spark.createDataFrame(rows, schema).coalesce(1).write.mode("overwrite").parquet(f"{out}/{name}")
-        page = report(found, missing)
+        first, last = min(one.scope.since for one in found), max(one.scope.until for one in found)
+        parameters = {"--top": options.top, "--approximate": options.approximate}
+        page = report(found, missing, about.of_journal(options.journal, within, (first, last), parameters))
         if within.is_limited:
             page.text(f"All of it is of records {within}.")
         out.write("report.html", page.html())

@@ -42,6 +42,9 @@ class Scope:
     least: float
     """The least `sample`, and the largest."""
     largest: float
+    since: int
+    """The time of the first record, in microseconds since 1970, and of the last."""
+    until: int
 
     @property
     def ring_of(self) -> tuple[str, str, str]:

@@ -16,20 +16,32 @@ TRACKED = 10_000
 
 
 def by_proxy(records: DataFrame) -> DataFrame:
-    """One row for each RING and `proxy`: `records`, `least` and `largest` sample, `first` and `last` number."""
+    """One row for each RING and `proxy`: `records`, `least` and `largest` sample, `first` and `last` number.
+
+    `since` and `until` are the times of the first and the last record.
+    """
     return records.groupBy(*RING, "proxy").agg(
         F.count("*").alias("records"),
         F.min("sample").alias("least"),
         F.max("sample").alias("largest"),
         F.min("seq").alias("first"),
         F.max("seq").alias("last"),
+        F.min("time").alias("since"),
+        F.max("time").alias("until"),
     )
 
 
 def sizes(of_proxies: DataFrame) -> DataFrame:
-    """Of `by_proxy`, one row for each RING: how many `records`, and the `least` and the `largest` sample of them."""
+    """Of `by_proxy`, one row for each RING: how many `records`, the `least` and the `largest` sample of them.
+
+    `since` and `until` are the times of the first and the last record.
+    """
     return of_proxies.groupBy(*RING).agg(
-        F.sum("records").alias("records"), F.min("least").alias("least"), F.max("largest").alias("largest")
+        F.sum("records").alias("records"),
+        F.min("least").alias("least"),
+        F.max("largest").alias("largest"),
+        F.min("since").alias("since"),
+        F.max("until").alias("until"),
     )
 
 

@@ -4,20 +4,21 @@ from collections.abc import Sequence
 
 from matplotlib.figure import Figure
 
-from pipeline.report import Report
+from pipeline import plots
+from pipeline.about import About
+from pipeline.formats import count, percent
+from pipeline.names import natural
+from pipeline.report import Grade, Report
 from pipeline.skew import measures, words
 from pipeline.skew.findings import Findings, HotKey
-
-_MOST_BARS = 30
-"""Destinations of a plot, those with the most for their weight."""
 
 _MOST_KEYS = 50
 
 
-def report(every: Sequence[Findings], missing: int) -> Report:
-    """The HTML file's content; `missing` records are not in the journal."""
+def report(every: Sequence[Findings], missing: int, about: About) -> Report:
+    """The HTML file's content; `missing` records are not in the journal, `about` is its head."""
     lead = " ".join(f"{found.scope.exchange}: {words.of_load(found)} {words.of_weights(found)}" for found in every[:3])
-    made = Report("Skew", lead or "The journal has no records.")
+    made = Report("Skew", _grade(every, missing), lead or "The journal has no records.", about)
     made.text(words.of_missing(missing))
     for found in every:
         made.heading(f"Exchange {found.name}: {found.messages:,} records")
@@ -41,15 +42,22 @@ def report(every: Sequence[Findings], missing: int) -> Report:
     return made
 
 
+def _grade(every: Sequence[Findings], missing: int) -> Grade:
+    if any(found.unfixable for found in every):
+        return Grade.BAD
+    return Grade.LOOK if missing or any(found.max_over_mean > words.EVEN for found in every) else Grade.GOOD
+
+
 def _row(found: Findings, key: HotKey) -> Sequence[object]:
     verdict = "no weight can fix it" if found.outweighs(key) else ""
     fair = found.fair_share(key.owner)
-    return str(key), str(key.owner), key.messages, f"{found.share(key):.2%}", f"{fair:.2%}", verdict
+    return str(key), str(key.owner), count(key.messages), percent(found.share(key)), percent(fair), verdict
 
 
 def _shares(found: Findings) -> Figure:
     """Three bars a destination, as parts of its fair share; the hottest key's part of its messages is marked."""
-    shown = sorted(found.loads, key=lambda load: -load.messages / load.weight)[:_MOST_BARS]
+    shown = sorted(found.loads, key=lambda load: -load.messages / load.weight)[: plots.MOST_BARS]
+    shown.sort(key=lambda load: natural(load.destination.name))
     fair = [found.fair_share(load.destination) for load in shown]
     keys = [load.keys / max(found.keys, 1) / share for load, share in zip(shown, fair, strict=True)]
     messages = [load.messages / found.messages / share for load, share in zip(shown, fair, strict=True)]
@@ -57,32 +65,27 @@ def _shares(found: Findings) -> Figure:
     for load, share in zip(shown, fair, strict=True):
         own = [key.messages / found.messages for key in found.hot if key.owner == load.destination]
         hottest.append(max(own, default=0.0) / share)
-    figure = Figure(figsize=(9, 0.8 + 0.42 * len(shown)))
-    axes = figure.subplots()
+    figure, axes = plots.new(0.8 + 0.42 * len(shown))
     places = range(len(shown))
-    axes.barh([place - 0.2 for place in places], keys, 0.36, label="distinct " + _what(found), color="#9aa5b1")
-    axes.barh([place + 0.2 for place in places], messages, 0.36, label="messages", color="#1f77b4")
+    axes.barh([place - 0.2 for place in places], keys, 0.36, label="distinct " + _what(found), color=plots.QUIET)
+    axes.barh([place + 0.2 for place in places], messages, 0.36, label="messages", color=plots.BLUE)
     axes.barh(
-        [place + 0.2 for place in places], hottest, 0.36, label="of one hot " + _what(found)[:-1], color="#d62728"
+        [place + 0.2 for place in places], hottest, 0.36, label="of one hot " + _what(found)[:-1], color=plots.RED
     )
-    axes.axvline(1, color="black", linewidth=0.8)
-    axes.set_yticks(list(places), [load.destination.name for load in shown])
-    axes.invert_yaxis()
+    axes.axvline(1, color=plots.INK, linewidth=0.8)
+    plots.names(axes, [load.destination.name for load in shown])
     axes.set_xlabel("times what its weight promises")
-    axes.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
-    axes.spines[["top", "right"]].set_visible(False)
+    plots.legend(axes)
     return figure
 
 
 def _lorenz(found: Findings) -> Figure:
-    figure = Figure(figsize=(4.5, 3.2))
-    axes = figure.subplots()
+    figure, axes = plots.new(3.2)
     axes.plot(*measures.lorenz(found.spread), label=f"these {_what(found)}, Gini {found.gini:.2f}")
-    axes.plot([0, 1], [0, 1], color="#9aa5b1", linewidth=0.8, label="all alike")
+    axes.plot([0, 1], [0, 1], color=plots.QUIET, linewidth=0.8, label="all alike")
     axes.set_xlabel(f"share of {_what(found)}, the coldest first")
     axes.set_ylabel("share of messages")
-    axes.legend(frameon=False)
-    axes.spines[["top", "right"]].set_visible(False)
+    plots.legend(axes)
     return figure
 
 

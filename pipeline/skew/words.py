@@ -2,7 +2,7 @@
 
 from pipeline.skew.findings import UNEVEN, Findings, HotKey
 
-_EVEN = 1.1
+EVEN = 1.1
 """Max over mean up to which a load needs no explanation."""
 
 
@@ -33,9 +33,9 @@ def of_load(found: Findings) -> str:
     """What comes of both."""
     most = max(found.loads, key=lambda load: load.messages / load.weight)
     told = f"{most.destination} has {found.max_over_mean:.2f} times the mean load for its weight"
-    if found.max_over_mean <= _EVEN:
+    if found.max_over_mean <= EVEN:
         return f"The load is even: {told}, the most of all."
-    if found.chi_squared is not None and found.chi_squared.p < UNEVEN and found.keys_over_mean(most) > _EVEN:
+    if found.chi_squared is not None and found.chi_squared.p < UNEVEN and found.keys_over_mean(most) > EVEN:
         return f"The load is uneven: {told}; the ring is at fault."
     return f"The load is uneven: {told}; that is the keys' doing, not the ring's."
 

@@ -4,10 +4,11 @@ Run again it writes the same; with --stream it adds what is new.
 """
 
 import argparse
+from collections.abc import Callable
 
 from pyspark.sql import DataFrame
 
-from pipeline import PipelineError, period
+from pipeline import PipelineError, about, period
 from pipeline.folder import Folder
 from pipeline.journal import read_records, stream_records
 from pipeline.session import spark_session
@@ -48,18 +49,26 @@ def run(options: argparse.Namespace) -> int:
         out = Folder(spark, options.out)
         tables = Tables(spark, options.out, options.window)
         tables.check()
+
+        def tell_now() -> None:
+            tell(tables, out, options, within)
+
         if queue is not None:
             follow(
-                queue_records(spark, queue, arguments.source_options(options)), tables, out, options.every, doubled=True
+                queue_records(spark, queue, arguments.source_options(options)),
+                tables,
+                options.every,
+                tell_now,
+                doubled=True,
             )
         elif options.stream:
-            follow(stream_records(spark, options.journal), tables, out, options.every)
+            follow(stream_records(spark, options.journal), tables, options.every, tell_now)
         else:
             records = read_records(spark, options.journal, within)
             if records.isEmpty():
                 raise period.no_record(options.journal, within)
             tables.write(records, from_start=within.since is None)
-        tell(tables, out, within)
+        tell_now()
     return 0
 
 
@@ -73,8 +82,10 @@ def _queue(options: argparse.Namespace) -> StreamQueue | None:
     return queue
 
 
-def follow(records: DataFrame, tables: Tables, out: Folder, every: int | None, *, doubled: bool = False) -> None:
-    """Adds what has come since the last run; with `every`, goes on with what comes, and tells of each batch.
+def follow(
+    records: DataFrame, tables: Tables, every: int | None, tell_now: Callable[[], None], *, doubled: bool = False
+) -> None:
+    """Adds what has come since the last run; with `every`, goes on with what comes, and calls `tell_now` at each batch.
 
     Of records that are there twice in one batch, one counts where they may be `doubled`.
     """
@@ -87,19 +98,23 @@ def follow(records: DataFrame, tables: Tables, out: Folder, every: int | None, *
         finally:
             batch.unpersist()
         if every is not None:
-            tell(tables, out)
+            tell_now()
 
     stream = records.writeStream.foreachBatch(add).option("checkpointLocation", tables.checkpoint)
     trigger = stream.trigger(availableNow=True) if every is None else stream.trigger(processingTime=f"{every} seconds")
     trigger.start().awaitTermination()
 
 
-def tell(tables: Tables, out: Folder, within: period.Period = period.ALWAYS) -> None:
+def tell(tables: Tables, out: Folder, options: argparse.Namespace, within: period.Period) -> None:
     """Writes the report, and its first lines to stdout; `within` is what this run has read."""
     usage = tables.usage()
     if usage is None:
         print("no records")
         return
     found = find(usage, tables.gaps())
-    out.write("report.html", report(found, within).html())
+    where = options.journal or f"stream queue {options.queue}"
+    last = found.windows[-1].window + found.minutes * 60_000_000
+    parameters = {"--window": options.window, "--stream": options.stream, "--every": options.every}
+    head = about.of_journal(where, within, (found.windows[0].window, last), parameters)
+    out.write("report.html", report(found, head, within).html())
     print(f"{found.whole.messages:,} records, {found.missing:,} missing: {out}/report.html", flush=True)

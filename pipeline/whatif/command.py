@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
-from pipeline import PipelineError, period
+from pipeline import PipelineError, about, period
 from pipeline.folder import Folder
 from pipeline.journal import read_records, read_rings
 from pipeline.rings import KnownRing, read_ring
@@ -66,7 +66,7 @@ def run(options: argparse.Namespace) -> int:
         every.unpersist()
         told = verdict(found, limits, sample=known.sample, with_bytes=bool(options.journal or options.bytes))
         told |= {**within.told(), "left_out": {"hashed": known.hashed_otherwise, "ring": known.without_ring}}
-        page = report(found, told, moved, heaviest, of_journal=bool(options.journal))
+        page = report(found, told, moved, heaviest, _about(options, within, known))
         if within.is_limited:
             page.text(f"All of it is of records {within}.")
         out.write("report.html", page.html())
@@ -94,6 +94,15 @@ def _check(options: argparse.Namespace) -> None:
         raise PipelineError(f"--max-over-fair {options.max_over_fair:g}: the busiest gets its fair share, 1, at least")
 
 
+def _about(options: argparse.Namespace, within: period.Period, known: "_Known") -> about.About:
+    """The head of the page."""
+    names = ("vhost", "exchange", "key", "count", "bytes", "ring", "proposed", "add", "remove", "weight")
+    given = {f"--{name.replace('_', '-')}": vars(options)[name] for name in (*names, "max_moved", "max_over_fair")}
+    if options.journal is None:
+        return about.of_table(options.table, given)
+    return about.of_journal(options.journal, within, known.times, given)
+
+
 def _keys(spark: SparkSession, options: argparse.Namespace, within: period.Period) -> DataFrame:
     if options.journal:
         return of_journal(read_records(spark, options.journal, within), options.vhost, options.exchange)
@@ -110,6 +119,8 @@ class _Known:
     present: KnownRing
     sample: float = 1.0
     """Of the slots which are there whole."""
+    times: tuple[int, int] | None = None
+    """Of a journal, those of the first and the last record that was read, in microseconds since 1970."""
     hashed_otherwise: int = 0
     """Records that are left out: their keys are of another value, of before the exchange was declared anew."""
     without_ring: int = 0
@@ -119,7 +130,10 @@ class _Known:
 def _of_journal(keys: DataFrame, options: argparse.Namespace, within: period.Period) -> _Known:
     """By its latest ring, unless one is given."""
     of_ring = keys.groupBy("ring").agg(
-        F.max("time").alias("last"), F.min("sample").alias("sample"), F.sum("messages").alias("messages")
+        F.min("since").alias("first"),
+        F.max("time").alias("last"),
+        F.min("sample").alias("sample"),
+        F.sum("messages").alias("messages"),
     )
     rings = of_ring.collect()
     if not rings:
@@ -146,7 +160,8 @@ def _of_journal(keys: DataFrame, options: argparse.Namespace, within: period.Per
         keys = keys.where(F.col("ring").isin([row.ring for row in ours]))
     if len(ours) > 1:
         keys = of_all_rings(keys)
-    return _Known(keys, present, min(row.sample for row in ours), left_out - without_ring, without_ring)
+    times = min(row["first"] for row in ours), max(row["last"] for row in ours)
+    return _Known(keys, present, min(row.sample for row in ours), times, left_out - without_ring, without_ring)
 
 
 def _of_table(keys: DataFrame, options: argparse.Namespace) -> _Known:

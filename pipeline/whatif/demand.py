@@ -19,13 +19,14 @@ MOST = 2**62
 def of_journal(records: DataFrame, vhost: str, exchange: str) -> DataFrame:
     """An exchange's publishes, whatever became of them, by the ring in force and the key.
 
-    Columns: `ring`, `slot`, `key` (binary, null where the journal has none), `messages`, `bytes`, `time` (of the last),
-    `sample` (the least). `bytes` is null where the sum is none that a long holds.
+    Columns: `ring`, `slot`, `key` (binary, null where the journal has none), `messages`, `bytes`, `since` and
+    `time` (of the first and the last), `sample` (the least). `bytes` is null where the sum is none that a long holds.
     """
     ours = records.where((F.col("vhost") == vhost) & (F.col("exchange") == exchange))
     return ours.groupBy("ring", "slot", "key").agg(
         F.count("*").alias("messages"),
         F.try_sum("bytes").alias("bytes"),
+        F.min("time").alias("since"),
         F.max("time").alias("time"),
         F.min("sample").alias("sample"),
     )

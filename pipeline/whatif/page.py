@@ -1,29 +1,31 @@
 """The report of `whatif`."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from matplotlib.figure import Figure
 from pyspark.sql import Row
 
-from pipeline.report import Report
+from pipeline import plots
+from pipeline.about import About
+from pipeline.formats import Number, count, percent, size
+from pipeline.names import natural
+from pipeline.report import Grade, Report
 from pipeline.whatif.findings import Findings
-
-_MOST_BARS = 30
 
 
 def sentence(found: Findings) -> str:
     """The answer in one."""
     return (
-        f"{found.moved.of_messages:.1%} of the messages would go elsewhere, {found.native.of_messages:.1%} by"
+        f"{percent(found.moved.of_messages)} of the messages would go elsewhere, {percent(found.native.of_messages)} by"
         f" RabbitMQ's own {found.present.exchange_type}; the busiest destination would get"
         f" {found.after.max_over_fair:.2f} times its fair share, now {found.before.max_over_fair:.2f}"
     )
 
 
-def report(found: Findings, told: dict[str, Any], moved: Sequence[Row], heaviest: Row, *, of_journal: bool) -> Report:
-    """The HTML file's content; `told` is the verdict, `moved` the first of the keys that move."""
-    page = Report("What if", f"{sentence(found)}.")
+def report(found: Findings, told: dict[str, Any], moved: Sequence[Row], heaviest: Row, about: About) -> Report:
+    """The HTML file's content; `told` is the verdict, `moved` the first of the keys that move, `about` its head."""
+    page = Report("What if", _grade(found, told), f"{sentence(found)}.", about)
     page.text(_limits(told))
     if told["sample"] < 1:
         page.text(f"The journal is a sample of {told['sample']:.2%} of the keys; all figures are of those.")
@@ -33,7 +35,7 @@ def report(found: Findings, told: dict[str, Any], moved: Sequence[Row], heaviest
     ):
         if told["left_out"][name]:
             page.text(f"{told['left_out'][name]:,} records are left out: {reason}.")
-    if of_journal:
+    if "Journal" in about:
         page.text("Records that are missing from the journal are not looked for here: usage tells how many.")
     page.heading("What moves")
     page.figure(_moves(found), "Share of the messages that change their destination")
@@ -49,15 +51,18 @@ def report(found: Findings, told: dict[str, Any], moved: Sequence[Row], heaviest
     )
     each = ["weight", "messages", "share", "over fair"]
     columns = ["destination", *each, *(f"new {name}" for name in each)]
-    page.table(columns, [_destination(row) for row in found.rows()])
+    page.table(columns, [_destination(row) for row in _rows(found)])
     page.heading("Weights")
     _weights(page, found, heaviest)
     page.heading("Keys that move")
     if any(row.key is None for row in moved):
         page.text("The journal does not name these keys: a row is a slot, whose keys move together.")
     page.table(
-        ["key", "slot", "from", "to", "messages", "bytes"],
-        [(as_text(row.key), row.slot, row.destination, row.new_destination, row.messages, row.bytes) for row in moved],
+        ["key", "slot", "from", "to", "messages", "size"],
+        [
+            (as_text(row.key), Number(row.slot), row.destination, row.new_destination, row.messages, size(row.bytes))
+            for row in moved
+        ],
     )
     page.text(f"The {len(moved):,} with the most messages; all are in the folder moved.")
     return page
@@ -69,6 +74,12 @@ def as_text(key: bytes | None) -> str:
         return "not journalled"
     text = bytes(key).decode(errors="replace")
     return text if text.isprintable() and "\ufffd" not in text else bytes(key).hex()
+
+
+def _grade(found: Findings, told: Mapping[str, Any]) -> Grade:
+    if told["over"]:
+        return Grade.BAD
+    return Grade.LOOK if found.weights_help else Grade.GOOD
 
 
 def _limits(told: dict[str, Any]) -> str:
@@ -87,9 +98,11 @@ def _destination(row: tuple[Any, ...]) -> Sequence[object]:
 
 def _cells(weight: int | None, messages: int, _: int, share: float, over_fair: float | None) -> Sequence[object]:
     """Return what the table shows of one ring's destination, which may lack it."""
-    if weight is None or over_fair is None:
-        return "-", messages, f"{share:.1%}", "-"
-    return weight, messages, f"{share:.1%}", f"{over_fair:.2f}"
+    return weight, count(messages), percent(share), over_fair
+
+
+def _rows(found: Findings) -> list[tuple[Any, ...]]:
+    return sorted(found.rows(), key=lambda row: (natural(row[1]), row[0]))
 
 
 def _weights(page: Report, found: Findings, heaviest: Row) -> None:
@@ -97,12 +110,15 @@ def _weights(page: Report, found: Findings, heaviest: Row) -> None:
     if found.weights_help:
         page.text(
             f"With these weights the busiest destination gets {advised:.2f} times its fair share by the proposed ones,"
-            f" in place of {found.after.max_over_fair:.2f}; {found.advised_moves.of_messages:.1%} of the messages would"
-            " go elsewhere than now."
+            f" in place of {found.after.max_over_fair:.2f}; {percent(found.advised_moves.of_messages)} of the messages"
+            " would go elsewhere than now."
         )
         page.table(
             ["destination", "proposed", "advised"],
-            [(d.name, found.proposed.weights[d], weight) for d, weight in found.advice.known.weights.items()],
+            [
+                (d.name, found.proposed.weights[d], weight)
+                for d, weight in sorted(found.advice.known.weights.items(), key=lambda item: natural(item[0].name))
+            ],
         )
     else:
         page.text("The proposed weights stay: none were found by which loads come nearer to them.")
@@ -110,36 +126,34 @@ def _weights(page: Report, found: Findings, heaviest: Row) -> None:
         page.text(
             f"One key outweighs every destination's fair share, and no weights change that:"
             f" {as_text(heaviest.key)}, slot {heaviest.slot}, with {heaviest.messages:,} messages,"
-            f" {heaviest.messages / found.messages:.1%} of all. Whoever has it gets {least:.2f} times"
+            f" {percent(heaviest.messages / found.messages)} of all. Whoever has it gets {least:.2f} times"
             " its fair share at least."
         )
 
 
 def _moves(found: Findings) -> Figure:
-    figure = Figure(figsize=(9, 1.8))
-    axes = figure.subplots()
+    figure, axes = plots.new(1.6)
     shares = [100 * found.native.of_messages, 100 * found.moved.of_messages]
-    bars = axes.barh([found.present.exchange_type, "this ring"], shares, color=["#b0b7bf", "#2a78d6"], height=0.6)
-    axes.bar_label(bars, labels=[f"{value:.1f}%" for value in shares], padding=4)
+    bars = axes.barh([found.present.exchange_type, "this ring"], shares, color=[plots.QUIET, plots.BLUE], height=0.6)
+    axes.bar_label(bars, labels=[percent(value / 100) for value in shares], padding=4)
     axes.set_xlim(0, 109)
     axes.set_xlabel("% of messages that move")
-    axes.spines[["top", "right"]].set_visible(False)
     return figure
 
 
 def _loads(found: Findings) -> Figure:
-    rows = sorted(found.rows(), key=lambda row: -max(row[3], row[8]))[:_MOST_BARS][::-1]
-    figure = Figure(figsize=(9, 1.2 + 0.36 * len(rows)))
-    axes = figure.subplots()
+    rows = sorted(_rows(found), key=lambda row: -max(row[3], row[8]))[: plots.MOST_BARS]
+    rows.sort(key=lambda row: natural(row[1]))
+    figure, axes = plots.new(1.2 + 0.36 * len(rows))
     places = range(len(rows))
-    axes.barh([n + 0.2 for n in places], [row[3] for row in rows], 0.38, color="#b0b7bf", label="now")
-    axes.barh([n - 0.2 for n in places], [row[8] for row in rows], 0.38, color="#2a78d6", label="proposed")
+    axes.barh([n - 0.2 for n in places], [row[3] for row in rows], 0.38, color=plots.QUIET, label="now")
+    axes.barh([n + 0.2 for n in places], [row[8] for row in rows], 0.38, color=plots.BLUE, label="proposed")
     weight = sum(found.proposed.weights.values())
     fair = [found.messages * (row[7] or 0) / weight for row in rows]
-    below, above = [n - 0.42 for n in places], [n + 0.02 for n in places]
-    axes.vlines(fair, below, above, color="#1b1f24", linewidth=2, label="its fair share")
-    axes.set_yticks(list(places), [row[1] for row in rows])
+    above, below = [n - 0.02 for n in places], [n + 0.42 for n in places]
+    axes.vlines(fair, above, below, color=plots.INK, linewidth=2, label="its fair share")
+    plots.names(axes, [row[1] for row in rows])
+    plots.counts(axes.xaxis)
     axes.set_xlabel("messages")
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
+    plots.legend(axes)
     return figure

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from matplotlib.figure import Figure
 
-from pipeline.report import Report
+from pipeline.report import Grade, Report
 from testbed.browser import running_browser
 from testbed.pipeline_demo.pages import looked_at
 
@@ -19,7 +19,7 @@ def browser() -> Iterator[int]:
 
 
 def report(path: Path, *, rows: int = 3, plotted: bool = True) -> Path:
-    made = Report("A title", "What was found.")
+    made = Report("A title", Grade.GOOD, "What was found.", {})
     made.table(["queue", "messages"], [(f"q{n}", n) for n in range(rows)])
     if plotted:
         figure = Figure()

@@ -85,7 +85,7 @@ def spread(keys: list[int], share: float, *, by_slot: bool = False, hot: int = 0
         Load(Destination("queue", f"orders.{n}"), 1, count, 0 if by_slot else count, count + (hot if n == 0 else 0), 0)
         for n, count in enumerate(keys)
     ]
-    return Findings(Scope("/", "orders", "ring", sum(keys), share**0.5, 1.0), loads, [], [], False, share**0.5)
+    return Findings(Scope("/", "orders", "ring", sum(keys), share**0.5, 1.0, 0, 0), loads, [], [], False, share**0.5)
 
 
 @pytest.mark.parametrize("share", [1.0, 0.25])
@@ -151,7 +151,7 @@ def test_an_exchange_whose_keys_are_in_no_counted_slot_is_told(spark: SparkSessi
     assert (mail.keys, mail.messages, mail.hot[0].key) == (0, 20, outside)
     assert not mail.by_slot
     assert words.of_ring(mail) == "0 distinct keys are too few to judge the ring by."
-    report([mail], 0).write(tmp_path / "report.html")
+    report([mail], 0, {}).write(tmp_path / "report.html")
     assert (tmp_path / "report.html").read_text(encoding="utf-8").count("<svg") == 2
 
 

@@ -44,7 +44,7 @@ def test_destinations_of_one_name_are_told_apart(spark: SparkSession, tmp_path: 
     ]
     expected: dict[int | None, int] = dict(enumerate([20, 6, 5, 4, 3, 2, 1, 1]))
     assert {row.line: row.messages_scaled for row in found.busy} == expected | {None: MOST_LINES - 2}
-    report(found).write(tmp_path / "report.html")
+    report(found, {}).write(tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     # The legend has those too that matplotlib would leave out by itself.
     for name in ("_alt &gt; orders.1 (queue, virtual host /other)", "orders &gt; others", "others"):
@@ -68,7 +68,7 @@ def test_a_long_time_is_told_by_wider_windows(spark: SparkSession, tmp_path: Pat
     read = read_records(spark, str(tmp_path))
     found = find(usage(read, 5), gaps.gaps(gaps.sequences(read)))
     assert (found.minutes, [row.messages for row in found.windows]) == (10, [1] * 40)
-    report(found).write(tmp_path / "report.html")
+    report(found, {}).write(tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "windows of 10 minutes" in page
     assert "the table has all, of 5 minutes" in page
@@ -89,6 +89,6 @@ def test_its_times_are_utc_wherever_the_driver_is(spark: SparkSession, tmp_path:
     records = published(KNOWN, [b"key"] * 40, every=1_000_000)
     write_journal(tmp_path, records[:10] + records[12:], [])
     read = read_records(spark, str(tmp_path))
-    page = report(find(usage(read, 5), gaps.gaps(gaps.sequences(read)))).html()
+    page = report(find(usage(read, 5), gaps.gaps(gaps.sequences(read))), {}).html()
     assert "38 messages from 2026-11-21 17:00 UTC on" in page
     assert "<td>2026-11-21 17:00:00</td><td>2026-11-21 17:00:39</td>" in page

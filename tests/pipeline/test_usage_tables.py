@@ -7,7 +7,6 @@ from pyspark.sql import Row, SparkSession
 
 from pipeline import PipelineError
 from pipeline.__main__ import main
-from pipeline.folder import Folder
 from pipeline.journal import read_records, stream_records
 from pipeline.usage.command import follow
 from pipeline.usage.tables import Tables
@@ -58,7 +57,7 @@ def test_a_stream_gives_what_a_batch_gives_whatever_comes_late_or_twice(spark: S
     # A batch that was written but not committed comes again.
     (followed / "checkpoint" / "commits" / "1").unlink()
     (followed / "checkpoint" / "commits" / ".1.crc").unlink()
-    follow(stream_records(spark, str(journal)), tables, Folder(spark, str(followed)), None)
+    follow(stream_records(spark, str(journal)), tables, None, lambda: None)
     assert content(tables) == once
     with pytest.raises(PipelineError, match=r"--window: 10: .* has windows of 5 minutes"):
         Tables(spark, str(followed), 10).check()

@@ -1,0 +1,89 @@
+"""How reports write numbers: one form for each kind of figure, and none of them in scientific notation."""
+
+import math
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+_DIGITS = 3
+"""Significant digits of what is measured or estimated: more would promise what no report knows."""
+
+_LEAST = 0.001
+"""What is smaller and not zero is told to be under it."""
+
+_TIMES = ((1, "µs"), (1_000, "ms"), (1_000_000, "s"))
+"""Units of time in microseconds."""
+
+_SIZES = ((1, "B"), (10**3, "kB"), (10**6, "MB"), (10**9, "GB"), (10**12, "TB"), (10**15, "PB"))
+"""Units of data in bytes."""
+
+
+class Number(str):
+    """The text of a number, which a table of a report sets to the right of its column."""
+
+    __slots__ = ()
+
+
+def count(value: float) -> Number:
+    """Return a count as a whole number in groups of three digits, such as "1,234,567"."""
+    return Number(f"{round(value):,}")
+
+
+def estimate(value: float) -> Number:
+    """Return a measured or estimated figure with three significant digits, such as "0.0123", "1.05" or "19,500"."""
+    return Number(_rounded(value))
+
+
+def percent(share: float) -> Number:
+    """Return a share, 0 to 1, as a percentage with three significant digits, such as "27.8%".
+
+    Only a share of nothing is "0%", and only the whole is "100%".
+    """
+    if share in (0, 1):
+        return Number(f"{share:.0%}")
+    if share < 1 and 100 * share >= 99.95:
+        return Number(">99.9%")
+    return Number(f"{_rounded(100 * share)}%")
+
+
+def duration(micros: float) -> Number:
+    """Return a time in microseconds with its unit and three significant digits, such as "850 µs" or "19.5 ms"."""
+    return _with_unit(micros, _TIMES)
+
+
+def size(in_bytes: float) -> Number:
+    """Return an amount of data in bytes with its decimal unit and three significant digits, such as "1.24 MB"."""
+    return _with_unit(in_bytes, _SIZES)
+
+
+def interval(value: float, low: float | None, high: float | None, form: Callable[[float], str] = percent) -> Number:
+    """Return an estimate and the bounds it lies between, such as "27.8% (25.1% to 30.6%)".
+
+    `form` writes each of the three. A figure without bounds, or whose bounds are the figure itself, is exact and stands
+    alone.
+    """
+    told = form(value)
+    if low is None or high is None or low == value == high:
+        return Number(told)
+    return Number(f"{told} ({form(low)} to {form(high)})")
+
+
+def moment(micros: int) -> str:
+    """Return a time, microseconds since 1970 UTC, to the second, such as "2026-11-21 17:00:00"."""
+    return f"{datetime.fromtimestamp(micros // 1_000_000, UTC):%Y-%m-%d %H:%M:%S}"
+
+
+def _with_unit(value: float, units: tuple[tuple[int, str], ...]) -> Number:
+    """The largest unit of which the rounded value has one at least, and no zeros after the point."""
+    rounded = float(f"{value:.{_DIGITS - 1}e}")
+    unit, name = max((unit for unit in units if unit[0] <= abs(rounded)), default=units[0])
+    told = _rounded(rounded / unit)
+    return Number(f"{told.rstrip('0').rstrip('.') if '.' in told else told} {name}")
+
+
+def _rounded(value: float) -> str:
+    if value == 0 or not math.isfinite(value):
+        return f"{value:g}"
+    if abs(value) < _LEAST:
+        return f"<{_LEAST}" if value > 0 else f">-{_LEAST}"
+    rounded = float(f"{value:.{_DIGITS - 1}e}")
+    return f"{rounded:,.{max(0, _DIGITS - 1 - math.floor(math.log10(abs(rounded))))}f}"

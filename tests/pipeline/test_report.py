@@ -1,0 +1,88 @@
+"""The frame of every report: its head, its tables and its plots."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from matplotlib.dates import date2num
+
+from pipeline import about, plots
+from pipeline.formats import percent
+from pipeline.period import ALWAYS, Period
+from pipeline.report import Grade, Report
+
+HOUR = datetime(2026, 11, 21, 17, tzinfo=UTC)
+MICROS = int(HOUR.timestamp()) * 1_000_000
+
+
+def page(grade: Grade = Grade.GOOD) -> Report:
+    return Report("Title <1>", grade, "The answer & more.", {"Journal": "/j", "Parameters": ["--a 1", "--b <"]})
+
+
+@pytest.mark.parametrize(("grade", "words"), [(Grade.GOOD, "Good"), (Grade.LOOK, "To look at"), (Grade.BAD, "Bad")])
+def test_the_head_has_the_grade_in_words_the_answer_and_what_it_is_of(grade: Grade, words: str) -> None:
+    text = page(grade).html()
+    grade_at, lead_at, about_at = (text.index(part) for part in (f" {words}</strong>", "answer &amp; more.", "<dd>/j"))
+    assert grade_at < lead_at < about_at
+    assert "Title &lt;1&gt;" in text
+    assert "<dd><span>--a 1</span>, <span>--b &lt;</span></dd>" in text
+
+
+def test_the_head_of_a_journal_has_both_periods_and_the_parameters() -> None:
+    found = (MICROS, MICROS + 90_000_000)
+    head = about.of_journal(
+        "/j", Period(HOUR, None), found, {"--top": 20, "--add": ["a=1", "b=2"], "--stream": True, "--rate": 0}
+    )
+    assert head == {
+        "Journal": "/j",
+        "Period asked for": "from 2026-11-21 17:00:00 UTC",
+        "Period found": "2026-11-21 17:00:00 to 2026-11-21 17:01:30 UTC",
+        "Parameters": ["--top 20", "--add a=1 b=2", "--stream", "--rate 0"],
+    }
+    not_given: dict[str, object] = {"--top": None, "--add": [], "--stream": False}
+    assert about.of_journal("/j", ALWAYS, None, not_given) == {"Journal": "/j", "Period asked for": "all that there is"}
+
+
+def test_a_table_scrolls_by_itself_and_sets_numbers_to_the_right() -> None:
+    made = page()
+    made.table(["name", "n", "share", "time"], [("a", 19490, percent(0.5), None), ("b", 1.949e4, None, "none")])
+    text = made.html()
+    assert '<div class="box" tabindex="0"><table><tr><th>name</th><th class="number">n</th>' in text
+    assert '<td>a</td><td class="number">19,490</td><td class="number">50.0%</td><td>-</td>' in text
+    assert '<td>b</td><td class="number">19,500</td><td class="number">-</td><td>none</td>' in text
+
+
+def test_a_plot_takes_the_page_s_colours() -> None:
+    figure, axes = plots.new(2)
+    axes.barh([0, 1], [1, 2])
+    plots.names(axes, ["orders.1", "$x" * 30])
+    plots.counts(axes.xaxis)
+    made = page()
+    made.figure(figure, "Two bars")
+    text = made.html()
+    svg = text[text.index("<svg") :]
+    assert plots.INK not in svg
+    assert "currentColor" in svg
+    assert "<!-- orders.1 -->" in svg
+    assert f"<!-- {'$x' * 12}…x{'$x' * 11} -->" in svg
+
+
+def test_the_axis_of_one_window_is_as_long_as_the_window() -> None:
+    figure, axes = plots.new(2)
+    until = HOUR + timedelta(minutes=5)
+    axes.plot([HOUR + timedelta(minutes=2.5)], [1], "o")  # type: ignore[arg-type]
+    plots.times(axes, HOUR, until)
+    figure.canvas.draw()
+    assert axes.get_xlim() == (date2num(HOUR), date2num(until))  # type: ignore[no-untyped-call]
+    shown = [label.get_text() for label in axes.get_xticklabels()]
+    assert shown[1:-1] == ["17:01", "17:02", "17:03", "17:04"]
+
+
+@pytest.mark.parametrize("most", [3, 20_000, 5_000_000])
+def test_counts_along_an_axis_have_no_exponent(most: int) -> None:
+    figure, axes = plots.new(2)
+    axes.barh([0], [most])
+    plots.counts(axes.xaxis)
+    figure.canvas.draw()
+    assert axes.xaxis.get_offset_text().get_text() == ""
+    shown = [label.get_text() for label in axes.get_xticklabels()]
+    assert {3: "1", 20_000: "4k", 5_000_000: "1M"}[most] == shown[1].removesuffix(".0")
