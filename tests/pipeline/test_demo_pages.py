@@ -19,7 +19,7 @@ def browser() -> Iterator[int]:
 
 
 def report(path: Path, *, rows: int = 3, plotted: bool = True) -> Path:
-    made = Report("A title", Grade.GOOD, "What was found.", {})
+    made = Report("A title", Grade.GOOD, "What was found.", {"Journal": "/j"})
     made.table(["queue", "messages"], [(f"q{n}", n) for n in range(rows)])
     if plotted:
         figure = Figure()
@@ -30,7 +30,7 @@ def report(path: Path, *, rows: int = 3, plotted: bool = True) -> Path:
 
 
 async def test_a_report_that_is_all_there(browser: int, tmp_path: Path) -> None:
-    assert await looked_at(browser, report(tmp_path / "r.html")) == ("1 plots, 1 tables of 3 rows", [])
+    assert await looked_at(browser, report(tmp_path / "r.html")) == ("✓ Good: 1 plots, 1 tables of 3 rows", [])
 
 
 @pytest.mark.parametrize(
@@ -51,6 +51,17 @@ async def test_what_is_not_there_is_a_fault(browser: int, tmp_path: Path, rows: 
         ("<h1>", "<p>", "there is no heading"),
         ("<body>", '<body><img src="http://192.0.2.1/x.png">', "the page asks for http://192.0.2.1/x.png"),
         ("<body>", '<body><img src="missing.png">', "the page asks for file://"),
+        ("<body>", '<body><p style="width: 376px">wide</p>', "17 pixels are beyond a screen of 375"),
+        (
+            "<body>",
+            '<body><p style="position: absolute; left: 0; width: 1500px">',
+            "100 pixels are beyond a screen of 1",
+        ),
+        ("<td>q0</td>", "<td>1.949e+04</td>", "scientific notation: 1.949e+04"),
+        ("<td>q0</td>", "<td>27.8% (1e-05 to 30%)</td>", "scientific notation: 27.8% (1e-05 to 30%)"),
+        ("<!-- 1.00 -->", "<!-- 1e6 -->", "scientific notation: 1e6"),
+        ("<strong>✓ Good</strong>", "", "its head tells no grade"),
+        ("<dd>/j</dd>", "", "its head tells no grade, or not what it is of: '✓ Good', []"),
     ],
 )
 async def test_what_a_browser_does_not_show_is_a_fault(
