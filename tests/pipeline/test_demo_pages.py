@@ -54,8 +54,8 @@ async def test_what_is_not_there_is_a_fault(browser: int, tmp_path: Path, rows: 
         ("<body>", '<body><p style="width: 376px">wide</p>', "17 pixels are beyond a screen of 375"),
         (
             "<body>",
-            '<body><p style="position: absolute; left: 0; width: 1500px">',
-            "100 pixels are beyond a screen of 1",
+            '<body><p style="position: absolute; left: 0; width: 1500px">x',
+            "1125 pixels are beyond a screen of 375",
         ),
         ("<td>q0</td>", "<td>1.949e+04</td>", "scientific notation: 1.949e+04"),
         ("<td>q0</td>", "<td>27.8% (1e-05 to 30%)</td>", "scientific notation: 27.8% (1e-05 to 30%)"),
