@@ -42,6 +42,9 @@ RECORD = StructType(
 )
 """A record as it stands in a line; `time` in microseconds since 1970 UTC, `latency` in microseconds."""
 
+INGRESSES = ("amqp", "http")
+"""How a publish may have come to a sidecar."""
+
 OUTCOMES = ("confirmed", "passed", "nacked", "unroutable", "unknown", "sent", "invalid")
 """What may have become of a publish."""
 
@@ -84,7 +87,7 @@ ALLOWED = {
     "proxy": Allowed(),
     "seq": Allowed(least=1),
     "sample": Allowed(least=1 / SLOTS, most=1),
-    "ingress": Allowed(words=("amqp", "http")),
+    "ingress": Allowed(words=INGRESSES),
     "vhost": Allowed(),
     "exchange": Allowed(),
     "ring": Allowed(),

@@ -5,6 +5,7 @@ Run again it writes the same; with --stream it adds what is new.
 
 import argparse
 from collections.abc import Callable
+from datetime import UTC, datetime
 
 from pyspark.sql import DataFrame
 
@@ -17,7 +18,10 @@ from pipeline.stream.queue import StreamQueue
 from pipeline.stream.source import queue_records
 from pipeline.usage.findings import find
 from pipeline.usage.report import report
-from pipeline.usage.tables import Tables
+from pipeline.usage.tables import Tables, Written
+
+_MOST_KEPT = 5
+"""Hours that a line names."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,12 +37,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--every", type=int, metavar="SECONDS", help="with --stream: go on, looking for more every so many seconds"
     )
+    parser.add_argument(
+        "--overwrite-fewer",
+        action="store_true",
+        help="overwrite hours too that have a window of which fewer records are read now; not with --stream",
+    )
 
 
 def run(options: argparse.Namespace) -> int:
     """Writes the tables and the report; 0."""
     if options.every is not None and (not options.stream or options.every < 1):
         raise PipelineError(f"--every: {options.every}: goes with --stream, and is 1 at least")
+    if options.overwrite_fewer and options.stream:
+        raise PipelineError("--overwrite-fewer: not with --stream")
     within = period.period_of(options)
     if within.is_limited and options.stream:
         raise PipelineError("--from and --until: not with --stream")
@@ -50,8 +61,8 @@ def run(options: argparse.Namespace) -> int:
         tables = Tables(spark, options.out, options.window)
         tables.check()
 
-        def tell_now() -> None:
-            tell(tables, out, options, within)
+        def tell_now(written: Written | None = None) -> None:
+            tell(tables, out, options, within, written)
 
         if queue is not None:
             follow(
@@ -65,9 +76,11 @@ def run(options: argparse.Namespace) -> int:
             follow(stream_records(spark, options.journal), tables, options.every, tell_now)
         else:
             records = read_records(spark, options.journal, within)
-            if records.isEmpty():
+            written = tables.write(records, within, overwrite_fewer=options.overwrite_fewer)
+            if written is None:
                 raise period.no_record(options.journal, within)
-            tables.write(records, from_start=within.since is None)
+            tell_now(written)
+            return 0
         tell_now()
     return 0
 
@@ -105,16 +118,30 @@ def follow(
     trigger.start().awaitTermination()
 
 
-def tell(tables: Tables, out: Folder, options: argparse.Namespace, within: period.Period) -> None:
-    """Writes the report, and its first lines to stdout; `within` is what this run has read."""
-    usage = tables.usage()
+def tell(
+    tables: Tables, out: Folder, options: argparse.Namespace, within: period.Period, written: Written | None
+) -> None:
+    """Write the report, and its first lines to stdout: of the time of a batch, or else of all that is in the tables.
+
+    `within` is the time that the command line names.
+    """
+    usage = tables.usage(written.within if written else period.ALWAYS)
     if usage is None:
         print("no records")
         return
+    kept = written.kept if written else []
     found = find(usage, tables.gaps())
     where = options.journal or f"stream queue {options.queue}"
     last = found.windows[-1].window + found.minutes * 60_000_000
     parameters = {"--window": options.window, "--stream": options.stream, "--every": options.every}
+    parameters["--overwrite-fewer"] = options.overwrite_fewer
     head = about.of_journal(where, within, (found.windows[0].window, last), parameters)
-    out.write("report.html", report(found, head, within).html())
+    out.write("report.html", report(found, head, within, kept).html())
+    if kept:
+        hours = [
+            f"{datetime.fromtimestamp(row.hour // 1_000_000, UTC):%Y-%m-%dT%H} (has {row.written:,}, read {row.read:,})"
+            for row in kept[:_MOST_KEPT]
+        ]
+        more = f" and {len(kept) - _MOST_KEPT} more" if len(kept) > _MOST_KEPT else ""
+        print(f"kept, as they have windows of which fewer records were read now: {', '.join(hours)}{more}")
     print(f"{found.whole.messages:,} records, {found.missing:,} missing: {out}/report.html", flush=True)

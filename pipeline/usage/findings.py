@@ -1,15 +1,15 @@
 """What the report of `usage` tells, collected from its tables."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from operator import and_
 
-from pyspark.sql import Column, DataFrame, Row
+from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
-from pipeline.usage.windows import merged, told
+from pipeline.usage.windows import merged, sums, told
 
 MOST_ROWS = 50
 """Of a table in the report: the Parquet tables have all."""
@@ -36,12 +36,16 @@ class Findings:
 
     whole: Row
     """Everything added up."""
+    ingresses: Sequence[Row]
+    """Everything added up by `ingress`, of those that have a record: a latency of one is not like one of another."""
     destinations: Sequence[Row]
     """The busiest first, MOST_ROWS at most."""
+    answers: Mapping[tuple[int, str], Row]
+    """`p50` and `p99` of the n-th of the destinations, by an ingress."""
     minutes: int
     """The width of `windows`: the table's, or so much wider that they are no more than MOST_WINDOWS."""
     windows: Sequence[Row]
-    """In order, each over all destinations."""
+    """In order, each over all destinations, by `ingress`."""
     busy: Sequence[Row]
     """By window, `messages_scaled` of `line`: the n-th of the destinations, of MOST_LINES; null for all others."""
     gaps: Sequence[Row]
@@ -64,18 +68,22 @@ class Findings:
 
 def find(usage: DataFrame, gaps: DataFrame) -> Findings:
     """From the two tables, of which the first has rows, all of one width."""
-    whole = _told(usage, "minutes").collect()[0]
     ranked = _told(usage, *_DESTINATION).orderBy(F.desc("messages_scaled"), *_DESTINATION)
     destinations = ranked.limit(MOST_ROWS).collect()
-    first, last = usage.agg(F.unix_micros(F.min("window")), F.unix_micros(F.max("window"))).collect()[0]
-    minutes = wider(whole.minutes, first // 60_000_000, last // 60_000_000)
+    numbered = _numbered(usage, destinations)
+    own, first, last = usage.agg(F.max("minutes"), *(F.unix_micros(f("window")) for f in (F.min, F.max))).collect()[0]
+    minutes = wider(own, first // 60_000_000, last // 60_000_000)
     start = F.unix_micros("window")
-    wide = usage.withColumn("window", start - start % (60_000_000 * minutes))
-    windows = _told(wide, "window").orderBy("window").collect()
-    # By the columns: names may be equal of several.
-    line = F.coalesce(*(F.when(_is(row), n) for n, row in enumerate(destinations[:MOST_LINES])))
+    wide = numbered.withColumn("window", start - start % (60_000_000 * minutes))
+    # In one pass, by a number for each: Spark takes longer to plan these sums than to make them.
+    sets: list[list[str]] = [["minutes"], ["ingress"], ["window", "ingress"], ["line", "ingress"]]
+    columns = ("minutes", "ingress", "window", "line")
+    grouped = wide.groupingSets([[F.col(name) for name in one] for one in sets], *columns)
+    rows = told(sums(grouped, F.grouping_id().alias("of"))).drop("keys_sketch").orderBy(*columns).collect()
+    (whole,), ingresses, windows, lines = ([row for row in rows if row.of == _number(one, columns)] for one in sets)
+    answers = {(row.line, row.ingress): row for row in lines if row.line is not None}
     busy = (
-        wide.groupBy("window", line.alias("line"))
+        wide.groupBy("window", F.when(F.col("line") < MOST_LINES, F.col("line")).alias("line"))
         .agg(F.sum("messages_scaled").alias("messages_scaled"))
         .orderBy("window")
         .collect()
@@ -83,7 +91,7 @@ def find(usage: DataFrame, gaps: DataFrame) -> Findings:
     missing = gaps.agg(F.coalesce(F.sum("missing"), F.lit(0))).collect()[0][0]
     largest = gaps.orderBy(F.desc("missing"), "proxy", "first").limit(MOST_ROWS)
     largest = largest.withColumns({name: F.unix_micros(name) for name in ("since", "until")})
-    return Findings(whole, destinations, minutes, windows, busy, largest.collect(), missing)
+    return Findings(whole, ingresses, destinations, answers, minutes, windows, busy, largest.collect(), missing)
 
 
 def wider(minutes: int, first: int, last: int) -> int:
@@ -100,11 +108,21 @@ def wider(minutes: int, first: int, last: int) -> int:
     return next(filter(fits, widths))
 
 
+def _number(names: Sequence[str], columns: Sequence[str]) -> int:
+    """Return the `grouping_id` of the set of these names: a bit for each column, 1 where it is not in the set."""
+    return sum(2**n for n, name in enumerate(reversed(columns)) if name not in names)
+
+
 def _told(usage: DataFrame, *by: str) -> DataFrame:
     """Without the sketches, which are large and of no use in a report."""
     return told(merged(usage, by)).drop("keys_sketch")
 
 
-def _is(row: Row) -> Column:
-    """Whether a row of the table is of this destination."""
-    return reduce(and_, (F.col(name).eqNullSafe(F.lit(row[name])) for name in _DESTINATION))
+def _numbered(usage: DataFrame, destinations: Sequence[Row]) -> DataFrame:
+    """The table with the column `line`: which of these destinations a row is of; null for any other."""
+    names = [(n, *(row[name] for name in _DESTINATION)) for n, row in enumerate(destinations)]
+    columns = ", ".join(f"_{name} string" for name in _DESTINATION)
+    lines = F.broadcast(usage.sparkSession.createDataFrame(names, f"line int, {columns}"))
+    # By the columns: names may be equal of several.
+    equal = reduce(and_, (usage[name].eqNullSafe(lines[f"_{name}"]) for name in _DESTINATION))
+    return usage.join(lines, equal, "left").drop(*(f"_{name}" for name in _DESTINATION))

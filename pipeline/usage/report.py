@@ -13,18 +13,19 @@ from pipeline.period import ALWAYS, Period
 from pipeline.report import Grade, Report
 from pipeline.schema import OUTCOMES
 from pipeline.usage import latency
-from pipeline.usage.findings import MOST_LINES, Findings
+from pipeline.usage.findings import MOST_LINES, MOST_ROWS, Findings
 
 
-def report(found: Findings, about: About, within: Period = ALWAYS) -> Report:
-    """The HTML file's content; `within` is the time in which missing records were looked for, `about` its head."""
+def report(found: Findings, about: About, within: Period = ALWAYS, kept: Sequence[Row] = ()) -> Report:
+    """Return the page: `about` is its head, `within` the time that was asked for, `kept` the hours of Written.kept."""
     whole, first = found.whole, found.destinations[0]
+    windows = {row.window for row in found.windows}
     share = first.messages_scaled / whole.messages_scaled
     among = f" among records {within}" if within.is_limited else ""
     lead = (
         f"{_messages(whole)} messages from {_at(found.windows[0].window):%Y-%m-%d %H:%M} UTC on, in "
-        f"{len(found.windows)} windows of {_minutes(found)}. {found.names[0]} took the most: {percent(share)}. "
-        + _answers(whole)
+        f"{len(windows)} windows of {_minutes(found)}. {found.names[0]} took the most: {percent(share)}. "
+        + _answers(found)
         + (
             f"{found.missing:,} records are missing{among}."
             if found.missing
@@ -46,6 +47,10 @@ def report(found: Findings, about: About, within: Period = ALWAYS) -> Report:
     made.heading("Latency")
     if whole.p99:
         made.figure(_latencies(found), "Latency: median and 99th percentile by window, and how all are spread")
+        made.table(
+            ["ingress", "messages", "share", "p50", "p99"],
+            [(row.ingress.upper(), _messages(row), _share(row, whole), *_percentiles(row)) for row in found.ingresses],
+        )
         made.text(
             "Percentiles are the upper bound of their bucket: at most 25% too high, "
             f"of latencies from {latency.BOUNDS[0]} µs on. They are of what was answered: what is unknown, or was sent "
@@ -55,14 +60,13 @@ def report(found: Findings, about: About, within: Period = ALWAYS) -> Report:
         made.text("No record tells of an answer.")
     made.heading("Destinations")
     other = [name for name in OUTCOMES if name not in ("confirmed", "passed") and whole[name]]
-    columns = ["destination", "messages", "share", "size", "keys, about", "p50", "p99", *other]
+    of = [f"{row.ingress.upper()} " for row in found.ingresses] if len(found.ingresses) > 1 else [""]
+    percentiles = [f"{name}{share}" for name in of for share in ("p50", "p99")]
     made.table(
-        columns,
-        [_destination(name, row, whole, other) for name, row in zip(found.names, found.destinations, strict=True)],
+        ["destination", "messages", "share", "size", "keys, about", *percentiles, *other],
+        [_destination(found, n, other) for n in range(len(found.destinations))],
     )
     made.heading("Missing records")
-    if within.is_limited:
-        made.text(f"Missing records were looked for {within} only; the table may have other hours too.")
     if found.gaps:
         made.table(
             ["proxy", "first", "last", "missing", "after", "before"],
@@ -75,13 +79,30 @@ def report(found: Findings, about: About, within: Period = ALWAYS) -> Report:
     else:
         numbers = "from 1 to its last" if within.since is None else "from its first to its last in that time"
         made.text(f"None in between: each proxy's numbers are there {numbers}. What was after that cannot be seen.")
+    if kept:
+        made.heading("Hours kept")
+        made.text(
+            "An earlier run has read more records of these hours, or of windows in them, than are in the journal now. "
+            "They are as that run wrote them, here and in the table; missing records are of what was read now."
+        )
+        made.table(
+            ["hour", "records", "read now"], [(moment(row.hour), row.written, row.read) for row in kept[:MOST_ROWS]]
+        )
     return made
 
 
-def _answers(whole: Row) -> str:
-    if not whole.p99:
-        return ""
-    return f"Half of the answers came within {duration(whole.p50)}, 99% within {duration(whole.p99)}. "
+def _answers(found: Findings) -> str:
+    """How soon the broker answered, in a sentence; empty where no record tells."""
+    told = [row for row in found.ingresses if row.p99]
+    if len(found.ingresses) > 1:
+        each = [f"over {row.ingress.upper()} within {_within(row)}" for row in told]
+    else:
+        each = [f"within {_within(row)}" for row in told]
+    return f"Half of the answers came {'; '.join(each)}. " if each else ""
+
+
+def _within(row: Row) -> str:
+    return f"{duration(row.p50)}, 99% within {duration(row.p99)}"
 
 
 def _messages(of: Row) -> str:
@@ -89,20 +110,30 @@ def _messages(of: Row) -> str:
     return count(of.messages) if of.messages == of.messages_scaled else estimate(of.messages_scaled)
 
 
-def _destination(name: str, row: Row, whole: Row, outcomes: Sequence[str]) -> Sequence[object]:
+def _destination(found: Findings, n: int, outcomes: Sequence[str]) -> Sequence[object]:
+    row = found.destinations[n]
     return (
-        name,
+        found.names[n],
         _messages(row),
-        percent(row.messages_scaled / whole.messages_scaled),
+        _share(row, found.whole),
         size(row.bytes_scaled),
         "not journalled" if row.keys_scaled is None else estimate(row.keys_scaled),
-        *(None if value is None else duration(value) for value in (row.p50, row.p99)),
+        *(value for one in found.ingresses for value in _percentiles(found.answers.get((n, one.ingress)))),
         *(round(row[f"{outcome}_scaled"]) for outcome in outcomes),
     )
 
 
+def _share(row: Row, whole: Row) -> object:
+    return percent(row.messages_scaled / whole.messages_scaled)
+
+
+def _percentiles(row: Row | None) -> Sequence[object]:
+    """The median and the 99th percentile; None for both where nothing was answered."""
+    return (None, None) if row is None or row.p99 is None else (duration(row.p50), duration(row.p99))
+
+
 def _timeline(found: Findings) -> Figure:
-    times = [_at(row.window) for row in found.windows]
+    times = [_at(window) for window in sorted({row.window for row in found.windows})]
     lines: list[tuple[int | None, str]] = list(enumerate(found.names[:MOST_LINES]))
     if any(row.line is None for row in found.busy):
         lines.append((None, "others"))
@@ -124,30 +155,35 @@ def _timeline(found: Findings) -> Figure:
 def _latencies(found: Findings) -> Figure:
     figure = Figure(figsize=(plots.WIDTH, 3.2))
     over_time, spread = figure.subplots(1, 2, width_ratios=(3, 2))
-    told_windows = [row for row in found.windows if row.p99]
-    # A window's figure stands in its middle.
-    times = [_at(row.window) + _width(found) / 2 for row in told_windows]
-    for name, label in (("p99", "99%"), ("p50", "median")):
-        over_time.plot(times, [row[name] for row in told_windows], "o-", markersize=4, label=label)
+    answered = [row for row in found.ingresses if row.p99]
+    edges = [latency.BOUNDS[0] / 2**0.25, *latency.BOUNDS, latency.BOUNDS[-1] * 2**0.25]
+    for one in answered:
+        its = [row for row in found.windows if row.ingress == one.ingress and row.p99]
+        # A window's figure stands in its middle.
+        times = [_at(row.window) + _width(found) / 2 for row in its]
+        for name, label in (("p99", "99%"), ("p50", "median")):
+            label = f"{one.ingress.upper()} {label}"
+            over_time.plot(times, [row[name] for row in its], "o-", markersize=4, label=label)
+        used = [n for n, count in enumerate(one.latency) if count]
+        shown = range(used[0], used[-1] + 1)
+        spread.bar(
+            [edges[n] for n in shown],
+            [one.latency[n] for n in shown],
+            [(edges[n + 1] - edges[n]) for n in shown],
+            align="edge",
+            alpha=1 / len(answered) ** 0.5,
+            label=one.ingress.upper(),
+        )
     over_time.set_ylim(bottom=0)
     plots.durations(over_time.yaxis)
     plots.times(over_time, _at(found.windows[0].window), _at(found.windows[-1].window) + _width(found))
     plots.legend(over_time)
-    counts = found.whole.latency
-    used = [n for n, count in enumerate(counts) if count]
-    edges = [latency.BOUNDS[0] / 2**0.25, *latency.BOUNDS, latency.BOUNDS[-1] * 2**0.25]
-    shown = range(used[0], used[-1] + 1)
-    spread.bar(
-        [edges[n] for n in shown],
-        [counts[n] for n in shown],
-        [(edges[n + 1] - edges[n]) for n in shown],
-        align="edge",
-    )
     spread.set_xscale("log")
     plots.durations(spread.xaxis, log=True)
     plots.counts(spread.yaxis)
     spread.set_xlabel("latency")
     spread.set_ylabel("records")
+    plots.legend(spread)
     figure.tight_layout()
     return figure
 

@@ -1,16 +1,31 @@
 """The tables of `usage` on disk, from a batch or rolled up from a stream; made again, they are the same."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 
 from pyspark.errors import AnalysisException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
-from pipeline import PipelineError, gaps
-from pipeline.usage.windows import merged, told, usage, with_hour
+from pipeline import PipelineError, gaps, hours
+from pipeline.files import found
+from pipeline.period import ALWAYS, Period
+from pipeline.usage.windows import GROUP, merged, told, usage, with_hour
 
 _HOUR = ("dt", "hour")
 _NOTHING_THERE = ("PATH_NOT_FOUND", "UNABLE_TO_INFER_SCHEMA")
+
+
+@dataclass(frozen=True)
+class Written:
+    """What a batch has made of the tables."""
+
+    within: Period
+    """The time that it was of: at an end that was not asked for, from the first or to the last window of a record."""
+    kept: Sequence[Row]
+    """The hours that stay as they were, in order: `hour` (microseconds since 1970), `written` and `read`, the records
+    in the table and in the journal."""
 
 
 @dataclass(frozen=True)
@@ -22,26 +37,68 @@ class Tables:
     minutes: int
 
     def check(self) -> None:
-        """Raises PipelineError where the folder has windows of another width."""
-        written = self.usage()
-        if written is not None and (other := written.where(F.col("minutes") != self.minutes).select("minutes").head()):
-            raise PipelineError(f"--window: {self.minutes}: {self.out} has windows of {other[0]} minutes")
+        """Raise PipelineError where the folder has windows of another width, or not the columns of now.
 
-    def usage(self) -> DataFrame | None:
-        """What this run and those before it have written; None for nothing."""
-        return self._written(f"{self.out}/usage")
+        One file tells it: no run adds to a folder whose rows are not like its own.
+        """
+        file = self._newest()
+        if file is None:
+            return
+        rows = self.spark.read.parquet(file)
+        if missing := [name for name in GROUP if name not in rows.columns]:
+            raise PipelineError(
+                f"--out: {self.out}: its table usage has no column {missing[0]!r}, as an earlier release wrote it: "
+                "give a new folder, or remove this one"
+            )
+        if (one := rows.select("minutes").head()) and one.minutes != self.minutes:
+            raise PipelineError(f"--window: {self.minutes}: {self.out} has windows of {one.minutes} minutes")
+
+    def usage(self, within: Period = ALWAYS) -> DataFrame | None:
+        """What this run and those before it have written of a period of whole hours; None for nothing."""
+        root = f"{self.out}/usage"
+        return self._written(root, *hours.folders(self.spark, root, within))
 
     def gaps(self) -> DataFrame:
         """As of the last run."""
         return self.spark.read.parquet(f"{self.out}/gaps")
 
-    def write(self, records: DataFrame, *, from_start: bool = True) -> None:
-        """Writes both of whole hours of a journal: those that it has are overwritten, others stay."""
-        sequences = gaps.sequences(records).persist()
-        sequences.count()  # A bad field of those that only this looks at ends the job before it has written anything.
-        self._write_usage(usage(records, self.minutes))
-        self._write_gaps(sequences, from_start=from_start)
-        sequences.unpersist()
+    def write(self, records: DataFrame, within: Period = ALWAYS, *, overwrite_fewer: bool = False) -> Written | None:
+        """Write both tables of a journal's records, all of a period of whole hours; return None where it has none.
+
+        The hours that it has are overwritten, others stay; and those stay, unless `overwrite_fewer`, of which a window
+        that is written has more records than were read now.
+        """
+        rows, sequences = usage(records, self.minutes).persist(), gaps.sequences(records).persist()
+        try:
+            sequences.count()  # A bad field that only this looks at ends the job before it has written anything.
+            span = _span(rows, within)
+            if span is None:
+                return None
+            kept = [] if overwrite_fewer else self._fuller(rows, span)
+            starts = [row.hour for row in kept]
+            self._write_usage(rows.where(~F.unix_micros(F.date_trunc("hour", "window")).isin(starts)))
+            self._write_gaps(sequences, from_start=within.since is None)
+        finally:
+            rows.unpersist()
+            sequences.unpersist()
+        return Written(span, kept)
+
+    def _fuller(self, rows: DataFrame, within: Period) -> list[Row]:
+        """The hours of which the table has a window with more records than these rows, as `Written.kept` has them."""
+        written = self.usage(within)
+        if written is None:
+            return []
+        there, now = (
+            table.groupBy("window").agg(F.sum("messages").alias(name))
+            for table, name in ((written, "written"), (rows, "read"))
+        )
+        both = there.join(now, "window", "full").na.fill(0, ["written", "read"])
+        by_hour = both.groupBy(F.unix_micros(F.date_trunc("hour", "window")).alias("hour")).agg(
+            F.sum("written").alias("written"),
+            F.sum("read").alias("read"),
+            F.bool_or(F.col("written") > F.col("read")).alias("fewer"),
+        )
+        return by_hour.where("fewer").drop("fewer").orderBy("hour").collect()
 
     def add(self, records: DataFrame, batch: int) -> None:
         """Adds a stream's batch; the same batch again changes nothing.
@@ -52,7 +109,7 @@ class Tables:
         number = F.lit(batch).alias("batch")
         _overwrite(with_hour(usage(records, self.minutes)).select("*", number), self._part("usage"), *_HOUR, "batch")
         _overwrite(gaps.sequences(records).select("*", number), self._part("sequences"), "batch")
-        parts, sequences = self._written(self._part("usage")), self._written(self._part("sequences"))
+        parts, sequences = (self._written(part, part) for part in (self._part("usage"), self._part("sequences")))
         if parts is None or sequences is None:  # No batch had a record so far.
             return
         hours = parts.where(F.col("batch") == batch).select(*_HOUR).distinct()
@@ -64,10 +121,19 @@ class Tables:
         """The stream's: with the tables that it is of, so that neither is there without the other."""
         return f"{self.out}/checkpoint"
 
-    def _written(self, path: str) -> DataFrame | None:
-        """A partitioned table, which has no file, or is not there, before it has a row."""
+    def _newest(self) -> str | None:
+        """The path of a file of the table `usage`, without a look at all of its folders; None where it has none."""
+        for day in reversed(found(self.spark, f"{self.out}/usage/dt=*")):
+            for file in reversed(found(self.spark, f"{day}/hour=*/*.parquet")):
+                return file
+        return None
+
+    def _written(self, table: str, *folders: str) -> DataFrame | None:
+        """These folders of a partitioned table, which have no file, or are not there, before they have a row."""
+        if not folders:
+            return None
         try:
-            return self.spark.read.parquet(path)
+            return self.spark.read.option("basePath", table).parquet(*folders)
         except AnalysisException as error:
             if error.getCondition() in _NOTHING_THERE:
                 return None
@@ -89,3 +155,12 @@ def _overwrite(rows: DataFrame, path: str, *by: str) -> None:
     if by:
         rows = rows.repartition(*by)
     rows.write.mode("overwrite").option("partitionOverwriteMode", "dynamic").partitionBy(*by).parquet(path)
+
+
+def _span(rows: DataFrame, within: Period) -> Period | None:
+    """The period with both ends: where it lacks one, that is at the first or the last of rows; None without rows."""
+    first, last = rows.agg(F.unix_micros(F.min("window")), F.unix_micros(F.max("window"))).collect()[0]
+    if first is None:
+        return None
+    start, end = (datetime.fromtimestamp(micros // 1_000_000, UTC) for micros in (first, last))
+    return Period(within.since or start, within.until or end + timedelta(microseconds=1))

@@ -1,15 +1,15 @@
-"""Records, added up by window, exchange and destination: rows that merge to those of any coarser group."""
+"""Records, added up by window, exchange, ingress and destination: rows that merge to those of any coarser group."""
 
 from collections.abc import Sequence
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, GroupedData
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from pipeline import PipelineError
 from pipeline.schema import OUTCOMES
 from pipeline.usage import latency
 
-GROUP = ("window", "vhost", "exchange", "kind", "destination")
+GROUP = ("window", "vhost", "exchange", "ingress", "kind", "destination")
 """`window` is its start; `kind` and `destination` are null for what was passed."""
 
 COUNTS = ("messages", "bytes", *OUTCOMES)
@@ -53,7 +53,12 @@ def usage(records: DataFrame, minutes: int) -> DataFrame:
 
 def merged(rows: DataFrame, by: Sequence[str] = (*GROUP, "minutes")) -> DataFrame:
     """Rows of `usage` added up to coarser groups; what `usage` would have said of all their records."""
-    return rows.groupBy(*by).agg(*_sums(), latency.merged("latency").alias("latency"))
+    return sums(rows.groupBy(*by))
+
+
+def sums(grouped: GroupedData, *more: Column) -> DataFrame:
+    """Return groups of rows of `usage`, each added up to one row, with more aggregates beside."""
+    return grouped.agg(*_sums(), latency.merged("latency").alias("latency"), *more)
 
 
 def told(rows: DataFrame) -> DataFrame:

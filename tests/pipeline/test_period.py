@@ -173,7 +173,9 @@ def test_a_journal_without_a_record_is_told_and_nothing_is_written(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_page_of_several_runs_says_where_missing_records_were_looked_for(spark: SparkSession, tmp_path: Path) -> None:
+def test_the_page_of_usage_is_of_the_time_that_was_read(
+    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     records = published(RING, KEYS, every=3 * MINUTE)
     del records[24:27]
     write_journal(tmp_path, records, [RING])
@@ -182,15 +184,23 @@ def test_a_page_of_several_runs_says_where_missing_records_were_looked_for(spark
         assert main(["usage", "--journal", str(tmp_path), "--out", str(tmp_path / "out"), *limits]) == 0
         return (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
 
-    first = page("--from", "2026-11-21T18", "--until", "2026-11-21T19")
-    assert "3 records are missing among records from 2026-11-21 18:00:00 until 2026-11-21 19:00:00 UTC." in first
+    first = page("--from", "2026-11-21T18")
+    assert "3 records are missing among records from 2026-11-21 18:00:00 UTC." in first
+    assert capsys.readouterr().out.startswith("37 records, 3 missing: ")
+    # What the table has of other hours is not even opened.
+    (file,) = (tmp_path / "out" / "usage" / "dt=2026-11-21" / "hour=18").glob("*.parquet")
+    content = file.read_bytes()
+    file.write_bytes(b"no Parquet")
     second = page("--from", "2026-11-21T19", "--until", "2026-11-21T20")
     time = "from 2026-11-21 19:00:00 until 2026-11-21 20:00:00 UTC"
-    assert "37 messages from 2026-11-21 18:00 UTC on" in second
+    assert "20 messages from 2026-11-21 19:00 UTC on" in second
     assert f"No record is missing among records {time}." in second
-    assert f"Missing records were looked for {time} only; the table may have other hours too." in second
     assert "from its first to its last in that time" in second
+    assert capsys.readouterr().out.startswith("20 records, 0 missing: ")
+    file.with_name(f".{file.name}.crc").unlink()
+    file.write_bytes(content)
     assert "from 1 to its last" in page("--until", "2026-11-21T18")
+    assert sum(row.messages for row in spark.read.parquet(str(tmp_path / "out" / "usage")).collect()) == 57
 
 
 def test_whatif_is_of_the_demand_in_between(

@@ -51,6 +51,31 @@ def test_destinations_of_one_name_are_told_apart(spark: SparkSession, tmp_path: 
         assert f"<!-- {name} -->" in page
 
 
+def test_latencies_are_told_by_ingress(spark: SparkSession, tmp_path: Path) -> None:
+    """Half of all answers within the median of one ingress would be nobody's."""
+    records = published(KNOWN, [b"key"] * 100)
+    for n, record in enumerate(records):
+        record |= {"latency": 1000} if n % 5 else {"ingress": "http", "latency": 50_000, "kind": "exchange"}
+    records[1] |= {"kind": "exchange"}
+    write_journal(tmp_path, records, [])
+    read = read_records(spark, str(tmp_path))
+    found = find(usage(read, 5), gaps.gaps(gaps.sequences(read)))
+    assert [(row.ingress, row.messages) for row in found.ingresses] == [("amqp", 80), ("http", 20)]
+    # The least bounds, 2^(n/4) rounded up, above 1,000 and 50,000.
+    assert {of: (row.p50, row.p99) for of, row in found.answers.items()} == {
+        (0, "amqp"): (1024, 1024),
+        (1, "amqp"): (1024, 1024),
+        (1, "http"): (55_109, 55_109),
+    }
+    page = report(found, {}).html()
+    assert (
+        "Half of the answers came over AMQP within 1.02 ms, 99% within 1.02 ms; "
+        "over HTTP within 55.1 ms, 99% within 55.1 ms." in page
+    )
+    for name in ("AMQP p50", "HTTP p99"):
+        assert f">{name}</th>" in page
+
+
 @pytest.mark.parametrize(
     ("minutes", "hours", "expected"),
     [(5, 24, 5), (5, 26, 10), (20, 26, 20), (20, 101, 60), (60, 24 * 12, 60), (60, 24 * 13, 180), (5, 24 * 400, 2880)],

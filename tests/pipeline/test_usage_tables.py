@@ -20,7 +20,7 @@ def content(tables: Tables) -> tuple[list[Row], list[Row]]:
     """Of both tables, without the sketches' bytes; their estimates are in."""
     usage = tables.usage()
     assert usage is not None
-    by = ("dt", "hour", "window", "exchange", "destination")
+    by = ("dt", "hour", "window", "exchange", "ingress", "destination")
     return usage.drop("keys_sketch").orderBy(*by).collect(), tables.gaps().orderBy("proxy", "first").collect()
 
 
@@ -73,6 +73,53 @@ def test_in_a_session_that_was_begun_elsewhere_it_is_the_same(notebook: SparkSes
     assert main(["usage", "--journal", str(journal), "--out", str(whole)]) == 0
     assert content(Tables(notebook, str(whole), 5)) == content(Tables(notebook, str(followed), 5))
     assert content(Tables(notebook, str(whole), 5))[1] == []
+
+
+def test_an_hour_of_which_less_is_left_is_kept(
+    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    journal, out = tmp_path / "journal", tmp_path / "out"
+
+    def run(*more: str) -> tuple[dict[int, int], str]:
+        """The messages by hour in the table; and what was said."""
+        assert main(["usage", "--journal", str(journal), "--out", str(out), *more]) == 0
+        counted: dict[int, int] = {}
+        for row in spark.read.parquet(str(out / "usage")).select("hour", "messages").collect():
+            counted[row.hour] = counted.get(row.hour, 0) + row.messages
+        return counted, capsys.readouterr().out
+
+    # 17:00 to 17:36, in files of 60 and 12 records.
+    write(journal, 1, 72, START)
+    assert run() == ({17: 72}, f"72 records, 0 missing: {out}/report.html\n")
+    (oldest,) = journal.rglob("*-000000000001.jsonl.gz")
+    oldest.unlink()
+    write(journal, 73, 21, START + 36 * 60_000_000)
+    write(journal, 94, 5, START + HOUR)
+    told = "kept, as they have windows of which fewer records were read now: 2026-11-21T17 (has 72, read 33)\n"
+    assert run() == ({17: 72, 18: 5}, f"{told}77 records, 60 missing: {out}/report.html\n")
+    page = (out / "report.html").read_text(encoding="utf-8")
+    assert '<td>2026-11-21 17:00:00</td><td class="number">72</td><td class="number">33</td>' in page
+    # More in all, but not of each window.
+    write(journal, 99, 40, START + 37 * 60_000_000)
+    written = Tables(spark, str(out), 5).write(read_records(spark, str(journal)))
+    assert written is not None
+    assert [tuple(row) for row in written.kept] == [(START, 72, 73)]
+    assert run("--overwrite-fewer") == ({17: 73, 18: 5}, f"78 records, 60 missing: {out}/report.html\n")
+
+
+@pytest.mark.parametrize("more", [[], ["--stream"]])
+def test_a_table_of_an_earlier_release_is_told(
+    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str], more: list[str]
+) -> None:
+    write(tmp_path / "journal", 1, 2, START)
+    columns = "timestamp'2026-11-21 17:00:00' AS window", "'/' AS vhost", "'2026-11-21' AS dt", "17 AS hour"
+    earlier = tmp_path / "out" / "usage"
+    spark.range(1).selectExpr(*columns).write.partitionBy("dt", "hour").parquet(str(earlier))
+    before = sorted((tmp_path / "out").rglob("*"))
+    assert main(["usage", "--journal", str(tmp_path / "journal"), "--out", str(tmp_path / "out"), *more]) == 2
+    said = capsys.readouterr().err
+    assert f"--out: {tmp_path}/out: its table usage has no column 'exchange', as an earlier release wrote it" in said
+    assert sorted((tmp_path / "out").rglob("*")) == before
 
 
 def test_a_batch_without_records_adds_nothing(spark: SparkSession, tmp_path: Path) -> None:

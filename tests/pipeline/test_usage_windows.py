@@ -1,6 +1,7 @@
 """Usage by window: counts, histograms, distinct keys; and rows merge to what all their records would have given."""
 
 from datetime import datetime
+from math import ceil
 from pathlib import Path
 
 import pytest
@@ -78,6 +79,19 @@ def test_a_window_counts_what_its_records_say(spark: SparkSession, tmp_path: Pat
         assert sum(row.latency) == sum(r["outcome"] not in ("sent", "unknown") for r in own)
         assert row["keys"] == len({r["key"] for r in own}) == row.keys_scaled
     assert [row.destination for row in rows].count(None) == 1
+
+
+def test_each_ingress_has_its_own_latencies(spark: SparkSession, tmp_path: Path) -> None:
+    took = {"amqp": [800 + n for n in range(60)], "http": [40_000 + 10 * n for n in range(40)]}
+    records = published(ring_of({"orders.1": 1}), [b"%d" % n for n in range(100)])
+    for record, (ingress, latency_us) in zip(records, ((i, one) for i in took for one in took[i]), strict=True):
+        record |= {"ingress": ingress, "latency": latency_us}
+    rows = told(usage(read(spark, tmp_path, records), 5)).orderBy("ingress").collect()
+    assert [(row.ingress, row.messages, sum(row.latency)) for row in rows] == [("amqp", 60, 60), ("http", 40, 40)]
+    for row in rows:
+        for share, found in ((0.5, row.p50), (0.99, row.p99)):
+            exact = sorted(took[row.ingress])[ceil(share * len(took[row.ingress])) - 1]
+            assert exact < found <= 1.25 * exact
 
 
 def test_what_was_never_answered_has_no_latency(spark: SparkSession, tmp_path: Path) -> None:
