@@ -11,7 +11,7 @@ from aio_pika.abc import AbstractChannel, AbstractConnection
 from pamqp.commands import Queue
 
 from pipeline import PipelineError
-from pipeline.publish.options import tls_of
+from pipeline.live import tls_of
 from proxy.config import Settings
 from proxy.credentials import of_url
 

@@ -1,27 +1,21 @@
 """What the Data Source and the command are told, as texts, and what that means."""
 
-import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from yarl import URL
-
 from pipeline import PipelineError
+from pipeline.live import MANAGEMENT
 from proxy.config import Settings
-from proxy.tls import ClientTls
 from proxy.values import ConfigError, parse_bool, parse_integer, parse_number
 
 CONNECTION = {
     "broker_url": "AMQP URL of the broker; its path is the virtual host",
     "broker_password_file": "file whose first line replaces the password in broker_url; read on the driver only",
     "broker_addresses": "HOST:PORT of the cluster's nodes with commas between; broker_url's own where not given",
-    "management_url": "URL of the management API, with the user that reads bindings",
-    "management_password_file": "the same for management_url",
+    **MANAGEMENT,
     "ca_file": "CA certificates (PEM) of the broker and the management API; on every machine that publishes",
     "client_cert_file": "certificate chain (PEM) to show to them; on every machine that publishes",
-    "client_key_file": "private key (PEM) of client_cert_file",
-    "management_timeout": "seconds that one request to the management API may take",
     "lookup_timeout": "seconds that a try to connect to the broker may take",
     "confirm_timeout": "seconds that a row waits for the broker's confirm, and a task for a broker to take rows",
     "on_dead_letter": "queues that would dead-letter under another key: pass or refuse (nothing is sent), or rewrite",
@@ -128,13 +122,6 @@ def parse(given: Mapping[str, str]) -> Options:
         task_attempts=_whole(told, "task_attempts", 4),
         log=Log.of(told),
     )
-
-
-def tls_of(url: URL, settings: Settings) -> Callable[[], ssl.SSLContext] | None:
-    """For one of the settings' URLs, asked at each connect; None where it is plain TCP. Raises ConfigError."""
-    if url.scheme not in ("amqps", "https"):
-        return None
-    return ClientTls(settings.ca_file, settings.client_cert_file, settings.client_key_file)
 
 
 def _lowered(given: Mapping[str, str]) -> dict[str, str]:

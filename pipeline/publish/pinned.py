@@ -3,15 +3,13 @@
 import asyncio
 
 from pipeline import PipelineError
+from pipeline.live import management, read_ring_of
 from pipeline.publish.depth import Depths
-from pipeline.publish.options import Options, tls_of
+from pipeline.publish.options import Options
 from pipeline.publish.routes import Routes
 from pipeline.rings import KnownRing, parse_ring
-from proxy.config import Settings
-from proxy.credentials import of_url
 from proxy.management import Management, ManagementError
-from proxy.reading import read
-from proxy.topology import RING_TYPES, TopologyError, weigh
+from proxy.topology import TopologyError
 from proxy.values import ConfigError
 
 
@@ -43,16 +41,8 @@ def pinned_again(kept: KnownRing, now: KnownRing) -> KnownRing:
 async def _read(options: Options) -> KnownRing:
     settings, name = options.settings, options.exchange
     vhost = settings.default_vhost
-    async with _management(settings) as api:
-        reading = await read(api, (vhost, name))
-        if reading.exchange is None:
-            raise PipelineError(f"exchange {name!r} does not exist in virtual host {vhost!r}")
-        if reading.exchange.type not in RING_TYPES:
-            raise PipelineError(f"exchange {name!r} is of type {reading.exchange.type}, which makes no ring")
-        bindings = weigh(reading.bindings, reading.exchange.type)
-        if not bindings.weights:
-            raise PipelineError(f"exchange {name!r} has no binding that makes a ring")
-        known = KnownRing(reading.exchange.type, str(reading.exchange.hashed), dict(bindings.weights))
+    async with management(settings) as api:
+        known = await read_ring_of(api, vhost, name)
         if settings.on_dead_letter != "rewrite":
             await _refuse_dead_letters(api, vhost, Routes.of(name, known))
     return known
@@ -74,9 +64,3 @@ async def _look(options: Options, routes: Routes) -> None:
         found = await depths.of(routes.queues)
     if options.max_depth and (why := depths.too_deep(found, options.max_depth)):
         raise PipelineError(f"{why}; nothing was published")
-
-
-def _management(settings: Settings) -> Management:
-    urls = settings.management_url
-    encrypted = next((url for url in urls if url.scheme == "https"), urls[0])
-    return Management(urls, settings.management_timeout, lambda: of_url(urls[0]), tls_of(encrypted, settings))

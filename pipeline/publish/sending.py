@@ -6,9 +6,10 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 
 from pipeline import PipelineError
+from pipeline.live import tls_of
 from pipeline.publish.depth import Depths
 from pipeline.publish.messages import Message
-from pipeline.publish.options import Options, tls_of
+from pipeline.publish.options import Options
 from pipeline.publish.pace import Pace
 from pipeline.publish.routes import Routes, in_words
 from proxy.amqp.brokers import Brokers

@@ -4,20 +4,22 @@ Exit status: 0 within the limits, or without any; 1 over one; 2 an error.
 """
 
 import argparse
-from dataclasses import dataclass
 
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from pipeline import PipelineError, about, period
 from pipeline.folder import Folder
-from pipeline.journal import read_records, read_rings
+from pipeline.journal import read_records
 from pipeline.rings import KnownRing, read_ring
 from pipeline.session import spark_session
 from pipeline.tables import TEXT, WHOLE, read_table
-from pipeline.whatif.demand import bad_rows, by_slot, moved_keys, of_all_rings, of_journal, of_table
+from pipeline.whatif.demand import by_slot, moved_keys, of_exchange, of_journal, of_table
 from pipeline.whatif.findings import LOAD_SCHEMA, Findings, find
+from pipeline.whatif.known import Known, known_of_journal, known_of_table
 from pipeline.whatif.page import report, sentence
+from pipeline.whatif.present import add_arguments as add_ring_arguments
+from pipeline.whatif.present import given
 from pipeline.whatif.topology import checked, edited
 from pipeline.whatif.verdict import Limits, verdict
 from ring.hashing import SLOTS
@@ -32,11 +34,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--vhost", metavar="NAME")
     parser.add_argument("--exchange", metavar="NAME")
     period.add_arguments(parser)
-    parser.add_argument("--table", metavar="FILE", help="or any table of keys: .parquet, .csv or .json; with --ring")
+    parser.add_argument("--table", metavar="FILE", help="or any table of keys: .parquet, .csv or .json")
     parser.add_argument("--key", metavar="COLUMN", help="of the table: text or binary")
     parser.add_argument("--count", metavar="COLUMN", help="of the table: messages of a row (default: 1)")
     parser.add_argument("--bytes", metavar="COLUMN", help="of the table: bytes of a row's messages")
-    parser.add_argument("--ring", metavar="FILE", help="the present ring (default: the last one in the journal)")
+    add_ring_arguments(parser)
     parser.add_argument("--proposed", metavar="FILE", help="the proposed ring; or edits of the present one:")
     parser.add_argument("--add", metavar="queue:NAME=WEIGHT", action="append", default=[])
     parser.add_argument("--remove", metavar="queue:NAME", action="append", default=[])
@@ -52,21 +54,31 @@ def run(options: argparse.Namespace) -> int:
     """Writes the tables, the verdict and the report; 1 where a limit is passed, else 0."""
     _check(options)
     limits, within = Limits(options.max_moved, options.max_over_fair), period.period_of(options)
+    asked = given(options)  # before the work, not after it
+    if options.proposed:
+        read_ring(options.proposed)
     with spark_session("whatif") as spark:
         out = Folder(spark, options.out)
-        every = _keys(spark, options, within).persist()
-        known = _of_journal(every, options, within) if options.journal else _of_table(every, options)
-        proposed = _proposed(options, known.present)
+        if options.journal:
+            records = of_exchange(read_records(spark, options.journal, within), options.vhost, options.exchange)
+            every = of_journal(records).persist()
+            known = known_of_journal(records, every, asked, options, within)
+        else:
+            every = _of_table(spark, options).persist()
+            known = known_of_table(every, asked, options)
+        present = known.present.known
+        proposed = _proposed(options, present)
         keys = known.keys.where(F.col("slot") < max(1, round(known.sample * SLOTS)))
         demand = by_slot(keys, options.journal or options.table)
         if not demand.messages.any():
             raise PipelineError(f"{options.journal or options.table}: no messages, nothing to go by")
-        found = find(known.present, proposed, demand)
+        found = find(present, proposed, demand)
         moved, heaviest = _write(keys, found, out)
         every.unpersist()
         told = verdict(found, limits, sample=known.sample, with_bytes=bool(options.journal or options.bytes))
+        told |= {"present_from": known.present.source}
         told |= {**within.told(), "left_out": {"hashed": known.hashed_otherwise, "ring": known.without_ring}}
-        page = report(found, told, moved, heaviest, _about(options, within, known))
+        page = report(found, told, moved, heaviest, known.present.said, _about(options, within, known))
         if within.is_limited:
             page.text(f"All of it is of records {within}.")
         out.write("report.html", page.html())
@@ -82,19 +94,17 @@ def _check(options: argparse.Namespace) -> None:
         raise PipelineError("--journal: with --vhost and --exchange")
     if options.journal is None and (options.since is not None or options.until is not None):
         raise PipelineError("--from and --until: with --journal")
-    if options.table is not None and (options.key is None or options.ring is None):
-        raise PipelineError("--table: with --key and --ring")
+    if options.table is not None and (options.key is None or not (options.ring or options.management_url)):
+        raise PipelineError("--table: with --key, and --ring or --management-url")
     if bool(options.proposed) == bool(options.add or options.remove or options.weight):
         raise PipelineError("one of --proposed and edits: --add, --remove, --weight")
-    for file in filter(None, (options.ring, options.proposed)):
-        read_ring(file)  # before the work, not after it
     if options.max_moved is not None and not 0 <= options.max_moved <= 1:
         raise PipelineError(f"--max-moved {options.max_moved:g}: a share is 0 to 1")
     if options.max_over_fair is not None and not options.max_over_fair >= 1:
         raise PipelineError(f"--max-over-fair {options.max_over_fair:g}: the busiest gets its fair share, 1, at least")
 
 
-def _about(options: argparse.Namespace, within: period.Period, known: "_Known") -> about.About:
+def _about(options: argparse.Namespace, within: period.Period, known: Known) -> about.About:
     """The head of the page."""
     names = ("vhost", "exchange", "key", "count", "bytes", "ring", "proposed", "add", "remove", "weight")
     given = {f"--{name.replace('_', '-')}": vars(options)[name] for name in (*names, "max_moved", "max_over_fair")}
@@ -103,73 +113,9 @@ def _about(options: argparse.Namespace, within: period.Period, known: "_Known") 
     return about.of_journal(options.journal, within, known.times, given)
 
 
-def _keys(spark: SparkSession, options: argparse.Namespace, within: period.Period) -> DataFrame:
-    if options.journal:
-        return of_journal(read_records(spark, options.journal, within), options.vhost, options.exchange)
+def _of_table(spark: SparkSession, options: argparse.Namespace) -> DataFrame:
     wanted = {options.key: TEXT} | {name: WHOLE for name in (options.count, options.bytes) if name}
     return of_table(read_table(spark, options.table, wanted), options.key, options.count, options.bytes)
-
-
-@dataclass(frozen=True)
-class _Known:
-    """What there is to go by."""
-
-    keys: DataFrame
-    """Of the value that the present ring hashes, each once."""
-    present: KnownRing
-    sample: float = 1.0
-    """Of the slots which are there whole."""
-    times: tuple[int, int] | None = None
-    """Of a journal, those of the first and the last record that was read, in microseconds since 1970."""
-    hashed_otherwise: int = 0
-    """Records that are left out: their keys are of another value, of before the exchange was declared anew."""
-    without_ring: int = 0
-    """Others that are, since nothing says what their keys are: the journal lacks their ring."""
-
-
-def _of_journal(keys: DataFrame, options: argparse.Namespace, within: period.Period) -> _Known:
-    """By its latest ring, unless one is given."""
-    of_ring = keys.groupBy("ring").agg(
-        F.min("since").alias("first"),
-        F.max("time").alias("last"),
-        F.min("sample").alias("sample"),
-        F.sum("messages").alias("messages"),
-    )
-    rings = of_ring.collect()
-    if not rings:
-        where = f"exchange {options.exchange!r} of virtual host {options.vhost!r}"
-        where += f" {within}" if within.is_limited else ""
-        raise PipelineError(f"{options.journal}: no record of {where}")
-    known = dict(read_rings(keys.sparkSession, options.journal))
-    if options.ring:
-        present = read_ring(options.ring)
-        known[present.fingerprint] = present
-    else:
-        latest = max(rings, key=lambda row: row["last"]).ring
-        if latest not in known:
-            raise PipelineError(
-                f"{options.journal}: its latest records are by ring {latest}, and rings/{latest}.json is missing"
-            )
-        present = known[latest]
-    ours = [row for row in rings if row.ring in known and known[row.ring].hashed == present.hashed]
-    if not ours:
-        raise PipelineError(f"{options.journal}: of no record it is known that {present.hashed} was hashed")
-    without_ring = sum(row.messages for row in rings if row.ring not in known)
-    left_out = sum(row.messages for row in rings) - sum(row.messages for row in ours)
-    if left_out:
-        keys = keys.where(F.col("ring").isin([row.ring for row in ours]))
-    if len(ours) > 1:
-        keys = of_all_rings(keys)
-    times = min(row["first"] for row in ours), max(row["last"] for row in ours)
-    return _Known(keys, present, min(row.sample for row in ours), times, left_out - without_ring, without_ring)
-
-
-def _of_table(keys: DataFrame, options: argparse.Namespace) -> _Known:
-    """By the ring that is given; all keys are there."""
-    present = read_ring(options.ring)
-    if complaints := bad_rows(keys, present.hashed):
-        raise PipelineError(f"{options.table}: column {options.key!r}: {'; '.join(complaints)}")
-    return _Known(keys, present)
 
 
 def _proposed(options: argparse.Namespace, present: KnownRing) -> KnownRing:

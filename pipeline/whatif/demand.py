@@ -16,14 +16,18 @@ MOST = 2**62
 """Messages or bytes: what a long holds, with room for a double's rounding."""
 
 
-def of_journal(records: DataFrame, vhost: str, exchange: str) -> DataFrame:
-    """An exchange's publishes, whatever became of them, by the ring in force and the key.
+def of_exchange(records: DataFrame, vhost: str, exchange: str) -> DataFrame:
+    """Return the records of publishes to one exchange, whatever became of them."""
+    return records.where((F.col("vhost") == vhost) & (F.col("exchange") == exchange))
+
+
+def of_journal(records: DataFrame) -> DataFrame:
+    """Return an exchange's publishes by the ring in force and the key.
 
     Columns: `ring`, `slot`, `key` (binary, null where the journal has none), `messages`, `bytes`, `since` and
     `time` (of the first and the last), `sample` (the least). `bytes` is null where the sum is none that a long holds.
     """
-    ours = records.where((F.col("vhost") == vhost) & (F.col("exchange") == exchange))
-    return ours.groupBy("ring", "slot", "key").agg(
+    return records.groupBy("ring", "slot", "key").agg(
         F.count("*").alias("messages"),
         F.try_sum("bytes").alias("bytes"),
         F.min("time").alias("since"),

@@ -23,10 +23,17 @@ def sentence(found: Findings) -> str:
     )
 
 
-def report(found: Findings, told: dict[str, Any], moved: Sequence[Row], heaviest: Row, about: About) -> Report:
-    """The HTML file's content; `told` is the verdict, `moved` the first of the keys that move, `about` its head."""
+def report(
+    found: Findings, told: dict[str, Any], moved: Sequence[Row], heaviest: Row, present: str, about: About
+) -> Report:
+    """Return the HTML file's content.
+
+    `told` is the verdict, `moved` the first of the keys that move, `present` says where the present ring is from, and
+    `about` is the page's head.
+    """
     page = Report("What if", _grade(found, told), f"{sentence(found)}.", about)
     page.text(_limits(told))
+    page.text(present)
     if told["sample"] < 1:
         page.text(f"The journal is a sample of {told['sample']:.2%} of the keys; all figures are of those.")
     for name, reason in (

@@ -13,11 +13,12 @@ import pytest
 from pyspark.sql.types import IntegerType, MapType, StringType, StructType
 
 from pipeline import PipelineError
+from pipeline.live import tls_of
 from pipeline.publish.command import files_per_batch
 from pipeline.publish.commits import CommitLog, Part, _cut_torn_line, read_commits, unfinished
 from pipeline.publish.depth import Depths
 from pipeline.publish.messages import Message, Reader, check_columns
-from pipeline.publish.options import parse, tls_of
+from pipeline.publish.options import parse
 from pipeline.publish.order import lanes_of
 from pipeline.publish.pace import Pace
 from pipeline.publish.pinned import pinned_again

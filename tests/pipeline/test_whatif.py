@@ -48,8 +48,8 @@ def refused(capsys: pytest.CaptureFixture[str], tmp_path: Path, *arguments: str)
 
 def test_a_queue_that_is_removed(spark: SparkSession, tmp_path: Path) -> None:
     others = published(TWO, [b"x"] * 9, exchange="invoices", first=10_000)
-    earlier = published(TWO, [b"customer-1"], first=20_000, start=1_795_280_000_000_000)
-    arguments = of_journal(tmp_path, published(THREE, KEYS) + others + earlier, "--remove", "queue:orders.3")
+    earlier = published(TWO, [b"customer-1"], start=1_795_280_000_000_000)
+    arguments = of_journal(tmp_path, published(THREE, KEYS, first=2) + others + earlier, "--remove", "queue:orders.3")
     status, told = ask(tmp_path, *arguments, "--max-moved", "0.9")
     counts = Counter([*KEYS, b"customer-1"])
     expected = {key: n for key, n in counts.items() if THREE.ring.owner_of(key).name == "orders.3"}
@@ -214,10 +214,10 @@ def test_keys_of_another_hashed_value_are_left_out(tmp_path: Path, capsys: pytes
     """The exchange was declared anew: what was hashed before are no keys of the present ring's."""
     by_tenant = ring_of({"orders.1": 1, "orders.2": 1, "orders.3": 1}, "header:tenant")
     lost = ring_of({"orders.1": 7})
-    before = published(by_tenant, [b"tenant"] * 50, sample=1.0, start=1_795_280_000_000_000, first=10_000)
-    nameless = published(lost, [b"x"] * 9, start=1_795_280_000_000_000, first=20_000)
-    write_journal(tmp_path / "journal", before + nameless + published(TWO, KEYS[:99], first=30_000), [by_tenant])
-    arguments = of_journal(tmp_path, published(THREE, KEYS), "--remove", "queue:orders.3")
+    before = published(by_tenant, [b"tenant"] * 50, sample=1.0, start=1_795_280_000_000_000)
+    nameless = published(lost, [b"x"] * 9, start=1_795_280_000_000_000, first=100)
+    write_journal(tmp_path / "journal", before + nameless + published(TWO, KEYS[:99], first=200), [by_tenant])
+    arguments = of_journal(tmp_path, published(THREE, KEYS, first=300), "--remove", "queue:orders.3")
     _, told = ask(tmp_path, *arguments)
     assert (told["messages"], told["left_out"]) == (len(KEYS) + 99, {"hashed": 50, "ring": 9})
     page = (tmp_path / "out" / "report.html").read_text()
@@ -261,7 +261,7 @@ def test_a_proposal_of_destinations_alone_is_of_the_present_exchange(tmp_path: P
     [
         ((), "one of --journal and --table"),
         (("--journal", "j", "--add", "queue:a=1"), "with --vhost and --exchange"),
-        (("--table", "t.csv", "--add", "queue:a=1"), "with --key and --ring"),
+        (("--table", "t.csv", "--add", "queue:a=1"), "with --key, and --ring or --management-url"),
         (("--table", "t.csv", "--key", "k", "--ring", "r"), "one of --proposed and edits"),
         (("--table", "t.csv", "--key", "k", "--ring", "none.json", "--add", "queue:a=1"), "none.json: cannot be read"),
         (("--journal", "j", "--vhost", "/", "--exchange", "x", "--add", "queue:a=1", "--max-moved", "9"), "0 to 1"),

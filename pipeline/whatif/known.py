@@ -1,0 +1,69 @@
+"""What `whatif` goes by: an exchange's keys, of which each is there once, and its present ring."""
+
+import argparse
+from dataclasses import dataclass
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+
+from pipeline import PipelineError, period
+from pipeline.journal import read_rings
+from pipeline.whatif.demand import bad_rows, of_all_rings
+from pipeline.whatif.present import Present, newest
+
+
+@dataclass(frozen=True)
+class Known:
+    """What there is to go by."""
+
+    keys: DataFrame
+    """Of the value that the present ring hashes, each once."""
+    present: Present
+    sample: float = 1.0
+    """Of the slots which are there whole."""
+    times: tuple[int, int] | None = None
+    """Of a journal, those of the first and the last record that was read, in microseconds since 1970."""
+    hashed_otherwise: int = 0
+    """Records that are left out: their keys are of another value, of before the exchange was declared anew."""
+    without_ring: int = 0
+    """Others that are, since nothing says what their keys are: the journal lacks their ring."""
+
+
+def known_of_journal(
+    records: DataFrame, keys: DataFrame, asked: Present | None, options: argparse.Namespace, within: period.Period
+) -> Known:
+    """Return what is known by the newest ring of an exchange's records, or by the one that was asked for."""
+    of_ring = keys.groupBy("ring").agg(
+        F.min("since").alias("first"),
+        F.max("time").alias("last"),
+        F.min("sample").alias("sample"),
+        F.sum("messages").alias("messages"),
+    )
+    rings = of_ring.collect()
+    if not rings:
+        where = f"exchange {options.exchange!r} of virtual host {options.vhost!r}"
+        where += f" {within}" if within.is_limited else ""
+        raise PipelineError(f"{options.journal}: no record of {where}")
+    known = dict(read_rings(keys.sparkSession, options.journal))
+    present = asked or newest(records, [row.ring for row in rings], known, options.journal)
+    known[present.known.fingerprint] = present.known
+    hashed = present.known.hashed
+    ours = [row for row in rings if row.ring in known and known[row.ring].hashed == hashed]
+    if not ours:
+        raise PipelineError(f"{options.journal}: of no record it is known that {hashed} was hashed")
+    without_ring = sum(row.messages for row in rings if row.ring not in known)
+    left_out = sum(row.messages for row in rings) - sum(row.messages for row in ours)
+    if left_out:
+        keys = keys.where(F.col("ring").isin([row.ring for row in ours]))
+    if len(ours) > 1:
+        keys = of_all_rings(keys)
+    times = min(row["first"] for row in ours), max(row["last"] for row in ours)
+    return Known(keys, present, min(row.sample for row in ours), times, left_out - without_ring, without_ring)
+
+
+def known_of_table(keys: DataFrame, asked: Present | None, options: argparse.Namespace) -> Known:
+    """Return what is known of a table's keys, all of which are there, by the ring that was asked for."""
+    assert asked is not None, "which _check sees to"
+    if complaints := bad_rows(keys, asked.known.hashed):
+        raise PipelineError(f"{options.table}: column {options.key!r}: {'; '.join(complaints)}")
+    return Known(keys, asked)

@@ -1,0 +1,150 @@
+"""Which ring is the present one of `whatif`: journals of sidecars whose clocks differ, and a real broker's bindings."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from pipeline import PipelineError
+from pipeline.__main__ import main
+from pipeline.rings import KnownRing, to_json
+from pipeline.whatif.present import Present, newest
+from ring.destination import Destination
+from tests.integration.broker_api import VirtualHost
+from tests.integration.conftest import Login
+from tests.pipeline.records import START, published, ring_of, write_journal
+
+OLD = ring_of({"orders.1": 1, "orders.2": 1})
+NEW = ring_of({"orders.1": 1, "orders.2": 1, "orders.3": 1})
+OTHER = ring_of({"orders.1": 1, "orders.2": 2})
+RINGS = {known.fingerprint: known for known in (OLD, NEW, OTHER)}
+KEYS = [f"customer-{n}".encode() for n in range(20)]
+HOUR = 3_600_000_000
+
+ask = ("--vhost", "/", "--exchange", "orders", "--weight", "queue:orders.1=1")
+
+
+def verdict(tmp_path: Path, *arguments: str) -> dict[str, Any]:
+    assert main(["whatif", *arguments, "--out", str(tmp_path / "out")]) == 0
+    told: dict[str, Any] = json.loads((tmp_path / "out" / "verdict.json").read_text())
+    return told
+
+
+def of(spark: SparkSession, *sidecars: list[KnownRing], rings: dict[str, KnownRing] = RINGS) -> Present:
+    """The newest ring of sidecars that went through these rings, two records by each."""
+    rows = [
+        (f"sidecar-{n}", seq, known.fingerprint)
+        for n, through in enumerate(sidecars)
+        for seq, known in enumerate([known for known in through for _ in range(2)], 1)
+    ]
+    names = {known.fingerprint for through in sidecars for known in through}
+    return newest(spark.createDataFrame(rows, "proxy string, seq long, ring string"), names, rings, "journal")
+
+
+@pytest.mark.usefixtures("spark")
+def test_no_clock_brings_an_old_ring_back(tmp_path: Path) -> None:
+    """One sidecar's clock was set back before the ring changed; the other, whose is ahead, stopped before that."""
+    set_back = published(OLD, KEYS, start=START + HOUR) + published(NEW, KEYS, first=21)
+    ahead = published(OLD, KEYS, proxy="00000000000000b2", start=START + 2 * HOUR)
+    write_journal(tmp_path / "journal", [*set_back, *ahead], [OLD, NEW])
+    told = verdict(tmp_path, "--journal", str(tmp_path / "journal"), *ask)
+    assert (told["present"], told["present_from"], told["messages"]) == (NEW.fingerprint, "journal", 60)
+    page = (tmp_path / "out" / "report.html").read_text()
+    for known in (OLD, NEW):
+        assert f"1 sidecar ended with {known.fingerprint}" in page
+
+
+def test_the_newest_ring_is_the_one_that_no_sidecar_has_left(spark: SparkSession) -> None:
+    assert of(spark, [OLD], [OLD]).known is OLD
+    assert of(spark, [OLD, NEW], [OLD], [OLD, OTHER, NEW]).known is NEW
+    assert of(spark, [OLD, NEW], [NEW], [OTHER, OLD]).known is NEW
+    # A ring that comes back.
+    assert of(spark, [OLD, NEW, OLD], [OLD]).known is OLD
+
+
+@pytest.mark.parametrize(
+    ("sidecars", "ended"),
+    [
+        ([[OLD], [NEW], [NEW]], [(OLD, 1), (NEW, 2)]),
+        # It came back, which the second did not live to see; or the first went back and the second stayed.
+        ([[OLD, NEW, OLD], [OLD, NEW]], [(OLD, 1), (NEW, 1)]),
+        ([[OLD, NEW], [OLD, OTHER]], [(NEW, 1), (OTHER, 1)]),
+    ],
+)
+def test_where_sidecars_disagree_somebody_must_say_it(
+    spark: SparkSession, sidecars: list[list[KnownRing]], ended: list[tuple[KnownRing, int]]
+) -> None:
+    with pytest.raises(PipelineError, match=r"cannot be told: .*: say --ring or --management-url") as raised:
+        of(spark, *sidecars)
+    for known, count in ended:
+        assert f"{count} {'sidecar' if count == 1 else 'sidecars'} ended with {known.fingerprint}" in str(raised.value)
+
+
+def test_the_ring_behind_another_may_be_the_one_that_records_name(spark: SparkSession) -> None:
+    front = KnownRing("x-consistent-hash", "routing_key", {Destination("exchange", "behind"): 1, **OLD.weights})
+    rings = RINGS | {front.fingerprint: front}
+    with pytest.raises(PipelineError, match=f"exchange 'behind' is a destination of {front.fingerprint}"):
+        of(spark, [front, NEW, front], rings=rings)
+    assert of(spark, [front], rings=rings).known is front
+
+
+def test_a_ring_whose_file_is_missing_is_named(spark: SparkSession) -> None:
+    with pytest.raises(PipelineError, match=f"rings/{NEW.fingerprint}.json is missing"):
+        of(spark, [OLD, NEW], rings={OLD.fingerprint: OLD})
+
+
+@pytest.mark.usefixtures("spark")
+def test_the_live_ring_is_what_the_bindings_make_now(
+    login: Login, vhost: VirtualHost, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    vhost.ring("orders", {"orders.1": 2, "orders.2": 1, "orders.4": 1})
+    live = ring_of({"orders.1": 2, "orders.2": 1, "orders.4": 1})
+    # Two that do not agree, and neither is the live one.
+    records = published(OLD, KEYS, vhost=vhost.name) + published(
+        NEW, KEYS, vhost=vhost.name, proxy="00000000000000b2", first=21
+    )
+    write_journal(tmp_path / "journal", records, [OLD, NEW])
+    journal, edit = ("--journal", str(tmp_path / "journal")), ("--weight", "queue:orders.4=3")
+    where = ("--vhost", vhost.name, "--exchange", "orders")
+    api = ("--management-url", login.management_url)
+    told = verdict(tmp_path, *journal, *where, *edit, *api)
+    assert (told["present"], told["present_from"], told["messages"]) == (live.fingerprint, "management", 40)
+    assert told["proposed"] == ring_of({"orders.1": 2, "orders.2": 1, "orders.4": 3}).fingerprint
+    (tmp_path / "keys.csv").write_text("k\n" + "".join(f"customer-{n}\n" for n in range(20)))
+    table = ("--table", str(tmp_path / "keys.csv"), "--key", "k")
+    assert verdict(tmp_path, *table, *where, *edit, *api)["present"] == live.fingerprint
+
+    def refused(*arguments: str) -> str:
+        capsys.readouterr()
+        assert main(["whatif", *arguments, "--out", str(tmp_path / "none")]) == 2
+        return capsys.readouterr().err
+
+    nowhere = ("--vhost", vhost.name, "--exchange", "nowhere")
+    assert "exchange 'nowhere' does not exist in virtual host" in refused(*journal, *nowhere, *edit, *api)
+    vhost.exchange("fan", "fanout")
+    fan = ("--vhost", vhost.name, "--exchange", "fan")
+    assert "exchange 'fan' is of type fanout, which makes no ring" in refused(*journal, *fan, *edit, *api)
+    (tmp_path / "password").write_text("wrong\n")
+    wrong = ("--management-password-file", str(tmp_path / "password"))
+    assert "management API: " in (said := refused(*journal, *where, *edit, *api, *wrong))
+    assert "a wrong user or password" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--ring", "present.json", "--management-url", "http://localhost"), "one of --ring and --management-url"),
+        (("--ca-file", "ca.pem"), "--ca-file: with --management-url"),
+        (("--management-url", "amqp://localhost"), "option management_url: "),
+        (("--management-url", "http://localhost", "--management-timeout", "soon"), "option management_timeout: "),
+    ],
+)
+def test_options_that_do_not_go_together(
+    arguments: tuple[str, ...], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "present.json").write_text(to_json(OLD))
+    assert main(["whatif", "--journal", "none", *ask, *arguments, "--out", str(tmp_path / "out")]) == 2
+    assert said in capsys.readouterr().err
+    assert main(["whatif", "--table", "t.csv", "--key", "k", "--add", "queue:a=1", *arguments, "--out", "out"]) == 2
