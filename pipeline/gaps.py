@@ -1,81 +1,203 @@
-"""Which records of a journal are missing: each proxy numbers its own, 1, 2, 3, ..."""
+"""Which records of a journal are missing, and which are there twice: each proxy numbers its own, 1, 2, 3, ..."""
 
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
 
 import numpy as np
 import pyarrow as pa
-from pyspark.sql import DataFrame, Window
+import pyarrow.compute as pc
+from pyspark.sql import DataFrame, Window, WindowSpec
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
-_SPAN = 32_768
-"""Numbers in one of Spark's bitmaps."""
+from pipeline import PipelineError
+from pipeline.journal import read_records
+from pipeline.period import ALWAYS, Period
 
-_RUNS = "proxy string, first long, last long, since timestamp, until timestamp"
+SEQUENCES = "proxy string, first long, last long, since long, until long, records long, file string"
+"""The columns of `sequences`."""
+
+_MOST_HELD = 4_000_000
+"""Records of one file that a task holds at a time, of 16 bytes each; a run of numbers may end there."""
+
+_AROUND = timedelta(hours=1)
+"""A clock that was set by no more than this puts no record where it is not found."""
+
+_NAMED = r"/([0-9a-f]{16})-([0-9]{12,18})\.jsonl\.gz$"
+"""The name of a sidecar's file (docs/journal.md): the proxy, and the number from which on the file has its records."""
+
+
+@dataclass(frozen=True)
+class Missing:
+    """How many records of a journal are not there."""
+
+    records: int
+    """Numbers that are missing behind a proxy's oldest kept record, or that its oldest file says were dropped."""
+    before: int
+    """Numbers before the oldest kept record of their proxy: expired, or never written."""
+
+    def __str__(self) -> str:
+        """Return a sentence on the numbers before the oldest kept records; empty where there are none."""
+        if not self.before:
+            return ""
+        return (
+            f"{self.before:,} more numbers are before the oldest kept record of their sidecar: those records have"
+            " expired, or were never written; the journal cannot tell."
+        )
 
 
 def sequences(records: DataFrame) -> DataFrame:
-    """Which numbers are there: small next to the records, however those are spread over files.
+    """Return the runs of consecutive numbers in each file: few rows next to the records, a row for each file and gap.
 
-    Columns: `proxy`, `bucket`, `bitmap` (of 32,768 numbers: 4 KiB), and `since` and `until`, between which the records
-    of the bucket are.
+    The columns are those of SEQUENCES: of each run its `proxy`, its `first` and `last` number and the times of those
+    two records (`since` and `until`, microseconds since 1970); how many `records` it has, which are more than numbers
+    where one is in the file twice; and the `file`, null for records without that column, such as a stream queue's.
     """
-    return records.groupBy("proxy", F.bitmap_bucket_number("seq").alias("bucket")).agg(
-        F.bitmap_construct_agg(F.bitmap_bit_position("seq")).alias("bitmap"),
-        F.timestamp_micros(F.min("time")).alias("since"),
-        F.timestamp_micros(F.max("time")).alias("until"),
+    file = F.col("file") if "file" in records.columns else F.lit(None).cast("string")
+    return records.select("proxy", "seq", "time", file.alias("file")).mapInArrow(_runs, SEQUENCES)
+
+
+def check_once(rows: DataFrame, journal: str) -> None:
+    """Raise PipelineError where a record is in the `sequences` of a journal twice; it names the files."""
+    before = _ordered().rowsBetween(Window.unboundedPreceding, -1)
+    reached = rows.select(
+        "*", F.max("last").over(before).alias("reached"), F.max_by("file", "last").over(before).alias("other")
     )
+    within = F.col("records") > F.col("last") - F.col("first") + 1
+    told = reached.where((F.col("first") <= F.col("reached")) | within).orderBy("proxy", "first").limit(1).collect()
+    for row in told:
+        if row.reached is None or row["first"] > row.reached:
+            last, where = row["last"], f"twice in {row.file}"
+        else:
+            last = min(row["last"], row.reached)
+            where = "there twice" if row.file is None else f"in {row.other} and again in {row.file}"
+        raise PipelineError(
+            f"{journal}: records {row.proxy}-{row['first']} to {row.proxy}-{last} are {where}: leave one copy of each"
+        )
 
 
-def merged(rows: DataFrame) -> DataFrame:
-    """Rows of several `sequences` as one of all their records; a record that is in two of them counts once."""
-    return rows.groupBy("proxy", "bucket").agg(
-        F.bitmap_or_agg("bitmap").alias("bitmap"), F.min("since").alias("since"), F.max("until").alias("until")
-    )
+def gaps(rows: DataFrame, within: Period = ALWAYS) -> DataFrame:
+    """Return what is missing from `sequences`; nothing can be seen after a proxy's last number.
 
+    Columns: `proxy`; the `first` and `last` number that is not there; how many are `missing`, or `before` the oldest
+    kept record (one of the two is 0); and `since` (null for none) and `until`, the times of the records right before
+    and right after them. The name of a sidecar's file says from which number on it has the records, so that what was
+    dropped at a proxy's start is missing; other numbers before its oldest record are `before`, and are told only where
+    the period has no beginning.
 
-def gaps(rows: DataFrame, *, from_start: bool = True) -> DataFrame:
-    """What is missing from `sequences`, which has each bucket once; after a proxy's last number nothing can be seen.
-
-    Nor before its first, where they are not `from_start` of the journal.
-
-    Columns: `proxy`, the `first` and `last` number that is missing, how many are `missing`; and `since` (null at a
-    proxy's start) and `until`, between which that was.
+    Rows with a column `inside` that is false are of records outside the period: they are there, and no more.
     """
-    whole = F.bitmap_count("bitmap") == _SPAN
-    start = (F.col("bucket") - 1) * _SPAN + 1
-    complete = rows.where(whole).select(
-        "proxy", start.alias("first"), (start + _SPAN - 1).alias("last"), "since", "until"
-    )
-    runs = complete.unionByName(rows.where(~whole).mapInArrow(_runs, _RUNS))
-    order = Window.partitionBy("proxy").orderBy("first")
-    before = F.lag("last").over(order)
-    found = runs.select(
+    inside = F.col("inside") if "inside" in rows.columns else F.lit(True)
+    whole, order = Window.partitionBy("proxy"), _ordered()
+    before = order.rowsBetween(Window.unboundedPreceding, -1)
+    is_own = F.regexp_extract("file", _NAMED, 1) == F.col("proxy")
+    named = F.when(is_own, F.regexp_extract("file", _NAMED, 2).cast("long"))
+    placed = rows.select(
         "proxy",
-        # Of a null, at a proxy's first number, nothing is missing.
-        ((F.coalesce(before, F.lit(0)) if from_start else before) + 1).alias("from"),
-        (F.col("first") - 1).alias("to"),
-        F.lag("since").over(order).alias("since"),
-        "until",
-    ).where("`from` <= `to`")
-    missing = (F.col("to") - F.col("from") + 1).alias("missing")
-    return found.select("proxy", F.col("from").alias("first"), F.col("to").alias("last"), missing, "since", "until")
+        F.col("first").alias("next"),
+        F.col("since").alias("until"),
+        # Files written before that was so, and copies under another name, tell of no record before their first.
+        F.least(F.coalesce(named, F.col("first")), F.col("first")).alias("claimed"),
+        F.coalesce(F.max("last").over(before), F.lit(0)).alias("reached"),
+        F.max_by("until", "last").over(before).alias("since"),
+        F.min(F.when(inside, F.col("first"))).over(whole).alias("least"),
+        F.max(F.when(inside, F.col("last"))).over(whole).alias("largest"),
+    )
+    following = F.col("reached") + 1
+    claimed = F.greatest(following, "claimed")
+    if within.since is None:
+        start = F.when(F.col("reached") == 0, claimed).otherwise(following)
+        expired = F.when(F.col("reached") == 0, F.col("claimed") - 1)
+    else:
+        # A sidecar begins a file with each hour: what the name claims was not written before that.
+        at_least = claimed if within.begins_an_hour else F.col("next")
+        start = F.when(F.col("next") == F.col("least"), at_least).when(F.col("next") > F.col("least"), following)
+        expired = F.lit(None).cast("long")
+    none = F.lit(0).cast("long")
+    count = F.col("next") - F.col("start")
+    expired_row = F.struct(F.lit(1).cast("long").alias("first"), F.col("expired").alias("last"), none.alias("missing"))
+    missing_row = F.struct(F.col("start").alias("first"), (F.col("next") - 1).alias("last"), count.alias("missing"))
+    told = placed.select("*", start.alias("start"), expired.alias("expired")).where(F.col("next") <= F.col("largest"))
+    found = told.select("proxy", F.explode(F.array(expired_row, missing_row)).alias("gap"), "since", "until")
+    found = found.select("proxy", "gap.first", "gap.last", "gap.missing", "since", "until").where("first <= last")
+    not_kept = F.when(F.col("missing") == 0, F.col("last")).otherwise(none)
+    return found.select(
+        *("proxy", "first", "last", "missing", not_kept.alias("before")),
+        *(F.timestamp_micros(name).alias(name) for name in ("since", "until")),
+    )
+
+
+@contextmanager
+def found(journal: str, records: DataFrame, within: Period) -> Iterator[DataFrame]:
+    """Yield the `gaps` of a journal's records in a period. Raises PipelineError for a record that is there twice.
+
+    Records count by their time, and a clock that is set puts some on the other side of the period's ends. So what is
+    missing in it is looked for in the hour before and after it, which is read only if something is.
+    """
+    rows = sequences(records).persist()
+    try:
+        check_once(rows, journal)
+        missing = gaps(rows, within)
+        if not within.is_limited or missing.isEmpty():
+            yield missing
+            return
+        suspects = F.broadcast(missing.select("proxy").distinct())
+        beyond = [read_records(records.sparkSession, journal, part) for part in within.beside(_AROUND)]
+        around = [sequences(part.join(suspects, "proxy", "left_semi")) for part in beyond]
+        everything = rows.withColumn("inside", F.lit(True))
+        for part in around:
+            everything = everything.unionByName(part.withColumn("inside", F.lit(False)))
+        everything = everything.persist()
+        try:
+            check_once(everything, journal)
+            yield gaps(everything, within)
+        finally:
+            everything.unpersist()
+    finally:
+        rows.unpersist()
+
+
+def counted(gaps: DataFrame) -> Missing:
+    """Return how many records the `gaps` come to."""
+    told = gaps.agg(*(F.coalesce(F.sum(name), F.lit(0)).alias(name) for name in ("missing", "before"))).collect()[0]
+    return Missing(told.missing, told.before)
+
+
+def _ordered() -> WindowSpec:
+    return Window.partitionBy("proxy").orderBy("first", "last")
 
 
 def _runs(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Each bitmap as its runs of ones."""
+    """Yield the rows of `sequences` of a task's records, which come file by file."""
+    held: list[pa.RecordBatch] = []
+    count, file = 0, None
     for batch in batches:
-        rows, firsts, lasts = [], [], []
-        for n, (bucket, bitmap) in enumerate(
-            zip(batch["bucket"].to_pylist(), batch["bitmap"].to_pylist(), strict=True)
-        ):
-            bits = np.unpackbits(np.frombuffer(bitmap, np.uint8), bitorder="little")
-            edges = np.flatnonzero(np.diff(bits, prepend=np.uint8(0), append=np.uint8(0)))
-            start = (bucket - 1) * _SPAN + 1
-            firsts.append(start + edges[::2])
-            lasts.append(start + edges[1::2] - 1)
-            rows.append(np.full(len(edges) // 2, n))
-        if rows:
-            owner = pa.array(np.concatenate(rows))
-            numbers = [pa.array(np.concatenate(part), pa.int64()) for part in (firsts, lasts)]
-            told = [batch["proxy"].take(owner), *numbers, batch["since"].take(owner), batch["until"].take(owner)]
-            yield pa.RecordBatch.from_arrays(told, ["proxy", "first", "last", "since", "until"])
+        of_files, start = pc.run_end_encode(batch["file"]), 0
+        for end, name in zip(of_files.run_ends.to_pylist(), of_files.values.to_pylist(), strict=True):
+            if held and (name != file or count >= _MOST_HELD):
+                yield _runs_of(held, file)
+                held, count = [], 0
+            held.append(batch.slice(start, end - start))
+            count, file, start = count + end - start, name, end
+    if held:
+        yield _runs_of(held, file)
+
+
+def _runs_of(held: list[pa.RecordBatch], file: str | None) -> pa.RecordBatch:
+    """Return the rows of `sequences` of some records of one file."""
+    table = pa.Table.from_batches(held)
+    proxies = table["proxy"].combine_chunks().dictionary_encode()
+    owners, numbers, times = proxies.indices.to_numpy(), table["seq"].to_numpy(), table["time"].to_numpy()
+    if len(proxies.dictionary) > 1 or (np.diff(numbers) < 0).any():
+        order = np.lexsort((numbers, owners))
+        owners, numbers, times = owners[order], numbers[order], times[order]
+    apart = np.flatnonzero((np.diff(numbers) > 1) | (np.diff(owners) != 0))
+    firsts, lasts = np.concatenate(([0], apart + 1)), np.concatenate((apart, [len(numbers) - 1]))
+    columns = [
+        proxies.dictionary.take(pa.array(owners[firsts])),
+        *(pa.array(part, pa.int64()) for part in (numbers[firsts], numbers[lasts], times[firsts], times[lasts])),
+        pa.array(lasts - firsts + 1, pa.int64()),
+        pa.array([file] * len(firsts), pa.string()),
+    ]
+    return pa.RecordBatch.from_arrays(columns, [field.split()[0] for field in SEQUENCES.split(", ")])

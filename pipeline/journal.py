@@ -15,12 +15,13 @@ from pipeline.schema import ALLOWED, RECORD, VERSION, Allowed
 CORRUPT = "_corrupt"
 """The column that holds a line which is no record."""
 
+_FILE = "_metadata.file_path AS file"
 
 _LINES = StructType([*RECORD.fields]).add(CORRUPT, StringType())
 
 
 def read_records(spark: SparkSession, journal: str, period: Period = ALWAYS) -> DataFrame:
-    """The records of a journal in a period, in no order: the columns of RECORD.
+    """The records of a journal in a period, in no order: the columns of RECORD, and the `file` that each is in.
 
     Of the folders by hour only those of the period are listed; files that are in none are read whatever their time is.
 
@@ -32,8 +33,8 @@ def read_records(spark: SparkSession, journal: str, period: Period = ALWAYS) -> 
     # Files count wherever they lie: with partitions, Spark leaves out those beside the folders by hour.
     read = spark.read.schema(_LINES).options(columnNameOfCorruptRecord=CORRUPT, recursiveFileLookup=True)
     if not folders:
-        return spark.createDataFrame([], RECORD)
-    records = checked(read.json(folders), "_metadata.file_path")
+        return spark.createDataFrame([], StructType([*RECORD.fields]).add("file", StringType()))
+    records = checked(read.json(folders).selectExpr("*", _FILE), "file")
     return records.where(period.holds(F.col("time"))) if period.is_limited else records
 
 
@@ -43,7 +44,7 @@ def stream_records(spark: SparkSession, journal: str, files: int = 1000) -> Data
     # Spark wants a stream's schema with the columns that the folders' names make.
     lines = StructType([*_LINES.fields]).add("dt", StringType()).add("hour", IntegerType())
     stream = spark.readStream.schema(lines).option("columnNameOfCorruptRecord", CORRUPT)
-    return checked(stream.option("maxFilesPerTrigger", files).json(folder), "_metadata.file_path")
+    return checked(stream.option("maxFilesPerTrigger", files).json(folder).selectExpr("*", _FILE), "file")
 
 
 def _records_folder(spark: SparkSession, journal: str) -> str:

@@ -39,6 +39,16 @@ class Period:
             at is None or (at - _BEGINNING) % timedelta(hours=1) == timedelta() for at in (self.since, self.until)
         )
 
+    @property
+    def begins_an_hour(self) -> bool:
+        """Whether it has a beginning, and that is a whole hour."""
+        return self.since is not None and Period(self.since).has_whole_hours
+
+    def beside(self, by: timedelta) -> "list[Period]":
+        """Return the periods of that length right before its beginning and right after its end, where it has them."""
+        before = [] if self.since is None else [Period(self.since - by, self.since)]
+        return before if self.until is None else [*before, Period(self.until, min(self.until, _LAST - by) + by)]
+
     def wider(self, by: timedelta) -> "Period":
         """So much longer at each of its ends."""
         since = None if self.since is None else self.since - by

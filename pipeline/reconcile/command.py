@@ -11,9 +11,8 @@ from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from pyspark.sql.types import StringType
 
-from pipeline import PipelineError, about, period
+from pipeline import PipelineError, about, gaps, period
 from pipeline.folder import Folder
-from pipeline.gaps import gaps, sequences
 from pipeline.journal import read_records, read_rings
 from pipeline.reconcile.messages import FLAWS, copies, judged, late, published, summary
 from pipeline.reconcile.page import report
@@ -51,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 class _Journal:
     """What may be missing from a journal, and what has no id."""
 
-    missing: int
+    missing: gaps.Missing
     sample: float
     without_id: int
     without_key: int
@@ -90,13 +89,14 @@ def run(options: argparse.Namespace) -> int:
             "records_without_message_id": journal.without_id,
             "records_without_key": journal.without_key,
             "seen_without_message_id": unnamed,
-            "records_missing": journal.missing,
+            "records_missing": journal.missing.records,
+            "records_before_oldest": journal.missing.before,
             "sample": journal.sample,
         }
         given = ("vhost", "exchange", "seen", "message_id", "queue", "time", "sequence")
         parameters = {f"--{name.replace('_', '-')}": vars(options)[name] for name in given}
         head = about.of_journal(options.journal, within, journal.times, parameters)
-        page = report(told, by_queue, worst, head)
+        page = report(told, journal.missing, by_queue, worst, head)
         if within.is_limited:
             page.text(f"All of it is of records {within}; what was seen at other times counts where it is of those.")
         out.write("report.html", page.html())
@@ -130,8 +130,8 @@ def _write(messages: DataFrame, out: Folder) -> tuple[list[Row], list[Row]]:
 
 def _journal(everything: DataFrame, ours: Column, options: argparse.Namespace, within: period.Period) -> _Journal:
     """Gaps and samples are a proxy's, wherever it published. Raises PipelineError for a missing ring."""
-    from_start = within.since is None
-    missing = gaps(sequences(everything), from_start=from_start).agg(F.sum("missing").alias("n")).collect()[0].n or 0
+    with gaps.found(options.journal, everything, within) as rows:
+        missing = gaps.counted(rows)
     plain = F.octet_length("key") != _HASHED_KEY
     by_ring = everything.groupBy("ring", "vhost", "exchange").agg(
         F.count("*").alias("all"),
@@ -166,8 +166,9 @@ def _journal(everything: DataFrame, ours: Column, options: argparse.Namespace, w
         for row in told
     )
     sample = min(row.sample for row in told)
-    # What was published before --from has no record here either.
-    until = _until(everything) if from_start and sample == 1 and not missing and not hidden else 0
+    # What was published before --from, or the oldest kept record, has no record here either.
+    is_whole = within.since is None and missing == gaps.Missing(0, 0) and sample == 1 and not hidden
+    until = _until(everything) if is_whole else 0
     times = min(row.since for row in told if row.records), max(row["last"] for row in told if row.records)
     without_id, without_key = (sum(row[name] for row in told) for name in ("without_id", "without_key"))
     return _Journal(missing, sample, without_id, without_key, until, times)

@@ -9,6 +9,7 @@ from pyspark.sql import Row
 from pipeline import plots
 from pipeline.about import About
 from pipeline.formats import percent
+from pipeline.gaps import Missing
 from pipeline.names import natural
 from pipeline.reconcile.messages import FLAWS
 from pipeline.report import Grade, Report
@@ -25,7 +26,9 @@ _MEANINGS = {
 }
 
 
-def report(told: Mapping[str, Any], queues: Sequence[Row], worst: Sequence[Row], about: About) -> Report:
+def report(
+    told: Mapping[str, Any], missing: Missing, queues: Sequence[Row], worst: Sequence[Row], about: About
+) -> Report:
     """The HTML file's content; `told` is the verdict, `worst` some of the messages with a flaw, `about` its head."""
     queues = sorted(queues, key=lambda row: natural(row.queue or ""))
     page = Report(
@@ -35,7 +38,7 @@ def report(told: Mapping[str, Any], queues: Sequence[Row], worst: Sequence[Row],
         f" the wrong queue, {told['duplicated']:,} seen twice or more, {told['out_of_order']:,} out of order.",
         about,
     )
-    page.text(_what_is_not_known(told))
+    page.text(_what_is_not_known(told, missing))
     page.table(["", "messages", ""], [(name.replace("_", " "), told[name], _MEANINGS[name]) for name in FLAWS])
     page.heading("Queues")
     if any(row[name] for row in queues for name in FLAWS[:-1]):
@@ -66,10 +69,12 @@ def _grade(told: Mapping[str, Any]) -> Grade:
     return Grade.LOOK if told["records_missing"] or any(told[name] for name in FLAWS) else Grade.GOOD
 
 
-def _what_is_not_known(told: Mapping[str, Any]) -> str:
+def _what_is_not_known(told: Mapping[str, Any], missing: Missing) -> str:
     limits = []
-    if told["records_missing"]:
-        limits.append(f"{told['records_missing']:,} records are missing from the journal.")
+    if missing.records:
+        limits.append(f"{missing.records:,} records are missing from the journal.")
+    if missing.before:
+        limits.append(str(missing))
     if told["sample"] < 1:
         limits.append(f"The journal is a sample of {percent(told['sample'])} of the keys.")
     for what, where in (

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
-from pipeline import PipelineError, about, period
+from pipeline import PipelineError, about, gaps, period
 from pipeline.folder import Folder
 from pipeline.journal import read_records, read_rings
 from pipeline.rings import KnownRing
@@ -46,15 +46,9 @@ def run(options: argparse.Namespace) -> int:
     with spark_session("skew") as spark:
         out = Folder(spark, options.out)
         rings, records = read_rings(spark, options.journal), read_records(spark, options.journal, within)
-        found, missing = find(
-            spark,
-            records,
-            rings,
-            options.journal,
-            options.top,
-            approximate=options.approximate,
-            from_start=within.since is None,
-        )
+        with gaps.found(options.journal, records, within) as missing_rows:
+            missing = gaps.counted(missing_rows)
+        found = find(spark, records, rings, options.journal, options.top, approximate=options.approximate)
         if not found:
             raise period.no_record(options.journal, within)
         for name, rows, schema in (
@@ -71,7 +65,7 @@ def run(options: argparse.Namespace) -> int:
         out.write("report.html", page.html())
     for one in found:
         print(f"{one.name}: {words.of_load(one)} {words.of_weights(one)}")
-    print(f"{missing:,} records missing: {out}/report.html")
+    print(f"{missing.records:,} records missing: {out}/report.html")
     return 0
 
 
@@ -84,17 +78,10 @@ def find(
     *,
     approximate: bool = False,
     exact: int = EXACT,
-    from_start: bool = True,
-) -> tuple[list[Findings], int]:
-    """What there is to say of each ring, those with the most records first; and how many records are missing.
-
-    `from_start` says that the records are the journal's from its start.
-    Raises PipelineError for a missing ring.
-    """
-    of_proxies = keys.by_proxy(records).cache()
-    sizes = keys.sizes(of_proxies).orderBy(F.desc("records"), *keys.RING).cache()
+) -> list[Findings]:
+    """What there is to say of each ring, those with the most records first. Raises PipelineError for a missing ring."""
+    sizes = keys.sizes(records).orderBy(F.desc("records"), *keys.RING).cache()
     scopes = [Scope(**row.asDict()) for row in sizes.collect()]
-    missing = keys.missing(of_proxies, from_start=from_start)
     for scope in scopes:
         if scope.ring not in rings:
             raise PipelineError(
@@ -120,7 +107,7 @@ def find(
     candidates = keys.about_counts(whole).cache() if approximate else counts
     hot_rows = _by_ring(keys.hottest(candidates, top).union(keys.above(candidates, outweighing)).distinct())
     spread = _by_ring(keys.spread(counts))
-    for cached in (candidates, counts, sizes, of_proxies):
+    for cached in (candidates, counts, sizes):
         cached.unpersist()
     found = []
     for scope in scopes:
@@ -128,7 +115,7 @@ def find(
         hot.sort(key=lambda key: (-key.messages, key.slot, key.key or b""))
         pairs = [(row.messages, row["keys"]) for row in spread[scope.ring_of]]
         found.append(Findings(scope, of_ring[scope.ring_of], hot, pairs, approximate, share))
-    return found, missing
+    return found
 
 
 def _loads(known: KnownRing, key_rows: Iterable[Row], message_rows: Iterable[Row]) -> list[Load]:

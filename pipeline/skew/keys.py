@@ -15,46 +15,18 @@ TRACKED = 10_000
 """Keys that approx_top_k counts at a time: the more, the closer."""
 
 
-def by_proxy(records: DataFrame) -> DataFrame:
-    """One row for each RING and `proxy`: `records`, `least` and `largest` sample, `first` and `last` number.
+def sizes(records: DataFrame) -> DataFrame:
+    """One row for each RING: how many `records`, and the `least` and the `largest` sample of them.
 
     `since` and `until` are the times of the first and the last record.
     """
-    return records.groupBy(*RING, "proxy").agg(
+    return records.groupBy(*RING).agg(
         F.count("*").alias("records"),
         F.min("sample").alias("least"),
         F.max("sample").alias("largest"),
-        F.min("seq").alias("first"),
-        F.max("seq").alias("last"),
         F.min("time").alias("since"),
         F.max("time").alias("until"),
     )
-
-
-def sizes(of_proxies: DataFrame) -> DataFrame:
-    """Of `by_proxy`, one row for each RING: how many `records`, the `least` and the `largest` sample of them.
-
-    `since` and `until` are the times of the first and the last record.
-    """
-    return of_proxies.groupBy(*RING).agg(
-        F.sum("records").alias("records"),
-        F.min("least").alias("least"),
-        F.max("largest").alias("largest"),
-        F.min("since").alias("since"),
-        F.max("until").alias("until"),
-    )
-
-
-def missing(of_proxies: DataFrame, *, from_start: bool = True) -> int:
-    """Of `by_proxy`, how many records the journal lacks: each proxy's are numbered 1, 2, 3, ...
-
-    Before a proxy's first one none is looked for, where they are not `from_start` of the journal.
-    As many as `pipeline.gaps` finds, without a scan of its own; where they are is not known.
-    """
-    before = F.lit(0) if from_start else F.min("first") - 1
-    counts = of_proxies.groupBy("proxy").agg((F.max("last") - before - F.sum("records")).alias("missing"))
-    found = counts.agg(F.sum(F.greatest(F.lit(0), "missing")).alias("missing")).collect()[0]
-    return found.missing or 0
 
 
 def whole(records: DataFrame, sizes: DataFrame, share: float = 1.0) -> DataFrame:

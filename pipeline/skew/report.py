@@ -7,6 +7,7 @@ from matplotlib.figure import Figure
 from pipeline import plots
 from pipeline.about import About
 from pipeline.formats import count, percent
+from pipeline.gaps import Missing
 from pipeline.names import natural
 from pipeline.report import Grade, Report
 from pipeline.skew import measures, words
@@ -15,8 +16,8 @@ from pipeline.skew.findings import Findings, HotKey
 _MOST_KEYS = 50
 
 
-def report(every: Sequence[Findings], missing: int, about: About) -> Report:
-    """The HTML file's content; `missing` records are not in the journal, `about` is its head."""
+def report(every: Sequence[Findings], missing: Missing, about: About) -> Report:
+    """The HTML file's content; `missing` says how many records are not in the journal, `about` is its head."""
     lead = " ".join(f"{found.scope.exchange}: {words.of_load(found)} {words.of_weights(found)}" for found in every[:3])
     made = Report("Skew", _grade(every, missing), lead or "The journal has no records.", about)
     made.text(words.of_missing(missing))
@@ -42,10 +43,10 @@ def report(every: Sequence[Findings], missing: int, about: About) -> Report:
     return made
 
 
-def _grade(every: Sequence[Findings], missing: int) -> Grade:
+def _grade(every: Sequence[Findings], missing: Missing) -> Grade:
     if any(found.unfixable for found in every):
         return Grade.BAD
-    return Grade.LOOK if missing or any(found.max_over_mean > words.EVEN for found in every) else Grade.GOOD
+    return Grade.LOOK if missing.records or any(found.max_over_mean > words.EVEN for found in every) else Grade.GOOD
 
 
 def _row(found: Findings, key: HotKey) -> Sequence[object]:

@@ -1,5 +1,6 @@
 """What `skew` has found, in sentences."""
 
+from pipeline.gaps import Missing
 from pipeline.skew.findings import UNEVEN, Findings, HotKey
 
 EVEN = 1.1
@@ -52,11 +53,12 @@ def of_weights(found: Findings) -> str:
     return f"No weight can fix {named}{others}."
 
 
-def of_missing(records: int) -> str:
+def of_missing(missing: Missing) -> str:
     """Whether the figures are of all that was journalled."""
-    if not records:
-        return "No record is missing in between."
-    return f"{records:,} records are missing from the journal: all figures are of those that are there."
+    told = "No record is missing in between."
+    if missing.records:
+        told = f"{missing.records:,} records are missing from the journal: all figures are of those that are there."
+    return f"{told} {missing}".strip()
 
 
 def caveats(found: Findings) -> list[str]:

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 
 from pyspark.sql import DataFrame
 
-from pipeline import PipelineError, about, period
+from pipeline import PipelineError, about, gaps, period
 from pipeline.folder import Folder
 from pipeline.journal import read_records, stream_records
 from pipeline.session import spark_session
@@ -76,7 +76,8 @@ def run(options: argparse.Namespace) -> int:
             follow(stream_records(spark, options.journal), tables, options.every, tell_now)
         else:
             records = read_records(spark, options.journal, within)
-            written = tables.write(records, within, overwrite_fewer=options.overwrite_fewer)
+            with gaps.found(options.journal, records, within) as missing:
+                written = tables.write(records, missing, within, overwrite_fewer=options.overwrite_fewer)
             if written is None:
                 raise period.no_record(options.journal, within)
             tell_now(written)
@@ -144,4 +145,4 @@ def tell(
         ]
         more = f" and {len(kept) - _MOST_KEPT} more" if len(kept) > _MOST_KEPT else ""
         print(f"kept, as they have windows of which fewer records were read now: {', '.join(hours)}{more}")
-    print(f"{found.whole.messages:,} records, {found.missing:,} missing: {out}/report.html", flush=True)
+    print(f"{found.whole.messages:,} records, {found.missing.records:,} missing: {out}/report.html", flush=True)

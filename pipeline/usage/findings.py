@@ -9,6 +9,7 @@ from operator import and_
 from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
+from pipeline.gaps import Missing, counted
 from pipeline.usage.windows import merged, sums, told
 
 MOST_ROWS = 50
@@ -50,8 +51,8 @@ class Findings:
     """By window, `messages_scaled` of `line`: the n-th of the destinations, of MOST_LINES; null for all others."""
     gaps: Sequence[Row]
     """The largest first, MOST_ROWS at most."""
-    missing: int
-    """Records that are in no file."""
+    missing: Missing
+    """How many records are in no file."""
 
     @cached_property
     def names(self) -> Sequence[str]:
@@ -88,8 +89,8 @@ def find(usage: DataFrame, gaps: DataFrame) -> Findings:
         .orderBy("window")
         .collect()
     )
-    missing = gaps.agg(F.coalesce(F.sum("missing"), F.lit(0))).collect()[0][0]
-    largest = gaps.orderBy(F.desc("missing"), "proxy", "first").limit(MOST_ROWS)
+    missing = counted(gaps)
+    largest = gaps.where("missing > 0").orderBy(F.desc("missing"), "proxy", "first").limit(MOST_ROWS)
     largest = largest.withColumns({name: F.unix_micros(name) for name in ("since", "until")})
     return Findings(whole, ingresses, destinations, answers, minutes, windows, busy, largest.collect(), missing)
 

@@ -27,13 +27,13 @@ def report(found: Findings, about: About, within: Period = ALWAYS, kept: Sequenc
         f"{len(windows)} windows of {_minutes(found)}. {found.names[0]} took the most: {percent(share)}. "
         + _answers(found)
         + (
-            f"{found.missing:,} records are missing{among}."
-            if found.missing
+            f"{found.missing.records:,} records are missing{among}."
+            if found.missing.records
             else f"No record is missing{among or ' among those read'}."
         )
     )
     bad = [name for name in OUTCOMES if name not in ("confirmed", "passed", "sent") and whole[name]]
-    made = Report("Usage", Grade.LOOK if found.missing or bad else Grade.GOOD, lead, about)
+    made = Report("Usage", Grade.LOOK if found.missing.records or bad else Grade.GOOD, lead, about)
     if whole.sample < 1 or whole.messages != whole.messages_scaled:
         made.text(
             f"The journal is a sample: {whole.messages:,} records. Messages, bytes and outcomes are scaled to "
@@ -74,11 +74,15 @@ def report(found: Findings, about: About, within: Period = ALWAYS, kept: Sequenc
         )
         made.text(
             "A sidecar drops records where they come faster than they can be written, and loses its last file when it "
-            "is killed. What is missing from a proxy's start may have been in files that are no longer there."
+            "is killed."
         )
     else:
-        numbers = "from 1 to its last" if within.since is None else "from its first to its last in that time"
+        numbers = (
+            "from its oldest kept to its last" if within.since is None else "from its first to its last in that time"
+        )
         made.text(f"None in between: each proxy's numbers are there {numbers}. What was after that cannot be seen.")
+    if told := str(found.missing):
+        made.text(told)
     if kept:
         made.heading("Hours kept")
         made.text(

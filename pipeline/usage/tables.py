@@ -62,25 +62,26 @@ class Tables:
         """As of the last run."""
         return self.spark.read.parquet(f"{self.out}/gaps")
 
-    def write(self, records: DataFrame, within: Period = ALWAYS, *, overwrite_fewer: bool = False) -> Written | None:
+    def write(
+        self, records: DataFrame, missing: DataFrame, within: Period = ALWAYS, *, overwrite_fewer: bool = False
+    ) -> Written | None:
         """Write both tables of a journal's records, all of a period of whole hours; return None where it has none.
 
+        `missing` has their gaps (`pipeline.gaps.gaps`).
         The hours that it has are overwritten, others stay; and those stay, unless `overwrite_fewer`, of which a window
         that is written has more records than were read now.
         """
-        rows, sequences = usage(records, self.minutes).persist(), gaps.sequences(records).persist()
+        rows = usage(records, self.minutes).persist()
         try:
-            sequences.count()  # A bad field that only this looks at ends the job before it has written anything.
             span = _span(rows, within)
             if span is None:
                 return None
             kept = [] if overwrite_fewer else self._fuller(rows, span)
             starts = [row.hour for row in kept]
             self._write_usage(rows.where(~F.unix_micros(F.date_trunc("hour", "window")).isin(starts)))
-            self._write_gaps(sequences, from_start=within.since is None)
+            self._write_gaps(missing)
         finally:
             rows.unpersist()
-            sequences.unpersist()
         return Written(span, kept)
 
     def _fuller(self, rows: DataFrame, within: Period) -> list[Row]:
@@ -103,6 +104,8 @@ class Tables:
     def add(self, records: DataFrame, batch: int) -> None:
         """Adds a stream's batch; the same batch again changes nothing.
 
+        Raises PipelineError where a record is in two files, or twice in one: in both batches' rows it would count.
+
         Each batch's own rows are kept under its number, and the hours that it has records of are made of all of those.
         Nothing is held back: a record that comes late changes its hour.
         """
@@ -113,8 +116,10 @@ class Tables:
         if parts is None or sequences is None:  # No batch had a record so far.
             return
         hours = parts.where(F.col("batch") == batch).select(*_HOUR).distinct()
+        if "file" in records.columns:  # What comes from a stream queue may be there twice.
+            gaps.check_once(sequences, self.out)
         self._write_usage(merged(parts.join(F.broadcast(hours), list(_HOUR), "left_semi")))
-        self._write_gaps(gaps.merged(sequences))
+        self._write_gaps(gaps.gaps(sequences))
 
     @property
     def checkpoint(self) -> str:
@@ -145,9 +150,8 @@ class Tables:
     def _write_usage(self, rows: DataFrame) -> None:
         _overwrite(with_hour(told(rows)), f"{self.out}/usage", *_HOUR)
 
-    def _write_gaps(self, sequences: DataFrame, *, from_start: bool = True) -> None:
-        found = gaps.gaps(sequences, from_start=from_start)
-        _overwrite(found.orderBy("proxy", "first").coalesce(1), f"{self.out}/gaps")
+    def _write_gaps(self, missing: DataFrame) -> None:
+        _overwrite(missing.orderBy("proxy", "first").coalesce(1), f"{self.out}/gaps")
 
 
 def _overwrite(rows: DataFrame, path: str, *by: str) -> None:

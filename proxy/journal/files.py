@@ -49,6 +49,8 @@ class FileStore:
         self._deflate = zlib.compressobj(1, wbits=_GZIP)
         self._unfinished = self._final = folder
         self._hour = -1
+        self._from, self._last = 1, 0
+        """The number behind those of the files that are whole, and that of the last record written."""
         self._records = self._bytes = 0
         self._begun_at = 0.0
         try:
@@ -86,11 +88,12 @@ class FileStore:
             self.finish()
         self._want_room()
         if self._file is None:
-            self._begin(hour, first)
+            self._begin(hour)
         assert self._file is not None
         packed = self._deflate.compress(lines)
         self._file.write(packed)
         self._records += records
+        self._last = first + records - 1
         self._bytes += len(packed)
 
     def _want_room(self) -> None:
@@ -124,11 +127,13 @@ class FileStore:
             return True
         return False
 
-    def _begin(self, hour: int, first: int) -> None:
+    def _begin(self, hour: int) -> None:
         day = time.strftime("%Y-%m-%d", time.gmtime(hour * HOUR))
         folder = self._folder / "records" / f"dt={day}" / f"hour={hour % 24:02}"
         _make(folder)
-        name = f"{self._proxy}-{first:012}.jsonl.gz"
+        # Not the first record's number: so what was dropped before it, be it from 1 on, can be told from what was
+        # in an earlier file that has been removed.
+        name = f"{self._proxy}-{self._from:012}.jsonl.gz"
         self._final, self._unfinished = folder / name, folder / f".{name}"
         self._file = _create(self._unfinished)
         self._deflate = zlib.compressobj(1, wbits=_GZIP)
@@ -144,7 +149,7 @@ class FileStore:
             os.fsync(file.fileno())
             size = file.tell()
         self._unfinished.rename(self._final)
-        self._file, self._bytes = None, 0
+        self._file, self._bytes, self._from = None, 0, self._last + 1
         self._others += size
 
     def give_up(self) -> int:

@@ -199,7 +199,7 @@ def test_the_page_of_usage_is_of_the_time_that_was_read(
     assert capsys.readouterr().out.startswith("20 records, 0 missing: ")
     file.with_name(f".{file.name}.crc").unlink()
     file.write_bytes(content)
-    assert "from 1 to its last" in page("--until", "2026-11-21T18")
+    assert "from its oldest kept to its last" in page("--until", "2026-11-21T18")
     assert sum(row.messages for row in spark.read.parquet(str(tmp_path / "out" / "usage")).collect()) == 57
 
 

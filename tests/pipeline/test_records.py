@@ -45,11 +45,11 @@ def test_a_journal_is_read_as_it_was_written(spark: SparkSession, tmp_path: Path
     files = write_journal(tmp_path, published(known, keys, every=120_000_000), [known], per_file=20)
     assert {file.parent.name for file in files} == {"hour=17", "hour=18"}
     read = read_records(spark, str(tmp_path))
-    assert read.columns == [*RECORD.fieldNames(), "dt", "hour"]
+    assert read.columns == [*RECORD.fieldNames(), "file"]
     rows = read.orderBy("seq").collect()
     assert [bytes(row.key) for row in rows] == keys
     assert [row.destination for row in rows] == [known.ring.owner_of(key).name for key in keys]
-    assert {(row.dt, row.hour) for row in rows} == {("2026-11-21", 17), ("2026-11-21", 18)}
+    assert {row.file for row in rows} == {f"file:{file}" for file in files}
     assert read_rings(spark, str(tmp_path)) == {known.fingerprint: known}
 
 

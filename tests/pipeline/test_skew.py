@@ -9,6 +9,7 @@ from pyspark.sql import SparkSession
 
 from pipeline import PipelineError
 from pipeline.__main__ import main
+from pipeline.gaps import Missing
 from pipeline.journal import read_records, read_rings
 from pipeline.rings import KnownRing
 from pipeline.skew import measures, words
@@ -33,7 +34,7 @@ def found_in(
 ) -> list[Findings]:
     write_journal(folder, records, rings or (KNOWN,))
     journal = str(folder)
-    found, _ = find(
+    return find(
         spark,
         read_records(spark, journal),
         read_rings(spark, journal),
@@ -42,7 +43,6 @@ def found_in(
         approximate=approximate,
         exact=exact,
     )
-    return found
 
 
 def test_a_hot_key_is_the_keys_doing_and_no_weight_can_fix_it(spark: SparkSession, tmp_path: Path) -> None:
@@ -151,7 +151,7 @@ def test_an_exchange_whose_keys_are_in_no_counted_slot_is_told(spark: SparkSessi
     assert (mail.keys, mail.messages, mail.hot[0].key) == (0, 20, outside)
     assert not mail.by_slot
     assert words.of_ring(mail) == "0 distinct keys are too few to judge the ring by."
-    report([mail], 0, {}).write(tmp_path / "report.html")
+    report([mail], Missing(0, 0), {}).write(tmp_path / "report.html")
     assert (tmp_path / "report.html").read_text(encoding="utf-8").count("<svg") == 2
 
 
@@ -245,8 +245,10 @@ def test_missing_records_are_told(spark: SparkSession, tmp_path: Path, capsys: p
     late = published(KNOWN, COLD[:9], proxy="b2" * 8, first=4)
     write_journal(tmp_path, records[:5] + records[7:30] + records[31:] + late, [KNOWN])
     assert main(["skew", "--journal", str(tmp_path), "--out", str(tmp_path / "out")]) == 0
-    assert "\n6 records missing: " in capsys.readouterr().out
-    assert "6 records are missing from the journal" in (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    assert "\n3 records missing: " in capsys.readouterr().out
+    page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    assert "3 records are missing from the journal" in page
+    assert "3 more numbers are before the oldest kept record of their sidecar" in page
 
 
 def test_a_missing_ring_is_named(spark: SparkSession, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from pyspark.sql import Row, SparkSession
 
 from pipeline import PipelineError
 from pipeline.__main__ import main
+from pipeline.gaps import gaps, sequences
 from pipeline.journal import read_records, stream_records
 from pipeline.usage.command import follow
 from pipeline.usage.tables import Tables
@@ -101,7 +102,8 @@ def test_an_hour_of_which_less_is_left_is_kept(
     assert '<td>2026-11-21 17:00:00</td><td class="number">72</td><td class="number">33</td>' in page
     # More in all, but not of each window.
     write(journal, 99, 40, START + 37 * 60_000_000)
-    written = Tables(spark, str(out), 5).write(read_records(spark, str(journal)))
+    records = read_records(spark, str(journal))
+    written = Tables(spark, str(out), 5).write(records, gaps(sequences(records)))
     assert written is not None
     assert [tuple(row) for row in written.kept] == [(START, 72, 73)]
     assert run("--overwrite-fewer") == ({17: 73, 18: 5}, f"78 records, 60 missing: {out}/report.html\n")
@@ -131,7 +133,7 @@ def test_a_batch_without_records_adds_nothing(spark: SparkSession, tmp_path: Pat
     assert tables.usage() is None
     tables.add(records, 1)
     tables.add(records.where("false"), 2)
-    whole.write(records)
+    whole.write(records, gaps(sequences(records)))
     assert content(tables) == content(whole)
 
 

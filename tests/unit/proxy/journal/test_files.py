@@ -168,7 +168,19 @@ def test_a_full_folder_takes_no_more_records_until_there_is_room(
     made.ring("00000000000000fe", b"{}")
     made.write(BIG, 1, 4, HOUR)
     assert made.close()
-    assert list(shown(tmp_path)) == [f"dt=1970-01-01/hour=01/{PROXY}-000000000004.jsonl.gz"]
+    # Its name says that 3 was dropped, and was in no file that has been removed.
+    assert list(shown(tmp_path)) == [f"dt=1970-01-01/hour=01/{PROXY}-000000000003.jsonl.gz"]
+
+
+def test_a_file_is_named_after_the_number_behind_those_of_the_last_one(tmp_path: Path) -> None:
+    made = store(tmp_path)
+    made.write(b"a\n", 1, 5, HOUR)  # 1 to 4 were dropped
+    assert made.give_up() == 1
+    made.write(b"b\n", 2, 8, HOUR)
+    made.finish()
+    made.write(b"c\n", 3, 12, HOUR)
+    made.finish()
+    assert sorted(shown(tmp_path)) == [f"dt=1970-01-01/hour=01/{PROXY}-{n:012}.jsonl.gz" for n in (1, 10)]
 
 
 def test_files_of_earlier_starts_count_and_those_of_others_do_not(
