@@ -27,6 +27,8 @@ class Part:
     failed_attempts: int
     """Of the same task before it; each published some of its rows, or none, or all."""
     seconds: float
+    again: int
+    """Rows that this attempt sent again, each time counted: after a lost connection or answer, or a refusal."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,8 @@ class Write:
     """Of tasks, in the try that was committed."""
     failed_tries: int
     """Of the whole: it failed, the driver was killed, or it was committed before and published again."""
+    again: int
+    """Rows that tasks sent again without failing, in the try that was committed."""
     duplicates: int
     """Messages beyond one for each row that may be in the queues, at most."""
 
@@ -96,6 +100,7 @@ class CommitLog:
             "rows": rows,
             "failed_attempts": sum(part.failed_attempts for part in parts),
             "rows_of_failed_attempts": 0 if dry_run else again,
+            "rows_sent_again": sum(part.again for part in parts),
             "seconds": round(max((part.seconds for part in parts), default=0.0), 3),
         }
         self._add({"event": "committed", **told})
@@ -155,8 +160,8 @@ def _read(path: Path) -> tuple[list[Write], int]:
 
 def _write(told: Mapping[str, Any], tries: Sequence[int], before: Write | None) -> Write:
     rows = {str(queue): int(count) for queue, count in told["rows"].items()}
-    total, failed_tries = sum(rows.values()), max(0, len(tries) - 1)
-    duplicates = int(told["rows_of_failed_attempts"]) + total * sum(tries[:-1])
+    total, failed_tries, again = sum(rows.values()), max(0, len(tries) - 1), int(told["rows_sent_again"])
+    duplicates = int(told["rows_of_failed_attempts"]) + again + total * sum(tries[:-1])
     if before is not None:
         failed_tries += before.failed_tries + 1
         duplicates += before.duplicates + before.total
@@ -168,6 +173,7 @@ def _write(told: Mapping[str, Any], tries: Sequence[int], before: Write | None) 
         seconds=float(told["seconds"]),
         failed_attempts=int(told["failed_attempts"]),
         failed_tries=failed_tries,
+        again=again,
         duplicates=duplicates,
     )
 

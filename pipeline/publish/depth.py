@@ -1,7 +1,8 @@
 """Queues as the broker itself tells of them now, by passive declaration: whether they exist, and how deep they are."""
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
+from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
@@ -17,7 +18,10 @@ from proxy.credentials import of_url
 
 
 class Depths:
-    """A connection that looks at queues. Use as an async context manager; it raises PipelineError from the start."""
+    """A connection that looks at queues, made when it is first needed and again after it was lost.
+
+    It is an async context manager, which closes the connection.
+    """
 
     def __init__(self, settings: Settings) -> None:
         """As the user of broker_url, in its virtual host."""
@@ -25,7 +29,13 @@ class Depths:
         self._connection: AbstractConnection | None = None
 
     async def __aenter__(self) -> Self:
-        """Logs in at the first node that takes it."""
+        """Do nothing: `of` connects."""
+        return self
+
+    async def _connected(self) -> AbstractConnection:
+        """Return the connection, after a login at the first node that takes it if there is none."""
+        if self._connection is not None:
+            return self._connection
         faults = []
         for address in self._settings.brokers:
             try:
@@ -33,7 +43,7 @@ class Depths:
             except (TimeoutError, OSError, aio_pika.exceptions.AMQPError) as error:
                 faults.append(f"{address}: {' '.join(str(error).split()) or type(error).__name__}")
             else:
-                return self
+                return self._connection
         raise PipelineError(f"no connection to the broker: {'; '.join(faults)}")
 
     async def _connect(self, host: str, port: int) -> AbstractConnection:
@@ -55,30 +65,35 @@ class Depths:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Closes it."""
-        if self._connection is not None:
-            await self._connection.close()
+        """Close the connection."""
+        await self._drop()
+
+    async def _drop(self) -> None:
+        """Close the connection if there is one; the next look needs another."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with suppress(TimeoutError, OSError, RuntimeError, aio_pika.exceptions.AMQPError):
+                async with asyncio.timeout(self._settings.lookup_timeout):
+                    await connection.close()
 
     async def of(self, queues: Iterable[str]) -> dict[str, int]:
-        """Ready messages of each queue. Raises PipelineError for one that is not there, or a broker that is not."""
-        assert self._connection is not None
+        """Return the ready messages of each queue.
+
+        Raises PipelineError for one that is not there, or a broker that is not; asked again, it connects again.
+        """
+        connection = await self._connected()
         found = {}
         queue = ""
         try:
-            async with asyncio.timeout(self._settings.confirm_timeout), self._connection.channel() as channel:
+            async with asyncio.timeout(self._settings.confirm_timeout), connection.channel() as channel:
                 for queue in queues:
                     found[queue] = await _declared(channel, queue)
         except aio_pika.exceptions.ChannelNotFoundEntity:
             raise PipelineError(f"queue {queue!r} is missing in {self._settings.default_vhost!r}") from None
         except (TimeoutError, OSError, RuntimeError, aio_pika.exceptions.AMQPError) as error:
+            await self._drop()
             raise PipelineError(f"queue {queue!r} cannot be looked at: {error or 'no answer in time'}") from None
         return found
-
-    @staticmethod
-    def too_deep(depths: Mapping[str, int], most: int) -> str:
-        """Which queues have more than so many, in words; empty for none."""
-        deep = [f"queue {queue!r} has {depth:,} ready messages" for queue, depth in depths.items() if depth > most]
-        return f"{'; '.join(deep)}; max_depth is {most:,}" if deep else ""
 
 
 class _Declare(Queue.Declare):

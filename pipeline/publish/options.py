@@ -17,7 +17,7 @@ CONNECTION = {
     "ca_file": "CA certificates (PEM) of the broker and the management API; on every machine that publishes",
     "client_cert_file": "certificate chain (PEM) to show to them; on every machine that publishes",
     "lookup_timeout": "seconds that a try to connect to the broker may take",
-    "confirm_timeout": "seconds that a row waits for the broker's confirm, and a task for a broker to take rows",
+    "confirm_timeout": "seconds that a row waits for the broker's confirm before it is sent again",
     "on_dead_letter": "queues that would dead-letter under another key: pass or refuse (nothing is sent), or rewrite",
 }
 """The sidecar's settings that count here too, by their names, and what they mean here."""
@@ -47,13 +47,15 @@ class Options:
     """Of the connections, the passwords in them; its other settings say nothing here."""
     exchange: str
     window: int
-    """Rows of one task that wait for their confirms, at most."""
+    """Rows of one task that wait for their confirms and are kept until then, at most; so many may come twice a loss."""
+    retry_timeout: float
+    """Seconds for which a task tries without a single confirm, before it fails."""
     connections: int
     """Tasks, each with a connection, of one write, at most; 0 for as many as there are partitions."""
     rate: float
     """Messages a second in all; 0 for as fast as it goes."""
     max_depth: int
-    """Ready messages of a queue, more of which stop the job; 0 for any number."""
+    """Ready messages of a queue from which on a task waits for its consumers; 0 for any number."""
     dry_run: bool
     ids: tuple[str, ...]
     """Columns that are not published, and tell apart rows which are equal otherwise."""
@@ -68,10 +70,13 @@ class Options:
 
 OWN = {
     "exchange": "hash exchange whose ring chooses the queues",
-    "window": "rows of one task that wait for their confirms, at most (default 5000)",
+    "window": "rows of one task that wait for their confirms, at most: so many are kept in memory, and may come twice"
+    " for each connection that is lost (default 5000)",
+    "retry_timeout": "seconds for which a task tries to connect and to send rows again without one confirm, before it"
+    " fails (default 300)",
     "connections": "tasks that publish at once, each with a connection, at most",
     "rate": "messages a second in all, divided among the connections",
-    "max_depth": "stop where a queue has more ready messages than this",
+    "max_depth": "wait while a queue has this many ready messages, for as long as it takes its consumers",
     "dry_run": "true: say what would go where, and publish nothing",
     "id_columns": "columns, with commas between, that are not published, and tell apart rows equal otherwise",
     "ring": "JSON of the ring to publish by, instead of the one that the bindings make now; no look at dead-lettering",
@@ -105,13 +110,14 @@ def parse(given: Mapping[str, str]) -> Options:
     window, connections = _whole(told, "window", 5000), _whole(told, "connections", 0)
     if not window:
         raise PipelineError("option 'window': 0 rows would publish nothing")
-    rate = _number(told, "rate")
+    rate = _number(told, "rate", 0)
     if rate and not connections:
         raise PipelineError("option 'rate' needs 'connections': it is divided among them")
     return Options(
         settings=settings,
         exchange=told["exchange"],
         window=window,
+        retry_timeout=_number(told, "retry_timeout", 300),
         connections=connections,
         rate=rate,
         max_depth=_whole(told, "max_depth", 0),
@@ -135,9 +141,9 @@ def _whole(told: Mapping[str, str], name: str, default: int) -> int:
         raise PipelineError(f"option {name!r}: {error}") from None
 
 
-def _number(told: Mapping[str, str], name: str) -> float:
+def _number(told: Mapping[str, str], name: str, default: float) -> float:
     try:
-        return parse_number(told.get(name, "0"))
+        return parse_number(told[name]) if name in told else default
     except ConfigError as error:
         raise PipelineError(f"option {name!r}: {error}") from None
 

@@ -47,7 +47,17 @@ def write_report(
     if writes:
         report.heading("Batches")
         report.table(
-            ["batch", "ring", "rows", "time", "rows/s", "failed tasks", "failed tries", "duplicates at most"],
+            [
+                "batch",
+                "ring",
+                "rows",
+                "time",
+                "rows/s",
+                "sent again",
+                "failed tasks",
+                "failed tries",
+                "duplicates at most",
+            ],
             [
                 (
                     write.batch or "-",
@@ -55,6 +65,7 @@ def write_report(
                     count(write.total),
                     duration(1e6 * write.seconds),
                     estimate(write.total / write.seconds) if write.seconds else None,
+                    count(write.again),
                     write.failed_attempts,
                     write.failed_tries,
                     write.duplicates,

@@ -1,9 +1,11 @@
-"""One task's connection: a queue's rows go out in order while the window has room; each one's fate is counted."""
+"""One task's connection: a queue's rows go out in order while the window has room, and again where they were lost."""
 
 import asyncio
+import logging
 import time
-from collections import Counter
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator
+from dataclasses import dataclass
 
 from pipeline import PipelineError
 from pipeline.live import tls_of
@@ -11,162 +13,242 @@ from pipeline.publish.depth import Depths
 from pipeline.publish.messages import Message
 from pipeline.publish.options import Options
 from pipeline.publish.pace import Pace
-from pipeline.publish.routes import Routes, in_words
+from pipeline.publish.patience import Patience
+from pipeline.publish.routes import Routes
+from pipeline.publish.window import Row, Window
 from proxy.amqp.brokers import Brokers
-from proxy.amqp.confirm_channel import Verdict
 from proxy.amqp.link import Link
 from proxy.config import Settings
 from proxy.credentials import of_url
-from proxy.outcome import Outcome
 from proxy.tally import Tally
+
+log = logging.getLogger(__name__)
 
 CHUNK = 250
 """Messages put together in one turn of the event loop: they go out in one write."""
 
 CHUNK_BYTES = 1 << 18
 
-LOOK = 1.0
-"""Seconds between looks at how deep the queues are."""
+_NOT_CLEAR = 0.1
+"""Seconds between looks at a broker that refuses a user whom it took before."""
 
-_WORDS = {
-    Outcome.UNROUTABLE: "returned, since there was no queue to take them",
-    Outcome.NACKED: "refused by the broker (basic.nack)",
-    Outcome.INVALID: "refused by the broker",
-    Outcome.UNKNOWN: "without an answer",
-}
+
+@dataclass(frozen=True)
+class Sent:
+    """What one task has published."""
+
+    rows: dict[str, int]
+    """Rows confirmed, by queue."""
+    again: int
+    """Rows that were sent again, each time counted: so many messages more than rows may be in the queues, at most."""
 
 
 class Sender:
-    """Publishes by a link that somebody runs, and is told of each publish's fate."""
+    """Publishes by a link that somebody runs, until each row is confirmed or patience ends.
 
-    def __init__(self, link: Link, routes: Routes, window: int, timeout: float, pace: Pace | None) -> None:
-        """`timeout`: seconds for which the broker may take nothing at all."""
-        self._link, self._routes, self._window, self._timeout, self._pace = link, routes, window, timeout, pace
-        self.confirmed = [0] * len(routes.queues)
-        """Rows by queue, as `routes.queues` has them."""
-        self._failed: dict[Outcome, Counter[str]] = {}
-        self._why = ""
+    What is lost with a connection, refused or not answered in time is sent again, on the link's next connection where
+    the present one is gone: once all that is in flight is settled, and before any row behind it. So a queue's rows
+    stand in it in their order, save that some come again.
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        routes: Routes,
+        window: int,
+        patience: Patience,
+        pace: Pace | None = None,
+        depths: "Allowance | None" = None,
+    ) -> None:
+        """`window`: rows without a confirm, at most. Without a `pace` or `depths` there is no such limit."""
+        self._link, self._routes, self._patience, self._pace, self._depths = link, routes, patience, pace, depths
+        self.window = Window(routes.queues, window, self._news)
+        self._again: deque[Message] = deque()
+        """Rows that go out before any other: they were lost, or it was not their turn yet."""
+        self.resent = 0
+        """Rows that were taken back to be sent again, each time counted."""
         self._stop = ""
-        self._left_out = False
-        tally = Tally()
-        self._told = tuple((self, index, tally) for index in range(len(routes.queues)))
-        self._unsettled = 0
-        self._resume_at = -1
+        self._full = -1
+        """The index of the queue that may not be sent the next row as deep as it is; below 0 for none."""
+        self._tally = Tally()
+        self._awaited: Callable[[], bool] | None = None
         self._room: asyncio.Future[None] | None = None
 
-    # What the link's client tells.
-
-    def settled(self, index: int, verdict: Verdict) -> None:
-        """Counts one row's fate; `index` is of its queue."""
-        self._unsettled -= 1
-        if verdict.outcome is Outcome.CONFIRMED:
-            self.confirmed[index] += 1
-        else:
-            self._failed.setdefault(verdict.outcome, Counter())[self._routes.queues[index]] += 1
-            self._why = self._why or verdict.detail
-        if self._room is not None and (self._unsettled <= self._resume_at or self._failed):
-            self._wake()
-
-    def _wake(self) -> None:
-        if self._room is not None and not self._room.done():
+    def _news(self) -> None:
+        """Wake who waits for something that has come to pass."""
+        if self._awaited is not None and self._awaited() and self._room is not None and not self._room.done():
             self._room.set_result(None)
 
-    def stop(self, why: str) -> None:
-        """No more rows go out; those in flight are still waited for."""
-        self._stop = self._stop or why
-        self._wake()
+    async def _until(self, awaited: Callable[[], bool]) -> None:
+        """Return once that holds; it is asked whenever a row was settled. The link gives up what takes too long."""
+        if not awaited():
+            self._awaited, self._room = awaited, asyncio.get_running_loop().create_future()
+            try:
+                await self._room
+            finally:
+                self._awaited = None
 
     @property
     def over(self) -> bool:
-        """Whether to publish no more."""
-        return bool(self._failed or self._stop)
-
-    @property
-    def failed(self) -> bool:
-        """Whether a row was refused or left out: no matter what comes, the task fails."""
-        return bool(self._failed) or self._left_out
-
-    # What goes out.
+        """Whether to publish no more: the task fails."""
+        return bool(self._stop)
 
     async def send(self, messages: Iterable[Message]) -> None:
-        """Publishes messages in order; returns at their end, or once it is `over`: the rest is not sent then."""
+        """Publish messages in order; return once all were sent, confirmed or not, or it is `over`."""
         turn = iter(messages)
+        if not (self._again or self.window.held):
+            self._patience.rest()  # Upstream may have taken its time.
         while not self.over:
             await self._until_clear()
-            count = min(CHUNK, self._window - self._unsettled, self._pace.burst if self._pace else CHUNK)
-            sent, whole = (0, False) if self.over else self._publish(turn, count)
+            sent, whole = (0, False) if self.over else self._publish(turn)
             self._link.wake()
             # The link writes at the end of this turn of the loop.
             await asyncio.sleep(self._pace.take(sent, time.monotonic()) if self._pace and sent else 0)
             if whole:
                 return
-        self._left_out = self._left_out or next(turn, None) is not None
 
-    def _publish(self, turn: Iterator[Message], count: int) -> tuple[int, bool]:
-        """Queues up to so many messages; how many, and whether there are no more."""
-        routes, told = self._routes, self._told
+    def _publish(self, turn: Iterator[Message]) -> tuple[int, bool]:
+        """Hand the link's client as many messages as go out at once; return how many, and whether there are no more."""
+        routes, window, again, depths, tally = self._routes, self.window, self._again, self._depths, self._tally
         index_of, methods, stamp = routes.index_of, routes.methods, routes.stamp
         client = self._link.client
         assert client is not None  # or the link were not clear
+        count = min(CHUNK, window.room, self._pace.burst if self._pace else CHUNK)
         room, sent = CHUNK_BYTES, 0
         while sent < count and room > 0:
-            message = next(turn, None)
+            message = again.popleft() if again else next(turn, None)
             if message is None:
                 return sent, True
             key, hashed, body, header = message
             index = index_of(hashed)
+            if depths is not None and window.sent(index) >= depths.most[index]:
+                again.appendleft(message)
+                self._full = index
+                break
+            row = Row(window, message)
             try:
-                client.publish(b"", methods[index], header, stamp, key, body, told[index])
+                client.publish(b"", methods[index], header, stamp, key, body, (row, index, tally))
             except ValueError as error:
-                self.stop(f"queue {routes.queues[index]!r}, key {key[:60]!r}: {error}")
-                self._left_out = True
-                return sent, False
-            self._unsettled += 1
+                self._stop = f"queue {routes.queues[index]!r}, key {key[:60]!r}: {error}"
+                break
+            window.add(index, row)
             sent += 1
             room -= len(body)
         return sent, False
 
     async def _until_clear(self) -> None:
-        """Returns once a row may be sent, or none may any more."""
+        """Return once a row may be sent, or none may any more."""
+        window = self.window
         while not self.over:
-            if not self._link.clear:
+            if window.lost:
+                await self._recover()
+            elif not self._link.clear:
                 await self._reachable()
-            elif self._unsettled >= self._window:
-                await self._settled_down_to(self._window * 3 // 4)
+            elif window.room <= 0:
+                await self._until(lambda: window.roomy or window.lost)
+            elif self._full >= 0:
+                await self._drained()
             else:
                 return
 
+    async def _recover(self) -> None:
+        """Take back what has to be sent again, once nothing is in flight, and pause."""
+        window = self.window
+        await self._until(lambda: not window.unsettled)
+        faults, hopeless = window.faults, window.hopeless
+        taken = window.take_back()
+        self._again.extendleft(reversed(taken))
+        self.resent += len(taken)
+        if hopeless:
+            self._stop = faults
+        elif self._left() <= 0:
+            self._give_up(faults)
+        else:
+            await asyncio.sleep(self._patience.pause())
+
+    def _left(self) -> float:
+        return self._patience.left(self.window.total, time.monotonic())
+
+    def _give_up(self, why: str) -> None:
+        self._stop = f"{why}; no row was confirmed for {self._patience.limit:g} s (retry_timeout)"
+
     async def _reachable(self) -> None:
+        """Return once a row may be sent, or the broker has been waited for long enough."""
         link = self._link
         try:
-            async with asyncio.timeout(self._timeout):
-                await link.settled()
+            async with asyncio.timeout(self._left()):
+                while not link.clear:
+                    await link.settled()
+                    if link.login_refused and not link.connects:
+                        self._stop = link.why
+                        return
+                    if not link.clear:
+                        await asyncio.sleep(_NOT_CLEAR)
         except TimeoutError:
-            self.stop(link.why)
-        else:
-            if not link.clear:
-                self.stop(link.why)
+            self._give_up(link.why)
 
-    async def _settled_down_to(self, count: int) -> None:
-        """Returns once no more rows are unsettled, or a failure is known. The link gives up what takes too long."""
-        self._resume_at, self._room = count, asyncio.get_running_loop().create_future()
-        await self._room
-        self._room = None
+    async def _drained(self) -> None:
+        """Look at the queue that is full, and pause if it still is; the limit of time is for looks that fail only."""
+        index, self._full = self._full, -1
+        assert self._depths is not None
+        try:
+            pause = await self._depths.look(index, self.window)
+        except PipelineError as error:
+            pause = self._patience.pause()
+            if self._left() <= 0:
+                self._give_up(str(error))
+                return
+        else:
+            self._patience.rest()
+        await asyncio.sleep(pause)
 
     async def finish(self) -> None:
-        """Waits for the confirms. Raises PipelineError for rows that failed or were never sent."""
-        while self._unsettled:
-            self._resume_at, self._room = 0, asyncio.get_running_loop().create_future()
-            await self._room
-        if not self.failed:
-            return
-        told = [in_words(queues, _WORDS.get(outcome, outcome.value)) for outcome, queues in self._failed.items()]
-        told += [text for text in (self._stop, self._why) if text]
-        raise PipelineError(f"{'; '.join(told)}; {sum(self.confirmed):,} rows of this task were confirmed before")
+        """Wait until all is confirmed. Raises PipelineError where it is `over` before."""
+        window = self.window
+        while (self._again or window.held) and not self.over:
+            if self._again or window.lost:
+                await self.send(())
+            else:
+                await self._until(lambda: not window.held or window.lost)
+        if self.over:
+            # What is confirmed until then is told.
+            await self._until(lambda: not window.unsettled)
+            raise PipelineError(f"{self._stop}; {window.total:,} rows of this task were confirmed before")
+
+
+class Allowance:
+    """How many rows each queue may be sent before it is looked at again, so that it gets no deeper than a limit."""
+
+    _SHORTEST, _LONGEST = 0.02, 1.0
+    """Seconds between looks at a queue that is full."""
+
+    def __init__(self, depths: Depths, queues: tuple[str, ...], max_depth: int) -> None:
+        """No queue was looked at yet, so none may be sent a row."""
+        self._depths, self._queues, self._max_depth = depths, queues, max_depth
+        self.most = [0] * len(queues)
+        """How many rows a task may have sent to each queue in all."""
+        self._pause = self._SHORTEST
+
+    async def look(self, index: int, window: Window) -> float:
+        """Find how many rows that queue may be sent; return the seconds to pause, 0 where it may be sent some now.
+
+        Raises PipelineError where it cannot be looked at. A row that is not confirmed yet may be in the queue or not:
+        it counts as coming on top.
+        """
+        queue, confirmed = self._queues[index], window.confirmed[index]
+        depth = (await self._depths.of((queue,)))[queue]
+        self.most[index] = confirmed + self._max_depth - depth
+        if window.sent(index) < self.most[index]:
+            self._pause = self._SHORTEST
+            return 0.0
+        if depth >= self._max_depth and self._pause == self._SHORTEST:
+            log.warning("waiting: queue %r has %d ready messages, max_depth is %d", queue, depth, self._max_depth)
+        pause, self._pause = self._pause, min(2 * self._pause, self._LONGEST)
+        return pause
 
 
 def connected(settings: Settings, done: Callable[[], bool]) -> tuple[Link, Awaitable[None]]:
-    """A link to the broker, and what runs it: until it was connected once and lost, or it is `done`."""
+    """A link to the broker, and what runs it: it connects again after each loss, until it is `done`."""
     brokers = Brokers(settings.brokers, tls_of(settings.broker_url, settings), settings.lookup_timeout)
     link = Link(
         brokers.dial,
@@ -175,55 +257,33 @@ def connected(settings: Settings, done: Callable[[], bool]) -> tuple[Link, Await
         open_timeout=settings.lookup_timeout,
         confirm_timeout=settings.confirm_timeout,
     )
-    return link, link.run(lambda up: not done() and (up or not link.connects))
+    return link, link.run(lambda up: not done())
 
 
-async def publish(batches: Iterator[Iterable[Message]], options: Options, routes: Routes) -> dict[str, int]:
-    """Publishes one task's rows, batch by batch; rows confirmed by queue.
+async def publish(batches: Iterator[Iterable[Message]], options: Options, routes: Routes) -> Sent:
+    """Publish one task's rows, batch by batch, until each is confirmed.
 
-    Raises PipelineError that says which queue and how many where one was not confirmed: then the task has to be
-    published again as a whole.
+    Raises PipelineError where one cannot be, or was not within `retry_timeout`: then the task has to be published again
+    as a whole.
     """
     settings, loop = options.settings, asyncio.get_running_loop()
     over = False
     link, running = connected(settings, lambda: over)
     rate = options.rate / options.connections if options.rate else 0
     pace = Pace(rate, time.monotonic()) if rate else None
-    sender = Sender(link, routes, options.window, settings.confirm_timeout, pace)
-    tasks = [asyncio.ensure_future(running)]
-    if options.max_depth:
-        looked = asyncio.Event()
-        tasks.append(asyncio.ensure_future(_watch(sender, options, routes, looked)))
-    try:
-        if options.max_depth:
-            await looked.wait()
-        # In a thread: upstream may take its time, and the broker wants heartbeats meanwhile.
-        while not sender.failed and (batch := await loop.run_in_executor(None, next, batches, None)) is not None:
-            await sender.send(batch)
-        await sender.finish()
-    finally:
-        over = True
-        await link.aclose()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-    return {queue: count for queue, count in zip(routes.queues, sender.confirmed, strict=True) if count}
-
-
-async def _watch(sender: Sender, options: Options, routes: Routes, looked: asyncio.Event) -> None:
-    """Stops the sender once a queue that it has sent to is too deep, or nobody can tell.
-
-    First it looks at all of the ring's, which an attempt before this one may have filled, and sets `looked`.
-    """
-    queues = list(routes.queues)
-    try:
-        async with Depths(options.settings) as depths:
-            while not (why := depths.too_deep(await depths.of(queues), options.max_depth)):
-                looked.set()
-                await asyncio.sleep(LOOK)
-                queues = [queue for queue, count in zip(routes.queues, sender.confirmed, strict=True) if count]
-            sender.stop(why)
-    except PipelineError as error:
-        sender.stop(str(error))
-    finally:
-        looked.set()
+    connecting = asyncio.ensure_future(running)
+    async with Depths(settings) as depths:
+        allowance = Allowance(depths, routes.queues, options.max_depth) if options.max_depth else None
+        sender = Sender(link, routes, options.window, Patience(options.retry_timeout), pace, allowance)
+        try:
+            # In a thread: upstream may take its time, and the broker wants heartbeats meanwhile.
+            while not sender.over and (batch := await loop.run_in_executor(None, next, batches, None)) is not None:
+                await sender.send(batch)
+            await sender.finish()
+        finally:
+            over = True
+            await link.aclose()
+            connecting.cancel()
+            await asyncio.gather(connecting, return_exceptions=True)
+    rows = {queue: count for queue, count in zip(routes.queues, sender.window.confirmed, strict=True) if count}
+    return Sent(rows, sender.resent)

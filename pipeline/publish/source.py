@@ -28,7 +28,7 @@ from pipeline.publish.messages import Message, Reader, check_columns
 from pipeline.publish.options import Log, Options, parse
 from pipeline.publish.pinned import pinned
 from pipeline.publish.routes import Routes
-from pipeline.publish.sending import publish
+from pipeline.publish.sending import Sent, publish
 
 QUERY = "sql.streaming.queryId"
 """The local property that has the id which Spark keeps in a stream's checkpoint."""
@@ -78,7 +78,7 @@ class Task:
     routes: Routes
 
     def run(self, batches: Iterator[pa.RecordBatch]) -> Published:
-        """Publishes one task's rows. Raises PipelineError where one of them was not confirmed."""
+        """Publishes one task's rows. Raises PipelineError where one of them was not confirmed in time."""
         options, context = self.options, TaskContext.get()
         assert context is not None
         partition, begun = context.partitionId(), time.monotonic()
@@ -92,12 +92,13 @@ class Task:
         reader = Reader(self.routes.hashed, options.ids, f"{run}/{batch}")
         messages = map(reader.messages, batches)
         if options.dry_run:
-            rows = dict(_counted(messages, self.routes))
+            sent = Sent(dict(_counted(messages, self.routes)), 0)
         else:
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-                rows = runner.run(publish(messages, options, self.routes))
+                sent = runner.run(publish(messages, options, self.routes))
         seconds = time.monotonic() - begun
-        return Published(rows, context.attemptNumber(), seconds, self.routes.fingerprint, options.dry_run)
+        attempts = context.attemptNumber()
+        return Published(sent.rows, attempts, seconds, sent.again, self.routes.fingerprint, options.dry_run)
 
 
 class Writer(DataSourceArrowWriter):

@@ -6,7 +6,6 @@ import io
 import json
 from itertools import pairwise
 from pathlib import Path
-from typing import Self
 
 import pyarrow as pa
 import pytest
@@ -16,19 +15,21 @@ from pipeline import PipelineError
 from pipeline.live import tls_of
 from pipeline.publish.command import files_per_batch
 from pipeline.publish.commits import CommitLog, Part, _cut_torn_line, read_commits, unfinished
-from pipeline.publish.depth import Depths
 from pipeline.publish.messages import Message, Reader, check_columns
 from pipeline.publish.options import parse
 from pipeline.publish.order import lanes_of
 from pipeline.publish.pace import Pace
 from pipeline.publish.pinned import pinned_again
 from pipeline.publish.routes import Routes, hashed_value
-from pipeline.publish.sending import Sender, _watch
+from pipeline.publish.patience import Patience
+from pipeline.publish.sending import Sender
+from pipeline.publish.window import Row, Window
 from pipeline.rings import KnownRing
 from proxy.amqp import table
 from proxy.amqp.client import Client
-from proxy.amqp.confirm_channel import CONFIRMED, NACKED
+from proxy.amqp.confirm_channel import CONFIRMED, NACKED, UNROUTABLE, Verdict
 from proxy.amqp.content import headers_at, table_at
+from proxy.outcome import Outcome
 from proxy.values import ConfigError
 from ring.destination import Destination
 from ring.hashed import HashedValue
@@ -51,6 +52,7 @@ URLS = {"broker_url": "amqp://h/", "management_url": "http://h"}
         ({"exchange": "e", "windw": "1"}, "option 'windw' is unknown; there are "),
         ({"exchange": "e", "window": "0"}, "option 'window': 0 rows would publish nothing"),
         ({"exchange": "e", "window": "many"}, "option 'window': 'many' is not a whole number from 0 up"),
+        ({"exchange": "e", "retry_timeout": "soon"}, "option 'retry_timeout': 'soon' is not a number"),
         ({"exchange": "e", "rate": "-1"}, "option 'rate': '-1' is outside 0 to 1e9"),
         ({"exchange": "e", "rate": "100"}, "option 'rate' needs 'connections'"),
         ({"exchange": "e", "dry_run": "yes"}, "option 'dry_run': 'yes' is not true or false"),
@@ -199,6 +201,65 @@ def test_what_the_exchange_hashes(hashed: str, columns: dict[str, pa.Array], val
     assert (message.key, message.hashed) == (b"k", value)
 
 
+# The window.
+
+
+def settle(rows: list[Row], *fates: Verdict | None) -> None:
+    """Tell each of so many rows its fate, where there is one."""
+    for row, fate in zip(rows, fates, strict=True):
+        if fate is not None:
+            row.settled(0, fate)
+
+
+def filled(size: int, *keys: str) -> tuple[Window, list[Row]]:
+    """A window with rows of one queue, a key each, that were sent."""
+    window = Window(("q0",), size, lambda: None)
+    rows = [Row(window, message) for message in read(batch(key=pa.array(keys)))]
+    for row in rows:
+        window.add(0, row)
+    return window, rows
+
+
+def test_rows_are_kept_from_the_first_without_a_confirm_on() -> None:
+    window, rows = filled(10, *"abcd")
+    settle(rows, None, CONFIRMED, CONFIRMED, None)
+    assert (window.confirmed, window.held, window.unsettled, window.room) == ([0], 4, 2, 6)
+    settle(rows[:1], CONFIRMED)
+    assert (window.confirmed, window.held, window.unsettled, window.lost) == ([3], 1, 1, False)
+
+
+@pytest.mark.parametrize("fate", [NACKED, UNROUTABLE, Verdict(Outcome.UNKNOWN, "the connection was lost")])
+def test_what_is_lost_is_sent_again_with_all_that_is_behind_it_of_its_key(fate: Verdict) -> None:
+    window, rows = filled(10, *"abaab")
+    settle(rows, CONFIRMED, CONFIRMED, fate, CONFIRMED, CONFIRMED)
+    assert window.lost
+    assert window.faults.startswith("queue 'q0': 1 row ")
+    assert window.take_back() == [rows[2].message, rows[3].message]
+    assert (window.confirmed, window.total, window.held, window.unsettled) == ([3], 3, 0, 0)
+    assert (window.lost, window.faults) == (False, "")
+
+
+def test_after_a_loss_the_window_opens_by_a_row_for_each_confirm() -> None:
+    window, rows = filled(3, *"abc")
+    settle(rows, NACKED, CONFIRMED, CONFIRMED)
+    rooms = [window.room for _ in window.take_back()]
+    for row in (Row(window, rows[0].message) for _ in range(4)):
+        window.add(0, row)
+        settle([row], CONFIRMED)
+        rooms.append(window.room)
+    assert rooms == [1, 2, 3, 3, 3]
+
+
+def test_patience_is_from_the_first_trouble_on_and_anew_with_each_progress() -> None:
+    patience = Patience(10.0)
+    assert [patience.left(5, now) for now in (100.0, 104.0, 111.0)] == [10.0, 6.0, -1.0]
+    assert [patience.left(6, now) for now in (111.0, 112.0)] == [10.0, 9.0]
+    patience.rest()
+    assert patience.left(6, 500.0) == 10.0
+    for _ in range(20):
+        assert 0 <= patience.pause() <= 5.0
+
+
 # Sending, the broker played by hand.
 
 
@@ -212,12 +273,10 @@ class FakeLink:
     def wake(self) -> None:
         self.client.pack()
 
-    async def settled(self) -> None: ...
 
-
-def sender(window: int, pace: Pace | None = None) -> tuple[Sender, FakeLink]:
+def sender(window: int) -> tuple[Sender, FakeLink]:
     link = FakeLink()
-    return Sender(link, Routes.of("orders", ring_of({"q0": 1})), window, 1.0, pace), link  # type: ignore[arg-type]
+    return Sender(link, Routes.of("orders", ring_of({"q0": 1})), window, Patience(1.0)), link  # type: ignore[arg-type]
 
 
 def messages(count: int) -> list[Message]:
@@ -243,10 +302,15 @@ async def test_no_more_rows_are_taken_than_the_window_has_room_for() -> None:
     await turns()
     assert (taken, link.client.in_flight) == (10, 10)
     (channel,) = link.client.channels.values()
-    link.client.in_flight -= channel.settle(9, True, CONFIRMED)
+    # The first has no answer: those behind it are kept, and nothing more is taken.
+    for number in range(2, 11):
+        link.client.in_flight -= channel.settle(number, False, CONFIRMED)
     await turns()
-    assert taken == 19
-    link.client.in_flight -= channel.settle(19, True, CONFIRMED)
+    assert taken == 10
+    link.client.in_flight -= channel.settle(1, False, CONFIRMED)
+    await turns()
+    assert taken == 20
+    link.client.in_flight -= channel.settle(20, True, CONFIRMED)
     await task
     assert taken == 25
     done = asyncio.create_task(sending.finish())
@@ -254,79 +318,7 @@ async def test_no_more_rows_are_taken_than_the_window_has_room_for() -> None:
     assert not done.done()
     channel.settle(25, True, CONFIRMED)
     await done
-    assert sending.confirmed == [25]
-
-
-async def test_one_failure_ends_it_and_says_which_queue_and_how_many() -> None:
-    sending, link = sender(window=10)
-    task = asyncio.create_task(sending.send(messages(100)))
-    await turns()
-    (channel,) = link.client.channels.values()
-    channel.returned |= {3, 4}
-    channel.settle(5, True, CONFIRMED)
-    channel.settle(6, False, NACKED)
-    await task
-    assert channel.number < 30
-    channel.settle(channel.number, True, CONFIRMED)
-    with pytest.raises(PipelineError) as raised:
-        await sending.finish()
-    told = str(raised.value)
-    assert told.startswith(
-        "queue 'q0': 2 rows returned, since there was no queue to take them; queue 'q0': 1 row refused"
-    )
-    assert told.endswith(f"{channel.number - 3} rows of this task were confirmed before")
-
-
-async def test_a_broker_that_takes_nothing_is_not_waited_for_for_ever() -> None:
-    sending, link = sender(window=10)
-    link.clear = False
-    await sending.send(messages(5))
-    with pytest.raises(PipelineError, match="the broker takes nothing; 0 rows of this task were confirmed before"):
-        await sending.finish()
-
-
-async def test_a_stop_counts_only_where_rows_are_left() -> None:
-    for left in (0, 1):
-        sending, link = sender(window=10)
-        task = asyncio.create_task(sending.send(messages(10 + left)))
-        await turns()
-        sending.stop("too deep")
-        await task
-        (channel,) = link.client.channels.values()
-        channel.settle(10, True, CONFIRMED)
-        assert sending.failed == bool(left)
-        if left:
-            with pytest.raises(PipelineError, match="too deep; 10 rows of this task were confirmed before"):
-                await sending.finish()
-        else:
-            await sending.finish()
-
-
-class FakeDepths:
-    """Queues with nine messages each."""
-
-    def __init__(self, _: object) -> None: ...
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None: ...
-
-    async def of(self, queues: list[str]) -> dict[str, int]:
-        return dict.fromkeys(queues, 9)
-
-    too_deep = staticmethod(Depths.too_deep)
-
-
-@pytest.mark.parametrize("most", [8, 9])
-async def test_depths_are_looked_at_before_the_first_row(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
-    monkeypatch.setattr("pipeline.publish.sending.Depths", FakeDepths)
-    options = parse({**URLS, "exchange": "orders", "max_depth": str(most)})
-    (sending, _), looked = sender(window=10), asyncio.Event()
-    watching = asyncio.create_task(_watch(sending, options, Routes.of("orders", ring_of({"q0": 1})), looked))
-    await looked.wait()
-    assert sending.over == (most < 9)
-    watching.cancel()
+    assert (sending.window.confirmed, sending.resent) == ([25], 0)
 
 
 async def test_rows_are_stamped_for_consumers() -> None:
@@ -371,24 +363,25 @@ def test_a_pace_is_held_and_little_is_caught_up() -> None:
 def test_duplicates_are_bounded_by_all_that_was_tried(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "log.jsonl"
     log = CommitLog(path)
-    parts = [Part({"q0": 30, "q1": 10}, 0, 1.5), Part({"q1": 5}, 2, 2.0)]
+    parts = [Part({"q0": 30, "q1": 10}, 0, 1.5, 3), Part({"q1": 5}, 2, 2.0, 0)]
     log.begun("0", F, 4)
     log.committed("0", F.fingerprint, parts, dry_run=False)
     (write,) = read_commits(path)
     assert (write.rows, write.total, write.seconds) == ({"q0": 30, "q1": 15}, 45, 2.0)
-    assert (write.failed_attempts, write.failed_tries, write.duplicates) == (2, 0, 10)
+    # Two failed attempts at five rows, and three rows that were sent again.
+    assert (write.failed_attempts, write.failed_tries, write.again, write.duplicates) == (2, 0, 3, 10 + 3)
     # A try that was aborted, one whose driver was killed, and batch 0 published once more.
     log.begun("1", F, 4)
     log.aborted("1", F.fingerprint)
     log.begun("1", F, 4)
     log.begun("1", G, 4)
     assert unfinished(path) == 3
-    log.committed("1", G.fingerprint, [Part({"q0": 7}, 0, 1.0)], dry_run=False)
+    log.committed("1", G.fingerprint, [Part({"q0": 7}, 0, 1.0, 0)], dry_run=False)
     assert unfinished(path) == 0
     log.begun("0", F, 4)
     log.committed("0", F.fingerprint, parts, dry_run=False)
     first, second = read_commits(path)
-    assert (first.failed_tries, first.duplicates) == (1, 10 + 45 + 10)
+    assert (first.failed_tries, first.duplicates) == (1, 13 + 45 + 13)
     assert (second.fingerprint, second.failed_tries, second.duplicates) == (G.fingerprint, 2, 2 * 4 * 7)
 
 
@@ -398,13 +391,13 @@ def test_a_dry_run_touches_no_real_write(tmp_path: Path) -> None:
 
     def dry_run() -> None:
         log.begun("0", F, 0)
-        log.committed("0", F.fingerprint, [Part({"q0": 9}, 1, 1.0)], dry_run=True)
+        log.committed("0", F.fingerprint, [Part({"q0": 9}, 1, 1.0, 0)], dry_run=True)
 
     dry_run()
     log.begun("0", F, 4)
     dry_run()
     log.begun("0", F, 4)
-    log.committed("0", F.fingerprint, [Part({"q0": 9}, 0, 1.0)], dry_run=False)
+    log.committed("0", F.fingerprint, [Part({"q0": 9}, 0, 1.0, 0)], dry_run=False)
     dry_run()
     dry, real = read_commits(path)
     assert (dry.dry_run, dry.duplicates) == (True, 0)
@@ -413,7 +406,7 @@ def test_a_dry_run_touches_no_real_write(tmp_path: Path) -> None:
 
 def test_batches_of_other_checkpoints_and_writes_without_a_batch_are_others(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
-    parts = [Part({"q0": 5}, 0, 1.0)]
+    parts = [Part({"q0": 5}, 0, 1.0, 0)]
     CommitLog(path, "a").begun("0", F, 4)
     for run in "ab":
         CommitLog(path, run).begun("0", F, 4)
@@ -448,7 +441,7 @@ def test_a_torn_line_is_cut_off_and_another_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     log = CommitLog(path)
     log.begun("0", F, 1)
-    log.committed("0", F.fingerprint, [Part({"q": 1}, 0, 1.0)], dry_run=False)
+    log.committed("0", F.fingerprint, [Part({"q": 1}, 0, 1.0, 0)], dry_run=False)
     whole = path.read_bytes()
     torn = b'{"event": "begun", "ri'
     # Within one of the blocks that are read from the end, over several of them, and with nothing whole before it.

@@ -1,0 +1,233 @@
+"""One task's connection against a real broker that loses it, refuses rows or is away: what arrives, and in which order.
+
+Without Spark: the rows are the sink's own messages. What the queues then have is judged by plain Python.
+"""
+
+import asyncio
+import itertools
+import random
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+
+import pyarrow as pa
+import pytest
+
+from pipeline import PipelineError
+from pipeline.publish.messages import Message, Reader
+from pipeline.publish.options import parse
+from pipeline.publish.routes import Routes
+from pipeline.publish.sending import Sent, publish
+from proxy.amqp import link
+from tests.chaos.relay import Relay, relay
+from tests.integration.broker_api import Delivered, VirtualHost, wait_until
+from tests.integration.conftest import Login
+from tests.integration.relay import at_port
+from tests.pipeline.publishing import options_of, something_came
+from tests.pipeline.records import ring_of
+
+QUEUES = {"q0": 1, "q1": 2, "q 2/ü": 1}
+KEYS = 20
+PER_BATCH = 100
+
+
+@pytest.fixture(autouse=True)
+def _reconnects_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or a link that is lost 50 times would pause for up to 10 s."""
+    monkeypatch.setattr(link, "LONGEST_PAUSE", 0.1)
+
+
+def batches(going_on: Callable[[int], bool]) -> Iterator[Iterator[Message]]:
+    """Rows 0, 1 and so on, in batches, for as long as that says of a batch's first row."""
+    reader = Reader(routes().hashed, (), "a write")
+    first = 0
+    while going_on(first):
+        numbers = range(first, first + PER_BATCH)
+        columns = {"key": [f"k{n % KEYS}" for n in numbers], "body": [str(n).encode() for n in numbers]}
+        yield reader.messages(pa.record_batch({name: pa.array(values) for name, values in columns.items()}))
+        first += PER_BATCH
+
+
+def routes() -> Routes:
+    return Routes.of("orders", ring_of(QUEUES))
+
+
+def rows(count: int) -> Iterator[Iterator[Message]]:
+    """So many rows, whole batches of them."""
+    return batches(lambda first: first < count)
+
+
+async def published(login: Login, vhost: VirtualHost, messages: Iterator[Iterator[Message]], **more: object) -> Sent:
+    options = parse(options_of(login, vhost, "orders") | {name: str(value) for name, value in more.items()})
+    return await publish(messages, options, routes())
+
+
+@asynccontextmanager
+async def relayed(login: Login, vhost: VirtualHost) -> AsyncIterator[tuple[Relay, str]]:
+    """A relay to the broker, and the URL of the virtual host by it."""
+    url = options_of(login, vhost, "orders")["broker_url"]
+    async with relay(int(url.rpartition(":")[2].partition("/")[0])) as between:
+        yield between, at_port(url, between.port)
+
+
+def check_all_came(came: dict[str, list[Delivered]], count: int) -> int:
+    """Each of so many rows came, all copies of it equal but for the ring id; return how many came beyond one each."""
+    copies: dict[int, set[str]] = {}
+    total = 0
+    for queue, messages in came.items():
+        for message in messages:
+            total += 1
+            properties = dict(message.properties)
+            headers = {name: value for name, value in message.headers.items() if name != "x-ring-id"}
+            copies.setdefault(int(message.body), set()).add(repr((queue, properties | {"headers": headers})))
+    assert copies.keys() == set(range(count))
+    assert {len(found) for found in copies.values()} == {1}
+    return total - count
+
+
+def in_order(messages: list[Delivered]) -> bool:
+    """Whether each key's rows come in their order, the first copy of each."""
+    last: dict[str, int] = {}
+    seen = set()
+    for message in messages:
+        key, n = message.headers["x-ring-routing-key"], int(message.body)
+        if n not in seen:
+            seen.add(n)
+            if last.get(key, -1) > n:
+                return False
+            last[key] = n
+    return True
+
+
+def last_copies_in_order(messages: list[Delivered]) -> bool:
+    """The same of the last copy of each row."""
+    last: dict[str, int] = {}
+    seen = set()
+    for message in reversed(messages):
+        key, n = message.headers["x-ring-routing-key"], int(message.body)
+        if n not in seen:
+            seen.add(n)
+            if last.get(key, n) < n:
+                return False
+            last[key] = n
+    return True
+
+
+async def test_a_connection_lost_50_times_repeats_no_more_than_a_window_each_time(
+    login: Login, vhost: VirtualHost
+) -> None:
+    vhost.ring("orders", QUEUES)
+    losses, window, sent, chance = 50, 300, 0, random.Random(18)
+    lost = 0
+
+    def going_on(first: int) -> bool:
+        nonlocal sent
+        if lost < losses:
+            sent = first + PER_BATCH
+        return lost < losses
+
+    async def lose(between: Relay) -> None:
+        nonlocal lost
+        while lost < losses:
+            await asyncio.sleep(chance.uniform(0.0, 0.06))
+            lost += between.reset() > 0
+
+    async with relayed(login, vhost) as (between, url):
+        losing = asyncio.create_task(lose(between))
+        told = await published(login, vhost, batches(going_on), broker_url=url, window=window)
+        await losing
+    came = vhost.drain_all()
+    repeated = check_all_came(came, sent)
+    assert sum(told.rows.values()) == sent
+    assert told.rows == {queue: len({message.body for message in messages}) for queue, messages in came.items()}
+    assert repeated <= told.again <= losses * window
+    assert told.again > 0
+    assert all(in_order(messages) and last_copies_in_order(messages) for messages in came.values())
+
+
+async def test_rows_that_a_full_queue_refuses_come_once_it_was_drained_and_those_behind_come_after_them(
+    login: Login, vhost: VirtualHost
+) -> None:
+    vhost.ring("orders", QUEUES)
+    vhost.delete_queue("q1")
+    vhost.queue("q1", x_max_length=40, x_overflow="reject-publish")
+    count, came = 2000, dict[str, list[Delivered]]()
+    publishing = asyncio.create_task(published(login, vhost, rows(count), window=200))
+    while not publishing.done():
+        for queue in QUEUES:
+            came.setdefault(queue, []).extend(await asyncio.to_thread(vhost._get, queue, 25))
+    told = await publishing
+    for queue, messages in vhost.drain_all().items():
+        came[queue] += messages
+    # Nothing else was lost: what was sent again was refused, or stood behind it.
+    assert told.again > 0
+    assert check_all_came(came, count) <= told.again
+    assert all(last_copies_in_order(messages) for messages in came.values())
+
+
+async def test_a_queue_that_stays_full_is_named_within_the_limit(login: Login, vhost: VirtualHost) -> None:
+    vhost.ring("orders", QUEUES)
+    vhost.delete_queue("q1")
+    vhost.queue("q1", x_max_length=5, x_overflow="reject-publish")
+    with pytest.raises(PipelineError) as raised:
+        await published(login, vhost, rows(500), retry_timeout="0.5")
+    told = str(raised.value)
+    assert told.startswith("queue 'q1': 1 row refused by the broker (basic.nack); ")
+    assert "; no row was confirmed for 0.5 s (retry_timeout); " in told
+    assert told.endswith(" rows of this task were confirmed before")
+
+
+async def test_a_queue_that_is_deleted_and_made_again_in_time_gets_its_rows(login: Login, vhost: VirtualHost) -> None:
+    vhost.ring("orders", QUEUES)
+    vhost.delete_queue("q1")
+    publishing = asyncio.create_task(published(login, vhost, rows(500)))
+    await asyncio.to_thread(wait_until, "rows elsewhere", lambda: something_came(vhost))
+    vhost.queue("q1")
+    told = await publishing
+    came = vhost.drain_all()
+    assert check_all_came(came, 500) <= told.again
+    assert all(last_copies_in_order(messages) for messages in came.values())
+
+
+async def test_a_broker_that_is_away_is_waited_for_and_named_once_the_limit_is_over(
+    login: Login, vhost: VirtualHost
+) -> None:
+    vhost.ring("orders", QUEUES)
+    async with relayed(login, vhost) as (between, url):
+        target = between.target
+
+        def some() -> Iterator[Iterator[Message]]:
+            for number, batch in enumerate(itertools.islice(rows(10_000), 10)):
+                if number in (4, 8):
+                    between.target = 1
+                    between.reset()
+                if number == 4:
+                    loop.call_soon_threadsafe(loop.call_later, 0.3, setattr, between, "target", target)
+                yield batch
+
+        loop = asyncio.get_running_loop()
+        with pytest.raises(PipelineError) as raised:
+            await published(login, vhost, some(), broker_url=url, window=50, retry_timeout="1")
+    told = str(raised.value)
+    assert "no connection to the broker: " in told
+    assert "; no row was confirmed for 1 s (retry_timeout); " in told
+    came = {int(message.body) for messages in vhost.drain_all().values() for message in messages}
+    assert set(range(700)) <= came
+
+
+async def test_a_queue_as_deep_as_the_limit_gets_no_more_until_it_was_drained(login: Login, vhost: VirtualHost) -> None:
+    vhost.ring("orders", QUEUES)
+    most, count, came = 20, 600, dict[str, list[Delivered]]()
+    publishing = asyncio.create_task(published(login, vhost, rows(count), max_depth=most, retry_timeout="0.1"))
+    pauses = 0
+    while not publishing.done():
+        for queue in QUEUES:
+            got = await asyncio.to_thread(vhost._get, queue, 1000)
+            assert len(got) <= most
+            pauses += len(got) == most
+            came.setdefault(queue, []).extend(got)
+    told = await publishing
+    for queue, messages in vhost.drain_all().items():
+        came[queue] += messages
+    assert pauses > 0
+    assert (check_all_came(came, count), told.again) == (0, 0)
+    assert all(in_order(messages) for messages in came.values())
