@@ -90,23 +90,34 @@ def log_unwritable(log: Path) -> Iterator[Callable[[], None]]:
 
 
 @contextmanager
-def queue_deleted(vhost: VirtualHost, queue: str, folder: Path) -> Iterator[Callable[[], None]]:
-    """A fault that waits until that queue has been deleted, which is done once a task has come to it."""
-    reached, gone = folder / "reached", folder / "gone"
+def meanwhile(act: Callable[[], object], folder: Path) -> Iterator[Callable[[], None]]:
+    """A fault that waits until the test's process has done that: once, when the first task has come to it."""
+    reached, done = folder / "reached", folder / "done"
 
     def fault() -> None:
         reached.touch()
-        wait_until("the queue's end", gone.exists)
+        wait_until("what is done meanwhile", done.exists)
 
-    def delete() -> None:
+    def wait_and_act() -> None:
         wait_until("rows before", reached.exists)
-        vhost.delete_queue(queue)
-        gone.touch()
+        act()
+        done.touch()
 
-    deleting = threading.Thread(target=delete)
-    deleting.start()
+    acting = threading.Thread(target=wait_and_act)
+    acting.start()
     yield fault
-    deleting.join()
+    acting.join()
+
+
+def close_a_connection(vhost: VirtualHost) -> None:
+    """Close one of the connections over which rows come, as an administrator does."""
+
+    def opened() -> list[str]:
+        found = vhost.api.ask("GET", "vhosts", vhost.name, "connections")
+        return [one["name"] for one in found if one.get("client_properties", {}).get("product") == "ringproxy"]
+
+    wait_until("rows", lambda: something_came(vhost))
+    vhost.api.ask("DELETE", "connections", wait_until("connections", opened)[0])
 
 
 def attempt() -> int:

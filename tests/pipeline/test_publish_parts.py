@@ -19,9 +19,9 @@ from pipeline.publish.messages import Message, Reader, check_columns
 from pipeline.publish.options import parse
 from pipeline.publish.order import lanes_of
 from pipeline.publish.pace import Pace
+from pipeline.publish.patience import Patience
 from pipeline.publish.pinned import pinned_again
 from pipeline.publish.routes import Routes, hashed_value
-from pipeline.publish.patience import Patience
 from pipeline.publish.sending import Sender
 from pipeline.publish.window import Row, Window
 from pipeline.rings import KnownRing

@@ -13,17 +13,17 @@ from pipeline import PipelineError
 from pipeline.publish.source import RingProxy
 from tests.integration.broker_api import VirtualHost, wait_until
 from tests.integration.conftest import Login
+from tests.integration.relay import relay
 from tests.pipeline.publishing import (
     IDS,
     PER_BATCH,
     Came,
-    attempt,
     check_nothing_lost,
     committed,
     failing,
     log_unwritable,
+    meanwhile,
     options_of,
-    queue_deleted,
     rows_of,
     something_came,
     words,
@@ -48,30 +48,14 @@ def publish(spark: SparkSession, login: Login, vhost: VirtualHost, tmp_path: Pat
         change: Callable[[DataFrame], DataFrame] = lambda rows: rows,
         checkpoint: str = "checkpoint",
         mode: str = "append",
+        **more: str,
     ) -> None:
-        sink = change(stream).writeStream.format("ringproxy").options(**options).outputMode(mode)
+        sink = change(stream).writeStream.format("ringproxy").options(**options | more).outputMode(mode)
         sink = sink.option("checkpointLocation", str(tmp_path / checkpoint))
         sink.trigger(availableNow=True).start().awaitTermination()
 
     yield run
     spark.conf.unset(PER_BATCH)
-
-
-def test_a_task_that_fails_once_publishes_all_its_rows_again(
-    publish: Publish, vhost: VirtualHost, tmp_path: Path
-) -> None:
-    def fault() -> None:
-        if attempt() == 0:
-            wait_until("rows of the first attempt", lambda: something_came(vhost))
-            raise RuntimeError("the first attempt")
-
-    publish(lambda rows: failing(rows, fault, after=300))
-    written = committed(tmp_path / "log.jsonl")
-    assert (written.batch, written.failed_attempts, written.failed_tries) == ("0", 1, 0)
-    assert written.duplicates == ROWS
-    came = Came(vhost.drain_all())
-    check_nothing_lost(came, ROWS, written.duplicates)
-    assert came.duplicates > 0
 
 
 def test_a_task_that_always_fails_ends_the_query_and_a_restart_publishes_the_batch_again(
@@ -110,13 +94,40 @@ def test_a_commit_that_raises_ends_the_query_and_a_restart_publishes_the_batch_a
     assert came.duplicates == ROWS
 
 
+def test_a_broker_that_is_gone_for_good_ends_the_query_and_a_restart_publishes_the_batch_again(
+    publish: Publish, login: Login, vhost: VirtualHost, tmp_path: Path
+) -> None:
+    with relay(options_of(login, vhost, "orders")["broker_url"]) as (between, url):
+        limited = {"broker_url": url, "retry_timeout": "0.5"}
+
+        def cut() -> None:
+            wait_until("rows", lambda: something_came(vhost))
+            between.cut()
+
+        with meanwhile(cut, tmp_path) as fault, pytest.raises(PySparkException) as raised:
+            publish(lambda rows: failing(rows, fault, after=300), **limited)
+        told = words(raised.value)
+        assert told.startswith(f"no connection to the broker: 127.0.0.1:{between.port}: ")
+        assert "; no row was confirmed for 0.5 s (retry_timeout); " in told
+        assert '"committed"' not in (tmp_path / "log.jsonl").read_text()
+        between.open()
+        publish(**limited)
+    written = committed(tmp_path / "log.jsonl")
+    assert (written.batch, written.failed_tries, written.again) == ("0", 1, 0)
+    came = Came(vhost.drain_all())
+    check_nothing_lost(came, ROWS, written.duplicates)
+    assert came.duplicates > 0
+
+
 def test_a_queue_deleted_meanwhile_ends_the_query_and_made_again_gets_all(
     publish: Publish, vhost: VirtualHost, tmp_path: Path
 ) -> None:
     log = tmp_path / "log.jsonl"
-    with queue_deleted(vhost, "q1", tmp_path) as fault, pytest.raises(PySparkException) as raised:
-        publish(lambda rows: failing(rows, fault, after=300))
-    assert words(raised.value).startswith("queue 'q1': ")
+    with meanwhile(lambda: vhost.delete_queue("q1"), tmp_path) as fault, pytest.raises(PySparkException) as raised:
+        publish(lambda rows: failing(rows, fault, after=300), retry_timeout="0.5")
+    told = words(raised.value)
+    assert told.startswith("queue 'q1': 1 row returned, since there was no queue to take them; ")
+    assert "; no row was confirmed for 0.5 s (retry_timeout); " in told
     assert '"committed"' not in log.read_text()
     vhost.queue("q1")
     vhost.bind("orders", "q1", "2")
