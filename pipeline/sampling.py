@@ -151,7 +151,8 @@ class Sample:
         """
         value = (self.shares(seen, unseen).value / fair).max()
         sure = self.shares(seen, unseen, 1 - (1 - CONFIDENCE) / len(seen))
-        return Estimate(float(value), float((sure.low / fair).max()), float((sure.high / fair).max()))
+        low = max(1.0, (sure.low / fair).max())  # which the greatest is at least, whatever the loads are
+        return Estimate(float(value), float(min(value, low)), float((sure.high / fair).max()))
 
     def _without(self, messages: float) -> "Sample":
         """Return the sample without a key that is the only one of its slot."""

@@ -12,6 +12,7 @@ from pipeline import PipelineError, about, period
 from pipeline.folder import Folder
 from pipeline.journal import read_records
 from pipeline.rings import KnownRing, read_ring
+from pipeline.sampling import slots_of
 from pipeline.session import spark_session
 from pipeline.tables import TEXT, WHOLE, read_table
 from pipeline.whatif.demand import by_slot, moved_keys, of_exchange, of_journal, of_table
@@ -20,9 +21,9 @@ from pipeline.whatif.known import Known, known_of_journal, known_of_table
 from pipeline.whatif.page import report, sentence
 from pipeline.whatif.present import add_arguments as add_ring_arguments
 from pipeline.whatif.present import given
+from pipeline.whatif.published import Published
 from pipeline.whatif.topology import checked, edited
 from pipeline.whatif.verdict import Limits, verdict
-from ring.hashing import SLOTS
 
 MOST_TOLD = 20
 """Keys in the report; the Parquet folder has all."""
@@ -68,11 +69,11 @@ def run(options: argparse.Namespace) -> int:
             known = known_of_table(every, asked, options)
         present = known.present.known
         proposed = _proposed(options, present)
-        keys = known.keys.where(F.col("slot") < max(1, round(known.sample * SLOTS)))
+        keys = known.keys.where(F.col("slot") < slots_of(known.sample))
         demand = by_slot(keys, options.journal or options.table)
         if not demand.messages.any():
             raise PipelineError(f"{options.journal or options.table}: no messages, nothing to go by")
-        found = find(present, proposed, demand)
+        found = find(present, proposed, Published.of(demand, known.sample))
         moved, heaviest = _write(keys, found, out)
         every.unpersist()
         told = verdict(found, limits, sample=known.sample, with_bytes=bool(options.journal or options.bytes))
@@ -127,7 +128,7 @@ def _proposed(options: argparse.Namespace, present: KnownRing) -> KnownRing:
 def _write(keys: DataFrame, found: Findings, out: Folder) -> tuple[list[Row], Row]:
     """The Parquet folders; the first of the moved keys, and the heaviest key."""
     spark = keys.sparkSession
-    in_slot = keys.where(F.col("slot") == found.heaviest_slot)
+    in_slot = keys.where(F.col("slot") == found.published.heaviest_slot)
     heaviest = in_slot.orderBy(F.desc("messages")).limit(1).collect()[0]
     out.remove_verdict()
     spark.createDataFrame(found.rows(), LOAD_SCHEMA).coalesce(1).write.mode("overwrite").parquet(f"{out}/load")

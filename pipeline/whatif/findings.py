@@ -6,9 +6,12 @@ from typing import Any
 import numpy as np
 
 from pipeline.rings import KnownRing
+from pipeline.sampling import Estimate
 from pipeline.whatif.advice import Advice, advise
-from pipeline.whatif.prediction import Demand, Load, Share, floor, load, moved, moved_natively, share
+from pipeline.whatif.prediction import Load, load, moved, native_part
+from pipeline.whatif.published import Published, Share
 from ring.destination import Destination
+from ring.hashing import SLOTS
 
 LOAD_SCHEMA = (
     "kind string, destination string, weight int, messages long, bytes long, share double, over_fair double,"
@@ -19,12 +22,25 @@ LOAD_SCHEMA = (
 
 
 @dataclass(frozen=True)
+class OverFair:
+    """The busiest destination's messages per weight over the mean per weight, by several rings."""
+
+    present: Estimate
+    """By the present ring and its weights."""
+    proposed: Estimate
+    advised: Estimate
+    """By the advised weights' ring and the proposed weights."""
+    least: Estimate
+    """What no weights of the proposed destinations bring it below."""
+
+
+@dataclass(frozen=True)
 class Findings:
     """What the jobs' tables, verdict and report say."""
 
     present: KnownRing
     proposed: KnownRing
-    demand: Demand
+    published: Published
     before: Load
     after: Load
     moved: Share
@@ -33,24 +49,12 @@ class Findings:
     advice: Advice
     advised_moves: Share
     """What the advised weights would move from where the present ring has it."""
-    heaviest_slot: int
-    least_over_fair: float
-    """What no weights of the proposed destinations bring `max_over_fair` below."""
+    max_over_fair: OverFair
 
     @property
     def weights_help(self) -> bool:
         """Whether other weights than the proposed even the load better."""
         return self.advice.known is not self.proposed
-
-    @property
-    def messages(self) -> int:
-        """All."""
-        return int(self.demand.messages.sum())
-
-    @property
-    def bytes(self) -> int:
-        """All."""
-        return int(self.demand.bytes.sum())
 
     def rows(self) -> list[tuple[Any, ...]]:
         """Return a row for each destination of either ring, as LOAD_SCHEMA has it."""
@@ -63,21 +67,26 @@ class Findings:
         return rows
 
 
-def find(present: KnownRing, proposed: KnownRing, demand: Demand) -> Findings:
-    """All of it; the demand has messages."""
-    advice, after = advise(proposed, demand), load(proposed.ring, demand)
+def find(present: KnownRing, proposed: KnownRing, published: Published) -> Findings:
+    """Return what is found of a proposed ring for a demand that has messages."""
+    demand, every = published.demand, np.arange(SLOTS)
+    advice, before, after = advise(proposed, demand), load(present.ring, demand), load(proposed.ring, demand)
     return Findings(
         present,
         proposed,
-        demand,
-        load(present.ring, demand),
+        published,
+        before,
         after,
-        share(demand, moved(present.ring, proposed.ring, demand.slots)),
-        moved_natively(present, proposed, demand),
+        published.share(moved(present.ring, proposed.ring, every)),
+        published.share_of(native_part(present, proposed)),
         advice,
-        share(demand, moved(present.ring, advice.known.ring, demand.slots)),
-        int(demand.slots[np.argmax(demand.messages)]),
-        floor(after, demand),
+        published.share(moved(present.ring, advice.known.ring, every)),
+        OverFair(
+            published.max_over_fair(present.ring, before),
+            published.max_over_fair(proposed.ring, after),
+            published.max_over_fair(advice.known.ring, advice.load),
+            published.least_over_fair(after),
+        ),
     )
 
 
@@ -87,6 +96,6 @@ _ABSENT = (None, 0, 0, 0.0, None)
 
 def _by_destination(of: Load) -> dict[Destination, tuple[int | None, int, int, float, float | None]]:
     shares = (of.messages / of.messages.sum()).tolist()
-    counts = of.messages.astype(int).tolist(), of.bytes.astype(int).tolist()
+    counts = np.rint(of.messages).astype(int).tolist(), np.rint(of.bytes).astype(int).tolist()
     rows = zip(of.weights, *counts, shares, of.over_fair.tolist(), strict=True)
     return dict(zip(of.destinations, rows, strict=True))

@@ -8,18 +8,20 @@ from pyspark.sql import Row
 
 from pipeline import plots
 from pipeline.about import About
-from pipeline.formats import Number, count, percent, size
+from pipeline.formats import Number, count, interval, percent, size
 from pipeline.names import natural
 from pipeline.report import Grade, Report
+from pipeline.sampling import Estimate
 from pipeline.whatif.findings import Findings
 
 
 def sentence(found: Findings) -> str:
     """The answer in one."""
+    over_fair = found.max_over_fair
     return (
-        f"{percent(found.moved.of_messages)} of the messages would go elsewhere, {percent(found.native.of_messages)} by"
-        f" RabbitMQ's own {found.present.exchange_type}; the busiest destination would get"
-        f" {found.after.max_over_fair:.2f} times its fair share, now {found.before.max_over_fair:.2f}"
+        f"{interval(*found.moved.of_messages)} of the messages would go elsewhere,"
+        f" {percent(found.native.of_messages.value)} by RabbitMQ's own {found.present.exchange_type}; the busiest"
+        f" destination would get {_times(over_fair.proposed)} times its fair share, now {_times(over_fair.present)}"
     )
 
 
@@ -35,7 +37,14 @@ def report(
     page.text(_limits(told))
     page.text(present)
     if told["sample"] < 1:
-        page.text(f"The journal is a sample of {told['sample']:.2%} of the keys; all figures are of those.")
+        page.text(
+            f"The journal is a sample, {percent(told['sample'])} of all slots, in which"
+            f" {count(told['counted']['messages'])} messages were counted. Keys that move are told as they were"
+            " counted. All else is an estimate of everything that was published: what was counted, and for each slot"
+            " outside the sample the mean of those inside, without the few that are much heavier than all others. In"
+            " brackets is the 95% interval. It holds where slots outside are like those inside: a key hotter than all"
+            " of these may be outside, and is in no figure."
+        )
     for name, reason in (
         ("hashed", "they hash another value than the present ring"),
         ("ring", "their ring is missing"),
@@ -83,10 +92,14 @@ def as_text(key: bytes | None) -> str:
     return text if text.isprintable() and "\ufffd" not in text else bytes(key).hex()
 
 
+def _times(told: Estimate) -> str:
+    return interval(*told, form="{:.2f}".format)
+
+
 def _grade(found: Findings, told: Mapping[str, Any]) -> Grade:
     if told["over"]:
         return Grade.BAD
-    return Grade.LOOK if found.weights_help else Grade.GOOD
+    return Grade.LOOK if found.weights_help or told["uncertain"] else Grade.GOOD
 
 
 def _limits(told: dict[str, Any]) -> str:
@@ -94,8 +107,11 @@ def _limits(told: dict[str, Any]) -> str:
     given = [f"{value:g} {limits[name]}" for name, value in told["limits"].items() if value is not None]
     if not given:
         return "No limits were given."
-    over = " and ".join(told["over"]).replace("_", " ")
-    return f"Over the limit: {over}." if over else f"Within the limits: at most {', '.join(given)}."
+    over, uncertain = (" and ".join(told[which]).replace("_", " ") for which in ("over", "uncertain"))
+    judged = f"Over the limit: {over}." if over else f"Within the limits: at most {', '.join(given)}."
+    return (
+        f"{judged} The sample leaves it open: the limit is within the interval of {uncertain}." if uncertain else judged
+    )
 
 
 def _destination(row: tuple[Any, ...]) -> Sequence[object]:
@@ -113,12 +129,12 @@ def _rows(found: Findings) -> list[tuple[Any, ...]]:
 
 
 def _weights(page: Report, found: Findings, heaviest: Row) -> None:
-    least, advised = found.least_over_fair, found.advice.load.max_over_fair
+    over_fair = found.max_over_fair
     if found.weights_help:
         page.text(
-            f"With these weights the busiest destination gets {advised:.2f} times its fair share by the proposed ones,"
-            f" in place of {found.after.max_over_fair:.2f}; {percent(found.advised_moves.of_messages)} of the messages"
-            " would go elsewhere than now."
+            f"With these weights the busiest destination gets {_times(over_fair.advised)} times its fair share by the"
+            f" proposed ones, in place of {_times(over_fair.proposed)}; {interval(*found.advised_moves.of_messages)} of"
+            " the messages would go elsewhere than now."
         )
         page.table(
             ["destination", "proposed", "advised"],
@@ -129,18 +145,18 @@ def _weights(page: Report, found: Findings, heaviest: Row) -> None:
         )
     else:
         page.text("The proposed weights stay: none were found by which loads come nearer to them.")
-    if heaviest.messages > found.after.fair.max() * found.messages:
+    share = found.published.heaviest_share()
+    if share.value > found.after.fair.max():
         page.text(
             f"One key outweighs every destination's fair share, and no weights change that:"
             f" {as_text(heaviest.key)}, slot {heaviest.slot}, with {heaviest.messages:,} messages,"
-            f" {percent(heaviest.messages / found.messages)} of all. Whoever has it gets {least:.2f} times"
-            " its fair share at least."
+            f" {interval(*share)} of all. Whoever has it gets {_times(over_fair.least)} times its fair share at least."
         )
 
 
 def _moves(found: Findings) -> Figure:
     figure, axes = plots.new(1.6)
-    shares = [100 * found.native.of_messages, 100 * found.moved.of_messages]
+    shares = [100 * found.native.of_messages.value, 100 * found.moved.of_messages.value]
     bars = axes.barh([found.present.exchange_type, "this ring"], shares, color=[plots.QUIET, plots.BLUE], height=0.6)
     axes.bar_label(bars, labels=[percent(value / 100) for value in shares], padding=4)
     axes.set_xlim(0, 109)
@@ -156,7 +172,7 @@ def _loads(found: Findings) -> Figure:
     axes.barh([n - 0.2 for n in places], [row[3] for row in rows], 0.38, color=plots.QUIET, label="now")
     axes.barh([n + 0.2 for n in places], [row[8] for row in rows], 0.38, color=plots.BLUE, label="proposed")
     weight = sum(found.proposed.weights.values())
-    fair = [found.messages * (row[7] or 0) / weight for row in rows]
+    fair = [found.published.messages.total * (row[7] or 0) / weight for row in rows]
     above, below = [n - 0.02 for n in places], [n + 0.42 for n in places]
     axes.vlines(fair, above, below, color=plots.INK, linewidth=2, label="its fair share")
     plots.names(axes, [row[1] for row in rows])

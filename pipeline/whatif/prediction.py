@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,21 +20,11 @@ F64 = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Demand:
-    """What was published, by slot: arrays of one length, each slot once."""
+    """What was published, by slot: arrays of one length, each slot once. What is expected need be no whole number."""
 
     slots: I64
-    messages: I64
-    bytes: I64
-
-
-@dataclass(frozen=True)
-class Share:
-    """Messages and bytes, and what of all they are, 0 to 1 (0 of none)."""
-
-    messages: int
-    bytes: int
-    of_messages: float
-    of_bytes: float
+    messages: NDArray[Any]
+    bytes: NDArray[Any]
 
 
 @dataclass(frozen=True)
@@ -92,21 +83,14 @@ def moved(present: Ring, proposed: Ring, slots: I64) -> NDArray[np.bool_]:
     return changed
 
 
-def moved_natively(present: KnownRing, proposed: KnownRing, demand: Demand) -> Share:
-    """What RabbitMQ's own exchange of that type moves in the mean over where its hash may put the keys.
+def native_part(present: KnownRing, proposed: KnownRing) -> float:
+    """Return what part of all RabbitMQ's own exchange of that type moves in the mean over where its hash may put keys.
 
-    For bindings in the order that the rings' weights are in. Which keys it moves is not computed: its hash is another.
+    The bindings are taken to be in the order that the rings' weights are in. Which keys it moves is not computed: its
+    hash is another.
     """
     bucket = remainder if present.exchange_type == MODULUS else jump
-    part = natively_moved(present.weights, rebound(present.weights, proposed.weights), bucket)
-    messages, size = int(demand.messages.sum()), int(demand.bytes.sum())
-    return Share(round(part * messages), round(part * size), part if messages else 0.0, part if size else 0.0)
-
-
-def share(demand: Demand, which: NDArray[np.bool_]) -> Share:
-    """What of a demand falls on some of its slots."""
-    messages, size = int(demand.messages[which].sum()), int(demand.bytes[which].sum())
-    return Share(messages, size, messages / max(int(demand.messages.sum()), 1), size / max(int(demand.bytes.sum()), 1))
+    return natively_moved(present.weights, rebound(present.weights, proposed.weights), bucket)
 
 
 def floor(of: Load, demand: Demand) -> float:

@@ -1,9 +1,12 @@
 """The verdict on a proposed ring, for machines: docs/pipeline.md has the fields."""
 
+import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from pipeline.whatif.findings import Findings
+from pipeline.sampling import Estimate
+from pipeline.whatif.findings import Findings, OverFair
+from pipeline.whatif.published import Counts, Share
 
 
 @dataclass(frozen=True)
@@ -16,39 +19,73 @@ class Limits:
     """The busiest destination's messages per weight over the mean per weight."""
 
     def passed(self, found: Findings) -> list[str]:
-        """The limits that it is over."""
-        told = {"max_moved": found.moved.of_messages, "max_over_fair": found.after.max_over_fair}
-        limits = asdict(self)
-        return [name for name, value in told.items() if limits[name] is not None and value > limits[name]]
+        """Return the limits that the estimates are over."""
+        return [name for name, limit, told in self._judged(found) if told.value > limit]
+
+    def uncertain(self, found: Findings) -> list[str]:
+        """Return the limits that lie within the interval of what they limit: what was not sampled may decide."""
+        return [name for name, limit, told in self._judged(found) if (told.low > limit) != (told.high > limit)]
+
+    def _judged(self, found: Findings) -> list[tuple[str, float, Estimate]]:
+        told = {"max_moved": found.moved.of_messages, "max_over_fair": found.max_over_fair.proposed}
+        given = asdict(self)
+        return [(name, given[name], estimate) for name, estimate in told.items() if given[name] is not None]
 
 
 def verdict(found: Findings, limits: Limits, *, sample: float, with_bytes: bool) -> dict[str, Any]:
-    """As it stands in verdict.json; what is of bytes is null where the demand has none."""
+    """Return what stands in verdict.json. What is of bytes is null where the demand has none."""
+    passed, messages, size = limits.passed(found), found.published.messages, found.published.bytes
 
-    def of(share: Any) -> dict[str, Any]:
-        told = asdict(share)
-        return told if with_bytes else told | {"bytes": None, "of_bytes": None}
+    def if_bytes(value: Any) -> Any:
+        return value if with_bytes else None
 
-    passed = limits.passed(found)
+    def part(share: Share) -> dict[str, Any]:
+        return {
+            "messages": share.messages,
+            "bytes": if_bytes(share.bytes),
+            "of_messages": share.of_messages.value,
+            "of_bytes": if_bytes(share.of_bytes.value),
+        }
+
+    def part_interval(share: Share) -> dict[str, Any]:
+        return {"of_messages": _interval(share.of_messages), "of_bytes": if_bytes(_interval(share.of_bytes))}
+
     return {
         "v": 1,
         "verdict": "over" if passed else "within",
         "over": passed,
+        "uncertain": limits.uncertain(found),
         "limits": asdict(limits),
         "present": found.present.fingerprint,
         "proposed": found.proposed.fingerprint,
         "sample": sample,
-        "messages": found.messages,
-        "bytes": found.bytes if with_bytes else None,
-        "moved": of(found.moved),
-        "native_moved": of(found.native),
-        "max_over_fair": {
-            "present": found.before.max_over_fair,
-            "proposed": found.after.max_over_fair,
-            "advised": found.advice.load.max_over_fair,
-            "least": found.least_over_fair,
-        },
+        "counted": {"messages": _counted(messages), "bytes": if_bytes(_counted(size))},
+        "messages": messages.total,
+        "bytes": if_bytes(size.total),
+        "moved": part(found.moved),
+        "native_moved": part(found.native),
+        "max_over_fair": {name: told.value for name, told in _over_fair(found.max_over_fair)},
         "weights_help": found.weights_help,
         "advised_weights": [[d.kind, d.name, weight] for d, weight in found.advice.known.weights.items()],
-        "advised_moved": of(found.advised_moves),
+        "advised_moved": part(found.advised_moves),
+        "intervals": {
+            "messages": _interval(messages.sample.total()),
+            "bytes": if_bytes(_interval(size.sample.total())),
+            "moved": part_interval(found.moved),
+            "max_over_fair": {name: _interval(told) for name, told in _over_fair(found.max_over_fair)},
+            "advised_moved": part_interval(found.advised_moves),
+        },
     }
+
+
+def _over_fair(told: OverFair) -> list[tuple[str, Estimate]]:
+    return [("present", told.present), ("proposed", told.proposed), ("advised", told.advised), ("least", told.least)]
+
+
+def _counted(counts: Counts) -> int:
+    return int(counts.counted.sum())
+
+
+def _interval(told: Estimate) -> list[float | None]:
+    """Return the ends of an interval, as JSON has them: null for one without end."""
+    return [bound if math.isfinite(bound) else None for bound in (told.low, told.high)]

@@ -10,6 +10,7 @@ import pytest
 from pyspark.sql import Row, SparkSession
 
 from pipeline.__main__ import main
+from pipeline.formats import percent
 from pipeline.rings import to_json
 from ring.hashing import SLOTS, slot_of
 from tests.pipeline.records import Record, published, ring_of, truncated, write_journal
@@ -69,7 +70,8 @@ def test_a_queue_that_is_removed(spark: SparkSession, tmp_path: Path) -> None:
         assert (row.new_messages, row.new_weight) == (went, None if name == "orders.3" else 1)
         assert row.over_fair == pytest.approx(3 * row.messages / (len(KEYS) + 1))
     assert load["orders.3"].new_over_fair is None
-    assert max(row.over_fair for row in load.values()) == told["max_over_fair"]["present"]
+    assert max(row.over_fair for row in load.values()) == pytest.approx(told["max_over_fair"]["present"])
+    assert told["intervals"]["max_over_fair"]["present"] == [told["max_over_fair"]["present"]] * 2
     page = (tmp_path / "out" / "report.html").read_text()
     assert max(expected, key=lambda key: expected[key]).decode() in page
 
@@ -97,7 +99,14 @@ def test_a_sample_counts_the_slots_that_were_always_there(tmp_path: Path) -> Non
     records = half + published(THREE, KEYS, first=5000)
     _, told = ask(tmp_path, *of_journal(tmp_path, records, "--remove", "queue:orders.3"))
     assert told["sample"] == 0.5
-    assert told["messages"] == 2 * sum(slot_of(key) < SLOTS // 2 for key in KEYS) == 2 * len(half)
+    assert told["counted"]["messages"] == 2 * sum(slot_of(key) < SLOTS // 2 for key in KEYS) == 2 * len(half)
+    low, high = told["intervals"]["messages"]
+    assert told["counted"]["messages"] < low < told["messages"] < high
+    low, high = told["intervals"]["moved"]["of_messages"]
+    assert low < told["moved"]["of_messages"] < high
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert f"{told['counted']['messages']:,} messages were counted" in page
+    assert f"{percent(told['moved']['of_messages'])} ({percent(low)} to {percent(high)}) of the messages" in page
 
 
 @pytest.mark.parametrize("kind", ["csv", "json", "parquet"])

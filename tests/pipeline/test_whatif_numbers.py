@@ -10,7 +10,8 @@ from pipeline.rings import KnownRing
 from pipeline.whatif.advice import advise
 from pipeline.whatif.findings import find
 from pipeline.whatif.jump import jump, natively_moved, rebound, remainder
-from pipeline.whatif.prediction import Demand, floor, load, moved, moved_natively, share
+from pipeline.whatif.prediction import Demand, floor, load, moved, native_part
+from pipeline.whatif.published import Published
 from pipeline.whatif.topology import checked, edited
 from pipeline.whatif.verdict import Limits, verdict
 from ring.destination import Destination
@@ -80,9 +81,11 @@ def test_a_remainder_moves_nearly_all_for_a_queue_that_is_added() -> None:
 @pytest.mark.parametrize("slot", range(0, SLOTS, SLOTS // 4))
 def test_what_the_exchange_itself_moves_is_the_mean_wherever_a_hot_key_is(slot: int) -> None:
     left = edited(TEN, [], ["queue:orders.3"], [])
-    told = moved_natively(TEN, left, demand_of(dict.fromkeys(range(1, SLOTS, 256), 1) | {slot: 6_000}))
-    assert told.of_messages == told.of_bytes == pytest.approx(0.69, abs=0.01)
-    assert (told.messages, told.bytes) == (round(told.of_messages * 10_096), round(told.of_bytes * 1_009_600))
+    demand = demand_of(dict.fromkeys(range(1, SLOTS, 256), 1) | {slot: 6_000})
+    told = Published.of(demand).share_of(part := native_part(TEN, left))
+    assert told.of_messages == told.of_bytes == (part, part, part)
+    assert part == pytest.approx(0.69, abs=0.01)
+    assert (told.messages, told.bytes) == (round(part * 10_096), round(part * 1_009_600))
 
 
 def test_a_changed_weight_is_a_binding_made_anew() -> None:
@@ -94,8 +97,8 @@ def test_a_changed_weight_is_a_binding_made_anew() -> None:
 def test_what_a_removed_queue_had_moves_and_nothing_else() -> None:
     demand = drawn(1, 20_000, 1.0)
     left = ring_of({f"orders.{n}": 1 for n in range(9)})
+    assert Published.of(demand).share(moved(TEN.ring, left.ring, ALL)).messages == load(TEN.ring, demand).messages[9]
     gone = moved(TEN.ring, left.ring, demand.slots)
-    assert share(demand, gone).messages == load(TEN.ring, demand).messages[9]
     assert [left.ring.owner(s) == TEN.ring.owner(s) for s in demand.slots.tolist()] == (~gone).tolist()
 
 
@@ -144,12 +147,13 @@ def per_weight(demand: Demand, weights: dict[str, int], wanted: dict[str, int]) 
 def test_a_healthy_ring_of_unequal_weights_is_even() -> None:
     """Its heaviest queue has half of the messages, which is its fair share."""
     demand, ring = drawn(1, 50_000, 0.3), ring_of(WANTED)
-    found = find(ring, ring, demand)
-    assert found.before.max_over_fair == found.after.max_over_fair == pytest.approx(per_weight(demand, WANTED, WANTED))
-    assert found.after.max_over_fair < 1.03
+    found = find(ring, ring, Published.of(demand))
+    assert found.max_over_fair.present == found.max_over_fair.proposed
+    assert found.max_over_fair.proposed == pytest.approx([per_weight(demand, WANTED, WANTED)] * 3)
+    assert found.max_over_fair.proposed.value < 1.03
     assert Limits(0.0, 1.3).passed(found) == []
     told = verdict(found, Limits(0.0, 1.3), sample=1.0, with_bytes=False)
-    assert told["max_over_fair"]["proposed"] == found.after.max_over_fair
+    assert told["max_over_fair"]["proposed"] == found.max_over_fair.proposed.value
     assert told["limits"] == {"max_moved": 0.0, "max_over_fair": 1.3}
     shares = {row[1]: (row[5], row[6]) for row in found.rows()}
     assert shares["orders.1"] == (pytest.approx(0.5, abs=0.02), pytest.approx(1.0, abs=0.04))
@@ -228,9 +232,8 @@ def test_a_ring_needs_a_destination() -> None:
 
 
 def test_limits() -> None:
-    found = find(
-        TEN, edited(TEN, ["queue:new=1"], [], []), Demand(ALL, np.ones(SLOTS, np.int64), np.ones(SLOTS, np.int64))
-    )
+    even = Demand(ALL, np.ones(SLOTS, np.int64), np.ones(SLOTS, np.int64))
+    found = find(TEN, edited(TEN, ["queue:new=1"], [], []), Published.of(even))
     assert Limits(None, None).passed(found) == []
     assert Limits(0.1, 1.1).passed(found) == []
     assert Limits(0.09, 1.1).passed(found) == ["max_moved"]

@@ -1,0 +1,123 @@
+"""All that was published, as far as the counted slots tell: figures, with the intervals that a sample leaves."""
+
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.sampling import Estimate, Sample, slots_of
+from pipeline.whatif.prediction import Demand, Load
+from ring.hashing import SLOTS
+from ring.ring import Ring
+
+
+@dataclass(frozen=True)
+class Share:
+    """A part of all that was published, and what of all it is, 0 to 1 (0 of none)."""
+
+    messages: int
+    bytes: int
+    of_messages: Estimate
+    of_bytes: Estimate
+
+
+@dataclass(frozen=True)
+class Counts:
+    """One kind of what was published, messages or bytes."""
+
+    slots: NDArray[np.int64]
+    """The slots that have any, each once."""
+    counted: NDArray[np.int64]
+    """How many each of those has."""
+    sample: Sample
+    """What they say of all slots."""
+
+    @property
+    def mean(self) -> float:
+        """How many each slot has that was not looked at, as far as can be told."""
+        unseen = self.sample.unseen_slots
+        return (self.sample.total().value - self.sample.seen) / unseen if unseen else 0.0
+
+    @property
+    def total(self) -> int:
+        """How many there are in all slots, as far as can be told."""
+        return int(self.counted.sum()) + round(self.mean * self.sample.unseen_slots)
+
+    def expected(self) -> NDArray[np.float64]:
+        """Return an entry for each of all slots: what was counted, and the mean where nothing was."""
+        entries = np.zeros(SLOTS)
+        entries[self.slots] = self.counted
+        entries[self.sample.slots :] = self.mean
+        return entries
+
+    def part(self, which: NDArray[np.bool_]) -> tuple[int, Estimate]:
+        """Return how many fall on some of all slots, which the mask says, and what share of all that is."""
+        unseen = np.array([which[self.sample.slots :].sum(), (~which[self.sample.slots :]).sum()])
+        its = which[self.slots]
+        seen = np.array([self.counted[its].sum(), self.counted[~its].sum()])
+        if not self.total:
+            return 0, _sure(0.0)
+        shares = self.sample.shares(seen, unseen)
+        return int(seen[0]) + round(self.mean * int(unseen[0])), Estimate(*(float(bounds[0]) for bounds in shares))
+
+
+@dataclass(frozen=True)
+class Published:
+    """The demand of all slots: those that were counted as they are, each other one as slots are in the mean."""
+
+    messages: Counts
+    bytes: Counts
+    demand: Demand
+    """What each slot has, or is expected to have: of the counted ones only where those are all."""
+
+    @classmethod
+    def of(cls, counted: Demand, sample: float = 1.0) -> Self:
+        """Take what was counted in the first slots, which are a share `sample` of all: those that have any messages."""
+        slots = slots_of(sample)
+        messages, size = (
+            Counts(counted.slots, part, Sample.of_slots(slots, counted.slots, part))
+            for part in (counted.messages, counted.bytes)
+        )
+        whole = slots == SLOTS
+        return cls(messages, size, counted if whole else Demand(np.arange(SLOTS), messages.expected(), size.expected()))
+
+    def share(self, which: NDArray[np.bool_]) -> Share:
+        """Return what falls on some of all slots, which the mask says."""
+        (messages, of_messages), (size, of_bytes) = self.messages.part(which), self.bytes.part(which)
+        return Share(messages, size, of_messages, of_bytes)
+
+    def share_of(self, part: float) -> Share:
+        """Return what that part of everything is, 0 to 1."""
+        messages, size = self.messages.total, self.bytes.total
+        return Share(
+            round(part * messages), round(part * size), _sure(part if messages else 0.0), _sure(part if size else 0.0)
+        )
+
+    def max_over_fair(self, ring: Ring, load: Load) -> Estimate:
+        """Return `load.max_over_fair` with its interval, where the load is that of `demand` by this ring."""
+        each = {"minlength": len(load.fair)}
+        seen: NDArray[Any] = np.bincount(ring.table[self.messages.slots], self.messages.counted, **each)
+        unseen: NDArray[Any] = np.bincount(ring.table[self.messages.sample.slots :], **each)
+        return self.messages.sample.max_over_fair(seen, unseen, load.fair)
+
+    def least_over_fair(self, load: Load) -> Estimate:
+        """Return what no weights of the load's destinations bring `max_over_fair` below.
+
+        It is more than 1 where one slot, which moves whole, outweighs even the largest fair share.
+        """
+        largest = float(load.fair.max())
+        return Estimate(*(max(1.0, share / largest) for share in self.heaviest_share()))
+
+    @property
+    def heaviest_slot(self) -> int:
+        """The slot with the most messages of those that were counted."""
+        return int(self.messages.slots[np.argmax(self.messages.counted)])
+
+    def heaviest_share(self) -> Estimate:
+        """Return the share of all messages that the heaviest slot has."""
+        return self.messages.sample.key_share(float(self.messages.counted.max()), self.heaviest_slot)
+
+
+def _sure(value: float) -> Estimate:
+    return Estimate(value, value, value)
