@@ -31,8 +31,8 @@ MOST_BARS = 30
 WIDTH = 7.0
 """Inches: a wide page has room for more, but a phone could not show it."""
 
-_LEGEND = 80
-"""Characters of a line of the legend."""
+_LEGEND = 100
+"""Characters of a line of the legend, were its axes as wide as the figure."""
 
 # Names are clients': a queue's may have a dollar sign.
 mpl.rcParams["text.parse_math"] = False
@@ -54,7 +54,8 @@ def legend(axes: "Axes", handles: Sequence[Any] = (), names: Sequence[str] = ())
     if not handles:
         handles, names = axes.get_legend_handles_labels()
     told = [shortened(name) for name in names]
-    columns = max(1, min(len(told), _LEGEND // (max(map(len, told)) + 6)))
+    room = _LEGEND * axes.get_position().width
+    columns = max(1, min(len(told), int(room / (max(map(len, told)) + 6))))
     axes.legend(handles, told, loc="lower left", bbox_to_anchor=(0, 1), ncols=columns, frameon=False)
 
 

@@ -15,10 +15,10 @@ STYLE = """
 }
 * { box-sizing: border-box }
 body {
-  font: 16px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 1.5rem auto; padding: 0 1rem;
+  font: 16px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 1.5rem auto; padding: 0 1rem;
   color: var(--ink); background: var(--paper); overflow-wrap: anywhere
 }
-h1 { font-size: 1.6rem; margin: 0 0 1rem } h2 { font-size: 1.2rem; margin: 2.2rem 0 .6rem }
+p { max-width: 52rem } h1 { font-size: 1.6rem; margin: 0 0 1rem } h2 { font-size: 1.2rem; margin: 2.2rem 0 .6rem }
 .verdict { border-left: .4rem solid; border-radius: .3rem; padding: .8rem 1rem; font-size: 1.1rem }
 .verdict p { margin: .4rem 0 0 }
 .verdict strong { border-radius: 1rem; padding: .1rem .8rem; color: var(--on-colour); white-space: nowrap }

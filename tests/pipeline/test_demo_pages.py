@@ -53,9 +53,9 @@ async def test_what_is_not_there_is_a_fault(browser: int, tmp_path: Path, rows: 
         ("<body>", '<body><img src="missing.png">', "the page asks for file://"),
         ("<body>", '<body><p style="width: 376px">wide</p>', "17 pixels are beyond a screen of 375"),
         (
-            "<body>",
-            '<body><p style="position: absolute; left: 0; width: 1500px">x',
-            "1125 pixels are beyond a screen of 375",
+            "</style>",
+            "@media (min-width: 1000px) { h1 { width: 1500px } }</style>",
+            "240 pixels are beyond a screen of 1400",
         ),
         ("<td>q0</td>", "<td>1.949e+04</td>", "scientific notation: 1.949e+04"),
         ("<td>q0</td>", "<td>27.8% (1e-05 to 30%)</td>", "scientific notation: 27.8% (1e-05 to 30%)"),

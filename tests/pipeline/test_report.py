@@ -4,6 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 from matplotlib.dates import date2num
+from matplotlib.figure import Figure
 
 from pipeline import about, plots
 from pipeline.formats import percent
@@ -75,6 +76,20 @@ def test_the_axis_of_one_window_is_as_long_as_the_window() -> None:
     assert axes.get_xlim() == (date2num(HOUR), date2num(until))  # type: ignore[no-untyped-call]
     shown = [label.get_text() for label in axes.get_xticklabels()]
     assert shown[1:-1] == ["17:01", "17:02", "17:03", "17:04"]
+
+
+def test_a_legend_is_as_wide_as_its_axes() -> None:
+    figure = Figure(figsize=(plots.WIDTH, 3))
+    narrow, wide = figure.subplots(1, 2, width_ratios=(1, 3))
+    figure.tight_layout()
+    for axes in (narrow, wide):
+        for name in ("a label", "another label", "one more"):
+            axes.plot([0, 1], [0, 1], label=name)
+        plots.legend(axes)
+    figure.canvas.draw()
+    first, second = (axes.get_legend().get_window_extent() for axes in (narrow, wide))
+    assert not first.overlaps(second)
+    assert first.height > second.height
 
 
 @pytest.mark.parametrize("most", [3, 20_000, 5_000_000])
