@@ -14,7 +14,8 @@ from pyspark.sql.types import StringType
 from pipeline import PipelineError, about, gaps, period
 from pipeline.folder import Folder
 from pipeline.journal import read_records, read_rings
-from pipeline.reconcile.messages import FLAWS, copies, judged, late, published, summary
+from pipeline.reconcile.messages import FLAWS, copies, judged, published, summary
+from pipeline.reconcile.order import chunks, late
 from pipeline.reconcile.page import report
 from pipeline.session import spark_session
 from pipeline.tables import TIME, WHOLE, Columns, column, read_table
@@ -56,6 +57,8 @@ class _Journal:
     without_key: int
     until: int
     """Microseconds since 1970 up to which no record can be missing, by any consumer's clock; 0 for not known."""
+    queues: frozenset[str]
+    """The destinations of the rings that the judged records name."""
     times: tuple[int, int]
     """Of the first and the last record that is judged, in microseconds since 1970."""
 
@@ -71,19 +74,21 @@ def run(options: argparse.Namespace) -> int:
             ours &= F.col("exchange") == options.exchange
         journal = _journal(everything, ours, options, within)
         rows, unnamed = _seen(spark, options)
-        records, of_seen = everything.where(ours), copies(rows).persist()
+        records, of_seen = everything.where(ours), copies(rows, journal.queues).persist()
+        placed = chunks(records, of_seen).persist()
         elsewhere = _elsewhere(everything, ours, options.journal, within)
-        messages = judged(published(records), of_seen, late(records, of_seen), elsewhere, within, journal.until)
+        messages = judged(published(records), of_seen, late(placed), elsewhere, within, journal.until)
         out.remove_verdict()
         by_queue, worst = _write(messages, out)
-        of_seen.unpersist()
-        elsewhere.unpersist()
-        names = ("messages", "confirmed", "seen", "copies", *FLAWS)
+        for cached in (of_seen, placed, elsewhere):
+            cached.unpersist()
+        names = ("messages", "repeated", "confirmed", "seen", "copies", "copies_elsewhere", "lost_elsewhere", *FLAWS)
         counts = {name: sum(row[name] for row in by_queue) for name in names}
         against = counts["lost"] + counts["wrong_queue"] > 0
+        verdict = "nothing lost or misplaced" + (", as far as repeated message ids tell" if counts["repeated"] else "")
         told = {
             "v": 1,
-            "verdict": "lost or misplaced" if against else "nothing lost or misplaced",
+            "verdict": "lost or misplaced" if against else verdict,
             **within.told(),
             **counts,
             "records_without_message_id": journal.without_id,
@@ -123,7 +128,7 @@ def _write(messages: DataFrame, out: Folder) -> tuple[list[Row], list[Row]]:
     queues = summary(written).coalesce(1).orderBy("queue")
     queues.write.mode("overwrite").parquet(f"{out}/summary")
     by_queue = spark.read.schema(queues.schema).parquet(f"{out}/summary").orderBy("queue").collect()
-    flawed = " or ".join(name for name in FLAWS if name != "unconfirmed")
+    flawed = " or ".join(f"boolean({name})" for name in FLAWS if name != "unconfirmed")
     examples = written.where(flawed).orderBy(F.desc("lost"), F.desc("wrong_queue"), "message_id")
     return by_queue, examples.limit(_MOST_TOLD).collect()
 
@@ -169,9 +174,10 @@ def _journal(everything: DataFrame, ours: Column, options: argparse.Namespace, w
     # What was published before --from, or the oldest kept record, has no record here either.
     is_whole = within.since is None and missing == gaps.Missing(0, 0) and sample == 1 and not hidden
     until = _until(everything) if is_whole else 0
+    queues = {d.name for row in told if row.records for d in known[row.ring].weights if d.kind == "queue"}
     times = min(row.since for row in told if row.records), max(row["last"] for row in told if row.records)
     without_id, without_key = (sum(row[name] for row in told) for name in ("without_id", "without_key"))
-    return _Journal(missing, sample, without_id, without_key, until, times)
+    return _Journal(missing, sample, without_id, without_key, until, frozenset(queues), times)
 
 
 def _until(everything: DataFrame) -> int:

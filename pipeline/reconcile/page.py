@@ -17,11 +17,11 @@ from pipeline.report import Grade, Report
 _COLOURS = ("#c62f2f", "#e2a23b", "#7a5bd0", "#b8336a", "#2a78d6", "#b0b7bf")
 _MEANINGS = {
     "lost": "confirmed, and not seen",
-    "duplicated": "seen more than once",
+    "duplicated": "seen more than once, and more often than confirmed",
     "out_of_order": "seen after a later one of its key",
     "wrong_queue": "seen in another queue than the journal says",
     "unexpected": "seen, and not in the journal, or of a sidecar killed before its first file",
-    "undetermined": "the journal has a gap or is a sample, and cannot tell",
+    "undetermined": "the journal has a gap, or begins later, or is a sample, and cannot tell",
     "unconfirmed": "neither confirmed nor seen: nothing was promised",
 }
 
@@ -43,7 +43,7 @@ def report(
     page.heading("Queues")
     if any(row[name] for row in queues for name in FLAWS[:-1]):
         page.figure(_flaws(queues), "Messages with a flaw, by queue")
-    names = ("messages", "confirmed", "seen", "copies", *FLAWS)
+    names = ("messages", "confirmed", "seen", "copies", "copies_elsewhere", *FLAWS)
     page.table(
         ["queue", *(name.replace("_", " ") for name in names)],
         [(row.queue or "none", *(row[name] for name in names)) for row in queues],
@@ -66,11 +66,21 @@ def report(
 def _grade(told: Mapping[str, Any]) -> Grade:
     if told["lost"] or told["wrong_queue"]:
         return Grade.BAD
-    return Grade.LOOK if told["records_missing"] or any(told[name] for name in FLAWS) else Grade.GOOD
+    return Grade.LOOK if told["records_missing"] or any(told[name] for name in (*FLAWS, "repeated")) else Grade.GOOD
 
 
 def _what_is_not_known(told: Mapping[str, Any], missing: Missing) -> str:
     limits = []
+    if told["repeated"]:
+        limits.append(
+            f"{told['repeated']:,} message ids are not unique: more than one message with that id was confirmed. What"
+            " was lost of them is the least that it may be, since a copy that was delivered again hides one."
+        )
+    if told["copies_elsewhere"]:
+        limits.append(
+            f"{told['copies_elsewhere']:,} copies were seen in queues that are none of the rings', and do not count;"
+            f" of the lost messages {told['lost_elsewhere']:,} may be among them, as after dead-lettering."
+        )
     if missing.records:
         limits.append(f"{missing.records:,} records are missing from the journal.")
     if missing.before:

@@ -1,8 +1,10 @@
 """The job `reconcile`, by its command: a journal and a table of what consumers saw, with faults put in."""
 
 import json
+import random
 import shutil
 from base64 import b64encode
+from collections import Counter
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,7 +15,7 @@ from pyspark.sql import Row, SparkSession
 
 from pipeline.__main__ import main
 from pipeline.reconcile.messages import FLAWS
-from tests.pipeline.records import Record, published, ring_of, truncated, write_journal
+from tests.pipeline.records import START, Record, published, ring_of, truncated, write_journal
 
 RING = ring_of({"orders.1": 1, "orders.2": 1, "orders.3": 1})
 KEYS = [f"customer-{n % 7}".encode() for n in range(60)]
@@ -97,34 +99,47 @@ def test_each_flaw_is_found_and_no_other(spark: SparkSession, tmp_path: Path) ->
     assert "stray" in page
 
 
-def test_a_confirmed_record_wins_over_others_of_its_message(spark: SparkSession, tmp_path: Path) -> None:
-    """Sent over HTTP, returned, and sent again to where a fresh ring said."""
-    records = published(RING, KEYS)
-    first, again = records[0], records[1]
-    other = next(name for name in ("orders.1", "orders.2") if name != first["destination"])
-    again |= {"message_id": first["message_id"], "key": first["key"], "destination": other}
-    first |= {"outcome": "unroutable"}
-    seen = [(first["message_id"], other, 10), *seen_of(records[2:])]
+def test_each_message_is_judged_by_all_of_its_own_records(spark: SparkSession, tmp_path: Path) -> None:
+    """Several sidecars' traffic in one journal, of which each has a case of its own."""
+    records: list[Record] = []
+    seen: list[Seen] = []
+    expected: dict[str, set[str]] = {}
+
+    def case(number: int, keys: Sequence[bytes]) -> list[Record]:
+        return published(RING, keys, proxy=f"{number:016x}")
+
+    def another(record: Record) -> str:
+        return next(name for name in ("orders.1", "orders.2") if name != record["destination"])
+
+    # Sent over HTTP, returned, and sent again to where a fresh ring said: the confirmed record wins.
+    first, again = case(1, [b"k", b"k"])
+    again |= {"message_id": first["message_id"], "destination": another(first)}
+    records += [first | {"outcome": "unroutable"}, again]
+    seen += seen_of([again])
+    # Published again after a 504, when another queue was the key's: both copies are where the journal says.
+    first, again = case(2, [b"k", b"k"])
+    again |= {"message_id": first["message_id"], "destination": another(first)}
+    records += [first | {"outcome": "unknown"}, again]
+    seen += seen_of([first, again])
+    expected[first["message_id"]] = {"duplicated"}
+    # Passed, and not there.
+    passed = [record | {"outcome": "passed", "kind": None, "destination": None} for record in case(3, KEYS[:3])]
+    records += passed
+    seen += seen_of(case(3, KEYS[:3]))[1:]
+    expected[passed[0]["message_id"]] = {"lost"}
+    # Two sidecars' numbers, and two keys' messages, have no order between them; nor has what was seen at one time.
+    a, b = case(4, [b"k", b"k", b"other", b"t", b"t"]), case(5, [b"k"])
+    records += a + b
+    seen += [(r["message_id"], r["destination"], at) for r, at in zip(a + b, (50, 60, 1, 9, 9, 40), strict=True)]
+    # One that was seen after another that was published when it had been confirmed.
+    late, early = case(6, [b"k", b"k"])
+    records += [late, early]
+    seen += [(late["message_id"], late["destination"], 80), (early["message_id"], early["destination"], 70)]
+    expected[late["message_id"]] = {"out_of_order"}
+
     status, told, flawed = reconcile(spark, tmp_path, records, seen)
-    assert (status, flawed, told["messages"], told["confirmed"]) == (0, {}, 59, 59)
-
-
-def test_an_attempt_in_doubt_may_be_where_it_was_sent(spark: SparkSession, tmp_path: Path) -> None:
-    """Published again after a 504, when another queue was the key's: both copies are where the journal says."""
-    records = published(RING, KEYS)
-    first, again = records[0], records[1]
-    other = next(name for name in ("orders.1", "orders.2") if name != first["destination"])
-    again |= {"message_id": first["message_id"], "key": first["key"], "destination": other}
-    first |= {"outcome": "unknown"}
-    seen = [(first["message_id"], first["destination"], 9), (first["message_id"], other, 10), *seen_of(records[2:])]
-    status, _, flawed = reconcile(spark, tmp_path, records, seen)
-    assert (status, {name: flaws(row) for name, row in flawed.items()}) == (0, {first["message_id"]: {"duplicated"}})
-
-
-def test_what_was_passed_and_is_not_there_is_lost(spark: SparkSession, tmp_path: Path) -> None:
-    records = [record | {"outcome": "passed", "kind": None, "destination": None} for record in published(RING, KEYS)]
-    status, told, flawed = reconcile(spark, tmp_path, records, seen_of(published(RING, KEYS))[1:])
-    assert (status, told["lost"], list(flawed)) == (1, 1, [records[0]["message_id"]])
+    assert {name: flaws(row) for name, row in flawed.items()} == expected
+    assert (status, told["messages"], told["confirmed"], told["lost"]) == (1, 13, 13, 1)
 
 
 def test_ids_that_the_journal_hides_are_not_unexpected(spark: SparkSession, tmp_path: Path) -> None:
@@ -171,16 +186,6 @@ def test_a_sample_leaves_what_it_left_out_undetermined(spark: SparkSession, tmp_
     assert (status, told["sample"], told["undetermined"]) == (0, 0.5, 1)
 
 
-def test_order_is_that_of_one_proxy_key_and_queue(spark: SparkSession, tmp_path: Path) -> None:
-    """Two proxies' numbers, and two keys' messages, have no order between them; nor has what was seen at one time."""
-    a = published(RING, [b"k", b"k", b"other", b"t", b"t"])
-    b = published(RING, [b"k"], proxy="00000000000000b2")
-    times = {0: 50, 1: 60, 2: 1, 3: 9, 4: 9}
-    seen = [(a[n]["message_id"], a[n]["destination"], time) for n, time in times.items()]
-    seen += [(b[0]["message_id"], b[0]["destination"], 70)]
-    assert reconcile(spark, tmp_path, a + b, seen)[2] == {}
-
-
 def test_a_sequence_orders_what_has_coarse_times(spark: SparkSession, tmp_path: Path) -> None:
     records = published(RING, [b"k"] * 3)
     write_journal(tmp_path / "journal", records, [RING])
@@ -195,6 +200,64 @@ def test_a_sequence_orders_what_has_coarse_times(spark: SparkSession, tmp_path: 
         assert json.loads((tmp_path / "out" / "verdict.json").read_text())["out_of_order"] == 0
         assert run(tmp_path, *names, "--sequence", "n.th") == 0
         assert json.loads((tmp_path / "out" / "verdict.json").read_text())["out_of_order"] == 1
+
+
+def test_a_message_is_lost_for_each_confirm_that_has_no_copy(spark: SparkSession, tmp_path: Path) -> None:
+    """100 confirmed under 10 message ids, each as often as the seed says, of which about half were seen."""
+    chance = random.Random(3)
+    records = published(RING, [b"customer"] * 100)
+    for record in records:
+        record["message_id"] = f"m-{min(9, int(chance.expovariate(0.3)))}"
+    seen = seen_of([record for record in records if chance.random() < 0.5])
+    confirmed = Counter(str(record["message_id"]) for record in records)
+    copies = Counter(message for message, _, _ in seen)
+    assert len(confirmed) == 10
+    lost = {message: confirmed[message] - copies[message] for message in confirmed}
+    status, told, flawed = reconcile(spark, tmp_path, records, seen)
+    assert {message: (row.lost, row.confirmed) for message, row in flawed.items()} == {
+        message: (lost[message], confirmed[message]) for message in confirmed if lost[message]
+    }
+    assert (status, told["lost"], told["confirmed"], told["seen"]) == (1, 100 - len(seen), 100, len(copies))
+    assert (told["messages"], told["repeated"]) == (10, sum(n > 1 for n in confirmed.values()))
+    assert told["duplicated"] == 0, "each was seen no more often than it was confirmed"
+    # One less of each than was confirmed, and one more: what is lost of one makes up for no other.
+    ids = ["a", "a", "b", "b", "c", "c"]
+    records = [record | {"message_id": name} for record, name in zip(records, ids, strict=False)]
+    seen = seen_of([records[0], *records[2:6], records[2], records[4]])
+    shutil.rmtree(tmp_path / "journal")
+    _, told, flawed = reconcile(spark, tmp_path, records, seen)
+    assert {name: (row.lost, flaws(row)) for name, row in flawed.items()} == {
+        "a": (1, {"lost"}),
+        "b": (0, {"duplicated"}),
+        "c": (0, {"duplicated"}),
+    }
+    shutil.rmtree(tmp_path / "journal")
+    status, told, _ = reconcile(spark, tmp_path, records, seen_of(records))
+    assert (status, told["repeated"]) == (0, 3)
+    assert told["verdict"] == "nothing lost or misplaced, as far as repeated message ids tell"
+    assert "3 message ids are not unique" in (tmp_path / "out" / "report.html").read_text()
+
+
+def test_what_was_seen_in_a_queue_of_no_ring_is_told_apart(spark: SparkSession, tmp_path: Path) -> None:
+    """Consumers that note what they see of many exchanges; all was copied to a queue beside the ring's."""
+    records = published(RING, [f"customer-{n}".encode() for n in range(100)], every=1_000_000)
+    others = published(ring_of({"invoices.1": 1}), KEYS[:5], exchange="invoices", first=101)
+    write_journal(tmp_path / "journal", others, [ring_of({"invoices.1": 1})])
+    beside: list[Seen] = [(record["message_id"], "audit", record["time"] + 9) for record in records]
+    beside += [(f"other {n}", "audit", START + n) for n in range(7)]
+    beside += [(record["message_id"], "invoices.1", record["time"]) for record in others[1:]]
+    status, told, flawed = reconcile(spark, tmp_path, records, seen_of(records) + beside, "--exchange", "orders")
+    assert (status, told["verdict"], flawed) == (0, "nothing lost or misplaced", {})
+    assert (told["messages"], told["copies"], told["copies_elsewhere"]) == (100, 100, 100)
+    # One is there only, as after dead-lettering; and one was left to RabbitMQ to route, which may have put it there.
+    passed = records[8] | {"outcome": "passed", "kind": None, "destination": None}
+    seen = [row for n, row in enumerate(seen_of(records)) if n not in (7, 8)] + beside
+    write_journal(tmp_path / "journal", [*records[:8], passed, *records[9:]], [RING])
+    status, told, flawed = reconcile(spark, tmp_path, [], seen, "--exchange", "orders")
+    assert {name: flaws(row) for name, row in flawed.items()} == {records[7]["message_id"]: {"lost"}}
+    assert flawed[records[7]["message_id"]].seen_queues == ["audit"]
+    assert (status, told["lost"], told["lost_elsewhere"], told["copies_elsewhere"]) == (1, 1, 1, 99)
+    assert "of the lost messages 1 may be among them" in (tmp_path / "out" / "report.html").read_text()
 
 
 def test_of_one_exchange(spark: SparkSession, tmp_path: Path) -> None:
