@@ -112,10 +112,17 @@ class Sample:
         What all other keys have is estimated from the sample without that key, since it is of the question, and no
         random draw: k / (k + (m - k) / s) of m messages in a sample s where no other slot is heavy.
         """
-        rest = self if slot in self.heavy else self._without(messages)
-        others = max(0.0, self.seen - messages)
+        return self.keys_share([(messages, slot)])
+
+    def keys_share(self, keys: Iterable[tuple[float, int]]) -> Estimate:
+        """Return the share that several keys have together, of which each is a pair (messages, slot)."""
+        rest, together = self, 0.0
+        for messages, slot in keys:
+            together += messages
+            rest = rest if slot in self.heavy else rest._without(messages)
+        others = max(0.0, self.seen - together)
         value, low, high = (others + count for count in rest._unseen())
-        return Estimate(*(_part(messages, of) for of in (value, high, low)))
+        return Estimate(*(_part(together, of) for of in (value, high, low)))
 
     def shares(self, seen: NDArray[Any], unseen: NDArray[Any], confidence: float = CONFIDENCE) -> Estimates:
         """Return each destination's share of everything published.

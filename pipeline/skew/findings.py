@@ -1,29 +1,34 @@
-"""What `skew` has found of one ring, and the sentences that say so."""
+"""What `skew` has found of one ring, or of an exchange across its rings, and the rows of its tables."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from statistics import NormalDist
 from typing import Any
 
-from pyspark.sql import Row
+import numpy as np
 
+from pipeline.sampling import CONFIDENCE, Estimate, Estimates, Sample
 from pipeline.skew import measures
 from ring.destination import Destination
 from ring.hashing import SLOTS
 
-_RING = "vhost string, exchange string, ring string"
+_SCOPE = "vhost string, exchange string, ring string"
 RINGS = (
-    f"{_RING}, records long, messages long, sample double, by_slot boolean, approximate boolean, keys long, "
-    "keys_share double, chi_squared double, freedom int, p double, gini double, top_key double, top_10 double, "
-    "max_over_mean double, unfixable int"
+    f"{_SCOPE}, rings int, records long, messages long, sample double, published double, published_low double, "
+    "published_high double, by_slot boolean, approximate boolean, keys long, keys_share double, chi_squared double, "
+    "freedom int, p double, gini double, top_key double, top_key_low double, top_key_high double, top_10 double, "
+    "top_10_low double, top_10_high double, max_over_fair double, max_over_fair_low double, "
+    "max_over_fair_high double, unfixable int, maybe_unfixable int"
 )
 DESTINATIONS = (
-    f"{_RING}, kind string, destination string, weight int, fair_share double, keys long, messages long, bytes long, "
-    "share double, over_fair double"
+    f"{_SCOPE}, kind string, destination string, weight int, fair_share double, keys long, messages long, bytes long, "
+    "share double, share_low double, share_high double, over_fair double, over_fair_low double, over_fair_high double"
 )
 KEYS = (
-    f"{_RING}, key binary, slot int, kind string, destination string, messages long, share double, fair_share double, "
-    "unfixable boolean, estimated boolean"
+    f"{_SCOPE}, key binary, slot int, kind string, destination string, messages long, share double, "
+    "share_low double, share_high double, fair_share double, unfixable boolean, maybe_unfixable boolean, "
+    "estimated boolean"
 )
 """The columns of the tables, as docs/pipeline.md says."""
 
@@ -33,23 +38,30 @@ UNEVEN = 0.001
 
 @dataclass(frozen=True)
 class Scope:
-    """Records of one exchange that name one ring."""
+    """Records of one exchange that name one ring, or, where it is `across`, all records of one exchange."""
 
     vhost: str
     exchange: str
     ring: str
+    """The fingerprint; across several rings the one with the most records."""
     records: int
     least: float
-    """The least `sample`, and the largest."""
+    """The least `sample` of the exchange's records."""
     largest: float
+    """The largest `sample` of these records."""
     since: int
-    """The time of the first record, in microseconds since 1970, and of the last."""
+    """The time of the first record, in microseconds since 1970."""
     until: int
+    """The time of the last record, in microseconds since 1970."""
+    rings: int = 1
+    """How many rings the records name."""
+    across: bool = False
+    """Whether this is the exchange across its rings, be it only one."""
 
     @property
-    def ring_of(self) -> tuple[str, str, str]:
-        """What tells it from others."""
-        return self.vhost, self.exchange, self.ring
+    def told(self) -> tuple[str, str, str | None]:
+        """The first columns of each table, in which the exchange across its rings has no ring."""
+        return self.vhost, self.exchange, None if self.across else self.ring
 
 
 @dataclass(frozen=True)
@@ -57,19 +69,18 @@ class Load:
     """What a destination has got."""
 
     destination: Destination
-    weight: int
+    weight: int | None
+    """None where the exchange's rings give it different ones."""
+    fair: float
+    """The share of the messages that its weight promised it: across rings the mean, by each ring's messages."""
     keys: int
+    """Distinct ones that were counted; across rings those that the ring with the most records gives it."""
     named: int
     """Keys that are not null."""
     messages: int
     bytes: int
-
-    @classmethod
-    def of(cls, destination: Destination, weight: int, keys: Row | None, messages: Row | None) -> "Load":
-        """From the rows of `loads`; None stands for nothing."""
-        counted = (keys["keys"], keys.named) if keys is not None else (0, 0)
-        got = (messages.messages, messages.bytes) if messages is not None else (0, 0)
-        return cls(destination, weight, *counted, *got)
+    unseen: float
+    """Of the slots that the sample does not have, how many it owns: across rings the mean, by each ring's messages."""
 
 
 @dataclass(frozen=True)
@@ -80,11 +91,8 @@ class HotKey:
     key: bytes | None
     messages: int
     owner: Destination
-
-    @classmethod
-    def of(cls, row: Row, owner: Destination) -> "HotKey":
-        """From a row of `keys.hottest`."""
-        return cls(row.slot, None if row.key is None else bytes(row.key), row.messages, owner)
+    fair: float
+    """The share of the messages that its destination was promised: across rings the mean, by each ring's messages."""
 
     def __str__(self) -> str:
         """As people read it: its text, or its bytes in hexadecimal digits, or its slot."""
@@ -96,122 +104,172 @@ class HotKey:
 
 @dataclass(frozen=True)
 class Findings:
-    """Of one ring; counts are of records, of which each key's are there whole."""
+    """Of one ring or exchange; counts are of records, of which each key's are there whole."""
 
     scope: Scope
     loads: Sequence[Load]
     """Of each destination, in the ring's order."""
-    hot: Sequence[HotKey]
-    """The hottest first; all that outweigh a destination are there."""
+    candidates: Sequence[HotKey]
+    """The hottest first; all that may outweigh a destination are there."""
+    asked: int
+    """How many of the hottest are shown, whether they outweigh a destination or not."""
     spread: Sequence[tuple[int, int]]
     """Pairs: messages, and how many keys have so many."""
+    sample: Sample
+    """The messages by slot, of which shares of everything published are estimated."""
     approximate: bool
-    """Whether `hot` is an estimate."""
+    """Whether `candidates` are estimates."""
     keys_share: float
     """Of the sampled slots, those whose keys were counted for `spread` and the loads' keys."""
 
     @property
     def name(self) -> str:
         """As people read it."""
-        return f"{self.scope.exchange} (ring {self.scope.ring}, virtual host {self.scope.vhost})"
+        where = f"{self.scope.exchange} (virtual host {self.scope.vhost}"
+        return f"{where})" if self.scope.across else f"{where}, ring {self.scope.ring})"
 
     @cached_property
     def messages(self) -> int:
-        """Of all destinations."""
+        """Those of all destinations."""
         return sum(load.messages for load in self.loads)
 
     @cached_property
     def keys(self) -> int:
         """Distinct ones that were counted."""
-        return sum(load.keys for load in self.loads)
+        return sum(count for _, count in self.spread)
 
     @property
     def by_slot(self) -> bool:
-        """Whether no record has a key, as far as they were counted (there may be none) and by `hot`."""
-        named = any(load.named for load in self.loads) or any(key.key is not None for key in self.hot)
-        return bool(self.hot) and not named
+        """Whether no record has a key, as far as they were counted (there may be none) and by the hottest."""
+        named = any(load.named for load in self.loads) or any(key.key is not None for key in self.candidates)
+        return bool(self.candidates) and not named
 
     @cached_property
     def chi_squared(self) -> measures.ChiSquared | None:
-        """Of the ring: keys, however hot, count once."""
+        """Of the ring: keys, however hot, count once; None across several rings, since each has its own weights."""
+        if self.scope.rings > 1:
+            return None
         slots = max(1, round(SLOTS * self.scope.least * self.keys_share))
         named = sum(load.named for load in self.loads)
         return measures.chi_squared(*self._keys_and_weights, named, slots)
 
     def keys_over_mean(self, load: Load) -> float:
-        """A destination's distinct keys for its weight, over the mean of all."""
+        """Return a destination's distinct keys for its weight, over the mean of all."""
         keys, weights = self._keys_and_weights
-        return load.keys * sum(weights) / (load.weight * sum(keys))
+        return load.keys * sum(weights) / ((load.weight or 0) * sum(keys))
 
     @property
     def _keys_and_weights(self) -> tuple[list[int], list[int]]:
-        return [load.keys for load in self.loads], [load.weight for load in self.loads]
+        return [load.keys for load in self.loads], [load.weight or 0 for load in self.loads]
 
     @cached_property
     def gini(self) -> float:
-        """Of the keys."""
+        """The Gini coefficient of the messages by key; of a sample, which draws keys alike, an estimate."""
         return measures.gini(self.spread)
 
     @cached_property
-    def max_over_mean(self) -> float:
-        """Of the load by weight."""
-        return measures.max_over_mean([load.messages for load in self.loads], [load.weight for load in self.loads])
-
-    @property
-    def unfixable(self) -> list[HotKey]:
-        """Keys that alone are more than their destination's fair share."""
-        return [key for key in self.hot if self.outweighs(key)]
-
-    def fair_share(self, destination: Destination) -> float:
-        """The share that its weight promises it."""
-        return self._fair_shares[destination]
+    def shares(self) -> Estimates:
+        """Each destination's share of everything published, in the order of `loads`."""
+        return self.sample.shares(*self._seen)
 
     @cached_property
-    def _fair_shares(self) -> dict[Destination, float]:
-        total = sum(load.weight for load in self.loads)
-        return {load.destination: load.weight / total for load in self.loads}
+    def max_over_fair(self) -> Estimate:
+        """The busiest destination's messages by weight, over the mean by weight: 1 where loads are as weights."""
+        return self.sample.max_over_fair(*self._seen, self._fair)
 
     @property
-    def published(self) -> float:
-        """Messages of all keys, those outside the sample with them: a sampled key's are all there, the others' none."""
-        return self.messages / self.scope.least
+    def busiest(self) -> Load:
+        """The destination that has the most for its weight."""
+        return self.loads[int(np.argmax(self.shares.value / self._fair))]
 
-    def share(self, key: HotKey) -> float:
-        """Of what was published."""
-        return key.messages / self.published
+    @property
+    def _seen(self) -> tuple[Any, Any]:
+        seen, unseen = ([getattr(load, name) for load in self.loads] for name in ("messages", "unseen"))
+        return np.array(seen, dtype=np.float64), np.array(unseen, dtype=np.float64)
 
-    def top(self, count: int) -> float:
-        """The share of the hottest keys, of those in the sample."""
-        return sum(key.messages for key in self.hot[:count]) / self.published
+    @property
+    def _fair(self) -> Any:
+        return np.array([load.fair for load in self.loads])
+
+    @cached_property
+    def unfixable(self) -> list[HotKey]:
+        """Keys that alone are more than their destination's fair share, by the low end of the interval."""
+        return [key for key in self.candidates if self.outweighs(key)]
+
+    @cached_property
+    def maybe_unfixable(self) -> list[HotKey]:
+        """Keys of which the sample cannot tell whether they are: the interval has the fair share within it."""
+        return [key for key in self.candidates if self.may_outweigh(key)]
+
+    @cached_property
+    def hot(self) -> list[HotKey]:
+        """The keys to show: the hottest, and all that outweigh their destination or may."""
+        shown = {*self.candidates[: self.asked], *self.unfixable, *self.maybe_unfixable}
+        return [key for key in self.candidates if key in shown]
+
+    def share(self, key: HotKey) -> Estimate:
+        """Return a key's share of everything published."""
+        return self.sample.key_share(key.messages, key.slot)
+
+    def top(self, count: int) -> Estimate:
+        """Return the share of everything published that the hottest keys in the sample have together."""
+        return self.sample.keys_share((key.messages, key.slot) for key in self.candidates[:count])
 
     def outweighs(self, key: HotKey) -> bool:
-        """Whether no weight can fix it: its queue is above its fair share by this key alone."""
-        return len(self.loads) > 1 and self.share(key) > self.fair_share(key.owner)
+        """Return whether no weight can fix it: its destination is above its fair share by this key alone."""
+        return len(self.loads) > 1 and self.share(key).low * _sure(key) > key.fair
+
+    def may_outweigh(self, key: HotKey) -> bool:
+        """Return whether the sample leaves open if no weight can fix it."""
+        return len(self.loads) > 1 and not self.outweighs(key) and self.share(key).high * _sure(key) > key.fair
+
+    @property
+    def too_few(self) -> bool:
+        """Whether some key is above its destination's fair share, but by too few messages to be no chance."""
+        return len(self.loads) > 1 and any(
+            self.share(key).value > key.fair and not self.outweighs(key) and not self.may_outweigh(key)
+            for key in self.candidates
+        )
 
     def row(self) -> tuple[Any, ...]:
-        """Of RINGS."""
+        """Return the row of RINGS."""
         tested = self.chi_squared or (None, None, None)
         return (
-            *(*self.scope.ring_of, self.scope.records, self.messages, self.scope.least),
+            *(*self.scope.told, self.scope.rings, self.scope.records, self.messages, self.scope.least),
+            *map(_finite, self.sample.total()),
             *(self.by_slot, self.approximate, self.keys, self.keys_share, *tested, self.gini),
-            *(self.top(1), self.top(10), self.max_over_mean, len(self.unfixable)),
+            *(*self.top(1), *self.top(10), *self.max_over_fair, len(self.unfixable), len(self.maybe_unfixable)),
         )
 
     def destination_rows(self) -> list[tuple[Any, ...]]:
-        """Of DESTINATIONS."""
+        """Return the rows of DESTINATIONS."""
         rows = []
-        for load in self.loads:
-            share, fair = load.messages / self.messages, self.fair_share(load.destination)
-            counts = (load.keys, load.messages, load.bytes, share, share / fair)
-            rows.append((*self.scope.ring_of, *load.destination, load.weight, fair, *counts))
+        for n, load in enumerate(self.loads):
+            shares = [float(part[n]) for part in self.shares]
+            counts = (load.keys, load.messages, load.bytes, *shares, *(share / load.fair for share in shares))
+            rows.append((*self.scope.told, *load.destination, load.weight, load.fair, *counts))
         return rows
 
     def key_rows(self) -> list[tuple[Any, ...]]:
-        """Of KEYS."""
+        """Return the rows of KEYS."""
         return [
             (
-                *(*self.scope.ring_of, key.key, key.slot, *key.owner, key.messages, self.share(key)),
-                *(self.fair_share(key.owner), self.outweighs(key), self.approximate),
+                *(*self.scope.told, key.key, key.slot, *key.owner, key.messages, *self.share(key), key.fair),
+                *(self.outweighs(key), self.may_outweigh(key), self.approximate),
             )
             for key in self.hot
         ]
+
+
+def _sure(key: HotKey) -> float:
+    """Return what part of a key's messages are no chance: the low end of a Poisson count's interval, by the count.
+
+    At most one key in its destination's fair share can have so much, so chance has as many tries to make one seem so
+    (Bonferroni). Wilson and Hilferty's approximation; of six messages of six keys nothing is left.
+    """
+    z = NormalDist().inv_cdf(1 - (1 - CONFIDENCE) / 2 * key.fair)
+    return float(max(0.0, 1 - 1 / (9 * key.messages) - z / (3 * key.messages**0.5)) ** 3)
+
+
+def _finite(value: float) -> float | None:
+    return float(value) if np.isfinite(value) else None

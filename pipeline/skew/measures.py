@@ -62,9 +62,3 @@ def lorenz(spread: Iterable[tuple[int, int]]) -> tuple[list[float], list[float]]
     if not messages[-1]:
         return [0, 1], [0, 1]
     return [n / keys[-1] for n in keys], [n / messages[-1] for n in messages]
-
-
-def max_over_mean(messages: Sequence[int], weights: Sequence[int]) -> float:
-    """The largest load for its weight over that of all: 1 where loads are as weights; 0 without messages."""
-    total = sum(messages)
-    return max(n / w for n, w in zip(messages, weights, strict=True)) * sum(weights) / total if total else 0.0

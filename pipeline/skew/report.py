@@ -6,73 +6,132 @@ from matplotlib.figure import Figure
 
 from pipeline import plots
 from pipeline.about import About
-from pipeline.formats import count, percent
+from pipeline.formats import count, estimate, interval, moment, percent
 from pipeline.gaps import Missing
 from pipeline.names import natural
 from pipeline.report import Grade, Report
 from pipeline.skew import measures, words
-from pipeline.skew.findings import Findings, HotKey
+from pipeline.skew.findings import UNEVEN, Findings, HotKey
 
 _MOST_KEYS = 50
 
 
 def report(every: Sequence[Findings], missing: Missing, about: About) -> Report:
-    """The HTML file's content; `missing` says how many records are not in the journal, `about` is its head."""
-    lead = " ".join(f"{found.scope.exchange}: {words.of_load(found)} {words.of_weights(found)}" for found in every[:3])
-    made = Report("Skew", _grade(every, missing), lead or "The journal has no records.", about)
+    """Return the page: `missing` says how many records are not in the journal, `about` is its head.
+
+    Of `every` exchange there is a part, and in it a row for each of its rings.
+    """
+    made = Report("Skew", _grade(every, missing), words.of_all(every), about)
+    exchanges = [found for found in every if found.scope.across]
+    made.table(
+        [
+            "exchange",
+            "rings",
+            "records",
+            "times the fair share",
+            "busiest",
+            "hottest key",
+            "no weight can fix",
+            "maybe",
+        ],
+        [_exchange(found) for found in exchanges],
+    )
     made.text(words.of_missing(missing))
-    for found in every:
-        made.heading(f"Exchange {found.name}: {found.messages:,} records")
-        for text in (words.of_ring(found), words.of_keys(found), words.of_load(found), words.of_weights(found)):
-            made.text(text)
-        for text in words.caveats(found):
-            made.text(text)
-        made.figure(_shares(found), "Each destination's keys and messages next to what its weight promises")
-        made.figure(_lorenz(found), "How messages are spread over keys")
-        made.table(
-            [
-                "slot" if found.by_slot else "key",
-                "destination",
-                "messages",
-                "share",
-                "fair share of its destination",
-                "",
-            ],
-            [_row(found, key) for key in found.hot[:_MOST_KEYS]],
-        )
+    for found in exchanges:
+        rings = [one for one in every if not one.scope.across and _of(one) == _of(found)]
+        _add(made, found, rings)
     return made
 
 
+def _add(made: Report, found: Findings, rings: Sequence[Findings]) -> None:
+    made.heading(f"Exchange {found.name}: {count(found.messages)} records")
+    for text in (words.of_load(found), words.of_weights(found), words.of_keys(found), *words.caveats(found)):
+        made.text(text)
+    hot = "estimated messages" if found.approximate else "messages"
+    made.table(
+        ["slot" if found.by_slot else "key", "destination", hot, "share", "fair share of its destination", ""],
+        [_row(found, key) for key in found.hot[:_MOST_KEYS]],
+    )
+    made.figure(_shares(found), "Each destination's keys and messages next to what its weight promises")
+    made.figure(_lorenz(found), "How messages are spread over keys")
+    for one in rings[:1] if len(rings) == 1 else [found]:
+        made.text(words.of_ring(one))
+    made.table(
+        [
+            "ring",
+            "from",
+            "until",
+            "records",
+            "even",
+            "times the fair share",
+            "hottest key",
+            "no weight can fix",
+            "maybe",
+        ],
+        [_ring(one) for one in sorted(rings, key=lambda one: (one.scope.since, one.scope.ring))],
+    )
+
+
+def _of(found: Findings) -> tuple[str, str]:
+    return found.scope.vhost, found.scope.exchange
+
+
 def _grade(every: Sequence[Findings], missing: Missing) -> Grade:
-    if any(found.unfixable for found in every):
+    exchanges = [found for found in every if found.scope.across]
+    if any(found.unfixable for found in exchanges):
         return Grade.BAD
-    return Grade.LOOK if missing.records or any(found.max_over_mean > words.EVEN for found in every) else Grade.GOOD
+    uneven = any(found.maybe_unfixable or found.max_over_fair.value > words.EVEN for found in exchanges)
+    return Grade.LOOK if missing.records or uneven else Grade.GOOD
+
+
+def _exchange(found: Findings) -> Sequence[object]:
+    return (
+        *(found.name, found.scope.rings, found.messages, interval(*found.max_over_fair, estimate)),
+        *(found.busiest.destination.name, interval(*found.top(1)), len(found.unfixable), len(found.maybe_unfixable)),
+    )
+
+
+def _ring(found: Findings) -> Sequence[object]:
+    tested = found.chi_squared
+    even = "too few keys" if tested is None else f"{'no' if tested.p < UNEVEN else 'yes'}, p = {tested.p:.3g}"
+    return (
+        *(found.scope.ring, moment(found.scope.since), moment(found.scope.until), found.messages, even),
+        *(interval(*found.max_over_fair, estimate), interval(*found.top(1))),
+        *(len(found.unfixable), len(found.maybe_unfixable)),
+    )
 
 
 def _row(found: Findings, key: HotKey) -> Sequence[object]:
-    verdict = "no weight can fix it" if found.outweighs(key) else ""
-    fair = found.fair_share(key.owner)
-    return str(key), str(key.owner), count(key.messages), percent(found.share(key)), percent(fair), verdict
+    verdict = ""
+    if found.outweighs(key):
+        verdict = "no weight can fix it"
+    elif found.may_outweigh(key):
+        verdict = "maybe no weight can fix it"
+    share = interval(*found.share(key))
+    return str(key), str(key.owner), count(key.messages), share, percent(key.fair), verdict
 
 
 def _shares(found: Findings) -> Figure:
     """Three bars a destination, as parts of its fair share; the hottest key's part of its messages is marked."""
-    shown = sorted(found.loads, key=lambda load: -load.messages / load.weight)[: plots.MOST_BARS]
-    shown.sort(key=lambda load: natural(load.destination.name))
-    fair = [found.fair_share(load.destination) for load in shown]
-    keys = [load.keys / max(found.keys, 1) / share for load, share in zip(shown, fair, strict=True)]
-    messages = [load.messages / found.messages / share for load, share in zip(shown, fair, strict=True)]
+    order = sorted(range(len(found.loads)), key=lambda n: -found.shares.value[n] / found.loads[n].fair)
+    order = sorted(order[: plots.MOST_BARS], key=lambda n: natural(found.loads[n].destination.name))
+    shown = [found.loads[n] for n in order]
+    counted = max(1, sum(load.keys for load in found.loads))
+    keys = [load.keys / counted / load.fair for load in shown]
+    messages = [found.shares.value[n] / found.loads[n].fair for n in order]
     hottest = []
-    for load, share in zip(shown, fair, strict=True):
-        own = [key.messages / found.messages for key in found.hot if key.owner == load.destination]
-        hottest.append(max(own, default=0.0) / share)
+    for load in shown:
+        own = [found.share(key).value for key in found.hot if key.owner == load.destination]
+        hottest.append(max(own, default=0.0) / load.fair)
     figure, axes = plots.new(0.8 + 0.42 * len(shown))
     places = range(len(shown))
-    axes.barh([place - 0.2 for place in places], keys, 0.36, label="distinct " + _what(found), color=plots.QUIET)
-    axes.barh([place + 0.2 for place in places], messages, 0.36, label="messages", color=plots.BLUE)
-    axes.barh(
-        [place + 0.2 for place in places], hottest, 0.36, label="of one hot " + _what(found)[:-1], color=plots.RED
-    )
+    upper, lower = [place - 0.2 for place in places], [place + 0.2 for place in places]
+    axes.barh(upper, keys, 0.36, label="distinct " + _what(found), color=plots.QUIET)
+    axes.barh(lower, messages, 0.36, label="messages", color=plots.BLUE)
+    axes.barh(lower, hottest, 0.36, label="of one hot " + _what(found)[:-1], color=plots.RED)
+    if found.scope.least < 1:
+        ends = [[abs(found.shares.value[n] - end[n]) / found.loads[n].fair for n in order] for end in found.shares[1:]]
+        axes.errorbar(messages, lower, xerr=ends, fmt="none", ecolor=plots.INK, capsize=2)
     axes.axvline(1, color=plots.INK, linewidth=0.8)
     plots.names(axes, [load.destination.name for load in shown])
     axes.set_xlabel("times what its weight promises")

@@ -1,60 +1,90 @@
 """What `skew` has found, in sentences."""
 
+from collections.abc import Sequence
+
+from pipeline.formats import count, estimate, interval, percent
 from pipeline.gaps import Missing
+from pipeline.sampling import Estimate
 from pipeline.skew.findings import UNEVEN, Findings, HotKey
 
 EVEN = 1.1
-"""Max over mean up to which a load needs no explanation."""
+"""How much more than its fair share the busiest destination may have in a load that needs no explanation."""
+
+_NAMED = 5
+"""Keys that a sentence names."""
+
+
+def of_all(every: Sequence[Findings]) -> str:
+    """Return the sentence at the top of the page, on the exchange that most asks for it; `every` has some."""
+    first = max((one for one in every if one.scope.across), key=_gravity)
+    told = of_weights(first) if first.unfixable or first.maybe_unfixable else of_load(first)
+    return f"Exchange {first.name}: {told[0].lower()}{told[1:]}"
 
 
 def of_ring(found: Findings) -> str:
-    """Whether distinct keys are spread as the weights say."""
+    """Return whether distinct keys are spread as the weights say."""
     what = "slots that have messages" if found.by_slot else "distinct keys"
+    if found.scope.rings > 1:
+        return f"The records name {found.scope.rings} rings, one for each change of the bindings: each is judged below."
     if len(found.loads) == 1:
         return "The ring has one destination: there is nothing to spread."
     if (tested := found.chi_squared) is None:
-        return f"{found.keys:,} {what} are too few to judge the ring by."
-    figures = f"chi-squared {tested.statistic:.1f} of {tested.freedom} degrees of freedom, p = {tested.p:.3g}"
+        return f"{count(found.keys)} {what} are too few to judge the ring by."
+    figures = f"chi-squared {estimate(tested.statistic)} of {tested.freedom} degrees of freedom, p = {tested.p:.3g}"
     if tested.p < UNEVEN:
         return f"The ring is uneven: its {what} are not spread as the weights say ({figures})."
     return f"The ring is even: its {what} are spread as the weights say ({figures})."
 
 
 def of_keys(found: Findings) -> str:
-    """How uneven the keys are."""
+    """Return how uneven the keys are."""
     what = "slot" if found.by_slot else "key"
     about = "about " if found.approximate else ""
+    where = " in the sample" if found.scope.least < 1 else ""
     return (
-        f"The hottest {what} makes {about}{found.top(1):.1%} of the messages, the hottest ten "
-        f"{about}{found.top(10):.1%}; Gini coefficient {found.gini:.2f}."
+        f"The hottest {what}{where} makes {about}{told(found.top(1))} of the messages, the hottest ten "
+        f"{about}{told(found.top(10))}; Gini coefficient {found.gini:.2f}."
     )
 
 
 def of_load(found: Findings) -> str:
-    """What comes of both."""
-    most = max(found.loads, key=lambda load: load.messages / load.weight)
-    told = f"{most.destination} has {found.max_over_mean:.2f} times the mean load for its weight"
-    if found.max_over_mean <= EVEN:
-        return f"The load is even: {told}, the most of all."
+    """Return what load comes of ring and keys."""
+    most, times = found.busiest, found.max_over_fair
+    figure = f"{most.destination} has {interval(*times, estimate)} times its fair share"
+    if times.value <= EVEN and times.high <= EVEN:
+        return f"The load is even: {figure}, the most of all."
+    if times.low <= EVEN:
+        return f"The sample cannot tell whether the load is even: {figure}, the most of all."
+    if found.scope.rings > 1:
+        return f"The load is uneven: {figure}; whether keys or a ring are at fault is told of each ring."
     if found.chi_squared is not None and found.chi_squared.p < UNEVEN and found.keys_over_mean(most) > EVEN:
-        return f"The load is uneven: {told}; the ring is at fault."
-    return f"The load is uneven: {told}; that is the keys' doing, not the ring's."
+        return f"The load is uneven: {figure}; the ring is at fault."
+    return f"The load is uneven: {figure}; that is the keys' doing, not the ring's."
 
 
 def of_weights(found: Findings) -> str:
-    """Which keys no weight can fix."""
-    hot = found.unfixable
-    if not hot:
-        what = "slot" if found.by_slot else "key"
-        among = f" of the {len(found.hot)} hottest" if found.approximate else ""
-        return f"No {what}{among} exceeds its destination's fair share by itself."
-    named = ", ".join(_outweighing(found, key) for key in hot[:5])
-    others = f" and {len(hot) - 5} more" if len(hot) > 5 else ""
-    return f"No weight can fix {named}{others}."
+    """Return which keys no weight can fix, and of which the sample leaves that open."""
+    what = "slot" if found.by_slot else "key"
+    among = f" of the {count(len(found.candidates))} hottest" if found.approximate else ""
+    told = [
+        f"{verb} {'; '.join(_outweighing(found, key) for key in some[:_NAMED])}"
+        f"{f'; and {count(len(some) - _NAMED)} more' if len(some) > _NAMED else ''}."
+        for verb, some in (
+            ("No weight can fix", found.unfixable),
+            ("Maybe no weight can fix", found.maybe_unfixable),
+        )
+        if some
+    ]
+    if told:
+        return " ".join(told)
+    if found.too_few:
+        return f"{count(found.messages)} records are too few to say which {what} exceeds a fair share by itself."
+    where = " in the sample" if found.scope.least < 1 else ""
+    return f"No {what}{among}{where} exceeds its destination's fair share by itself."
 
 
 def of_missing(missing: Missing) -> str:
-    """Whether the figures are of all that was journalled."""
+    """Return whether the figures are of all that was journalled."""
     told = "No record is missing in between."
     if missing.records:
         told = f"{missing.records:,} records are missing from the journal: all figures are of those that are there."
@@ -62,15 +92,15 @@ def of_missing(missing: Missing) -> str:
 
 
 def caveats(found: Findings) -> list[str]:
-    """What figures to take with care."""
+    """Return what figures to take with care."""
     told = []
     if found.by_slot:
         told.append(
             "The journal has no keys (journal_key is none, or messages lack the hashed value): a slot stands for a "
             "key. Some keys share one, and keys cannot be named."
         )
-    elif unnamed := found.keys - sum(load.named for load in found.loads):
-        told.append(f"{unnamed:,} slots stand for keys that are not in the journal.")
+    elif (named := sum(load.named for load in found.loads)) < (counted := sum(load.keys for load in found.loads)):
+        told.append(f"{count(counted - named)} slots stand for keys that are not in the journal.")
     if found.scope.least < found.scope.largest:
         told.append(
             f"Samples differ, {found.scope.least:g} to {found.scope.largest:g}: "
@@ -78,18 +108,32 @@ def caveats(found: Findings) -> list[str]:
         )
     if found.scope.least < 1:
         told.append(
-            f"The journal is a sample: a share of {found.scope.least:g} of the keys is in it, whole. Keys' shares are "
-            "of all messages, and a hot key may be outside; in the loads, one that is inside weighs more than in all."
+            f"The journal is a sample: a share of {found.scope.least:g} of the slots is in it, each key whole or not "
+            "at all. Shares and loads are estimates of everything published, and the range in parentheses has the "
+            "true figure in 95% of samples; in fewer where few keys have most of the messages, and not where a key "
+            "outside the sample is hot: no sample sees that."
         )
     if found.approximate:
-        told.append("Hot keys and their messages are estimates (approx_top_k).")
+        told.append(
+            "Hot keys and their messages are estimates (approx_top_k), and depend on how records are laid out: the "
+            "same records in other files, or read in another order, can give others."
+        )
     if found.keys_share < 1:
         told.append(f"Distinct keys are those of a share of {found.keys_share:.2g} of the slots.")
     return told
 
 
+def told(share: Estimate) -> str:
+    """Return a share with its interval, where it has one."""
+    return interval(*share)
+
+
+def _gravity(found: Findings) -> tuple[int, int, float, int]:
+    return len(found.unfixable), len(found.maybe_unfixable), found.max_over_fair.low, found.messages
+
+
 def _outweighing(found: Findings, key: HotKey) -> str:
     return (
-        f"{'' if key.key is None else 'key '}{key}: it alone is {found.share(key):.1%} of the messages, "
-        f"the fair share of {key.owner} is {found.fair_share(key.owner):.1%}"
+        f"{'' if key.key is None else 'key '}{key}: it alone is {told(found.share(key))} of the messages, "
+        f"the fair share of {key.owner} is {percent(key.fair)}"
     )

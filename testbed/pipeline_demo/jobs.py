@@ -42,11 +42,14 @@ class Jobs:
         self._expect("usage", "gaps", _table(out / "gaps").num_rows, 0)
 
     async def skew(self) -> None:
-        """The heaviest key of each ring that records name must be the hot one, which no weight can fix."""
+        """The heaviest key of the exchange and of each ring must be the hot one, which no weight can fix."""
         out = await self._run("skew", *self._journal)
         keys = _table(out / "keys").sort_by([("messages", "descending")]).to_pylist()
         rings = {key["ring"] for key in keys}
-        self._expect("skew", "rings", rings, {record["ring"] for record in _records(self._folder / "journal", "jsonl")})
+        # None is the exchange, across its rings.
+        self._expect(
+            "skew", "rings", rings, {None} | {record["ring"] for record in _records(self._folder / "journal", "jsonl")}
+        )
         for ring in rings:
             heaviest = next(key for key in keys if key["ring"] == ring)
             self._expect("skew", f"heaviest key of ring {ring}", heaviest["key"], HOT.encode())

@@ -1,8 +1,10 @@
 """Skew: what is the ring's, what is the keys' and what is load are kept apart; and which keys no weight can fix."""
 
+import itertools
 from collections import Counter
 from pathlib import Path
 
+import mmh3
 import numpy as np
 import pytest
 from pyspark.sql import SparkSession
@@ -12,9 +14,10 @@ from pipeline.__main__ import main
 from pipeline.gaps import Missing
 from pipeline.journal import read_records, read_rings
 from pipeline.rings import KnownRing
-from pipeline.skew import measures, words
-from pipeline.skew.command import find
-from pipeline.skew.findings import Findings, Load, Scope
+from pipeline.sampling import Sample
+from pipeline.skew import keys, measures, words
+from pipeline.skew.finder import find
+from pipeline.skew.findings import DESTINATIONS, KEYS, Findings, Load, Scope
 from pipeline.skew.report import report
 from ring.destination import Destination
 from ring.hashing import SLOTS, slot_of
@@ -22,6 +25,16 @@ from tests.pipeline.records import Record, published, ring_of, write_journal
 
 KNOWN = ring_of({"orders.1": 1, "orders.2": 1, "orders.3": 2})
 COLD = [f"customer-{n}".encode() for n in range(400)]
+COLD_OF_MANY = [b"customer-%d" % n for n in range(1000)]
+
+
+def columns(schema: str) -> list[str]:
+    return [column.split()[0] for column in schema.split(", ")]
+
+
+def murmur_slot(key: bytes) -> int:
+    """The slot by the hash itself: the first 20 bits of MurmurHash3_x64_128."""
+    return int(mmh3.hash64(key, signed=False)[0] >> 44)
 
 
 def found_in(
@@ -47,10 +60,10 @@ def found_in(
 
 def test_a_hot_key_is_the_keys_doing_and_no_weight_can_fix_it(spark: SparkSession, tmp_path: Path) -> None:
     keys = COLD + [b"whale"] * 600 + [b"dolphin"] * 50
-    [found] = found_in(spark, tmp_path, published(KNOWN, keys))
+    [found, _] = found_in(spark, tmp_path, published(KNOWN, keys))
     assert [(key.key, key.messages) for key in found.hot[:2]] == [(b"whale", 600), (b"dolphin", 50)]
     assert [key.key for key in found.unfixable] == [b"whale"]
-    assert found.share(found.hot[0]) == 600 / 1050
+    assert set(found.share(found.hot[0])) == {600 / 1050}
     owner = KNOWN.ring.owner_of(b"whale")
     counts = Counter(KNOWN.ring.owner_of(key) for key in keys)
     assert {load.destination: load.messages for load in found.loads} == counts
@@ -58,7 +71,7 @@ def test_a_hot_key_is_the_keys_doing_and_no_weight_can_fix_it(spark: SparkSessio
     assert {load.destination: load.keys for load in found.loads} == Counter(
         KNOWN.ring.owner_of(key) for key in set(keys)
     )
-    assert found.max_over_mean == pytest.approx(counts[owner] / KNOWN.weights[owner] * 4 / 1050)
+    assert found.max_over_fair == pytest.approx([counts[owner] / KNOWN.weights[owner] * 4 / 1050] * 3)
     assert found.chi_squared is not None
     assert found.chi_squared.p > 0.001
     assert "the keys' doing" in words.of_load(found)
@@ -70,11 +83,11 @@ def test_a_hot_key_is_the_keys_doing_and_no_weight_can_fix_it(spark: SparkSessio
 def test_a_ring_that_does_not_keep_to_its_weights_is_told_from_hot_keys(spark: SparkSession, tmp_path: Path) -> None:
     # Keys of one queue only, each once: a ring could not spread them so by chance.
     own = [key for key in COLD if KNOWN.ring.owner_of(key) == Destination("queue", "orders.1")]
-    [found] = found_in(spark, tmp_path, published(KNOWN, own))
+    [found, _] = found_in(spark, tmp_path, published(KNOWN, own))
     assert found.chi_squared is not None
     assert found.chi_squared.p < 1e-6
     assert found.gini == pytest.approx(0)
-    assert found.max_over_mean == 4
+    assert found.max_over_fair.value == 4
     assert [load.messages for load in found.loads] == [len(own), 0, 0]
     assert "the ring is at fault" in words.of_load(found)
 
@@ -82,10 +95,21 @@ def test_a_ring_that_does_not_keep_to_its_weights_is_told_from_hot_keys(spark: S
 def spread(keys: list[int], share: float, *, by_slot: bool = False, hot: int = 0) -> Findings:
     """Ten queues that have got so many keys each, a message a key, in a share of all slots; the first `hot` more."""
     loads = [
-        Load(Destination("queue", f"orders.{n}"), 1, count, 0 if by_slot else count, count + (hot if n == 0 else 0), 0)
+        Load(
+            Destination("queue", f"orders.{n}"),
+            1,
+            0.1,
+            count,
+            0 if by_slot else count,
+            count + (hot if n == 0 else 0),
+            0,
+            0,
+        )
         for n, count in enumerate(keys)
     ]
-    return Findings(Scope("/", "orders", "ring", sum(keys), share**0.5, 1.0, 0, 0), loads, [], [], False, share**0.5)
+    scope = Scope("/", "orders", "ring", sum(keys), share**0.5, 1.0, 0, 0)
+    sample = Sample.of(SLOTS, sum(keys) + hot, 0, [])
+    return Findings(scope, loads, [], 10, [(1, sum(keys))], sample, False, share**0.5)
 
 
 @pytest.mark.parametrize("share", [1.0, 0.25])
@@ -120,14 +144,14 @@ def test_a_ring_that_is_uneven_is_told_also_of_many_keys(spark: SparkSession) ->
 
 def test_estimates_name_the_same_keys(spark: SparkSession, tmp_path: Path) -> None:
     keys = COLD * 5 + [b"whale"] * 4000 + [bytes([0, 255])] * 500
-    [found] = found_in(spark, tmp_path, published(KNOWN, keys), approximate=True)
+    [found, _] = found_in(spark, tmp_path, published(KNOWN, keys), approximate=True)
     assert [(key.key, key.messages) for key in found.hot[:2]] == [(b"whale", 4000), (bytes([0, 255]), 500)]
     assert found.hot[0].owner == KNOWN.ring.owner_of(b"whale")
     assert str(found.hot[1]) == "0x00ff"
     assert found.keys == 402
     assert found.messages == 6500
     # Above so many records: loads are of all of them, distinct keys of fewer slots.
-    [found] = found_in(spark, tmp_path, [], exact=3250)
+    [found, _] = found_in(spark, tmp_path, [], exact=3250)
     assert found.approximate
     assert found.messages == 6500
     assert found.keys_share == 0.5
@@ -138,7 +162,7 @@ def test_estimates_name_the_same_keys(spark: SparkSession, tmp_path: Path) -> No
 def test_estimates_name_all_keys_that_no_weight_can_fix(spark: SparkSession, tmp_path: Path) -> None:
     known = ring_of({f"orders.{n}": 1 for n in range(40)})
     hot = COLD[:15]
-    [found] = found_in(spark, tmp_path, published(known, COLD + hot * 100), known, approximate=True)
+    [found, _] = found_in(spark, tmp_path, published(known, COLD + hot * 100), known, approximate=True)
     # More than the ten that were asked for.
     assert {key.key for key in found.unfixable} == set(hot)
     assert len(found.hot) == len(hot)
@@ -147,17 +171,18 @@ def test_estimates_name_all_keys_that_no_weight_can_fix(spark: SparkSession, tmp
 def test_an_exchange_whose_keys_are_in_no_counted_slot_is_told(spark: SparkSession, tmp_path: Path) -> None:
     outside = max(COLD, key=slot_of)
     records = published(KNOWN, COLD) + published(KNOWN, [outside] * 20, exchange="mail", first=401)
-    [_, mail] = found_in(spark, tmp_path, records, exact=42)
+    [_, _, mail, _] = found_in(spark, tmp_path, records, exact=42)
     assert (mail.keys, mail.messages, mail.hot[0].key) == (0, 20, outside)
     assert not mail.by_slot
     assert words.of_ring(mail) == "0 distinct keys are too few to judge the ring by."
+    assert mail.scope.across
     report([mail], Missing(0, 0), {}).write(tmp_path / "report.html")
     assert (tmp_path / "report.html").read_text(encoding="utf-8").count("<svg") == 2
 
 
 def test_without_keys_slots_stand_for_them(spark: SparkSession, tmp_path: Path) -> None:
     keys = COLD + [b"whale"] * 600
-    [found] = found_in(spark, tmp_path, published(KNOWN, keys, with_key=False))
+    [found, _] = found_in(spark, tmp_path, published(KNOWN, keys, with_key=False))
     assert found.by_slot
     assert found.hot[0].key is None
     assert found.hot[0].messages == 600
@@ -171,37 +196,125 @@ def test_a_key_of_a_sample_is_judged_by_all_messages(spark: SparkSession, tmp_pa
     records = published(KNOWN, COLD, sample=0.5) + published(KNOWN, COLD, proxy="b2" * 8, sample=0.25)
     hot = next(r for r in records if r["slot"] < 1 << 18)
     copies = [hot | {"seq": n, "proxy": "c3" * 8, "sample": 0.25} for n in range(1, 101)]
-    [found] = found_in(spark, tmp_path, records + copies)
+    [found, _] = found_in(spark, tmp_path, records + copies)
     kept = [r for r in records + copies if r["slot"] < 1 << 18]
     assert found.messages == len(kept)
     assert found.hot[0].messages == 102
-    # More than a fair share of the sample, less of all.
-    assert found.share(found.hot[0]) == 102 / len(kept) * 0.25
+    # More than a fair share of the sample, less of all: nobody else is known of three quarters of the slots.
+    assert found.share(found.hot[0]).value == pytest.approx(102 / (102 + (len(kept) - 102) * 4), rel=1e-4)
     assert len(words.caveats(found)) == 2
 
 
-def test_rings_and_exchanges_are_kept_apart(spark: SparkSession, tmp_path: Path) -> None:
-    changed = ring_of({"orders.1": 1, "orders.2": 1, "orders.3": 2, "orders.4": 1})
-    records = published(KNOWN, COLD[:40]) + published(changed, COLD[:30], first=41)
-    records += published(KNOWN, COLD[:24], exchange="mail", first=71)
+def test_a_hot_key_of_a_sample_of_one_percent_is_as_hot_as_it_is(spark: SparkSession, tmp_path: Path) -> None:
+    # 70,000 messages, each of another key, and 30,000 of one key, which is in the sample.
+    whale = next(key for key in (b"whale-%d" % n for n in itertools.count()) if murmur_slot(key) < SLOTS // 100)
+    cold = [b"customer-%d" % n for n in range(70_000)]
+    known = ring_of({f"orders.{n}": 1 for n in range(10)})
+    [found, _] = found_in(spark, tmp_path, published(known, cold + [whale] * 30_000, sample=0.01), known)
+    others = sum(1 for key in cold if murmur_slot(key) < SLOTS // 100)
+    [key] = found.unfixable
+    assert key.key == whale
+    share = found.share(key)
+    assert share.value == pytest.approx(30_000 / (30_000 + others * 100), rel=0.001)
+    assert share.low < 0.3 < share.high
+    assert share.high - share.low < 0.06
+    assert "No weight can fix key" in words.of_weights(found)
+    # The queue of the key has it, and a tenth of the others.
+    assert found.max_over_fair.low < 10 * (0.3 + 0.07) < found.max_over_fair.high
+    assert found.max_over_fair.value == pytest.approx(3.7, rel=0.08)
+    [row] = [row for row in found.destination_rows() if row[4] == key.owner.name]
+    assert dict(zip(columns(DESTINATIONS), row, strict=True))["over_fair"] == found.max_over_fair.value
+    [row] = [row for row in found.key_rows() if row[3] == whale]
+    told = dict(zip(columns(KEYS), row, strict=True))
+    assert (told["share"], told["share_low"], told["share_high"]) == share
+    assert (told["unfixable"], told["maybe_unfixable"]) == (True, False)
+
+
+def test_where_a_sample_leaves_it_open_a_key_is_one_that_maybe_no_weight_can_fix(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    # A hundred keys of 50 messages in a sample of a quarter, and one of 900: of 400 such keys it is 4.3%, fair is 4.2%.
+    cold = [key for key in COLD_OF_MANY if murmur_slot(key) < SLOTS // 4][:100]
+    whale = next(key for key in (b"whale-%d" % n for n in itertools.count()) if murmur_slot(key) < SLOTS // 4)
+    known = ring_of({f"orders.{n}": 1 for n in range(24)})
+    [found, _] = found_in(spark, tmp_path, published(known, cold * 50 + [whale] * 900, sample=0.25), known)
+    share = found.share(found.hot[0])
+    assert share.value == pytest.approx(900 / (900 + 20_000))
+    assert share.low < 1 / 24 < share.high
+    assert (found.unfixable, [key.key for key in found.maybe_unfixable]) == ([], [whale])
+    assert words.of_weights(found).startswith("Maybe no weight can fix key 'whale-")
+
+
+def test_six_records_name_no_key_that_no_weight_can_fix(spark: SparkSession, tmp_path: Path) -> None:
+    for queues in (10, 500):
+        known = ring_of({f"orders.{n}": 1 for n in range(queues)})
+        [found, ring] = found_in(spark, tmp_path / str(queues), published(known, COLD[:6]), known)
+        for one in (found, ring):
+            # Each is a sixth of the messages, and a fair share less.
+            assert one.share(one.hot[0]).value == pytest.approx(1 / 6)
+            assert (one.unfixable, one.maybe_unfixable) == ([], [])
+            assert words.of_weights(one) == "6 records are too few to say which key exceeds a fair share by itself."
+
+
+def test_an_exchange_is_judged_across_its_rings_and_then_each_ring(spark: SparkSession, tmp_path: Path) -> None:
+    changed = ring_of({"orders.1": 3, "orders.2": 1, "orders.3": 2, "orders.4": 1})
+    early, late = COLD[:40] + [b"whale"] * 100, COLD[20:50] + [b"whale"] * 50 + [b"dolphin"] * 6
+    records = published(KNOWN, early) + published(changed, late, first=141)
+    records += published(KNOWN, COLD[:24], exchange="mail", first=227)
     found = found_in(spark, tmp_path, records, KNOWN, changed)
-    assert [(one.scope.exchange, one.scope.ring, one.messages) for one in found] == [
-        ("orders", KNOWN.fingerprint, 40),
-        ("orders", changed.fingerprint, 30),
-        ("mail", KNOWN.fingerprint, 24),
+    assert [(one.scope.exchange, one.scope.across, one.scope.ring, one.messages) for one in found] == [
+        ("orders", True, KNOWN.fingerprint, 226),
+        ("orders", False, KNOWN.fingerprint, 140),
+        ("orders", False, changed.fingerprint, 86),
+        ("mail", True, KNOWN.fingerprint, 24),
+        ("mail", False, KNOWN.fingerprint, 24),
     ]
-    for one, known in zip(found, (KNOWN, changed, KNOWN), strict=True):
-        owners = Counter(known.ring.owner_of(key) for key in COLD[: one.messages])
-        assert {load.destination: load.messages for load in one.loads if load.messages} == owners
-        assert one.chi_squared is not None
-        assert one.chi_squared.p > 0.001
+    across, first, second, _, _ = found
+    assert [(key.key, key.messages) for key in across.hot[:2]] == [(b"whale", 150), (b"dolphin", 6)]
+    assert (across.keys, first.keys, second.keys) == (52, 41, 32)
+    assert across.share(across.hot[0]).value == 150 / 226
+    got = Counter(KNOWN.ring.owner_of(key) for key in early)
+    got.update(changed.ring.owner_of(key) for key in late)
+    fair = {d: (140 * KNOWN.weights.get(d, 0) / 4 + 86 * weight / 7) / 226 for d, weight in changed.weights.items()}
+    assert {load.destination: load.messages for load in across.loads} == {d: got[d] for d in changed.weights}
+    assert {load.destination: load.fair for load in across.loads} == pytest.approx(fair)
+    assert [load.weight for load in across.loads] == [None, 1, 2, None]
+    assert across.max_over_fair.value == pytest.approx(max(got[d] / 226 / fair[d] for d in fair))
+    [key] = across.unfixable
+    before, after = KNOWN.ring.owner_of(b"whale"), changed.ring.owner_of(b"whale")
+    assert key.fair == pytest.approx((140 * KNOWN.weights[before] / 4 + 86 * changed.weights[after] / 7) / 226)
+    assert across.chi_squared is None
+    assert first.chi_squared is not None
+    page = report(found, Missing(0, 0), {}).html()
+    assert page.count("<h2>") == 2
+    assert page.index("<table>") < page.index("<h2>")
+    assert page.count(changed.fingerprint) == 1
+    assert words.of_all(found).startswith("Exchange orders (virtual host /): no weight can fix key 'whale': ")
+
+
+def test_the_hottest_are_found_without_one_task_that_sorts_all(spark: SparkSession) -> None:
+    # More than Spark limits by itself within each task (spark.sql.optimizer.windowGroupLimitThreshold).
+    top = 1500
+    counts = spark.range(6000).selectExpr(
+        *("'/' AS vhost", "'orders' AS exchange", "'r' AS ring", "false AS across", "cast(id AS int) AS slot"),
+        *("cast(id AS string) AS key", "(id * 7919) % 5003 AS messages"),
+    )
+    found = keys.hottest(counts, top)
+    got = [(row.messages, row.slot, row.key) for row in found.collect()]
+    wanted = sorted((((n * 7919) % 5003, n, str(n)) for n in range(6000)), key=lambda row: (-row[0], row[1]))
+    assert sorted(got, key=lambda row: (-row[0], row[1])) == wanted[:top]
+    plan = found._jdf.queryExecution().optimizedPlan().toString()
+    # What is ranked at last has been cut already, by parts of the slots.
+    last, part = plan.find("Window ["), plan.find("pmod(hash(slot")
+    cut = plan.find("Filter (_rank", last)
+    first = plan.find("Window [", cut)
+    assert 0 < last < cut < first < part, plan
 
 
 def test_the_measures_are_the_textbooks(spark: SparkSession) -> None:
     assert measures.gini([(5, 10)]) == pytest.approx(0)
     # 1, 1, 1, 7: the mean difference of all pairs, halved, over the mean.
     assert measures.gini([(1, 3), (7, 1)]) == pytest.approx((3 * 6 * 2) / (2 * 16 * 2.5))
-    assert measures.max_over_mean([30, 30], [1, 3]) == 2
     assert measures.lorenz([(1, 3), (7, 1)]) == ([0, 0.75, 1], [0, 0.3, 1])
     assert measures.lorenz([]) == ([0, 1], [0, 1])
     tested = measures.chi_squared([60, 40], [1, 1], 0, SLOTS)
@@ -223,11 +336,12 @@ def test_the_command_writes_tables_and_a_report(spark: SparkSession, tmp_path: P
     out = tmp_path / "out"
     write_journal(tmp_path, published(KNOWN, COLD + [b"<whale>"] * 500), [KNOWN])
     assert main(["skew", "--journal", str(tmp_path), "--out", str(out)]) == 0
-    [ring] = spark.read.parquet(str(out / "rings")).collect()
+    [across, ring] = spark.read.parquet(str(out / "rings")).orderBy("ring").collect()
+    assert (across.ring, across.rings, across.unfixable, across.max_over_fair) == (None, 1, 1, ring.max_over_fair)
     assert (ring.messages, ring["keys"], ring.unfixable, ring.freedom) == (900, 401, 1, 2)
-    keys = spark.read.parquet(str(out / "keys")).orderBy("messages", ascending=False).collect()
-    assert (bytes(keys[0].key), keys[0].unfixable, len(keys)) == (b"<whale>", True, 20)
-    destinations = spark.read.parquet(str(out / "destinations"))
+    hot = spark.read.parquet(str(out / "keys")).where("ring IS NULL").orderBy("messages", ascending=False).collect()
+    assert (bytes(hot[0].key), hot[0].unfixable, len(hot)) == (b"<whale>", True, 20)
+    destinations = spark.read.parquet(str(out / "destinations")).where("ring IS NULL")
     assert destinations.selectExpr("sum(messages)", "sum(keys)", "sum(fair_share)").collect()[0] == (900, 401, 1)
     page = (out / "report.html").read_text(encoding="utf-8")
     assert "&lt;whale&gt;" in page

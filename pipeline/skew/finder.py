@@ -1,0 +1,232 @@
+"""Finds what there is to say of each exchange of a journal's records, across its rings, and of each of those rings."""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from pyspark.sql import DataFrame, Row, SparkSession
+
+from pipeline import PipelineError
+from pipeline.rings import KnownRing
+from pipeline.sampling import MOST_HEAVY, Sample, slots_of
+from pipeline.skew import keys, loads
+from pipeline.skew.findings import Findings, HotKey, Load, Scope
+from ring.destination import Destination
+
+EXACT = 100_000_000
+"""Records up to which every key is counted; above it keys are counted of so many, and hot keys are estimated of all."""
+
+_Place = tuple[str, str, str, bool]
+"""The values of `keys.SCOPE`."""
+
+_Rows = Mapping[_Place, Sequence[Row]]
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One of the rings of a scope."""
+
+    ring: KnownRing
+    place: _Place
+    share: float
+    """What of the scope's messages went by it."""
+
+    def fair(self, destination: Destination) -> float:
+        """Return the share of this ring's messages that a destination's weight promises it, 0 where it has none."""
+        return self.ring.weights.get(destination, 0) / sum(self.ring.weights.values())
+
+
+@dataclass(frozen=True)
+class _Judged:
+    """An exchange across its rings, or one ring, before its hot keys are looked for."""
+
+    scope: Scope
+    place: _Place
+    """Where its rows are: those of an exchange that has one ring are the ring's."""
+    parts: Sequence[_Part]
+    loads: Sequence[Load]
+    sample: Sample
+
+    @property
+    def limit(self) -> float:
+        """Messages of a key up to which it outweighs no destination, whatever the sample leaves open."""
+        least = (part.share * part.fair(min(part.ring.weights, key=part.fair)) for part in self.parts)
+        return self.sample.seen * sum(least)
+
+    def hot_key(self, row: Row) -> HotKey:
+        """Return the key of a row of `keys.hottest`; its destination is that of the ring with the most records."""
+        owners = [(part, part.ring.ring.owner(row.slot)) for part in self.parts]
+        fair = sum(part.share * part.fair(owner) for part, owner in owners)
+        [main] = [owner for part, owner in owners if part.ring.fingerprint == self.scope.ring]
+        return HotKey(row.slot, None if row.key is None else bytes(row.key), row.messages, main, fair)
+
+
+def find(
+    spark: SparkSession,
+    records: DataFrame,
+    rings: Mapping[str, KnownRing],
+    journal: str,
+    top: int,
+    *,
+    approximate: bool = False,
+    exact: int = EXACT,
+) -> list[Findings]:
+    """Return what there is to say of each exchange, those with the most records first, each followed by its rings.
+
+    Raises PipelineError for a ring that records name and `rings`, the journal's, lack.
+    """
+    scopes = _scopes(records)
+    for scope, _ in scopes:
+        if scope.ring not in rings:
+            raise PipelineError(
+                f"{journal}: {scope.records:,} records of exchange {scope.exchange!r} name ring {scope.ring}: "
+                f"rings/{scope.ring}.json is missing"
+            )
+    used = {scope.ring: rings[scope.ring].ring for scope, _ in scopes}
+    across = [scope for scope, _ in scopes if scope.across]
+    total = sum(scope.records for scope in across)
+    approximate = approximate or total > exact
+    share = min(1.0, exact / total) if total else 1.0
+    tables = _counted(records, across, share, approximate)
+    key_rows = _by_scope(loads.key_loads(spark, tables.keys, used))
+    message_rows = _by_scope(loads.message_loads(spark, tables.slots_of_rings, used))
+    drawn = _samples([scope for scope, _ in scopes], tables.slots)
+    judged = [_judged(scope, its, rings, key_rows, message_rows, drawn[_place(scope)]) for scope, its in scopes]
+    limits = [(*place, limit) for place, limit in {one.place: one.limit for one in judged}.items()]
+    outweighing = spark.createDataFrame(limits, f"{keys.SCOPES}, limit double")
+    hottest = keys.hottest(tables.candidates, top).union(keys.above(tables.candidates, outweighing)).distinct()
+    hot_rows, spread = _by_scope(hottest), _by_scope(keys.spread(tables.keys))
+    for cached in tables.cached:
+        cached.unpersist()
+    found = []
+    for one in judged:
+        hot = [one.hot_key(row) for row in hot_rows[one.place]]
+        hot.sort(key=lambda key: (-key.messages, key.slot, key.key or b""))
+        pairs = [(row.messages, row["keys"]) for row in spread[one.place]]
+        found.append(Findings(one.scope, one.loads, hot, top, pairs, one.sample, approximate, share))
+    return found
+
+
+@dataclass(frozen=True)
+class _Tables:
+    """Counts of an exchange's rings and, but for `slots_of_rings`, of those exchanges that have several."""
+
+    keys: DataFrame
+    """Messages by key, maybe of a share of the slots only."""
+    slots: DataFrame
+    """Messages by slot, or by key where they are counted of all slots."""
+    slots_of_rings: DataFrame
+    """Messages and bytes, as `slots`."""
+    candidates: DataFrame
+    """Messages by key, in which the hottest of all slots are."""
+    cached: Sequence[DataFrame]
+
+
+def _counted(records: DataFrame, exchanges: Sequence[Scope], share: float, approximate: bool) -> _Tables:
+    """Return the counts of a journal's records: of all keys in a `share` of the slots, and of the hottest in all."""
+    spark, cached = records.sparkSession, []
+    several = [_place(scope) for scope in exchanges if scope.rings > 1]
+
+    def kept(rows: DataFrame) -> DataFrame:
+        cached.append(rows.cache())
+        return rows
+
+    def with_across(rows: DataFrame) -> DataFrame:
+        # Where each exchange has one ring, what is of the ring is of the exchange.
+        if not several:
+            return rows.drop("bytes")
+        return kept(keys.with_across(rows, spark.createDataFrame(several, keys.SCOPES)))
+
+    samples = spark.createDataFrame(
+        [(scope.vhost, scope.exchange, scope.least) for scope in exchanges],
+        "vhost string, exchange string, least double",
+    )
+    whole = keys.whole(records, samples)
+    of_rings = kept(keys.key_counts(whole if share == 1 else keys.whole(records, samples, share)))
+    counts = with_across(of_rings)
+    if not approximate:
+        # Where every key is counted, their counts are all that is needed of the records.
+        return _Tables(counts, counts, of_rings, counts, cached)
+    slots = kept(keys.slot_counts(whole))
+    return _Tables(counts, with_across(slots), slots, with_across(kept(keys.about_counts(whole))), cached)
+
+
+def _scopes(records: DataFrame) -> list[tuple[Scope, list[Scope]]]:
+    """Return each exchange, those with the most records first, with its rings; and each of those with itself behind it.
+
+    All of an exchange are judged by its least sample, so that they are of the same keys.
+    """
+    of_exchange: dict[tuple[str, str], list[Row]] = defaultdict(list)
+    for row in keys.sizes(records).collect():
+        of_exchange[row.vhost, row.exchange].append(row)
+    found = []
+    for (vhost, exchange), rows in of_exchange.items():
+        rows.sort(key=lambda row: (-row.records, row.ring))
+        least, count = min(row.least for row in rows), sum(row.records for row in rows)
+        rings = [Scope(**row.asDict() | {"least": least}) for row in rows]
+        largest, since, until = max(r.largest for r in rings), min(r.since for r in rings), max(r.until for r in rings)
+        of_it = (vhost, exchange, rings[0].ring, count, least, largest, since, until, len(rings), True)
+        found.append((Scope(*of_it), rings))
+    found.sort(key=lambda pair: (-pair[0].records, pair[0].vhost, pair[0].exchange))
+    return [one for across, rings in found for one in ((across, rings), *((ring, [ring]) for ring in rings))]
+
+
+def _place(scope: Scope) -> _Place:
+    return scope.vhost, scope.exchange, scope.ring, scope.across and scope.rings > 1
+
+
+def _samples(scopes: Sequence[Scope], slots: DataFrame) -> dict[_Place, Sample]:
+    """Return the sample of each scope, of rows of its slots."""
+    sums = keys.by_slot(slots)
+    heaviest = _by_scope(keys.hottest(sums, MOST_HEAVY)) if any(scope.least < 1 for scope in scopes) else {}
+    totals = _by_scope(keys.squares(sums))
+    samples = {}
+    for scope in scopes:
+        place = _place(scope)
+        pairs = [(row.slot, row.messages) for row in heaviest.get(place, [])]
+        row = next(iter(totals.get(place, [])), None)
+        seen, squares = (row.messages, row.squares) if row is not None else (0.0, 0.0)
+        samples[place] = Sample.of(slots_of(scope.least), seen, squares, pairs)
+    return samples
+
+
+def _judged(
+    scope: Scope,
+    its: Sequence[Scope],
+    rings: Mapping[str, KnownRing],
+    key_rows: _Rows,
+    message_rows: _Rows,
+    sample: Sample,
+) -> _Judged:
+    """Return a scope, of which `its` rings are given, with what each destination has got, also one that got nothing."""
+    got = {one.ring: sum(row.messages for row in message_rows[_place(one)]) for one in its}
+    # Of an exchange without a message in the sample, its records in larger samples say how much went by each ring.
+    by = got if any(got.values()) else {one.ring: one.records for one in its}
+    parts = [_Part(rings[one.ring], _place(one), by[one.ring] / sum(by.values())) for one in its]
+    counted = {Destination(row.kind, row["name"]): (row["keys"], row.named) for row in key_rows[_place(scope)]}
+    sums: dict[Destination, tuple[int, int]] = defaultdict(lambda: (0, 0))
+    for row in (row for part in parts for row in message_rows[part.place]):
+        messages, size = sums[Destination(row.kind, row["name"])]
+        sums[Destination(row.kind, row["name"])] = messages + row.messages, size + row.bytes
+    unseen: dict[Destination, float] = defaultdict(float)
+    for part in parts:
+        ring = part.ring.ring
+        owned = np.bincount(ring.table[slots_of(scope.least) :], minlength=len(ring.destinations)).tolist()
+        for destination, count in zip(ring.destinations, owned, strict=True):
+            unseen[destination] += part.share * count
+    found = []
+    for destination in sorted({destination for part in parts for destination in part.ring.weights}):
+        weights = {part.ring.weights.get(destination) for part in parts}
+        fair = sum(part.share * part.fair(destination) for part in parts)
+        weight = weights.pop() if len(weights) == 1 else None
+        keys_and_named = counted.get(destination, (0, 0))
+        found.append(Load(destination, weight, fair, *keys_and_named, *sums[destination], unseen[destination]))
+    return _Judged(scope, _place(scope), parts, found, sample)
+
+
+def _by_scope(rows: DataFrame) -> dict[_Place, list[Row]]:
+    grouped: dict[_Place, list[Row]] = defaultdict(list)
+    for row in rows.collect():
+        grouped[row.vhost, row.exchange, row.ring, row.across].append(row)
+    return grouped
