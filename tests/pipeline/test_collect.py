@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from pipeline.__main__ import main
 from pipeline.journal import read_records, read_rings
@@ -29,7 +30,8 @@ def collect(queue: StreamQueue, out: Path) -> list[str]:
 
 
 def held(spark: SparkSession, journal: Path) -> list[tuple[object, ...]]:
-    records = read_records(spark, str(journal)).select(*RECORD.fieldNames(), "dt", "hour").orderBy("proxy", "seq")
+    folder = (F.regexp_extract("file", r"/dt=([^/]+)/hour=0?([^/]+)/", n) for n in (1, 2))
+    records = read_records(spark, str(journal)).select(*RECORD.fieldNames(), *folder).orderBy("proxy", "seq")
     return [tuple(bytes(v) if isinstance(v, bytearray) else v for v in row) for row in records.collect()]
 
 

@@ -166,6 +166,18 @@ def test_a_gap_leaves_what_it_may_explain_undetermined(spark: SparkSession, tmp_
     assert (status, told["records_missing"], told["unexpected"]) == (1, 1, 0)
 
 
+def test_what_has_expired_is_not_missing_and_leaves_what_it_may_explain_undetermined(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    records = published(RING, KEYS, first=5_000_001)
+    end = records[-1]["time"] - 10_000_000
+    status, told, flawed = reconcile(spark, tmp_path, records, [*seen_of(records), ("before", "orders.1", end)])
+    assert {name: flaws(row) for name, row in flawed.items()} == {"before": {"undetermined"}}
+    assert (status, told["records_missing"], told["records_before_oldest"]) == (0, 0, 5_000_000)
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "5,000,000 more numbers are before the oldest kept record of their sidecar" in page
+
+
 def test_what_was_seen_after_a_sidecars_last_record_is_undetermined(spark: SparkSession, tmp_path: Path) -> None:
     """It may have been killed with its last file unfinished."""
     records = published(RING, KEYS) + published(RING, KEYS[:9], proxy="00000000000000b2")
