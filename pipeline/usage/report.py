@@ -8,11 +8,11 @@ from pyspark.sql import Row
 
 from pipeline import plots
 from pipeline.about import About
-from pipeline.formats import count, duration, estimate, moment, percent, size
+from pipeline.formats import Number, count, duration, estimate, interval, moment, percent, size
 from pipeline.period import ALWAYS, Period
 from pipeline.report import Grade, Report
 from pipeline.schema import OUTCOMES
-from pipeline.usage import latency
+from pipeline.usage import latency, scaling
 from pipeline.usage.findings import MOST_LINES, MOST_ROWS, Findings
 
 
@@ -20,11 +20,10 @@ def report(found: Findings, about: About, within: Period = ALWAYS, kept: Sequenc
     """Return the page: `about` is its head, `within` the time that was asked for, `kept` the hours of Written.kept."""
     whole, first = found.whole, found.destinations[0]
     windows = {row.window for row in found.windows}
-    share = first.messages_scaled / whole.messages_scaled
     among = f" among records {within}" if within.is_limited else ""
     lead = (
         f"{_messages(whole)} messages from {_at(found.windows[0].window):%Y-%m-%d %H:%M} UTC on, in "
-        f"{len(windows)} windows of {_minutes(found)}. {found.names[0]} took the most: {percent(share)}. "
+        f"{len(windows)} windows of {_minutes(found)}. {found.names[0]} took the most: {_share(first, whole)}. "
         + _answers(found)
         + (
             f"{found.missing.records:,} records are missing{among}."
@@ -34,11 +33,12 @@ def report(found: Findings, about: About, within: Period = ALWAYS, kept: Sequenc
     )
     bad = [name for name in OUTCOMES if name not in ("confirmed", "passed", "sent") and whole[name]]
     made = Report("Usage", Grade.LOOK if found.missing.records or bad else Grade.GOOD, lead, about)
-    if whole.sample < 1 or whole.messages != whole.messages_scaled:
+    if _is_sample(whole):
         made.text(
-            f"The journal is a sample: {whole.messages:,} records. Messages, bytes and outcomes are scaled to "
-            "the whole, as 1 / sample for each record. A sample has some keys whole and others not at all, so figures "
-            "shift with whether a hot key is in it."
+            f"The journal is a sample: {whole.messages:,} records. Messages, shares, sizes and keys are estimates of "
+            "all that was published, each record counting 1 / sample, with 95% intervals. Latencies and outcomes are of "
+            "the records in the sample. It has some keys whole and others not at all: intervals tell how figures shift "
+            "with which keys are in it, but not of a key hotter than all of those."
         )
     made.heading("Messages")
     made.figure(_timeline(found), "Messages by destination and window")
@@ -60,10 +60,11 @@ def report(found: Findings, about: About, within: Period = ALWAYS, kept: Sequenc
         made.text("No record tells of an answer.")
     made.heading("Destinations")
     other = [name for name in OUTCOMES if name not in ("confirmed", "passed") and whole[name]]
+    headings = [f"{name}, in the sample" if _is_sample(whole) else name for name in other]
     of = [f"{row.ingress.upper()} " for row in found.ingresses] if len(found.ingresses) > 1 else [""]
     percentiles = [f"{name}{share}" for name in of for share in ("p50", "p99")]
     made.table(
-        ["destination", "messages", "share", "size", "keys, about", *percentiles, *other],
+        ["destination", "messages", "share", "size", "keys, about", *percentiles, *headings],
         [_destination(found, n, other) for n in range(len(found.destinations))],
     )
     made.heading("Missing records")
@@ -109,9 +110,21 @@ def _within(row: Row) -> str:
     return f"{duration(row.p50)}, 99% within {duration(row.p99)}"
 
 
-def _messages(of: Row) -> str:
-    """As many as there were; what a sample is scaled to is an estimate."""
-    return count(of.messages) if of.messages == of.messages_scaled else estimate(of.messages_scaled)
+def _is_sample(whole: Row) -> bool:
+    return bool(whole.sample < 1 or whole.messages != whole.messages_scaled)
+
+
+def _messages(of: Row) -> Number:
+    """As many as there were; of a sample the estimate of them, and its interval."""
+    if not _is_sample(of):
+        return count(of.messages)
+    return interval(of.messages_scaled, of.messages_low, of.messages_high, estimate)
+
+
+def _keys(of: Row) -> str:
+    if of.keys_scaled is None:
+        return "not journalled"
+    return interval(of.keys_scaled, of.keys_low, of.keys_high, estimate) if _is_sample(of) else estimate(of.keys)
 
 
 def _destination(found: Findings, n: int, outcomes: Sequence[str]) -> Sequence[object]:
@@ -120,15 +133,15 @@ def _destination(found: Findings, n: int, outcomes: Sequence[str]) -> Sequence[o
         found.names[n],
         _messages(row),
         _share(row, found.whole),
-        size(row.bytes_scaled),
-        "not journalled" if row.keys_scaled is None else estimate(row.keys_scaled),
+        interval(row.bytes_scaled, row.bytes_low, row.bytes_high, size),
+        _keys(row),
         *(value for one in found.ingresses for value in _percentiles(found.answers.get((n, one.ingress)))),
-        *(round(row[f"{outcome}_scaled"]) for outcome in outcomes),
+        *(row[outcome] for outcome in outcomes),
     )
 
 
-def _share(row: Row, whole: Row) -> object:
-    return percent(row.messages_scaled / whole.messages_scaled)
+def _share(row: Row, whole: Row) -> Number:
+    return interval(*scaling.share(row, whole), percent)
 
 
 def _percentiles(row: Row | None) -> Sequence[object]:

@@ -45,7 +45,7 @@ class Tables:
         if file is None:
             return
         rows = self.spark.read.parquet(file)
-        if missing := [name for name in GROUP if name not in rows.columns]:
+        if missing := [name for name in (*GROUP, "messages_groups") if name not in rows.columns]:
             raise PipelineError(
                 f"--out: {self.out}: its table usage has no column {missing[0]!r}, as an earlier release wrote it: "
                 "give a new folder, or remove this one"

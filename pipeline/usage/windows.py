@@ -7,7 +7,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from pipeline import PipelineError
 from pipeline.schema import OUTCOMES
-from pipeline.usage import latency
+from pipeline.usage import latency, scaling
 
 GROUP = ("window", "vhost", "exchange", "ingress", "kind", "destination")
 """`window` is its start; `kind` and `destination` are null for what was passed."""
@@ -25,7 +25,8 @@ _PARTS = 1024
 def usage(records: DataFrame, minutes: int) -> DataFrame:
     """One row for each GROUP; raises PipelineError for windows that an hour is not made of.
 
-    Columns: GROUP, `minutes`, COUNTS and their scaled ones, `latency` (latency.BUCKETS counts, of ANSWERS),
+    Columns: GROUP, `minutes`, COUNTS and their scaled ones, the sums of scaling.groups, `latency` (latency.BUCKETS
+    counts, of ANSWERS),
     `keys_sketch` (HLL of the distinct keys), `with_key` (records that have a key) and `sample` (the largest).
     """
     if not 1 <= minutes <= 60 or 60 % minutes:
@@ -35,6 +36,7 @@ def usage(records: DataFrame, minutes: int) -> DataFrame:
         F.timestamp_micros(F.col("time") - F.col("time") % width).alias("window"),
         *GROUP[1:],
         *("outcome", "bytes", "key", "sample"),
+        *(column.alias(name) for name, column in scaling.drawn().items()),
         (F.round(_PARTS / F.col("sample")) / _PARTS).alias("weight"),
         latency.bucket(F.when(F.col("outcome").isin(*ANSWERS), F.col("latency"))).alias("bucket"),
     )
@@ -42,6 +44,7 @@ def usage(records: DataFrame, minutes: int) -> DataFrame:
     by_bucket = rows.groupBy(*GROUP, "bucket").agg(
         *(F.sum(amount).cast("long").alias(name) for name, amount in _amounts().items()),
         *(F.sum(amount * F.col("weight")).alias(f"{name}_scaled") for name, amount in _amounts().items()),
+        *scaling.groups(),
         F.count("*").alias("in_bucket"),
         F.hll_sketch_agg("key").alias("keys_sketch"),
         F.count("key").alias("with_key"),
@@ -62,13 +65,13 @@ def sums(grouped: GroupedData, *more: Column) -> DataFrame:
 
 
 def told(rows: DataFrame) -> DataFrame:
-    """Rows of `usage` or `merged` with what is computed of them.
+    """Return rows of `usage` or `merged` with what is computed of them.
 
     `p50` and `p99` in microseconds, null without any latency; `keys`, an estimate of the distinct keys, null where
-    records have none; and `keys_scaled`.
+    records have none; `keys_scaled`; and the intervals of `scaling.with_limits`.
     """
     keys = F.when(F.col("with_key") > 0, F.hll_sketch_estimate("keys_sketch"))
-    return rows.withColumns(
+    computed = rows.withColumns(
         {
             "p50": latency.quantile("latency", 0.5),
             "p99": latency.quantile("latency", 0.99),
@@ -77,6 +80,7 @@ def told(rows: DataFrame) -> DataFrame:
             "keys_scaled": keys / F.col("sample"),
         }
     )
+    return scaling.with_limits(computed)
 
 
 def with_hour(rows: DataFrame) -> DataFrame:
@@ -92,4 +96,4 @@ def _amounts() -> dict[str, Column]:
 def _sums() -> list[Column]:
     names = [*COUNTS, *(f"{name}_scaled" for name in COUNTS), "with_key"]
     more = "hll_union_agg(keys_sketch) AS keys_sketch", "max(sample) AS sample"
-    return [*map(F.expr, (*(f"sum({name}) AS {name}" for name in names), *more))]
+    return [*map(F.expr, (*(f"sum({name}) AS {name}" for name in names), *more)), *scaling.merged()]

@@ -1,0 +1,81 @@
+"""What a sample's figures say of all publishes: intervals hold the truth as often as they say, in many samples."""
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+
+from pipeline.usage.scaling import share
+from pipeline.usage.windows import merged, told, usage
+from tests.pipeline.records import START
+
+DRAWS, KEYS, SLOTS, SAMPLED = 300, 600, 2**20, 0.0625
+
+
+def drawn(seed: int) -> tuple[pa.Table, list[tuple[int, int, int]], list[float]]:
+    """Samples of as many populations, each an exchange of its own whose keys a hash has laid into slots at random.
+
+    And of each population the truth: its messages, bytes and keys, and the share of the destination `first`.
+    """
+    random = np.random.default_rng(seed)
+    columns: dict[str, list[object]] = {name: [] for name in ("exchange", "destination", "bytes", "key", "slot")}
+    truths, shares = [], []
+    for draw in range(DRAWS):
+        counts, sizes = random.geometric(0.4, KEYS), random.integers(10, 1000, KEYS)
+        slots, first = random.integers(0, SLOTS, KEYS), np.arange(KEYS) % 3 == 0
+        truths.append((int(counts.sum()), int((counts * sizes).sum()), KEYS))
+        shares.append(float(counts[first].sum() / counts.sum()))
+        for key in np.flatnonzero(slots < SAMPLED * SLOTS):
+            many = int(counts[key])
+            columns["exchange"] += [f"{draw:03}"] * many
+            columns["destination"] += ["first" if first[key] else "other"] * many
+            columns["bytes"] += [int(sizes[key])] * many
+            columns["key"] += [b"%d-%d" % (draw, key)] * many
+            columns["slot"] += [int(slots[key])] * many
+    return pa.table(columns), truths, shares
+
+
+def covered(intervals: list[tuple[float, float]], truths: list[float]) -> float:
+    """The share of the intervals that have the truth in them."""
+    return float(np.mean([low <= truth <= high for (low, high), truth in zip(intervals, truths, strict=True)]))
+
+
+def test_intervals_have_the_truth_in_them_as_often_as_they_say(spark: SparkSession) -> None:
+    table, truths, shares = drawn(seed=20)
+    same = f"{START}L AS time", f"{SAMPLED}D AS sample", "'/' AS vhost", "'amqp' AS ingress", "'queue' AS kind"
+    more = "'confirmed' AS outcome", "1000L AS latency"
+    records = spark.createDataFrame(table).selectExpr("*", *same, *more)
+    by_destination = usage(records, 5).persist()
+    rows = told(merged(by_destination, ["exchange"])).orderBy("exchange").collect()
+    assert len(rows) == DRAWS
+    for n, name in enumerate(("messages", "bytes", "keys")):
+        found = [(row[f"{name}_low"], row[f"{name}_high"]) for row in rows]
+        # 95%, and three times its standard error of 1.3% either way.
+        assert 0.91 <= covered(found, [truth[n] for truth in truths]) <= 0.99, name
+        assert all(low <= row[f"{name}_scaled"] <= high for (low, high), row in zip(found, rows, strict=True))
+        assert np.mean([row[f"{name}_scaled"] / truth[n] for row, truth in zip(rows, truths, strict=True)]) == (
+            pytest.approx(1, abs=0.05)
+        )
+    firsts = {row.exchange: row for row in by_destination.where("destination = 'first'").collect()}
+    by_share = [share(firsts[row.exchange], row) for row in rows]
+    assert 0.91 <= covered([(low, high) for _, low, high in by_share], shares) <= 0.99
+
+
+def test_what_is_no_sample_is_certain(spark: SparkSession) -> None:
+    columns = "INLINE(ARRAY(STRUCT(0, 'a'), STRUCT(77, 'b'), STRUCT(1048575, 'c'))) AS (slot, key)"
+    same = f"{START}L AS time", "1D AS sample", "'/' AS vhost", "'orders' AS exchange", "'amqp' AS ingress"
+    more = "'queue' AS kind", "'q' AS destination", "'confirmed' AS outcome", "1000L AS latency", "7L AS bytes"
+    records = spark.range(2).selectExpr("id", *same, *more).join(spark.range(1).selectExpr(columns))
+    (row,) = told(usage(records, 5)).collect()
+    assert (row.messages, row.messages_low, row.messages_scaled, row.messages_high) == (6, 6, 6, 6)
+    assert (row.bytes_low, row.bytes_high) == (42, 42)
+    assert share(row, row) == (1, 1, 1)
+
+
+def test_one_key_may_be_all_that_there_is(spark: SparkSession) -> None:
+    """Then nothing was left out, whatever the sample: the interval goes down to what was counted."""
+    same = f"{START}L AS time", "0.125D AS sample", "'/' AS vhost", "'orders' AS exchange", "'amqp' AS ingress"
+    more = "'queue' AS kind", "'q' AS destination", "'confirmed' AS outcome", "1000L AS latency", "7L AS bytes"
+    (row,) = told(usage(spark.range(50).selectExpr("'one' AS key", "5 AS slot", *same, *more), 5)).collect()
+    assert (row.messages_low, row.messages_scaled) == (50, 400)
+    assert row.messages_high > 400
