@@ -36,8 +36,8 @@ def report(found: Findings, about: About, within: Period = ALWAYS, kept: Sequenc
     if _is_sample(whole):
         made.text(
             f"The journal is a sample: {whole.messages:,} records. Messages, shares, sizes and keys are estimates of "
-            "all that was published, each record counting 1 / sample, with 95% intervals. Latencies and outcomes are of "
-            "the records in the sample. It has some keys whole and others not at all: intervals tell how figures shift "
+            "all that was published, each record counting 1 / sample, with 95% intervals. Latencies and outcomes are "
+            "of the records in the sample. It has some keys whole, others not at all: intervals tell how figures shift "
             "with which keys are in it, but not of a key hotter than all of those."
         )
     made.heading("Messages")

@@ -76,6 +76,24 @@ def test_latencies_are_told_by_ingress(spark: SparkSession, tmp_path: Path) -> N
         assert f">{name}</th>" in page
 
 
+def test_a_sample_s_figures_are_told_with_intervals(spark: SparkSession, tmp_path: Path) -> None:
+    known = ring_of({"orders.1": 1, "orders.2": 1})
+    records = published(known, [f"customer-{n}".encode() for n in range(400)], sample=0.25)
+    records[0] |= {"outcome": "nacked"}
+    write_journal(tmp_path, records, [])
+    read = read_records(spark, str(tmp_path))
+    found = find(usage(read, 5), gaps.gaps(gaps.sequences(read)))
+    page = report(found, {}).html()
+    low, high = (float(found.whole[f"messages_{end}"]) for end in ("low", "high"))
+    assert len(records) < low < 4 * len(records) < high
+    assert f"{round(4 * len(records))} ({low:.0f} to {high:.0f}) messages from " in page
+    assert f"The journal is a sample: {len(records)} records." in page
+    assert "% to " in page.partition("took the most: ")[2][:30]
+    # One record says too little of how many there were.
+    assert ">nacked, in the sample</th>" in page
+    assert '<td class="number">1</td></tr>' in page
+
+
 @pytest.mark.parametrize(
     ("minutes", "hours", "expected"),
     [(5, 24, 5), (5, 26, 10), (20, 26, 20), (20, 101, 60), (60, 24 * 12, 60), (60, 24 * 13, 180), (5, 24 * 400, 2880)],
