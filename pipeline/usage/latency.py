@@ -25,16 +25,23 @@ def bucket(latency: Column) -> Column:
     return F.when(latency.isNotNull(), placed.cast("int"))
 
 
-def histogram(placed: Column, count: Column) -> Column:
-    """Aggregates rows that each count another bucket to an array of BUCKETS counts; a null bucket is left out."""
-    counts = F.map_from_entries(F.collect_list(F.when(placed.isNotNull(), F.struct(placed, count))))
-    return F.transform(F.sequence(F.lit(0), F.lit(BUCKETS - 1)), lambda n: F.coalesce(counts[n], F.lit(0)))
+def histogram(placed: str, count: str) -> Column:
+    """Aggregate rows that each have a bucket and its count, in these columns, to an array of BUCKETS counts.
+
+    Several rows may have one bucket; a null bucket is left out.
+    """
+    return _array(f"CASE WHEN {placed} = {{n}} THEN {count} ELSE 0L END")
 
 
 def merged(histograms: str) -> Column:
     """Aggregates the histograms of a column to their element-wise sum."""
+    return _array(f"{histograms}[{{n}}]")
+
+
+def _array(of_bucket: str) -> Column:
+    """Sums of what is SQL for the bucket {n}, as an array."""
     # Not collect_list, which holds all rows of a group at a time. As text: each function called is ten round trips.
-    return F.expr(f"array({', '.join(f'sum({histograms}[{n}])' for n in range(BUCKETS))})")
+    return F.expr(f"array({', '.join(f'sum({of_bucket.format(n=n)})' for n in range(BUCKETS))})")
 
 
 def quantile(histogram: str, share: float) -> Column:

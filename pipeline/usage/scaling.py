@@ -15,8 +15,8 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 GROUPS = 8
 """A group has the slots with one remainder by it: slots are hashes, so that is a random part of them."""
 
-SPREAD = {"messages": "1", "bytes": "bytes"}
-"""The figures that have an interval, and what a record adds to each, as SQL."""
+SPREAD = ("messages", "bytes")
+"""The figures that have an interval."""
 
 _T = 2.364624
 """97.5% quantile of Student's t with GROUPS - 1 degrees of freedom: so few groups tell their own variance roughly."""
@@ -24,25 +24,30 @@ _T = 2.364624
 _Z, _SKETCH = 1.959964, 0.016
 """97.5% quantile of the normal distribution; and the standard error of the sketch of keys, of its estimate."""
 
-# So that sums of doubles are exact, and equal in whichever order they are made.
 _PARTS = 1024
 
 
 def drawn() -> dict[str, Column]:
-    """Return the columns by which `groups` adds up records: `part`, the group, and `spread`, what a message counts.
+    """Return two columns of a record: `part`, its group, null where all slots were drawn, and `spread`, its weight.
 
     The variance of a total of n of N slots, each counted N/n times, is (1 - n/N) (N/n)^2 times that of the drawn ones'
     sum. So with the square root of that as its weight, what all slots have, and no sample, adds no variance.
     """
-    spread = F.round(_PARTS * F.sqrt(1 - F.col("sample")) / F.col("sample")) / _PARTS
-    return {"part": F.col("slot") % GROUPS, "spread": spread}
+    part = F.when(F.col("sample") < 1, F.col("slot") % GROUPS)
+    return {"part": part, "spread": exact(F.sqrt(1 - F.col("sample")) / F.col("sample"))}
+
+
+def exact(weight: Column) -> Column:
+    """Return a weight rounded to 1/1024: sums of such are exact, and equal in whichever order they are made."""
+    # Not `round`, which makes a BigDecimal of each double.
+    return F.floor(_PARTS * weight + 0.5) / _PARTS
 
 
 def groups() -> list[Column]:
-    """Return the aggregates of records with the columns of `drawn`: an array of GROUPS sums for each of SPREAD."""
+    """Return for each of SPREAD the aggregate of rows with a `part` and NAME_spread: NAME_groups, GROUPS sums."""
     return [
-        _array(name, (f"sum(CASE WHEN part = {n} THEN {amount} * spread ELSE 0D END)" for n in range(GROUPS)))
-        for name, amount in SPREAD.items()
+        _array(name, (f"sum(CASE WHEN part = {n} THEN {name}_spread ELSE 0D END)" for n in range(GROUPS)))
+        for name in SPREAD
     ]
 
 

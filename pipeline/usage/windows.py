@@ -18,9 +18,6 @@ COUNTS = ("messages", "bytes", *OUTCOMES)
 ANSWERS = ("confirmed", "passed", "nacked", "unroutable", "invalid")
 """Outcomes that the broker told. The latency of `unknown` is how long was waited, in vain."""
 
-# 1 / sample is rounded to this part, so that sums of doubles are exact, and equal in whichever order they are made.
-_PARTS = 1024
-
 
 def usage(records: DataFrame, minutes: int) -> DataFrame:
     """One row for each GROUP; raises PipelineError for windows that an hour is not made of.
@@ -37,21 +34,23 @@ def usage(records: DataFrame, minutes: int) -> DataFrame:
         *GROUP[1:],
         *("outcome", "bytes", "key", "sample"),
         *(column.alias(name) for name, column in scaling.drawn().items()),
-        (F.round(_PARTS / F.col("sample")) / _PARTS).alias("weight"),
+        scaling.exact(1 / F.col("sample")).alias("weight"),
         latency.bucket(F.when(F.col("outcome").isin(*ANSWERS), F.col("latency"))).alias("bucket"),
     )
-    # First by bucket too: two small shuffles in place of one sum for each bucket.
-    by_bucket = rows.groupBy(*GROUP, "bucket").agg(
+    # First by bucket and group too: two small shuffles in place of a sum for each of them at every record.
+    by_bucket = rows.groupBy(*GROUP, "bucket", "part").agg(
         *(F.sum(amount).cast("long").alias(name) for name, amount in _amounts().items()),
         *(F.sum(amount * F.col("weight")).alias(f"{name}_scaled") for name, amount in _amounts().items()),
-        *scaling.groups(),
+        *(F.sum(_amounts()[name] * F.col("spread")).alias(f"{name}_spread") for name in scaling.SPREAD),
         F.count("*").alias("in_bucket"),
         F.hll_sketch_agg("key").alias("keys_sketch"),
         F.count("key").alias("with_key"),
         F.max("sample").alias("sample"),
     )
-    buckets = latency.histogram(F.col("bucket"), F.col("in_bucket"))
-    return by_bucket.groupBy(*GROUP, F.lit(minutes).alias("minutes")).agg(*_sums(), buckets.alias("latency"))
+    buckets = latency.histogram("bucket", "in_bucket")
+    return by_bucket.groupBy(*GROUP, F.lit(minutes).alias("minutes")).agg(
+        *_sums(), *scaling.groups(), buckets.alias("latency")
+    )
 
 
 def merged(rows: DataFrame, by: Sequence[str] = (*GROUP, "minutes")) -> DataFrame:
@@ -61,7 +60,7 @@ def merged(rows: DataFrame, by: Sequence[str] = (*GROUP, "minutes")) -> DataFram
 
 def sums(grouped: GroupedData, *more: Column) -> DataFrame:
     """Return groups of rows of `usage`, each added up to one row, with more aggregates beside."""
-    return grouped.agg(*_sums(), latency.merged("latency").alias("latency"), *more)
+    return grouped.agg(*_sums(), *scaling.merged(), latency.merged("latency").alias("latency"), *more)
 
 
 def told(rows: DataFrame) -> DataFrame:
@@ -96,4 +95,4 @@ def _amounts() -> dict[str, Column]:
 def _sums() -> list[Column]:
     names = [*COUNTS, *(f"{name}_scaled" for name in COUNTS), "with_key"]
     more = "hll_union_agg(keys_sketch) AS keys_sketch", "max(sample) AS sample"
-    return [*map(F.expr, (*(f"sum({name}) AS {name}" for name in names), *more)), *scaling.merged()]
+    return [*map(F.expr, (*(f"sum({name}) AS {name}" for name in names), *more))]

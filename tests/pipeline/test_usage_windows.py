@@ -43,7 +43,7 @@ def test_quantiles_are_the_bound_above_the_ranked_latency(spark: SparkSession) -
     def of(values: list[int]) -> tuple[int | None, int | None]:
         rows = spark.createDataFrame([(value,) for value in values], "latency long")
         counted = rows.groupBy(latency.bucket(F.col("latency")).alias("b")).agg(F.count("*").alias("n"))
-        counts = counted.agg(latency.histogram(F.col("b"), F.col("n")).alias("c"))
+        counts = counted.agg(latency.histogram("b", "n").alias("c"))
         row = counts.select(latency.quantile("c", 0.5), latency.quantile("c", 0.99)).collect()[0]
         return row[0], row[1]
 
