@@ -160,7 +160,7 @@ def _read(path: Path) -> tuple[list[Write], int]:
 
 def _write(told: Mapping[str, Any], tries: Sequence[int], before: Write | None) -> Write:
     rows = {str(queue): int(count) for queue, count in told["rows"].items()}
-    total, failed_tries, again = sum(rows.values()), max(0, len(tries) - 1), int(told["rows_sent_again"])
+    total, failed_tries, again = sum(rows.values()), max(0, len(tries) - 1), int(told.get("rows_sent_again", 0))
     duplicates = int(told["rows_of_failed_attempts"]) + again + total * sum(tries[:-1])
     if before is not None:
         failed_tries += before.failed_tries + 1

@@ -1,6 +1,7 @@
 """Queues as the broker itself tells of them now, by passive declaration: whether they exist, and how deep they are."""
 
 import asyncio
+import logging
 from collections.abc import Iterable
 from contextlib import suppress
 from types import TracebackType
@@ -13,8 +14,11 @@ from pamqp.commands import Queue
 
 from pipeline import PipelineError
 from pipeline.live import tls_of
+from pipeline.publish.window import Window
 from proxy.config import Settings
 from proxy.credentials import of_url
+
+log = logging.getLogger(__name__)
 
 
 class Depths:
@@ -94,6 +98,37 @@ class Depths:
             await self._drop()
             raise PipelineError(f"queue {queue!r} cannot be looked at: {error or 'no answer in time'}") from None
         return found
+
+
+class Allowance:
+    """How many rows each queue may be sent before it is looked at again, so that it gets no deeper than a limit."""
+
+    _SHORTEST, _LONGEST = 0.02, 1.0
+    """Seconds between looks at a queue that is full."""
+
+    def __init__(self, depths: Depths, queues: tuple[str, ...], max_depth: int) -> None:
+        """No queue was looked at yet, so none may be sent a row."""
+        self._depths, self._queues, self._max_depth = depths, queues, max_depth
+        self.most = [0] * len(queues)
+        """How many rows a task may have sent to each queue in all."""
+        self._pause = self._SHORTEST
+
+    async def look(self, index: int, window: Window) -> float:
+        """Find how many rows that queue may be sent; return the seconds to pause, 0 where it may be sent some now.
+
+        Raises PipelineError where it cannot be looked at. A row that is not confirmed yet may be in the queue or not:
+        it counts as coming on top.
+        """
+        queue, confirmed = self._queues[index], window.confirmed[index]
+        depth = (await self._depths.of((queue,)))[queue]
+        self.most[index] = confirmed + self._max_depth - depth
+        if window.sent(index) < self.most[index]:
+            self._pause = self._SHORTEST
+            return 0.0
+        if depth >= self._max_depth and self._pause == self._SHORTEST:
+            log.warning("waiting: queue %r has %d ready messages, max_depth is %d", queue, depth, self._max_depth)
+        pause, self._pause = self._pause, min(2 * self._pause, self._LONGEST)
+        return pause
 
 
 class _Declare(Queue.Declare):

@@ -110,6 +110,9 @@ def parse(given: Mapping[str, str]) -> Options:
     window, connections = _whole(told, "window", 5000), _whole(told, "connections", 0)
     if not window:
         raise PipelineError("option 'window': 0 rows would publish nothing")
+    retry_timeout = _number(told, "retry_timeout", 300)
+    if not retry_timeout:
+        raise PipelineError("option 'retry_timeout': within 0 seconds there is no connection")
     rate = _number(told, "rate", 0)
     if rate and not connections:
         raise PipelineError("option 'rate' needs 'connections': it is divided among them")
@@ -117,7 +120,7 @@ def parse(given: Mapping[str, str]) -> Options:
         settings=settings,
         exchange=told["exchange"],
         window=window,
-        retry_timeout=_number(told, "retry_timeout", 300),
+        retry_timeout=retry_timeout,
         connections=connections,
         rate=rate,
         max_depth=_whole(told, "max_depth", 0),

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from pipeline import PipelineError
 from pipeline.live import tls_of
-from pipeline.publish.depth import Depths
+from pipeline.publish.depth import Allowance, Depths
 from pipeline.publish.messages import Message
 from pipeline.publish.options import Options
 from pipeline.publish.pace import Pace
@@ -58,7 +58,7 @@ class Sender:
         window: int,
         patience: Patience,
         pace: Pace | None = None,
-        depths: "Allowance | None" = None,
+        depths: Allowance | None = None,
     ) -> None:
         """`window`: rows without a confirm, at most. Without a `pace` or `depths` there is no such limit."""
         self._link, self._routes, self._patience, self._pace, self._depths = link, routes, patience, pace, depths
@@ -214,37 +214,6 @@ class Sender:
             # What is confirmed until then is told.
             await self._until(lambda: not window.unsettled)
             raise PipelineError(f"{self._stop}; {window.total:,} rows of this task were confirmed before")
-
-
-class Allowance:
-    """How many rows each queue may be sent before it is looked at again, so that it gets no deeper than a limit."""
-
-    _SHORTEST, _LONGEST = 0.02, 1.0
-    """Seconds between looks at a queue that is full."""
-
-    def __init__(self, depths: Depths, queues: tuple[str, ...], max_depth: int) -> None:
-        """No queue was looked at yet, so none may be sent a row."""
-        self._depths, self._queues, self._max_depth = depths, queues, max_depth
-        self.most = [0] * len(queues)
-        """How many rows a task may have sent to each queue in all."""
-        self._pause = self._SHORTEST
-
-    async def look(self, index: int, window: Window) -> float:
-        """Find how many rows that queue may be sent; return the seconds to pause, 0 where it may be sent some now.
-
-        Raises PipelineError where it cannot be looked at. A row that is not confirmed yet may be in the queue or not:
-        it counts as coming on top.
-        """
-        queue, confirmed = self._queues[index], window.confirmed[index]
-        depth = (await self._depths.of((queue,)))[queue]
-        self.most[index] = confirmed + self._max_depth - depth
-        if window.sent(index) < self.most[index]:
-            self._pause = self._SHORTEST
-            return 0.0
-        if depth >= self._max_depth and self._pause == self._SHORTEST:
-            log.warning("waiting: queue %r has %d ready messages, max_depth is %d", queue, depth, self._max_depth)
-        pause, self._pause = self._pause, min(2 * self._pause, self._LONGEST)
-        return pause
 
 
 def connected(settings: Settings, done: Callable[[], bool]) -> tuple[Link, Awaitable[None]]:

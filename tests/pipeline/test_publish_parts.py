@@ -52,6 +52,7 @@ URLS = {"broker_url": "amqp://h/", "management_url": "http://h"}
         ({"exchange": "e", "windw": "1"}, "option 'windw' is unknown; there are "),
         ({"exchange": "e", "window": "0"}, "option 'window': 0 rows would publish nothing"),
         ({"exchange": "e", "window": "many"}, "option 'window': 'many' is not a whole number from 0 up"),
+        ({"exchange": "e", "retry_timeout": "0"}, "option 'retry_timeout': within 0 seconds there is no connection"),
         ({"exchange": "e", "retry_timeout": "soon"}, "option 'retry_timeout': 'soon' is not a number"),
         ({"exchange": "e", "rate": "-1"}, "option 'rate': '-1' is outside 0 to 1e9"),
         ({"exchange": "e", "rate": "100"}, "option 'rate' needs 'connections'"),
