@@ -80,7 +80,7 @@ class Sender:
             self._room.set_result(None)
 
     async def _until(self, awaited: Callable[[], bool]) -> None:
-        """Return once that holds; it is asked whenever a row was settled. The link gives up what takes too long."""
+        """Return once that holds, of which the window has news. The link gives up what takes too long."""
         if not awaited():
             self._awaited, self._room = awaited, asyncio.get_running_loop().create_future()
             try:

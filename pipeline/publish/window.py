@@ -40,13 +40,11 @@ class Window:
     """
 
     def __init__(self, queues: Sequence[str], size: int, news: Callable[[], None]) -> None:
-        """`size` rows are kept at most; `news` is called whenever one of them was settled."""
+        """`size` rows are kept at most; `news` is called when a row is settled and few are kept or one is lost."""
         self._queues, self._size, self._open, self._news = queues, size, size, news
         self._lines: tuple[deque[Row], ...] = tuple(deque() for _ in queues)
         self.confirmed = [0] * len(queues)
         """Rows by queue that were confirmed and never need to be sent again."""
-        self.total = 0
-        """The sum of `confirmed`."""
         self.held = 0
         """Rows that are kept here."""
         self.unsettled = 0
@@ -61,7 +59,7 @@ class Window:
 
     @property
     def roomy(self) -> bool:
-        """Whether so few rows are kept that it pays to send more."""
+        """Whether so few rows are kept that it pays to send more; `news` is called then."""
         return self.held <= self._open * 3 // 4
 
     @property
@@ -80,6 +78,11 @@ class Window:
         told = [in_words(queues, _WORDS.get(outcome, outcome.value)) for outcome, queues in self._failed.items()]
         return "; ".join(text for text in (*told, self._why) if text)
 
+    @property
+    def total(self) -> int:
+        """The sum of `confirmed`."""
+        return sum(self.confirmed)
+
     def sent(self, index: int) -> int:
         """Return how many rows a queue was sent, each counted once."""
         return self.confirmed[index] + len(self._lines[index])
@@ -94,21 +97,18 @@ class Window:
         """Take the fate of one row of that queue, which the row itself has noted already."""
         self.unsettled -= 1
         if verdict.outcome is Outcome.CONFIRMED:
-            line = self._lines[index]
+            line, before = self._lines[index], self.held
             while line and line[0].outcome is Outcome.CONFIRMED:
                 line.popleft()
-                self._release(index)
+                self.held -= 1
+            self.confirmed[index] += before - self.held
             if self._open < self._size:
                 self._open += 1
         else:
             self._failed.setdefault(verdict.outcome, Counter())[self._queues[index]] += 1
             self._why = self._why or verdict.detail
-        self._news()
-
-    def _release(self, index: int) -> None:
-        self.held -= 1
-        self.confirmed[index] += 1
-        self.total += 1
+        if self._failed or self.held <= self._open * 3 // 4:
+            self._news()
 
     def take_back(self) -> list[Message]:
         """Return the rows that have to be sent again, each queue's in their order; from now on none is kept.
@@ -122,7 +122,7 @@ class Window:
             for row in line:
                 key = row.message.hashed
                 if row.outcome is Outcome.CONFIRMED and key not in keys:
-                    self._release(index)
+                    self.confirmed[index] += 1
                 else:
                     keys.add(key)
                     again.append(row.message)
