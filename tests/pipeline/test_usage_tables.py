@@ -1,5 +1,6 @@
 """The tables of usage: made twice they are the same; a stream takes in each file once and changes only what it must."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from pipeline.gaps import gaps, sequences
 from pipeline.journal import read_records, stream_records
 from pipeline.usage.command import follow
 from pipeline.usage.tables import Tables
-from tests.pipeline.records import START, published, ring_of, write_journal
+from tests.pipeline.records import PROXY, START, published, ring_of, write_journal
 
 KNOWN = ring_of({"orders.1": 1, "orders.2": 2})
 HOUR = 3_600_000_000
@@ -122,6 +123,22 @@ def test_a_table_of_an_earlier_release_is_told(
     said = capsys.readouterr().err
     assert f"--out: {tmp_path}/out: its table usage has no column 'exchange', as an earlier release wrote it" in said
     assert sorted((tmp_path / "out").rglob("*")) == before
+
+
+def test_a_stream_ends_at_a_file_that_is_there_twice(
+    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    journal, out = tmp_path / "journal", tmp_path / "out"
+    write(journal, 1, 10, START)
+    said = ["usage", "--journal", str(journal), "--out", str(out), "--stream"]
+    assert main(said) == 0
+    (file,) = journal.rglob("*.gz")
+    shutil.copy(file, file.with_name("a-copy.jsonl.gz"))
+    assert main(said) == 2
+    told = capsys.readouterr().err
+    assert f"pipeline usage: {out}: records {PROXY}-1 to {PROXY}-10 are in " in told
+    assert "a-copy.jsonl.gz" in told
+    assert sum(row.messages for row in spark.read.parquet(str(out / "usage")).collect()) == 10
 
 
 def test_a_batch_without_records_adds_nothing(spark: SparkSession, tmp_path: Path) -> None:
