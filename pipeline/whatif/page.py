@@ -1,6 +1,6 @@
 """The report of `whatif`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -103,15 +103,21 @@ def _grade(found: Findings, told: Mapping[str, Any]) -> Grade:
 
 
 def _limits(told: dict[str, Any]) -> str:
-    limits = {"max_moved": "that may move", "max_over_fair": "times its fair share for the busiest"}
-    given = [f"{value:g} {limits[name]}" for name, value in told["limits"].items() if value is not None]
-    if not given:
+    """Return in words which limits were given, which are passed, and which the sample leaves open."""
+    forms: dict[str, Callable[[float], str]] = {
+        "max_moved": lambda share: f"{percent(share)} of the messages may move",
+        "max_over_fair": lambda times: f"the busiest destination may get {times:g} times its fair share",
+    }
+    words = {name: forms[name](limit) for name, limit in told["limits"].items() if limit is not None}
+    if not words:
         return "No limits were given."
-    over, uncertain = (" and ".join(told[which]).replace("_", " ") for which in ("over", "uncertain"))
-    judged = f"Over the limit: {over}." if over else f"Within the limits: at most {', '.join(given)}."
-    return (
-        f"{judged} The sample leaves it open: the limit is within the interval of {uncertain}." if uncertain else judged
-    )
+    over, uncertain = (" and ".join(words[name] for name in told[which]) for which in ("over", "uncertain"))
+    judged = f"Over the limit: {over}." if over else f"Within the limits: {' and '.join(words.values())}."
+    if uncertain:
+        judged += (
+            f" What is not in the sample may decide otherwise, since the interval has the limit in it: {uncertain}."
+        )
+    return judged
 
 
 def _destination(row: tuple[Any, ...]) -> Sequence[object]:

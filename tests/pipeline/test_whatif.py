@@ -79,7 +79,8 @@ def test_a_queue_that_is_removed(spark: SparkSession, tmp_path: Path) -> None:
 def test_the_limits_decide_the_exit_status(tmp_path: Path) -> None:
     arguments = of_journal(tmp_path, published(THREE, KEYS), "--add", "queue:orders.4=1")
     status, told = ask(tmp_path, *arguments, "--max-moved", "0.01", "--max-over-fair", "9")
-    assert (status, told["verdict"], told["over"]) == (1, "over", ["max_moved"])
+    assert (status, told["verdict"], told["over"], told["uncertain"]) == (1, "over", ["max_moved"], [])
+    assert "<p>Over the limit: 1.00% of the messages may move.</p>" in (tmp_path / "out" / "report.html").read_text()
 
 
 def test_a_journal_without_keys_works_by_slot(spark: SparkSession, tmp_path: Path) -> None:
