@@ -6,6 +6,7 @@ What was counted in them is certain; each slot that was not drawn is expected to
 mean, and how much slots differ says how far off that may be.
 """
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import NormalDist
@@ -194,7 +195,7 @@ class Sample:
         growth = 1 + unseen / self._light
         # Variance by message; where there is none to tell it by, as if each were of a key of its own.
         each = self._variance * unseen * growth / value if value else growth
-        middle, half = value + z**2 * each / 2, z * np.sqrt(each * value + (z * each / 2) ** 2)
+        middle, half = value + z**2 * each / 2, z * math.sqrt(each * value + (z * each / 2) ** 2)
         return value, max(0.0, middle - half), middle + half
 
 

@@ -151,3 +151,10 @@ def test_a_sample_that_says_nothing_says_so() -> None:
     alone = Sample.of_slots(slots_of(0.01), np.array([3]), np.array([1]))
     assert alone.key_share(1, 3).value == 1
     assert alone.key_share(1, 3).low == pytest.approx(1 / 385, rel=0.05)
+
+
+def test_estimates_are_plain_floats_which_spark_takes_into_a_table() -> None:
+    sample = Sample.of_slots(slots_of(0.01), np.arange(200), np.arange(200) % 7)
+    for estimate in (sample.total(), sample.key_share(5, 5)):
+        assert {type(value) for value in estimate} == {float}
+        assert estimate.low < estimate.value < estimate.high
