@@ -35,7 +35,10 @@ MOST_HEAVY = 32
 
 
 class Estimate(NamedTuple):
-    """A figure of all that was published, and the 95% interval around it; all three are equal where it is certain."""
+    """A figure of all that was published, and the 95% interval around it; all three are equal where it is certain.
+
+    All are Python's own floats, never numpy's, which Spark puts into no table.
+    """
 
     value: float
     low: float
@@ -175,7 +178,7 @@ class Sample:
     def _variance(self) -> float:
         """The variance of the messages of a slot that is not heavy, empty ones included; infinite of less than two."""
         if self._light < 2:
-            return np.inf
+            return math.inf
         return max(0.0, self.squares - self.messages**2 / self._light) / (self._light - 1)
 
     def _unseen(self, z: float | None = None) -> tuple[float, float, float]:
@@ -190,7 +193,7 @@ class Sample:
         if not unseen:
             return 0.0, 0.0, 0.0
         if self._light < 2:
-            return self.messages * unseen / max(1, self._light), 0.0, np.inf
+            return self.messages * unseen / max(1, self._light), 0.0, math.inf
         value = self.messages / self._light * unseen
         growth = 1 + unseen / self._light
         # Variance by message; where there is none to tell it by, as if each were of a key of its own.
@@ -201,7 +204,7 @@ class Sample:
 
 def _part(messages: float, others: float) -> float:
     """A share, where the others may be infinitely many; nothing is of nothing."""
-    return messages / (messages + others) if messages else 0.0
+    return float(messages / (messages + others)) if messages else 0.0
 
 
 def _z(confidence: float) -> float:

@@ -109,6 +109,20 @@ def test_a_key_inside_has_what_it_has_and_stands_for_no_other() -> None:
     assert both.key_share(300_000, 350).value == pytest.approx(300_000 / (300_000 + 307_000 / inside), rel=1e-3)
 
 
+def test_figures_are_pythons_own_floats() -> None:
+    # Spark refuses to put numpy's into a table.
+    counts = np.array([20] * 350 + [300_000])
+    sample = Sample.of_slots(slots_of(0.01), np.arange(351), counts)
+    seen, unseen = np.array([300_000, 7000]), np.array([500_000, 538_000])
+    for figure in (
+        sample.total(),
+        sample.key_share(counts[350], 350),
+        sample.keys_share([(20, 0), (300_000, 350)]),
+        sample.max_over_fair(seen, unseen, np.array([0.5, 0.5])),
+    ):
+        assert [type(part) for part in figure] == [float] * 3
+
+
 def test_a_key_of_half_a_percent_makes_no_queue_hot() -> None:
     # Each of the sample's 10,486 slots has a message, one has 5,269, which is 0.5% of what all slots have.
     drawn = slots_of(0.01)

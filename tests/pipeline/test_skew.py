@@ -354,6 +354,27 @@ def test_the_command_writes_tables_and_a_report(spark: SparkSession, tmp_path: P
     assert not (out / "report.html").exists()
 
 
+def test_the_command_judges_a_sample(spark: SparkSession, tmp_path: Path) -> None:
+    # 30% of all messages are of one key, which is in the sample.
+    whale = next(key for key in (b"whale-%d" % n for n in itertools.count()) if murmur_slot(key) < SLOTS // 100)
+    cold = [b"customer-%d" % n for n in range(28_000)]
+    others = sum(1 for key in cold if murmur_slot(key) < SLOTS // 100)
+    known = ring_of({f"orders.{n}": 1 for n in range(10)})
+    write_journal(tmp_path, published(known, cold + [whale] * 12_000, sample=0.01), [known])
+    out = tmp_path / "out"
+    assert main(["skew", "--journal", str(tmp_path), "--out", str(out)]) == 0
+    key = spark.read.parquet(str(out / "keys")).where("ring IS NULL").orderBy("messages", ascending=False).first()
+    assert key is not None
+    assert (bytes(key.key), key.messages, key.unfixable, key.maybe_unfixable) == (whale, 12_000, True, False)
+    assert key.share == pytest.approx(12_000 / (12_000 + others * 100), rel=0.001)
+    assert key.share_low < 0.3 < key.share_high
+    ring = spark.read.parquet(str(out / "rings")).where("ring IS NULL").first()
+    assert ring is not None
+    assert (ring.top_key, ring.top_key_low, ring.top_key_high) == (key.share, key.share_low, key.share_high)
+    assert ring.published_low < 40_000 < ring.published_high
+    assert ring.max_over_fair_low < 10 * (0.3 + 0.07) < ring.max_over_fair_high
+
+
 def test_missing_records_are_told(spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     records = published(KNOWN, COLD[:20]) + published(KNOWN, COLD[:20], exchange="mail", first=21)
     late = published(KNOWN, COLD[:9], proxy="b2" * 8, first=4)
