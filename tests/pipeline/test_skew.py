@@ -17,7 +17,7 @@ from pipeline.rings import KnownRing
 from pipeline.sampling import Sample
 from pipeline.skew import keys, measures, words
 from pipeline.skew.finder import find
-from pipeline.skew.findings import DESTINATIONS, KEYS, Findings, Load, Scope
+from pipeline.skew.findings import DESTINATIONS, KEYS, RINGS, Findings, Load, Scope
 from pipeline.skew.report import report
 from ring.destination import Destination
 from ring.hashing import SLOTS, slot_of
@@ -228,6 +228,10 @@ def test_a_hot_key_of_a_sample_of_one_percent_is_as_hot_as_it_is(spark: SparkSes
     told = dict(zip(columns(KEYS), row, strict=True))
     assert (told["share"], told["share_low"], told["share_high"]) == share
     assert (told["unfixable"], told["maybe_unfixable"]) == (True, False)
+    [row] = spark.createDataFrame([found.row()], RINGS).collect()
+    assert (row.top_key, row.top_key_low, row.top_key_high) == share
+    assert row.published_low < 100_000 < row.published_high
+    assert row.published == pytest.approx(30_000 + others * 100, rel=0.001)
 
 
 def test_where_a_sample_leaves_it_open_a_key_is_one_that_maybe_no_weight_can_fix(
