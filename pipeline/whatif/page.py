@@ -152,7 +152,7 @@ def _weights(page: Report, found: Findings, heaviest: Row) -> None:
     else:
         page.text("The proposed weights stay: none were found by which loads come nearer to them.")
     share = found.published.heaviest_share()
-    if share.value > found.after.fair.max():
+    if over_fair.least.value > 1:
         page.text(
             f"One key outweighs every destination's fair share, and no weights change that:"
             f" {as_text(heaviest.key)}, slot {heaviest.slot}, with {heaviest.messages:,} messages,"

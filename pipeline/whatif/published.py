@@ -106,8 +106,9 @@ class Published:
 
         It is more than 1 where one slot, which moves whole, outweighs even the largest fair share.
         """
+        heaviest, (value, low, high) = int(self.messages.counted.max()), self.messages.sample.total()
         largest = float(load.fair.max())
-        return Estimate(*(max(1.0, share / largest) for share in self.heaviest_share()))
+        return Estimate(*(max(1.0, heaviest / (largest * total)) for total in (value, high, low)))
 
     @property
     def heaviest_slot(self) -> int:
