@@ -21,7 +21,7 @@ from pipeline.publish.commits import CommitLog, read_commits, unfinished
 from pipeline.publish.messages import check_columns, check_rows
 from pipeline.publish.options import CONNECTION, OWN, Options, parse
 from pipeline.publish.order import prepared
-from pipeline.publish.pinned import pinned, pinned_again
+from pipeline.publish.pinned import pinned, pinned_again, pinned_in_time
 from pipeline.publish.report import write_report
 from pipeline.publish.routes import hashed_value
 from pipeline.publish.source import QUERY, RingProxy
@@ -195,7 +195,8 @@ def _publish(
     kept: KnownRing | None = None,
 ) -> None:
     """One batch, by the ring `kept` of when it was begun before, or that of now; none where a row is no message."""
-    known = pinned(parsed)
+    # The broker was there when the command began: a batch in between waits for it.
+    known = pinned_in_time(parsed)
     if kept is not None:
         known = pinned_again(kept, known)
     try:

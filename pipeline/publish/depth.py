@@ -20,6 +20,12 @@ from proxy.credentials import of_url
 
 log = logging.getLogger(__name__)
 
+_REFUSALS = (aiormq.exceptions.AuthenticationError, aiormq.exceptions.ProbableAuthenticationError)
+
+
+class AwayError(PipelineError):
+    """The broker or its management API does not answer now, for which it may be asked again."""
+
 
 class Depths:
     """A connection that looks at queues, made when it is first needed and again after it was lost.
@@ -40,15 +46,17 @@ class Depths:
         """Return the connection, after a login at the first node that takes it if there is none."""
         if self._connection is not None:
             return self._connection
-        faults = []
+        faults, refused = [], False
         for address in self._settings.brokers:
             try:
                 self._connection = await self._connect(address.host, address.port)
             except (TimeoutError, OSError, aio_pika.exceptions.AMQPError) as error:
                 faults.append(f"{address}: {' '.join(str(error).split()) or type(error).__name__}")
+                refused = refused or isinstance(error, _REFUSALS)
             else:
                 return self._connection
-        raise PipelineError(f"no connection to the broker: {'; '.join(faults)}")
+        told = f"no connection to the broker: {'; '.join(faults)}"
+        raise PipelineError(told) if refused else AwayError(told)
 
     async def _connect(self, host: str, port: int) -> AbstractConnection:
         settings = self._settings
@@ -83,7 +91,8 @@ class Depths:
     async def of(self, queues: Iterable[str]) -> dict[str, int]:
         """Return the ready messages of each queue.
 
-        Raises PipelineError for one that is not there, or a broker that is not; asked again, it connects again.
+        Raises PipelineError for one that is not there or that the broker does not let this user see, AwayError for a
+        broker that does not answer; asked again, it connects again.
         """
         connection = await self._connected()
         found = {}
@@ -96,7 +105,8 @@ class Depths:
             raise PipelineError(f"queue {queue!r} is missing in {self._settings.default_vhost!r}") from None
         except (TimeoutError, OSError, RuntimeError, aio_pika.exceptions.AMQPError) as error:
             await self._drop()
-            raise PipelineError(f"queue {queue!r} cannot be looked at: {error or 'no answer in time'}") from None
+            kind = PipelineError if isinstance(error, aio_pika.exceptions.AMQPChannelError) else AwayError
+            raise kind(f"queue {queue!r} cannot be looked at: {error or 'no answer in time'}") from None
         return found
 
 

@@ -1,32 +1,56 @@
 """What a write is held to, looked up once on the driver: the ring that the bindings make, its queues being there."""
 
 import asyncio
+import logging
+import time
 
 from pipeline import PipelineError
 from pipeline.live import management, read_ring_of
-from pipeline.publish.depth import Depths
+from pipeline.publish.depth import AwayError, Depths
 from pipeline.publish.options import Options
+from pipeline.publish.patience import Patience
 from pipeline.publish.routes import Routes
 from pipeline.rings import KnownRing, parse_ring
-from proxy.management import Management, ManagementError
+from proxy.management import Management, ManagementError, UnansweredError
 from proxy.topology import TopologyError
 from proxy.values import ConfigError
+
+log = logging.getLogger(__name__)
 
 
 def pinned(options: Options) -> KnownRing:
     """The ring to publish by: the one given, or the one that the bindings make now; all its queues were seen.
 
     Raises PipelineError at once for what would fail later: no such exchange, no ring, a queue that is missing or would
-    dead-letter elsewhere, wrong credentials, a broker that does not answer.
+    dead-letter elsewhere, wrong credentials; AwayError for a broker that does not answer.
     """
     try:
         known = parse_ring(options.ring, "option 'ring'") if options.ring else asyncio.run(_read(options))
         asyncio.run(_look(options, Routes.of(options.exchange, known)))
+    except UnansweredError as error:
+        raise AwayError(f"management API: {error}") from None
     except (ManagementError, TopologyError) as error:
         raise PipelineError(f"management API: {error}") from None
     except ConfigError as error:
         raise PipelineError(f"option {error}") from None
     return known
+
+
+def pinned_in_time(options: Options) -> KnownRing:
+    """Return what `pinned` does; a broker that does not answer is waited for, for `retry_timeout`.
+
+    This is for a batch whose job or caller has looked at the broker before: it may be away for a moment then. Raises
+    PipelineError at once for what would not help to wait for, and for a broker that is still away at the end.
+    """
+    patience = Patience(options.retry_timeout)
+    while True:
+        try:
+            return pinned(options)
+        except AwayError as error:
+            if patience.left(0, time.monotonic()) <= 0:
+                raise PipelineError(f"{error}; it was waited for, for {patience.limit:g} s (retry_timeout)") from None
+            log.warning("waiting: %s", error)
+            time.sleep(patience.pause())
 
 
 def pinned_again(kept: KnownRing, now: KnownRing) -> KnownRing:

@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import TypeVar
 
 from pipeline import PipelineError
 from pipeline.live import tls_of
@@ -23,6 +24,8 @@ from proxy.credentials import of_url
 from proxy.tally import Tally
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 CHUNK = 250
 """Messages put together in one turn of the event loop: they go out in one write."""
@@ -202,6 +205,16 @@ class Sender:
             self._patience.rest()
         await asyncio.sleep(pause)
 
+    async def meanwhile(self, upstream: asyncio.Future[T]) -> T:
+        """Return what upstream brings; until then, rows that are lost are sent again."""
+        upstream.add_done_callback(lambda _: self._news())
+        while not (upstream.done() or self.over):
+            if self._again or self.window.lost:
+                await self.send(())
+            else:
+                await self._until(lambda: upstream.done() or self.window.lost)
+        return await upstream
+
     async def finish(self) -> None:
         """Wait until all is confirmed. Raises PipelineError where it is `over` before."""
         window = self.window
@@ -245,8 +258,11 @@ async def publish(batches: Iterator[Iterable[Message]], options: Options, routes
         allowance = Allowance(depths, routes.queues, options.max_depth) if options.max_depth else None
         sender = Sender(link, routes, options.window, Patience(options.retry_timeout), pace, allowance)
         try:
-            # In a thread: upstream may take its time, and the broker wants heartbeats meanwhile.
-            while not sender.over and (batch := await loop.run_in_executor(None, next, batches, None)) is not None:
+            while not sender.over:
+                # In a thread: upstream may take its time, and the broker wants heartbeats meanwhile.
+                batch = await sender.meanwhile(loop.run_in_executor(None, next, batches, None))
+                if batch is None:
+                    break
                 await sender.send(batch)
             await sender.finish()
         finally:

@@ -26,9 +26,10 @@ from pipeline import PipelineError
 from pipeline.publish.commits import CommitLog, Part
 from pipeline.publish.messages import Message, Reader, check_columns
 from pipeline.publish.options import Log, Options, parse
-from pipeline.publish.pinned import pinned
+from pipeline.publish.pinned import pinned, pinned_in_time
 from pipeline.publish.routes import Routes
 from pipeline.publish.sending import Sent, publish
+from pipeline.rings import KnownRing
 
 QUERY = "sql.streaming.queryId"
 """The local property that has the id which Spark keeps in a stream's checkpoint."""
@@ -60,7 +61,9 @@ class RingProxy(DataSource):
         """Called on the driver when a write begins."""
         if overwrite:
             raise PipelineError('a queue cannot be overwritten: mode("append")')
-        return Writer(_begun(parse(self.options), schema))
+        options = parse(self.options)
+        # A ring that is given was read before, when the broker was there.
+        return Writer(_begun(options, schema, pinned_in_time(options) if options.ring else pinned(options)))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> "StreamWriter":  # noqa: N802 - Spark's name
         """Called on the driver when a micro-batch begins, and again when it is committed or aborted."""
@@ -136,7 +139,8 @@ class StreamWriter(DataSourceStreamArrowWriter):
     def __getstate__(self) -> dict[str, object]:
         """Goes to the tasks: here the batch begins, once however often it is pickled."""
         if self._task is None:
-            self._task = _begun(parse(self._given), self._schema)
+            options = parse(self._given)
+            self._task = _begun(options, self._schema, pinned_in_time(options))
         return {"_task": self._task}
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
@@ -153,8 +157,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         _aborted(Log.of(self._given), str(batchId), _fingerprint(_parts(messages)))
 
 
-def _begun(options: Options, schema: StructType) -> Task:
-    known = pinned(options)
+def _begun(options: Options, schema: StructType, known: KnownRing) -> Task:
     routes = Routes.of(options.exchange, known)
     check_columns(schema, options.ids, routes.hashed)
     attempts = 0 if options.dry_run else options.task_attempts

@@ -21,8 +21,10 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from pipeline.__main__ import main
 from pipeline.publish.commits import CommitLog, read_commits
+from pipeline.publish.patience import Patience
 from tests.integration.broker_api import VirtualHost, wait_until
 from tests.integration.conftest import Login, with_login
+from tests.integration.relay import relay
 from tests.pipeline.publishing import Came, check_nothing_lost, options_of, rows_of, something_came
 from tests.pipeline.records import ring_of, truncated
 
@@ -131,6 +133,35 @@ def test_a_batch_that_is_published_again_keeps_its_ring_while_its_queues_are_bou
     assert went() == {n: now.ring.owner_of(b"k%d" % (n % 50)).name for n in again}
     fingerprints = [write.fingerprint for write in read_commits(tmp_path / "out" / "commits.jsonl")]
     assert fingerprints == [ring_of({"q0": 1, "q1": 2}).fingerprint, now.fingerprint]
+
+
+def test_a_broker_that_is_away_between_two_batches_is_waited_for(
+    run: Run, login: Login, vhost: VirtualHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save, pause = DataFrameWriter.save, Patience.pause
+    saved = waited = 0
+
+    def save_and_cut(writer: DataFrameWriter, *given: object) -> None:
+        nonlocal saved
+        save(writer, *given)  # type: ignore[arg-type]
+        saved += 1
+        if saved == 1:
+            between.cut()
+
+    def open_and_pause(patience: Patience) -> float:
+        nonlocal waited
+        waited += 1
+        if waited == 1:
+            between.open()
+        return pause(patience)
+
+    monkeypatch.setattr(DataFrameWriter, "save", save_and_cut)
+    monkeypatch.setattr(Patience, "pause", open_and_pause)
+    with relay(options_of(login, vhost, "orders")["broker_url"]) as (between, url):
+        assert run("--broker-url", url) == 0
+    assert saved == 2
+    assert waited > 0
+    check_nothing_lost(Came(vhost.drain_all()), ROWS, 0)
 
 
 def test_a_rate_is_that_of_the_tasks_that_there_are(

@@ -191,6 +191,26 @@ async def test_a_queue_that_is_deleted_and_made_again_in_time_gets_its_rows(logi
     assert all(last_copies_in_order(messages) for messages in came.values())
 
 
+async def test_rows_that_were_lost_are_sent_again_while_upstream_works(login: Login, vhost: VirtualHost) -> None:
+    vhost.ring("orders", QUEUES)
+    vhost.delete_queue("q1")
+    ring = ring_of(QUEUES).ring
+    elsewhere = sum(ring.owner_of(f"k{n % KEYS}".encode()).name != "q1" for n in range(PER_BATCH))
+
+    def some() -> Iterator[Iterator[Message]]:
+        made = rows(2 * PER_BATCH)
+        yield next(made)
+        wait_until("rows elsewhere", lambda: something_came(vhost, elsewhere))
+        vhost.queue("q1")
+        # No batch comes before those have come which the missing queue did not take.
+        wait_until("all rows", lambda: something_came(vhost, PER_BATCH))
+        yield next(made)
+
+    told = await published(login, vhost, some())
+    assert told.again > 0
+    assert check_all_came(vhost.drain_all(), 2 * PER_BATCH) == 0
+
+
 async def test_a_broker_that_is_away_is_waited_for_and_named_once_the_limit_is_over(
     login: Login, vhost: VirtualHost
 ) -> None:
