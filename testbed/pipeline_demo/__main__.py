@@ -1,4 +1,4 @@
-"""`make pipeline-demo`: what the data pipeline answers, shown on a real sidecar's journal, in a minute and a half."""
+"""`make pipeline-demo`: what the data pipeline answers of real sidecars' journals, whole and sampled, in 3 minutes."""
 
 import asyncio
 import os
@@ -18,6 +18,7 @@ from testbed.debian import ensure_package
 from testbed.demo.rings import Rings
 from testbed.demo.world import World, new_world
 from testbed.java import ensure_java
+from testbed.pipeline_demo import sample
 from testbed.pipeline_demo.jobs import Jobs
 from testbed.pipeline_demo.pages import looked_at
 from testbed.pipeline_demo.traffic import DOUBLED, LEFT_OUT, Consumer, Publisher, channel_to, keys, write_rows
@@ -72,21 +73,27 @@ async def demo(broker: Broker, folder: Path) -> list[str]:
     }
     async with new_world(broker, vhost) as world, channel_to(str(direct)) as channel:
         await world.declare(EXCHANGE, WEIGHTS)
-        consumer, publisher = Consumer(channel), Publisher(EXCHANGE)
+        await world.declare(sample.EXCHANGE, sample.WEIGHTS)
+        consumer, publisher, paid = Consumer(channel), Publisher(EXCHANGE), Publisher(sample.EXCHANGE)
         for queue in WEIGHTS:
             await consumer.consume(queue)
         with running_sidecar(settings) as sidecar:
             say(f"RabbitMQ {broker.version} ({broker.source}); a sidecar that journals to files")
             await traffic(publisher, consumer, world, sidecar, direct)
+            await paid.by_http(sidecar.http_url, vhost, sample.payments())
+        with running_sidecar(settings | sample.settings(folder)) as sidecar:
+            await Publisher(sample.EXCHANGE).by_http(sidecar.http_url, vhost, sample.payments())
         await consumer.until(len(publisher.confirmed))
         consumer.write(folder / "seen.parquet")
         say(f"{len(publisher.confirmed):,} messages confirmed, {len(consumer.seen):,} seen by their consumer,")
-        say(f"which then forgets {LEFT_OUT} of them and notes {DOUBLED} twice\n")
+        say(f"which then forgets {LEFT_OUT} of them and notes {DOUBLED} twice;")
+        say(f"{len(paid.confirmed):,} payments; and again by a sidecar that journals {sample.SAMPLE:.0%} of the keys\n")
 
         jobs = Jobs(folder, vhost, EXCHANGE)
-        await jobs.usage(len(publisher.confirmed))
+        await jobs.usage(len(publisher.confirmed) + len(paid.confirmed))
         await jobs.skew()
         await jobs.whatif()
+        await sample.compared(jobs, folder, vhost)
         await jobs.reconcile(LEFT_OUT, DOUBLED)
         write_rows(folder / "rows", ROWS)
         before = len(consumer.seen)
@@ -103,7 +110,7 @@ async def demo(broker: Broker, folder: Path) -> list[str]:
     with running_browser() as browser:
         for job in jobs.reports:
             shown, faults = await looked_at(browser, folder / job / "report.html")
-            say(f"  {job:<10} {shown}")
+            say(f"  {job:<16} {shown}")
             jobs.faults += faults
     return jobs.faults
 

@@ -31,47 +31,47 @@ class Jobs:
         self._of = ("--vhost", vhost, "--exchange", exchange)
         self._journal = ("--journal", str(folder / "journal"))
         self.reports: list[str] = []
-        """Jobs that have written one."""
+        """Names of the folders of jobs that have written one."""
         self.faults: list[str] = []
 
     async def usage(self, published: int) -> None:
         """Every message that was published must be in it, none missing."""
-        out = await self._run("usage", *self._journal)
-        counted = sum(_table(out / "usage")["messages"].to_pylist())
-        self._expect("usage", "messages", counted, published)
-        self._expect("usage", "gaps", _table(out / "gaps").num_rows, 0)
+        out = await self.run("usage", *self._journal)
+        counted = sum(table(out / "usage")["messages"].to_pylist())
+        self.expect("usage", "messages", counted, published)
+        self.expect("usage", "gaps", table(out / "gaps").num_rows, 0)
 
     async def skew(self) -> None:
-        """The heaviest key of the exchange and of each ring must be the hot one, which no weight can fix."""
-        out = await self._run("skew", *self._journal)
-        keys = _table(out / "keys").sort_by([("messages", "descending")]).to_pylist()
-        rings = {key["ring"] for key in keys}
-        # None is the exchange, across its rings.
-        self._expect(
-            "skew", "rings", rings, {None} | {record["ring"] for record in _records(self._folder / "journal", "jsonl")}
-        )
+        """The hottest key of the exchange, and of each ring that records name, must be HOT, which no weight can fix."""
+        out = await self.run("skew", *self._journal)
+        keys = table(out / "keys").sort_by([("messages", "descending")]).to_pylist()
+        keys = [key for key in keys if key["exchange"] == self._exchange]
+        rings = {key["ring"] for key in keys}  # None is the exchange across its rings.
+        records = _records(self._folder / "journal", "jsonl")
+        named = {record["ring"] for record in records if record["exchange"] == self._exchange}
+        self.expect("skew", "rings", rings, named | {None})
         for ring in rings:
             heaviest = next(key for key in keys if key["ring"] == ring)
-            self._expect("skew", f"heaviest key of ring {ring}", heaviest["key"], HOT.encode())
-            self._expect("skew", f"no weight can fix it, ring {ring}", heaviest["unfixable"], True)
+            self.expect("skew", f"heaviest key of ring {ring}", heaviest["key"], HOT.encode())
+            self.expect("skew", f"no weight can fix it, ring {ring}", heaviest["unfixable"], True)
 
     async def whatif(self) -> None:
         """A sixth queue must take some of the messages, and less than half."""
-        out = await self._run("whatif", *self._journal, *self._of, "--add", "queue:orders.6=1", "--max-moved", "0.5")
-        verdict = _verdict(out)
-        self._expect("whatif", "verdict", verdict["verdict"], "within")
-        self._expect("whatif", "messages move", 0 < verdict["moved"]["of_messages"] < 0.5, True)
+        out = await self.run("whatif", *self._journal, *self._of, "--add", "queue:orders.6=1", "--max-moved", "0.5")
+        verdict = verdict_of(out)
+        self.expect("whatif", "verdict", verdict["verdict"], "within")
+        self.expect("whatif", "messages move", 0 < verdict["moved"]["of_messages"] < 0.5, True)
 
     async def reconcile(self, left_out: int, doubled: int) -> None:
         """So many messages that the consumer did not note, and noted twice; and else nothing."""
         seen = ("--seen", str(self._folder / "seen.parquet"), "--sequence", "sequence")
-        verdict = _verdict(await self._run("reconcile", *self._journal, *self._of, *seen, status=1))
+        verdict = verdict_of(await self.run("reconcile", *self._journal, *self._of, *seen, status=1))
         expected = {"lost": left_out, "duplicated": doubled, "out_of_order": 0, "wrong_queue": 0, "unexpected": 0}
-        self._expect("reconcile", "verdict", {name: verdict[name] for name in expected}, expected)
+        self.expect("reconcile", "verdict", {name: verdict[name] for name in expected}, expected)
 
     async def publish(self, broker_url: str, management_url: str) -> None:
         """The demo's rows."""
-        await self._run(
+        await self.run(
             "publish",
             *("--input", str(self._folder / "rows"), "--checkpoint", str(self._folder / "checkpoint")),
             *("--broker-url", broker_url, "--management-url", management_url, "--exchange", self._exchange),
@@ -79,18 +79,21 @@ class Jobs:
 
     async def collect(self, amqp_url: str, queue: str, published: int) -> None:
         """Every message whose record is in the stream queue must be in the folder, and its ring."""
-        out = await self._run("collect", "--amqp-url", amqp_url, "--queue", queue, report=False)
+        out = await self.run("collect", "--amqp-url", amqp_url, "--queue", queue, report=False)
         records = _records(out, "json")
-        self._expect("collect", "records", len(records), published)
-        self._expect("collect", "events", len({record["event"] for record in records}), published)
+        self.expect("collect", "records", len(records), published)
+        self.expect("collect", "events", len({record["event"] for record in records}), published)
         rings = {file.stem for file in out.glob("rings/*.json")}
-        self._expect("collect", "rings", rings, {record["ring"] for record in records})
+        self.expect("collect", "rings", rings, {record["ring"] for record in records})
 
-    async def _run(self, job: str, *arguments: str, status: int = 0, report: bool = True) -> Path:
-        """The folder with its results; `status` is the exit status that it must end with."""
-        out = self._folder / job
+    async def run(self, job: str, *arguments: str, name: str = "", status: int = 0, report: bool = True) -> Path:
+        """Run a job, show what it says, and return the folder with its results, which has its name or the one given.
+
+        `status` is the exit status that it must end with; `report` says whether it writes a page.
+        """
+        name = name or job
+        out = self._folder / name
         command = [sys.executable, "-m", "pipeline", job, *arguments, "--out", str(out)]
-        print(f"{job}:", flush=True)
         process = await asyncio.create_subprocess_exec(
             *command, stdout=PIPE, stderr=PIPE, env=os.environ | {"PYSPARK_SUBMIT_ARGS": _SMALL}
         )
@@ -101,20 +104,23 @@ class Jobs:
             if process.returncode is None:
                 process.kill()
                 await process.wait()
+        print(f"{name}:")
         for line in told.decode().splitlines():
             print(f"  {line.replace(str(self._folder), '...')}", flush=True)
         if report:
-            self.reports.append(job)
+            self.reports.append(name)
         if process.returncode != status:
-            raise SetupError(f"{job} ended with status {process.returncode}:\n{complaint.decode()}")
+            raise SetupError(f"{name} ended with status {process.returncode}:\n{complaint.decode()}")
         return out
 
-    def _expect(self, job: str, what: str, found: object, expected: object) -> None:
+    def expect(self, job: str, what: str, found: object, expected: object) -> None:
+        """Note a fault where a job has not found what it must."""
         if found != expected:
             self.faults.append(f"{job}: {what}: {found!r}, not {expected!r}")
 
 
-def _table(folder: Path) -> pa.Table:
+def table(folder: Path) -> pa.Table:
+    """Return a Parquet table, with the columns that its folders name."""
     return ds.dataset(folder, partitioning="hive").to_table()
 
 
@@ -123,5 +129,6 @@ def _records(journal: Path, suffix: str) -> list[dict[str, Any]]:
     return [json.loads(line) for file in files for line in gzip.decompress(file.read_bytes()).splitlines()]
 
 
-def _verdict(out: Path) -> Any:
+def verdict_of(out: Path) -> Any:
+    """Return what a job's verdict.json says."""
     return json.loads((out / "verdict.json").read_text())

@@ -42,7 +42,7 @@ def keys(count: int, seed: int, prefix: str = "", hot: float = 1 / 8) -> list[st
 
 @dataclass
 class Publisher:
-    """Publishes messages whose ids are their numbers, and counts what is confirmed."""
+    """Publishes messages whose ids are the exchange's name and their numbers, and counts what is confirmed."""
 
     exchange: str
     confirmed: list[str] = field(default_factory=list)
@@ -74,7 +74,7 @@ class Publisher:
                 self.confirmed += ids
 
     def _ids(self, some: Sequence[str]) -> list[str]:
-        return [f"message-{next(self._numbers)}" for _ in some]
+        return [f"{self.exchange}-{next(self._numbers)}" for _ in some]
 
 
 def _parts(batch: Sequence[str]) -> Iterable[Sequence[str]]:

@@ -1,0 +1,73 @@
+"""One and the same traffic in two journals, a whole one and a sample of 1%; what the jobs say of both must agree."""
+
+import asyncio
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+from ring.hashing import SLOTS, slot_of
+from testbed.pipeline_demo.agreement import hottest, of_skew, of_usage, of_whatif
+from testbed.pipeline_demo.jobs import Jobs
+
+EXCHANGE = "payments"
+WEIGHTS = {"payments.1": 1, "payments.2": 1, "payments.3": 1, "payments.4": 1}
+
+SAMPLE = 0.01
+"""Of the slots: what the second sidecar journals."""
+
+MESSAGES = 30_000
+"""Through each of the two sidecars."""
+
+_OTHERS = 20_000
+"""Keys beside the hot one; some 12,000 of them are used, so that about 120 are in the sample."""
+
+_HOT_SHARE = 0.3
+"""Of the messages: more than the fair share of any of the four queues."""
+
+
+def hot_key() -> str:
+    """Return the first account whose slot is in the sample: a hot key outside would not be seen."""
+    return next(name for n in range(_OTHERS) if slot_of((name := f"account-{n}").encode()) < SAMPLE * SLOTS)
+
+
+def payments() -> Sequence[str]:
+    """Return the key of each message; the same every time."""
+    chance, hot = random.Random(1), hot_key()
+    return [
+        hot if chance.random() < _HOT_SHARE else f"account-{int(_OTHERS * chance.random() ** 1.5)}"
+        for _ in range(MESSAGES)
+    ]
+
+
+def settings(folder: Path) -> dict[str, str]:
+    """Return the settings of the sidecar that journals the sample."""
+    return {"journal-dir": str(folder / "sample"), "journal-sample": str(SAMPLE)}
+
+
+async def compared(jobs: Jobs, folder: Path, vhost: str) -> None:
+    """Run the jobs on the sample, and note as a fault each figure of the whole journal that is in no interval of it.
+
+    `usage` and `skew` have run on the whole journal before.
+    """
+    journal = ("--journal", str(folder / "sample"))
+    edit = ("--vhost", vhost, "--exchange", EXCHANGE, "--add", "queue:payments.5=1")
+    usage, skew = await asyncio.gather(
+        jobs.run("usage", *journal, "--window", "60", name="usage-sample"),
+        jobs.run("skew", *journal, name="skew-sample"),
+    )
+    whatif, of_whole = await asyncio.gather(
+        jobs.run("whatif", *journal, *edit, name="whatif-sample"),
+        jobs.run("whatif", "--journal", str(folder / "journal"), *edit, name="whatif-payments"),
+    )
+    figures = [
+        *of_usage(folder / "usage", usage, EXCHANGE),
+        *of_skew(folder / "skew", skew, EXCHANGE),
+        *of_whatif(of_whole, whatif),
+    ]
+    print(f"Of the payments, the whole journal and what the sample of {SAMPLE:.0%} says of it:")
+    for figure in figures:
+        print(f"  {figure}")
+        jobs.expect("sample", f"{figure.what} is within its interval: {figure}", figure.agrees, True)
+    hot = hottest(skew, EXCHANGE)
+    jobs.expect("sample", "hottest key", hot["key"], hot_key().encode())
+    jobs.expect("sample", "no weight can fix the hottest key", hot["unfixable"], True)
