@@ -6,7 +6,7 @@ how much the sums of groups differ tells the variance of their total (Wolter, In
 chapter 2). The sums of groups add up where rows merge, as all other sums do.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from math import sqrt
 
 from pyspark.sql import Column, DataFrame, Row
@@ -72,11 +72,31 @@ def with_limits(rows: DataFrame) -> DataFrame:
 
 
 def share(part: Row, whole: Row) -> tuple[float, float, float]:
-    """Return the share that a row's messages have of those of another, which they are in, and its interval's ends."""
+    """Return the share that a row's messages have of those of another, which they are in, and its interval's ends.
+
+    The share is that of two totals, of this row and of all others, which have no slot in common. The ends are those of
+    the ratio of both by the interval of each (the method of variance estimates recovery, MOVER-R: Donner and Zou, 2012).
+    So one hot key in the sample, with which a total may be far too high, makes the interval wide, not the share sure.
+    """
     value = part.messages_scaled / whole.messages_scaled
-    apart = (one - value * all_ for one, all_ in zip(part.messages_groups, whole.messages_groups, strict=True))
-    error = _T * sqrt(sum(one**2 for one in apart) * GROUPS / (GROUPS - 1)) / whole.messages_scaled
-    return value, max(0.0, value - error), min(1.0, value + error)
+    rest = whole.messages - part.messages, whole.messages_scaled - part.messages_scaled
+    groups = [all_ - one for one, all_ in zip(part.messages_groups, whole.messages_groups, strict=True)]
+    if not rest[0] or not any(whole.messages_groups):
+        return value, value, value
+    a, (a_low, a_high) = part.messages_scaled, _limits(part.messages, part.messages_scaled, part.messages_groups)
+    b, (b_low, b_high) = rest[1], _limits(*rest, groups)
+    root = sqrt(max(0.0, (a * b) ** 2 - a_low * b_high * (2 * a - a_low) * (2 * b - b_high)))
+    low = a_low * (2 * a - a_low) / (a * b + root)
+    root = sqrt(max(0.0, (a * b) ** 2 - a_high * b_low * (2 * a - a_high) * (2 * b - b_low)))
+    high = (a * b + root) / (b_low * (2 * b - b_low))
+    return value, low / (1 + low), high / (1 + high)
+
+
+def _limits(counted: int, scaled: float, groups: Sequence[float]) -> tuple[float, float]:
+    """Return the ends of the interval of a total, as `with_limits` has them of rows."""
+    variance = max(0.0, sum(one**2 for one in groups) - sum(groups) ** 2 / GROUPS) * GROUPS / (GROUPS - 1)
+    half = _T * variance / (scaled - counted) / 2 if scaled > counted else 0.0
+    return max(counted, scaled - _T * sqrt(variance)), scaled + _T * (half + sqrt(variance + half**2))
 
 
 def _array(name: str, sums: Iterable[str]) -> Column:

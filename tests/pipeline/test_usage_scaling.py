@@ -1,11 +1,13 @@
 """What a sample's figures say of all publishes: intervals hold the truth as often as they say, in many samples."""
 
+from math import sqrt
+
 import numpy as np
 import pyarrow as pa
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import Row, SparkSession
 
-from pipeline.usage.scaling import share
+from pipeline.usage.scaling import GROUPS, share
 from pipeline.usage.windows import merged, told, usage
 from tests.pipeline.records import START
 
@@ -59,6 +61,21 @@ def test_intervals_have_the_truth_in_them_as_often_as_they_say(spark: SparkSessi
     firsts = {row.exchange: row for row in by_destination.where("destination = 'first'").collect()}
     by_share = [share(firsts[row.exchange], row) for row in rows]
     assert 0.91 <= covered([(low, high) for _, low, high in by_share], shares) <= 0.99
+
+
+def test_a_hot_key_inside_the_sample_makes_no_share_sure() -> None:
+    """Of 30,000 messages 14,177 have one destination, 9,000 of them one key, which the sample of 1% has."""
+    hot, cold = [9046.0 if n == 2 else 5.0 for n in range(GROUPS)], [19.0, 21.0, 18.0, 22.0, 20.0, 17.0, 23.0, 14.0]
+    scale = 100 * sqrt(0.99)
+    part = Row(messages=9081, messages_scaled=908_100.0, messages_groups=[scale * n for n in hot])
+    whole = Row(
+        messages=9235,
+        messages_scaled=923_500.0,
+        messages_groups=[scale * (one + other) for one, other in zip(hot, cold, strict=True)],
+    )
+    value, low, high = share(part, whole)
+    assert value == pytest.approx(0.983, abs=0.001)
+    assert low < 14_177 / 30_000 < high
 
 
 def test_what_is_no_sample_is_certain(spark: SparkSession) -> None:
