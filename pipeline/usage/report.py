@@ -23,7 +23,8 @@ def report(found: Findings, about: About, within: Period = ALWAYS, kept: Sequenc
     among = f" among records {within}" if within.is_limited else ""
     lead = (
         f"{_messages(whole)} messages from {_at(found.windows[0].window):%Y-%m-%d %H:%M} UTC on, in "
-        f"{count(len(windows))} {'window' if len(windows) == 1 else 'windows'} of {_minutes(found)}. {found.names[0]} took the most: {_share(first, whole)}. "
+        f"{count(len(windows))} {'window' if len(windows) == 1 else 'windows'} of {_minutes(found)}. "
+        f"{found.names[0]} took the most: {_share(first, whole)}. "
         + _answers(found)
         + (
             f"{found.missing.records:,} records are missing{among}."

@@ -75,7 +75,7 @@ def share(part: Row, whole: Row) -> tuple[float, float, float]:
     """Return the share that a row's messages have of those of another, which they are in, and its interval's ends.
 
     The share is that of two totals, of this row and of all others, which have no slot in common. The ends are those of
-    the ratio of both by the interval of each (the method of variance estimates recovery, MOVER-R: Donner and Zou, 2012).
+    the ratio of both by the interval of each (method of variance estimates recovery, MOVER-R: Donner and Zou, 2012).
     So one hot key in the sample, with which a total may be far too high, makes the interval wide, not the share sure.
     """
     value = part.messages_scaled / whole.messages_scaled
