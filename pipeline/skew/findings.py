@@ -217,19 +217,34 @@ class Findings:
 
     def outweighs(self, key: HotKey) -> bool:
         """Return whether no weight can fix it: its destination is above its fair share by this key alone."""
-        return len(self.loads) > 1 and self.share(key).low * _sure(key) > key.fair
+        return self._can_outweigh(key) and self.share(key).low * _sure(key) > key.fair
 
     def may_outweigh(self, key: HotKey) -> bool:
         """Return whether the sample leaves open if no weight can fix it."""
-        return len(self.loads) > 1 and not self.outweighs(key) and self.share(key).high * _sure(key) > key.fair
+        return self._can_outweigh(key) and not self.outweighs(key) and self.share(key).high * _sure(key) > key.fair
 
-    @property
-    def too_few(self) -> bool:
-        """Whether some key is above its destination's fair share, but by too few messages to be no chance."""
-        return len(self.loads) > 1 and any(
-            self.share(key).value > key.fair and not self.outweighs(key) and not self.may_outweigh(key)
+    @cached_property
+    def above_by_chance(self) -> list[HotKey]:
+        """The keys above their destination's fair share by too few messages to be no chance, the hottest first."""
+        return [
+            key
             for key in self.candidates
-        )
+            if len(self.loads) > 1
+            and self.share(key).value > key.fair
+            and not self.outweighs(key)
+            and not self.may_outweigh(key)
+        ]
+
+    def is_little(self, fair: float) -> bool:
+        """Return whether this fair share of the counted messages is so few that chance or one key's retries exceed it.
+
+        The limit is the one below which chi-squared judges no ring.
+        """
+        return self.messages * fair < measures.LEAST_EXPECTED
+
+    def _can_outweigh(self, key: HotKey) -> bool:
+        """Return whether there are other destinations, and enough messages to judge this key's by."""
+        return len(self.loads) > 1 and not self.is_little(key.fair)
 
     def row(self) -> tuple[Any, ...]:
         """Return the row of RINGS."""

@@ -21,7 +21,7 @@ def report(every: Sequence[Findings], missing: Missing, about: About) -> Report:
 
     Of `every` exchange there is a part, and in it a row for each of its rings.
     """
-    made = Report("Skew", _grade(every, missing), words.of_all(every), about)
+    made = Report("Skew", grade(every, missing), words.of_all(every), about)
     exchanges = [found for found in every if found.scope.across]
     made.table(
         [
@@ -76,11 +76,12 @@ def _of(found: Findings) -> tuple[str, str]:
     return found.scope.vhost, found.scope.exchange
 
 
-def _grade(every: Sequence[Findings], missing: Missing) -> Grade:
+def grade(every: Sequence[Findings], missing: Missing) -> Grade:
+    """Return how the whole page is to be taken; an exchange of too few records to judge does not worsen it."""
     exchanges = [found for found in every if found.scope.across]
     if any(found.unfixable for found in exchanges):
         return Grade.BAD
-    uneven = any(found.maybe_unfixable or found.max_over_fair.value > words.EVEN for found in exchanges)
+    uneven = any(found.maybe_unfixable or words.is_uneven(found) for found in exchanges)
     return Grade.LOOK if missing.records or uneven else Grade.GOOD
 
 

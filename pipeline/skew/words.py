@@ -21,6 +21,11 @@ def of_all(every: Sequence[Findings]) -> str:
     return f"Exchange {first.name}: {told[0].lower()}{told[1:]}"
 
 
+def is_uneven(found: Findings) -> bool:
+    """Return whether the load is uneven as far as can be told, of a sample by its estimate."""
+    return found.max_over_fair.value > EVEN and not _is_too_few(found)
+
+
 def of_ring(found: Findings) -> str:
     """Return whether distinct keys are spread as the weights say."""
     what = "slots that have messages" if found.by_slot else "distinct keys"
@@ -50,7 +55,11 @@ def of_keys(found: Findings) -> str:
 def of_load(found: Findings) -> str:
     """Return what load comes of ring and keys."""
     most, times = found.busiest, found.max_over_fair
+    if not found.messages and found.scope.least < 1:
+        return "No record is in the sample: whether the load is even cannot be told."
     figure = f"{most.destination} has {interval(*times, estimate)} times its fair share"
+    if _is_too_few(found):
+        return f"{_records(found)} to say whether the load is even: {figure}, the most of all."
     if times.value <= EVEN and times.high <= EVEN:
         return f"The load is even: {figure}, the most of all."
     if times.low <= EVEN:
@@ -77,8 +86,12 @@ def of_weights(found: Findings) -> str:
     ]
     if told:
         return " ".join(told)
-    if found.too_few:
-        return f"{count(found.messages)} records are too few to say which {what} exceeds a fair share by itself."
+    if found.above_by_chance:
+        key = found.above_by_chance[0]
+        if found.is_little(key.fair):
+            return f"{_records(found)} to say which {what} exceeds a fair share by itself."
+        even = f"not even {_outweighing(found, key)}"
+        return f"No {what} exceeds its destination's fair share by more than chance makes, {even}."
     where = " in the sample" if found.scope.least < 1 else ""
     return f"No {what}{among}{where} exceeds its destination's fair share by itself."
 
@@ -128,8 +141,18 @@ def told(share: Estimate) -> str:
     return interval(*share)
 
 
-def _gravity(found: Findings) -> tuple[int, int, float, int]:
-    return len(found.unfixable), len(found.maybe_unfixable), found.max_over_fair.low, found.messages
+def _gravity(found: Findings) -> tuple[bool, bool, bool, float, int]:
+    """Return what an exchange is ranked by: of those that ask for the same, more messages above fair come first."""
+    above = found.busiest.fair * (found.max_over_fair.low - 1) * found.sample.total().value
+    return bool(found.unfixable), bool(found.maybe_unfixable), is_uneven(found), above, found.messages
+
+
+def _is_too_few(found: Findings) -> bool:
+    return len(found.loads) > 1 and found.is_little(found.busiest.fair)
+
+
+def _records(found: Findings) -> str:
+    return f"{count(found.messages)} {'record is' if found.messages == 1 else 'records are'} too few"
 
 
 def _outweighing(found: Findings, key: HotKey) -> str:

@@ -1,0 +1,78 @@
+"""What `skew` says in words and by its grade, of exchanges whose counts are given; Spark only computes chi-squared."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from pipeline.gaps import Missing
+from pipeline.report import Grade
+from pipeline.sampling import Sample, slots_of
+from pipeline.skew import words
+from pipeline.skew.findings import Findings, HotKey, Load, Scope
+from pipeline.skew.report import grade
+from ring.destination import Destination
+from ring.hashing import SLOTS
+
+COMPLETE = Missing(0, 0)
+
+pytestmark = pytest.mark.usefixtures("spark")
+
+
+def exchange(
+    name: str, messages: list[int], hot: Sequence[int] = (), *, ring: str = "", rings: int = 1, keys: int = 1000
+) -> Findings:
+    """An exchange, or one `ring` of it: equal weights, so many messages and keys each; the first one's `hot` keys."""
+    destinations = [Destination("queue", f"{name}.{n}") for n in range(len(messages))]
+    fair = 1 / len(messages)
+    loads = [Load(d, 1, fair, keys, keys, n, 0, 0) for d, n in zip(destinations, messages, strict=True)]
+    candidates = [HotKey(n, b"key-%d" % n, count, destinations[0], fair) for n, count in enumerate(hot)]
+    scope = Scope("/", name, ring or "r", sum(messages), 1.0, 1.0, 0, 0, rings, not ring)
+    sample = Sample.of(SLOTS, sum(messages), 0, [])
+    return Findings(scope, loads, candidates, 10, [(1, keys * len(messages))], sample, False, 1.0)
+
+
+def test_a_tiny_exchange_takes_neither_the_lead_nor_the_grade() -> None:
+    tiny = exchange("tiny", [2, 2, 1, 1, *[0] * 6])
+    assert tiny.max_over_fair.value > 3.3
+    assert words.of_load(tiny).startswith("6 records are too few to say whether the load is even: ")
+    assert grade([tiny], COMPLETE) is Grade.GOOD
+    large = exchange("large", [302_000_000, *[77_555_555] * 9])
+    assert words.of_all([tiny, large]).startswith("Exchange large (virtual host /): the load is uneven: ")
+    assert grade([tiny, large], COMPLETE) is Grade.LOOK
+    # Fifty are enough to say so; but the many messages of the large one ask for more.
+    small = exchange("small", [25, 25, *[0] * 8])
+    assert words.of_load(small).startswith("The load is uneven: ")
+    assert grade([small], COMPLETE) is Grade.LOOK
+    assert words.of_all([small, large]).startswith("Exchange large")
+    # What is uneven comes before what is even, however large.
+    even = exchange("even", [10**9 + 10**7, *[10**9] * 9])
+    assert words.of_all([even, small]).startswith("Exchange small")
+
+
+@pytest.mark.parametrize(("queues", "hot"), [(10, 6), (10, 5), (100, 3), (100, 6)])
+def test_six_records_of_one_key_name_no_key_that_no_weight_can_fix(queues: int, hot: int) -> None:
+    found = exchange("orders", [hot, 6 - hot, *[0] * (queues - 2)], [hot])
+    assert (found.unfixable, found.maybe_unfixable) == ([], [])
+    assert words.of_weights(found) == "6 records are too few to say which key exceeds a fair share by itself."
+    assert grade([found], COMPLETE) is Grade.GOOD
+    # Five for each queue are enough.
+    enough = exchange("orders", [5 * queues // 2, *[5 * queues // 2] * 1, *[0] * (queues - 2)], [5 * queues // 2])
+    assert [key.key for key in enough.unfixable] == [b"key-0"]
+
+
+def test_a_key_above_its_fair_share_by_what_chance_makes_is_no_matter_of_few_records() -> None:
+    found = exchange("orders", [100_010, *[99_998] * 5, *[100_000] * 4], [100_010])
+    assert found.messages == 1_000_000
+    assert found.unfixable == []
+    assert words.of_weights(found) == (
+        "No key exceeds its destination's fair share by more than chance makes, not even key 'key-0': it alone is 10.0%"
+        " of the messages, the fair share of queue 'orders.0' is 10.0%."
+    )
+
+
+def test_no_record_in_the_sample_is_no_even_load() -> None:
+    [load] = exchange("orders", [0]).loads
+    loads = [load, Load(Destination("queue", "b"), 1, 0.5, 0, 0, 0, 0, 0)]
+    scope = Scope("/", "orders", "r", 7, 0.01, 1.0, 0, 0, 1, True)
+    found = Findings(scope, loads, [], 10, [], Sample.of(slots_of(0.01), 0, 0, []), False, 1.0)
+    assert words.of_load(found) == "No record is in the sample: whether the load is even cannot be told."
