@@ -45,6 +45,11 @@ def percent(share: float) -> Number:
     return Number(f"{_rounded(100 * share)}%")
 
 
+def p_value(p: float) -> str:
+    """Return the p-value of a test as a formula, such as "p = 0.352", or "p < 0.001" where it is that small."""
+    return f"p < {_LEAST}" if p < _LEAST else f"p = {_rounded(p)}"
+
+
 def duration(micros: float) -> Number:
     """Return a time in microseconds with its unit and three significant digits, such as "850 µs" or "19.5 ms"."""
     return _with_unit(micros, _TIMES)

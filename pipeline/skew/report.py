@@ -6,7 +6,7 @@ from matplotlib.figure import Figure
 
 from pipeline import plots
 from pipeline.about import About
-from pipeline.formats import count, estimate, interval, moment, percent
+from pipeline.formats import count, estimate, interval, moment, p_value, percent
 from pipeline.gaps import Missing
 from pipeline.names import natural
 from pipeline.report import Grade, Report
@@ -94,7 +94,7 @@ def _exchange(found: Findings) -> Sequence[object]:
 
 def _ring(found: Findings) -> Sequence[object]:
     tested = found.chi_squared
-    even = "too few keys" if tested is None else f"{'no' if tested.p < UNEVEN else 'yes'}, p = {tested.p:.3g}"
+    even = "too few keys" if tested is None else f"{'no' if tested.p < UNEVEN else 'yes'}, {p_value(tested.p)}"
     return (
         *(found.scope.ring, moment(found.scope.since), moment(found.scope.until), found.messages, even),
         *(interval(*found.max_over_fair, estimate), interval(*found.top(1))),

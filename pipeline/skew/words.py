@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from pipeline.formats import count, estimate, interval, percent
+from pipeline.formats import count, estimate, interval, p_value, percent
 from pipeline.gaps import Missing
 from pipeline.sampling import Estimate
 from pipeline.skew.findings import UNEVEN, Findings, HotKey
@@ -35,7 +35,7 @@ def of_ring(found: Findings) -> str:
         return "The ring has one destination: there is nothing to spread."
     if (tested := found.chi_squared) is None:
         return f"{count(found.keys)} {what} are too few to judge the ring by."
-    figures = f"chi-squared {estimate(tested.statistic)} of {tested.freedom} degrees of freedom, p = {tested.p:.3g}"
+    figures = f"chi-squared {estimate(tested.statistic)} of {tested.freedom} degrees of freedom, {p_value(tested.p)}"
     if tested.p < UNEVEN:
         return f"The ring is uneven: its {what} are not spread as the weights say ({figures})."
     return f"The ring is even: its {what} are spread as the weights say ({figures})."
@@ -116,13 +116,13 @@ def caveats(found: Findings) -> list[str]:
         told.append(f"{count(counted - named)} slots stand for keys that are not in the journal.")
     if found.scope.least < found.scope.largest:
         told.append(
-            f"Samples differ, {found.scope.least:g} to {found.scope.largest:g}: "
+            f"Samples differ, {percent(found.scope.least)} to {percent(found.scope.largest)}: "
             "only keys that are in the smallest are looked at."
         )
     if found.scope.least < 1:
         told.append(
-            f"The journal is a sample: a share of {found.scope.least:g} of the slots is in it, each key whole or not "
-            "at all. Shares and loads are estimates of everything published, and the range in parentheses has the "
+            f"The journal is a sample: {percent(found.scope.least)} of the slots are in it, each key whole or not at "
+            "all. Shares and loads are estimates of everything published, and the range in parentheses has the "
             "true figure in 95% of samples; in fewer where few keys have most of the messages, and not where a key "
             "outside the sample is hot: no sample sees that."
         )
@@ -132,7 +132,7 @@ def caveats(found: Findings) -> list[str]:
             "same records in other files, or read in another order, can give others."
         )
     if found.keys_share < 1:
-        told.append(f"Distinct keys are those of a share of {found.keys_share:.2g} of the slots.")
+        told.append(f"Distinct keys are those of {percent(found.keys_share)} of the slots.")
     return told
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipeline.formats import Number, count, duration, estimate, interval, moment, percent, size
+from pipeline.formats import Number, count, duration, estimate, interval, moment, p_value, percent, size
 
 
 @pytest.mark.parametrize(
@@ -63,6 +63,12 @@ def test_a_percentage_is_all_only_of_all_and_nothing_only_of_nothing(share: floa
 )
 def test_a_duration_has_its_unit(micros: float, expected: str) -> None:
     assert duration(micros) == expected
+
+
+def test_a_p_value_has_no_exponent() -> None:
+    assert [p_value(p) for p in (1.0, 0.35214, 0.001, 1e-30, 0.0)] == [
+        *("p = 1.00", "p = 0.352", "p = 0.00100", "p < 0.001", "p < 0.001")
+    ]
 
 
 def test_a_size_has_its_unit() -> None:
