@@ -28,7 +28,7 @@ class Part:
     """Of the same task before it; each published some of its rows, or none, or all."""
     seconds: float
     again: int
-    """Rows that this attempt sent again, each time counted: after a lost connection or answer, or a refusal."""
+    """Rows that this attempt sent again though their queue may have had them, each time counted."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Write:
     failed_tries: int
     """Of the whole: it failed, the driver was killed, or it was committed before and published again."""
     again: int
-    """Rows that tasks sent again without failing, in the try that was committed."""
+    """Rows that tasks sent again without failing though their queue may have had them, in the committed try."""
     duplicates: int
     """Messages beyond one for each row that may be in the queues, at most."""
 

@@ -71,7 +71,7 @@ class Options:
 OWN = {
     "exchange": "hash exchange whose ring chooses the queues",
     "window": "rows of one task that wait for their confirms, at most: so many are kept in memory, and may come twice"
-    " for each connection that is lost (default 5000)",
+    " for each loss: a connection or an answer that is lost, or a refusal (default 5000)",
     "retry_timeout": "seconds for which a task tries to connect and to send rows again without one confirm, before it"
     " fails (default 300)",
     "connections": "tasks that publish at once, each with a connection, at most",

@@ -16,7 +16,7 @@ from pipeline.publish.options import Options
 from pipeline.publish.pace import Pace
 from pipeline.publish.patience import Patience
 from pipeline.publish.routes import Routes
-from pipeline.publish.window import Row, Window
+from pipeline.publish.window import Window
 from proxy.amqp.brokers import Brokers
 from proxy.amqp.link import Link
 from proxy.config import Settings
@@ -43,7 +43,10 @@ class Sent:
     rows: dict[str, int]
     """Rows confirmed, by queue."""
     again: int
-    """Rows that were sent again, each time counted: so many messages more than rows may be in the queues, at most."""
+    """Rows that were sent again though their queue may have had them, each time counted.
+
+    At most so many messages more than rows are in the queues. Those that came back for want of a queue are not in any.
+    """
 
 
 class Sender:
@@ -68,8 +71,6 @@ class Sender:
         self.window = Window(routes.queues, window, self._news)
         self._again: deque[Message] = deque()
         """Rows that go out before any other: they were lost, or it was not their turn yet."""
-        self.resent = 0
-        """Rows that were taken back to be sent again, each time counted."""
         self._stop = ""
         self._full = -1
         """The index of the queue that may not be sent the next row as deep as it is; below 0 for none."""
@@ -113,7 +114,7 @@ class Sender:
     def _publish(self, turn: Iterator[Message]) -> tuple[int, bool]:
         """Hand the link's client as many messages as go out at once; return how many, and whether there are no more."""
         routes, window, again, depths, tally = self._routes, self.window, self._again, self._depths, self._tally
-        index_of, methods, stamp = routes.index_of, routes.methods, routes.stamp
+        index_of, methods, stamp, lines = routes.index_of, routes.methods, routes.stamp, window.lines
         client = self._link.client
         assert client is not None  # or the link were not clear
         count = min(CHUNK, window.room, self._pace.burst if self._pace else CHUNK)
@@ -128,13 +129,13 @@ class Sender:
                 again.appendleft(message)
                 self._full = index
                 break
-            row = Row(window, message)
+            line = lines[index]
             try:
-                client.publish(b"", methods[index], header, stamp, key, body, (row, index, tally))
+                client.publish(b"", methods[index], header, stamp, key, body, (line, line.next, tally))
             except ValueError as error:
                 self._stop = f"queue {routes.queues[index]!r}, key {key[:60]!r}: {error}"
                 break
-            window.add(index, row)
+            window.add(line, message)
             sent += 1
             room -= len(body)
         return sent, False
@@ -159,9 +160,7 @@ class Sender:
         window = self.window
         await self._until(lambda: not window.unsettled)
         faults, hopeless = window.faults, window.hopeless
-        taken = window.take_back()
-        self._again.extendleft(reversed(taken))
-        self.resent += len(taken)
+        self._again.extendleft(reversed(window.take_back()))
         if hopeless:
             self._stop = faults
         elif self._left() <= 0:
@@ -173,7 +172,9 @@ class Sender:
         return self._patience.left(self.window.total, time.monotonic())
 
     def _give_up(self, why: str) -> None:
-        self._stop = f"{why}; no row was confirmed for {self._patience.limit:g} s (retry_timeout)"
+        waiting = len(self._again)
+        more = f"; {waiting:,} {'row waits' if waiting == 1 else 'rows wait'} to be sent again" if waiting else ""
+        self._stop = f"{why}{more}; no row was confirmed for {self._patience.limit:g} s (retry_timeout)"
 
     async def _reachable(self) -> None:
         """Return once a row may be sent, or the broker has been waited for long enough."""
@@ -271,4 +272,4 @@ async def publish(batches: Iterator[Iterable[Message]], options: Options, routes
             connecting.cancel()
             await asyncio.gather(connecting, return_exceptions=True)
     rows = {queue: count for queue, count in zip(routes.queues, sender.window.confirmed, strict=True) if count}
-    return Sent(rows, sender.resent)
+    return Sent(rows, sender.window.repeated)

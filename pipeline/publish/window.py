@@ -15,42 +15,91 @@ _WORDS = {
     Outcome.UNKNOWN: "without an answer",
 }
 
+_SAYS_ALL = frozenset({Outcome.UNROUTABLE, Outcome.NACKED})
+"""Outcomes to which the broker's answer adds nothing."""
 
-class Row:
-    """One row that was sent: it is told of its fate once, by the client that sent it."""
 
-    __slots__ = ("_window", "message", "outcome")
+class Line:
+    """The rows of one queue from the first on that has no confirm yet; it is told of their fates, by their numbers."""
 
-    def __init__(self, window: "Window", message: Message) -> None:
-        """Not settled yet."""
-        self._window, self.message = window, message
-        self.outcome: Outcome | None = None
+    __slots__ = ("_fates", "_window", "first", "index", "messages")
 
-    def settled(self, index: int, verdict: Verdict) -> None:
-        """Take the row's fate; `index` is of its queue."""
-        self.outcome = verdict.outcome
-        self._window.settled(index, verdict)
+    def __init__(self, window: "Window", index: int) -> None:
+        """No row was sent yet; `index` is the queue's."""
+        self._window, self.index = window, index
+        self.messages: deque[Message] = deque()
+        self.first = 0
+        """The number of the first row that is kept; those behind it have the next ones."""
+        self._fates: dict[int, Outcome] = {}
+        """Of the rows that are kept and settled, by their numbers."""
+
+    @property
+    def next(self) -> int:
+        """The number of the next row that is sent."""
+        return self.first + len(self.messages)
+
+    def settled(self, number: int, verdict: Verdict) -> None:
+        """Take the fate of one row."""
+        outcome, fates, freed = verdict.outcome, self._fates, 0
+        if number == self.first and outcome is Outcome.CONFIRMED:
+            freed = 1
+            while fates and fates.get(number + freed) is Outcome.CONFIRMED:
+                del fates[number + freed]
+                freed += 1
+            for _ in range(freed):
+                self.messages.popleft()
+            self.first += freed
+        else:
+            fates[number] = outcome
+        self._window.settled(self.index, verdict, freed)
+
+    def take_back(self) -> tuple[list[Message], int, int]:
+        """As `Window.take_back`: the rows to send again, how many a queue may have, and how many are done."""
+        again: list[Message] = []
+        keys: set[bytes] = set()
+        repeated = 0
+        for number, message in enumerate(self.messages, self.first):
+            outcome = self._fates[number]
+            if outcome is not Outcome.CONFIRMED or message.hashed in keys:
+                keys.add(message.hashed)
+                again.append(message)
+                # A nack says no more than that the broker does not answer for the row: it comes also for what a queue
+                # has on disk, whose process has ended (rabbit_classic_queue:handle_event, an abnormal exit).
+                repeated += outcome is not Outcome.UNROUTABLE
+        done = len(self.messages) - len(again)
+        self.first = self.next
+        self.messages.clear()
+        self._fates.clear()
+        return again, repeated, done
 
 
 class Window:
     """The rows that were sent, of each queue from the first on that has no confirm yet, in the order of sending.
 
-    After a loss (of a connection, a channel or an answer, or a refusal) one row is let out at first, and one more for
-    each confirm: a queue that is full refuses most of a whole window, and what it takes of it comes twice.
+    After a loss (of a connection, a channel or an answer, or a refusal) one row is let out at first, and each confirm
+    makes room for one more in flight: a queue that is full refuses most of a whole window, and what it takes of it
+    comes twice.
     """
 
     def __init__(self, queues: Sequence[str], size: int, news: Callable[[], None]) -> None:
         """`size` rows are kept at most; `news` is called when a row is settled and few are kept or one is lost."""
-        self._queues, self._size, self._open, self._news = queues, size, size, news
-        self._lines: tuple[deque[Row], ...] = tuple(deque() for _ in queues)
+        self._queues, self._size, self._news = queues, size, news
+        self.lines = tuple(Line(self, index) for index in range(len(queues)))
         self.confirmed = [0] * len(queues)
         """Rows by queue that were confirmed and never need to be sent again."""
         self.held = 0
         """Rows that are kept here."""
         self.unsettled = 0
         """Those of them whose fate is not known."""
+        self.repeated = 0
+        """Rows that were taken back though their queue may have them, each time counted."""
         self._failed: dict[Outcome, Counter[str]] = {}
         self._why = ""
+        self._opened(size)
+
+    def _opened(self, most: int) -> None:
+        """From now on so many rows are kept at most."""
+        self._open, self._few = most, most * 3 // 4
 
     @property
     def room(self) -> int:
@@ -60,7 +109,7 @@ class Window:
     @property
     def roomy(self) -> bool:
         """Whether so few rows are kept that it pays to send more; `news` is called then."""
-        return self.held <= self._open * 3 // 4
+        return self.held <= self._few
 
     @property
     def lost(self) -> bool:
@@ -85,29 +134,27 @@ class Window:
 
     def sent(self, index: int) -> int:
         """Return how many rows a queue was sent, each counted once."""
-        return self.confirmed[index] + len(self._lines[index])
+        return self.confirmed[index] + len(self.lines[index].messages)
 
-    def add(self, index: int, row: Row) -> None:
-        """Keep a row that was sent to the queue with that index."""
-        self._lines[index].append(row)
+    def add(self, line: Line, message: Message) -> None:
+        """Keep a row that was sent as the line's next."""
+        line.messages.append(message)
         self.held += 1
         self.unsettled += 1
 
-    def settled(self, index: int, verdict: Verdict) -> None:
-        """Take the fate of one row of that queue, which the row itself has noted already."""
+    def settled(self, index: int, verdict: Verdict, freed: int) -> None:
+        """Take the fate of one row of that queue, by which `freed` of its rows need to be kept no longer."""
         self.unsettled -= 1
         if verdict.outcome is Outcome.CONFIRMED:
-            line, before = self._lines[index], self.held
-            while line and line[0].outcome is Outcome.CONFIRMED:
-                line.popleft()
-                self.held -= 1
-            self.confirmed[index] += before - self.held
+            self.held -= freed
+            self.confirmed[index] += freed
             if self._open < self._size:
-                self._open += 1
+                self._opened(self._open + 1)
         else:
             self._failed.setdefault(verdict.outcome, Counter())[self._queues[index]] += 1
-            self._why = self._why or verdict.detail
-        if self._failed or self.held <= self._open * 3 // 4:
+            if verdict.outcome not in _SAYS_ALL:
+                self._why = self._why or verdict.detail
+        if self.held <= self._few or self._failed:
             self._news()
 
     def take_back(self) -> list[Message]:
@@ -117,15 +164,11 @@ class Window:
         row would stand last in its queue behind which its key has later ones. Nothing may be unsettled.
         """
         again: list[Message] = []
-        for index, line in enumerate(self._lines):
-            keys: set[bytes] = set()
-            for row in line:
-                key = row.message.hashed
-                if row.outcome is Outcome.CONFIRMED and key not in keys:
-                    self.confirmed[index] += 1
-                else:
-                    keys.add(key)
-                    again.append(row.message)
-            line.clear()
-        self.held, self._open, self._failed, self._why = 0, 1, {}, ""
+        for line in self.lines:
+            rows, repeated, done = line.take_back()
+            again += rows
+            self.repeated += repeated
+            self.confirmed[line.index] += done
+        self.held, self._failed, self._why = 0, {}, ""
+        self._opened(1)
         return again

