@@ -28,33 +28,30 @@ class AwayError(PipelineError):
 
 
 class Depths:
-    """A connection that looks at queues, made when it is first needed and again after it was lost.
+    """A channel on which queues are looked at, opened when it is first needed and again after it was lost.
 
-    It is an async context manager, which closes the connection.
+    It is an async context manager, which closes its connection.
     """
 
     def __init__(self, settings: Settings) -> None:
         """As the user of broker_url, in its virtual host."""
         self._settings = settings
         self._connection: AbstractConnection | None = None
+        self._channel: AbstractChannel | None = None
 
     async def __aenter__(self) -> Self:
         """Do nothing: `of` connects."""
         return self
 
     async def _connected(self) -> AbstractConnection:
-        """Return the connection, after a login at the first node that takes it if there is none."""
-        if self._connection is not None:
-            return self._connection
+        """Return a new connection, after a login at the first node that takes it."""
         faults, refused = [], False
         for address in self._settings.brokers:
             try:
-                self._connection = await self._connect(address.host, address.port)
+                return await self._connect(address.host, address.port)
             except (TimeoutError, OSError, aio_pika.exceptions.AMQPError) as error:
                 faults.append(f"{address}: {' '.join(str(error).split()) or type(error).__name__}")
                 refused = refused or isinstance(error, _REFUSALS)
-            else:
-                return self._connection
         told = f"no connection to the broker: {'; '.join(faults)}"
         raise PipelineError(told) if refused else AwayError(told)
 
@@ -82,7 +79,7 @@ class Depths:
 
     async def _drop(self) -> None:
         """Close the connection if there is one; the next look needs another."""
-        connection, self._connection = self._connection, None
+        connection, self._connection, self._channel = self._connection, None, None
         if connection is not None:
             with suppress(TimeoutError, OSError, RuntimeError, aio_pika.exceptions.AMQPError):
                 async with asyncio.timeout(self._settings.lookup_timeout):
@@ -94,14 +91,19 @@ class Depths:
         Raises PipelineError for one that is not there or that the broker does not let this user see, AwayError for a
         broker that does not answer; asked again, it connects again.
         """
-        connection = await self._connected()
         found = {}
         queue = ""
         try:
-            async with asyncio.timeout(self._settings.confirm_timeout), connection.channel() as channel:
+            if self._connection is None:
+                self._connection = await self._connected()
+            async with asyncio.timeout(self._settings.confirm_timeout):
+                if self._channel is None:
+                    self._channel = await self._connection.channel()
                 for queue in queues:
-                    found[queue] = await _declared(channel, queue)
+                    found[queue] = await _declared(self._channel, queue)
         except aio_pika.exceptions.ChannelNotFoundEntity:
+            # The broker has closed the channel over it.
+            self._channel = None
             raise PipelineError(f"queue {queue!r} is missing in {self._settings.default_vhost!r}") from None
         except (TimeoutError, OSError, RuntimeError, aio_pika.exceptions.AMQPError) as error:
             await self._drop()
@@ -111,33 +113,43 @@ class Depths:
 
 
 class Allowance:
-    """How many rows each queue may be sent before it is looked at again, so that it gets no deeper than a limit."""
+    """How many rows each queue may be sent before it is looked at again, so that it gets no deeper than a limit.
+
+    A queue that is near its limit is sent rows again once a quarter of the limit is free; of less only when pauses have
+    grown to the longest. So a queue whose consumers keep up with the task is not looked at for every row.
+    """
 
     _SHORTEST, _LONGEST = 0.02, 1.0
-    """Seconds between looks at a queue that is full."""
+    """Seconds between looks at one queue."""
 
     def __init__(self, depths: Depths, queues: tuple[str, ...], max_depth: int) -> None:
         """No queue was looked at yet, so none may be sent a row."""
         self._depths, self._queues, self._max_depth = depths, queues, max_depth
         self.most = [0] * len(queues)
         """How many rows a task may have sent to each queue in all."""
+        self._next = [0.0] * len(queues)
+        """When each queue may be looked at again."""
         self._pause = self._SHORTEST
 
-    async def look(self, index: int, window: Window) -> float:
+    async def look(self, index: int, window: Window, now: float) -> float:
         """Find how many rows that queue may be sent; return the seconds to pause, 0 where it may be sent some now.
 
-        Raises PipelineError where it cannot be looked at. A row that is not confirmed yet may be in the queue or not:
-        it counts as coming on top.
+        `now` in seconds, of one clock. Raises PipelineError where it cannot be looked at. A row that is not confirmed
+        yet may be in the queue or not: it counts as coming on top.
         """
+        if now < self._next[index]:
+            return self._next[index] - now
         queue, confirmed = self._queues[index], window.confirmed[index]
         depth = (await self._depths.of((queue,)))[queue]
-        self.most[index] = confirmed + self._max_depth - depth
-        if window.sent(index) < self.most[index]:
-            self._pause = self._SHORTEST
+        self._next[index] = now + self._SHORTEST
+        most = confirmed + self._max_depth - depth
+        room = most - window.sent(index)
+        if room >= max(1, self._max_depth // 4) or (room > 0 and self._pause == self._LONGEST):
+            self.most[index], self._pause = most, self._SHORTEST
             return 0.0
-        if depth >= self._max_depth and self._pause == self._SHORTEST:
-            log.warning("waiting: queue %r has %d ready messages, max_depth is %d", queue, depth, self._max_depth)
         pause, self._pause = self._pause, min(2 * self._pause, self._LONGEST)
+        if pause < self._pause == self._LONGEST:
+            log.warning("waiting: queue %r has %d ready messages, max_depth is %d", queue, depth, self._max_depth)
         return pause
 
 

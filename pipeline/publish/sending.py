@@ -196,7 +196,7 @@ class Sender:
         index, self._full = self._full, -1
         assert self._depths is not None
         try:
-            pause = await self._depths.look(index, self.window)
+            pause = await self._depths.look(index, self.window, time.monotonic())
         except PipelineError as error:
             pause = self._patience.pause()
             if self._left() <= 0:

@@ -15,6 +15,7 @@ from pipeline import PipelineError
 from pipeline.live import tls_of
 from pipeline.publish.command import files_per_batch
 from pipeline.publish.commits import CommitLog, Part, _cut_torn_line, read_commits, unfinished
+from pipeline.publish.depth import Allowance
 from pipeline.publish.messages import Message, Reader, check_columns
 from pipeline.publish.options import parse
 from pipeline.publish.order import lanes_of
@@ -286,6 +287,42 @@ def test_patience_is_from_the_first_trouble_on_and_anew_with_each_progress() -> 
     assert patience.left(6, 500.0) == 10.0
     for _ in range(20):
         assert 0 <= patience.pause() <= 5.0
+
+
+# How many rows a queue may be sent.
+
+
+class FakeDepths:
+    """One queue, as deep as it is told to be."""
+
+    depth, looks = 0, 0
+
+    async def of(self, queues: tuple[str, ...]) -> dict[str, int]:
+        self.looks += 1
+        return dict.fromkeys(queues, self.depth)
+
+
+async def test_a_queue_near_its_limit_is_looked_at_for_a_quarter_of_it_or_after_the_longest_pause() -> None:
+    depths, (window, _) = FakeDepths(), filled(500, *"a" * 100)
+    allowance = Allowance(depths, ("q0",), 100)  # type: ignore[arg-type]
+    settle(window, *[CONFIRMED] * 100)
+    depths.depth, now = 100, 1000.0
+    # Its consumers take one message between two looks.
+    pauses = []
+    while pause := await allowance.look(0, window, now):
+        pauses.append(pause)
+        now, depths.depth = now + pause, depths.depth - 1
+    assert pauses == pytest.approx([0.02, 0.04, 0.08, 0.16, 0.32, 0.64])
+    assert (allowance.most, depths.depth) == ([106], 94)
+    # The next look is not at once, whatever there is to send.
+    assert await allowance.look(0, window, now + 0.005) == pytest.approx(0.015)
+    assert (allowance.most, depths.looks) == ([106], 7)
+    # A quarter is enough without a pause; less is not.
+    depths.depth = 76
+    assert await allowance.look(0, window, now + 0.02) == 0.02
+    depths.depth = 75
+    assert await allowance.look(0, window, now + 0.04) == 0.0
+    assert allowance.most == [125]
 
 
 # Sending, the broker played by hand.

@@ -98,20 +98,19 @@ def test_a_broker_that_is_gone_for_good_ends_the_query_and_a_restart_publishes_t
     publish: Publish, login: Login, vhost: VirtualHost, tmp_path: Path
 ) -> None:
     with relay(options_of(login, vhost, "orders")["broker_url"]) as (between, url):
-        limited = {"broker_url": url, "retry_timeout": "0.5"}
 
         def cut() -> None:
             wait_until("rows", lambda: something_came(vhost))
             between.cut()
 
         with meanwhile(cut, tmp_path) as fault, pytest.raises(PySparkException) as raised:
-            publish(lambda rows: failing(rows, fault, after=300), **limited)
+            publish(lambda rows: failing(rows, fault, after=300), broker_url=url, retry_timeout="2")
         told = words(raised.value)
         assert told.startswith(f"no connection to the broker: 127.0.0.1:{between.port}: ")
-        assert "; no row was confirmed for 0.5 s (retry_timeout); " in told
+        assert "; no row was confirmed for 2 s (retry_timeout); " in told
         assert '"committed"' not in (tmp_path / "log.jsonl").read_text()
         between.open()
-        publish(**limited)
+        publish(broker_url=url)
     written = committed(tmp_path / "log.jsonl")
     assert (written.batch, written.failed_tries, written.again) == ("0", 1, 0)
     came = Came(vhost.drain_all())
@@ -124,10 +123,10 @@ def test_a_queue_deleted_meanwhile_ends_the_query_and_made_again_gets_all(
 ) -> None:
     log = tmp_path / "log.jsonl"
     with meanwhile(lambda: vhost.delete_queue("q1"), tmp_path) as fault, pytest.raises(PySparkException) as raised:
-        publish(lambda rows: failing(rows, fault, after=300), retry_timeout="0.5")
+        publish(lambda rows: failing(rows, fault, after=300), retry_timeout="2")
     told = words(raised.value)
     assert told.startswith("queue 'q1': 1 row returned, since there was no queue to take them; ")
-    assert "; no row was confirmed for 0.5 s (retry_timeout); " in told
+    assert "; no row was confirmed for 2 s (retry_timeout); " in told
     assert '"committed"' not in log.read_text()
     vhost.queue("q1")
     vhost.bind("orders", "q1", "2")
