@@ -23,15 +23,18 @@ CONFIDENCE = 0.95
 """How often an interval has the true figure within it, over all ways in which the hash may lay keys into slots."""
 
 HEAVY = 4.0
-"""A drawn slot is heavy where it exceeds this many standard errors of the sum of all lighter ones.
+"""A drawn slot may be heavy where it exceeds this many standard errors of the sum of all lighter ones.
 
 So many standard errors do not come of chance: one such slot would alone decide what all slots that were not drawn are
 expected to have. Lower limits take the heaviest of many heavy-tailed keys out too, and then the rest is estimated too
 low: for Pareto sizes of exponent 1.5 a limit of 1 has the truth within the interval in 71% of draws, of 4 in 87%.
 """
 
-MOST_HEAVY = 32
-"""More slots than can be heavy at once: each leaves a 17th of the sum of squares, and counts are longs."""
+MOST_HEAVY = 3
+"""Slots that are heavy at once: more than so many are no chance, but stand for others like them that were not drawn."""
+
+ENOUGH = 16.0
+"""Drawn keys, by their effective number, that tell how much those differ that were not drawn."""
 
 
 class Estimate(NamedTuple):
@@ -58,6 +61,53 @@ def slots_of(sample: float) -> int:
     return max(1, round(sample * SLOTS))
 
 
+class _Drawn(NamedTuple):
+    """Drawn slots that stand for those that were not drawn: each of these is expected to have their mean."""
+
+    slots: int
+    messages: float
+    squares: float
+    """The sum over the slots of their messages squared."""
+
+    @property
+    def effective(self) -> float:
+        """As many keys, all alike, would tell as much (Kish): (sum of messages)^2 / sum of squares; 0 of none."""
+        return self.messages**2 / self.squares if self.messages > 0 and self.squares > 0 else 0.0
+
+    @property
+    def enough(self) -> bool:
+        """Whether they tell how much slots differ that were not drawn."""
+        return self.effective >= ENOUGH
+
+    @property
+    def each(self) -> float:
+        """The variance of a slot's messages over their mean, empty slots included; at least 1, as of single messages.
+
+        It is infinite of less than two slots.
+        """
+        if self.slots < 2:
+            return math.inf
+        mean = self.messages / self.slots
+        return max(1.0, (self.squares - self.messages * mean) / (self.slots - 1) / mean) if mean else 1.0
+
+    def others(self, slots: int, z: float, each: float = 1.0) -> Estimate:
+        """Return the messages of so many slots that were not drawn, with the interval of z standard errors.
+
+        The variance of the error is N^2 (1 - n/N) s^2 / n of n slots of N. The interval is not that to either side but
+        has every count for which the estimate is within z standard errors, if the variance grows as the count does (a
+        score interval of overdispersed counts): sums of few heavy keys are skewed, and so it must be. The variance of
+        a slot over its mean is taken to be `each` at least.
+        """
+        if not slots:
+            return Estimate(0.0, 0.0, 0.0)
+        if self.slots < 2:
+            return Estimate(self.messages * slots / max(1, self.slots), 0.0, math.inf)
+        value = self.messages / self.slots * slots
+        by = max(each, self.each) * (1 + slots / self.slots)
+        high = value + z**2 * by / 2 + z * math.sqrt(by * value + (z * by / 2) ** 2)
+        return Estimate(value, value**2 / high, high)
+
+
 @dataclass(frozen=True)
 class Sample:
     """The messages of the slots that were drawn: `Sample.of` makes it of their sums."""
@@ -65,7 +115,9 @@ class Sample:
     slots: int
     """How many slots were drawn, those without a message included: `slots_of`."""
     heavy: dict[int, float]
-    """The messages of each heavy slot, by its number: they count as they are, and stand for no other slot."""
+    """The messages of each heavy slot, by its number."""
+    only: bool
+    """Whether the heavy slots are taken for the only ones of their kind, and so stand for no other slot."""
     messages: float
     """The messages of all other drawn slots."""
     squares: float
@@ -75,18 +127,20 @@ class Sample:
     def of(cls, slots: int, messages: float, squares: float, heaviest: Iterable[tuple[int, float]]) -> "Sample":
         """Make it of the sums over all drawn slots of their messages and of those squared.
 
-        `heaviest` are pairs (slot, its messages) of the MOST_HEAVY heaviest slots, or more, in any order. Where every
-        slot was drawn, none is heavy, since nothing is estimated.
+        `heaviest` are pairs (slot, its messages) of the MOST_HEAVY heaviest slots, or more, in any order. Heavy are as
+        many of them as are each, with all that are heavier, far above what is left, so that two hot ones do not hide
+        one another. One such slot beside enough others is the only one. Of several, or of few others, no sample tells
+        whether slots like them were not drawn. Where every slot was drawn, none is heavy, since nothing is estimated.
         """
-        heavy: dict[int, float] = {}
         ranked = sorted(heaviest, key=lambda pair: -pair[1]) if slots < SLOTS else []
-        for slot, count in ranked:
-            below = max(0.0, squares - count**2)
-            if count**2 <= HEAVY**2 * below or count <= 0:
-                break
-            heavy[slot] = count
-            messages, squares = messages - count, below
-        return cls(slots, heavy, max(0.0, messages), squares)
+        heavy, light = 0, _Drawn(slots, messages, squares)
+        left = light
+        for n, (_, count) in enumerate(ranked[:MOST_HEAVY], 1):
+            left = _Drawn(slots - n, max(0.0, left.messages - count), max(0.0, left.squares - count**2))
+            stands_out = count > 0 and count**2 > HEAVY**2 * left.squares
+            if stands_out and (left.enough or not light.enough or not heavy):
+                heavy, light = n, left
+        return cls(slots, dict(ranked[:heavy]), heavy == 1 and light.enough, light.messages, light.squares)
 
     @classmethod
     def of_slots(cls, slots: int, numbers: NDArray[Any], messages: NDArray[Any]) -> "Sample":
@@ -106,9 +160,16 @@ class Sample:
         """How many slots were not drawn."""
         return SLOTS - self.slots
 
+    @property
+    def alone(self) -> dict[int, float]:
+        """The messages of the heavy slots that no other slot is expected to be like, by number."""
+        return self.heavy if self._ways()[0].slots < self.slots else {}
+
     def total(self) -> Estimate:
-        """Return how many messages were published to all slots."""
-        return Estimate(*(self.seen + count for count in self._unseen()))
+        """Return how many messages were published to all slots; nobody knows of a sample without one."""
+        if not self.seen and self.unseen_slots:
+            return Estimate(0.0, 0.0, math.inf)
+        return Estimate(*(float(self.seen + count) for count in self._unseen(1.0)))
 
     def key_share(self, messages: float, slot: int) -> Estimate:
         """Return the share that a key of this slot has of everything published; its `messages` are all in the sample.
@@ -119,13 +180,17 @@ class Sample:
         return self.keys_share([(messages, slot)])
 
     def keys_share(self, keys: Iterable[tuple[float, int]]) -> Estimate:
-        """Return the share that several keys have together, of which each is a pair (messages, slot)."""
-        rest, together = self, 0.0
+        """Return the share that several keys have together, of which each is a pair (messages, slot).
+
+        Where too few other keys are in the sample to tell how large keys are, there may be others as large as these.
+        """
+        if not self.seen and self.unseen_slots:
+            return Estimate(0.0, 0.0, 1.0)
+        rest, together, largest = self, 0.0, 1.0
         for messages, slot in keys:
-            together += messages
-            rest = rest if slot in self.heavy else rest._without(messages)
-        others = max(0.0, self.seen - together)
-        value, low, high = (others + count for count in rest._unseen())
+            together, largest = together + messages, max(largest, messages)
+            rest = rest._without(messages, slot)
+        value, low, high = (max(0.0, self.seen - together) + count for count in rest._unseen(largest))
         return Estimate(*(_part(together, of) for of in (value, high, low)))
 
     def shares(self, seen: NDArray[Any], unseen: NDArray[Any], confidence: float = CONFIDENCE) -> Estimates:
@@ -133,24 +198,24 @@ class Sample:
 
         Of each destination: `seen`, the messages in its drawn slots, heavy ones too; `unseen`, how many of the slots
         that were not drawn it owns. What it has got is `seen` and what so many slots are expected to have. The interval
-        has the share where the hash lays messages evenly over slots, whoever owns them, as it does.
+        has the share where the hash lays messages evenly over slots, whoever owns them, as it does. Of a sample
+        without a message every interval is 0 to 1.
         """
-        z = _z(confidence)
-        value, low, high = self._unseen(z)
         part: F64 = unseen / max(1, self.unseen_slots)
-        if np.isinf(high):
-            return Estimates(
-                (seen + part * value) / max(1.0, self.seen + value), np.zeros(len(seen)), np.ones(len(seen))
-            )
+        if not self.seen:
+            return Estimates(part, np.zeros(len(part)), np.ones(len(part)))
+        ways = [self._shares(way, seen, part, _z(confidence)) for way in self._ways()]
+        low, high = (np.array([getattr(way, end) for way in ways]) for end in ("low", "high"))
+        return Estimates(ways[0].value, low.min(axis=0), high.max(axis=0))
 
-        def share_if(count: float) -> F64:
-            everything = self.seen + count
-            return (seen + part * count) / everything if everything else part
-
-        middle, ends = share_if(value), (share_if(low), share_if(high))
+    def _shares(self, way: _Drawn, seen: NDArray[Any], part: F64, z: float) -> Estimates:
+        value, low, high = way.others(self.unseen_slots, z)
+        middle: F64 = (seen + part * value) / (self.seen + value)
+        if math.isinf(high):
+            return Estimates(middle, np.zeros(len(seen)), np.ones(len(seen)))
+        ends = [(seen + part * count) / (self.seen + count) for count in (low, high)]
         # How what is in the slots that were not drawn falls among their owners; the ends are of how much it is in all.
-        spread = self._variance * self.unseen_slots * part * (1 - part)
-        falls = z * np.sqrt(spread) / max(1.0, self.seen + value)
+        falls = z * np.sqrt(way.each * value * part * (1 - part)) / (self.seen + value)
         down, up = (np.hypot(middle - extreme(*ends), falls) for extreme in (np.minimum, np.maximum))
         return Estimates(middle, np.clip(middle - down, 0, 1), np.clip(middle + up, 0, 1))
 
@@ -165,41 +230,33 @@ class Sample:
         low = max(1.0, (sure.low / fair).max())  # which the greatest is at least, whatever the loads are
         return Estimate(float(value), float(min(value, low)), float((sure.high / fair).max()))
 
-    def _without(self, messages: float) -> "Sample":
-        """Return the sample without a key that is the only one of its slot."""
-        rest = max(0.0, self.messages - messages), max(0.0, self.squares - messages**2)
-        return Sample(self.slots, self.heavy, *rest)
+    def _without(self, messages: float, slot: int) -> "Sample":
+        """Return the sample without a key of this slot."""
+        if slot not in self.heavy:
+            light = max(0.0, self.messages - messages), max(0.0, self.squares - messages**2)
+            return Sample(self.slots, self.heavy, self.only, *light)
+        left = self.heavy | {slot: self.heavy[slot] - messages}
+        heavy = {one: count for one, count in left.items() if count > 0}
+        return Sample(self.slots, heavy, self.only, self.messages, self.squares)
 
-    @property
-    def _light(self) -> int:
-        return self.slots - len(self.heavy)
+    def _ways(self) -> list[_Drawn]:
+        """Which drawn slots may stand for those that were not drawn; the figures are of the first way.
 
-    @property
-    def _variance(self) -> float:
-        """The variance of the messages of a slot that is not heavy, empty ones included; infinite of less than two."""
-        if self._light < 2:
-            return math.inf
-        return max(0.0, self.squares - self.messages**2 / self._light) / (self._light - 1)
-
-    def _unseen(self, z: float | None = None) -> tuple[float, float, float]:
-        """What the slots that were not drawn have: the estimate, and the ends of its interval.
-
-        The variance of its error is N^2 (1 - n/N) s^2 / n of n slots of N. The interval is not that to either side but
-        has every count for which the estimate is within z standard errors, if the variance grows as the count does (a
-        score interval of overdispersed counts): sums of few heavy keys are skewed, and so it must be.
+        Where the heavy slots are not taken for the only ones, they may be, or there are more of them; that is expected
+        where the others, by their effective number, are no more than they.
         """
-        z = _z(CONFIDENCE) if z is None else z
-        unseen = self.unseen_slots
-        if not unseen:
-            return 0.0, 0.0, 0.0
-        if self._light < 2:
-            return self.messages * unseen / max(1, self._light), 0.0, math.inf
-        value = self.messages / self._light * unseen
-        growth = 1 + unseen / self._light
-        # Variance by message; where there is none to tell it by, as if each were of a key of its own.
-        each = self._variance * unseen * growth / value if value else growth
-        middle, half = value + z**2 * each / 2, z * math.sqrt(each * value + (z * each / 2) ** 2)
-        return value, max(0.0, middle - half), middle + half
+        light = _Drawn(self.slots - len(self.heavy), self.messages, self.squares)
+        if self.only or not self.heavy:
+            return [light]
+        squares = self.squares + sum(count**2 for count in self.heavy.values())
+        both = [light, _Drawn(self.slots, self.seen, squares)]
+        return both if light.effective > len(self.heavy) else both[::-1]
+
+    def _unseen(self, largest: float) -> Estimate:
+        """Return the messages of the slots that were not drawn, which may have keys of so many, as far as is known."""
+        z = _z(CONFIDENCE)
+        ways = [way.others(self.unseen_slots, z, 1.0 if way.enough else largest) for way in self._ways()]
+        return Estimate(ways[0].value, min(way.low for way in ways), max(way.high for way in ways))
 
 
 def _part(messages: float, others: float) -> float:

@@ -26,45 +26,58 @@ SIZES: dict[str, Sizes] = {
 
 
 class Coverage(NamedTuple):
-    """The parts of the draws in which an interval had the truth, and the mean of estimate over truth."""
+    """The parts of the draws in which an interval had the truth, and means of all draws."""
 
     total: float
     key: float
     queue: float
     greatest: float
+    named: float
+    """The part in which the key was said to have more than a tenth, which it has not."""
     total_bias: float
+    """Estimate over truth."""
+    greatest_bias: float
+    greatest_width: float
 
 
-def coverage(kind: str, sample: float, keys: int, *, hot: float = 0.3, draws: int = DRAWS) -> Coverage:
-    """A hot key of that share of all messages, which the sample has, among keys that fall into slots anew each time."""
-    rng = np.random.default_rng(5)
-    size = SIZES[kind](rng, keys)
-    whale = hot / (1 - hot) * size.sum()
-    total, fair = size.sum() + whale, WEIGHTS / WEIGHTS.sum()
+def coverage(
+    kind: str, sample: float, keys: int, *, hot: tuple[float, ...] = (0.3,), draws: int = DRAWS, seed: int = 5
+) -> Coverage:
+    """Hot keys of these shares of all messages, which the sample has, among keys that fall into slots anew each time.
+
+    The key that is judged is the hottest of the sample.
+    """
+    rng = np.random.default_rng(seed)
+    cold = SIZES[kind](rng, keys)
+    size = np.concatenate([cold, np.array(hot) / (1 - sum(hot)) * cold.sum()])
+    total, fair = size.sum(), WEIGHTS / WEIGHTS.sum()
     drawn = round(sample * SLOTS)
     owner = rng.choice(QUEUES, SLOTS, p=fair)
     unseen = np.bincount(owner[drawn:], minlength=QUEUES)
     hits = []
     for _ in range(draws):
-        slot = rng.integers(0, SLOTS, keys)
-        its = int(rng.integers(0, drawn))
-        load = np.bincount(owner[slot], size, QUEUES)
-        load[owner[its]] += whale
-        sums = np.bincount(slot[slot < drawn], size[slot < drawn], drawn)
-        sums[its] += whale
+        slot = np.concatenate([rng.integers(0, SLOTS, keys), rng.integers(0, drawn, len(hot))])
+        truth = np.bincount(owner[slot], size, QUEUES) / total
+        inside = np.flatnonzero(slot < drawn)
+        sums = np.bincount(slot[inside], size[inside], drawn)
         occupied = np.flatnonzero(sums)
         found = Sample.of_slots(drawn, occupied, sums[occupied].astype(np.int64))
         seen = np.bincount(owner[:drawn], sums, QUEUES)
-        all_of_it, key = found.total(), found.key_share(whale, its)
+        hottest = inside[np.argmax(size[inside])] if len(inside) else None
+        its = 0.0 if hottest is None else size[hottest]
+        all_of_it, key = found.total(), found.key_share(its, -1 if hottest is None else int(slot[hottest]))
         shares, greatest = found.shares(seen, unseen), found.max_over_fair(seen, unseen, fair)
-        truth = load / total
+        most = (truth / fair).max()
         hits.append(
             (
                 all_of_it.low <= total * (1 + 1e-9) and total * (1 - 1e-9) <= all_of_it.high,
-                key.low <= whale / total <= key.high,
+                key.low <= its / total <= key.high,
                 ((shares.low <= truth) & (truth <= shares.high)).mean(),
-                greatest.low <= (truth / fair).max() <= greatest.high,
+                greatest.low <= most <= greatest.high,
+                its / total < 0.1 < key.low,
                 all_of_it.value / total,
+                greatest.value / most,
+                greatest.high - greatest.low,
             )
         )
     return Coverage(*np.mean(hits, axis=0).tolist())
@@ -80,6 +93,8 @@ def test_intervals_have_the_truth_as_often_as_they_say(kind: str, sample: float,
     assert 0.915 <= found.queue <= 0.985
     # Whichever queue is the greatest, which is more than is asked of one that is named before.
     assert found.greatest >= 0.93
+    assert found.greatest_width <= 1.1
+    assert found.greatest_bias == pytest.approx(1, abs=0.03)
     assert found.total_bias == pytest.approx(1, abs=0.02)
 
 
@@ -88,7 +103,29 @@ def test_intervals_miss_more_often_where_few_keys_have_most_of_the_messages() ->
     assert 0.75 <= found.key <= 0.92
     assert 0.95 <= found.total_bias <= 1
     found = coverage("zipf", 0.01, 30_000, draws=200)
-    assert 0.35 <= found.key <= 0.6
+    assert 0.5 <= found.key <= 0.75
+
+
+@pytest.mark.parametrize("kind", ["equal", "geometric"])
+@pytest.mark.parametrize("hot", [(0.3, 0.1), (0.3, 0.25, 0.1), (0.3, 0.05)])
+def test_hot_keys_inside_do_not_hide_one_another(kind: str, hot: tuple[float, ...]) -> None:
+    found = coverage(kind, 0.01, 30_000, hot=hot, draws=150)
+    # No sample tells that there are none like them outside, so the intervals reach to where there are.
+    assert min(found.total, found.key, found.queue, found.greatest) >= 0.93
+    assert found.total_bias == pytest.approx(1, abs=0.05)
+    assert found.greatest_bias == pytest.approx(1, abs=0.05)
+    assert found.greatest_width <= 4
+
+
+@pytest.mark.parametrize(("kind", "keys"), [("equal", 100), ("equal", 300), ("geometric", 100)])
+def test_few_keys_in_a_sample_are_not_all_there_are(kind: str, keys: int) -> None:
+    # One to three keys are in it.
+    found = coverage(kind, 0.01, keys, hot=(), draws=300)
+    assert found.named == 0
+    assert min(found.total, found.key, found.queue, found.greatest) >= 0.9
+    assert 0.8 <= found.total_bias <= 1.2
+    # Of ten queues of which the lightest has a weight of a fourteenth, at most 14 is possible.
+    assert found.greatest_width <= 13
 
 
 def test_a_key_inside_has_what_it_has_and_stands_for_no_other() -> None:
@@ -103,10 +140,14 @@ def test_a_key_inside_has_what_it_has_and_stands_for_no_other() -> None:
     cold = found.key_share(20, 0)
     assert cold.value == pytest.approx(20 / (300_000 + 20 + 6980 / inside), rel=1e-3)
     assert found.total().value == pytest.approx(300_000 + 7000 / inside, rel=1e-3)
-    # Two as hot as each other in one sample are not chance: there are more of them outside.
+    # Of two as hot as each other no sample tells whether there are more of them outside.
     both = Sample.of_slots(drawn, np.arange(352), np.array([20] * 350 + [300_000] * 2))
-    assert both.heavy == {}
-    assert both.key_share(300_000, 350).value == pytest.approx(300_000 / (300_000 + 307_000 / inside), rel=1e-3)
+    share = both.key_share(300_000, 350)
+    assert share.value == pytest.approx(300_000 / (600_000 + 7000 / inside), rel=1e-3)
+    assert share.low < 300_000 / (300_000 + 307_000 / inside) < share.value < share.high
+    # Four are no chance.
+    four = Sample.of_slots(drawn, np.arange(354), np.array([20] * 350 + [300_000] * 4))
+    assert four.key_share(300_000, 350).value == pytest.approx(300_000 / (300_000 + 907_000 / inside), rel=1e-3)
 
 
 def test_figures_are_pythons_own_floats() -> None:
@@ -161,10 +202,16 @@ def test_a_sample_that_says_nothing_says_so() -> None:
     # The exact limits of a Poisson count of 6 are 2.20 and 13.06.
     assert few.total().low == pytest.approx(220, rel=0.3)
     assert few.total().high == pytest.approx(1306, rel=0.05)
-    # One alone is heavy: a sample of it knows of no other, and that there are as many as 3.84 for each 1%, at 95%.
-    alone = Sample.of_slots(slots_of(0.01), np.array([3]), np.array([1]))
-    assert alone.key_share(1, 3).value == 1
-    assert alone.key_share(1, 3).low == pytest.approx(1 / 385, rel=0.05)
+    # A sample of one key knows of no other, nor how large others are: maybe as large, and 3.84 for each 1%, at 95%.
+    for messages in (1, 1000):
+        alone = Sample.of_slots(slots_of(0.01), np.array([3]), np.array([messages]))
+        share = alone.key_share(messages, 3)
+        assert (share.value, share.high) == (1, 1)
+        assert share.low == pytest.approx(1 / 385, rel=0.05)
+        assert alone.total().low < 100 * messages < alone.total().high
+    few = Sample.of_slots(slots_of(0.01), np.array([3, 4]), np.array([90, 20]))
+    assert few.total().low <= 110
+    assert few.total().high > 11_000
 
 
 def test_estimates_are_plain_floats_which_spark_takes_into_a_table() -> None:
@@ -172,3 +219,23 @@ def test_estimates_are_plain_floats_which_spark_takes_into_a_table() -> None:
     for estimate in (sample.total(), sample.key_share(5, 5)):
         assert {type(value) for value in estimate} == {float}
         assert estimate.low < estimate.value < estimate.high
+
+
+def test_a_sample_without_a_message_says_nothing_of_any() -> None:
+    none = Sample.of_slots(slots_of(0.01), np.array([], dtype=np.int64), np.array([], dtype=np.int64))
+    assert none.total() == (0, 0, np.inf)
+    assert none.keys_share([]) == (0, 0, 1)
+    fair = np.array([0.25, 0.75])
+    shares = none.shares(np.zeros(2), fair * none.unseen_slots)
+    assert shares.value == pytest.approx(fair)
+    assert (shares.low.tolist(), shares.high.tolist()) == ([0, 0], [1, 1])
+    assert none.max_over_fair(np.zeros(2), fair * none.unseen_slots, fair) == pytest.approx((1, 1, 4))
+
+
+def test_slots_that_are_all_alike_leave_an_interval() -> None:
+    drawn = slots_of(0.01)
+    alike = Sample.of_slots(drawn, np.arange(drawn), np.full(drawn, 100))
+    assert alike.total().low < 100 * SLOTS < alike.total().high
+    shares = alike.shares(np.full(2, 50.0 * drawn), np.full(2, (SLOTS - drawn) / 2))
+    assert (shares.low < 0.5).all()
+    assert (shares.high > 0.5).all()
