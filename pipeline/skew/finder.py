@@ -9,13 +9,17 @@ from pyspark.sql import DataFrame, Row, SparkSession
 
 from pipeline import PipelineError
 from pipeline.rings import KnownRing
-from pipeline.sampling import MOST_HEAVY, Sample, slots_of
+from pipeline.sampling import Sample, slots_of
 from pipeline.skew import keys, loads
 from pipeline.skew.findings import Findings, HotKey, Load, Scope
+from pipeline.skew.volumes import Drawn, Volume, volumes
 from ring.destination import Destination
 
 EXACT = 100_000_000
 """Records up to which every key is counted; above it keys are counted of so many, and hot keys are estimated of all."""
+
+_HEAVIEST = 32
+"""Slots of each ring and exchange that are looked at for heavy ones: also for what each ring has of the exchange's."""
 
 _Place = tuple[str, str, str, bool]
 """The values of `keys.SCOPE`."""
@@ -29,7 +33,7 @@ class _Part:
 
     ring: KnownRing
     place: _Place
-    share: float
+    volume: Volume
     """What of the scope's messages went by it."""
 
     def fair(self, destination: Destination) -> float:
@@ -51,13 +55,13 @@ class _Judged:
     @property
     def limit(self) -> float:
         """Messages of a key up to which it outweighs no destination, whatever the sample leaves open."""
-        least = (part.share * part.fair(min(part.ring.weights, key=part.fair)) for part in self.parts)
+        least = (part.volume.published * part.fair(min(part.ring.weights, key=part.fair)) for part in self.parts)
         return self.sample.seen * sum(least)
 
     def hot_key(self, row: Row) -> HotKey:
         """Return the key of a row of `keys.hottest`; its destination is that of the ring with the most records."""
         owners = [(part, part.ring.ring.owner(row.slot)) for part in self.parts]
-        fair = sum(part.share * part.fair(owner) for part, owner in owners)
+        fair = sum(part.volume.published * part.fair(owner) for part, owner in owners)
         [main] = [owner for part, owner in owners if part.ring.fingerprint == self.scope.ring]
         return HotKey(row.slot, None if row.key is None else bytes(row.key), row.messages, main, fair)
 
@@ -91,8 +95,11 @@ def find(
     tables = _counted(records, across, share, approximate)
     key_rows = _by_scope(loads.key_loads(spark, tables.keys, used))
     message_rows = _by_scope(loads.message_loads(spark, tables.slots_of_rings, used))
-    drawn = _samples([scope for scope, _ in scopes], tables.slots)
-    judged = [_judged(scope, its, rings, key_rows, message_rows, drawn[_place(scope)]) for scope, its in scopes]
+    heaviest, samples = _samples([scope for scope, _ in scopes], tables.slots)
+    judged = [
+        _judged(scope, _parts(scope, its, rings, heaviest, samples), key_rows, message_rows, samples[_place(scope)])
+        for scope, its in scopes
+    ]
     limits = [(*place, limit) for place, limit in {one.place: one.limit for one in judged}.items()]
     outweighing = spark.createDataFrame(limits, f"{keys.SCOPES}, limit double")
     hottest = keys.hottest(tables.candidates, top).union(keys.above(tables.candidates, outweighing)).distinct()
@@ -176,10 +183,10 @@ def _place(scope: Scope) -> _Place:
     return scope.vhost, scope.exchange, scope.ring, scope.across and scope.rings > 1
 
 
-def _samples(scopes: Sequence[Scope], slots: DataFrame) -> dict[_Place, Sample]:
-    """Return the sample of each scope, of rows of its slots."""
+def _samples(scopes: Sequence[Scope], slots: DataFrame) -> tuple[_Rows, dict[_Place, Sample]]:
+    """Return of each scope the rows of its heaviest slots, where there are samples, and its sample."""
     sums = keys.by_slot(slots)
-    heaviest = _by_scope(keys.hottest(sums, MOST_HEAVY)) if any(scope.least < 1 for scope in scopes) else {}
+    heaviest = _by_scope(keys.hottest(sums, _HEAVIEST)) if any(scope.least < 1 for scope in scopes) else {}
     totals = _by_scope(keys.squares(sums))
     samples = {}
     for scope in scopes:
@@ -188,22 +195,28 @@ def _samples(scopes: Sequence[Scope], slots: DataFrame) -> dict[_Place, Sample]:
         row = next(iter(totals.get(place, [])), None)
         seen, squares = (row.messages, row.squares) if row is not None else (0.0, 0.0)
         samples[place] = Sample.of(slots_of(scope.least), seen, squares, pairs)
-    return samples
+    return heaviest, samples
 
 
-def _judged(
+def _parts(
     scope: Scope,
     its: Sequence[Scope],
     rings: Mapping[str, KnownRing],
-    key_rows: _Rows,
-    message_rows: _Rows,
-    sample: Sample,
-) -> _Judged:
-    """Return a scope, of which `its` rings are given, with what each destination has got, also one that got nothing."""
-    got = {one.ring: sum(row.messages for row in message_rows[_place(one)]) for one in its}
-    # Of an exchange without a message in the sample, its records in larger samples say how much went by each ring.
-    by = got if any(got.values()) else {one.ring: one.records for one in its}
-    parts = [_Part(rings[one.ring], _place(one), by[one.ring] / sum(by.values())) for one in its]
+    heaviest: _Rows,
+    samples: Mapping[_Place, Sample],
+) -> list[_Part]:
+    """Return the parts of a scope, of which `its` rings are given."""
+    sample = samples[_place(scope)]
+    drawn = []
+    for one in its:
+        alone = sum(row.messages for row in heaviest.get(_place(one), []) if row.slot in sample.alone)
+        drawn.append(Drawn(samples[_place(one)].seen, alone, one.records * scope.least / one.largest))
+    found = volumes(sample, drawn)
+    return [_Part(rings[one.ring], _place(one), volume) for one, volume in zip(its, found, strict=True)]
+
+
+def _judged(scope: Scope, parts: Sequence[_Part], key_rows: _Rows, message_rows: _Rows, sample: Sample) -> _Judged:
+    """Return a scope with what each destination has got, also one that got nothing."""
     counted = {Destination(row.kind, row["name"]): (row["keys"], row.named) for row in key_rows[_place(scope)]}
     sums: dict[Destination, tuple[int, int]] = defaultdict(lambda: (0, 0))
     for row in (row for part in parts for row in message_rows[part.place]):
@@ -214,11 +227,11 @@ def _judged(
         ring = part.ring.ring
         owned = np.bincount(ring.table[slots_of(scope.least) :], minlength=len(ring.destinations)).tolist()
         for destination, count in zip(ring.destinations, owned, strict=True):
-            unseen[destination] += part.share * count
+            unseen[destination] += part.volume.unseen * count
     found = []
     for destination in sorted({destination for part in parts for destination in part.ring.weights}):
         weights = {part.ring.weights.get(destination) for part in parts}
-        fair = sum(part.share * part.fair(destination) for part in parts)
+        fair = sum(part.volume.published * part.fair(destination) for part in parts)
         weight = weights.pop() if len(weights) == 1 else None
         keys_and_named = counted.get(destination, (0, 0))
         found.append(Load(destination, weight, fair, *keys_and_named, *sums[destination], unseen[destination]))

@@ -80,7 +80,7 @@ class Load:
     messages: int
     bytes: int
     unseen: float
-    """Of the slots that the sample does not have, how many it owns: across rings the mean, by each ring's messages."""
+    """Of the slots that the sample does not have, how many it owns: across rings the mean, by what each has there."""
 
 
 @dataclass(frozen=True)

@@ -296,6 +296,42 @@ def test_an_exchange_is_judged_across_its_rings_and_then_each_ring(spark: SparkS
     assert words.of_all(found).startswith("Exchange orders (virtual host /): no weight can fix key 'whale': ")
 
 
+def test_across_rings_of_a_sample_fair_shares_are_by_all_that_was_published(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    # Half of 28,000 keys went by each ring, a message each; one of 12,000, which is in the sample, by the second only.
+    first = ring_of({f"orders.{n}": 1 for n in range(2)})
+    second = ring_of({f"orders.{n}": 1 for n in range(10)})
+    cold = [b"customer-%d" % n for n in range(28_000)]
+    whale = next(
+        key
+        for key in (b"whale-%d" % n for n in itertools.count())
+        if murmur_slot(key) < SLOTS // 100 and second.ring.owner_of(key).name not in ("orders.0", "orders.1")
+    )
+    before = published(first, cold[::2], sample=0.01)
+    records = before + published(second, cold[1::2] + [whale] * 12_000, sample=0.01, first=len(before) + 1)
+    # Of another exchange's old ring no record is in the slots of the new one's sample; a queue is the old one's only.
+    old, new = ring_of({"mail.1": 1, "mail.2": 1}, "message_id"), ring_of({"mail.1": 1, "mail.3": 1})
+    outside = [key for key in COLD if murmur_slot(key) >= SLOTS // 100][:20]
+    mails = published(old, outside, exchange="mail", proxy="b2" * 8)
+    mails += published(new, cold[:1000], exchange="mail", proxy="b2" * 8, first=21, sample=0.01)
+    found = found_in(spark, tmp_path, records + mails, first, second, old, new)
+    [orders, mail] = [one for one in found if one.scope.across]
+    # The first ring has 14,000 of 40,000 messages: 35%.
+    fair = {load.destination.name: load.fair for load in orders.loads}
+    assert fair["orders.0"] == pytest.approx(0.35 / 2 + 0.65 / 10, abs=0.03)
+    assert fair["orders.9"] == pytest.approx(0.65 / 10, abs=0.006)
+    assert sum(fair.values()) == pytest.approx(1)
+    assert orders.max_over_fair.value == pytest.approx((0.3 + 0.7 / 2 / 10) / (0.65 / 10), rel=0.1)
+    assert orders.max_over_fair.low < (0.3 + 0.7 / 2 / 10) / (0.65 / 10) < orders.max_over_fair.high
+    # A thousand keys in all went by mail's new ring, at least 20 by the old one.
+    assert {load.destination.name for load in mail.loads} == {"mail.1", "mail.2", "mail.3"}
+    assert all(0 < load.fair < 1 for load in mail.loads)
+    assert np.isfinite(mail.max_over_fair).all()
+    assert len(mail.destination_rows()) == 3
+    assert "<svg" in report(found, Missing(0, 0), {}).html()
+
+
 def test_the_hottest_are_found_without_one_task_that_sorts_all(spark: SparkSession) -> None:
     # More than Spark limits by itself within each task (spark.sql.optimizer.windowGroupLimitThreshold).
     top = 1500

@@ -1,0 +1,40 @@
+"""What of an exchange's messages went by each of its rings: by that, fair shares and loads across rings are means."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from pipeline.sampling import Sample
+
+
+class Drawn(NamedTuple):
+    """The messages of one ring in the drawn slots."""
+
+    messages: float
+    alone: float
+    """Those of them in slots that stand for no others (`Sample.alone`)."""
+    expected: float
+    """As many as the ring's records, of larger samples too, make one expect in these slots; more than 0."""
+
+
+class Volume(NamedTuple):
+    """What one ring has of the exchange's messages, as shares of those of all rings."""
+
+    published: float
+    """Of everything published; more than 0."""
+    unseen: float
+    """Of what is expected in the slots that were not drawn."""
+
+
+def volumes(sample: Sample, rings: Sequence[Drawn]) -> list[Volume]:
+    """Return of each of an exchange's rings what went by it; `sample` is of all of them together.
+
+    A hot key in the sample counts once, by the rings by which it went, as it does in the exchange's total. A ring that
+    has records, but none in the drawn slots, has as many as those make one expect.
+    """
+    light = [one.messages - one.alone if one.messages else one.expected for one in rings]
+    unseen = [count / sum(light) for count in light]
+    others = sample.total().value - sample.seen
+    published = [one.messages + others * part for one, part in zip(rings, unseen, strict=True)]
+    if not any(published):
+        published = light
+    return [Volume(count / sum(published), part) for count, part in zip(published, unseen, strict=True)]
