@@ -18,8 +18,11 @@ from pipeline.period import ALWAYS, Period
 SEQUENCES = "proxy string, first long, last long, since long, until long, records long, file string"
 """The columns of `sequences`."""
 
-_MOST_HELD = 4_000_000
-"""Records of one file that a task holds at a time, of 16 bytes each; a run of numbers may end there."""
+_MOST_HELD = 1_000_000
+"""The records of one file that a task holds at a time, in 20 bytes each, and in 60 more while it sorts them.
+
+A run may end where they do.
+"""
 
 _AROUND = timedelta(hours=1)
 """A clock that was set by no more than this puts no record where it is not found."""
@@ -178,16 +181,23 @@ def _runs(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             if held and (name != file or count >= _MOST_HELD):
                 yield _runs_of(held, file)
                 held, count = [], 0
-            held.append(batch.slice(start, end - start))
+            held.append(_numbers(batch.slice(start, end - start)))
             count, file, start = count + end - start, name, end
     if held:
         yield _runs_of(held, file)
 
 
+def _numbers(records: pa.RecordBatch) -> pa.RecordBatch:
+    """Return what `_runs_of` needs of some records, in 20 bytes each: the names of files alone take 90 and more."""
+    # Copies: the columns of a batch that comes from Spark are parts of one buffer, which any of them keeps as a whole.
+    copies = {name: np.array(records[name]) for name in ("seq", "time")}
+    return pa.RecordBatch.from_pydict({"proxy": records["proxy"].dictionary_encode(), **copies})
+
+
 def _runs_of(held: list[pa.RecordBatch], file: str | None) -> pa.RecordBatch:
     """Return the rows of `sequences` of some records of one file."""
     table = pa.Table.from_batches(held)
-    proxies = table["proxy"].combine_chunks().dictionary_encode()
+    proxies = table["proxy"].unify_dictionaries().combine_chunks()
     owners, numbers, times = proxies.indices.to_numpy(), table["seq"].to_numpy(), table["time"].to_numpy()
     if len(proxies.dictionary) > 1 or (np.diff(numbers) < 0).any():
         order = np.lexsort((numbers, owners))

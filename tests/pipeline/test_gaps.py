@@ -1,11 +1,14 @@
 """Missing records are seen wherever they are, what has expired is told apart, and no record counts twice."""
 
+import io
 import random
 import shutil
-from collections.abc import Iterable
+import tracemalloc
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import Row, SparkSession
 
@@ -69,6 +72,40 @@ def test_a_large_file_is_in_one_run_for_each_gap_of_it(spark: SparkSession) -> N
     assert numbers(rows) == [("a", 10_000, 10_000, 1, 0), ("a", 32_768, 32_769, 2, 0), ("a", 65_537, 65_537, 1, 0)]
     assert micros(rows[1].since) == 32_767 * 5
     assert micros(rows[1].until) == 32_770 * 5
+
+
+def test_little_of_a_large_file_s_records_is_held_at_a_time() -> None:
+    """Batches come as Spark hands them to Python: each is one buffer, names and all."""
+    size, count = 1000, 60
+    names = {"proxy": ["0" * 16] * size, "file": [f"s3a://messaging/journal/records/{'0' * 60}.jsonl.gz"] * size}
+    stream = io.BytesIO()
+    with pa.ipc.new_stream(
+        stream, pa.RecordBatch.from_pydict({**names, "seq": range(size), "time": range(size)}).schema
+    ) as out:
+        for n in range(count):
+            numbers = {name: range(1 + n * size, 1 + n * size + size) for name in ("seq", "time")}
+            out.write(pa.RecordBatch.from_pydict({**names, **numbers}))
+    stream.seek(0)
+
+    def used() -> int:
+        return int(pa.total_allocated_bytes()) + tracemalloc.get_traced_memory()[0]
+
+    held = []
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for batch in pa.ipc.open_stream(stream):
+            held.append(used() - before)
+            yield batch
+
+    tracemalloc.start()
+    try:
+        before = used()
+        (row,) = (row for batch in gaps._runs(batches()) for row in batch.to_pylist())
+    finally:
+        tracemalloc.stop()
+    assert (row["first"], row["last"]) == (1, size * count)
+    # 20 bytes each, and the batch that is read; the names of a record are 100 characters.
+    assert max(held) / (size * count) < 30
 
 
 def test_what_has_expired_is_not_missing(spark: SparkSession, tmp_path: Path) -> None:
