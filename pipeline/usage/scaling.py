@@ -6,8 +6,9 @@ how much the sums of groups differ tells the variance of their total (Wolter, In
 chapter 2). The sums of groups add up where rows merge, as all other sums do.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from math import sqrt
+from statistics import fmean
 
 from pyspark.sql import Column, DataFrame, Row
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
@@ -74,29 +75,33 @@ def with_limits(rows: DataFrame) -> DataFrame:
 def share(part: Row, whole: Row) -> tuple[float, float, float]:
     """Return the share that a row's messages have of those of another, which they are in, and its interval's ends.
 
-    The share is that of two totals, of this row and of all others, which have no slot in common. The ends are those of
-    the ratio of both by the interval of each (method of variance estimates recovery, MOVER-R: Donner and Zou, 2012).
-    So one hot key in the sample, with which a total may be far too high, makes the interval wide, not the share sure.
+    Both are rows of `windows.told`. The interval has every share that would put the estimate within so many standard
+    errors (Wilson's score interval), each error as of a draw of so many keys that are alike. Three figures tell how
+    many those are, of which the least counts: how the groups' shares differ, which says little where a destination
+    has few keys, and nothing where it has all; how the groups' sums of all messages differ; and how many keys there
+    are. So one hot key in the sample, with which a total may be far too high, makes the interval wide, not the share
+    sure, and the interval has a width wherever a key may have been left out.
     """
     value = part.messages_scaled / whole.messages_scaled
-    rest = whole.messages - part.messages, whole.messages_scaled - part.messages_scaled
-    groups = [all_ - one for one, all_ in zip(part.messages_groups, whole.messages_groups, strict=True)]
-    if not rest[0] or not any(whole.messages_groups):
+    drawn = whole.messages / whole.messages_scaled
+    if drawn >= 1:
         return value, value, value
-    a, (a_low, a_high) = part.messages_scaled, _limits(part.messages, part.messages_scaled, part.messages_groups)
-    b, (b_low, b_high) = rest[1], _limits(*rest, groups)
-    root = sqrt(max(0.0, (a * b) ** 2 - a_low * b_high * (2 * a - a_low) * (2 * b - b_high)))
-    low = a_low * (2 * a - a_low) / (a * b + root)
-    root = sqrt(max(0.0, (a * b) ** 2 - a_high * b_low * (2 * a - a_high) * (2 * b - b_low)))
-    high = (a * b + root) / (b_low * (2 * b - b_low))
-    return value, low / (1 + low), high / (1 + high)
+    sums = whole.messages_groups
+    apart = [one - value * all_ for one, all_ in zip(part.messages_groups, sums, strict=True)]
+    by_share, by_sum = (_variance(ones) / whole.messages_scaled**2 for ones in (apart, [n - fmean(sums) for n in sums]))
+    # Keys may not be journalled, or those of some exchanges only: each has a message at least.
+    keys = whole["keys"] if whole.with_key == whole.messages else whole.messages
+    alike = max(by_share / (value * (1 - value)) if 0 < value < 1 else 0.0, by_sum, (1 - drawn) / keys)
+    wide = _T**2 * alike
+    middle, half = value + wide / 2, sqrt(wide * value * (1 - value) + wide**2 / 4)
+    low, high = (end / (1 + wide) for end in (middle - half, middle + half))
+    # Rounded, an end may be beyond what it ends at.
+    return value, max(0.0, min(value, low)), min(1.0, max(value, high))
 
 
-def _limits(counted: int, scaled: float, groups: Sequence[float]) -> tuple[float, float]:
-    """Return the ends of the interval of a total, as `with_limits` has them of rows."""
-    variance = max(0.0, sum(one**2 for one in groups) - sum(groups) ** 2 / GROUPS) * GROUPS / (GROUPS - 1)
-    half = _T * variance / (scaled - counted) / 2 if scaled > counted else 0.0
-    return max(counted, scaled - _T * sqrt(variance)), scaled + _T * (half + sqrt(variance + half**2))
+def _variance(apart: Iterable[float]) -> float:
+    """Return the variance of the sum of groups that are so far apart from their mean."""
+    return sum(one**2 for one in apart) * GROUPS / (GROUPS - 1)
 
 
 def _array(name: str, sums: Iterable[str]) -> Column:

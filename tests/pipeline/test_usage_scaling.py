@@ -71,11 +71,64 @@ def test_a_hot_key_inside_the_sample_makes_no_share_sure() -> None:
     whole = Row(
         messages=9235,
         messages_scaled=923_500.0,
+        with_key=9235,
+        keys=200.0,
         messages_groups=[scale * (one + other) for one, other in zip(hot, cold, strict=True)],
     )
     value, low, high = share(part, whole)
     assert value == pytest.approx(0.983, abs=0.001)
     assert low < 14_177 / 30_000 < high
+
+
+def few(random: np.random.Generator, keys: int, part: float) -> tuple[Row, Row, float] | None:
+    """A sample of a few keys: the rows of one destination and of all, and its share of all that was published.
+
+    None where no key was drawn. A destination of no drawn key has no row, but the figures are those of one.
+    """
+    counts, its = random.geometric(0.4, keys), random.random(keys) < part
+    slots = random.integers(0, SLOTS, keys)
+    drawn = slots < SAMPLED * SLOTS
+    if not drawn.any():
+        return None
+    weight = (1 - SAMPLED) ** 0.5 / SAMPLED
+    rows = [
+        Row(
+            messages=int(counts[of].sum()),
+            messages_scaled=float(counts[of].sum() / SAMPLED),
+            messages_groups=(np.bincount(slots[of] % 8, counts[of], 8) * weight).tolist(),
+            with_key=int(counts[of].sum()),
+            keys=float(of.sum()),
+        )
+        for of in (drawn & its, drawn)
+    ]
+    return rows[0], rows[1], float(counts[its].sum() / counts.sum())
+
+
+@pytest.mark.parametrize("keys", [50, 100, 300, 2000])
+@pytest.mark.parametrize("part", [0.02, 0.33, 0.95])
+def test_shares_of_few_drawn_keys_are_told_with_their_whole_error(keys: int, part: float) -> None:
+    """Of 3, 6, 19 and 125 that are drawn, of which destinations may have all, most or hardly any."""
+    random = np.random.default_rng(keys)
+    samples = [sample for sample in (few(random, keys, part) for _ in range(1000)) if sample is not None]
+    found = [share(its, whole)[1:] for its, whole, _ in samples]
+    # 95%, and three times its standard error of 0.7%.
+    assert covered(found, [truth for *_, truth in samples]) >= 0.93
+    assert all(low < high for low, high in found)
+
+
+def test_a_destination_that_has_all_drawn_keys_may_not_have_all_keys() -> None:
+    """Also where groups are alike, and whether or not keys are journalled; less so, the more keys were drawn."""
+
+    def low(drawn: int, **changed: object) -> float:
+        sums = {"messages": drawn, "messages_scaled": drawn * 16.0, "messages_groups": [drawn * 2.0] * 8}
+        whole = Row(**{**sums, "with_key": drawn, "keys": float(drawn), **changed})
+        value, least, most = share(whole, whole)
+        assert (value, most) == (1, 1)
+        return float(least)
+
+    assert 0.5 < low(8) < low(80) < low(800) < 1
+    assert low(80, with_key=0, keys=None) == low(80)
+    assert low(80, keys=8.0) == low(8)
 
 
 def test_what_is_no_sample_is_certain(spark: SparkSession) -> None:
