@@ -17,11 +17,12 @@ class Relay:
 
     def __init__(self, target: tuple[str, int]) -> None:
         self._target = target
-        self._flowing, self._ending = threading.Event(), threading.Event()
+        self._flowing, self._answering, self._ending = threading.Event(), threading.Event(), threading.Event()
         self._lock = threading.Lock()
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
         self._threads: list[threading.Thread] = []
         self._flowing.set()
+        self._answering.set()
         self._ending.set()
         self._listener: socket.socket | None = None
         self.port = 0
@@ -40,6 +41,16 @@ class Relay:
 
     def thaw(self) -> None:
         self._flowing.set()
+
+    def hold_answers(self) -> None:
+        """Holds back what the target sends on; what is sent to it still goes through."""
+        self._answering.clear()
+
+    def drop_answers(self) -> None:
+        """Ends every connection with what is held back, and accepts new ones."""
+        self.cut()
+        self._answering.set()
+        self.open()
 
     def hold_ends(self) -> None:
         """Forwards bytes, but no end of file, until `pass_ends`."""
@@ -65,6 +76,7 @@ class Relay:
     def close(self) -> None:
         """Ends it for good, and waits until its threads have ended."""
         self._flowing.set()
+        self._answering.set()
         self._ending.set()
         self.cut()
         for thread in self._threads:
@@ -92,13 +104,16 @@ class Relay:
             with self._lock:
                 self._pairs.append((client, server))
             ends = threading.Barrier(2)
-            self._start(self._forward, client, server, ends)
-            self._start(self._forward, server, client, ends)
+            self._start(self._forward, client, server, ends, self._flowing)
+            self._start(self._forward, server, client, ends, self._answering)
 
-    def _forward(self, source: socket.socket, sink: socket.socket, ends: threading.Barrier) -> None:
+    def _forward(
+        self, source: socket.socket, sink: socket.socket, ends: threading.Barrier, passing: threading.Event
+    ) -> None:
         with suppress(OSError):
             while data := source.recv(65536):
                 self._flowing.wait()
+                passing.wait()
                 sink.sendall(data)
         self._ending.wait()
         for end in (source, sink):

@@ -109,17 +109,6 @@ def meanwhile(act: Callable[[], object], folder: Path) -> Iterator[Callable[[], 
     acting.join()
 
 
-def close_a_connection(vhost: VirtualHost) -> None:
-    """Close one of the connections over which rows come, as an administrator does."""
-
-    def opened() -> list[str]:
-        found = vhost.api.ask("GET", "vhosts", vhost.name, "connections")
-        return [one["name"] for one in found if one.get("client_properties", {}).get("product") == "ringproxy"]
-
-    wait_until("rows", lambda: something_came(vhost))
-    vhost.api.ask("DELETE", "connections", wait_until("connections", opened)[0])
-
-
 def attempt() -> int:
     """Of the task that asks."""
     context = TaskContext.get()
@@ -168,9 +157,14 @@ def committed(path: Path) -> Write:
 
 def something_came(vhost: VirtualHost, least: int = 1) -> bool:
     """Whether the queues have so many messages together."""
-    body = {"count": least, "ackmode": "ack_requeue_true", "encoding": "base64"}
+    return came_until_now(vhost, least) >= least
+
+
+def came_until_now(vhost: VirtualHost, most: int = 100_000) -> int:
+    """How many messages the queues have together, where none has more than that."""
+    body = {"count": most, "ackmode": "ack_requeue_true", "encoding": "base64"}
     there = (vhost.api.ask("POST", "queues", vhost.name, name, "get", body=body) for name in vhost.queues())
-    return sum(map(len, there)) >= least
+    return sum(map(len, there))
 
 
 def words(error: BaseException) -> str:

@@ -25,13 +25,14 @@ from ring.ring import Ring
 from tests.integration.broker_api import BrokerApi, VirtualHost, wait_until
 from tests.integration.conftest import Login
 from tests.integration.own_node import own_node, private_only
+from tests.integration.relay import relay
 from tests.pipeline.publishing import (
     IDS,
     PER_BATCH,
     Came,
     attempt,
+    came_until_now,
     check_nothing_lost,
-    close_a_connection,
     committed,
     failing,
     meanwhile,
@@ -173,17 +174,35 @@ def test_a_task_that_fails_once_publishes_all_its_rows_again(
     assert came.duplicates > 0
 
 
-def test_a_connection_that_is_closed_once_repeats_a_window_and_no_task(
+def test_connections_that_are_lost_with_rows_in_flight_repeat_a_window_each_and_no_task(
     spark: SparkSession, vhost: VirtualHost, options: dict[str, str], log: Path, tmp_path: Path
 ) -> None:
     window, known = 50, pinned(parse(options))
-    with meanwhile(lambda: close_a_connection(vhost), tmp_path) as fault:
-        rows = failing(prepared(rows_of(spark, ROWS), known, 2, "n"), fault, after=200)
-        write(rows, {**options, **IDS, "window": str(window)})
+
+    def lose() -> None:
+        # The rows that come from here on have no answer.
+        before = came_until_now(vhost)
+        wait_until("rows in flight", lambda: came_until_now(vhost) > before)
+        between.drop_answers()
+
+    with relay(options["broker_url"]) as (between, url):
+        losing = threading.Thread(target=lose)
+
+        def hold() -> None:
+            wait_until("rows", lambda: something_came(vhost))
+            between.hold_answers()
+            losing.start()
+
+        with meanwhile(hold, tmp_path) as fault:
+            rows = failing(prepared(rows_of(spark, ROWS), known, 2, "n"), fault, after=200)
+            write(rows, {**options, **IDS, "broker_url": url, "window": str(window)})
+        losing.join()
     written = committed(log)
     assert (written.total, written.failed_attempts) == (ROWS, 0)
-    assert written.duplicates == written.again <= window
-    check_nothing_lost(Came(vhost.drain_all()), ROWS, written.duplicates)
+    assert 0 < written.duplicates == written.again <= 2 * window
+    came = Came(vhost.drain_all())
+    check_nothing_lost(came, ROWS, written.duplicates)
+    assert came.duplicates > 0
 
 
 @private_only

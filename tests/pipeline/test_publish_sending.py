@@ -7,8 +7,10 @@ import asyncio
 import itertools
 import random
 import re
-from collections.abc import AsyncIterator, Callable, Iterator
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
+from urllib.parse import quote
 
 import aio_pika
 import pyarrow as pa
@@ -16,6 +18,7 @@ import pytest
 from aio_pika.abc import AbstractChannel
 
 from pipeline import PipelineError
+from pipeline.publish import sending
 from pipeline.publish.depth import Depths
 from pipeline.publish.messages import Message, Reader
 from pipeline.publish.options import parse
@@ -23,9 +26,12 @@ from pipeline.publish.routes import Routes
 from pipeline.publish.sending import Sent, publish
 from pipeline.publish.window import Window
 from proxy.amqp import link
+from proxy.config import Settings
+from testbed.node import Node
 from tests.chaos.relay import Relay, relay
-from tests.integration.broker_api import Delivered, VirtualHost, wait_until
+from tests.integration.broker_api import BrokerApi, Delivered, VirtualHost, wait_until
 from tests.integration.conftest import Login
+from tests.integration.own_node import Control, own_node, private_only
 from tests.integration.relay import at_port
 from tests.pipeline.publishing import options_of, something_came
 from tests.pipeline.records import ring_of
@@ -39,6 +45,20 @@ PER_BATCH = 100
 def _reconnects_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Or a link that is lost 50 times would pause for up to 10 s."""
     monkeypatch.setattr(link, "LONGEST_PAUSE", 0.1)
+
+
+@pytest.fixture
+def links(monkeypatch: pytest.MonkeyPatch) -> list[link.Link]:
+    """The links of tasks, as they are made."""
+    made, connected = [], sending.connected
+
+    def noted(settings: Settings, done: Callable[[], bool]) -> tuple[link.Link, Awaitable[None]]:
+        found = connected(settings, done)
+        made.append(found[0])
+        return found
+
+    monkeypatch.setattr(sending, "connected", noted)
+    return made
 
 
 def batches(going_on: Callable[[int], bool], keys: int = KEYS) -> Iterator[Iterator[Message]]:
@@ -276,6 +296,131 @@ async def test_a_queue_as_deep_as_the_limit_gets_no_more_until_it_was_drained(lo
         came[queue] += messages
     assert (check_all_came(came, count), told.again) == (0, 0)
     assert all(in_order(messages) for messages in came.values())
+
+
+async def test_a_look_that_fails_is_made_again(login: Login, vhost: VirtualHost) -> None:
+    vhost.ring("orders", QUEUES)
+    most, count, came = 20, 300, dict[str, list[Delivered]]()
+
+    def looking() -> list[str]:
+        found = vhost.api.ask("GET", "vhosts", vhost.name, "connections")
+        return [one["name"] for one in found if "depths" in one.get("client_properties", {}).get("connection_name", "")]
+
+    publishing = asyncio.create_task(published(login, vhost, rows(count), max_depth=most))
+    (name,) = await asyncio.to_thread(wait_until, "a connection that looks", looking)
+    await asyncio.to_thread(vhost.api.ask, "DELETE", "connections", name)
+    while not publishing.done():
+        for queue in QUEUES:
+            came.setdefault(queue, []).extend(await asyncio.to_thread(vhost._get, queue, 1000))
+    told = await publishing
+    for queue, messages in vhost.drain_all().items():
+        came[queue] += messages
+    assert (check_all_came(came, count), told.again) == (0, 0)
+
+
+async def test_a_login_that_is_refused_after_it_was_taken_is_waited_for(
+    login: Login, vhost: VirtualHost, links: list[link.Link]
+) -> None:
+    vhost.ring("orders", QUEUES)
+    user = "publisher for a while"
+
+    def permitted(password: str) -> None:
+        vhost.api.ask("PUT", "users", user, body={"password": password, "tags": ""})
+
+    def some() -> Iterator[Iterator[Message]]:
+        made = rows(2 * PER_BATCH)
+        yield next(made)
+        wait_until("rows", lambda: something_came(vhost, PER_BATCH))
+        permitted("another")
+        loop.call_soon_threadsafe(between.reset)
+        wait_until("a refusal", lambda: links[0].login_refused)
+        # The next rows meet the refusal.
+        loop.call_soon_threadsafe(loop.call_later, 0.5, loop.run_in_executor, None, permitted, "first")
+        yield next(made)
+
+    loop = asyncio.get_running_loop()
+    permitted("first")
+    try:
+        vhost.permit(user)
+        async with relayed(login, vhost) as (between, url):
+            name = url.rpartition("/")[2]
+            await published(
+                login, vhost, some(), broker_url=f"amqp://{quote(user)}:first@127.0.0.1:{between.port}/{name}"
+            )
+    finally:
+        vhost.api.ask("DELETE", "users", user)
+    check_all_came(vhost.drain_all(), 2 * PER_BATCH)
+
+
+@pytest.fixture(scope="module")
+def small_node() -> Iterator[tuple[Node, Control]]:
+    """A broker of this module's own that takes no message of more than 100,000 bytes."""
+    with own_node("max_message_size = 100000\n") as made:
+        VirtualHost(BrokerApi(made[0].management_url), "/", []).ring("orders", QUEUES)
+        yield made
+
+
+async def to_node(node: Node, messages: Iterator[Iterator[Message]], **more: str) -> Sent:
+    given = {"broker_url": node.amqp_url, "management_url": node.management_url, "exchange": "orders"}
+    return await publish(messages, parse(given | more), routes())
+
+
+@private_only
+async def test_a_broker_that_blocks_publishers_is_waited_for(
+    small_node: tuple[Node, Control], links: list[link.Link]
+) -> None:
+    node, control = small_node
+    home = VirtualHost(BrokerApi(node.management_url), "/", [])
+    sent, seen = 0, False
+
+    def going_on(first: int) -> bool:
+        nonlocal sent
+        if seen:
+            return False
+        # The broker says that it blocks a connection once that publishes.
+        sent = first + PER_BATCH
+        time.sleep(0.1)
+        return True
+
+    def blocked() -> bool:
+        return bool(links and links[0].client is not None and links[0].client.blocked)
+
+    publishing = asyncio.create_task(to_node(node, batches(going_on), confirm_timeout="1"))
+    await asyncio.to_thread(wait_until, "rows", lambda: something_came(home))
+    await asyncio.to_thread(control, "set_vm_memory_high_watermark", "0.0000001")
+    try:
+        await asyncio.to_thread(wait_until, "blocked", blocked)
+        # The rows in flight are given up meanwhile.
+        await asyncio.sleep(2)
+        assert not publishing.done()
+    finally:
+        seen = True
+        await asyncio.to_thread(control, "set_vm_memory_high_watermark", "0.6")
+    told = await publishing
+    assert told.again > 0
+    assert check_all_came(home.drain_all(), sent) <= told.again
+
+
+@private_only
+async def test_a_row_that_is_too_large_among_many_ends_the_task_with_the_brokers_words(
+    small_node: tuple[Node, Control],
+) -> None:
+    node, _ = small_node
+    home, large = VirtualHost(BrokerApi(node.management_url), "/", []), 50
+    home.drain_all()
+
+    def some() -> Iterator[Iterator[Message]]:
+        for batch in rows(2 * PER_BATCH):
+            yield (
+                message._replace(body=b"x" * 100_001) if message.body == b"%d" % large else message for message in batch
+            )
+
+    with pytest.raises(PipelineError) as raised:
+        await to_node(node, some())
+    assert "larger than configured max size 100000" in str(raised.value)
+    bodies = {int(message.body) for messages in home.drain_all().values() for message in messages}
+    assert set(range(large)) <= bodies
+    assert large not in bodies
 
 
 async def test_queues_are_looked_at_on_one_channel_and_on_a_new_one_after_a_queue_that_was_missing(
