@@ -2,10 +2,12 @@
 
 import argparse
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from typing import NamedTuple
 
-from pyspark.sql import DataFrame, Row
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from pipeline import PipelineError
@@ -64,9 +66,10 @@ def given(options: argparse.Namespace) -> Present | None:
 def newest(records: DataFrame, names: Iterable[str], rings: Mapping[str, KnownRing], journal: str) -> Present:
     """Return the newest of the rings that an exchange's records name: those in `names`, which are some of `rings`.
 
-    Clocks of sidecars differ, and each numbers its own records: so a ring is newer than another where a sidecar went
-    from that one to it. The newest is the one that some sidecar's last record names and that no sidecar has left for
-    another. Reads the records only where they name several rings.
+    Clocks of sidecars differ, so no time of one is compared with another's: a ring is newer than another where a
+    sidecar went from that one to it. The newest is the one that some sidecar ended with and that no sidecar has left
+    for another. A sidecar of which it cannot be told which ring it ended with may have left each that it names. Reads
+    the records only where they name several rings.
 
     Raises PipelineError where no ring is so, or several are, or the file of the one that is is missing.
     """
@@ -80,9 +83,13 @@ def newest(records: DataFrame, names: Iterable[str], rings: Mapping[str, KnownRi
                 f"{journal}: records name rings {', '.join(named)}: exchange {behind[0]!r} is a destination of {name},"
                 f" and one of the others may be its own: {_SAY}"
             )
-    ends = _ends(records).collect()
-    left = {ring for end in ends for ring in end.rings if ring != end.last}
-    newest = {end.last for end in ends} - left
+    ends: Counter[str | None] = Counter()
+    left: set[str] = set()
+    for traces in _traces(records):
+        last = ended_with(traces)
+        ends[last] += 1
+        left |= {trace.ring for trace in traces} - {last}
+    newest = {last for last in ends if last is not None} - left
     if len(newest) != 1:
         raise PipelineError(f"{journal}: which ring is the newest cannot be told: {_ended(ends)}: {_SAY}")
     (name,) = newest
@@ -90,25 +97,67 @@ def newest(records: DataFrame, names: Iterable[str], rings: Mapping[str, KnownRi
     return Present(_of(name, rings, journal), "journal", said)
 
 
-def _ends(records: DataFrame) -> DataFrame:
-    """Return how sidecars ended: `last`, the ring of a sidecar's last record, `rings`, all that its records name, and
-    how many `sidecars` did so.
+class Trace(NamedTuple):
+    """What one sidecar's records of one ring say of when it published by that ring; times are in microseconds."""
+
+    ring: str
+    first: int
+    """The least `seq`."""
+    last: int
+    """The greatest `seq`."""
+    published: int
+    """When the last of them was published, by the sidecar's clock."""
+    latest: int
+    """The greatest `time`: when the last of their fates was known."""
+    time_of_last: int
+    """The `time` of the record with the greatest `seq`."""
+
+
+def ended_with(traces: Sequence[Trace]) -> str | None:
+    """Return the ring by which a sidecar published last, of a Trace for each of its rings; None where that is unclear.
+
+    A record is numbered when its fate is known, so an old ring's record may come behind a new ring's: the ring is that
+    of the last publish. But a publish that came back goes by a new ring with the time of its first try. So the other
+    ring must have begun before, or all that became of its publishes must have been known before the last publish. Where
+    the sidecar's clock was set back, times say nothing, and all numbers must be behind the other's.
     """
-    of_ring = records.groupBy("proxy", "ring").agg(F.max("seq").alias("seq"))
-    of_proxy = of_ring.groupBy("proxy").agg(
-        F.max_by("ring", "seq").alias("last"), F.sort_array(F.collect_set("ring")).alias("rings")
+    end = max(traces, key=lambda trace: trace.last)
+    set_back = end.time_of_last < max(trace.latest for trace in traces)
+
+    def is_newer(one: Trace, other: Trace) -> bool:
+        if set_back:
+            return one.first > other.last
+        return one.published > other.published and (one.first > other.first or one.published > other.latest)
+
+    found = [one.ring for one in traces if all(is_newer(one, other) for other in traces if other is not one)]
+    return found[0] if found else None
+
+
+def _traces(records: DataFrame) -> Iterator[list[Trace]]:
+    """Yield each sidecar's traces: the driver gets a row for each sidecar and ring."""
+    of_ring = records.groupBy("proxy", "ring").agg(
+        F.min("seq").alias("first"),
+        F.max("seq").alias("last"),
+        F.max(F.col("time") - F.coalesce("latency", F.lit(0))).alias("published"),
+        F.max("time").alias("latest"),
+        F.max_by("time", "seq").alias("time_of_last"),
     )
-    return of_proxy.groupBy("last", "rings").agg(F.count("*").alias("sidecars"))
+    rows = sorted(of_ring.collect(), key=lambda row: (row.proxy, row.ring))
+    for _, its in groupby(rows, key=lambda row: row.proxy):
+        yield [Trace(*row[1:]) for row in its]
 
 
-def _ended(ends: Iterable[Row]) -> str:
+def _ended(ends: Mapping[str | None, int]) -> str:
     """Return in words how many sidecars ended with which ring."""
-    counts: Counter[str] = Counter()
-    for end in ends:
-        counts[end.last] += end.sidecars
-    return ", ".join(
-        f"{n:,} {'sidecar' if n == 1 else 'sidecars'} ended with {name}" for name, n in sorted(counts.items())
-    )
+
+    def sidecars(n: int) -> str:
+        return f"{n:,} {'sidecar' if n == 1 else 'sidecars'}"
+
+    named = sorted((name, n) for name, n in ends.items() if name is not None)
+    told = [f"{sidecars(n)} ended with {name}" for name, n in named]
+    if unclear := ends.get(None):
+        told.append(f"of {sidecars(unclear)} that went through several it is unclear which came last")
+    return ", ".join(told)
 
 
 def _of(name: str, rings: Mapping[str, KnownRing], journal: str) -> KnownRing:

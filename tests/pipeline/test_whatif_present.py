@@ -1,6 +1,9 @@
 """Which ring is the present one of `whatif`: journals of sidecars whose clocks differ, and a real broker's bindings."""
 
 import json
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +13,7 @@ from pyspark.sql import SparkSession
 from pipeline import PipelineError
 from pipeline.__main__ import main
 from pipeline.rings import KnownRing, to_json
-from pipeline.whatif.present import Present, newest
+from pipeline.whatif.present import Present, Trace, ended_with, newest
 from ring.destination import Destination
 from tests.integration.broker_api import VirtualHost
 from tests.integration.conftest import Login
@@ -32,15 +35,56 @@ def verdict(tmp_path: Path, *arguments: str) -> dict[str, Any]:
     return told
 
 
-def of(spark: SparkSession, *sidecars: list[KnownRing], rings: dict[str, KnownRing] = RINGS) -> Present:
-    """The newest ring of sidecars that went through these rings, two records by each."""
-    rows = [
-        (f"sidecar-{n}", seq, known.fingerprint)
-        for n, through in enumerate(sidecars)
-        for seq, known in enumerate([known for known in through for _ in range(2)], 1)
-    ]
-    names = {known.fingerprint for through in sidecars for known in through}
-    return newest(spark.createDataFrame(rows, "proxy string, seq long, ring string"), names, rings, "journal")
+@dataclass(frozen=True)
+class Publish:
+    """A publish of a sidecar; times are of no unit."""
+
+    at: int
+    by: KnownRing
+    latency: int = 1
+    outcome: str = "confirmed"
+
+
+def through(*rings: KnownRing) -> list[Publish]:
+    """Two publishes by each of these rings, one after the other."""
+    return [Publish(10 * n, known) for n, known in enumerate([known for known in rings for _ in range(2)])]
+
+
+def told(publishes: list[Publish]) -> list[Publish]:
+    """In the order in which their fates are known, which is that of their numbers."""
+    return sorted(publishes, key=lambda one: one.at + one.latency)
+
+
+def of(spark: SparkSession, *sidecars: list[KnownRing] | list[Publish], rings: dict[str, KnownRing] = RINGS) -> Present:
+    """The newest ring of sidecars that went through these rings, or published so."""
+    rows, names = [], set()
+    for n, went in enumerate(sidecars):
+        rings_only = [each for each in went if isinstance(each, KnownRing)]
+        publishes = [each for each in went if isinstance(each, Publish)] or through(*rings_only)
+        for seq, one in enumerate(told(publishes), 1):
+            names.add(one.by.fingerprint)
+            latency = None if one.outcome == "sent" else one.latency
+            rows.append((f"sidecar-{n}", seq, one.by.fingerprint, one.at + one.latency, latency, one.outcome))
+    schema = "proxy string, seq long, ring string, time long, latency long, outcome string"
+    return newest(spark.createDataFrame(rows, schema), names, rings, "journal")
+
+
+def traces(numbered: list[Publish], clock: Callable[[int], int] = lambda at: at) -> list[Trace]:
+    """Of each ring, as the journal has them: `clock` is the sidecar's, which may be set back."""
+    made = []
+    for known in {one.by.fingerprint: one.by for one in numbered}.values():
+        its = [(seq, clock(one.at + one.latency), one) for seq, one in enumerate(numbered, 1) if one.by is known]
+        made.append(
+            Trace(
+                known.fingerprint,
+                its[0][0],
+                its[-1][0],
+                max(time - one.latency for _, time, one in its),
+                max(time for _, time, _ in its),
+                its[-1][1],
+            )
+        )
+    return made
 
 
 @pytest.mark.usefixtures("spark")
@@ -62,6 +106,57 @@ def test_the_newest_ring_is_the_one_that_no_sidecar_has_left(spark: SparkSession
     assert of(spark, [OLD, NEW], [NEW], [OTHER, OLD]).known is NEW
     # A ring that comes back.
     assert of(spark, [OLD, NEW, OLD], [OLD]).known is OLD
+
+
+def test_an_old_rings_late_record_does_not_make_it_the_newest(spark: SparkSession) -> None:
+    late = [*through(OLD, NEW), Publish(5, OLD, 40)]
+    given_up = [*through(OLD, NEW), Publish(5, OLD, 9_000, "unknown")]
+    for sidecar in (late, given_up):
+        assert told(sidecar)[-1].by is OLD
+    assert of(spark, late).known is NEW
+    assert of(spark, given_up, [OLD, NEW], [OLD]).known is NEW
+    # It came back, and what is late is of the ring between.
+    assert of(spark, [*through(OLD, NEW, OLD), Publish(25, NEW, 20)]).known is OLD
+    # It came back, and that late record is the last of all: as well one that came back and went by a new ring.
+    unclear = [*through(OLD, NEW, OLD), Publish(25, NEW, 60)]
+    with pytest.raises(PipelineError, match="of 1 sidecar that went through several it is unclear which came last"):
+        of(spark, unclear)
+    assert of(spark, unclear, [NEW, OTHER]).known is OTHER
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_sidecar_ended_with_the_ring_that_it_published_by_last(seed: int) -> None:
+    chance, late, unclear, plain = random.Random(seed), 0, 0, 0
+    for _ in range(400):
+        eras = chance.choice([[OLD, NEW], [OLD, NEW, OLD], [NEW, OLD, OTHER], [OLD, NEW, OLD, NEW]])
+        ends = sorted(chance.sample(range(50, 1000), len(eras)))
+        mean, publishes = chance.choice([1, 10, 100]), []
+        for at in sorted(chance.sample(range(ends[-1]), min(ends[-1], 100))):
+            by = next(known for known, end in zip(eras, ends, strict=True) if at < end)
+            publishes.append(Publish(at, by, round(chance.expovariate(1 / mean))))
+            if chance.random() < 0.01:
+                publishes[-1] = Publish(at, by, 5000 - at, "unknown")  # given up when the sidecar stops
+        numbered = told(publishes)
+        found, last = ended_with(traces(numbered)), publishes[-1]
+        assert found in (last.by.fingerprint, None)
+        late += numbered[-1].by is not last.by
+        unclear += found is None
+        if all(one.latency < last.at - ends[-2] for one in publishes):  # it went on for longer than any was in flight
+            plain += 1
+            assert found is not None
+    assert late > 100
+    assert plain > 50
+    assert unclear < 100
+
+
+def test_where_a_clock_was_set_back_only_numbers_count() -> None:
+    def clock(at: int) -> int:
+        return at if at < 15 else at - 1000
+
+    assert ended_with(traces(told(through(OLD, NEW)), clock)) == NEW.fingerprint
+    # Late or come back: nobody knows.
+    assert ended_with(traces(told([*through(OLD, NEW), Publish(5, OLD, 25)]), clock)) is None
+    assert ended_with(traces(told(through(OLD, NEW, OLD)), clock)) is None
 
 
 @pytest.mark.parametrize(
