@@ -70,6 +70,8 @@ def _add(made: Report, found: Findings, rings: Sequence[Findings]) -> None:
         ],
         [_ring(one) for one in sorted(rings, key=lambda one: (one.scope.since, one.scope.ring))],
     )
+    for text in words.of_uneven_rings(found, rings):
+        made.text(text)
 
 
 def _of(found: Findings) -> tuple[str, str]:

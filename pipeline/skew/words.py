@@ -65,10 +65,23 @@ def of_load(found: Findings) -> str:
     if times.low <= EVEN:
         return f"The sample cannot tell whether the load is even: {figure}, the most of all."
     if found.scope.rings > 1:
-        return f"The load is uneven: {figure}; whether keys or a ring are at fault is told of each ring."
+        return f"The load is uneven: {figure}; whether keys or a ring are at fault is told of each uneven ring below."
     if found.chi_squared is not None and found.chi_squared.p < UNEVEN and found.keys_over_mean(most) > EVEN:
         return f"The load is uneven: {figure}; the ring is at fault."
     return f"The load is uneven: {figure}; that is the keys' doing, not the ring's."
+
+
+def of_uneven_rings(found: Findings, rings: Sequence[Findings]) -> list[str]:
+    """Return what is at fault in each uneven ring where there are several, the one that most asks for it first."""
+    if found.scope.rings == 1:
+        return []
+    uneven = sorted((ring for ring in rings if is_uneven(ring)), key=_gravity, reverse=True)
+    told = [f"Ring {ring.scope.ring}: {of_load(ring)}" for ring in uneven[:_NAMED]]
+    if len(uneven) > _NAMED:
+        told.append(f"{count(len(uneven) - _NAMED)} more rings are uneven.")
+    if not uneven and is_uneven(found):
+        told.append("No ring is uneven by itself, as far as its records tell.")
+    return told
 
 
 def of_weights(found: Findings) -> str:

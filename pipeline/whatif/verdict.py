@@ -55,6 +55,7 @@ def verdict(found: Findings, limits: Limits, *, sample: float, with_bytes: bool)
         "verdict": "over" if passed else "within",
         "over": passed,
         "uncertain": limits.uncertain(found),
+        "hot_keys_may_be_unseen": sample < 1,
         "limits": asdict(limits),
         "present": found.present.fingerprint,
         "proposed": found.proposed.fingerprint,

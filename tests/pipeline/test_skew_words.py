@@ -9,7 +9,7 @@ from pipeline.report import Grade
 from pipeline.sampling import Sample, slots_of
 from pipeline.skew import words
 from pipeline.skew.findings import Findings, HotKey, Load, Scope
-from pipeline.skew.report import grade
+from pipeline.skew.report import grade, report
 from ring.destination import Destination
 from ring.hashing import SLOTS
 
@@ -19,16 +19,17 @@ pytestmark = pytest.mark.usefixtures("spark")
 
 
 def exchange(
-    name: str, messages: list[int], hot: Sequence[int] = (), *, ring: str = "", rings: int = 1, keys: int = 1000
+    name: str, messages: list[int], hot: Sequence[int] = (), *, ring: str = "", rings: int = 1, more_keys: int = 0
 ) -> Findings:
-    """An exchange, or one `ring` of it: equal weights, so many messages and keys each; the first one's `hot` keys."""
+    """An exchange, or one `ring` of it: equal weights, so many messages each; of the first, `hot` and `more_keys`."""
     destinations = [Destination("queue", f"{name}.{n}") for n in range(len(messages))]
     fair = 1 / len(messages)
-    loads = [Load(d, 1, fair, keys, keys, n, 0, 0) for d, n in zip(destinations, messages, strict=True)]
+    keys = [1000 + (more_keys if n == 0 else 0) for n in range(len(messages))]
+    loads = [Load(d, 1, fair, k, k, n, 0, 0) for d, n, k in zip(destinations, messages, keys, strict=True)]
     candidates = [HotKey(n, b"key-%d" % n, count, destinations[0], fair) for n, count in enumerate(hot)]
     scope = Scope("/", name, ring or "r", sum(messages), 1.0, 1.0, 0, 0, rings, not ring)
     sample = Sample.of(SLOTS, sum(messages), 0, [])
-    return Findings(scope, loads, candidates, 10, [(1, keys * len(messages))], sample, False, 1.0)
+    return Findings(scope, loads, candidates, 10, [(1, sum(keys))], sample, False, 1.0)
 
 
 def test_a_tiny_exchange_takes_neither_the_lead_nor_the_grade() -> None:
@@ -68,6 +69,24 @@ def test_a_key_above_its_fair_share_by_what_chance_makes_is_no_matter_of_few_rec
         "No key exceeds its destination's fair share by more than chance makes, not even key 'key-0': it alone is 10.0%"
         " of the messages, the fair share of queue 'orders.0' is 10.0%."
     )
+
+
+def test_of_each_uneven_ring_it_is_told_what_is_at_fault() -> None:
+    across = exchange("orders", [900, 500, 500], rings=3)
+    hot, even = exchange("orders", [600, 200, 200], ring="aa"), exchange("orders", [300, 297, 303], ring="bb")
+    tiny = exchange("orders", [6, 0, 0], ring="cc")
+    amiss = exchange("orders", [60, 20, 20], ring="dd", more_keys=1000)
+    assert words.of_load(across).endswith("told of each uneven ring below.")
+    assert words.of_uneven_rings(across, [amiss, tiny, even, hot]) == [
+        "Ring aa: The load is uneven: queue 'orders.0' has 1.80 times its fair share; that is the keys' doing, not the"
+        " ring's.",
+        "Ring dd: The load is uneven: queue 'orders.0' has 1.80 times its fair share; the ring is at fault.",
+    ]
+    assert "<p>Ring aa: The load is uneven: " in report([across, hot, even], COMPLETE, {}).html()
+    assert words.of_uneven_rings(across, [even, tiny]) == ["No ring is uneven by itself, as far as its records tell."]
+    assert words.of_uneven_rings(across, [hot] * 7)[-1] == "2 more rings are uneven."
+    # One that has a single ring says so of itself.
+    assert words.of_uneven_rings(exchange("orders", [600, 200, 200]), [hot]) == []
 
 
 def test_no_record_in_the_sample_is_no_even_load() -> None:

@@ -76,6 +76,18 @@ def test_a_queue_that_is_removed(spark: SparkSession, tmp_path: Path) -> None:
     assert max(expected, key=lambda key: expected[key]).decode() in page
 
 
+def test_skew_and_whatif_say_the_same_of_one_journal(spark: SparkSession, tmp_path: Path) -> None:
+    known = ring_of({"orders.1": 3, "orders.2": 1, "orders.3": 1, "orders.4": 1})
+    write_journal(tmp_path / "journal", published(known, KEYS), [known])
+    got = Counter(known.ring.owner_of(key) for key in KEYS)
+    truth = max(got[destination] / (weight / 6) for destination, weight in known.weights.items()) / len(KEYS)
+    _, told = ask(tmp_path, *of_journal(tmp_path, [], "--add", "queue:orders.5=1"))
+    assert told["max_over_fair"]["present"] == pytest.approx(truth)
+    assert main(["skew", "--journal", str(tmp_path / "journal"), "--out", str(tmp_path / "skew")]) == 0
+    [across, ring] = spark.read.parquet(str(tmp_path / "skew" / "rings")).collect()
+    assert across.max_over_fair == ring.max_over_fair == pytest.approx(truth)
+
+
 def test_the_limits_decide_the_exit_status(tmp_path: Path) -> None:
     arguments = of_journal(tmp_path, published(THREE, KEYS), "--add", "queue:orders.4=1")
     status, told = ask(tmp_path, *arguments, "--max-moved", "0.01", "--max-over-fair", "9")

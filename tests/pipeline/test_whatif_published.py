@@ -151,6 +151,14 @@ def test_a_limit_within_the_interval_is_told_to_be_uncertain() -> None:
     assert told["intervals"]["max_over_fair"]["proposed"] == [low, high]
 
 
+def test_that_a_hot_key_may_be_outside_is_told_where_no_limit_is_uncertain() -> None:
+    slots = laid(2, [20] * 20_000)
+    slots[SLOTS - 1] += 400_000  # half of all, in no sample but the whole
+    for sample, unseen, over in ((0.05, True, []), (1.0, False, ["max_over_fair"])):
+        told = verdict(asked(slots, sample), Limits(None, 1.5), sample=sample, with_bytes=True)
+        assert (told["over"], told["uncertain"], told["hot_keys_may_be_unseen"]) == (over, [], unseen)
+
+
 def test_a_key_that_outweighs_every_fair_share_is_told_with_its_interval() -> None:
     slots = laid(3, [20] * 50_000)
     slots[7] += 430_000
