@@ -14,9 +14,10 @@ from pyspark.sql.types import StringType
 from pipeline import PipelineError, about, gaps, period
 from pipeline.folder import Folder
 from pipeline.journal import read_records, read_rings
-from pipeline.reconcile.messages import FLAWS, copies, judged, published, summary
+from pipeline.reconcile.messages import FLAWS, copies, judged, published, sharing, summary
 from pipeline.reconcile.order import chunks, late
 from pipeline.reconcile.page import report
+from pipeline.reconcile.verdict import is_against, verdict
 from pipeline.session import spark_session
 from pipeline.tables import TIME, WHOLE, Columns, column, read_table
 
@@ -24,7 +25,10 @@ CLOCKS = 1_000_000
 """Microseconds by which the clocks of sidecars and consumers may differ."""
 
 _AROUND = timedelta(hours=1)
-"""Before --from and after --until: what was seen on one side may have its record, of when its fate was known, there."""
+"""Before --from and after --until: what was seen on one side may have its record, of when its fate was known, there.
+
+What was seen longer than that before the first judged record is a copy of none.
+"""
 
 _HASHED_KEY = 16
 """Bytes of a key that `journal_key = hash` left."""
@@ -74,22 +78,18 @@ def run(options: argparse.Namespace) -> int:
             ours &= F.col("exchange") == options.exchange
         journal = _journal(everything, ours, options, within)
         rows, unnamed = _seen(spark, options)
-        records, of_seen = everything.where(ours), copies(rows, journal.queues).persist()
+        since = journal.times[0] - _AROUND // timedelta(microseconds=1)
+        records, of_seen = everything.where(ours), copies(rows, journal.queues, since).persist()
         placed = chunks(records, of_seen).persist()
-        elsewhere = _elsewhere(everything, ours, options.journal, within)
+        elsewhere = _elsewhere(everything, ours, options.journal, within, journal.queues)
         messages = judged(published(records), of_seen, late(placed), elsewhere, within, journal.until)
         out.remove_verdict()
         by_queue, worst = _write(messages, out)
         for cached in (of_seen, placed, elsewhere):
             cached.unpersist()
-        names = ("messages", "repeated", "confirmed", "seen", "copies", "copies_elsewhere", "lost_elsewhere", *FLAWS)
-        counts = {name: sum(row[name] for row in by_queue) for name in names}
-        against = counts["lost"] + counts["wrong_queue"] > 0
-        verdict = "nothing lost or misplaced" + (", as far as repeated message ids tell" if counts["repeated"] else "")
-        told = {
-            "v": 1,
-            "verdict": "lost or misplaced" if against else verdict,
-            **within.told(),
+        names = ("messages", "repeated", "anywhere", "confirmed", "seen", "copies", "copies_before", "copies_elsewhere")
+        counts = {name: sum(row[name] for row in by_queue) for name in (*names, "lost_elsewhere", *FLAWS)}
+        found = {
             **counts,
             "records_without_message_id": journal.without_id,
             "records_without_key": journal.without_key,
@@ -98,24 +98,30 @@ def run(options: argparse.Namespace) -> int:
             "records_before_oldest": journal.missing.before,
             "sample": journal.sample,
         }
+        told = {"v": 1, "verdict": verdict(found), **within.told(), **found}
         given = ("vhost", "exchange", "seen", "message_id", "queue", "time", "sequence")
         parameters = {f"--{name.replace('_', '-')}": vars(options)[name] for name in given}
         head = about.of_journal(options.journal, within, journal.times, parameters)
         page = report(told, journal.missing, by_queue, worst, head)
         if within.is_limited:
-            page.text(f"All of it is of records {within}; what was seen at other times counts where it is of those.")
+            page.text(
+                f"All of it is of records {within}; what was seen at other times counts where it is of those. That an"
+                " id is another message's too is noticed where that has a record in it, or an hour before or after."
+            )
         out.write("report.html", page.html())
         out.write_verdict(told)
     print(f"{told['verdict']}: {', '.join(f'{counts[name]:,} {name}' for name in FLAWS)}: {out}/report.html")
-    return int(against)
+    return int(is_against(told))
 
 
-def _elsewhere(everything: DataFrame, ours: Column, journal: str, within: period.Period) -> DataFrame:
-    """The `message_id` of records that are not judged: of others, or of ours of shortly before or after."""
+def _elsewhere(
+    everything: DataFrame, ours: Column, journal: str, within: period.Period, queues: frozenset[str]
+) -> DataFrame:
+    """What `sharing` finds in records that are not judged: of others, or of ours of shortly before or after."""
     if not within.is_limited:
-        return everything.where(~ours).select("message_id").distinct()
+        return sharing(everything.where(~ours), queues)
     around = read_records(everything.sparkSession, journal, within.wider(_AROUND))
-    found = around.where(~(ours & within.holds(F.col("time")))).select("message_id").distinct().persist()
+    found = sharing(around.where(~(ours & within.holds(F.col("time")))), queues).persist()
     found.count()  # A bad file of those hours ends the job here, with nothing written or removed.
     return found
 
@@ -153,10 +159,15 @@ def _journal(everything: DataFrame, ours: Column, options: argparse.Namespace, w
     )
     told = by_ring.orderBy("ring", "vhost", "exchange").collect()
     known = read_rings(everything.sparkSession, options.journal)
+    where = f"virtual host {options.vhost!r}" + (f", exchange {options.exchange!r}" if options.exchange else "")
+    where += f" {within}" if within.is_limited else ""
     if not any(row.records for row in told):
-        where = f"virtual host {options.vhost!r}" + (f", exchange {options.exchange!r}" if options.exchange else "")
-        where += f" {within}" if within.is_limited else ""
         raise PipelineError(f"{options.journal}: no record of {where}")
+    without_id, without_key = (sum(row[name] for row in told) for name in ("without_id", "without_key"))
+    if without_id == (count := sum(row.records for row in told)):
+        raise PipelineError(
+            f"{options.journal}: none of the {count:,} records of {where} has a message id: nothing can be judged"
+        )
     for row in told:
         if row.ring not in known:
             count = sum(other["all"] for other in told if other.ring == row.ring)
@@ -176,7 +187,6 @@ def _journal(everything: DataFrame, ours: Column, options: argparse.Namespace, w
     until = _until(everything) if is_whole else 0
     queues = {d.name for row in told if row.records for d in known[row.ring].weights if d.kind == "queue"}
     times = min(row.since for row in told if row.records), max(row["last"] for row in told if row.records)
-    without_id, without_key = (sum(row[name] for row in told) for name in ("without_id", "without_key"))
     return _Journal(missing, sample, without_id, without_key, until, frozenset(queues), times)
 
 

@@ -19,7 +19,8 @@ def chunks(records: DataFrame, of_seen: DataFrame) -> DataFrame:
     confirmed = confirmed.where(F.col("key").isNotNull() & F.col("message_id").isNotNull())
     grouped = confirmed.groupBy("message_id", "proxy", "exchange", "key", F.col("destination").alias("queue"))
     told = grouped.agg(F.max("time").alias("told_at"), F.min(F.col("time") - F.col("latency")).alias("published_at"))
-    placed = told.join(of_seen.select("message_id", "queue", "position"), ["message_id", "queue"])
+    positions = of_seen.select("message_id", "queue", "position").where("position is not null")
+    placed = told.join(positions, ["message_id", "queue"])
     # Ranges, of which a hot key takes several: equal positions are in one.
     return placed.repartitionByRange(*ORDERED, "position").withColumn("chunk", F.spark_partition_id())
 

@@ -12,7 +12,8 @@ from pipeline.formats import percent
 from pipeline.gaps import Missing
 from pipeline.names import natural
 from pipeline.reconcile.messages import FLAWS
-from pipeline.report import Grade, Report
+from pipeline.reconcile.verdict import grade
+from pipeline.report import Report
 
 _COLOURS = ("#c62f2f", "#e2a23b", "#7a5bd0", "#b8336a", "#2a78d6", "#b0b7bf")
 _MEANINGS = {
@@ -21,8 +22,8 @@ _MEANINGS = {
     "out_of_order": "seen after a later one of its key",
     "wrong_queue": "seen in another queue than the journal says",
     "unexpected": "seen, and not in the journal, or of a sidecar killed before its first file",
-    "undetermined": "the journal has a gap, or begins later, or is a sample, and cannot tell",
-    "unconfirmed": "neither confirmed nor seen: nothing was promised",
+    "undetermined": "the journal has a gap, begins later or is a sample, or another message has that id: unclear",
+    "unconfirmed": "not seen, and its publisher got no confirm",
 }
 
 
@@ -33,9 +34,10 @@ def report(
     queues = sorted(queues, key=lambda row: natural(row.queue or ""))
     page = Report(
         "Reconciliation",
-        _grade(told),
-        f"{told['lost']:,} of {told['confirmed']:,} confirmed messages were not seen; {told['wrong_queue']:,} were in"
-        f" the wrong queue, {told['duplicated']:,} seen twice or more, {told['out_of_order']:,} out of order.",
+        grade(told),
+        f"{told['verdict'].capitalize()}: {told['lost']:,} of {told['confirmed']:,} confirmed messages were not seen;"
+        f" {told['wrong_queue']:,} were in the wrong queue, {told['duplicated']:,} seen too often,"
+        f" {told['out_of_order']:,} out of order.",
         about,
     )
     page.text(_what_is_not_known(told, missing))
@@ -43,7 +45,7 @@ def report(
     page.heading("Queues")
     if any(row[name] for row in queues for name in FLAWS[:-1]):
         page.figure(_flaws(queues), "Messages with a flaw, by queue")
-    names = ("messages", "confirmed", "seen", "copies", "copies_elsewhere", *FLAWS)
+    names = ("messages", "repeated", "confirmed", "seen", "copies", "copies_before", "copies_elsewhere", *FLAWS)
     page.table(
         ["queue", *(name.replace("_", " ") for name in names)],
         [(row.queue or "none", *(row[name] for name in names)) for row in queues],
@@ -63,39 +65,27 @@ def report(
     return page
 
 
-def _grade(told: Mapping[str, Any]) -> Grade:
-    if told["lost"] or told["wrong_queue"]:
-        return Grade.BAD
-    return Grade.LOOK if told["records_missing"] or any(told[name] for name in (*FLAWS, "repeated")) else Grade.GOOD
-
-
 def _what_is_not_known(told: Mapping[str, Any], missing: Missing) -> str:
-    limits = []
-    if told["repeated"]:
-        limits.append(
-            f"{told['repeated']:,} message ids are not unique: more than one message with that id was confirmed. What"
-            " was lost of them is the least that it may be, since a copy that was delivered again hides one."
-        )
-    if told["copies_elsewhere"]:
-        limits.append(
-            f"{told['copies_elsewhere']:,} copies were seen in queues that are none of the rings', and do not count;"
-            f" of the lost messages {told['lost_elsewhere']:,} may be among them, as after dead-lettering."
-        )
-    if missing.records:
-        limits.append(f"{missing.records:,} records are missing from the journal.")
-    if missing.before:
-        limits.append(str(missing))
+    limits = {
+        "repeated": "{:,} message ids are not unique: one message with that id was confirmed, and another has arrived,"
+        " or may have. What was lost of them is the least that it may be, since a copy of another, or one that was"
+        " delivered again, hides a lost one.",
+        "anywhere": "{:,} messages went to an exchange, or were left to RabbitMQ to route, and may be in any queue, or"
+        " in several. One copy is enough for each confirm, so that a copy that is lost beside it is not found.",
+        "copies_before": "Copies that were seen more than an hour before the first judged record, and do not count:"
+        " {:,}. Older messages had the same ids, or a clock or time zone is wrong.",
+        "copies_elsewhere": "{:,} copies were seen in queues that are none of the rings', and do not count; of the lost"
+        f" messages {told['lost_elsewhere']:,} may be among them, as after dead-lettering.",
+        "records_missing": "{:,} records are missing from the journal.",
+        "records_before_oldest": f"{missing} Nor can it tell whether one of those had the id of another message.",
+        "records_without_message_id": "{:,} records have no message id, and are left out.",
+        "seen_without_message_id": "{:,} rows of what was seen have no message id, and are left out.",
+        "records_without_key": "{:,} records have no key: their order is not judged.",
+    }
+    said = [sentence.format(told[name]) for name, sentence in limits.items() if told[name]]
     if told["sample"] < 1:
-        limits.append(f"The journal is a sample of {percent(told['sample'])} of the keys.")
-    for what, where in (
-        ("records", "records_without_message_id"),
-        ("rows of what was seen", "seen_without_message_id"),
-    ):
-        if told[where]:
-            limits.append(f"{told[where]:,} {what} have no message id, and are left out.")
-    if told["records_without_key"]:
-        limits.append(f"{told['records_without_key']:,} records have no key: their order is not judged.")
-    return " ".join(limits) or "No record is missing in between, and every message has an id."
+        said.append(f"The journal is a sample of {percent(told['sample'])} of the keys.")
+    return " ".join(said) or "No record is missing in between, and every message has an id."
 
 
 def _flaws_of(row: Row) -> str:

@@ -19,6 +19,7 @@ from tests.pipeline.records import START, Record, published, ring_of, truncated,
 
 RING = ring_of({"orders.1": 1, "orders.2": 1, "orders.3": 1})
 KEYS = [f"customer-{n % 7}".encode() for n in range(60)]
+HOUR = 3_600_000_000
 Seen = tuple[str | None, str, int]
 """Message id, queue, microseconds."""
 
@@ -130,24 +131,72 @@ def test_each_message_is_judged_by_all_of_its_own_records(spark: SparkSession, t
     # Two sidecars' numbers, and two keys' messages, have no order between them; nor has what was seen at one time.
     a, b = case(4, [b"k", b"k", b"other", b"t", b"t"]), case(5, [b"k"])
     records += a + b
-    seen += [(r["message_id"], r["destination"], at) for r, at in zip(a + b, (50, 60, 1, 9, 9, 40), strict=True)]
+    at = (50, 60, 1, 9, 9, 40)
+    seen += [(r["message_id"], r["destination"], START + n) for r, n in zip(a + b, at, strict=True)]
     # One that was seen after another that was published when it had been confirmed.
     late, early = case(6, [b"k", b"k"])
     records += [late, early]
-    seen += [(late["message_id"], late["destination"], 80), (early["message_id"], early["destination"], 70)]
+    seen += [(r["message_id"], r["destination"], START + n) for r, n in ((late, 80), (early, 70))]
     expected[late["message_id"]] = {"out_of_order"}
+    # Sent to an exchange that binds two queues, each of which got it; and one that a queue got twice.
+    fanned = [record | {"kind": "exchange", "destination": "fan"} for record in case(7, KEYS[:2])]
+    records += fanned
+    seen += [(r["message_id"], queue, r["time"] + 1) for r in fanned for queue in ("orders.1", "elsewhere")]
+    seen.append((fanned[1]["message_id"], "elsewhere", fanned[1]["time"] + 2))
+    expected[fanned[1]["message_id"]] = {"duplicated"}
 
     status, told, flawed = reconcile(spark, tmp_path, records, seen)
     assert {name: flaws(row) for name, row in flawed.items()} == expected
-    assert (status, told["messages"], told["confirmed"], told["lost"]) == (1, 13, 13, 1)
+    assert (status, told["messages"], told["confirmed"], told["lost"]) == (1, 15, 15, 1)
+    assert (told["repeated"], told["anywhere"]) == (1, 5)
 
 
-def test_ids_that_the_journal_hides_are_not_unexpected(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_copy_of_another_message_with_the_same_id_hides_no_loss_unsaid(spark: SparkSession, tmp_path: Path) -> None:
+    """Messages of one exchange since 17:00, of which each has a case of its own; the id of most is another's, too."""
+    records = published(RING, [b"k"] * 9)
+    for record, name in zip(records, ("daily", "before", "retried", "shared", "apart"), strict=False):
+        record["message_id"] = name
+    daily, _, retried, shared, apart, copied, unheard, *whole = records
+    away = next(name for name in ("orders.1", "orders.2") if name != apart["destination"])
+    # Yesterday's message with that id was seen, today's is lost.
+    seen: list[Seen] = [("daily", daily["destination"], START - 20 * HOUR)]
+    # Another sidecar's, shortly before 17:00 and of the same id, was seen; the one of this time was not.
+    others = published(RING, [b"k"], proxy="00000000000000b2", start=START - HOUR // 6)
+    others[0]["message_id"] = "before"
+    seen += seen_of(others)
+    # The first try arrived, though its confirm did not; the second was confirmed and is lost.
+    tries = [retried | {"outcome": "unknown"}, retried]
+    seen += seen_of(tries[:1])
+    records[2:3] = [record | {"seq": 10 + n} for n, record in enumerate(tries)]
+    # Two exchanges have a message of that id: for one queue, of which one is lost; for two, of which this exchange's is
+    # lost; the other's in a queue that this one's rings do not have, or refused: that can't be taken for this one's.
+    both = (shared, shared["destination"]), (apart, away), (copied, "invoices.1"), (unheard, unheard["destination"])
+    invoices = [r | {"exchange": "invoices", "destination": queue, "seq": n} for n, (r, queue) in enumerate(both, 20)]
+    invoices[3]["outcome"] = "nacked"
+    seen += [*seen_of([shared, copied, unheard, *whole]), *seen_of(invoices[1:3])]
+    records = [record | {"proxy": f"{n:016x}", "seq": 1} for n, record in enumerate(records + invoices, 1)]
+    others[0]["proxy"] = f"{99:016x}"
+    limits = ("--exchange", "orders", "--from", "2026-11-21T17")
+    status, told, flawed = reconcile(spark, tmp_path, records + others, seen, *limits)
+    assert {name: flaws(row) for name, row in flawed.items()} == {"daily": {"lost"}, "apart": {"undetermined"}}
+    rows = spark.read.parquet(str(tmp_path / "out" / "messages")).where("repeated").collect()
+    assert {row.message_id for row in rows} == {"before", "retried", "shared", "apart"}
+    assert (status, told["lost"], told["repeated"], told["copies_before"]) == (1, 1, 4, 1)
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "4 message ids are not unique" in page
+    assert "seen more than an hour before the first judged record, and do not count: 1." in page
+
+
+def test_a_journal_without_message_ids_is_no_evidence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ring = ring_of({"orders.1": 1}, "property:message_id")
     records = [record | {"message_id": None} for record in published(ring, KEYS)]
-    write_journal(tmp_path / "journal", [], [ring])
-    status, told, _ = reconcile(spark, tmp_path, records, [("m", "orders.1", 5)])
-    assert (status, told["unexpected"], told["undetermined"]) == (0, 0, 1)
+    write_journal(tmp_path / "journal", records, [ring])
+    (tmp_path / "seen.csv").write_text("message_id,queue,time\nm,orders.1,1\n")
+    assert run(tmp_path, "--seen", str(tmp_path / "seen.csv")) == 2
+    assert (
+        "none of the 60 records of virtual host '/' has a message id: nothing can be judged" in capsys.readouterr().err
+    )
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_gap_leaves_what_it_may_explain_undetermined(spark: SparkSession, tmp_path: Path) -> None:
@@ -174,7 +223,9 @@ def test_what_has_expired_is_not_missing_and_leaves_what_it_may_explain_undeterm
     status, told, flawed = reconcile(spark, tmp_path, records, [*seen_of(records), ("before", "orders.1", end)])
     assert {name: flaws(row) for name, row in flawed.items()} == {"before": {"undetermined"}}
     assert (status, told["records_missing"], told["records_before_oldest"]) == (0, 0, 5_000_000)
+    assert told["verdict"] == "nothing lost or misplaced, but for what records before the oldest kept may hide"
     page = (tmp_path / "out" / "report.html").read_text()
+    assert f"N{told['verdict'][1:]}: 0 of 60 confirmed messages were not seen" in page
     assert "5,000,000 more numbers are before the oldest kept record of their sidecar" in page
 
 
@@ -196,6 +247,7 @@ def test_a_sample_leaves_what_it_left_out_undetermined(spark: SparkSession, tmp_
     status, told, flawed = reconcile(spark, tmp_path, records, seen)
     assert {name: flaws(row) for name, row in flawed.items()} == {"not-sampled": {"undetermined"}}
     assert (status, told["sample"], told["undetermined"]) == (0, 0.5, 1)
+    assert told["verdict"] == "nothing lost or misplaced, but for what keys outside the sample may hide"
 
 
 def test_a_sequence_orders_what_has_coarse_times(spark: SparkSession, tmp_path: Path) -> None:
@@ -246,7 +298,7 @@ def test_a_message_is_lost_for_each_confirm_that_has_no_copy(spark: SparkSession
     shutil.rmtree(tmp_path / "journal")
     status, told, _ = reconcile(spark, tmp_path, records, seen_of(records))
     assert (status, told["repeated"]) == (0, 3)
-    assert told["verdict"] == "nothing lost or misplaced, as far as repeated message ids tell"
+    assert told["verdict"] == "nothing lost or misplaced, but for what repeated message ids may hide"
     assert "3 message ids are not unique" in (tmp_path / "out" / "report.html").read_text()
 
 
@@ -274,9 +326,14 @@ def test_what_was_seen_in_a_queue_of_no_ring_is_told_apart(spark: SparkSession, 
 
 def test_of_one_exchange(spark: SparkSession, tmp_path: Path) -> None:
     ours = published(RING, KEYS[:9])
-    others = published(RING, KEYS[:9], exchange="invoices", first=10)
+    others = published(RING, KEYS[:9], exchange="invoices", first=10, every=1_000_000)
+    # One message of each that have the same id and were seen, where both belong.
+    shared = str(ours[1]["message_id"])
+    others[1]["message_id"] = shared
+    others[1]["destination"] = next(name for name in ("orders.1", "orders.2") if name != ours[1]["destination"])
     status, told, flawed = reconcile(spark, tmp_path, ours + others, seen_of(ours + others[1:]), "--exchange", "orders")
-    assert (status, told["messages"], flawed) == (0, 9, {})
+    assert {name: flaws(row) for name, row in flawed.items()} == {shared: {"undetermined"}}
+    assert (status, told["messages"], told["repeated"]) == (0, 9, 1)
     assert reconcile(spark, tmp_path, ours + others, seen_of(ours + others[1:]))[0] == 1
 
 

@@ -1,0 +1,47 @@
+"""The verdict of `reconcile`: what its numbers come to."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pipeline.reconcile.messages import FLAWS
+from pipeline.report import Grade
+
+_HIDES = {
+    "repeated": "repeated message ids",
+    "anywhere": "messages that may be in any queue",
+    "records_without_message_id": "records without a message id",
+    "records_missing": "missing records",
+    "records_before_oldest": "records before the oldest kept",
+}
+"""By the number in verdict.json: what may hide a lost message where that number is not 0."""
+
+
+def verdict(told: Mapping[str, Any]) -> str:
+    """Return the verdict in words, by the numbers of verdict.json: with what may hide a loss that was not found."""
+    if is_against(told):
+        return "lost or misplaced"
+    hides = _hides(told)
+    said = "nothing lost or misplaced"
+    if not told["confirmed"]:
+        said = "nothing misplaced; no message was confirmed, so none can be lost"
+    if not hides:
+        return said
+    listed = " and ".join(filter(None, (", ".join(hides[:-1]), hides[-1])))
+    return f"{said}, but for what {listed} may hide"
+
+
+def grade(told: Mapping[str, Any]) -> Grade:
+    """Return how the numbers of verdict.json are to be taken."""
+    if is_against(told):
+        return Grade.BAD
+    is_doubtful = not told["confirmed"] or bool(_hides(told)) or any(told[name] for name in FLAWS)
+    return Grade.LOOK if is_doubtful else Grade.GOOD
+
+
+def is_against(told: Mapping[str, Any]) -> bool:
+    """Return whether a message was lost or in the wrong queue."""
+    return bool(told["lost"] or told["wrong_queue"])
+
+
+def _hides(told: Mapping[str, Any]) -> list[str]:
+    return [words for name, words in _HIDES.items() if told[name]] + ["keys outside the sample"] * (told["sample"] < 1)
