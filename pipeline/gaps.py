@@ -71,13 +71,13 @@ def check_once(rows: DataFrame, journal: str) -> None:
     told = reached.where((F.col("first") <= F.col("reached")) | within).orderBy("proxy", "first").limit(1).collect()
     for row in told:
         if row.reached is None or row["first"] > row.reached:
-            last, where = row["last"], f"twice in {row.file}"
+            some, last, where = "some of the ", row["last"], f"twice in {row.file}"
         else:
+            some = "some of the " if row.records < row["last"] - row["first"] + 1 else ""
             last = min(row["last"], row.reached)
-            where = "there twice" if row.file is None else f"in {row.other} and again in {row.file}"
-        raise PipelineError(
-            f"{journal}: records {row.proxy}-{row['first']} to {row.proxy}-{last} are {where}: leave one copy of each"
-        )
+            where = f"in {row.other} and again in {row.file}" if row.file != row.other else f"twice in {row.file}"
+        said = f"{some}records {row.proxy}-{row['first']} to {row.proxy}-{last} are {where}"
+        raise PipelineError(f"{journal}: {said}: leave one copy of each")
 
 
 def gaps(rows: DataFrame, within: Period = ALWAYS) -> DataFrame:

@@ -10,7 +10,7 @@ from pipeline.period import Period
 _DAY = re.compile(r"dt=(\d{4}-\d\d-\d\d)")
 _HOUR = re.compile(r"hour=([01]?\d|2[0-3])")
 
-_NO_DAY = "{[^d._]*,d[^t]*,dt[^=]*}"
+_NO_DAY = "{[^d._]*,d,d[^t]*,dt,dt[^=]*}"
 """Names that are neither a day's folder nor hidden from Spark, as a pattern of Hadoop's."""
 
 

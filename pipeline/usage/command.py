@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--overwrite-fewer",
         action="store_true",
-        help="overwrite hours too that have a window of which fewer records are read now; not with --stream",
+        help="overwrite hours too that have a row of which fewer records are read now; not with --stream",
     )
 
 
@@ -144,5 +144,5 @@ def tell(
             for row in kept[:_MOST_KEPT]
         ]
         more = f" and {len(kept) - _MOST_KEPT} more" if len(kept) > _MOST_KEPT else ""
-        print(f"kept, as they have windows of which fewer records were read now: {', '.join(hours)}{more}")
+        print(f"kept, as they have rows of which fewer records were read now: {', '.join(hours)}{more}")
     print(f"{found.whole.messages:,} records, {found.missing.records:,} missing: {out}/report.html", flush=True)

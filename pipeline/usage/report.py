@@ -29,7 +29,7 @@ def report(found: Findings, about: About, within: Period = ALWAYS, kept: Sequenc
         + (
             f"{found.missing.records:,} records are missing{among}."
             if found.missing.records
-            else f"No record is missing{among or ' among those read'}."
+            else f"No record is missing{among or ' among those read'}{' now' if kept and not among else ''}."
         )
     )
     bad = [name for name in OUTCOMES if name not in ("confirmed", "passed", "sent") and whole[name]]
@@ -72,12 +72,17 @@ def report(found: Findings, about: About, within: Period = ALWAYS, kept: Sequenc
     if found.gaps:
         made.table(
             ["proxy", "first", "last", "missing", "after", "before"],
-            [(r.proxy, r["first"], r["last"], r.missing, _time(r.since), _time(r.until)) for r in found.gaps],
+            [(r.proxy, r["first"], r["last"], r.missing, _since(r), moment(r.until)) for r in found.gaps],
         )
         made.text(
             "A sidecar drops records where they come faster than they can be written, and loses its last file when it "
             "is killed."
         )
+        if within.since is not None and any(row.since is None for row in found.gaps):
+            made.text(
+                "Where nothing was read before missing records, some of them may have been dropped before that time: "
+                "the name of a file that follows a full folder tells of all since the folder was full."
+            )
     else:
         numbers = (
             "from its oldest kept to its last" if within.since is None else "from its first to its last in that time"
@@ -123,8 +128,10 @@ def _messages(of: Row) -> Number:
 
 
 def _keys(of: Row) -> str:
-    if of.keys_scaled is None:
+    if of["keys"] is None:
         return "not journalled"
+    if of.keys_scaled is None:
+        return f"{estimate(of['keys'])} in the samples"
     return interval(of.keys_scaled, of.keys_low, of.keys_high, estimate) if _is_sample(of) else estimate(of.keys)
 
 
@@ -218,5 +225,8 @@ def _at(micros: int) -> datetime.datetime:
     return datetime.datetime.fromtimestamp(micros / 1e6, datetime.UTC)
 
 
-def _time(micros: int | None) -> str:
-    return "its start" if micros is None else moment(micros)
+def _since(gap: Row) -> str:
+    """Return what a page says of the time of the record right before a gap, which may not have been read."""
+    if gap.since is not None:
+        return moment(gap.since)
+    return "its start" if gap["first"] == 1 else "not read"

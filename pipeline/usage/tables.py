@@ -68,7 +68,7 @@ class Tables:
         """Write both tables of a journal's records, all of a period of whole hours; return None where it has none.
 
         `missing` has their gaps (`pipeline.gaps.gaps`).
-        The hours that it has are overwritten, others stay; and those stay, unless `overwrite_fewer`, of which a window
+        The hours that it has are overwritten, others stay; and those stay, unless `overwrite_fewer`, of which a row
         that is written has more records than were read now.
         """
         rows = usage(records, self.minutes).persist()
@@ -90,10 +90,14 @@ class Tables:
         if written is None:
             return []
         there, now = (
-            table.groupBy("window").agg(F.sum("messages").alias(name))
-            for table, name in ((written, "written"), (rows, "read"))
+            table.select(*GROUP, *(amount.cast("long").alias(name) for name, amount in counts.items()))
+            for table, counts in (
+                (written, {"written": F.col("messages"), "read": F.lit(0)}),
+                (rows, {"written": F.lit(0), "read": F.col("messages")}),
+            )
         )
-        both = there.join(now, "window", "full").na.fill(0, ["written", "read"])
+        # By GROUP: as many records of one exchange may be new in a window as have expired of another.
+        both = there.unionByName(now).groupBy(*GROUP).agg(*(F.sum(name).alias(name) for name in ("written", "read")))
         by_hour = both.groupBy(F.unix_micros(F.date_trunc("hour", "window")).alias("hour")).agg(
             F.sum("written").alias("written"),
             F.sum("read").alias("read"),
@@ -110,16 +114,34 @@ class Tables:
         Nothing is held back: a record that comes late changes its hour.
         """
         number = F.lit(batch).alias("batch")
-        _overwrite(with_hour(usage(records, self.minutes)).select("*", number), self._part("usage"), *_HOUR, "batch")
-        _overwrite(gaps.sequences(records).select("*", number), self._part("sequences"), "batch")
+        new = gaps.sequences(records).select("*", number).persist()
+        try:
+            if "file" in records.columns:  # What comes from a stream queue may be there twice.
+                self._check_once(new, batch)
+            own = with_hour(usage(records, self.minutes)).select("*", number)
+            _overwrite(own, self._part("usage"), *_HOUR, "batch")
+            _overwrite(new, self._part("sequences"), "batch")
+        finally:
+            new.unpersist()
         parts, sequences = (self._written(part, part) for part in (self._part("usage"), self._part("sequences")))
         if parts is None or sequences is None:  # No batch had a record so far.
             return
         hours = parts.where(F.col("batch") == batch).select(*_HOUR).distinct()
-        if "file" in records.columns:  # What comes from a stream queue may be there twice.
-            gaps.check_once(sequences, self.out)
         self._write_usage(merged(parts.join(F.broadcast(hours), list(_HOUR), "left_semi")))
         self._write_gaps(gaps.gaps(sequences))
+
+    def _check_once(self, new: DataFrame, batch: int) -> None:
+        """Raise PipelineError where a record of a batch is there twice, or in an earlier batch too.
+
+        It is called before anything of the batch is written, so that the batch can come again with one copy of each.
+        Of the earlier batches' sequences it looks only at those that end behind the batch's first number of a proxy.
+        """
+        told = self._written(self._part("sequences"), self._part("sequences"))
+        if told is not None:
+            least = F.broadcast(new.groupBy("proxy").agg(F.min("first").alias("least")))
+            earlier = told.where(F.col("batch") != batch).join(least, "proxy").where("last >= least")
+            new = new.unionByName(earlier.select(new.columns))
+        gaps.check_once(new, self.out)
 
     @property
     def checkpoint(self) -> str:

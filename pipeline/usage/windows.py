@@ -67,7 +67,8 @@ def told(rows: DataFrame) -> DataFrame:
     """Return rows of `usage` or `merged` with what is computed of them.
 
     `p50` and `p99` in microseconds, null without any latency; `keys`, an estimate of the distinct keys, null where
-    records have none; `keys_scaled`; and the intervals of `scaling.with_limits`.
+    records have none; `keys_scaled`, null too where sidecars' samples differ; and the intervals of
+    `scaling.with_limits`.
     """
     keys = F.when(F.col("with_key") > 0, F.hll_sketch_estimate("keys_sketch"))
     computed = rows.withColumns(
@@ -75,8 +76,12 @@ def told(rows: DataFrame) -> DataFrame:
             "p50": latency.quantile("latency", 0.5),
             "p99": latency.quantile("latency", 0.99),
             "keys": keys,
-            # A sample holds the keys of so large a share of the slots, whole.
-            "keys_scaled": keys / F.col("sample"),
+            # A sample holds the keys of so large a share of the slots, whole. Where samples differ, all of the largest
+            # has some keys and only the smaller ones others: then the records are not all scaled as the largest's are.
+            "keys_scaled": F.when(
+                F.col("messages_scaled") == F.col("messages") * scaling.exact(1 / F.col("sample")),
+                keys / F.col("sample"),
+            ),
         }
     )
     return scaling.with_limits(computed)

@@ -155,8 +155,17 @@ def test_a_record_that_is_there_twice_ends_it(spark: SparkSession, tmp_path: Pat
     more.unlink()
     file.unlink()
     (file,) = write_journal(tmp_path, [*records, records[3]], [])
-    with pytest.raises(PipelineError, match=f"records {'b' * 16}-1 to {'b' * 16}-9 are twice in .*{file.name}: leave"):
+    with pytest.raises(
+        PipelineError, match=f"some of the records {'b' * 16}-1 to {'b' * 16}-9 are twice in .*{file.name}: "
+    ):
         found(spark, tmp_path)
+
+
+def test_a_large_file_s_own_copies_are_told_of_one_file(spark: SparkSession) -> None:
+    """Of a file with more records than are held at a time there are rows that have the same numbers."""
+    rows = [("a", 1, 9, 0, 0, 9, "file"), ("a", 7, 12, 0, 0, 6, "file")]
+    with pytest.raises(PipelineError, match="journal: records a-7 to a-9 are twice in file: leave"):
+        gaps.check_once(spark.createDataFrame(rows, gaps.SEQUENCES), "journal")
 
 
 def test_a_clock_that_is_set_at_an_end_of_the_period_makes_no_gap(spark: SparkSession, tmp_path: Path) -> None:

@@ -98,8 +98,10 @@ def test_files_beside_the_folders_by_hour_are_read_too(spark: SparkSession, tmp_
 
 
 def test_of_a_journal_without_folders_by_hour_all_is_read(spark: SparkSession, tmp_path: Path) -> None:
-    for file in (journal(tmp_path) / "records").rglob("*.gz"):
-        file.rename(tmp_path / "records" / file.name)
+    for n, file in enumerate(sorted((journal(tmp_path) / "records").rglob("*.gz"))):
+        folder = tmp_path / "records" / ("", "d", "dt")[n % 3]
+        folder.mkdir(exist_ok=True)
+        file.rename(folder / file.name)
     within = period("--from", "2026-11-21T18", "--until", "2026-11-21T19")
     assert read_records(spark, str(tmp_path), within).count() == 20
 

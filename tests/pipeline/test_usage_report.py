@@ -2,14 +2,17 @@
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
 from itertools import chain
 from pathlib import Path
 
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import Row, SparkSession
 
 from pipeline import gaps
 from pipeline.journal import read_records
+from pipeline.period import Period
 from pipeline.usage.findings import MOST_LINES, MOST_WINDOWS, find, wider
 from pipeline.usage.report import report
 from pipeline.usage.windows import usage
@@ -92,6 +95,31 @@ def test_a_sample_s_figures_are_told_with_intervals(spark: SparkSession, tmp_pat
     # One record says too little of how many there were.
     assert ">nacked, in the sample</th>" in page
     assert '<td class="number">1</td></tr>' in page
+
+
+def test_what_cannot_be_told_is_not_told(spark: SparkSession, tmp_path: Path) -> None:
+    """The keys of all where sidecars' samples differ; since when records are missing; what is missing of kept hours."""
+    keys = [f"customer-{n}".encode() for n in range(200)]
+    records = published(KNOWN, keys, sample=0.25) + published(KNOWN, keys, sample=0.5, proxy="b" * 16)
+    write_journal(tmp_path, records, [])
+    read = read_records(spark, str(tmp_path))
+    found = find(usage(read, 5), gaps.gaps(gaps.sequences(read)))
+    known = len({record["key"] for record in records})
+    (row,) = found.destinations
+    # The sketch is exact of so few.
+    assert (round(row["keys"]), row.keys_scaled, row.keys_low, row.keys_high) == (known, None, None, None)
+    page = report(found, {}, kept=[Row(hour=START, written=5, read=3)]).html()
+    assert f">{known} in the samples<" in page
+    assert "No record is missing among those read now." in page
+    assert "No record is missing among those read." in report(found, {}).html()
+    lost = [Row(proxy="a", first=n, last=n + 4, missing=5, since=None, until=START) for n in (1, 701)]
+    found = replace(found, gaps=lost, missing=gaps.Missing(10, 0))
+    page = report(found, {}).html()
+    assert "<td>its start</td>" in page
+    assert "<td>not read</td>" in page
+    note = "some of them may have been dropped before that time"
+    assert note not in page
+    assert note in report(found, {}, Period(datetime(2026, 11, 21, 17, tzinfo=UTC))).html()
 
 
 @pytest.mark.parametrize(

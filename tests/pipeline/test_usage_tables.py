@@ -4,8 +4,9 @@ import shutil
 from pathlib import Path
 
 import pytest
-from pyspark.sql import Row, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
 
+import pipeline.gaps
 from pipeline import PipelineError
 from pipeline.__main__ import main
 from pipeline.gaps import gaps, sequences
@@ -97,7 +98,7 @@ def test_an_hour_of_which_less_is_left_is_kept(
     oldest.unlink()
     write(journal, 73, 21, START + 36 * 60_000_000)
     write(journal, 94, 5, START + HOUR)
-    told = "kept, as they have windows of which fewer records were read now: 2026-11-21T17 (has 72, read 33)\n"
+    told = "kept, as they have rows of which fewer records were read now: 2026-11-21T17 (has 72, read 33)\n"
     assert run() == ({17: 72, 18: 5}, f"{told}77 records, 0 missing: {out}/report.html\n")
     page = (out / "report.html").read_text(encoding="utf-8")
     assert '<td>2026-11-21 17:00:00</td><td class="number">72</td><td class="number">33</td>' in page
@@ -108,6 +109,49 @@ def test_an_hour_of_which_less_is_left_is_kept(
     assert written is not None
     assert [tuple(row) for row in written.kept] == [(START, 72, 73)]
     assert run("--overwrite-fewer") == ({17: 73, 18: 5}, f"78 records, 0 missing: {out}/report.html\n")
+
+
+def test_an_hour_of_which_one_exchange_has_less_is_kept(spark: SparkSession, tmp_path: Path) -> None:
+    """Though as many records of another exchange have come to the same window."""
+    tables = Tables(spark, str(tmp_path / "out"), 5)
+    for exchange, first in (("orders", 1), ("bills", 11)):
+        journal = tmp_path / exchange
+        write_journal(journal, published(KNOWN, [b"key"] * 10, exchange=exchange, first=first), [KNOWN])
+        records = read_records(spark, str(journal))
+        written = tables.write(records, gaps(sequences(records)))
+    assert written is not None
+    assert [tuple(row) for row in written.kept] == [(START, 10, 10)]
+    assert [row.exchange for row in content(tables)[0]] == ["orders"]
+
+
+def test_a_file_that_is_there_twice_ends_its_batch_and_no_later_one(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    journal, out = tmp_path / "journal", tmp_path / "out"
+    run = ["usage", "--journal", str(journal), "--out", str(out), "--stream"]
+    looked: list[list[int]] = []
+    check_once = pipeline.gaps.check_once
+
+    def noted(rows: DataFrame, where: str) -> None:
+        looked.append(sorted(row["first"] for row in rows.collect()))
+        check_once(rows, where)
+
+    monkeypatch.setattr(pipeline.gaps, "check_once", noted)
+    write(journal, 1, 10, START)
+    assert main(run) == 0
+    (file,) = journal.rglob("*.gz")
+    copy = file.with_name("copy.jsonl.gz")
+    shutil.copy(file, copy)
+    assert main(run) == 2
+    assert f"records {PROXY}-1 to {PROXY}-10 are in " in capsys.readouterr().err
+    copy.unlink()
+    write(journal, 11, 10, START + HOUR // 2)
+    assert main(run) == 0
+    # Without what ends before the batch's own numbers.
+    assert looked[0] == [1]
+    assert looked[-1] == [11]
+    usage, missing = content(Tables(spark, str(out), 5))
+    assert (sum(row.messages for row in usage), missing) == (20, [])
 
 
 @pytest.mark.parametrize("more", [[], ["--stream"]])
