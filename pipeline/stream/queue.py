@@ -59,7 +59,10 @@ Next = Callable[[float], Awaitable[Message | None]]
 
 
 TRIES, PAUSE = 4, 1.0
-"""Of a stream that was declared just now, and seconds between: 3.10.8 may answer 541 INTERNAL_ERROR to a consumer."""
+"""How often a stream is asked for that the broker is not ready to read, and the seconds between."""
+
+NOT_READY = ("INTERNAL_ERROR", "does not have a replica on the local node")
+"""What 3.10.8 may answer to the consumer of a stream that was declared just now."""
 
 T = TypeVar("T")
 
@@ -218,7 +221,7 @@ class StreamQueue:
             async with await self._connect() as connection:
                 yield await connection.channel()
         except (OSError, aio_pika.exceptions.AMQPError, RuntimeError) as error:
-            kind = _NotReadyError if "INTERNAL_ERROR" in str(error) else PipelineError
+            kind = _NotReadyError if any(said in str(error) for said in NOT_READY) else PipelineError
             raise kind(f"{self}: {str(error) or type(error).__name__}") from error
 
     async def _connect(self) -> AbstractConnection:
