@@ -18,8 +18,8 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from bench import BenchError, wire
-from proxy.amqp.content import HEADERS
-from proxy.amqp.frames import (
+from proxy.wire.content import HEADERS
+from proxy.wire.frames import (
     BASIC,
     BASIC_ACK,
     BASIC_PUBLISH,

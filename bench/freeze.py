@@ -13,7 +13,7 @@ from bench.load import Client
 from bench.process import peak_memory
 from bench.wire import Answer
 from bench.world import World
-from proxy.config import Settings
+from proxy.settings.config import Settings
 
 SINGLES, BATCHES = 64, 16
 """Connections that publish single messages, and those that publish batches of 500: more than may be in flight."""

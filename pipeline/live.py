@@ -8,13 +8,13 @@ from yarl import URL
 
 from pipeline import PipelineError
 from pipeline.rings import KnownRing
-from proxy.config import Settings
-from proxy.credentials import of_url
-from proxy.management import Management, ManagementError
-from proxy.reading import read
-from proxy.tls import ClientTls
-from proxy.topology import RING_TYPES, TopologyError, weigh
-from proxy.values import ConfigError
+from proxy.settings.config import Settings
+from proxy.settings.credentials import of_url
+from proxy.settings.parse import ConfigError
+from proxy.settings.tls import ClientTls
+from proxy.topology.bindings import RING_TYPES, TopologyError, weigh
+from proxy.topology.management import Management, ManagementError
+from proxy.topology.reading import read
 
 MANAGEMENT = {
     "management_url": "URL of the management API, with the user that reads bindings",

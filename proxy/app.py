@@ -11,33 +11,34 @@ from typing import Any
 
 from aiohttp import web
 
-from proxy import __version__, descriptors, memory
-from proxy.amqp.brokers import Brokers
-from proxy.amqp.listener import Listener
-from proxy.amqp.routes import RouteTables
-from proxy.amqp.shared import Shared
-from proxy.config import Settings, is_loopback
-from proxy.counts import Counts
-from proxy.files import Files
-from proxy.forgetting import SWEEP_INTERVAL, Forgetting
-from proxy.http.admin import SECONDS, Admin
+from proxy import __version__
+from proxy.http.admin.metrics import ProxyCollector, registry
+from proxy.http.admin.probes import SECONDS, Admin
+from proxy.http.admission.gate import Gate
+from proxy.http.admission.limits import Limits
+from proxy.http.admission.pages import Names
 from proxy.http.application import application
-from proxy.http.dispatch import Dispatch
-from proxy.http.gate import Gate
-from proxy.http.pages import Names
+from proxy.http.sending.dispatch import Dispatch
 from proxy.http.server import Bounds, ProblemRunner
+from proxy.http.unix_socket import unix_socket
 from proxy.journal.journaling import Journaling
-from proxy.limits import Limits
-from proxy.management import Management
-from proxy.metrics import ProxyCollector, registry
-from proxy.publisher import Publisher
-from proxy.ring_cache import RingCache
-from proxy.router import Router
-from proxy.selection import Selection, named
-from proxy.sync import Sync
-from proxy.tls import ServerTls
-from proxy.unix_socket import unix_socket
-from proxy.values import Address, ConfigError
+from proxy.process import descriptors, memory
+from proxy.publisher.dial import Brokers
+from proxy.publisher.pool import Publisher
+from proxy.routing.counts import Counts
+from proxy.routing.forgetting import SWEEP_INTERVAL, Forgetting
+from proxy.routing.routes import RouteTables
+from proxy.session.context import Shared
+from proxy.session.listener import Listener
+from proxy.settings.config import Settings, is_loopback
+from proxy.settings.files import Files
+from proxy.settings.parse import Address, ConfigError
+from proxy.settings.patterns import Selection, named
+from proxy.settings.tls import ServerTls
+from proxy.topology.management import Management
+from proxy.topology.ring_cache import RingCache
+from proxy.topology.sync import Sync
+from proxy.topology.table import Router
 from ring.compiled import kind
 from ring.hashing import RING_FORMAT
 

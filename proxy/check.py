@@ -7,14 +7,14 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
-from proxy import ring_cache
-from proxy.access import Access
-from proxy.config import Settings
-from proxy.credentials import credentials
-from proxy.files import client_tls, server_tls
 from proxy.journal.files import check_folder
 from proxy.journal.journaling import key_form
-from proxy.values import ConfigError
+from proxy.settings.config import Settings
+from proxy.settings.credentials import credentials
+from proxy.settings.files import client_tls, server_tls
+from proxy.settings.parse import ConfigError
+from proxy.settings.tokens import Access
+from proxy.topology import ring_cache
 
 
 def mistakes(settings: Settings) -> list[str]:

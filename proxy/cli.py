@@ -12,13 +12,14 @@ from typing import Any
 
 import uvloop
 
-from proxy import __version__, memory
+from proxy import __version__
 from proxy.app import run
 from proxy.check import mistakes
-from proxy.config import ENVIRONMENT_PREFIX, SWITCHES, Settings, describe, field_names, help_of
-from proxy.logs import catch_all, escaped, install
+from proxy.process import memory
+from proxy.process.logs import catch_all, escaped, install
 from proxy.questions import QuestionError, diff, explain
-from proxy.values import ConfigError, did_you_mean
+from proxy.settings.config import ENVIRONMENT_PREFIX, SWITCHES, Settings, describe, field_names, help_of
+from proxy.settings.parse import ConfigError, did_you_mean
 from ring.compiled import kind
 from ring.hashing import RING_FORMAT
 

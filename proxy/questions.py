@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote
 
-from proxy.logs import escaped
+from proxy.process.logs import escaped
 from ring.destination import Destination
 from ring.ring import Ring
 

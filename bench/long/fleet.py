@@ -17,11 +17,11 @@ from bench.long.scene import Scene
 from bench.process import cpu_seconds
 from bench.tables import table
 from bench.world import World
-from proxy.config import Settings
-from proxy.management import Management
-from proxy.router import Router
-from proxy.selection import Selection
-from proxy.sync import Sync
+from proxy.settings.config import Settings
+from proxy.settings.patterns import Selection
+from proxy.topology.management import Management
+from proxy.topology.sync import Sync
+from proxy.topology.table import Router
 
 SIDECARS, READERS = 1000, 50
 QUEUES = 8, 100

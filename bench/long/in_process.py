@@ -16,15 +16,15 @@ from struct import pack
 from bench import BenchError
 from bench.tables import table
 from bench.world import World, compiled_environment
-from proxy.amqp import rewrite
-from proxy.amqp.channel import Channel
-from proxy.amqp.connection import Connection, Phase
-from proxy.amqp.routes import RouteTables
 from proxy.journal.buffer import Filled, Journal
-from proxy.router import Entry, KnownRing, Router
-from proxy.selection import Mode, Selection
-from proxy.tally import Tallies
-from proxy.topology import CONSISTENT_HASH, Bindings
+from proxy.routing.counters import Tallies
+from proxy.routing.routes import RouteTables
+from proxy.session import relay
+from proxy.session.channel import Channel
+from proxy.session.state import Connection, Phase
+from proxy.settings.patterns import Mode, Selection
+from proxy.topology.bindings import CONSISTENT_HASH, Bindings
+from proxy.topology.table import Entry, KnownRing, Router
 from ring.compiled import PURE
 from ring.destination import Destination
 from ring.hashed import HashedValue
@@ -65,10 +65,10 @@ def measured(slots: int) -> tuple[float, float]:
     publishes = b"".join(_publish(b"customer-%d" % n) for n in range(CHUNK))
     sent, answered = [], []
     for _ in range(ROUNDS):
-        sent.append(_timed(rewrite.from_client, connection, publishes))
+        sent.append(_timed(relay.from_client, connection, publishes))
         last = connection.channels[1].confirms.number
         acks = b"".join(_ack(number) for number in range(last - CHUNK + 8, last + 1, 8))
-        answered.append(_timed(rewrite.from_broker, connection, acks))
+        answered.append(_timed(relay.from_broker, connection, acks))
         connection.to_broker.clear()
         connection.to_client.clear()
     return median(sent), median(answered)

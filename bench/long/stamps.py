@@ -5,8 +5,8 @@ from bench.amqp import CONSISTENT, RELAYED, STRAIGHT, Way, contender, ways
 from bench.long.scene import TRANSIENT, raced, rows
 from bench.messages import KEYS
 from bench.world import EXCHANGE, QUEUES, World
-from proxy.amqp.content import STAMP_ID_ENTRY, stamp_of_exchange
-from proxy.amqp.frames import MANDATORY, U32, U64
+from proxy.wire.content import STAMP_ID_ENTRY, stamp_of_exchange
+from proxy.wire.frames import MANDATORY, U32, U64
 
 _ID = STAMP_ID_ENTRY + U64.pack(1 << 60)
 

@@ -15,8 +15,8 @@ from pamqp.commands import Queue
 from pipeline import PipelineError
 from pipeline.live import tls_of
 from pipeline.publish.window import Window
-from proxy.config import Settings
-from proxy.credentials import of_url
+from proxy.settings.config import Settings
+from proxy.settings.credentials import of_url
 
 log = logging.getLogger(__name__)
 

@@ -26,7 +26,7 @@ from pyspark.sql.types import (
 from pipeline import PipelineError
 from pipeline.schema import mismatches
 from pipeline.slots import MAX_KEY
-from proxy.amqp.properties import HEADERS_FLAG, PERSISTENT, Header, PropertyError, encoded
+from proxy.wire.properties import HEADERS_FLAG, PERSISTENT, Header, PropertyError, encoded
 from ring.hashed import HashedValue, key_of
 
 _WHOLE: tuple[type[DataType], ...] = (ByteType, ShortType, IntegerType, LongType)

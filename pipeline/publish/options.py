@@ -6,8 +6,8 @@ from pathlib import Path
 
 from pipeline import PipelineError
 from pipeline.live import MANAGEMENT
-from proxy.config import Settings
-from proxy.values import ConfigError, parse_bool, parse_integer, parse_number
+from proxy.settings.config import Settings
+from proxy.settings.parse import ConfigError, parse_bool, parse_integer, parse_number
 
 CONNECTION = {
     "broker_url": "AMQP URL of the broker; its path is the virtual host",

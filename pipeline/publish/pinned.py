@@ -11,9 +11,9 @@ from pipeline.publish.options import Options
 from pipeline.publish.patience import Patience
 from pipeline.publish.routes import Routes
 from pipeline.rings import KnownRing, parse_ring
-from proxy.management import Management, ManagementError, UnansweredError
-from proxy.topology import TopologyError
-from proxy.values import ConfigError
+from proxy.settings.parse import ConfigError
+from proxy.topology.bindings import TopologyError
+from proxy.topology.management import Management, ManagementError, UnansweredError
 
 log = logging.getLogger(__name__)
 

@@ -6,8 +6,8 @@ from functools import cached_property
 
 from pipeline import PipelineError
 from pipeline.rings import KnownRing
-from proxy.amqp.content import stamp_of_exchange
-from proxy.amqp.routes import Target
+from proxy.routing.routes import Target
+from proxy.wire.content import stamp_of_exchange
 from ring.destination import Destination
 from ring.hashed import HashedValue
 from ring.hashing import index_at, slot_of

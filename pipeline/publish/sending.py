@@ -17,11 +17,11 @@ from pipeline.publish.pace import Pace
 from pipeline.publish.patience import Patience
 from pipeline.publish.routes import Routes
 from pipeline.publish.window import Window
-from proxy.amqp.brokers import Brokers
-from proxy.amqp.link import Link
-from proxy.config import Settings
-from proxy.credentials import of_url
-from proxy.tally import Tally
+from proxy.publisher.connection import Link
+from proxy.publisher.dial import Brokers
+from proxy.routing.counters import Tally
+from proxy.settings.config import Settings
+from proxy.settings.credentials import of_url
 
 log = logging.getLogger(__name__)
 

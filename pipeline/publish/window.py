@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 
 from pipeline.publish.messages import Message
 from pipeline.publish.routes import in_words
-from proxy.amqp.confirm_channel import Verdict
 from proxy.outcome import Outcome
+from proxy.publisher.channel import Verdict
 
 _WORDS = {
     Outcome.UNROUTABLE: "returned, since there was no queue to take them",

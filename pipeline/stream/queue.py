@@ -19,8 +19,8 @@ from pamqp.common import FieldTable
 from yarl import URL
 
 from pipeline import PipelineError
-from proxy.credentials import secret
-from proxy.values import ConfigError
+from proxy.settings.credentials import secret
+from proxy.settings.parse import ConfigError
 
 # What it would print of a connection that fails is in the error.
 logging.getLogger("aiormq").addHandler(logging.NullHandler())

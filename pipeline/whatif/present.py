@@ -13,8 +13,8 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from pipeline import PipelineError
 from pipeline.live import MANAGEMENT, live_ring
 from pipeline.rings import KnownRing, read_ring
-from proxy.config import Settings
-from proxy.values import ConfigError
+from proxy.settings.config import Settings
+from proxy.settings.parse import ConfigError
 
 
 @dataclass(frozen=True)

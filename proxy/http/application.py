@@ -5,20 +5,20 @@ from collections.abc import Awaitable
 
 from aiohttp import HttpVersion11, web
 
-from proxy.config import Settings
-from proxy.counts import Counts
-from proxy.http import docs
-from proxy.http.batches import Batches
-from proxy.http.compat import Compat
-from proxy.http.dispatch import Dispatch
-from proxy.http.events import Events
-from proxy.http.gate import Gate
-from proxy.http.ingest import Ingest
-from proxy.http.problems import ProblemError, problem_middleware
-from proxy.http.question import Question
+from proxy.http.admission.gate import Gate
+from proxy.http.endpoints import docs
+from proxy.http.endpoints.batch import Batches
+from proxy.http.endpoints.events import Events
+from proxy.http.endpoints.management import Compat
+from proxy.http.endpoints.publish import Ingest
+from proxy.http.endpoints.route import Question
+from proxy.http.formats.problems import ProblemError, problem_middleware
+from proxy.http.sending.dispatch import Dispatch
 from proxy.http.server import HOT
 from proxy.outcome import Outcome
-from proxy.router import Router
+from proxy.routing.counts import Counts
+from proxy.settings.config import Settings
+from proxy.topology.table import Router
 
 
 def application(

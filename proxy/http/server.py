@@ -1,7 +1,7 @@
 """How connections are served: what is not HTTP is answered with a problem, and what clients keep waiting is bounded.
 
 aiohttp bounds the lines of a request's head (8 KiB each, 128 headers), and what waits unread of bodies (128 KiB a
-connection). Bodies are `proxy.http.gate`'s. This bounds
+connection). Bodies are `proxy.http.admission.gate`'s. This bounds
 what is left: whole heads, requests behind another, connections, the time until a request has come, TLS handshakes, and
 answers that are not read.
 
@@ -22,11 +22,11 @@ import aiohttp
 from aiohttp import EMPTY_PAYLOAD, StreamReader, web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from proxy.http.parsing import head_size
-from proxy.http.problems import ProblemError
-from proxy.limits import LEAST_RATE, Limits
+from proxy.http.admission.limits import LEAST_RATE, Limits
+from proxy.http.formats.parsing import head_size
+from proxy.http.formats.problems import ProblemError
 from proxy.outcome import Outcome
-from proxy.values import Address
+from proxy.settings.parse import Address
 
 log = logging.getLogger(__name__)
 

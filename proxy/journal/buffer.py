@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mypy_extensions import i64
 
-from proxy.amqp import content
-from proxy.amqp.frames import Fault, u64
 from proxy.outcome import Outcome
+from proxy.wire import content
+from proxy.wire.frames import Fault, u64
 from ring.destination import Destination
 from ring.hashed import HashedValue
 
 if TYPE_CHECKING:
-    from proxy.amqp.routes import Route
+    from proxy.routing.routes import Route
 
 CAPACITY: Final = 8192
 """Records of one buffer."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from proxy.journal.store import HOUR, FullError
-from proxy.values import ConfigError
+from proxy.settings.parse import ConfigError
 
 log = logging.getLogger(__name__)
 

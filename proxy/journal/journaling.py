@@ -5,16 +5,16 @@ from collections.abc import AsyncIterator
 from queue import SimpleQueue
 from time import monotonic
 
-from proxy.config import Settings
-from proxy.credentials import secret
-from proxy.files import Files
 from proxy.journal import lines
 from proxy.journal.buffer import Filled, Journal
 from proxy.journal.files import FileStore
 from proxy.journal.lines import KeyForm, Lines
 from proxy.journal.store import Store
 from proxy.journal.writer import Writer, proxy_id, writing
-from proxy.values import ConfigError
+from proxy.settings.config import Settings
+from proxy.settings.credentials import secret
+from proxy.settings.files import Files
+from proxy.settings.parse import ConfigError
 from ring.hashing import SLOTS
 
 _PATIENCE = 30.0

@@ -8,7 +8,7 @@ from json.encoder import encode_basestring_ascii as quoted
 
 from proxy.journal.buffer import MESSAGE_ID, Record
 from proxy.outcome import Outcome
-from proxy.router import MAX_HOPS, KnownRing, Name
+from proxy.topology.table import MAX_HOPS, KnownRing, Name
 from ring.destination import Destination
 from ring.hashing import RING_FORMAT
 

@@ -11,9 +11,9 @@ from typing import Any
 import aio_pika
 from aio_pika.abc import AbstractChannel, AbstractConnection
 
-from proxy.config import Settings
-from proxy.files import Files
 from proxy.journal.store import StoreError
+from proxy.settings.config import Settings
+from proxy.settings.files import Files
 
 log = logging.getLogger(__name__)
 # What they say of a lost connection, with tracebacks, is said here in a line.

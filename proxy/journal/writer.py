@@ -12,7 +12,7 @@ from queue import Empty, SimpleQueue
 from proxy.journal.buffer import Filled, Journal
 from proxy.journal.lines import Lines, ring_json
 from proxy.journal.store import HOUR, FullError, Store, StoreError
-from proxy.router import KnownRing
+from proxy.topology.table import KnownRing
 
 log = logging.getLogger(__name__)
 

@@ -6,13 +6,13 @@ from random import Random
 from struct import pack, unpack_from
 from unittest.mock import patch
 
-from proxy.amqp.client import Full
-from proxy.amqp.frames import BODY, HEADER, METHOD, Fault
 from proxy.outcome import Outcome
+from proxy.publisher.protocol import Full
+from proxy.wire.frames import BODY, HEADER, METHOD, Fault
 from tests.fuzz.contents import contents, whole_frames
 from tests.fuzz.steps import Step, chance, pieces, steps, written
-from tests.unit.proxy.amqp.client_wire import OPEN_OK, TO_Q, Wire, blocked, come_back, queue_named, start, tune
-from tests.unit.proxy.amqp.wire import (
+from tests.unit.proxy.publisher.client_wire import OPEN_OK, TO_Q, Wire, blocked, come_back, queue_named, start, tune
+from tests.unit.proxy.session.wire import (
     CONNECTION_CLOSE_OK,
     ack,
     close_channel,
@@ -101,7 +101,7 @@ def _frame(op: int, step: Step) -> bytes:
 
 def run(data: bytes, rng: Random | None = None) -> Run:
     """One run of an input, up to the fault that ends it."""
-    with patch("proxy.amqp.confirm_channel.secrets.randbits", lambda bits: 0x1234567):
+    with patch("proxy.publisher.channel.secrets.randbits", lambda bits: 0x1234567):
         one = Run(data[0] if data else 0, rng)
         for step in steps(data[1:]):
             one.take(step)

@@ -4,11 +4,11 @@ from contextlib import suppress
 
 from pamqp import commands
 
-from proxy.amqp import content, table
-from proxy.amqp.content import HEADERS, STAMP_ID_ENTRY, STAMPS, STAMPS_AND_COPIES
-from proxy.amqp.frames import U32, U64, Fault
+from proxy.wire import content, table
+from proxy.wire.content import HEADERS, STAMP_ID_ENTRY, STAMPS, STAMPS_AND_COPIES
+from proxy.wire.frames import U32, U64, Fault
 from ring.hashed import HASHED_PROPERTIES, HashedValue
-from tests.unit.proxy.amqp.wire import entry, headers, long_string, properties
+from tests.unit.proxy.session.wire import entry, headers, long_string, properties
 
 _ADDED = content.stamp_of_exchange(b"ring") + U32.pack(1) + b"k" + STAMP_ID_ENTRY + U64.pack(7)
 

@@ -4,7 +4,7 @@ from struct import error as struct_error
 from struct import unpack_from
 from typing import NamedTuple
 
-from proxy.amqp.frames import (
+from proxy.wire.frames import (
     BASIC,
     BASIC_PUBLISH,
     BASIC_RETURN,
@@ -19,7 +19,7 @@ from proxy.amqp.frames import (
     METHOD,
     OVERHEAD,
 )
-from tests.unit.proxy.amqp.wire import Frame
+from tests.unit.proxy.session.wire import Frame
 
 BASIC_DELIVER, BASIC_GET_OK = BASIC << 16 | 60, BASIC << 16 | 71
 

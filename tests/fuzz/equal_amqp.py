@@ -5,24 +5,26 @@ from functools import cache
 from random import Random
 from struct import pack
 
-from proxy.amqp import content, frames, rewrite, routes, table
-from proxy.amqp.channel import Channel
-from proxy.amqp.closing import refuse_channel
-from proxy.amqp.confirms import Fate, Kept
-from proxy.amqp.connection import Connection
 from proxy.journal.buffer import Journal
 from proxy.outcome import Outcome
-from proxy.router import Entry, KnownRing, PassReason
-from proxy.tally import Tally
+from proxy.routing import routes
+from proxy.routing.counters import Tally
+from proxy.session import relay
+from proxy.session.channel import Channel
+from proxy.session.closing import refuse_channel
+from proxy.session.confirms import Fate, Kept
+from proxy.session.state import Connection
+from proxy.topology.table import Entry, KnownRing, PassReason
+from proxy.wire import content, frames, table
 from ring import hashing
 from ring.hashed import HashedValue
 from ring.ring import Ring
 from tests.fuzz import session
 from tests.fuzz.said import Say, attempt, kept_of, mutated, number
 from tests.fuzz.steps import pieces, steps
-from tests.unit.proxy.amqp import wire
-from tests.unit.proxy.amqp.client_wire import start, tune
-from tests.unit.proxy.amqp.wire import NOW, QUEUES, VHOST, Wire, exchange, queue, ring
+from tests.unit.proxy.publisher.client_wire import start, tune
+from tests.unit.proxy.session import wire
+from tests.unit.proxy.session.wire import NOW, QUEUES, VHOST, Wire, exchange, queue, ring
 
 RINGS: Mapping[str, Entry | KnownRing] = {
     "ring": QUEUES,
@@ -65,17 +67,17 @@ def handshakes(rng: Random, say: Say) -> None:
     agreed = number(rng, 16), number(rng, 32), number(rng, 16)
     start_ok = wire.method(0, 10, 11, pack(">I", 0) + wire.short(b"PLAIN") + pack(">I", 0) + wire.short(b"en_US"))
     script = [
-        (rewrite.from_client, frames.PROTOCOL_HEADER),
-        (rewrite.from_broker, start()),
-        (rewrite.from_client, start_ok),
-        (rewrite.from_broker, tune(number(rng, 16), number(rng, 32), number(rng, 16))),
-        (rewrite.from_client, wire.method(0, 10, 31, pack(">HIH", *agreed))),
-        (rewrite.from_client, wire.method(0, 10, 40, wire.short("/") + b"\0\0")),
-        (rewrite.from_broker, wire.method(0, 10, 41, b"\0")),
-        (rewrite.from_client, wire.method(at := number(rng, 16, agreed[0]), 20, 10, b"\0")),
-        (rewrite.from_broker, wire.method(at, 20, 11, b"\0" * 4)),
-        (rewrite.from_client, wire.message(at, rng.choice(_TO), b"k")),
-        (rewrite.from_client, _begun(rng, at, agreed[1])),
+        (relay.from_client, frames.PROTOCOL_HEADER),
+        (relay.from_broker, start()),
+        (relay.from_client, start_ok),
+        (relay.from_broker, tune(number(rng, 16), number(rng, 32), number(rng, 16))),
+        (relay.from_client, wire.method(0, 10, 31, pack(">HIH", *agreed))),
+        (relay.from_client, wire.method(0, 10, 40, wire.short("/") + b"\0\0")),
+        (relay.from_broker, wire.method(0, 10, 41, b"\0")),
+        (relay.from_client, wire.method(at := number(rng, 16, agreed[0]), 20, 10, b"\0")),
+        (relay.from_broker, wire.method(at, 20, 11, b"\0" * 4)),
+        (relay.from_client, wire.message(at, rng.choice(_TO), b"k")),
+        (relay.from_client, _begun(rng, at, agreed[1])),
     ]
     for feed, data in script:
         if not _fed(rng, say, it, feed, data):
@@ -115,7 +117,7 @@ def edged(rng: Random, say: Say, journal: Journal | None) -> None:
         it.c.now += rng.random()
         from_client = rng.random() < 0.6
         data = _of_client(rng, at) if from_client else _of_broker(rng, at, channel)
-        if not _fed(rng, say, it, rewrite.from_client if from_client else rewrite.from_broker, data):
+        if not _fed(rng, say, it, relay.from_client if from_client else relay.from_broker, data):
             break
         for waiting in list(it.c.waiting.values()):
             if waiting.backlog is not None and waiting.backlog.unread not in (routes.UNANSWERED, routes.BEING_CLOSED):

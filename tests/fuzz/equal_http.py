@@ -8,29 +8,29 @@ from struct import pack
 from types import SimpleNamespace
 from typing import Any, cast
 
-from proxy.amqp import properties
-from proxy.amqp.client import Client, Stage
-from proxy.amqp.confirm_channel import CONFIRMED, NACKED, UNROUTABLE, Verdict
-from proxy.amqp.content import STAMP_ID_ENTRY
-from proxy.amqp.properties import Header
-from proxy.http import fields
-from proxy.http.decoding import DecodingError, decoded
-from proxy.http.dispatch import Dispatch, Outlet, Placed
-from proxy.http.message import Message
-from proxy.http.problems import ProblemError, invalid, unavailable
-from proxy.limits import Limits
+from proxy.http.admission.limits import Limits
+from proxy.http.formats import fields
+from proxy.http.formats.decoding import DecodingError, decoded
+from proxy.http.formats.message import Message
+from proxy.http.formats.problems import ProblemError, invalid, unavailable
+from proxy.http.sending.dispatch import Dispatch, Outlet, Placed
 from proxy.outcome import Outcome
-from proxy.publisher import Lanes
-from proxy.tally import Tally
+from proxy.publisher.channel import CONFIRMED, NACKED, UNROUTABLE, Verdict
+from proxy.publisher.pool import Lanes
+from proxy.publisher.protocol import Client, Stage
+from proxy.routing.counters import Tally
+from proxy.wire import properties
+from proxy.wire.content import STAMP_ID_ENTRY
+from proxy.wire.properties import Header
 from tests.fuzz import client, messages
 from tests.fuzz.equal_amqp import RINGS
 from tests.fuzz.equal_journal import Journalled
 from tests.fuzz.said import EDGES, Say, attempt, kept_of, mutated, number
 from tests.fuzz.steps import steps
-from tests.unit.proxy.amqp import wire
-from tests.unit.proxy.amqp.client_wire import OPEN_OK, TO_Q, Told, start, tune
-from tests.unit.proxy.amqp.wire import VHOST, Wire
-from tests.unit.proxy.http.test_batch import PASSED, Case, placed
+from tests.unit.proxy.http.sending.test_batch import PASSED, Case, placed
+from tests.unit.proxy.publisher.client_wire import OPEN_OK, TO_Q, Told, start, tune
+from tests.unit.proxy.session import wire
+from tests.unit.proxy.session.wire import VHOST, Wire
 
 _EXCHANGES = (b"", b"one", b"two")
 

@@ -4,17 +4,17 @@ from collections.abc import Iterator
 from itertools import count
 from random import Random
 
-from proxy.amqp.confirm_channel import CONFIRMED, NACKED, UNROUTABLE, Verdict
-from proxy.amqp.routes import Route
+from proxy.http.sending.witness import Witness
 from proxy.journal.buffer import BUFFERS, CAPACITY, Filled, Journal, Record
-from proxy.journal.witness import Witness
 from proxy.outcome import Outcome
+from proxy.publisher.channel import CONFIRMED, NACKED, UNROUTABLE, Verdict
+from proxy.routing.routes import Route
 from ring.hashing import SLOTS
 from tests.fuzz.equal_amqp import RINGS, edged, header
 from tests.fuzz.said import Say, attempt, kept_of, mutated, number
-from tests.unit.proxy.amqp import wire
-from tests.unit.proxy.amqp.client_wire import Told
-from tests.unit.proxy.amqp.wire import VHOST, Wire, queue
+from tests.unit.proxy.publisher.client_wire import Told
+from tests.unit.proxy.session import wire
+from tests.unit.proxy.session.wire import VHOST, Wire, queue
 
 _OUTCOMES = list(Outcome)
 _VERDICTS = (CONFIRMED, NACKED, UNROUTABLE, Verdict(Outcome.UNKNOWN, "nobody knows"))

@@ -5,9 +5,9 @@ import json
 from random import Random
 from typing import Any
 
-from proxy.http.decoding import refuse_constant
-from proxy.http.items import Items
-from proxy.http.scanning import BodyError, Framing, Item
+from proxy.http.formats.decoding import refuse_constant
+from proxy.http.formats.items import Items
+from proxy.http.formats.scanning import BodyError, Framing, Item
 from tests.fuzz.steps import chance, pieces
 
 _NDJSON, _GZIP, _PACKED, _SHORT_ITEMS, _SHORT_BODY = 1, 2, 4, 8, 16

@@ -4,8 +4,7 @@ import json
 from contextlib import suppress
 from math import isfinite
 
-from proxy.management import MAX_RETRY_AFTER, _decoded, _retry_after
-from proxy.topology import (
+from proxy.topology.bindings import (
     RING_TYPES,
     dead_letters_by_own_name,
     parse_bindings,
@@ -13,6 +12,7 @@ from proxy.topology import (
     parse_names,
     weigh,
 )
+from proxy.topology.management import MAX_RETRY_AFTER, _decoded, _retry_after
 
 
 def check(data: bytes) -> None:

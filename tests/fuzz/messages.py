@@ -11,18 +11,18 @@ from aiohttp import web
 from multidict import CIMultiDict
 from yarl import URL
 
-from proxy.amqp import content, table
-from proxy.amqp.frames import U32
-from proxy.amqp.properties import Header
-from proxy.http import cloudevents, fields, parsing
-from proxy.http.compat import Compat
-from proxy.http.decoding import DecodingError, decoded
-from proxy.http.dispatch import Dispatch
-from proxy.http.fields import ItemError
-from proxy.http.gate import Admitted, Gate
-from proxy.http.message import FAN_OUT, STAMPS, Message
-from proxy.http.problems import ProblemError
-from proxy.publisher import Login
+from proxy.http.admission.gate import Admitted, Gate
+from proxy.http.endpoints.management import Compat
+from proxy.http.formats import cloudevents, fields, parsing
+from proxy.http.formats.decoding import DecodingError, decoded
+from proxy.http.formats.fields import ItemError
+from proxy.http.formats.message import FAN_OUT, STAMPS, Message
+from proxy.http.formats.problems import ProblemError
+from proxy.http.sending.dispatch import Dispatch
+from proxy.publisher.pool import Login
+from proxy.wire import content, table
+from proxy.wire.frames import U32
+from proxy.wire.properties import Header
 from tests.fuzz.steps import Step, steps, written
 
 KINDS = ITEM, STRUCTURED, BATCHED, BINARY, REQUEST, MANAGEMENT = range(6)

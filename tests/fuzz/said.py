@@ -7,13 +7,13 @@ from functools import cache
 from random import Random
 from zlib import crc32
 
-from proxy.amqp.channel import Channel
-from proxy.amqp.client import Client
-from proxy.amqp.confirm_channel import ConfirmChannel
-from proxy.amqp.confirms import Confirms
-from proxy.amqp.connection import Connection
-from proxy.limits import Limits
-from proxy.tally import Tally
+from proxy.http.admission.limits import Limits
+from proxy.publisher.channel import ConfirmChannel
+from proxy.publisher.protocol import Client
+from proxy.routing.counters import Tally
+from proxy.session.channel import Channel
+from proxy.session.confirms import Confirms
+from proxy.session.state import Connection
 from tests.fuzz.corpus import inputs
 
 Say = Callable[[object], None]

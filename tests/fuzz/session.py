@@ -7,11 +7,13 @@ from unittest.mock import patch
 
 from pamqp import commands
 
-from proxy.amqp import closing, publishing, rewrite
-from proxy.amqp.backlog import MOST_WITHHELD, Backlog
-from proxy.amqp.channel import Channel
-from proxy.amqp.connection import MOST_FRAME_MAX, Connection, Phase, Refused
-from proxy.amqp.frames import (
+from proxy.routing.routes import BEING_CLOSED, UNANSWERED, Route
+from proxy.session import closing, publishing, relay
+from proxy.session.backlog import MOST_WITHHELD, Backlog
+from proxy.session.channel import Channel
+from proxy.session.state import MOST_FRAME_MAX, Connection, Phase, Refused
+from proxy.topology.table import Entry, KnownRing, Name, PassReason
+from proxy.wire.frames import (
     BODY,
     CONNECTION_FORCED,
     HEADER,
@@ -21,13 +23,11 @@ from proxy.amqp.frames import (
     PROTOCOL_HEADER,
     SLACK,
 )
-from proxy.amqp.routes import BEING_CLOSED, UNANSWERED, Route
-from proxy.router import Entry, KnownRing, Name, PassReason
 from ring.hashed import HashedValue
 from tests.fuzz.contents import Content, channels_closed, contents, is_orderly, whole_frames
 from tests.fuzz.steps import Step, chance, pieces, steps, written
-from tests.unit.proxy.amqp import client_wire
-from tests.unit.proxy.amqp.wire import (
+from tests.unit.proxy.publisher import client_wire
+from tests.unit.proxy.session.wire import (
     NOW,
     QUEUES,
     VHOST,
@@ -130,7 +130,7 @@ class Session:
             data = _frame(op - CLIENT_METHOD, step)
             self.sent += data
             for part in pieces(data, self._rng):
-                rewrite.from_client(c, part)
+                relay.from_client(c, part)
         elif op <= BROKER_RAW:
             self.broker_is_sane = self.broker_is_sane and op != BROKER_RAW
             self._from_broker(_frame(op - BROKER_METHOD, step))
@@ -159,11 +159,11 @@ class Session:
         try:
             for part in pieces(data, self._rng):
                 was_ahead = self.c.ahead
-                rewrite.from_broker(self.c, part)
+                relay.from_broker(self.c, part)
                 if was_ahead:
                     # As the session does it for a client that did not wait in the handshake.
-                    rewrite.from_client(self.c, b"")
-        except rewrite.BrokerFault as fault:
+                    relay.from_client(self.c, b"")
+        except relay.BrokerFault as fault:
             self.over, self.fault = True, str(fault)
 
     def _look_up(self, found: Entry | KnownRing | None) -> None:
@@ -174,7 +174,7 @@ class Session:
             for channel in list(c.waiting.values()):
                 if channel.backlog is not None:
                     self._read(channel, channel.backlog, found)
-            rewrite.resume(c)
+            relay.resume(c)
             if before == [channel.backlog for channel in c.waiting.values()]:
                 return
         raise AssertionError("a look-up that never ends")
@@ -203,7 +203,7 @@ class Session:
                 if what is not None:
                     if found is not None:
                         self._put(what.name, found)
-                    rewrite.read_again(c, name, what)
+                    relay.read_again(c, name, what)
         raise AssertionError("a reading that never ends")
 
     def _put(self, name: Name, found: Entry | KnownRing) -> None:
@@ -261,7 +261,7 @@ def _frame(kind: int, step: Step) -> bytes:
 def run(data: bytes, rng: Random | None = None) -> Session:
     """One run of an input, up to what ends it."""
     session = Session(data[0] if data else 0, rng)
-    with patch("proxy.amqp.channel.secrets.randbits", lambda bits: 0x1234567):
+    with patch("proxy.session.channel.secrets.randbits", lambda bits: 0x1234567):
         for step in steps(data[1:]):
             session.take(step)
             if session.over:

@@ -5,8 +5,8 @@ import tomllib
 from contextlib import suppress
 from pathlib import Path
 
-from proxy.config import Settings, describe, field_names
-from proxy.values import ConfigError
+from proxy.settings.config import Settings, describe, field_names
+from proxy.settings.parse import ConfigError
 
 SECRET = "hush-hush"
 

@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 import pytest
 
-from proxy.memory import ADMIN_CONNECTIONS
+from proxy.process.memory import ADMIN_CONNECTIONS
 from testbed.debian import ensure_package
 from tests.integration.broker_api import DEADLINE_SECONDS, VirtualHost, wait_until
 from tests.integration.conftest import SECRETS, Login, StartSidecar

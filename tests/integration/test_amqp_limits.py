@@ -8,9 +8,9 @@ from pathlib import Path
 
 from pamqp.commands import Basic, Connection
 
-from proxy.amqp.end import CLOSE_WITHIN
-from proxy.amqp.listener import SPARE
-from proxy.amqp.session import HEADER_WITHIN
+from proxy.session.end import CLOSE_WITHIN
+from proxy.session.listener import SPARE
+from proxy.session.session import HEADER_WITHIN
 from tests.certificates import Authority
 from tests.integration.broker_api import VirtualHost, wait_until
 from tests.integration.conftest import StartSidecar

@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 
 from pamqp.commands import Basic, Channel
 
-from proxy import memory
+from proxy.process import memory
 from tests.integration.broker_api import VirtualHost, wait_until
 from tests.integration.conftest import Login, StartSidecar
 from tests.integration.relay import relay

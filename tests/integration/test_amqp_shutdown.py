@@ -7,7 +7,7 @@ import time
 import pytest
 from pamqp.commands import Basic, Connection, Queue, Tx
 
-from proxy.amqp.listener import LAST_WORDS
+from proxy.session.listener import LAST_WORDS
 from testbed.broker import Broker
 from tests.integration.broker_api import DEADLINE_SECONDS, VirtualHost, wait_until
 from tests.integration.conftest import Login, StartSidecar

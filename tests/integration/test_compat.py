@@ -15,7 +15,7 @@ from urllib.parse import quote, urlsplit
 
 import pytest
 
-from proxy.publisher import MOST_LOGINS
+from proxy.publisher.pool import MOST_LOGINS
 from testbed.broker import Broker
 from tests.integration.broker_api import DEADLINE_SECONDS, BrokerApi, VirtualHost
 from tests.integration.conftest import Login, StartSidecar

@@ -33,7 +33,9 @@ def start_limited(login: Login, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 
 def warnings(sidecar: Sidecar) -> list[str]:
-    return [line for line in sidecar.log().splitlines() if " WARNING proxy.descriptors: file descriptors" in line]
+    return [
+        line for line in sidecar.log().splitlines() if " WARNING proxy.process.descriptors: file descriptors" in line
+    ]
 
 
 def test_the_soft_limit_is_raised_to_the_hard_one(start_limited: StartLimited, vhost: VirtualHost) -> None:

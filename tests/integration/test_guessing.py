@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 import pytest
 
-from proxy.guesses import FREE, WAITING
+from proxy.settings.guesses import FREE, WAITING
 from tests.integration.broker_api import DEADLINE_SECONDS, VirtualHost, wait_until
 from tests.integration.conftest import StartSidecar
 from tests.integration.sidecar import Answer, Sidecar, ask, publish_path

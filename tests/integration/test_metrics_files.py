@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.certificates import end_of
+from proxy.settings.certificates import end_of
 from tests.certificates import Authority, Pair
 from tests.integration.broker_api import DEADLINE_SECONDS, VirtualHost, wait_until
 from tests.integration.conftest import PASSWORD, Login, StartSidecar

@@ -26,12 +26,12 @@ from pipeline.publish.routes import Routes, hashed_value
 from pipeline.publish.sending import Sender
 from pipeline.publish.window import Window
 from pipeline.rings import KnownRing
-from proxy.amqp import table
-from proxy.amqp.client import Client
-from proxy.amqp.confirm_channel import CONFIRMED, NACKED, UNROUTABLE, Verdict
-from proxy.amqp.content import headers_at, table_at
 from proxy.outcome import Outcome
-from proxy.values import ConfigError
+from proxy.publisher.channel import CONFIRMED, NACKED, UNROUTABLE, Verdict
+from proxy.publisher.protocol import Client
+from proxy.settings.parse import ConfigError
+from proxy.wire import table
+from proxy.wire.content import headers_at, table_at
 from ring.destination import Destination
 from ring.hashed import HashedValue
 from tests.pipeline.records import ring_of

@@ -25,8 +25,8 @@ from pipeline.publish.options import parse
 from pipeline.publish.routes import Routes
 from pipeline.publish.sending import Sent, publish
 from pipeline.publish.window import Window
-from proxy.amqp import link
-from proxy.config import Settings
+from proxy.publisher import connection
+from proxy.settings.config import Settings
 from testbed.node import Node
 from tests.chaos.relay import Relay, relay
 from tests.integration.broker_api import BrokerApi, Delivered, VirtualHost, wait_until
@@ -44,15 +44,15 @@ PER_BATCH = 100
 @pytest.fixture(autouse=True)
 def _reconnects_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Or a link that is lost 50 times would pause for up to 10 s."""
-    monkeypatch.setattr(link, "LONGEST_PAUSE", 0.1)
+    monkeypatch.setattr(connection, "LONGEST_PAUSE", 0.1)
 
 
 @pytest.fixture
-def links(monkeypatch: pytest.MonkeyPatch) -> list[link.Link]:
+def links(monkeypatch: pytest.MonkeyPatch) -> list[connection.Link]:
     """The links of tasks, as they are made."""
     made, connected = [], sending.connected
 
-    def noted(settings: Settings, done: Callable[[], bool]) -> tuple[link.Link, Awaitable[None]]:
+    def noted(settings: Settings, done: Callable[[], bool]) -> tuple[connection.Link, Awaitable[None]]:
         found = connected(settings, done)
         made.append(found[0])
         return found
@@ -319,7 +319,7 @@ async def test_a_look_that_fails_is_made_again(login: Login, vhost: VirtualHost)
 
 
 async def test_a_login_that_is_refused_after_it_was_taken_is_waited_for(
-    login: Login, vhost: VirtualHost, links: list[link.Link]
+    login: Login, vhost: VirtualHost, links: list[connection.Link]
 ) -> None:
     vhost.ring("orders", QUEUES)
     user = "publisher for a while"
@@ -367,7 +367,7 @@ async def to_node(node: Node, messages: Iterator[Iterator[Message]], **more: str
 
 @private_only
 async def test_a_broker_that_blocks_publishers_is_waited_for(
-    small_node: tuple[Node, Control], links: list[link.Link]
+    small_node: tuple[Node, Control], links: list[connection.Link]
 ) -> None:
     node, control = small_node
     home = VirtualHost(BrokerApi(node.management_url), "/", [])

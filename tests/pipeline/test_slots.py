@@ -9,11 +9,11 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from pipeline.slots import MAX_KEY, destination_of_slot, slot_of_key
-from proxy.amqp.routes import Route
-from proxy.router import Entry, KnownRing, PassReason, Routed, Router
-from proxy.selection import Mode
-from proxy.tally import Tally
-from proxy.topology import CONSISTENT_HASH, Bindings
+from proxy.routing.counters import Tally
+from proxy.routing.routes import Route
+from proxy.settings.patterns import Mode
+from proxy.topology.bindings import CONSISTENT_HASH, Bindings
+from proxy.topology.table import Entry, KnownRing, PassReason, Routed, Router
 from ring.destination import Destination
 from ring.hashed import HashedValue
 from ring.hashing import slot_of

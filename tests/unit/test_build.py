@@ -25,7 +25,7 @@ from setuptools import Extension
 def mypycify(paths, **options):
     if Path("refuse").exists():
         sys.exit("error: a type that is wrong")
-    names = ["ringproxy__mypyc", "ring.hashing", "proxy.tally"]
+    names = ["ringproxy__mypyc", "ring.hashing", "proxy.routing.counters"]
     for name in names:
         Path(f"{name}.c").touch()
     return [Extension(name, [f"{name}.c"]) for name in names]
@@ -35,7 +35,7 @@ NO_CYTHON = "raise ModuleNotFoundError('No module named cython', name='cython')"
 
 HALFWAY = """#!/bin/sh
 # A compiler that fails at the last.
-case "$*" in *-c*proxy.tally*) exit 1;; esac
+case "$*" in *-c*proxy.routing.counters*) exit 1;; esac
 while [ "$1" != -o ]; do shift; done
 echo not a library >"$2"
 echo "$2" >>COMPILED

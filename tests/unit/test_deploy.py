@@ -14,9 +14,9 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from proxy import memory
-from proxy.amqp.legs import BUFFER
-from proxy.config import ENVIRONMENT_PREFIX, Settings
+from proxy.process import memory
+from proxy.session.sockets import BUFFER
+from proxy.settings.config import ENVIRONMENT_PREFIX, Settings
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

@@ -3,24 +3,24 @@
 import re
 from pathlib import Path
 
-from proxy.amqp.brokers import Brokers
-from proxy.amqp.end import End
-from proxy.amqp.listener import Listener
-from proxy.amqp.routes import RouteTables
-from proxy.amqp.shared import Shared
-from proxy.config import Settings, field_names
-from proxy.counts import Counts
-from proxy.files import Files
-from proxy.http.problems import _TITLES
+from proxy.http.admin.metrics import ProxyCollector
+from proxy.http.admission.limits import Limits
+from proxy.http.formats.problems import _TITLES
 from proxy.journal.journaling import Journaling
-from proxy.limits import Limits
-from proxy.management import Management
-from proxy.metrics import ProxyCollector
 from proxy.outcome import Outcome
-from proxy.publisher import Publisher
-from proxy.router import PassReason, Router
-from proxy.selection import Selection
-from proxy.sync import Sync
+from proxy.publisher.dial import Brokers
+from proxy.publisher.pool import Publisher
+from proxy.routing.counts import Counts
+from proxy.routing.routes import RouteTables
+from proxy.session.context import Shared
+from proxy.session.end import End
+from proxy.session.listener import Listener
+from proxy.settings.config import Settings, field_names
+from proxy.settings.files import Files
+from proxy.settings.patterns import Selection
+from proxy.topology.management import Management
+from proxy.topology.sync import Sync
+from proxy.topology.table import PassReason, Router
 from ring.destination import Destination
 from ring.ring import Ring
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from proxy.config import Settings
-from proxy.values import ConfigError, parse_url
+from proxy.settings.config import Settings
+from proxy.settings.parse import ConfigError, parse_url
 from tests.fuzz.corpus import HARNESSES, inputs, kept
 from tests.fuzz.steps import Step, chance, pieces, steps, written
 

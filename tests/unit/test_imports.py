@@ -178,7 +178,7 @@ def test_only_the_command_imports_the_app_only_the_app_http_and_only_who_publish
         "proxy.app": {"proxy/cli.py"},
         "proxy.cli": {"proxy/__main__.py"},
         "proxy.http": {"proxy/app.py"},
-        "proxy.amqp": {"proxy/app.py", "proxy/metrics.py", "proxy/publisher.py"},
+        "proxy.amqp": {"proxy/app.py", "proxy/http/admin/metrics.py", "proxy/publisher/pool.py"},
     }
     if package in ("proxy.http", "proxy.journal"):
         users["proxy.amqp"].add(title(file))

@@ -2,11 +2,11 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from proxy import readings as readings_module
-from proxy import sync as sync_module
-from proxy.management import Management
+from proxy.topology import readings as readings_module
+from proxy.topology import sync as sync_module
+from proxy.topology.management import Management
 from tests.unit.proxy.fake_management import FakeManagement, serving
-from tests.unit.proxy.syncing import Clock
+from tests.unit.proxy.topology.syncing import Clock
 
 
 @pytest.fixture

@@ -9,10 +9,10 @@ from struct import unpack_from
 
 from pamqp import commands
 
-from proxy.amqp.brokers import Brokers
-from proxy.amqp.frames import FRAME
-from proxy.values import Address
-from tests.unit.proxy.amqp.wire import ack, close_connection, made, method
+from proxy.publisher.dial import Brokers
+from proxy.settings.parse import Address
+from proxy.wire.frames import FRAME
+from tests.unit.proxy.session.wire import ack, close_connection, made, method
 
 START = made(0, commands.Connection.Start(0, 9, {"cluster_name": "rabbit@fake"}, "PLAIN", "en_US"))
 

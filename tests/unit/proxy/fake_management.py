@@ -12,7 +12,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from yarl import URL
 
-from proxy.topology import CONSISTENT_HASH
+from proxy.topology.bindings import CONSISTENT_HASH
 
 Name = tuple[str, str]
 Fault = Callable[[web.Request], Awaitable[web.StreamResponse]]

@@ -8,9 +8,9 @@ import pytest
 
 from proxy.check import mistakes
 from proxy.cli import main
-from proxy.config import Settings
 from proxy.journal.files import check_folder
-from proxy.values import ConfigError
+from proxy.settings.config import Settings
+from proxy.settings.parse import ConfigError
 from tests.certificates import Authority, ended
 
 

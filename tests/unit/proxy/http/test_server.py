@@ -19,9 +19,9 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from proxy.http import server
+from proxy.http.admission.limits import Limits
 from proxy.http.server import Bounds, ProblemRunner
-from proxy.limits import Limits
-from proxy.values import Address
+from proxy.settings.parse import Address
 from tests.certificates import Authority
 
 ROOT = Path(__file__).parents[4]

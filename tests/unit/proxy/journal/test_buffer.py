@@ -1,10 +1,10 @@
 """The buffers of the journal: what is taken, handed over and dropped, in numbers without a doubt."""
 
-from proxy.amqp.confirms import MOST_RECORDS, Confirms, Fate
-from proxy.amqp.routes import Route
 from proxy.journal.buffer import BUFFERS, CAPACITY, Filled, Journal, Record
 from proxy.outcome import Outcome
-from proxy.tally import Tally
+from proxy.routing.counters import Tally
+from proxy.routing.routes import Route
+from proxy.session.confirms import MOST_RECORDS, Confirms, Fate
 from ring.destination import Destination
 
 ROUTE = Route(("/", "orders"), Tally(), None)

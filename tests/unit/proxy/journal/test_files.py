@@ -18,7 +18,7 @@ from proxy.journal.lines import Lines, plain
 from proxy.journal.store import FullError
 from proxy.journal.writer import Writer
 from proxy.outcome import Outcome
-from proxy.values import ConfigError
+from proxy.settings.parse import ConfigError
 from tests.unit.proxy.journal.test_buffer import record
 
 HOUR = 3600.0

@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.amqp.routes import Route
 from proxy.journal.buffer import Record
 from proxy.journal.lines import KeyForm, Lines, hashed, none, plain, ring_json
 from proxy.outcome import Outcome
-from proxy.router import Entry, KnownRing
-from proxy.selection import Mode
-from proxy.tally import Tally
-from proxy.topology import Bindings
+from proxy.routing.counters import Tally
+from proxy.routing.routes import Route
+from proxy.settings.patterns import Mode
+from proxy.topology.bindings import Bindings
+from proxy.topology.table import Entry, KnownRing
 from ring.destination import Destination
 from ring.hashed import HashedValue
 from ring.ring import Ring, fingerprint

@@ -1,0 +1,1 @@
+"""The admin listener: probes, metrics and the rings that are known."""

@@ -1,0 +1,304 @@
+"""How a scrape reads what is counted. No label holds a routing key, message id or client."""
+
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from proxy import __version__
+from proxy.http.admission.limits import Limits
+from proxy.journal.journaling import Journaling
+from proxy.publisher.pool import Publisher
+from proxy.routing.counts import Counts
+from proxy.session.end import End
+from proxy.session.listener import Listener
+from proxy.settings.files import Files
+from proxy.settings.guesses import KINDS, RESULTS
+from proxy.topology.sync import Sync
+from proxy.topology.table import WHATEVER_IS_BOUND, Router
+from ring.compiled import kind
+from ring.hashing import RING_FORMAT
+
+
+class ProxyCollector(Collector):
+    """Reads everything at the time of a scrape."""
+
+    def __init__(
+        self,
+        counts: Counts,
+        router: Router,
+        sync: Sync,
+        publisher: Publisher,
+        listener: Listener,
+        journaling: Journaling,
+        limits: Limits,
+        files: Files,
+    ) -> None:
+        """The parts that hold the figures."""
+        self._counts, self._router, self._sync = counts, router, sync
+        self._limits, self._files = limits, files
+        self._publisher, self._listener, self._journaling = publisher, listener, journaling
+
+    def collect(self) -> Iterator[Metric]:
+        """Every metric of the proxy's own."""
+        build = {"version": __version__, "ring_format": str(RING_FORMAT), "hot_loop": kind()}
+        yield InfoMetricFamily("ringproxy_build", "What runs.", build)
+        yield from self._collect_publishes()
+        yield from self._collect_sessions()
+        yield from self._collect_rings()
+        yield from self._collect_sync()
+        yield from self._collect_journal()
+        yield from self._collect_http()
+        yield from self._collect_files()
+
+    def _collect_publishes(self) -> Iterator[Metric]:
+        publishes = CounterMetricFamily(
+            "ringproxy_publishes",
+            "Publishes by what became of them; an empty exchange stands for names not known to exist.",
+            labels=["ingress", "vhost", "exchange", "outcome"],
+        )
+        for (ingress, name, outcome), count in self._counts.all_publishes().items():
+            publishes.add_metric([ingress, *name, outcome], count)
+        yield publishes
+        passed = CounterMetricFamily(
+            "ringproxy_passed",
+            "Publishes left to the exchange itself, by reason.",
+            labels=["vhost", "exchange", "reason"],
+        )
+        for (name, reason), count in self._counts.all_passed().items():
+            passed.add_metric([*name, reason], count)
+        yield passed
+        rerouted = CounterMetricFamily(
+            "ringproxy_rerouted",
+            "Messages that came back from a destination that is gone, and were published again.",
+            labels=["ingress", "vhost", "exchange"],
+        )
+        for (ingress, name), count in self._counts.all_rerouted().items():
+            rerouted.add_metric([ingress, *name], count)
+        yield rerouted
+        shadowed = CounterMetricFamily(
+            "ringproxy_shadowed",
+            "Publishes to shadowed exchanges, by where their ring would have sent them.",
+            labels=["vhost", "exchange", "destination_type", "destination"],
+        )
+        for (name, destination), count in self._counts.all_shadowed().items():
+            shadowed.add_metric([*name, destination.kind, destination.name], count)
+        yield shadowed
+        missing = CounterMetricFamily(
+            "ringproxy_value_missing",
+            "Messages without the header or property that their exchange hashes.",
+            labels=["vhost", "exchange"],
+        )
+        for name, count in self._counts.all_value_missing().items():
+            missing.add_metric(list(name), count)
+        yield missing
+        latency = HistogramMetricFamily(
+            "ringproxy_confirm_latency_seconds",
+            "From a publish to the broker's word; of AMQP publishes one at a time of each channel is timed.",
+            labels=["ingress"],
+        )
+        for ingress, histogram in (("http", self._counts.http_latency), ("amqp", self._counts.amqp_latency)):
+            latency.add_metric([ingress], *histogram.buckets())
+        yield latency
+        in_flight = self._publisher.in_flight + self._listener.unsettled
+        yield GaugeMetricFamily("ringproxy_in_flight", "Messages sent whose confirm is awaited.", in_flight)
+
+    def _collect_sessions(self) -> Iterator[Metric]:
+        listener = self._listener
+        yield GaugeMetricFamily("ringproxy_amqp_sessions", "AMQP sessions now.", len(listener.sessions))
+        yield CounterMetricFamily("ringproxy_amqp_sessions_opened", "AMQP sessions begun.", listener.opened)
+        ends = CounterMetricFamily("ringproxy_amqp_session_ends", "AMQP sessions ended, by reason.", labels=["reason"])
+        for end in End:
+            ends.add_metric([end.value], listener.ends[end])
+        yield ends
+        refusals = CounterMetricFamily(
+            "ringproxy_amqp_refusals",
+            "Sessions and channels closed by this proxy, by reply code; 0 for a header that is not AMQP 0-9-1's.",
+            labels=["code"],
+        )
+        for code, count in sorted(listener.shared.refusals.items()):
+            refusals.add_metric([str(code)], count)
+        yield refusals
+        shared = listener.shared
+        for what, counts in (("bytes", (shared.client_bytes, shared.broker_bytes)), ("frames", listener.frames)):
+            family = CounterMetricFamily(
+                f"ringproxy_amqp_{what}", f"AMQP {what} received, by who sent them.", labels=["leg"]
+            )
+            for leg, count in zip(("client", "broker"), counts, strict=True):
+                family.add_metric([leg], count)
+            yield family
+
+    def _collect_rings(self) -> Iterator[Metric]:
+        labels = ["vhost", "exchange"]
+        destinations = GaugeMetricFamily("ringproxy_ring_destinations", "Destinations on the ring.", labels=labels)
+        fingerprints = GaugeMetricFamily(
+            "ringproxy_ring_fingerprint",
+            "1 for the ring in force; equal fingerprints route equally.",
+            labels=[*labels, "fingerprint"],
+        )
+        age = GaugeMetricFamily("ringproxy_ring_age_seconds", "Since the bindings were last read well.", labels=labels)
+        routed = GaugeMetricFamily(
+            "ringproxy_ring_routed",
+            "1 where the ring routes publishes, 0 where they are passed or refused.",
+            labels=labels,
+        )
+        ignored = GaugeMetricFamily(
+            "ringproxy_ignored_bindings", "Bindings whose key is not a weight of 1 to 10,000.", labels=labels
+        )
+        duplicates = GaugeMetricFamily(
+            "ringproxy_duplicate_bindings", "Destinations bound more than once.", labels=labels
+        )
+        dead_letters = GaugeMetricFamily(
+            "ringproxy_dead_letter_destinations",
+            "Queues that would dead-letter under their own name if published to directly.",
+            labels=labels,
+        )
+        publish_in = CounterMetricFamily(
+            "ringproxy_exchange_publish_in",
+            "Messages published into hash exchanges by whomever, as the broker counts them: natively, or passed.",
+            labels=labels,
+        )
+        restored = GaugeMetricFamily(
+            "ringproxy_ring_restored", "1 where the ring was kept on disk and has not been read since.", labels=labels
+        )
+        now = self._router.clock()
+        for name, entry in self._router.entries.items():
+            age.add_metric(list(name), max(now - entry.read_at, 0.0))
+            restored.add_metric(list(name), entry.restored)
+            ignored.add_metric(list(name), len(entry.bindings.ignored))
+            duplicates.add_metric(list(name), len(entry.bindings.duplicates))
+            dead_letters.add_metric(list(name), len(entry.dead_letters))
+            routed.add_metric(list(name), entry.passed is None)
+            if entry.known is not None:
+                destinations.add_metric(list(name), len(entry.known.ring.destinations))
+                fingerprints.add_metric([*name, entry.known.fingerprint], 1)
+            if entry.publish_in is not None and entry.passed not in WHATEVER_IS_BOUND:
+                publish_in.add_metric(list(name), entry.publish_in)
+        yield from (destinations, fingerprints, age, restored, routed, ignored, duplicates, dead_letters, publish_in)
+        changes = CounterMetricFamily("ringproxy_ring_changes", "Changes of the ring.", labels=labels)
+        moved = CounterMetricFamily(
+            "ringproxy_ring_moved_ratio", "Shares of the slots that changes moved, summed.", labels=labels
+        )
+        for name, count in self._sync.changes.items():
+            changes.add_metric(list(name), count)
+            moved.add_metric(list(name), self._sync.moved.get(name, 0.0))
+        yield from (changes, moved)
+
+    def _collect_sync(self) -> Iterator[Metric]:
+        results = CounterMetricFamily(
+            "ringproxy_syncs", "Readings of exchanges from the management API, by result.", labels=["result"]
+        )
+        for result in ("ok", "absent", "failed"):
+            results.add_metric([result], self._sync.results[result])
+        yield results
+        failing = GaugeMetricFamily("ringproxy_sync_failing", "Exchanges whose last reading failed.")
+        failing.add_metric([], len(self._sync.faults))
+        yield failing
+        absent = GaugeMetricFamily(
+            "ringproxy_named_exchange_absent",
+            "1 where an exchange that route or shadow names without a wildcard does not exist.",
+            labels=["vhost", "exchange"],
+        )
+        for name, is_absent in self._sync.missing().items():
+            absent.add_metric(list(name), is_absent)
+        yield absent
+        up = GaugeMetricFamily("ringproxy_management_up", "1 where the management API answered when last asked.")
+        up.add_metric([], not self._sync.identity.unreachable)
+        yield up
+        connected = GaugeMetricFamily(
+            "ringproxy_broker_connected", "1 where the connection to the broker is up.", labels=["vhost"]
+        )
+        for vhost, fault in self._publisher.faults().items():
+            connected.add_metric([vhost], not fault)
+        yield connected
+        blocked = GaugeMetricFamily(
+            "ringproxy_broker_blocked",
+            "1 where the broker has said that it takes no publishes, which it says to those who publish.",
+            labels=["vhost"],
+        )
+        for vhost, why in self._publisher.blocked().items():
+            blocked.add_metric([vhost], bool(why))
+        yield blocked
+        yield CounterMetricFamily(
+            "ringproxy_broker_connects", "Connections to the broker that came up.", self._publisher.connects
+        )
+
+    def _collect_journal(self) -> Iterator[Metric]:
+        journal, writer = self._journaling.journal, self._journaling.writer
+        if journal is None or writer is None:
+            return
+        yield CounterMetricFamily(
+            "ringproxy_journal_records", "Records taken, also such as were dropped.", journal.sequence
+        )
+        dropped = CounterMetricFamily("ringproxy_journal_dropped", "Records not written, by reason.", labels=["reason"])
+        dropped.add_metric(["buffer"], journal.dropped)
+        dropped.add_metric(["store"], writer.lost)
+        dropped.add_metric(["full"], writer.refused)
+        yield dropped
+        failing = GaugeMetricFamily("ringproxy_journal_failing", "1 where the last records could not be written.")
+        failing.add_metric([], bool(writer.fault))
+        yield failing
+
+    def _collect_http(self) -> Iterator[Metric]:
+        answers = CounterMetricFamily(
+            "ringproxy_http_responses", "HTTP answers by listener and status.", labels=["listener", "code"]
+        )
+        for listener, by_status in self._counts.http_answers.items():
+            for status, count in by_status.items():
+                answers.add_metric([listener, str(status)], count)
+        yield answers
+        credentials = CounterMetricFamily(
+            "ringproxy_http_credentials_refused",
+            "Credentials of HTTP clients that were wrong, or not looked at after too many wrong ones.",
+            labels=["kind", "result"],
+        )
+        for kind_of in KINDS:
+            for result in RESULTS:
+                credentials.add_metric([kind_of, result], self._counts.credentials[kind_of, result])
+        yield credentials
+        yield GaugeMetricFamily(
+            "ringproxy_http_in_flight_bytes",
+            "Bytes of HTTP requests not answered and of answers not read yet, as max_in_flight_bytes counts them.",
+            self._limits.bytes,
+        )
+
+    def _collect_files(self) -> Iterator[Metric]:
+        failures = CounterMetricFamily(
+            "ringproxy_reload_failures",
+            "Times that files which a setting names were read again and had a mistake.",
+            labels=["setting"],
+        )
+        good = GaugeMetricFamily(
+            "ringproxy_reload_ok",
+            "1 where such files are in force as they are, 0 where their last good version is.",
+            labels=["setting"],
+        )
+        for each in self._files.watched:
+            failures.add_metric([each.setting], each.failures)
+            good.add_metric([each.setting], not each.fault)
+        yield from (failures, good)
+        ends = GaugeMetricFamily(
+            "ringproxy_certificate_expiry_timestamp_seconds",
+            "When the certificates end that this sidecar shows to clients, and to broker and management API.",
+            labels=["setting"],
+        )
+        for setting, at in self._files.certificate_ends().items():
+            ends.add_metric([setting], at)
+        yield ends
+
+
+def registry(collector: ProxyCollector) -> CollectorRegistry:
+    """The proxy's own metrics with those of the process and the interpreter."""
+    made = CollectorRegistry()
+    made.register(collector)
+    ProcessCollector(registry=made)
+    PlatformCollector(registry=made)
+    GCCollector(registry=made)
+    return made

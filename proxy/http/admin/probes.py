@@ -1,0 +1,260 @@
+"""The admin listener: probes, metrics, and what this sidecar knows of each exchange. Nothing here changes anything."""
+
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+from urllib.parse import parse_qsl
+
+from aiohttp import web
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
+
+from proxy.http.admission.limits import Limits
+from proxy.http.admission.pages import Names
+from proxy.http.formats.answers import json_answer, named
+from proxy.http.formats.problems import ProblemError, problem_middleware
+from proxy.outcome import Outcome
+from proxy.process.logs import escaped
+from proxy.process.memory import ADMIN_CONNECTIONS, ADMIN_UNREAD
+from proxy.publisher.pool import Publisher
+from proxy.settings.patterns import Mode
+from proxy.topology.lookups import Absent, NotReadable
+from proxy.topology.sync import Sync
+from proxy.topology.table import KEEPS_FROM_ROUTING, Entry, Name, Router
+from ring.hashing import RING_FORMAT, SLOTS, slot_of
+
+SECONDS = 5.0
+"""How long a client may take to send a request, and to read the next part of an answer."""
+
+_PROBES = frozenset({"/livez", "/startupz", "/readyz"})
+"""Paths whose answers are small; those of all others are as large as there are exchanges."""
+
+MOST_LOOK_UPS = 8
+"""Exchanges that are looked up at once for `/rings/{vhost}/{exchange}`: each holds a connection for as long."""
+
+MOST_TITLES = 10
+"""So many exchanges are named in one line."""
+
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@web.middleware
+async def _closing(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """End each connection with its answer: few may be open, and none is to be held without asking."""
+    response = await handler(request)
+    response.force_close()
+    return response
+
+
+class Admin:
+    """The admin listener's requests, on the parts that answer them."""
+
+    def __init__(
+        self,
+        router: Router,
+        sync: Sync,
+        publisher: Publisher,
+        metrics: CollectorRegistry,
+        *,
+        names: Names,
+        default_vhost: str,
+        draining: Callable[[], bool],
+        lookup_timeout: float,
+    ) -> None:
+        """`names`: the listener's; `default_vhost`: whose connection readiness needs; `draining`: whether it is.
+
+        `lookup_timeout` in seconds.
+        """
+        self._router, self._sync, self._publisher, self._metrics = router, sync, publisher, metrics
+        self._names = names
+        self._default_vhost, self._draining, self._lookup_timeout = default_vhost, draining, lookup_timeout
+        self.started = False
+        self._look_ups = 0
+        self.unread = Limits(ADMIN_CONNECTIONS, ADMIN_UNREAD)
+        """Where the bytes of answers count that wait to be read."""
+
+    def application(self) -> web.Application:
+        """The listener as an aiohttp application."""
+        app = web.Application(middlewares=[_closing, problem_middleware, self._named, self._bounded])
+        app.router.add_get("/livez", self.livez)
+        app.router.add_get("/startupz", self.startupz)
+        app.router.add_get("/readyz", self.readyz)
+        app.router.add_get("/metrics", self.metrics)
+        app.router.add_get("/rings", self.rings)
+        app.router.add_get("/rings/{vhost:[^/]+}/{exchange:[^/]+}", self.ring)
+        return app
+
+    @web.middleware
+    async def _named(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Refuse a page that has made a name of its own lead here: what it reads it could tell."""
+        self._names.check(request)
+        return await handler(request)
+
+    @web.middleware
+    async def _bounded(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Refuse large answers while many are not read; probes are answered in any case."""
+        if self.unread.bytes >= ADMIN_UNREAD and request.path not in _PROBES:
+            detail = f"{self.unread.bytes} bytes of answers wait to be read, {ADMIN_UNREAD} may"
+            raise ProblemError(429, "too-many", detail, Outcome.REJECTED, retryable=True)
+        return await handler(request)
+
+    async def livez(self, _: web.Request) -> web.Response:
+        """200 whenever the event loop turns. Never the broker's state: a restart would not mend the broker."""
+        return web.Response(text="ok\n")
+
+    async def startupz(self, _: web.Request) -> web.Response:
+        """200 once settings are valid and listeners bound. Never the broker's state, or no pod could start without."""
+        return web.Response(text="ok\n") if self.started else web.Response(text="starting\n", status=503)
+
+    async def readyz(self, request: web.Request) -> web.Response:
+        """200 where a publish would work: management API and broker reachable, named rings read, not draining."""
+        checks = self._checks()
+        ready = not any(checks.values())
+        if "verbose" in request.query:
+            lines = [f"{'FAIL' if why else 'ok  '} {check}{why and ': ' + why}" for check, why in checks.items()]
+            if missing := self._sync.missing():
+                # Not among the checks: a program may declare it later, through this sidecar, once that is ready.
+                absent = [name for name, is_absent in missing.items() if is_absent]
+                why = f": {_titles(absent)} not, which leaves the sidecar ready" if absent else ""
+                lines.append(f"{'FAIL' if why else 'ok  '} named exchanges exist{why}")
+            lines += [f"note {what}: {why}" for what, why in self._elsewhere()]
+            text = "".join(f"{escaped(line)}\n" for line in lines)
+        else:
+            text = "ok\n" if ready else "not ready\n"
+        return web.Response(text=text, status=200 if ready else 503)
+
+    def _checks(self) -> dict[str, str]:
+        """Each check, and why it fails; empty where it holds."""
+        sync = self._sync
+        unread, stale = sync.pending(), [name for name in self._stale() if name not in sync.homeless]
+        checks = {
+            "not draining": "shutting down" if self._draining() else "",
+            "management API": sync.identity.unreachable,
+            "rings read": f"not read yet: {_titles(unread)}" if unread else "",
+            "rings fresh": f"not read for too long: {_titles(stale)}" if stale else "",
+        }
+        vhost = self._default_vhost
+        checks[f"broker, virtual host {vhost!r}"] = self._publisher.faults().get(vhost, "not connected yet")
+        if sync.look_up_fault is not None and sync.look_up_fault[0] == vhost:
+            checks["look-ups"] = sync.look_up_fault[1]
+        if why := self._publisher.blocked().get(vhost):
+            checks["broker takes publishes"] = why
+        if refusals := self._publisher.refusals(vhost):
+            checks["broker's permissions"] = "; ".join(refusals)
+        if why := sync.identity.mismatch(*self._publisher.cluster(vhost)):
+            checks["one cluster"] = why
+        return checks
+
+    def _elsewhere(self) -> list[tuple[str, str]]:
+        """What is amiss in other virtual hosts, and why; one of them must not make the sidecar unready for all."""
+        faults = [*self._publisher.faults().items(), *self._publisher.blocked().items()]
+        notes = [(f"virtual host {vhost!r}", why) for vhost, why in faults if why and vhost != self._default_vhost]
+        if gone := [name for name in self._stale() if name in self._sync.homeless]:
+            notes.append(("rings of virtual hosts that do not show", _titles(gone)))
+        return sorted(notes) + self._not_routed()
+
+    def _not_routed(self) -> list[tuple[str, str]]:
+        """What keeps exchanges that a ring should route from being routed, by the reason, and which they are."""
+        found: dict[str, list[Name]] = {}
+        for name, entry in sorted(self._router.entries.items()):
+            if entry.mode is Mode.ROUTE and entry.passed in KEEPS_FROM_ROUTING:
+                found.setdefault(f"{'refused' if entry.refused else 'not routed'} ({entry.passed})", []).append(name)
+        return [(what, _titles(names)) for what, names in found.items()]
+
+    def _stale(self) -> list[Name]:
+        router = self._router
+        return sorted(name for name, e in router.entries.items() if e.follows_bindings and router.stale(e))
+
+    async def metrics(self, request: web.Request) -> web.Response:
+        """The Prometheus metrics, in the format that the scraper asks for."""
+        encoder, content_type = choose_encoder(request.headers.get("Accept", ""))
+        return web.Response(body=encoder(self._metrics), headers={"Content-Type": content_type})
+
+    async def rings(self, _: web.Request) -> web.Response:
+        """Every exchange that this sidecar knows, with its ring; what `ring-proxy diff` compares."""
+        exchanges = [self._shown(name, entry) for name, entry in sorted(self._router.entries.items())]
+        faults = [{"vhost": v, "exchange": e, "fault": why} for (v, e), why in sorted(self._sync.faults.items())]
+        return json_answer(
+            {"default_vhost": self._default_vhost, "ring_format": RING_FORMAT, "exchanges": exchanges, "faults": faults}
+        )
+
+    async def ring(self, request: web.Request) -> web.Response:
+        """One exchange, looked up if need be, and with ``?key=`` where that key goes; for `ring-proxy explain`."""
+        vhost, exchange = request.match_info["vhost"], request.match_info["exchange"]
+        name = (vhost, exchange)
+        if name not in self._router.entries:
+            await self._look_up(name)
+        entry = self._router.entries[name]
+        shown = self._shown(name, entry)
+        query = dict(parse_qsl(request.rel_url.raw_query_string, keep_blank_values=True, errors="surrogateescape"))
+        if "key" in query and entry.known is not None:
+            ring, slot = entry.known.ring, slot_of(query["key"].encode("utf-8", "surrogateescape"))
+            runner_up = ring.runner_up(slot)
+            shown["key"] = {
+                "slot": slot,
+                "owner": named(ring.owner(slot)),
+                "runner_up": named(runner_up) if runner_up else None,
+            }
+        return json_answer(shown)
+
+    async def _look_up(self, name: Name) -> None:
+        """Return once an exchange is in the table. Raises ProblemError 404, 429 or 503."""
+        if self._look_ups >= MOST_LOOK_UPS:
+            detail = f"{MOST_LOOK_UPS} exchanges are being looked up for this listener, as many as may be"
+            raise ProblemError(429, "too-many", detail, Outcome.REJECTED, retryable=True)
+        self._look_ups += 1
+        try:
+            await self._sync.look_up(name, self._lookup_timeout)
+        except Absent as absent:
+            raise ProblemError(404, "unknown-exchange", f"exchange: {absent}", Outcome.INVALID) from None
+        except NotReadable as error:
+            raise ProblemError(503, "unavailable", str(error), Outcome.UNAVAILABLE, retryable=True) from None
+        finally:
+            self._look_ups -= 1
+
+    def _shown(self, name: Name, entry: Entry) -> dict[str, Any]:
+        shown: dict[str, Any] = {
+            "vhost": name[0],
+            "exchange": name[1],
+            "type": entry.exchange_type,
+            "mode": entry.mode,
+            "passed": None if entry.refused else entry.passed,
+            "refused": entry.refused or None,
+            "age_seconds": round(self._router.clock() - entry.read_at, 3),
+            "ignored_bindings": [
+                {"destination": named(b.destination), "key": b.key, "reason": b.reason} for b in entry.bindings.ignored
+            ],
+            "duplicate_bindings": [named(d) for d in entry.bindings.duplicates],
+            "dead_letter_queues": list(entry.dead_letters),
+            "changes": [
+                {"at": _time(c.at), "why": c.why, "what": c.what, "moved": round(c.moved, 6), "ring": c.fingerprint}
+                for c in entry.changes
+            ],
+        }
+        if entry.restored:
+            shown["restored"] = True
+        if entry.known is not None:
+            ring = entry.known.ring
+            slots, light = ring.slots(), set(ring.too_light())
+            shown["ring"] = entry.known.fingerprint
+            shown["hashed"] = str(entry.known.hashed)
+            shown["destinations"] = [
+                {
+                    **named(d),
+                    "weight": weight,
+                    "share": round(slots[d] / SLOTS, 6),
+                    **({"too_light": True} if d in light else {}),
+                }
+                for d, weight in ring.as_weights().items()
+            ]
+        return shown
+
+
+def _time(seconds: float) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
+
+
+def _titles(names: list[Name]) -> str:
+    titles = [f"{exchange!r} in {vhost!r}" for vhost, exchange in names[:MOST_TITLES]]
+    return ", ".join(titles) + (f" and {len(names) - MOST_TITLES} more" if len(names) > MOST_TITLES else "")

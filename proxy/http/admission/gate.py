@@ -1,0 +1,232 @@
+"""The way in for everything that publishes over HTTP: who may, how much at once, and nothing more once draining."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from functools import partial
+from types import TracebackType
+from typing import Self
+
+from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
+
+from proxy.http.admission.limits import LEAST_RATE, Limits
+from proxy.http.admission.pages import Names, refuse_foreign
+from proxy.http.formats.parsing import head_size
+from proxy.http.formats.problems import ProblemError, invalid
+from proxy.outcome import Outcome
+from proxy.routing.counters import NOWHERE
+from proxy.routing.counts import Counts
+from proxy.settings.guesses import Guesses, Kind
+from proxy.settings.tokens import Access, Forbidden, Unauthorized, UnknownToken
+from proxy.topology.table import Name, Router
+
+INGRESS = "http"
+
+_LITTLE = 4096
+"""Bytes of a request's head that do not count."""
+
+_COPIES = 2
+"""Of a head: as bytes, and as text."""
+
+
+class Admitted:
+    """A request from its first byte to its answer, and what it holds of the limits; a problem that ends it is counted.
+
+    Use as a context manager. (A generator's would cost a hundredth of a request.)
+    """
+
+    __slots__ = ("_gate", "batch", "counted", "messages", "name", "size")
+
+    def __init__(self, gate: "Gate", messages: int, *, counted: bool) -> None:
+        """Of no exchange yet."""
+        self._gate, self.messages = gate, messages
+        self.name = NOWHERE
+        """Where its problem counts: an exchange that is known to exist, or NOWHERE."""
+        self.size = 0
+        """Bytes of it in memory."""
+        self.batch = False
+        """Whether these are a batch's; to be set before there are any."""
+        self.counted = counted
+        """What became of its messages is counted elsewhere, or it has none."""
+
+    def __enter__(self) -> Self:
+        """Raises ProblemError 503 while draining."""
+        gate = self._gate
+        if gate.draining:
+            if not self.counted:
+                gate.count(NOWHERE, Outcome.REJECTED)
+            detail = "send it to another sidecar, or again later"
+            raise ProblemError(503, "draining", detail, Outcome.REJECTED, retryable=True)
+        gate.active += 1
+        gate.idle.clear()
+        gate.limits.take(self.messages, 0)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Counts it out."""
+        gate = self._gate
+        if isinstance(error, ProblemError) and not self.counted:
+            gate.count(self.name, error.outcome)
+        if self.batch:
+            gate.limits.give_for_batch(self.size)
+        gate.limits.give(self.messages, 0 if self.batch else self.size)
+        gate.active -= 1
+        if not gate.active:
+            gate.idle.set()
+
+
+class Gate:
+    """Counts requests in and out."""
+
+    def __init__(
+        self,
+        router: Router,
+        access: Access,
+        limits: Limits,
+        counts: Counts,
+        *,
+        body_timeout: float,
+        names: Names | None = None,
+    ) -> None:
+        """`body_timeout` in seconds is how far a body may fall behind `LEAST_RATE` bytes a second.
+
+        `names` are those of the listener; None where it may be asked by any.
+        """
+        self._names = names
+        self._router, self._access, self.limits, self._counts = router, access, limits, counts
+        self._body_timeout = body_timeout
+        self.guesses = Guesses(counts.credentials)
+        self.loop = asyncio.get_running_loop()
+        self.draining = False
+        self.active = 0
+        """Requests that are not answered yet."""
+        self.idle = asyncio.Event()
+        self.idle.set()
+
+    def admitted(self, messages: int = 1, *, counted: bool = False) -> Admitted:
+        """One request, which counts for so many messages; those of a batch count themselves."""
+        return Admitted(self, messages, counted=counted)
+
+    def count(self, name: Name, outcome: Outcome) -> None:
+        """Counts a message that was not sent."""
+        self._counts.unsent[INGRESS, name, outcome] += 1
+
+    def check(self, request: web.Request, name: Name, admitted: Admitted | None = None) -> None:
+        """Return where the client may publish there. Raises ProblemError 401, 403 or 421."""
+        if admitted is not None and name in self._router.entries:
+            admitted.name = name
+        if self._access.is_open:
+            self.refuse_pages(request)
+            return
+        try:
+            self._access.check(request.headers.get("Authorization"), *name, partial(self.allow_guess, request, "token"))
+        except Unauthorized as error:
+            problem = ProblemError(401, "unauthorized", str(error), Outcome.INVALID)
+            if isinstance(error, UnknownToken):
+                problem.delay = self.guesses.failed(peer_of(request), "token")
+            raise problem from None
+        except Forbidden as error:
+            raise ProblemError(403, "forbidden", str(error), Outcome.INVALID) from None
+
+    def allow_guess(self, request: web.BaseRequest, kind: Kind) -> None:
+        """Return where credentials that have not worked before may be looked at. Raises ProblemError 429."""
+        if not self.guesses.may_try(peer_of(request), kind):
+            detail = "Authorization: too many wrong credentials came from this address"
+            raise ProblemError(429, "too-many", detail, Outcome.REJECTED, retryable=True)
+
+    def begin(self, admitted: Admitted) -> None:
+        """Count one message of a request that was admitted without any."""
+        admitted.messages += 1
+        self.limits.take(1, 0)
+
+    def refuse_pages(self, request: web.BaseRequest) -> None:
+        """Return where the request cannot be one that a web page has a browser send. Raises ProblemError 403 or 421.
+
+        For whatever is not asked for a bearer token, which no page knows.
+        """
+        refuse_foreign(request)
+        if self._names is not None:
+            self._names.check(request)
+
+    def take(self, admitted: Admitted, size: int) -> None:
+        """Counts bytes that a request is about to hold. Raises ProblemError 429, at first also for its message."""
+        why = self.limits.full(size, admitted.size, batch=admitted.batch)
+        if why:
+            raise ProblemError(429, "too-many", why, Outcome.REJECTED, retryable=True)
+        if admitted.batch:
+            self.limits.take_for_batch(size)
+        else:
+            self.limits.take(0, size)
+        admitted.size += size
+
+    def hold(self, admitted: Admitted, size: int) -> None:
+        """Counts that a request holds so many bytes, beyond what it is known to. Raises ProblemError 429."""
+        if size > admitted.size:
+            self.take(admitted, size - admitted.size)
+
+    def give(self, admitted: Admitted, size: int) -> None:
+        """Counts bytes of a batch's request out that it holds no more."""
+        self.limits.give_for_batch(size)
+        admitted.size -= size
+
+    async def body(self, request: web.Request, admitted: Admitted, most: int) -> bytes:
+        """The whole body, as it is. Raises ProblemError: 400 where it breaks off, 408, 413, 429."""
+        content, length, head = request.content, request.content_length, head_of(request)
+        if length is not None:
+            if length > most:
+                raise too_large(most, "max_body")
+            if content.is_eof():
+                self.take(admitted, head + length)
+                return content.read_nowait()
+        # What has not come takes no memory, and must not take the place of what has: promising it costs nothing.
+        self.take(admitted, head)
+        parts, size = [], 0
+        async for part in self.parts(request):
+            size += len(part)
+            if size > most:
+                raise too_large(most, "max_body")
+            self.hold(admitted, head + size)
+            parts.append(part)
+        return b"".join(parts)
+
+    async def parts(self, request: web.Request) -> AsyncIterator[bytes]:
+        """The body's bytes as they come. Raises ProblemError where it breaks off or comes too slowly.
+
+        Only the time counts that is spent waiting for the client.
+        """
+        content, clock = request.content, self.loop.time
+        left = self._body_timeout
+        while True:
+            asked = clock()
+            try:
+                async with asyncio.timeout(left):
+                    part = await content.readany()
+            except TimeoutError:
+                detail = f"body: slower than {LEAST_RATE} bytes a second, and {self._body_timeout:g} s"
+                raise ProblemError(408, "timeout", detail, Outcome.INVALID, retryable=True) from None
+            except (ConnectionError, HttpProcessingError, web.RequestPayloadError) as error:
+                # Nobody may be there any more to read this, but no more did this sidecar do wrong.
+                raise invalid("body", f"it ended before it was whole: {error}") from None
+            if not part:
+                return
+            # Time that is not used is not saved up, or much that came fast could be held for long.
+            left = min(self._body_timeout, left - (clock() - asked) + len(part) / LEAST_RATE)
+            yield part
+
+
+def peer_of(request: web.BaseRequest) -> str:
+    """Return the address that the request came from, which is the unix socket for whoever uses that."""
+    return request.remote or "http_socket"
+
+
+def head_of(request: web.Request) -> int:
+    """Bytes that a request's head holds until its answer, where that is much."""
+    size = head_size(request.raw_path, request.raw_headers)
+    return size * _COPIES if size > _LITTLE else 0
+
+
+def too_large(most: int, setting: str) -> ProblemError:
+    """A 413 for a body of more than so many bytes, which this setting allows."""
+    return ProblemError(413, "too-large", f"body: more than {most} bytes ({setting})", Outcome.INVALID)

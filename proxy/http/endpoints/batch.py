@@ -1,0 +1,210 @@
+"""``POST /v1/exchanges/{exchange}/publish/batch``: JSON or lines of it, gzip or not, of any length."""
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from functools import partial
+from typing import Any
+
+from aiohttp import web
+
+from proxy.http.admission.gate import INGRESS, Admitted, Gate, head_of, too_large
+from proxy.http.formats.answers import json_answer
+from proxy.http.formats.fields import ItemError, message_of
+from proxy.http.formats.items import Items
+from proxy.http.formats.parsing import name_of, prefers, query_of, refuse_message_headers
+from proxy.http.formats.problems import ProblemError
+from proxy.http.formats.scanning import BodyError, Framing, Item
+from proxy.http.sending.batch import MESSAGES, Batch, Words
+from proxy.http.sending.dispatch import Dispatch
+from proxy.http.sending.receipts import minimal
+from proxy.outcome import Outcome
+from proxy.routing.counts import Counts
+from proxy.topology.table import Name
+
+_FRAMINGS = {
+    "application/json": Framing.OBJECT,
+    "application/x-ndjson": Framing.LINES,
+    "application/ndjson": Framing.LINES,
+    "application/jsonl": Framing.LINES,
+}
+"""By media type."""
+
+_BUFFER = 1 << 17
+"""Bytes of a body that wait to be read, at most: aiohttp's."""
+
+_ENTRY = 1 << 10
+"""Bytes that a message counts until its batch is answered, for its id, and that in a set, its key and detail.
+
+Usual ones take half of it; those with the longest of all three, and these in wide characters, twice as much.
+"""
+
+_JSON_SHARE = 3
+"""Characters of an item's JSON for a byte of payload, at most: all text where no more than ASCII is left unescaped, as
+Python's json.dumps does it (6 for 2 bytes of Cyrillic), needs as many, base64 less; only control characters need 6."""
+
+_INSTEAD = "a message has its own `key`, `properties` and `headers`"
+
+Add = Callable[[Batch, Item], Coroutine[Any, Any, None] | None]
+"""Adds an item to a batch, and gives what must be awaited before the next, if anything; keeps nothing of the item."""
+
+
+class Batches:
+    """Batches, for every endpoint that takes one."""
+
+    def __init__(
+        self,
+        gate: Gate,
+        dispatch: Dispatch,
+        counts: Counts,
+        *,
+        default_vhost: str,
+        max_body: int,
+        max_batch: int,
+        max_batch_body: int,
+        patience: float,
+    ) -> None:
+        """`max_body` bytes of one message, `max_batch` messages, `max_batch_body` bytes of the body, decompressed.
+
+        `patience` in seconds is for room for one more message.
+        """
+        self._gate, self._dispatch, self._counts = gate, dispatch, counts
+        self._default_vhost, self._patience = default_vhost, patience
+        self._max_body, self._max_batch, self._max_batch_body = max_body, max_batch, max_batch_body
+
+    def routes(self) -> list[web.RouteDef]:
+        """What it answers."""
+        return [web.post("/v1/exchanges/{exchange:[^/]+}/publish/batch", self.publish)]
+
+    async def publish(self, request: web.Request) -> web.Response:
+        """The batch's answer."""
+        with self._gate.admitted(0) as admitted:
+            name = name_of(request, query_of(request, {"vhost"}), self._default_vhost)
+            self._gate.check(request, name, admitted)
+            refuse_message_headers(request, _INSTEAD)
+            framing, gzip = _framed(request)
+            return await self.sent(request, admitted, name, framing, partial(self._add, set()), gzip=gzip)
+
+    async def sent(
+        self,
+        request: web.Request,
+        admitted: Admitted,
+        name: Name,
+        framing: Framing,
+        add: Add,
+        *,
+        gzip: bool = False,
+        words: Words = MESSAGES,
+    ) -> web.Response:
+        """The answer to the batch that is the request's body. Raises ProblemError where not all of it is confirmed."""
+        items = self._items(request, framing, gzip)
+        admitted.batch = True
+        # So much may come while a look-up is waited for; what is silent takes the place of others no longer than that.
+        self._gate.take(admitted, head_of(request) + _BUFFER)
+        outlet = await self._dispatch.outlet(name)
+        await self._dispatch.check(outlet)
+        self._gate.give(admitted, _BUFFER)
+        batch = Batch(self._dispatch, self._gate.limits, outlet, self._patience, words)
+        broken: ProblemError | None = None
+        try:
+            try:
+                await self._read(request, admitted, items, batch, add)
+            except ProblemError as problem:
+                broken = problem
+            started = time.monotonic()
+            await batch.done()
+        finally:
+            batch.abandon()
+        admitted.counted = bool(len(batch))
+        for outcome, count in batch.unsent().items():
+            self._counts.unsent[INGRESS, name, outcome] += count
+        if broken is not None:
+            broken.more = {"results": batch.results()}
+            if len(batch):
+                broken.outcome = Outcome.UNKNOWN
+            raise broken
+        if not batch.is_confirmed:
+            raise batch.problem()
+        self._counts.http_latency.add(time.monotonic() - started)
+        if prefers(request, "minimal"):
+            return minimal()
+        answer = batch.summary()
+        if prefers(request, "representation"):
+            answer["results"] = batch.results()
+        return json_answer(answer)
+
+    def _items(self, request: web.Request, framing: Framing, gzip: bool) -> Items:
+        """Raises ProblemError 413."""
+        if (request.content_length or 0) > self._max_batch_body:
+            raise too_large(self._max_batch_body, "max_batch_body")
+        most_item = self._max_body * _JSON_SHARE + _BUFFER
+        return Items(framing, gzip=gzip, most_bytes=self._max_batch_body, most_item=most_item)
+
+    async def _read(self, request: web.Request, admitted: Admitted, items: Items, batch: Batch, add: Add) -> None:
+        """Sends what is read. Raises ProblemError where the body cannot be read on."""
+        head, came = admitted.size, 0
+        try:
+            async for part in self._gate.parts(request):
+                came += len(part)
+                # What is read, and as much that waits behind it.
+                self._gate.hold(admitted, head + 2 * min(came, _BUFFER) + len(batch) * _ENTRY)
+                for piece in items.pieces(part):
+                    await self._send(admitted, batch, piece, add)
+                    self._gate.hold(admitted, items.held + len(batch) * _ENTRY)
+                    # Others take their turn between the pieces, also where the next one is there already.
+                    await asyncio.sleep(0)
+            await self._send(admitted, batch, items.end(), add)
+        except BodyError as error:
+            if error.too_large:
+                raise ProblemError(413, "too-large", str(error), Outcome.INVALID) from None
+            raise ProblemError(400, "bad-request", str(error), Outcome.INVALID) from None
+
+    async def _send(self, admitted: Admitted, batch: Batch, piece: Iterator[Item], add: Add) -> None:
+        """Sends the items of a piece. (Returns between pieces, so that no item is held while the next is awaited.)"""
+        for item in piece:
+            if len(batch) >= self._max_batch:
+                raise BodyError(
+                    len(batch), f"{batch.words.messages}: more than {self._max_batch} (max_batch)", too_large=True
+                )
+            self._gate.take(admitted, _ENTRY)
+            if (step := add(batch, item)) is not None:
+                # A parsed item takes up to thirty times its text, and is not counted: it must not wait as well.
+                item.clear()
+                await step
+
+    def _add(self, ids: set[str], batch: Batch, item: Item) -> Coroutine[Any, Any, None] | None:
+        """One more message, whose id is none of those before."""
+        index = len(batch)
+        try:
+            message_id, message = message_of(item)
+        except ItemError as error:
+            if error.id is not None:
+                ids.add(error.id)
+            batch.refuse(error.id, error.key, f"messages[{index}].{error}")
+            return None
+        if message_id is not None:
+            if message_id in ids:
+                batch.refuse(message_id, None, f"messages[{index}].id: given twice: {message_id!r}", message)
+                return None
+            ids.add(message_id)
+        if len(message.body) > self._max_body:
+            detail = f"messages[{index}].payload: more than {self._max_body} bytes (max_body)"
+            batch.refuse(message_id, None, detail, message)
+            return None
+        return batch.add(message_id, message)
+
+
+def _framed(request: web.Request) -> tuple[Framing, bool]:
+    """How the body's messages are framed, and whether gzip packs them. Raises ProblemError 415."""
+    framing = _FRAMINGS.get(request.content_type)
+    if framing is None:
+        detail = f"Content-Type: {request.content_type!r} is not one of {', '.join(_FRAMINGS)}"
+        raise ProblemError(415, "media-type", detail, Outcome.INVALID)
+    if (charset := request.charset) is not None and charset.lower() != "utf-8":
+        detail = f"Content-Type: {charset[:60]!r} is not utf-8, as all JSON is"
+        raise ProblemError(415, "media-type", detail, Outcome.INVALID)
+    coding = request.headers.get("Content-Encoding", "identity").strip().lower()
+    if coding not in ("gzip", "identity"):
+        detail = f"Content-Encoding: {coding[:60]!r} is neither gzip nor identity"
+        raise ProblemError(415, "media-type", detail, Outcome.INVALID)
+    return framing, coding == "gzip"

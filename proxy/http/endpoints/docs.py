@@ -1,0 +1,43 @@
+"""`GET /openapi.json` and `GET /docs`: the interface for programs, and the same as a page for people."""
+
+import base64
+import hashlib
+import json
+from collections.abc import Awaitable, Callable, Mapping
+
+from aiohttp import web
+
+from proxy.http.endpoints.openapi import DOCUMENT
+from proxy.http.endpoints.page import STYLE, page
+
+Handler = Callable[[web.Request], Awaitable[web.Response]]
+
+
+def routes() -> list[web.RouteDef]:
+    """Both, to be added to an application."""
+    style = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
+    policy = f"default-src 'none'; style-src 'sha256-{style}'; base-uri 'none'; form-action 'none'"
+    headers = {"Content-Security-Policy": f"{policy}; frame-ancestors 'none'"}
+    document = json.dumps(DOCUMENT, indent=1, ensure_ascii=False)
+    return [
+        web.get("/openapi.json", _serving(document, "application/json", {}), allow_head=False),
+        web.get("/docs", _serving(page(DOCUMENT), "text/html", headers), allow_head=False),
+    ]
+
+
+def _serving(text: str, content_type: str, headers: Mapping[str, str]) -> Handler:
+    """Answers with the text, or with a 304 who has it; asked for again each time, as another version may run next."""
+    body = text.encode()
+    tag = hashlib.sha256(body).hexdigest()[:16]
+    headers = {"Cache-Control": "no-cache", "X-Content-Type-Options": "nosniff", **headers}
+
+    async def serve(request: web.Request) -> web.Response:
+        known = any(etag.value in (tag, "*") for etag in request.if_none_match or ())
+        if known:
+            response = web.Response(status=304, headers=headers)
+        else:
+            response = web.Response(body=body, content_type=content_type, charset="utf-8", headers=headers)
+        response.etag = tag
+        return response
+
+    return serve

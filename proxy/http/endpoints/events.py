@@ -1,0 +1,106 @@
+"""``POST /v1/exchanges/{exchange}/events``: CloudEvents 1.0, one or a batch of them."""
+
+from collections.abc import Coroutine
+from functools import partial
+from typing import Any
+
+from aiohttp import web
+
+from proxy.http.admission.gate import Admitted, Gate
+from proxy.http.endpoints.batch import Batches
+from proxy.http.endpoints.publish import Ingest
+from proxy.http.formats.cloudevents import Form, binary, form_of, identity_of, message_of, structured
+from proxy.http.formats.fields import ItemError
+from proxy.http.formats.message import Message
+from proxy.http.formats.parsing import key_of, name_of, query_of, refuse_message_headers
+from proxy.http.formats.problems import ProblemError
+from proxy.http.formats.scanning import Framing, Item
+from proxy.http.sending.batch import Batch, Words
+from proxy.outcome import Outcome
+
+_WORDS = Words("events", "partitionkey")
+
+_INSTEAD = "the routing key is the attribute partitionkey or ?key=, and attributes become message headers"
+
+
+class Events:
+    """Events, published as single messages and batches are."""
+
+    def __init__(self, gate: Gate, single: Ingest, batches: Batches, *, default_vhost: str, max_body: int) -> None:
+        """`max_body` in bytes, of one event."""
+        self._gate, self._single, self._batches = gate, single, batches
+        self._default_vhost, self._max_body = default_vhost, max_body
+
+    def routes(self) -> list[web.RouteDef]:
+        """What it answers."""
+        return [web.post("/v1/exchanges/{exchange:[^/]+}/events", self.publish)]
+
+    async def publish(self, request: web.Request) -> web.Response:
+        """The answer to one event as to a message, to a batch of them as to a batch."""
+        with self._gate.admitted() as admitted:
+            query = query_of(request, {"vhost", "key"})
+            name = name_of(request, query, self._default_vhost)
+            self._gate.check(request, name, admitted)
+            refuse_message_headers(request, _INSTEAD)
+            key, form = key_of(None, query), _form(request)
+            if form is Form.BATCHED:
+                add = partial(self._add, set(), key)
+                return await self._batches.sent(request, admitted, name, Framing.LIST, add, words=_WORDS)
+            message = await self._message(request, admitted, form)
+            try:
+                return await self._single.confirmed(request, admitted, name, _keyed(message, key))
+            except ProblemError as problem:
+                if problem.kind != "no-routing-key":
+                    raise
+                field = "ce-partitionkey" if form is Form.BINARY else "partitionkey"
+                detail = f"{field}: missing, and so is ?key="
+                raise ProblemError(problem.status, problem.kind, detail, problem.outcome) from None
+
+    async def _message(self, request: web.Request, admitted: Admitted, form: Form) -> Message:
+        """That of one event. Raises ProblemError. (Apart, as what it is made from must not wait for the answer.)"""
+        body = await self._gate.body(request, admitted, self._max_body)
+        try:
+            raw = request.raw_headers
+            return binary(raw, body) if form is Form.BINARY else structured(body, raw)
+        except ItemError as error:
+            status, kind = (413, "too-large") if error.too_large else (400, "bad-request")
+            raise ProblemError(status, kind, str(error), Outcome.INVALID) from None
+
+    def _add(
+        self, known: set[bytes], default: bytes | None, batch: Batch, event: Item
+    ) -> Coroutine[Any, Any, None] | None:
+        """One more event of a batch, which is none of those before; with the default as key where it has none."""
+        index = len(batch)
+        try:
+            event_id, message = message_of(event)
+        except ItemError as error:
+            batch.refuse(error.id, default if error.key == b"" else error.key, f"events[{index}].{error}")
+            return None
+        message, identity = _keyed(message, default), identity_of(event)
+        if identity in known:
+            detail = f"events[{index}].id: given twice by one source: {event['id'][:60]!r}"
+            batch.refuse(event_id, None, detail, message)
+            return None
+        known.add(identity)
+        if len(message.body) > self._max_body:
+            detail = f"events[{index}].data: more than {self._max_body} bytes (max_body)"
+            batch.refuse(event_id, None, detail, message)
+            return None
+        return batch.add(event_id, message)
+
+
+def _form(request: web.Request) -> Form:
+    """How the request carries events. Raises ProblemError 415."""
+    try:
+        form = form_of(request.headers.get("Content-Type", ""))
+    except ValueError as error:
+        raise ProblemError(415, "media-type", str(error), Outcome.INVALID) from None
+    if form is not Form.BINARY and request.headers.get("Content-Encoding", "identity") != "identity":
+        detail = f"Content-Encoding: not taken with {form.value}"
+        raise ProblemError(415, "media-type", detail, Outcome.INVALID)
+    return form
+
+
+def _keyed(message: Message, default: bytes | None) -> Message:
+    """With the default as key, where the event has no `partitionkey`."""
+    return message if message.key is not None else message._replace(key=default)

@@ -1,0 +1,248 @@
+"""The management API's own publish, for programs that were written for it: they change the port and no more.
+
+What it takes and answers was tried on RabbitMQ 3.10.8. Its credentials are a broker user's, and the broker judges them:
+the message goes out on a connection of that user's own, with that user's permissions. Until the broker has let the user
+in, a request holds nothing that is another's: its body is not read, and it counts in no limit but that of connections.
+"""
+
+import asyncio
+import json
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import unquote_to_bytes
+
+from aiohttp import BasicAuth, web
+
+from proxy.http.admission.gate import Admitted, Gate, peer_of
+from proxy.http.formats.decoding import DecodingError, decoded
+from proxy.http.formats.fields import from_base64, properties_of, unsized_short_string
+from proxy.http.formats.message import Message
+from proxy.http.formats.problems import ProblemError, unavailable
+from proxy.http.sending.dispatch import Dispatch
+from proxy.http.sending.receipts import is_gone, judged
+from proxy.http.sending.single import Single
+from proxy.outcome import Outcome
+from proxy.publisher.channel import CONFIRMED
+from proxy.publisher.pool import Login, LoginRefused
+from proxy.wire.frames import ACCESS_REFUSED, CONTENT_TOO_LARGE, PRECONDITION_FAILED
+from proxy.wire.properties import NAMES, SHORT_STRING, Header, PropertyError, encoded, shown, utf8
+
+_REQUIRED = ("routing_key", "properties", "payload", "payload_encoding")
+_DEFAULT_EXCHANGE = "amq.default"
+_OFF = (
+    "management_publish: this sidecar takes no publishes of broker users; with tokens_file or client_ca_file set, it "
+    "takes them only where management_publish = true. /v1/exchanges/{exchange}/publish takes a token"
+)
+_NACKED = "rejected Unable to publish message. Check queue limits."
+
+_WORDS = {
+    "unknown-exchange": "404 NOT_FOUND - no exchange",
+    "internal-exchange": "403 ACCESS_REFUSED - cannot publish to internal exchange",
+}
+
+
+class _BadError(ProblemError):
+    """A 400 in the management API's words."""
+
+    def __init__(self, reason: object) -> None:
+        super().__init__(400, "bad-request", str(reason), Outcome.INVALID)
+        self.reason = reason
+
+
+class Compat:
+    """``POST /api/exchanges/{vhost}/{name}/publish``."""
+
+    def __init__(self, gate: Gate, dispatch: Dispatch, *, is_on: bool, max_body: int) -> None:
+        """`is_on`: whether anything is published so; `max_body` in bytes, of the request."""
+        self._gate, self._dispatch, self._is_on, self._max_body = gate, dispatch, is_on, max_body
+
+    def routes(self) -> list[web.RouteDef]:
+        """What it answers."""
+        return [web.post("/api/exchanges/{vhost:[^/]+}/{exchange:[^/]+}/publish", self.publish)]
+
+    async def publish(self, request: web.Request) -> web.Response:
+        """Its answer: whether a queue took the message, or an error as the management API words it."""
+        try:
+            with self._gate.admitted(0) as admitted:
+                if not self._is_on:
+                    raise ProblemError(403, "forbidden", _OFF, Outcome.INVALID)
+                # A browser may know a login, and sends it along.
+                self._gate.refuse_pages(request)
+                login = _login(request)
+                vhost, exchange = (_name(part) for part in request.rel_url.raw_path.split("/")[3:5])
+                name = vhost, "" if exchange == _DEFAULT_EXCHANGE else exchange
+                await self._let_in(request, name, login)
+                self._gate.begin(admitted)
+                message = _message(await self._gate.body(request, admitted, self._max_body), login[0])
+                return _json(200, {"routed": await self._routed(admitted, name, login, message)})
+        except ProblemError as problem:
+            if problem.delay:
+                await asyncio.sleep(problem.delay)
+            return _error(problem)
+
+    async def _let_in(self, request: web.Request, name: tuple[str, str], login: Login) -> None:
+        """Return once the broker has let the user in. Raises ProblemError 429, or 503 caused by LoginRefused."""
+        guesses = self._gate.guesses
+        known = guesses.has_worked(login)
+        if not known:
+            self._gate.allow_guess(request, "login")
+        try:
+            await self._dispatch.log_in(await self._dispatch.outlet(name, login))
+        except ProblemError as problem:
+            refused = problem.__cause__
+            if isinstance(refused, LoginRefused) and refused.code == ACCESS_REFUSED:
+                problem.delay = guesses.failed(peer_of(request), "login", login[0])
+            raise
+        if not known:
+            guesses.worked(login)
+
+    async def _routed(self, admitted: Admitted, name: tuple[str, str], login: Login, message: Message) -> bool:
+        self._gate.hold(admitted, message.size)
+        outlet = await self._dispatch.outlet(name, login)
+        single = Single(self._dispatch, outlet, message, self._gate.loop)
+        try:
+            await single.send()
+        except ProblemError as problem:
+            if problem.kind == "too-large":
+                # The broker's own limit, who is not asked any more once it is known.
+                raise _BadError(f"{PRECONDITION_FAILED} {problem.detail.removeprefix('body: ')}") from None
+            if problem.kind not in _WORDS:
+                raise
+            raise _BadError(f"{_WORDS[problem.kind]} '{name[1]}' in vhost '{name[0]}'") from None
+        admitted.name = name
+        verdict = await single.verdict()
+        if verdict is CONFIRMED:
+            return True
+        admitted.counted = verdict.outcome is not Outcome.INVALID
+        verdict = judged(single.placed, verdict)
+        if is_gone(verdict):
+            await self._dispatch.refresh(single.placed, "a message did not reach it")
+        match verdict.outcome:
+            case Outcome.UNROUTABLE:
+                self._gate.count(name, verdict.outcome)
+                return False
+            case Outcome.INVALID:
+                code = PRECONDITION_FAILED if verdict.code == CONTENT_TOO_LARGE else verdict.code
+                raise _BadError(f"{code} {verdict.detail}")
+            case Outcome.NACKED:
+                raise ProblemError(400, "nacked", _NACKED, verdict.outcome, retryable=True)
+            case Outcome.UNAVAILABLE:
+                raise unavailable(verdict.detail)
+            case _:
+                raise ProblemError(504, "unknown", verdict.detail, verdict.outcome, retryable=True)
+
+
+def _login(request: web.Request) -> Login:
+    """Raises ProblemError 401."""
+    try:
+        given = BasicAuth.decode(request.headers.get("Authorization", ""), encoding="utf-8")
+    except ValueError:
+        raise ProblemError(401, "unauthorized", "Authorization: no Basic credentials", Outcome.INVALID) from None
+    if "\0" in given.login + given.password:
+        raise ProblemError(401, "unauthorized", "Authorization: a NUL in the credentials", Outcome.INVALID)
+    if max(len(given.login.encode()), len(given.password.encode())) > SHORT_STRING:
+        # The broker takes 4,096 bytes in a frame before it knows who is there.
+        detail = f"Authorization: a name or password of more than {SHORT_STRING} bytes"
+        raise ProblemError(401, "unauthorized", detail, Outcome.INVALID)
+    return given.login, given.password
+
+
+def _name(part: str) -> str:
+    try:
+        name = unquote_to_bytes(part).decode()
+    except UnicodeDecodeError:
+        raise _BadError(f"{part[:60]!r} is not UTF-8") from None
+    if (size := len(name.encode())) > SHORT_STRING:
+        # Cut to what AMQP can say, it would be another one's.
+        raise _BadError(f"{name[:40]!r}... has {size} bytes, {SHORT_STRING} are the most")
+    if name in (".", ".."):
+        raise _BadError(f"404 NOT_FOUND - no page for {name!r}")
+    return name
+
+
+def _message(body: bytes, user: str) -> Message:
+    """Raises ProblemError 400 or 413."""
+    try:
+        asked = decoded(body or b"{}")
+    except DecodingError as error:
+        if error.too_large:
+            raise ProblemError(413, "too-large", f"body: {error}", Outcome.INVALID) from None
+        raise _BadError("not_json") from None
+    if not isinstance(asked, dict):
+        raise _BadError("not_json")
+    missing = ",\n ".join(f"{{key_missing,{name}}}" for name in _REQUIRED if name not in asked)
+    if missing:
+        raise _BadError(f"[{missing}]")
+    try:
+        key = unsized_short_string(asked["routing_key"])
+        return Message(key, Header.of(_properties(asked["properties"], user)), _payload(asked))
+    except PropertyError as error:
+        raise _BadError(str(error)) from None
+
+
+def _properties(given: object, user: str) -> dict[int, bytes]:
+    """Those that AMQP knows; others are ignored, as the management API does."""
+    if not isinstance(given, Mapping):
+        raise PropertyError("properties: not an object")
+    known: dict[str, Any] = {name: value for name, value in given.items() if name in NAMES}
+    if known.get("user_id") == user:
+        del known["user_id"]
+        return properties_of(known, "properties.") | dict((encoded("user_id", user),))
+    return properties_of(known, "properties.")
+
+
+def _payload(asked: Mapping[str, Any]) -> bytes:
+    payload, encoding = asked["payload"], asked["payload_encoding"]
+    if not isinstance(payload, str):
+        raise _BadError("payload_not_string")
+    if encoding == "string":
+        return utf8(payload)
+    if encoding != "base64":
+        raise _BadError(["unsupported_encoding", _echoed(encoding)])
+    text = payload
+    for space in " \t\r\n":
+        # It may be in lines, as the program `base64` writes it.
+        text = text.replace(space, "")
+    try:
+        return from_base64(text)
+    except PropertyError:
+        raise _BadError(["not_base64", payload[:60]]) from None
+
+
+def _echoed(value: object) -> str | int | None:
+    """A value as the management API gives it back, but not all of one that may be large, deep or no JSON."""
+    if isinstance(value, str):
+        return value[:60]
+    return value if value is None or isinstance(value, int) else shown(value)
+
+
+def _error(problem: ProblemError) -> web.Response:
+    """A problem in the management API's form, with what became of the message."""
+    status, error, reason = problem.status, problem.kind.replace("-", "_"), getattr(problem, "reason", problem.detail)
+    headers = {}
+    refused = problem.__cause__
+    if isinstance(refused, LoginRefused):
+        status, error = 401, "not_authorized"
+        reason = "Login failed" if refused.code == ACCESS_REFUSED else "Access refused."
+    elif status == 401:
+        error = "not_authorized"
+    elif problem.outcome is Outcome.NACKED:
+        error = "bad_request"
+    if status == 401:
+        headers["WWW-Authenticate"] = 'Basic realm="RabbitMQ Management"'
+    elif status in (429, 503):
+        headers["Retry-After"] = "1"
+    outcome, retryable = (Outcome.INVALID, False) if status == 401 else (problem.outcome, problem.retryable)
+    answer = _json(status, {"error": error, "reason": reason, "outcome": outcome, "retryable": retryable}, headers)
+    if problem.closes:
+        answer.force_close()
+    return answer
+
+
+def _json(status: int, answer: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> web.Response:
+    return web.Response(
+        body=json.dumps(answer, separators=(",", ":")).encode(),
+        status=status,
+        content_type="application/json",
+        headers=headers,
+    )

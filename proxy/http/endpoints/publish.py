@@ -1,0 +1,61 @@
+"""The HTTP ingress: one message a POST, answered 2xx only once the broker has confirmed it."""
+
+import time
+
+from aiohttp import web
+
+from proxy.http.admission.gate import Admitted, Gate
+from proxy.http.formats.message import Message
+from proxy.http.formats.parsing import key_and_properties, name_of, prefers, query_of
+from proxy.http.sending.dispatch import Dispatch
+from proxy.http.sending.receipts import failure, minimal, receipt_answer
+from proxy.http.sending.single import Single
+from proxy.outcome import Outcome
+from proxy.publisher.channel import CONFIRMED
+from proxy.routing.counts import Counts
+from proxy.topology.table import Name
+from proxy.wire.properties import Header
+
+
+class Ingest:
+    """Publishes of single messages, for every endpoint that takes one."""
+
+    def __init__(self, gate: Gate, dispatch: Dispatch, counts: Counts, *, default_vhost: str, max_body: int) -> None:
+        """`default_vhost` is taken where a request names none; `max_body` in bytes."""
+        self._gate, self._dispatch, self._counts = gate, dispatch, counts
+        self._default_vhost, self._max_body = default_vhost, max_body
+
+    def routes(self) -> list[web.RouteDef]:
+        """What it answers."""
+        return [web.post("/v1/exchanges/{exchange:[^/]+}/publish", self.publish)]
+
+    async def publish(self, request: web.Request) -> web.Response:
+        """``POST /v1/exchanges/{exchange}/publish``: the body is the payload."""
+        with self._gate.admitted() as admitted:
+            query = query_of(request, _QUERY)
+            name = name_of(request, query, self._default_vhost)
+            self._gate.check(request, name, admitted)
+            key, properties = key_and_properties(request, query)
+            body = await self._gate.body(request, admitted, self._max_body)
+            return await self.confirmed(request, admitted, name, Message(key, Header.of(properties), body))
+
+    async def confirmed(self, request: web.Request, admitted: Admitted, name: Name, message: Message) -> web.Response:
+        """The answer to one message, once the broker has given its own. Raises ProblemError but for a confirm."""
+        # Headers may be longer as they are published than as they came.
+        self._gate.hold(admitted, message.size)
+        outlet = await self._dispatch.outlet(name)
+        single = Single(self._dispatch, outlet, message, self._gate.loop)
+        await single.send()
+        admitted.name = name
+        started = time.monotonic()
+        verdict = await single.verdict()
+        if verdict.outcome is not Outcome.UNKNOWN:
+            self._counts.http_latency.add(time.monotonic() - started)
+        if verdict is not CONFIRMED:
+            # The publisher counts all that the broker took and kept.
+            admitted.counted = verdict.outcome not in (Outcome.INVALID, Outcome.UNROUTABLE)
+            raise await failure(self._dispatch, single.placed, verdict)
+        return minimal() if prefers(request, "minimal") else receipt_answer(single.placed)
+
+
+_QUERY = {"vhost", "key"}

@@ -1,0 +1,134 @@
+"""Errors as RFC 9457 problems, each with what became of the message and whether sending it again may help."""
+
+import asyncio
+import json
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from aiohttp import web
+
+from proxy.outcome import Outcome
+from proxy.topology.table import Name
+
+log = logging.getLogger(__name__)
+
+CONTENT_TYPE = "application/problem+json"
+
+_RETRY_AFTER = "1"
+
+_TITLES = {
+    "bad-request": "The request is malformed",
+    "no-routing-key": "The message has no routing key",
+    "unauthorized": "The request says nothing valid of who sends it",
+    "forbidden": "Publishing there is not permitted",
+    "internal-exchange": "The exchange is internal",
+    "misdirected": "The request asks for a host that this is not",
+    "unknown-exchange": "The exchange does not exist",
+    "not-found": "There is nothing at this address",
+    "method-not-allowed": "The address does not take this method",
+    "timeout": "The body came too slowly",
+    "too-large": "The request is too large",
+    "media-type": "The body is of a type that is not taken here",
+    "batch-failed": "Not every message of the batch was confirmed",
+    "too-many": "Too much is in flight",
+    "unroutable": "The broker returned the message",
+    "nacked": "The broker refused the message",
+    "unavailable": "The message was not sent",
+    "draining": "This sidecar is shutting down",
+    "unknown": "It is not known whether the message arrived",
+    "internal": "This sidecar has a defect",
+}
+
+
+class ProblemError(Exception):
+    """A problem to answer with. `kind` is the stable last part of the answer's `type`."""
+
+    def __init__(
+        self,
+        status: int,
+        kind: str,
+        detail: str,
+        outcome: Outcome,
+        *,
+        retryable: bool = False,
+        more: Mapping[str, Any] | None = None,
+    ) -> None:
+        """`detail` is for people, and names the field and the value where the request is at fault.
+
+        `more` are members of the answer beside those that all problems have.
+        """
+        super().__init__(detail)
+        self.status, self.kind, self.detail, self.outcome, self.retryable = status, kind, detail, outcome, retryable
+        self.more = more or {}
+        self.delay = 0.0
+        """Seconds that the answer is to wait."""
+
+    @property
+    def closes(self) -> bool:
+        """Whether its connection ends: the client does well to go elsewhere, or its body's rest would be a request."""
+        return self.kind in ("draining", "timeout")
+
+    def response(self) -> web.Response:
+        """The answer."""
+        body = {
+            "type": f"urn:ringproxy:problem:{self.kind}",
+            "title": _TITLES[self.kind],
+            "status": self.status,
+            "detail": self.detail,
+            "outcome": self.outcome,
+            "retryable": self.retryable,
+            **self.more,
+        }
+        headers = {"Retry-After": _RETRY_AFTER} if self.status in (429, 503) else {}
+        if self.status == 401:
+            headers["WWW-Authenticate"] = "Bearer"
+        response = web.Response(
+            body=json.dumps(body).encode(), status=self.status, content_type=CONTENT_TYPE, headers=headers
+        )
+        if self.closes:
+            response.force_close()
+        return response
+
+
+def invalid(field: str, problem: str) -> ProblemError:
+    """A 400 that names the field: ``invalid("Routing-Key", "'...' has 256 bytes, 255 are the most")``."""
+    return ProblemError(400, "bad-request", f"{field}: {problem}", Outcome.INVALID)
+
+
+def unavailable(detail: str) -> ProblemError:
+    """A 503 for a message that was not sent."""
+    return ProblemError(503, "unavailable", detail, Outcome.UNAVAILABLE, retryable=True)
+
+
+def refused(exchange: Name, why: str) -> ProblemError:
+    """A 503 for a message to an exchange that takes no publishes for now."""
+    return unavailable(f"exchange {exchange[1]!r} takes no publishes: {why}")
+
+
+@web.middleware
+async def problem_middleware(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
+    """Turns every error of a handler, and of the routing to one, into a problem."""
+    try:
+        return await handler(request)
+    except ProblemError as problem:
+        if problem.delay:
+            await asyncio.sleep(problem.delay)
+        return problem.response()
+    except web.HTTPRequestEntityTooLarge as error:
+        return ProblemError(413, "too-large", f"body: {error.text}", Outcome.INVALID).response()
+    except web.HTTPMethodNotAllowed as error:
+        allowed = ", ".join(sorted(error.allowed_methods))
+        detail = f"method: {error.method} is not one of {allowed}"
+        response = ProblemError(405, "method-not-allowed", detail, Outcome.INVALID).response()
+        response.headers["Allow"] = allowed
+        return response
+    except web.HTTPNotFound:
+        return ProblemError(404, "not-found", f"path: {request.raw_path[:200]!r}", Outcome.INVALID).response()
+    except web.HTTPException as error:
+        return ProblemError(error.status, "bad-request", error.reason, Outcome.INVALID).response()
+    except Exception:
+        log.exception("a defect while answering %s %s", request.method, request.path)
+        return ProblemError(500, "internal", "see this sidecar's log", Outcome.UNKNOWN, retryable=True).response()

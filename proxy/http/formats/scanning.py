@@ -1,0 +1,344 @@
+"""From a body's text, in any chunking, to the items in it: JSON objects, as the standard library scans them; pure."""
+
+import json
+import re
+from collections.abc import Generator, Iterator
+from enum import Enum, auto
+from sys import getsizeof
+from typing import Any
+
+from proxy.http.formats.decoding import MOST_STRUCTURE, TOO_MUCH, Structure, exceeds, refuse_constant, said
+
+Item = dict[str, Any]
+
+_NEAR = 16
+"""Characters. What breaks off gives an error no farther from its end, unless inside a string (`-Infinity` has 9)."""
+
+_MOST_DIGITS = 4300
+"""Of a whole number, as Python reads them by default."""
+
+_another = re.compile(r"[ \t\n\r]*,[ \t\n\r]*(?=\{)").match
+_space = re.compile(r"[ \t\n\r]*").match
+_line_ends = re.compile(r"\n\n+").sub
+
+
+class Framing(Enum):
+    """What stands around the items."""
+
+    OBJECT = auto()
+    """`{"messages": [...]}`."""
+
+    LINES = auto()
+    """One a line: NDJSON."""
+
+    LIST = auto()
+    """Just the list, of what is called events."""
+
+
+class BodyError(ValueError):
+    """A body that cannot be read on; the message names the place and what is wrong there."""
+
+    def __init__(self, index: int, detail: str, *, too_large: bool = False) -> None:
+        """`index` is that of the item at fault, so also the number of items before it; `too_large` makes it a 413."""
+        super().__init__(detail)
+        self.index, self.too_large = index, too_large
+
+
+_decode = json.JSONDecoder(parse_constant=refuse_constant).raw_decode
+
+
+def _at(error: json.JSONDecodeError, start: int) -> str:
+    return f"{error.msg} at character {error.pos - start} of the item"
+
+
+class _Text:
+    """What both forms share: text that waits to be made whole, the count of items, and the errors of one."""
+
+    def __init__(self, most_item: int, framing: Framing) -> None:
+        self.count = 0
+        self._most_item = most_item
+        self._called = "events" if framing is Framing.LIST else "messages"
+        self._parts: list[str] = []
+        self.size = self.held = 0
+        """Characters of it, and bytes of memory: one that is no ASCII makes all of a text two or four times as wide."""
+        self._structure = Structure(MOST_STRUCTURE + _NEAR)
+        """Of it, where it is long enough to count."""
+        self._counted = 0
+        """Parts that are counted in it."""
+
+    def error(self, detail: str, *, too_large: bool = False) -> BodyError:
+        """At the item that would be next."""
+        return BodyError(self.count, f"{self._called}[{self.count}]: {detail}", too_large=too_large)
+
+    def _too_long(self) -> BodyError:
+        return self.error(f"has more than {self._most_item} characters (max_body)", too_large=True)
+
+    def _too_structured(self) -> BodyError:
+        return self.error(TOO_MUCH(MOST_STRUCTURE), too_large=True)
+
+    def _keep(self, text: str) -> None:
+        self._parts.append(text)
+        self.size += len(text)
+        self.held += getsizeof(text)
+        if self.size > MOST_STRUCTURE:
+            for part in self._parts[self._counted :]:
+                self._structure.add(part)
+            self._counted = len(self._parts)
+
+    def _kept(self) -> str:
+        """All that was kept, in one part from now on."""
+        text = "".join(self._parts)
+        self._parts, self.held = [text], getsizeof(text)
+        self._counted = min(self._counted, 1)
+        return text
+
+    def _drop(self) -> None:
+        """Keeps nothing."""
+        self._parts, self.size, self.held = [], 0, 0
+        if self._counted:
+            self._structure, self._counted = Structure(MOST_STRUCTURE + _NEAR), 0
+
+
+_BLANK = " \t\r"
+
+
+class Lines(_Text):
+    """One object a line, blank lines apart; the last needs no line end."""
+
+    def __init__(self, most_item: int) -> None:
+        """`most_item` characters of one item's JSON."""
+        super().__init__(most_item, Framing.LINES)
+
+    def take(self, text: str, *, now: bool = False) -> Iterator[Item]:
+        """The items of the lines that are whole by now."""
+        if "\n\n" in text:
+            text = _line_ends("\n", text)
+        first, *lines = text.split("\n")
+        self._keep(first)
+        if lines:
+            yield from self._first()
+            self._keep(lines.pop())
+            for line in lines:
+                if len(line) > self._most_item:
+                    raise self._too_long()
+                if bare := line.strip(_BLANK):
+                    yield self._item(line, bare)
+                    self.count += 1
+        self._check()
+
+    def end(self) -> Iterator[Item]:
+        """The last line's."""
+        return self._first()
+
+    def _first(self) -> Iterator[Item]:
+        """The item of the line that was kept."""
+        self._check()
+        line = self._kept()
+        self._drop()
+        if bare := line.strip(_BLANK):
+            yield self._item(line, bare)
+            self.count += 1
+
+    def _check(self) -> None:
+        if self.size > self._most_item:
+            raise self._too_long()
+        if self._structure.size > MOST_STRUCTURE:
+            raise self._too_structured()
+
+    def _item(self, line: str, bare: str) -> Item:
+        """That of a line, which is `bare` without the space around it."""
+        if bare[0] != "{":
+            raise self.error(f"begins with {bare[0]!r}, not as an object")
+        try:
+            found: tuple[Item, int] = _decode(bare)
+        except json.JSONDecodeError as error:
+            raise self.error(_at(error, 0)) from None
+        except (ValueError, RecursionError) as error:
+            raise self.error(said(error)) from None
+        if found[1] < len(bare):
+            raise self.error("something follows the object on its line")
+        return found[0]
+
+
+class _State(Enum):
+    """Of the body around the items: what comes next."""
+
+    BODY = auto()
+    NAME = auto()
+    COLON = auto()
+    LIST = auto()
+    FIRST = auto()
+    ITEM = auto()
+    AFTER_ITEM = auto()
+    AFTER_LIST = auto()
+    MORE = auto()
+    DONE = auto()
+
+
+_MOVES: dict[_State, dict[str, _State]] = {
+    _State.BODY: {"{": _State.NAME},
+    _State.NAME: {},
+    _State.COLON: {":": _State.LIST},
+    _State.LIST: {"[": _State.FIRST},
+    _State.FIRST: {"]": _State.AFTER_LIST},
+    _State.ITEM: {},
+    _State.AFTER_ITEM: {",": _State.ITEM, "]": _State.AFTER_LIST},
+    _State.AFTER_LIST: {"}": _State.DONE},
+    _State.MORE: {},
+    _State.DONE: {},
+}
+"""What one character leads to where all is well; beside it there are only the name, `"messages"`, and the items."""
+
+_MOVES_OF_A_LIST = _MOVES | {
+    _State.FIRST: {"]": _State.DONE},
+    _State.AFTER_ITEM: {",": _State.ITEM, "]": _State.DONE},
+}
+"""The same where there is nothing around the list."""
+
+_NAME = '"messages"'
+
+_A_BATCH = '; a batch is an object {"messages": [...]}, or with Content-Type application/x-ndjson an object a line'
+"""What is said to those who send something else, as the end of an error."""
+
+_A_BATCH_OF_EVENTS = "; a batch of events is a list, and one event has Content-Type application/cloudevents+json"
+"""The same of a batch of events."""
+
+_LONGEST_NAME = 60
+"""Characters that are told of a name that is not taken."""
+
+_name = re.compile(rf'"((?:[^"\\\x00-\x1f]|\\[^\x00-\x1f]){{0,{_LONGEST_NAME}}}+)(?!\\?\Z)').match
+"""As much of a name as is told, which more text does not change: None where it may."""
+
+
+class ItemList(_Text):
+    """The objects of a list, which is the body or, called `messages`, its only member."""
+
+    def __init__(self, most_item: int, framing: Framing) -> None:
+        """The same; `framing` is that of a list."""
+        super().__init__(most_item, framing)
+        bare = framing is Framing.LIST
+        self._state = _State.LIST if bare else _State.BODY
+        self._moves = _MOVES_OF_A_LIST if bare else _MOVES
+        self._due = 0
+        """Characters at which a look at an unfinished item is worth while: half more than at the last."""
+        self._stuck = ""
+        """What is wrong with the unfinished item if nothing more comes, unless just that."""
+
+    def take(self, text: str, *, now: bool = False) -> Iterator[Item]:
+        """The items that are whole by now; `now`: also where a look is not due."""
+        self._keep(text)
+        if self.size < self._due and not now and not self._overfull:
+            return
+        window, self._stuck = self._kept(), ""
+        i = self._due = 0
+        while not self._due and (i := _space(window, i).end()) < len(window):  # type: ignore[union-attr]
+            c, state = window[i], self._state
+            if c == "{" and state in (_State.ITEM, _State.FIRST):
+                i = yield from self._items(window, i)
+            elif (after := self._moves[state].get(c)) is not None:
+                self._state = after
+                i += 1
+            elif state is _State.AFTER_LIST and c == ",":
+                self._state = _State.MORE
+                i += 1
+            elif c == '"' and state in (_State.NAME, _State.MORE):
+                if (end := self._named(window, i)) is None:
+                    break
+                self._state, i = _State.COLON, end
+            else:
+                raise self._misplaced(c)
+        if i:
+            self._drop()
+            self._keep(window[i:])
+
+    def _named(self, window: str, i: int) -> int | None:
+        """Where the name at i, `messages`, ends; None if it is not whole yet. Raises BodyError for any other."""
+        if self._state is _State.NAME and window.startswith(_NAME, i):
+            return i + len(_NAME)
+        if (found := _name(window, i)) is None:
+            return None
+        wrong = "given twice" if found[1] == "messages" else "unknown field"
+        hint = _A_BATCH if self._state is _State.NAME else ""
+        raise BodyError(self.count, f"body: {found[1]}: {wrong}{hint}")
+
+    @property
+    def _overfull(self) -> bool:
+        """Whether there is too much of an item, if it is one: what breaks off near the end is counted apart."""
+        return self._structure.size > MOST_STRUCTURE + _NEAR
+
+    def _items(self, window: str, i: int) -> Generator[Item, None, int]:
+        """The objects in a row from i on; returns where they stop, and sets `_due` if one is not whole."""
+        while (found := self._item(window, i)) is not None:
+            item, i = found
+            yield item
+            self.count += 1
+            if (another := _another(window, i)) is None:
+                self._state = _State.AFTER_ITEM
+                return i
+            i = another.end()
+        self._state = _State.ITEM
+        self._due = (len(window) - i) * 3 // 2
+        return i
+
+    def end(self) -> Iterator[Item]:
+        """None; raises BodyError if the list has not ended."""
+        yield from self.take("", now=True)
+        if self._state is not _State.DONE:
+            raise self.error(self._stuck or "the body ends before it is whole")
+
+    def _item(self, window: str, i: int) -> tuple[Item, int] | None:
+        """The object that begins at i and where it ends; None if it is not whole yet."""
+        try:
+            found: tuple[Item, int] = _decode(window, i)
+        except (ValueError, RecursionError) as error:
+            most = i + self._most_item + _NEAR
+            if len(window) > most:
+                # What lies behind the longest item must not matter: it may be there or not.
+                return self._item(window[:most], i)
+            if (wrong := self._wrong(error, window, i)) is not None:
+                raise wrong from None
+            if i == 0 and self._overfull:
+                raise self._too_structured() from None
+            return None
+        if found[1] - i > self._most_item:
+            raise self._too_long()
+        if self._is_too_structured(window, i, found[1]):
+            raise self._too_structured()
+        return found
+
+    def _is_too_structured(self, window: str, i: int, end: int) -> bool:
+        """Whether that part of the window is; looked at only where all of it is."""
+        return self._structure.size > MOST_STRUCTURE and end - i > MOST_STRUCTURE and exceeds(window[i:end])
+
+    def _wrong(self, error: ValueError | RecursionError, window: str, i: int) -> BodyError | None:
+        """What is wrong with the object that begins at i; None if more text may mend it."""
+        overfull = len(window) - i == self._most_item + _NEAR
+        if isinstance(error, json.JSONDecodeError):
+            unfinished = error.msg.startswith("Unterminated") or error.pos == len(window)
+            if error.pos - i > self._most_item or (unfinished and overfull):
+                return self._too_long()
+            if not unfinished and error.pos <= len(window) - _NEAR:
+                if self._is_too_structured(window, i, error.pos):
+                    return self._too_structured()
+                return self.error(_at(error, i))
+            self._stuck = "" if unfinished else _at(error, i)
+            return None
+        # A number too long to be whole may yet turn out a fraction.
+        if not overfull and len(window) - len(window.rstrip("0123456789")) > _MOST_DIGITS:
+            self._stuck = said(error)
+            return None
+        return self.error(said(error))
+
+    def _misplaced(self, c: str) -> BodyError:
+        if self._state is _State.BODY and c == "[":
+            return BodyError(self.count, f"body: a list{_A_BATCH}")
+        if self._moves is _MOVES_OF_A_LIST and self._state is _State.LIST and c == "{":
+            return BodyError(self.count, f"body: an object{_A_BATCH_OF_EVENTS}")
+        if self._state in (_State.ITEM, _State.FIRST):
+            return self.error(f"begins with {c!r}, not as an object")
+        due = " or ".join(self._moves[self._state]) or "nothing more"
+        if self._state is _State.NAME:
+            due = _NAME
+        elif self._state is _State.MORE:
+            due = "a name"
+        return BodyError(self.count, f"body: {c!r} where {due} should be")

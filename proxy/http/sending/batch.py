@@ -1,0 +1,343 @@
+"""Many messages in one request: sent as they are read, answered once the broker has answered for the last."""
+
+import asyncio
+import time
+from collections import Counter, deque
+from collections.abc import Coroutine, Iterable
+from typing import Any, NamedTuple
+
+from proxy.http.admission.limits import Limits
+from proxy.http.formats.message import Message
+from proxy.http.formats.problems import ProblemError
+from proxy.http.sending.dispatch import Dispatch, Order, Outlet, Placed
+from proxy.http.sending.receipts import is_gone, judged, receipt
+from proxy.outcome import Outcome
+from proxy.publisher.channel import CONFIRMED, UNROUTABLE, Verdict
+from proxy.routing.routes import Route, Target
+from proxy.session.republish import MOST_TRIES
+
+RETRYABLE = frozenset({Outcome.NACKED, Outcome.UNROUTABLE, Outcome.UNAVAILABLE, Outcome.UNKNOWN})
+"""Outcomes of which sending again may make a confirm."""
+
+_UNSENT = frozenset({Outcome.INVALID, Outcome.REJECTED, Outcome.UNAVAILABLE, Outcome.UNROUTABLE})
+_LONGEST_DETAIL = 300
+
+
+class Words(NamedTuple):
+    """What a request calls its list of messages, and the routing key of one."""
+
+    messages: str
+    key: str
+
+
+MESSAGES = Words("messages", "key")
+
+
+class _Entry:
+    """One message of the batch, and what became of it."""
+
+    __slots__ = ("counted", "id", "message", "order", "placed", "retryable", "tries", "verdict")
+
+    def __init__(self, message_id: str | None, message: Message | None, order: Order = None) -> None:
+        self.id, self.order = message_id, order
+        self.message = message
+        """Until it is settled."""
+        self.counted: int | None = None
+        """Bytes that it has in the limits; from when it is sent first, or waits behind another, until it is settled."""
+        self.tries = 0
+        """Times that it was sent again."""
+        self.placed: Placed | None = None
+        self.verdict: Verdict | None = None
+        self.retryable = True
+
+
+class Batch:
+    """The messages of one request, in their order. After a key's first failure nothing more of that key is sent.
+
+    Nor is anything once a message could not be sent for want of an exchange, a ring or a broker, or the broker did not
+    answer for one: each would wait as long.
+    """
+
+    def __init__(self, dispatch: Dispatch, limits: Limits, outlet: Outlet, patience: float, words: Words) -> None:
+        """Empty. `patience` in seconds is for room for one more message."""
+        self._dispatch, self._limits, self._outlet, self._patience = dispatch, limits, outlet, patience
+        self.words = words
+        self._entries: list[_Entry] = []
+        self._unsettled = 0
+        self._settled = asyncio.Event()
+        self._confirmed = True
+        self._returned: list[int] = []
+        """Messages that came back, and those behind them; they are sent once all others are settled."""
+        self._waiting: set[Order] = set()
+        """Their keys."""
+        self._abandoned = False
+        self._room_wait: asyncio.Timeout | None = None
+        """Ends the wait for room, of which a message that came back holds a part."""
+        self._failed: set[Order] = set()
+        """Keys of which nothing more is sent."""
+        self._stopped = ""
+        """Why nothing more is sent."""
+        self._again = True
+        """Whether sending again may help what was not sent for that reason."""
+
+    def __len__(self) -> int:
+        """Messages so far."""
+        return len(self._entries)
+
+    def add(self, message_id: str | None, message: Message) -> Coroutine[Any, Any, None] | None:
+        """Sends one more message, unless an earlier one has failed; gives what must be awaited before the next, if any.
+
+        Not a coroutine itself, for speed: almost always there is nothing to wait for.
+        """
+        index = len(self._entries)
+        self._entries.append(_Entry(message_id, message))
+        if not (self._limits.has_room or self._stopped):
+            return self._add_late(self._room(), index, message)
+        return self._start(index, message)
+
+    def _start(self, index: int, message: Message) -> Coroutine[Any, Any, None] | None:
+        step: Coroutine[Any, Any, None] | None = self._send(index, message, time.monotonic())
+        return self._add_late(step, index, message) if step is not None else None
+
+    async def _add_late(self, step: Coroutine[Any, Any, None], index: int, message: Message) -> None:
+        """After what has to be awaited before the message can be sent, as often as there is such a thing."""
+        due: Coroutine[Any, Any, None] | None = step
+        asked = time.monotonic()
+        while due is not None:
+            try:
+                await due
+            except ProblemError as problem:
+                self._unsent(index, message, problem)
+                return
+            due = self._send(index, message, asked)
+
+    def _send(self, index: int, message: Message, asked: float) -> Coroutine[Any, Any, None] | None:
+        """Sends a message or fails it, or gives what must be awaited before the next try."""
+        entry = self._entries[index]
+        # Looked at after each wait: a message must not overtake one of its key that has failed meanwhile.
+        if self._stopped:
+            self._fail(entry, Verdict(Outcome.REJECTED, self._stopped), self._again)
+            return None
+        if self._failed or self._waiting:
+            order = self._dispatch.order_of(self._outlet, message)
+            if order in self._failed:
+                self._fail(entry, Verdict(Outcome.REJECTED, "an earlier message with its key failed"), True)
+                return None
+            if order in self._waiting:
+                entry.placed = None
+                self._returned.append(index)
+                self._count(entry, message)
+                return None
+        try:
+            step = self._dispatch.attempt(self._outlet, message, self, index, asked)
+        except ProblemError as problem:
+            self._unsent(index, message, problem)
+            return None
+        if not isinstance(step, Placed):
+            return step
+        entry.placed, entry.order = step, step.order(message.key)
+        self._count(entry, message)
+        self._unsettled += 1
+        return None
+
+    def _count(self, entry: _Entry, message: Message) -> None:
+        if entry.counted is None:
+            entry.counted = message.size
+            self._limits.take_batched(entry.counted)
+
+    def _release(self, entry: _Entry) -> None:
+        """It is settled."""
+        if entry.counted is not None:
+            self._limits.give_batched(entry.counted)
+        entry.counted, entry.message = None, None
+
+    def _unsent(self, index: int, message: Message, problem: ProblemError) -> None:
+        """A message that cannot be sent."""
+        entry = self._entries[index]
+        entry.order = self._dispatch.order_of(self._outlet, message)
+        if problem.outcome is Outcome.UNAVAILABLE or problem.status in (403, 404):
+            self._stop(problem.detail, problem.retryable)
+        self._fail(entry, Verdict(problem.outcome, self._in_words(problem, index)), problem.retryable)
+
+    def _in_words(self, problem: ProblemError, index: int) -> str:
+        """The detail of a message that was not sent, with its place in the request where the message is to blame."""
+        if problem.kind == "no-routing-key":
+            return f"{self.words.messages}[{index}].{self.words.key}: missing"
+        return f"{self.words.messages}[{index}].{problem.detail}" if problem.status in (400, 413) else problem.detail
+
+    def _stop(self, why: str, again: bool) -> None:
+        if not self._stopped:
+            self._stopped, self._again = f"not sent after an earlier message: {why}"[:_LONGEST_DETAIL], again
+
+    async def _room(self) -> None:
+        """Waits for room, or stops the batch where there is none for too long.
+
+        What came back has its place until it is settled, so that is seen to first, whenever it comes.
+        """
+        try:
+            async with asyncio.timeout(self._patience):
+                while not await self._room_before_return():
+                    await self._answered()
+                    await self._send_again()
+        except TimeoutError:
+            self._stopped = f"too much was in flight for {self._patience:g} s"
+
+    async def _room_before_return(self) -> bool:
+        """Waits for room; False once a message has come back instead."""
+        if self._returned:
+            return False
+        try:
+            async with asyncio.timeout(None) as self._room_wait:
+                await self._limits.room()
+        except TimeoutError:
+            return False
+        finally:
+            self._room_wait = None
+        return True
+
+    def refuse(self, message_id: str | None, key: bytes | None, why: str, message: Message | None = None) -> None:
+        """One more message, which is not sent; `key` is None where that cannot be read, or there is none.
+
+        With its message, where one could be made of it, it holds back those behind it also where not the key is hashed.
+        """
+        entry = _Entry(message_id, None, key if message is None else self._dispatch.order_of(self._outlet, message))
+        self._entries.append(entry)
+        self._fail(entry, Verdict(Outcome.INVALID, why), False)
+
+    def settled(self, index: int, verdict: Verdict) -> None:
+        """The broker has answered for one."""
+        entry = self._entries[index]
+        if verdict is CONFIRMED:
+            entry.verdict = verdict
+            self._release(entry)
+        elif verdict.outcome is Outcome.UNROUTABLE and entry.tries < MOST_TRIES and not self._abandoned:
+            self._returned.append(index)
+            self._waiting.add(entry.order)
+            if self._room_wait is not None:
+                self._room_wait.reschedule(0)
+                self._room_wait = None
+        else:
+            if entry.placed is not None:
+                verdict = judged(entry.placed, verdict)
+            if verdict.outcome is Outcome.UNKNOWN:
+                self._stop(verdict.detail, True)
+            self._fail(entry, verdict, verdict.outcome in RETRYABLE)
+        self._unsettled -= 1
+        if not self._unsettled:
+            self._settled.set()
+
+    def _fail(self, entry: _Entry, verdict: Verdict, retryable: bool) -> None:
+        if len(verdict.detail) > _LONGEST_DETAIL:
+            # Here and not in the answer, or what clients make of it would be kept until then.
+            verdict = verdict._replace(detail=verdict.detail[:_LONGEST_DETAIL])
+        entry.verdict, entry.retryable = verdict, retryable
+        self._release(entry)
+        self._confirmed = False
+        if entry.order is not None:
+            self._failed.add(entry.order)
+
+    async def done(self) -> None:
+        """Returns once the fate of every message is known, and what showed a ring to be stale was read again."""
+        await self._answered()
+        while self._returned:
+            await self._send_again()
+            await self._answered()
+        await self._refresh(e for e in self._entries if e.verdict is not None and is_gone(e.verdict))
+
+    async def _answered(self) -> None:
+        """Returns once the broker has answered for all that was sent."""
+        while self._unsettled:
+            self._settled.clear()
+            await self._settled.wait()
+
+    async def _send_again(self) -> None:
+        """What came back goes where its ring, read again, says, and what is behind it; in the order of the request."""
+        again = deque(sorted(self._returned))
+        self._returned, self._waiting = [], set()
+        try:
+            await self._refresh(self._entries[index] for index in again)
+            while again:
+                await self._send_one_again(again[0])
+                again.popleft()
+        finally:
+            self._returned += again
+
+    async def _send_one_again(self, index: int) -> None:
+        entry = self._entries[index]
+        message, before = entry.message, entry.placed
+        assert message is not None
+        if before is not None and not self._dispatch.moved(self._outlet, message, before):
+            verdict = judged(before, UNROUTABLE)
+            self._fail(entry, verdict, verdict.outcome in RETRYABLE)
+            return
+        entry.tries += before is not None
+        if (step := self._start(index, message)) is not None:
+            await step
+        if before is not None and entry.placed is not None and entry.message is not None:
+            self._dispatch.count_rerouted(before)
+
+    def abandon(self) -> None:
+        """Nobody will ask for more: what waits to be sent again, or will come back, gives its place back."""
+        self._abandoned = True
+        while self._returned:
+            self._release(self._entries[self._returned.pop()])
+
+    async def _refresh(self, entries: Iterable[_Entry]) -> None:
+        """Reads the rings again that placed them, each once."""
+        stale: dict[tuple[Route, Target | None], Placed] = {}
+        for entry in entries:
+            if entry.placed is not None:
+                choice = entry.placed.choice
+                stale[entry.placed.route, choice.target if choice else None] = entry.placed
+        await asyncio.gather(
+            *(self._dispatch.refresh(placed, "messages of a batch did not reach it") for placed in stale.values())
+        )
+
+    def unsent(self) -> Counter[Outcome]:
+        """How many the broker never took, or gave back, by outcome: what the publisher has not counted."""
+        outcomes = (entry.verdict.outcome for entry in self._entries if entry.verdict is not None)
+        return Counter(o for o in outcomes if o in _UNSENT)
+
+    @property
+    def is_confirmed(self) -> bool:
+        """Whether every message is."""
+        return self._confirmed
+
+    def summary(self) -> dict[str, Any]:
+        """Of a batch that is confirmed."""
+        passed = sum(entry.placed is not None and entry.placed.reason is not None for entry in self._entries)
+        count = len(self._entries)
+        return {"outcome": Outcome.CONFIRMED, "messages": count, "confirmed": count - passed, "passed": passed}
+
+    def results(self) -> list[dict[str, Any]]:
+        """One for each message, in their order."""
+        return [_result(entry) for entry in self._entries]
+
+    def problem(self) -> ProblemError:
+        """Of a batch of which something failed."""
+        verdicts = [entry.verdict for entry in self._entries if entry.verdict is not None]
+        outcomes = {verdict.outcome for verdict in verdicts}
+        failures = [entry for entry in self._entries if entry.verdict is not CONFIRMED]
+        first = _result(failures[0])["detail"]
+        again = any(entry.retryable for entry in failures)
+        return ProblemError(
+            503 if again else 422,
+            "batch-failed",
+            f"{len(failures)} of {len(self._entries)} messages are not confirmed; the first: {first}"[:500],
+            outcomes.pop() if len(outcomes) == 1 else Outcome.UNKNOWN,
+            retryable=again,
+            more={"results": self.results()},
+        )
+
+
+def _result(entry: _Entry) -> dict[str, Any]:
+    named = {} if entry.id is None else {"id": entry.id}
+    if entry.verdict is CONFIRMED and entry.placed is not None:
+        return named | receipt(entry.placed)
+    verdict = entry.verdict or Verdict(Outcome.UNKNOWN)
+    return {
+        **named,
+        "outcome": verdict.outcome,
+        "detail": verdict.detail,
+        "retryable": entry.retryable,
+    }

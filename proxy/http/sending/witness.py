@@ -1,0 +1,23 @@
+"""Who journals the broker's answer to a publish over HTTP."""
+
+from proxy.journal.buffer import Journal, Record
+from proxy.outcome import Outcome
+from proxy.publisher.channel import Receiver, Verdict
+
+
+class Witness:
+    """Stands between the broker's answer and whoever sent a message over HTTP, and journals the answer."""
+
+    __slots__ = ("_index", "_journal", "_receiver", "_record")
+
+    def __init__(self, journal: Journal, record: Record, receiver: Receiver, index: int) -> None:
+        """For the receiver's message of that index."""
+        self._journal, self._record, self._receiver, self._index = journal, record, receiver, index
+
+    def settled(self, index: int, verdict: Verdict) -> None:
+        """Called once."""
+        outcome = verdict.outcome
+        if outcome is Outcome.CONFIRMED and self._record.destination is None:
+            outcome = Outcome.PASSED
+        self._journal.add(self._record, outcome, self._journal.clock())
+        self._receiver.settled(self._index, verdict)

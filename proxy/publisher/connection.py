@@ -1,0 +1,324 @@
+"""One connection to the broker that stays up: dialled again after each loss, written to once a turn of the loop."""
+
+import asyncio
+import logging
+import random
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import cast
+
+from proxy.publisher.channel import ConfirmChannel
+from proxy.publisher.protocol import Client, Stage
+from proxy.wire import writing
+from proxy.wire.frames import ACCESS_REFUSED, HEARTBEAT_FRAME, NOT_ALLOWED, PROTOCOL_HEADER, Fault
+
+log = logging.getLogger(__name__)
+
+LONGEST_PAUSE = 10.0
+"""Seconds between tries to connect, at most."""
+
+BUFFER = 1 << 20
+"""Bytes waiting to be sent from which no more is published: the broker does not read."""
+
+_CLOSED = "this sidecar closed the connection"
+
+DOUBT_AFTER = 5.0
+"""Seconds for which a connection's word for its cluster's name is not doubted."""
+
+_MARKS = 100
+"""How finely the time for a confirm is measured."""
+
+_TICK = 0.1
+"""Seconds between looks at what has waited too long: a confirm, a heartbeat."""
+
+
+class Socket(asyncio.Protocol):
+    """One incarnation of a link's connection."""
+
+    def __init__(self, link: "Link", client: Client) -> None:
+        """Not connected yet."""
+        self.link, self.client = link, client
+        self.transport: asyncio.Transport | None = None
+        self.closed = asyncio.get_running_loop().create_future()
+        self.paused = False
+        self.heard_at = self.wrote_at = time.monotonic()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Says what is spoken."""
+        transport = cast(asyncio.Transport, transport)  # uvloop's are not of the class
+        transport.set_write_buffer_limits(high=BUFFER)
+        self.transport = transport
+        transport.write(PROTOCOL_HEADER)
+
+    def data_received(self, data: bytes) -> None:
+        """Feeds the client."""
+        self.heard_at = time.monotonic()
+        client = self.client
+        before = client.stage, client.blocked
+        try:
+            client.feed(data)
+        except Fault as fault:
+            client.fault, client.stage = f"the broker sent what is not AMQP 0-9-1: {fault}", Stage.CLOSED
+            client.pack()
+            client.out.clear()
+        if client.out:
+            # Publishes are among it, and more of them may come in this turn of the loop.
+            self.link.wake()
+        while client.news:
+            log.warning("broker, virtual host %r: %s", self.link.vhost, client.news.pop())
+        if (client.stage, client.blocked) != before:
+            self.link.changed()
+        if client.stage is Stage.CLOSED:
+            self.flush()
+            self.end()
+
+    def flush(self) -> None:
+        """Writes what is queued."""
+        out = self.client.out
+        self.client.pack()
+        if out and self.transport is not None:
+            self.wrote_at = time.monotonic()
+            writing.write(self.transport, out)
+        out.clear()
+
+    def end(self) -> None:
+        """Closes the socket; what is still to be written gets a moment only."""
+        transport = self.transport
+        if transport is not None:
+            transport.close()
+            asyncio.get_running_loop().call_later(1.0, transport.abort)
+
+    def abort(self) -> None:
+        """Closes it at once."""
+        if self.transport is not None:
+            self.transport.abort()
+
+    def pause_writing(self) -> None:
+        """The broker does not read."""
+        self.paused = True
+        self.link.changed()
+
+    def resume_writing(self) -> None:
+        """It does again."""
+        self.paused = False
+        self.link.changed()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """Nothing more will come."""
+        self.transport = None
+        if error is not None and not self.client.fault:
+            self.client.fault = f"the connection was lost: {error}"
+        self.client.stage = Stage.CLOSED
+        self.link.changed()
+        if not self.closed.done():
+            self.closed.set_result(None)
+
+
+class Link:
+    """A connection as one user to one virtual host, whatever becomes of the sockets under it."""
+
+    def __init__(
+        self,
+        dial: Callable[[Callable[[], Socket]], Awaitable[Socket]],
+        login: Callable[[], tuple[str, str]],
+        vhost: str,
+        *,
+        open_timeout: float,
+        confirm_timeout: float,
+    ) -> None:
+        """`dial` raises OSError; `login` gives user and password, asked at each try. Times in seconds."""
+        self._dial, self._login, self.vhost = dial, login, vhost
+        self._open_timeout, self._confirm_timeout = open_timeout, confirm_timeout
+        self.client: Client | None = None
+        """Of the present connection; None while there is none."""
+        self.clear = False
+        """Whether a publish may be sent now."""
+        self._news = asyncio.Event()
+        self.fault = "not connected yet"
+        """Why there is no connection; empty while there is one."""
+        self.login_refused = 0
+        """The reply code with which the broker last refused this user, or this user the virtual host; 0 for neither."""
+        self.cluster: str | None = None
+        """The name by which the cluster goes that was last connected to; None before that, and where it has none."""
+        self.cluster_told_at = 0.0
+        """When the broker had given it, monotonic."""
+        self.connects = 0
+        self._socket: Socket | None = None
+        self._loop = asyncio.get_running_loop()
+        self._due = self._over = False
+        self._marks: deque[tuple[float, list[tuple[ConfirmChannel, int]]]] = deque()
+        self._probed: tuple[float, int] | None = None
+        """When the broker was asked whether it reads, and how many methods it had sent by then; None for not asked."""
+
+    @property
+    def why(self) -> str:
+        """Why no publish can be sent now."""
+        if self.client is None or self.client.stage is not Stage.OPEN:
+            return f"no connection to the broker: {self.fault or 'it was lost just now'}"
+        if self.client.blocked:
+            return f"the broker takes no publishes: {self.client.blocked}"
+        return "the broker reads no more of what was sent to it"
+
+    def changed(self) -> None:
+        """Looks anew at whether publishes may be sent."""
+        socket = self._socket
+        client = socket.client if socket is not None else None
+        opened = client is not None and client.stage is Stage.OPEN
+        if client is not None and opened and self.client is None:
+            self.client, self.fault, self.cluster, self.login_refused = client, "", client.cluster, 0
+            self.connects += 1
+            self.cluster_told_at = time.monotonic()
+        self.clear = opened and client is not None and not client.blocked and socket is not None and not socket.paused
+        self._news.set()
+        self._news = asyncio.Event()
+
+    async def settled(self) -> None:
+        """Returns once a publish may be sent, or the broker has refused this user, or nobody connects any more."""
+        while not (self.clear or self.login_refused or self._over):
+            await self._news.wait()
+
+    def doubt(self) -> None:
+        """Connects anew: the broker's cluster may have another name by now than when it told it."""
+        socket = self._socket
+        if (
+            socket is not None
+            and socket.client.stage is Stage.OPEN
+            and time.monotonic() - self.cluster_told_at > DOUBT_AFTER
+        ):
+            self._close(socket)
+            self._loop.call_later(self._open_timeout, socket.abort)
+
+    def wake(self) -> None:
+        """What was queued at the client goes out at the end of this turn of the loop, all in one write."""
+        if not self._due:
+            self._due = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._due = False
+        if self._socket is not None:
+            self._socket.flush()
+
+    async def run(self, wanted: Callable[[bool], bool]) -> None:
+        """Connects again and again for as long as that is wanted; it is told whether there is a connection now."""
+        pause = 0.1
+        while True:
+            started = time.monotonic()
+            try:
+                fault = await self._connection(wanted)
+            except Exception as error:
+                log.exception("a defect while connecting to the broker, or connected")
+                fault = f"a defect, see this sidecar's log: {type(error).__name__}"
+            if fault != self.fault:
+                level = logging.INFO if fault == _CLOSED else logging.WARNING
+                log.log(level, "broker, virtual host %r: %s", self.vhost, fault)
+            self.fault = fault
+            if not wanted(False):
+                self._over = True
+                self.changed()
+                return
+            pause = 0.1 if time.monotonic() - started > LONGEST_PAUSE else min(pause * 2, LONGEST_PAUSE)
+            await asyncio.sleep(random.uniform(0, pause))
+
+    async def _connection(self, wanted: Callable[[bool], bool]) -> str:
+        """One connection from its beginning to its end; returns why it ended."""
+        client = Client(*self._login(), self.vhost)
+        socket: Socket | None = None
+        try:
+            async with asyncio.timeout(self._open_timeout):
+                socket = self._socket = await self._dial(lambda: Socket(self, client))
+                # Its first bytes may have come before it was known here.
+                socket.flush()
+                self.changed()
+                while client.stage is Stage.OPENING and not socket.closed.done():
+                    await self._wait(socket)
+            if client.stage is Stage.OPEN:
+                log.info("connected to the broker, virtual host %r", self.vhost)
+            while not socket.closed.done():
+                await self._wait(socket)
+                self._tick(socket, time.monotonic())
+                if not client.in_flight and not wanted(True):
+                    await self.aclose()
+        except TimeoutError:
+            return "no AMQP answer in time"
+        except OSError as error:
+            return str(error)
+        finally:
+            self._ended(client, socket)
+        return self._in_words(client)
+
+    async def _wait(self, socket: Socket) -> None:
+        await asyncio.wait((socket.closed,), timeout=_TICK)
+
+    def _tick(self, socket: Socket, now: float) -> None:
+        client, marks = socket.client, self._marks
+        if client.in_flight and (not marks or now - marks[-1][0] >= self._confirm_timeout / _MARKS):
+            marks.append((now, client.marks()))
+        given_up = 0
+        while marks and marks[0][0] + self._confirm_timeout <= now:
+            for channel, number in marks.popleft()[1]:
+                given_up += client.give_up(channel, number, f"no confirm within {self._confirm_timeout:g} s")
+        self._probe(socket, now, given_up > 0)
+        if now - socket.heard_at > 2 * client.heartbeat:
+            client.fault = "the broker has sent no heartbeat"
+            socket.abort()
+        elif now - socket.wrote_at > client.heartbeat / 2 and socket.transport is not None and not socket.paused:
+            socket.wrote_at = now
+            socket.transport.write(HEARTBEAT_FRAME)
+
+    def _probe(self, socket: Socket, now: float, given_up: bool) -> None:
+        """Where publishes are given up: asks whether the broker reads this connection, and ends it where it does not.
+
+        A broker may stop for ever while its heartbeats come (docs/reliability.md, "What long runs have found"); it
+        reads others. In an alarm it does not read either, but says so.
+        """
+        client = socket.client
+        if self._probed is not None:
+            asked, methods = self._probed
+            if client.blocked or client.methods != methods:
+                self._probed = None
+            elif now - asked > self._confirm_timeout:
+                client.fault = f"the broker has not read this connection for {self._confirm_timeout:g} s"
+                socket.abort()
+        elif given_up and not client.blocked and client.stage is Stage.OPEN and client.probe():
+            self._probed = now, client.methods
+            self.wake()
+
+    def _ended(self, client: Client, socket: Socket | None) -> None:
+        refused = client.code in (ACCESS_REFUSED, NOT_ALLOWED) and self.client is None
+        self.login_refused = client.code if refused else 0
+        self.client = self._socket = self._probed = None
+        self._marks.clear()
+        self.changed()
+        client.lost(f"the connection was lost before the confirm: {self._in_words(client)}")
+        if socket is not None:
+            socket.abort()
+
+    def _in_words(self, client: Client) -> str:
+        if client.code:
+            return f"the broker closed the connection: {client.code} {client.fault}"
+        return client.fault or "the connection was lost"
+
+    def abandon(self, why: str) -> None:
+        """Waits for no confirm any more: each publish in flight is `unknown`."""
+        if self.client is not None:
+            for channel, number in self.client.marks():
+                self.client.give_up(channel, number, why)
+
+    async def aclose(self) -> None:
+        """Closes the connection in good order, as far as the broker answers in time."""
+        socket = self._socket
+        if socket is None:
+            return
+        if socket.client.stage is Stage.OPEN:
+            self._close(socket)
+            await asyncio.wait((socket.closed,), timeout=self._open_timeout)
+        socket.abort()
+
+    def _close(self, socket: Socket) -> None:
+        """Nothing more is published on it; what is in flight may still be answered."""
+        socket.client.close()
+        socket.client.fault = _CLOSED
+        socket.flush()
+        self.changed()

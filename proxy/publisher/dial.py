@@ -1,0 +1,68 @@
+"""The addresses of one cluster's nodes, and how anything that speaks AMQP reaches one of them."""
+
+import asyncio
+import itertools
+import socket
+import ssl
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from proxy.settings.parse import Address
+
+P = TypeVar("P", bound=asyncio.BaseProtocol)
+
+
+class Brokers:
+    """The addresses of one cluster's nodes, tried in turn, each connection from the next on."""
+
+    def __init__(self, addresses: Sequence[Address], tls: Callable[[], ssl.SSLContext] | None, timeout: float) -> None:
+        """`tls` is asked at each connect, None is plain TCP; `timeout` in seconds is for all tries together."""
+        self._addresses, self._tls, self._timeout = tuple(addresses), tls, timeout
+        self._turn = itertools.cycle(range(len(addresses)))
+
+    async def dial(self, make: Callable[[], P]) -> P:
+        """Connects a protocol to the first that takes it, names resolved anew. Raises OSError with what each said."""
+        start = next(self._turn)
+        faults: list[str] = []
+        for address in (*self._addresses[start:], *self._addresses[:start]):
+            connected = await self._dial(make, address, faults)
+            if connected is not None:
+                return connected
+        raise OSError("; ".join(faults))
+
+    async def _dial(self, make: Callable[[], P], address: Address, faults: list[str]) -> P | None:
+        """Connects to the first of a host's IPs that takes it; adds to `faults` what each said that does not.
+
+        Each gets its share of the host's time, as one may answer nothing. (uvloop tries no two at once.)
+        """
+        loop = asyncio.get_running_loop()
+        until = loop.time() + self._timeout / len(self._addresses)
+        try:
+            async with asyncio.timeout_at(until):
+                hosts = await _hosts(address)
+        except OSError as error:
+            faults.append(f"{address}: {_in_words(error)}")
+            return None
+        for tried, host in enumerate(hosts):
+            try:
+                async with asyncio.timeout((until - loop.time()) / (len(hosts) - tried)):
+                    tls = self._tls() if self._tls is not None else None
+                    name = address.host if tls is not None else None
+                    _, connected = await loop.create_connection(make, host, address.port, ssl=tls, server_hostname=name)
+                    return connected
+            except OSError as error:
+                which = f"{address} ({host})" if len(hosts) > 1 else str(address)
+                faults.append(f"{which}: {_in_words(error)}")
+        return None
+
+
+async def _hosts(address: Address) -> list[str]:
+    """The IPs of a host, in the resolver's order. Raises OSError."""
+    found = await asyncio.get_running_loop().getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+    ips = list(dict.fromkeys(str(where[0]) for *_, where in found))
+    # One IP stays as it is written: uvloop would give `fe80::1%eth0` back without its interface.
+    return ips if len(ips) > 1 else [address.host]
+
+
+def _in_words(error: OSError) -> str:
+    return "no answer in time" if isinstance(error, TimeoutError) else error.strerror or str(error)

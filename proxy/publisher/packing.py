@@ -1,0 +1,87 @@
+"""One publish of this sidecar's own, from what it is made of to its frames."""
+
+from typing import Final
+
+from librt.strings import BytesWriter, write_i32_be, write_i64_be
+
+from proxy.publisher.channel import ConfirmChannel, Receiver
+from proxy.routing.counters import Tally
+from proxy.wire.content import STAMP_ID_ENTRY
+from proxy.wire.frames import END, MANDATORY, U32, Piece
+from proxy.wire.properties import Header
+
+Told = tuple[Receiver, int, Tally]
+"""Who is told of a publish's fate, by which number, and where it is counted."""
+
+_CLASS: Final = b"\x00\x3c\x00\x00"
+"""How a content header's payload begins: class and weight."""
+_SMALL: Final = 1 << 14
+"""Bytes of a body that is cheaper copied once more than kept apart."""
+_PAYLOAD: Final = 18
+"""Bytes of a content header's payload but for the properties: class, weight, size, flags; length of the headers."""
+_out: Final = BytesWriter()
+"""Where a publish is put together. One for all: that is done before anything else is."""
+
+
+class Publish:
+    """A mandatory publish, not numbered yet."""
+
+    __slots__ = ("_body", "_entries", "_header", "_key", "_method", "_stamp", "payload", "told")
+
+    def __init__(self, method: bytes, header: Header, stamp: bytes, key: bytes, body: bytes, told: Told) -> None:
+        """`method` is basic.publish up to its bits.
+
+        `stamp` is what its stamps begin with (`content.stamp_of_exchange`), up to `key`; empty for a ring id alone.
+        """
+        self._method, self._header, self._stamp, self._key, self._body = method, header, stamp, key, body
+        self.told = told
+        entries = len(STAMP_ID_ENTRY) + 8 + len(header.headers)
+        if stamp:
+            entries += len(stamp) + 4 + len(key)
+        self._entries = entries
+        self.payload = _PAYLOAD + len(header.before) + entries + len(header.after)
+        """Bytes of its content header's payload."""
+
+    def pack(self, channel: ConfirmChannel, room: int, to: list[Piece]) -> None:
+        """Puts its frames, of payloads up to `room` bytes, behind what goes out, as the channel's next publish."""
+        number = channel.number + 1
+        method, header, key, body = self._method, self._header, self._key, self._body
+        size = len(body)
+        out = _out
+        out.truncate(0)
+        out.write(channel.method_start)
+        write_i32_be(out, len(method) + 1)
+        out.write(method)
+        out.append(MANDATORY)
+        out.append(END)
+        out.write(channel.header_start)
+        write_i32_be(out, self.payload)
+        out.write(_CLASS)
+        write_i64_be(out, size)
+        out.append(header.flags >> 8)
+        out.append(header.flags & 0xFF)
+        out.write(header.before)
+        write_i32_be(out, self._entries)
+        if self._stamp:
+            out.write(self._stamp)
+            write_i32_be(out, len(key))
+            out.write(key)
+        out.write(STAMP_ID_ENTRY)
+        write_i64_be(out, channel.nonce + number)
+        out.write(header.headers)
+        out.write(header.after)
+        out.append(END)
+        if 0 < size <= min(room, _SMALL):
+            out.write(channel.body_start)
+            write_i32_be(out, size)
+            out.write(body)
+            out.append(END)
+        to.append(out.getvalue())
+        channel.number = number
+        channel.pending[number] = self.told
+        if size <= min(room, _SMALL):
+            return
+        whole = memoryview(body)
+        for at in range(0, size, room):
+            part = whole[at : at + room]
+            to += (channel.body_start + U32.pack(len(part)), part, b"\xce")

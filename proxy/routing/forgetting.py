@@ -1,0 +1,53 @@
+"""When counts end: those of exchanges that are gone, so that a long life with many names does not fill the memory."""
+
+from collections.abc import Callable, Collection
+
+from proxy.routing.counts import Counts
+from proxy.topology.sync import Sync
+from proxy.topology.table import Name, Router
+from ring.destination import Destination
+
+COUNTS_KEPT = 3600.0
+"""Seconds for which counts of what is gone are kept, so that scrapes see the last ones."""
+
+SWEEP_INTERVAL = 60.0
+"""Seconds between looks at what is counted."""
+
+Counted = tuple[Name, Destination | None]
+"""An exchange, or one destination of a shadowed exchange."""
+
+
+class Forgetting:
+    """Ends the counts of what has been gone for `COUNTS_KEPT` seconds. Those of what is there are never touched.
+
+    An exchange is there while the router knows it, and a virtual host's default exchange while a session, or an HTTP
+    connection to the broker, is in that virtual host. No route then holds the tallies of what is gone.
+    """
+
+    def __init__(self, counts: Counts, router: Router, sync: Sync, vhosts: Callable[[], Collection[str]]) -> None:
+        """`vhosts` gives those that something is connected to, a session or a connection of HTTP's."""
+        self._counts, self._router, self._sync, self._vhosts = counts, router, sync, vhosts
+        self._gone_since: dict[Counted, float] = {}
+
+    def sweep(self) -> None:
+        """Looks at everything that is counted. To be called now and then."""
+        now, vhosts = self._router.clock(), self._vhosts()
+        names = self._counts.names() | self._sync.changes.keys()
+        gone: set[Counted] = {(name, None) for name in names if not self._is_there(name, vhosts)}
+        for name, shadowed in self._counts.all_shadowed():
+            entry = self._router.entries.get(name)
+            known = entry.known if entry is not None else None
+            if entry is not None and (known is None or shadowed not in known.ring.destinations):
+                gone.add((name, shadowed))
+        self._gone_since = {each: self._gone_since.get(each, now) for each in gone}
+        for name, destination in [each for each, since in self._gone_since.items() if now - since >= COUNTS_KEPT]:
+            if destination is None:
+                self._counts.forget(name)
+                self._sync.changes.pop(name, None)
+                self._sync.moved.pop(name, None)
+            else:
+                self._counts.forget_destination(name, destination)
+            del self._gone_since[name, destination]
+
+    def _is_there(self, name: Name, vhosts: Collection[str]) -> bool:
+        return name in self._router.entries if name[1] else name[0] in vhosts

@@ -1,0 +1,317 @@
+"""The router's entries of one virtual host, made ready for the hot loop: bytes in, bytes and integers out."""
+
+from collections.abc import Callable
+from math import inf
+from typing import NamedTuple
+from weakref import WeakValueDictionary
+from zlib import crc32
+
+from mypy_extensions import i64, mypyc_attr
+
+from proxy.journal.buffer import Journal
+from proxy.routing.counters import NOWHERE, Tallies, Tally
+from proxy.settings.patterns import Mode, Selection
+from proxy.topology.bindings import RING_TYPES
+from proxy.topology.table import MAX_HOPS, Entry, Name, PassReason, Router, Unknown
+from proxy.wire import content
+from proxy.wire.frames import BASIC_PUBLISH, U32, shorted
+from ring.destination import Destination
+from ring.hashed import HashedValue
+from ring.hashing import index_at, slot_of
+
+MOST_ROUTES = 10_000
+"""Routes of one table; clients choose the names."""
+
+MARK = content.UNMARKED - 16
+"""The lowest of the 16 bits of a ring id, among those of the channel's nonce, that are changed by a mark."""
+
+PUBLISH = U32.pack(BASIC_PUBLISH) + b"\0\0"
+"""basic.publish up to the exchange."""
+
+
+def mark(exchange: bytes, key: bytes) -> int:
+    """What a ring id says of where its message was sent: a copy that a client sends elsewhere is not ours."""
+    return (crc32(exchange or key) & 0xFFFF) << MARK
+
+
+class Target:
+    """A destination of a ring, and how a publish to it begins."""
+
+    __slots__ = ("behind", "destination", "is_queue", "mark", "method", "name", "unread")
+
+    def __init__(self, destination: Destination) -> None:
+        """Not linked yet to what is behind it."""
+        self.destination = destination
+        self.is_queue = destination.kind == "queue"
+        self.name = destination.name.encode()
+        self.mark: i64 = mark(b"", self.name) if self.is_queue else mark(self.name, b"")
+        self.method = PUBLISH + (b"\0" + shorted(self.name) if self.is_queue else shorted(self.name))
+        """basic.publish up to the bits, for an exchange up to the routing key."""
+        self.behind: Route | None = None
+        """The ring of a destination that is an exchange with one."""
+        self.unread: Unread | None = None
+        """Why nothing may be published there yet."""
+
+
+class Unread(NamedTuple):
+    """An exchange that must be looked up before anything is published to it."""
+
+    name: Name
+    why: str
+    other_cluster: bool = False
+    """The broker's cluster is not known to be the management API's: no look-up helps, another question may."""
+    refused: bool = False
+    """The exchange takes no publishes for the reason `why`: no look-up helps."""
+
+
+UNANSWERED = Unread(NOWHERE, "the broker has not answered a declaration that was sent before it")
+"""What a publish waits for that comes behind a declaration on its channel: the broker's -ok, and no reading."""
+
+BEING_CLOSED = Unread(NOWHERE, "the broker has not closed the channel's number yet")
+"""What channel.open waits for where its number is in use: the broker's close-ok, and no reading."""
+
+
+class Choice:
+    """Where a message goes, by which ring, and the slot of that ring."""
+
+    __slots__ = ("by", "missing", "slot", "target")
+
+    def __init__(self, target: Target, by: "Route", slot: int, missing: bool) -> None:
+        """`missing`: some ring on the way hashes a header or property that the message lacks."""
+        self.target, self.by, self.slot, self.missing = target, by, slot, missing
+
+
+class Route:
+    """What happens to publishes to one exchange."""
+
+    __slots__ = (
+        "fingerprint", "fixed", "hashed", "hashed_name", "journal", "known", "name", "owners", "plain", "reason",
+        "shadowed", "stamp", "tally", "targets",
+    )  # fmt: skip
+
+    def __init__(self, name: Name, tally: Tally, reason: PassReason | None, entry: Entry | None = None) -> None:
+        """Passed for a reason; where that is None or SHADOW, an entry with a ring is given."""
+        self.name, self.tally, self.reason = name, tally, reason
+        self.shadowed = entry is not None and entry.passed is PassReason.SHADOW
+        """Passed, and counted where its ring would have sent it."""
+        self.targets: tuple[Target, ...] = ()
+        self.owners = b""
+        self.stamp = b""
+        """What its stamps begin with; empty where it has no ring."""
+        if entry is not None and entry.known is not None:
+            self.targets = tuple(map(Target, entry.known.ring.destinations))
+            self.owners = entry.known.ring.owner_index
+            self.stamp = content.stamp_of_exchange(name[1].encode())
+        known = self.known = entry.known if entry else None
+        self.journal: Journal | None = None
+        """Where its publishes are recorded, if anywhere."""
+        self.fingerprint = known.fingerprint if known is not None else ""
+        by_key = known is not None and known.hashed.source == "routing_key" and not self.shadowed
+        self.fixed = reason in (PassReason.SHADOW, PassReason.MODE_PASS)
+        """The settings say where its publishes go: no declaration changes that."""
+        self.plain = by_key and all(target.is_queue for target in self.targets)
+        """The routing key alone leads to a queue."""
+        self.hashed: HashedValue | None = None
+        """What it hashes where that is not the routing key."""
+        self.hashed_name = b""
+        if known is not None and known.hashed.source != "routing_key":
+            self.hashed, self.hashed_name = known.hashed, known.hashed.name.encode()
+
+    def choose(self, key: bytes, header: bytes, start: int, end: int) -> Choice | None:
+        """Where a message goes, following rings behind rings; None where they form a cycle.
+
+        `header` holds its content header's payload from `start` to `end`. Raises Fault for one that cannot be read.
+        Nothing may be published to a target that is `unread`: once it is read, there is a new route to ask.
+        """
+        route = self
+        missing = False
+        for _ in range(MAX_HOPS):
+            value: bytes | None = key
+            if route.hashed is not None:
+                value = content.hashed_value(route.hashed, route.hashed_name, header, start, end)
+                missing |= value is None
+            slot = slot_of(value or b"")
+            target = route.targets[index_at(route.owners, slot)]
+            if target.behind is None:
+                return Choice(target, route, slot, missing)
+            route = target.behind
+        return None
+
+    def leads_through(self) -> set[Name]:
+        """The exchanges that its messages may go through, itself among them."""
+        found, todo = {self.name}, [self]
+        while todo:
+            for target in todo.pop().targets:
+                name = (self.name[0], target.destination.name)
+                if not target.is_queue and name not in found:
+                    found.add(name)
+                    todo += [target.behind] if target.behind is not None else []
+        return found
+
+
+@mypyc_attr(native_class=False)  # those take no weak references
+class RouteTable:
+    """The routes of one virtual host of one cluster, made when first asked for and forgotten when anything changes."""
+
+    def __init__(self, vhost: str, cluster: str | None, tables: "RouteTables", asked: float = inf) -> None:
+        """`cluster` is the name that the broker of these sessions gives itself; None for none. `asked`: see `once`."""
+        self._vhost, self.cluster, self._tables, self._asked = vhost, cluster, tables, asked
+        self.routes: dict[bytes, Route] = {}
+        """Those made so far, for the hot loop; always this same dict."""
+        self._seen: dict[Name, int] = {}
+        self.expires = inf
+        """When a ring among the routes gets too old to serve, monotonic."""
+
+    def clear(self) -> None:
+        """Forgets every route: what they were made from has changed."""
+        self.routes.clear()
+        self._seen.clear()
+        self.expires = inf
+
+    def find(self, exchange: bytes) -> Route | Unread:
+        """The route of an exchange, or why there is none yet."""
+        route = self.routes.get(exchange)
+        return route if route is not None else self._make(exchange)
+
+    def once(self, exchange: bytes, asked: float) -> Route | Unread:
+        """The route of one publish that has waited since `asked`: what was declared after that is not its concern."""
+        return RouteTable(self._vhost, self.cluster, self._tables, asked).find(exchange)
+
+    def absent(self, exchange: bytes) -> Route:
+        """For a publish to an exchange that does not exist, for the broker to refuse."""
+        name = (self._vhost, exchange.decode(errors="replace"))
+        return Route(name, self._tables.tallies.of(NOWHERE, PassReason.ABSENT), PassReason.ABSENT)
+
+    @property
+    def tallies(self) -> Tallies:
+        """Where publishes count."""
+        return self._tables.tallies
+
+    def rings_to(self, destination: Destination) -> list[Name]:
+        """The exchanges whose rings have this destination; the routes may have been forgotten since the publish."""
+        entries = self._tables.router.entries.items()
+        here = [(name, entry.known) for name, entry in entries if name[0] == self._vhost and entry.passed is None]
+        return [name for name, known in here if known is not None and destination in known.ring.destinations]
+
+    def touch(self) -> None:
+        """Tells the router which exchanges were published to since the last time."""
+        router = self._tables.router
+        for route in self.routes.values():
+            if self._seen.get(route.name) != route.tally.published:
+                self._seen[route.name] = route.tally.published
+                for name in route.leads_through() & router.entries.keys():
+                    router.used_at[name] = router.clock()
+
+    def _make(self, exchange: bytes) -> Route | Unread:
+        router, tally = self._tables.router, self._tables.tallies.of
+        try:
+            name = (self._vhost, exchange.decode())
+        except UnicodeDecodeError:
+            return self.absent(exchange)  # no exchange has such a name
+        if not exchange:
+            return self._put(exchange, Route(name, tally(name, PassReason.TYPE), PassReason.TYPE))
+        mode = self._tables.selection.mode(*name)
+        if mode is Mode.PASS:
+            known = name if name in router.entries else NOWHERE
+            return self._put(exchange, Route(name, tally(known, PassReason.MODE_PASS), PassReason.MODE_PASS))
+        if mode is Mode.SHADOW:
+            return self._shadowed(exchange, name)
+        entry = router.look(name, self._asked)
+        if isinstance(entry, Unknown):
+            return Unread(entry.exchange, entry.why, refused=entry.refused)
+        if entry.exchange_type in RING_TYPES and (why := self._tables.mismatch(self.cluster)):
+            return Unread(name, why, other_cluster=True)
+        self.expires = min(self.expires, router.fresh_until(entry))
+        if entry.internal or entry.passed or entry.known is None:
+            reason = PassReason.INTERNAL if entry.internal else entry.passed or PassReason.NO_BINDINGS
+            return self._put(exchange, Route(name, tally(name, reason), reason))
+        # Put before its targets are linked: rings may form a cycle.
+        route = self._put(exchange, Route(name, tally(name, None), None, entry))
+        for target in route.targets:
+            if not target.is_queue:
+                self._link(target)
+        return route
+
+    def _shadowed(self, exchange: bytes, name: Name) -> Route:
+        """The route of an exchange whose publishes the exchange itself gets, whatever is known of it.
+
+        Nothing is waited for: while its ring is not known, its publishes are not counted by destination.
+        """
+        router, shadow = self._tables.router, PassReason.SHADOW
+        entry = router.entries.get(name)
+        if entry is None:
+            self._tables.want(name)
+            # Not kept: each publish asks anew for a reading that failed. Clients may choose the names.
+            known = name if self._tables.selection.names(name[1]) else NOWHERE
+            return Route(name, self._tables.tallies.of(known, shadow), shadow)
+        router.used_at[name] = router.clock()
+        reason = PassReason.INTERNAL if entry.internal else entry.passed or shadow
+        is_ours = not self._tables.mismatch(self.cluster)
+        ring = entry if entry.known is not None and reason is shadow and is_ours else None
+        return self._put(exchange, Route(name, self._tables.tallies.of(name, reason), reason, ring))
+
+    def _put(self, exchange: bytes, route: Route) -> Route:
+        if len(self.routes) >= MOST_ROUTES:
+            self.clear()
+        if route.known is not None:
+            route.journal = self._tables.journal
+        self.routes[exchange] = route
+        return route
+
+    def _link(self, target: Target) -> None:
+        """To the ring behind an exchange; one that is passed gets the messages and routes them itself."""
+        router, name = self._tables.router, (self._vhost, target.destination.name)
+        if self._tables.selection.mode(*name) is not Mode.ROUTE:
+            return
+        entry = router.look(name, self._asked)
+        if isinstance(entry, Unknown):
+            target.unread = Unread(entry.exchange, entry.why, refused=entry.refused)
+            return
+        self.expires = min(self.expires, router.fresh_until(entry))
+        if entry.passed is None and entry.known is not None:
+            behind = self.find(target.name)
+            # One that has become internal has no targets: the next reading of the ring before it passes that ring.
+            if isinstance(behind, Route) and behind.targets:
+                target.behind = behind
+
+
+class RouteTables:
+    """The tables of all virtual hosts in use; sessions of one virtual host share one."""
+
+    def __init__(
+        self,
+        router: Router,
+        selection: Selection,
+        tallies: Tallies,
+        mismatch: Callable[[str | None], str],
+        want: Callable[[Name], None],
+        journal: Journal | None = None,
+    ) -> None:
+        """`mismatch` says why a broker of that cluster's name is not the one whose bindings are read; else empty.
+
+        `want` has an exchange read for which nobody waits.
+        """
+        self.router, self.selection, self.tallies, self.mismatch = router, selection, tallies, mismatch
+        self.want, self.journal = want, journal
+        self._tables: WeakValueDictionary[tuple[str, str | None], RouteTable] = WeakValueDictionary()
+        router.on_change.append(self._changed)
+
+    def table(self, vhost: str, cluster: str | None) -> RouteTable:
+        """The table of a virtual host, kept while a session holds it."""
+        table = self._tables.get((vhost, cluster))
+        if table is None:
+            table = self._tables[vhost, cluster] = RouteTable(vhost, cluster, self)
+        return table
+
+    def vhosts(self) -> set[str]:
+        """The virtual hosts whose tables are in use."""
+        return {vhost for vhost, _ in list(self._tables)}
+
+    def touch(self) -> None:
+        """Tells the router which exchanges are in use."""
+        for table in list(self._tables.values()):
+            table.touch()
+
+    def _changed(self) -> None:
+        for table in list(self._tables.values()):
+            table.clear()

@@ -1,0 +1,357 @@
+"""How channels and sessions end (docs/architecture.md, "One drain"). After our Close only Close and Close-Ok count."""
+
+import re
+
+from proxy.routing.routes import BEING_CLOSED
+from proxy.session.channel import EXPECT_BODY, EXPECT_HEADER, EXPECT_METHOD, Channel, State
+from proxy.session.state import Connection, Phase, Refused, Stale
+from proxy.wire.frames import (
+    ACCESS_REFUSED,
+    BASIC_PUBLISH,
+    BODY,
+    CHANNEL_CLOSE,
+    CHANNEL_CLOSE_OK,
+    CHANNEL_OPEN,
+    CONNECTION_CLOSE,
+    CONNECTION_CLOSE_OK,
+    FRAME,
+    FRAME_ERROR,
+    HEADER,
+    HEARTBEAT,
+    INTERNAL_ERROR,
+    LEAST_HEADER,
+    METHOD,
+    NOT_FOUND,
+    OVERHEAD,
+    REPLY_SUCCESS,
+    U16,
+    U32,
+    U64,
+    UNEXPECTED_FRAME,
+    Fault,
+    close_frame,
+    method_frame,
+    reply_text,
+    short_string,
+    shorted,
+)
+from ring.destination import Destination
+
+_EXCHANGE = re.compile(rb"exchange '([^']*)'")
+_DEFAULT_EXCHANGE = (b"amq.default", b"")
+"""Its name in RabbitMQ's words and in LavinMQ's."""
+
+_LONGEST_METHOD = 1 << 17
+
+
+def fail(c: Connection, fault: Fault) -> None:
+    """Ends a session over what its client sent."""
+    c.framing_lost = fault.code == FRAME_ERROR
+    refuse(c, fault.code, str(fault), fault.method)
+
+
+def refuse(c: Connection, code: int, text: str, method: int = 0) -> None:
+    """Sends the client connection.close at the next frame boundary, and the broker one of its own."""
+    c.phase = c.broker_phase = Phase.REFUSING
+    _forget_backlogs(c)
+    c.events.append(Refused(code, text))
+    c.tell_client(close_frame(0, code, text, method))
+    if c.opened and not c.client_skip:
+        c.to_broker.append(close_frame(0, REPLY_SUCCESS, "ringproxy has closed the client's session"))
+    else:
+        # It cannot take a method now: in the handshake, or inside a frame.
+        c.broker_lost = True
+    # What waited in `client_rest` may have a Close among it.
+    late_from_client(c, b"")
+
+
+def _forget_backlogs(c: Connection) -> None:
+    """Nothing that waits goes on any more."""
+    for channel in c.waiting.values():
+        channel.backlog = None
+    c.waiting.clear()
+    c.withheld, c.stalled, c.held = 0, False, None
+    c.parked.drop()
+
+
+def leave(c: Connection, data: bytes, i: int, end: int) -> bytes | None:
+    """The client's connection.close: a message that comes back after it could not be published again.
+
+    So the broker gets it once it has confirmed what was published.
+    """
+    goodbyes = part(c)
+    if not awaits_answers(c):
+        c.phase = Phase.ENDING
+        return None
+    c.phase, c.goodbye = Phase.LEAVING, data[i:end]
+    return goodbyes
+
+
+def part(c: Connection) -> bytes:
+    """Closes the channels on which the broker confirms nothing, as of these only a close-ok tells that all is back."""
+    goodbyes = b""
+    for channel in c.channels.values():
+        confirms = channel.confirms
+        unsure = not confirms.answered or confirms.number == confirms.base
+        if unsure and channel.routed and channel.state == State.OPEN and channel.expect == EXPECT_METHOD:
+            channel.state, channel.refusal = State.REFUSING, b""
+            goodbyes += _goodbye(channel)
+    return goodbyes
+
+
+def left(c: Connection) -> None:
+    """Nothing can come back any more, or it takes too long."""
+    c.phase = Phase.ENDING
+    c.tell_broker(c.goodbye)
+
+
+def awaits_answers(c: Connection) -> bool:
+    """Whether the broker has yet to answer something of what the client has sent whole."""
+    if c.parked or (c.reroutes is not None and c.reroutes.under_way):
+        return True
+    inside = c.client_body if c.client_skip else 0
+    return any(
+        channel.state == State.REFUSING
+        or (channel.state == State.CLOSING and channel.routed)
+        or channel.awaits(number == inside)
+        for number, channel in c.channels.items()
+    )
+
+
+def late_from_client(c: Connection, data: bytes) -> None:
+    """What the client sends once one side has sent connection.close."""
+    if c.phase is Phase.LEAVING:
+        return  # which is nothing that matters
+    if c.phase is Phase.ENDING:
+        data, c.client_rest = c.client_rest + data, b""
+        if c.client_dropping:
+            # The rest of a frame whose beginning the broker has not got.
+            dropped = min(c.client_skip, len(data))
+            data, c.client_skip = data[dropped:], c.client_skip - dropped
+            c.client_dropping = c.client_skip > 0
+        if data:
+            c.to_broker.append(data)
+        return
+    if c.framing_lost:
+        c.client_rest = b""
+        return
+    methods, c.client_rest, c.client_skip = _methods(c.client_rest + data, c.client_skip)
+    if CONNECTION_CLOSE in methods:
+        ok = method_frame(0, CONNECTION_CLOSE_OK)
+        if c.for_client:
+            c.for_client += ok
+        else:
+            # Not `tell_client`: nothing that the broker is in the middle of goes to the client any more.
+            c.to_client.append(ok)
+    c.client_done |= bool(methods & {CONNECTION_CLOSE, CONNECTION_CLOSE_OK})
+
+
+def late_from_broker(c: Connection, data: bytes) -> None:
+    """What the broker sends once one side has sent connection.close."""
+    if c.phase is Phase.ENDING:
+        data, c.broker_rest = c.broker_rest + data, b""
+        if data:
+            c.to_client.append(data)
+        return
+    if c.for_client:
+        # The frame that ours waits for goes through to its end.
+        part, data = data[: c.broker_skip], data[c.broker_skip :]
+        c.broker_skip -= len(part)
+        if not c.broker_dropping:
+            c.to_client.append(part)
+        if not c.broker_skip:
+            c.to_client.append(c.for_client)
+            c.for_client = b""
+    methods, c.broker_rest, c.broker_skip = _methods(c.broker_rest + data, c.broker_skip)
+    if CONNECTION_CLOSE in methods:
+        c.to_broker.append(method_frame(0, CONNECTION_CLOSE_OK))
+    c.broker_done |= bool(methods & {CONNECTION_CLOSE, CONNECTION_CLOSE_OK})
+
+
+def _methods(data: bytes, skip: int) -> tuple[set[int], bytes, int]:
+    """The methods on channel 0 among frames; the beginning of one that is not complete; the bytes to skip beyond."""
+    if skip >= len(data):
+        return set(), b"", skip - len(data)
+    found: set[int] = set()
+    i = skip
+    while len(data) - i >= OVERHEAD:
+        kind, number, length = FRAME.unpack_from(data, i)
+        end = i + OVERHEAD + length
+        if end > len(data):
+            if kind == METHOD and not number and length < _LONGEST_METHOD:
+                return found, data[i:], 0
+            return found, b"", end - len(data)
+        if kind == METHOD and not number and length >= 4:
+            found.add(U32.unpack_from(data, i + 7)[0])
+        i = end
+    return found, data[i:], 0
+
+
+def refuse_channel(c: Connection, channel: Channel, code: int, text: str) -> None:
+    """Closes a channel: the broker's first, so that its answers to what was published still reach the client.
+
+    Does nothing to one that is being closed already.
+    """
+    if channel.state != State.OPEN or not c.running:
+        return
+    channel.state = State.REFUSING
+    channel.refusal = close_frame(channel.id, code, text, BASIC_PUBLISH)
+    c.events.append(Refused(code, text, channel))
+    if channel.withheld:
+        channel.withheld, channel.expect = False, EXPECT_METHOD
+    if channel.expect == EXPECT_METHOD:
+        c.tell_broker(_goodbye(channel))
+
+
+def _goodbye(channel: Channel) -> bytes:
+    return close_frame(channel.id, REPLY_SUCCESS, "ringproxy closes the channel")
+
+
+def _rest_of_content(c: Connection, channel: Channel, kind: int, data: bytes, i: int, end: int) -> bytes | None:
+    """Of a content that the broker has the beginning of: a method inside it, such as our close, would be a 505."""
+    length = end - i - OVERHEAD
+    if kind == HEADER and channel.expect == EXPECT_HEADER and length >= LEAST_HEADER:
+        channel.left = U64.unpack_from(data, i + 11)[0]
+    elif kind == BODY and channel.expect == EXPECT_BODY and length <= channel.left:
+        channel.left -= length
+    elif kind == HEARTBEAT:
+        return None
+    else:
+        raise Fault(UNEXPECTED_FRAME, "the rest of a content was due")
+    channel.expect = EXPECT_BODY if channel.left else EXPECT_METHOD
+    if channel.left:
+        return None
+    if end > len(data):
+        c.for_broker.append(_goodbye(channel))
+        return None
+    return data[i:end] + _goodbye(channel)
+
+
+def refused_frame(c: Connection, channel: Channel, kind: int, data: bytes, i: int, end: int) -> bytes | None:
+    """What a client sends on a channel that we are closing: dropped, but for the rest of a content."""
+    if channel.expect != EXPECT_METHOD:
+        return _rest_of_content(c, channel, kind, data, i, end)
+    method = U32.unpack_from(data, i + 7)[0] if kind == METHOD and end - i >= OVERHEAD + 4 else 0
+    if method == CHANNEL_CLOSE and channel.state == State.REFUSING:
+        channel.owed_close_ok = True
+    elif method == CHANNEL_CLOSE:
+        c.tell_client(method_frame(channel.id, CHANNEL_CLOSE_OK))
+    elif method == CHANNEL_CLOSE_OK and channel.state == State.REFUSED:
+        _gone(c, channel)
+    elif method == CHANNEL_CLOSE_OK and channel.state == State.ABANDONED:
+        channel.state = State.VACATED
+    elif method == CHANNEL_OPEN and channel.state == State.VACATED:
+        c.held = BEING_CLOSED
+    return b""
+
+
+def abandon(c: Connection, channel: Channel) -> None:
+    """Closes a channel towards its client, though the broker does not answer our channel.close.
+
+    Its number stays taken until the broker does. Other channels are not concerned.
+    """
+    owed = method_frame(channel.id, CHANNEL_CLOSE_OK) if channel.owed_close_ok else b""
+    _abandon(c, channel, channel.refusal + owed)
+
+
+def refuse_open(c: Connection, channel: Channel, text: str) -> None:
+    """Answers the channel.open that a channel's backlog begins with by channel.close: the number is not free."""
+    backlog, channel.backlog = channel.backlog, None
+    if backlog is not None:
+        del c.waiting[channel.id]
+        c.withheld -= backlog.size
+    c.events.append(Refused(INTERNAL_ERROR, text))
+    _abandon(c, channel, close_frame(channel.id, INTERNAL_ERROR, text, CHANNEL_OPEN))
+
+
+def _abandon(c: Connection, channel: Channel, last_words: bytes) -> None:
+    channel.state = State.ABANDONED
+    channel.confirms.abandon()
+    channel.late.clear()
+    if channel.returning is not None and channel.returning.home is not None:
+        c.gathering -= 1
+    channel.returning = None
+    c.tell_client(last_words)
+
+
+def too_late(c: Connection, channel: Channel, kind: int, data: bytes, i: int, end: int) -> bytes:
+    """A frame of the broker's on a channel that was abandoned: its client has been told of the channel's end."""
+    method = U32.unpack_from(data, i + 7)[0] if kind == METHOD else 0
+    if method == CHANNEL_CLOSE:
+        c.tell_broker(method_frame(channel.id, CHANNEL_CLOSE_OK))
+    elif method == CHANNEL_CLOSE_OK and channel.state == State.ABANDONED:
+        channel.state = State.REFUSED
+    elif method == CHANNEL_CLOSE_OK:
+        _gone(c, channel)
+    return b""
+
+
+def _client_closes(c: Connection, channel: Channel, method: int, data: bytes, i: int, end: int) -> None:
+    channel.state = State.CLOSING
+
+
+def _client_agrees(c: Connection, channel: Channel, method: int, data: bytes, i: int, end: int) -> None:
+    _gone(c, channel)
+
+
+def _client_opens(c: Connection, channel: Channel, method: int, data: bytes, i: int, end: int) -> None:
+    """The number again, before the broker's close-ok has come: it waits. Any other is the broker's to refuse."""
+    if channel.state == State.CLOSING:
+        c.held = BEING_CLOSED
+    elif channel.state == State.CLOSED:
+        _gone(c, channel)
+        c.channels[channel.id] = Channel(channel.id)
+
+
+FROM_CLIENT = {CHANNEL_OPEN: _client_opens, CHANNEL_CLOSE: _client_closes, CHANNEL_CLOSE_OK: _client_agrees}
+
+
+def _broker_closes(c: Connection, channel: Channel, method: int, data: bytes, i: int, end: int) -> bytes | None:
+    if channel.state >= State.REFUSING and channel.expect == EXPECT_METHOD:
+        c.tell_broker(method_frame(channel.id, CHANNEL_CLOSE_OK))
+        return b""
+    # In the midst of a content ours has not gone out yet, and the broker's does as well.
+    channel.state = State.CLOSED
+    routed, channel.routed = channel.routed, False
+    channel.confirms.abandon()
+    channel.late.clear()
+    text, at = short_string(data, i + 13, end - 1)
+    named = _EXCHANGE.search(text)
+    if not routed or named is None or U32.unpack_from(data, at)[0] != BASIC_PUBLISH:
+        return None
+    code, exchange = U16.unpack_from(data, i + 11)[0], named[1]
+    behind = Destination("exchange", exchange.decode(errors="replace"))
+    rings = c.table.rings_to(behind) if c.table else []
+    if code == NOT_FOUND:
+        c.events.extend(Stale(name, behind) for name in rings)
+    if code != ACCESS_REFUSED or not (rings or exchange in _DEFAULT_EXCHANGE):
+        return None
+    wanted = b"amq.default" if exchange in _DEFAULT_EXCHANGE else exchange
+    hint = b"; ringproxy sends ring publishes straight on: grant write on " + wanted
+    text = reply_text(reply_text(text, 255 - len(hint)) + hint)
+    c.events.append(Refused(code, text.decode(errors="replace")))
+    return method_frame(channel.id, CHANNEL_CLOSE, data[i + 11 : i + 13] + shorted(text) + data[at : end - 1])
+
+
+def _broker_agrees(c: Connection, channel: Channel, method: int, data: bytes, i: int, end: int) -> bytes | None:
+    if channel.away and c.phase <= Phase.LEAVING:
+        channel.late.append(data[i:end])
+        return b""
+    if channel.state == State.REFUSING:
+        channel.state = State.REFUSED
+        # Its answers came before its close-ok: a client that is not read any more must not be waited for.
+        channel.confirms.abandon()
+        owed = method_frame(channel.id, CHANNEL_CLOSE_OK) if channel.owed_close_ok else b""
+        return channel.refusal + owed
+    if channel.state in (State.CLOSING, State.CLOSED):
+        _gone(c, channel)
+    return None
+
+
+FROM_BROKER = {CHANNEL_CLOSE: _broker_closes, CHANNEL_CLOSE_OK: _broker_agrees}
+
+
+def _gone(c: Connection, channel: Channel) -> None:
+    channel.confirms.abandon()
+    if c.channels.get(channel.id) is channel:
+        del c.channels[channel.id]

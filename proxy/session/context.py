@@ -1,0 +1,119 @@
+"""What the sessions of a listener have in common: their counts, and the way to what is read of the management API."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from proxy.routing.routes import Route, RouteTables, Unread
+from proxy.session import publishing
+from proxy.session.backlog import Backlog
+from proxy.session.channel import Channel
+from proxy.session.sockets import Leg
+from proxy.session.state import Connection, Stale
+from proxy.topology.lookups import Absent, NotReadable, VhostAbsent
+from proxy.topology.sync import Sync
+from proxy.topology.table import Name
+from ring.destination import Destination
+
+
+@dataclass
+class Shared:
+    """What all sessions of a listener have in common."""
+
+    tables: RouteTables
+    sync: Sync
+    dial: Callable[[Callable[[], Leg]], Awaitable[Leg]]
+    """Connects a leg to a broker; raises OSError with the reason where none can be reached."""
+    lookup_timeout: float
+    allowed_mechanisms: frozenset[bytes]
+    confirmed: Callable[[float], None]
+    """Takes the seconds of a sampled confirm."""
+    answer_timeout: float
+    """Seconds that the broker may take to answer a declaration, or to close a channel, before a publish or a
+    channel.open that waits for that is refused."""
+    client_bytes: int = 0
+    broker_bytes: int = 0
+    client_frames: int = 0
+    broker_frames: int = 0
+    refusals: dict[int, int] = field(default_factory=dict)
+    """Closes of ours by reply code."""
+    refreshing: set[tuple[Name, Destination | None]] = field(default_factory=set)
+    without_spare: dict[tuple[str, bytes], float] = field(default_factory=dict)
+    """See Connection."""
+    tasks: set["asyncio.Task[None]"] = field(default_factory=set)
+
+    def refresh(self, name: Name, gone: Destination | None) -> None:
+        """Reads a ring again that a return has shown to be stale; many returns at once ask once."""
+        if (name, gone) in self.refreshing:
+            return
+        self.refreshing.add((name, gone))
+        task = asyncio.create_task(self.sync.refresh(name, "a message was returned", {gone} if gone else ()))
+        self.tasks.add(task)
+
+        def done(task: "asyncio.Task[None]") -> None:
+            self.tasks.discard(task)
+            self.refreshing.discard((name, gone))
+
+        task.add_done_callback(done)
+
+    async def reread(self, c: Connection, wanted: Stale | Unread) -> bool:
+        """Reads what a message that came back waits for; returns whether that ended within `lookup_timeout`."""
+        try:
+            async with asyncio.timeout(self.lookup_timeout):
+                if isinstance(wanted, Unread) and wanted.other_cluster:
+                    await self._same_cluster(c, self.lookup_timeout)
+                elif isinstance(wanted, Unread):
+                    await self.sync.look_up(wanted.name, self.lookup_timeout)
+                else:
+                    gone = {wanted.destination} if wanted.destination is not None else set()
+                    await self.sync.refresh(wanted.name, "a message was returned", gone)
+        except (TimeoutError, NotReadable):
+            return False
+        except Absent:
+            pass  # which is an answer
+        return True
+
+    async def resolve(self, c: Connection, channel: Channel, backlog: Backlog, unread: Unread, asked: float) -> str:
+        """Reads the exchange that a channel's publish has waited for since `asked`, monotonic.
+
+        Returns why that failed, or an empty string. Where the route was found for what has come by now alone, the
+        backlog says so from then on.
+        """
+        exchange = publishing.held_publish(channel)
+        backlog.seen = len(backlog.pieces)
+        left = asked + self.lookup_timeout - time.monotonic()
+        if unread.refused or left <= 0 or (unread.other_cluster and not await self._same_cluster(c, left)):
+            return unread.why
+        if unread.other_cluster:
+            return ""
+        try:
+            await self.sync.look_up(unread.name, left)
+        except VhostAbsent as error:
+            return str(error)  # the broker has opened it, so it is the management user who may not see it
+        except Absent:
+            if unread.name[1].encode() == exchange and c.table is not None:
+                backlog.forced = c.table.absent(exchange)
+            else:
+                gone = {Destination("exchange", unread.name[1])}
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(asked + self.lookup_timeout - time.monotonic()):
+                        await self.sync.refresh((c.vhost, exchange.decode()), "an exchange behind it is gone", gone)
+        except NotReadable as error:
+            return str(error)
+        else:
+            route = c.table.once(exchange, asked) if c.table is not None else unread
+            backlog.forced = route if isinstance(route, Route) else None
+        return ""
+
+    async def _same_cluster(self, c: Connection, within: float) -> bool:
+        """Whether the management API's cluster is the session's after all: one was renamed, or was asked late."""
+        name = await self.sync.identity.confirmed(c.cluster or "", c.cluster_told_at, within)
+        if name is not None and c.running:
+            c.renamed(name)
+        return name is not None
+
+    def is_outdated(self, c: Connection) -> bool:
+        """Whether a new session may learn another name of the broker's cluster than this one did as it began."""
+        return c.cluster_told_at < self.sync.identity.named_at

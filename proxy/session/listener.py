@@ -1,0 +1,204 @@
+"""The AMQP listener: takes connections, and at the end closes them in good order."""
+
+import asyncio
+import contextlib
+import logging
+import ssl
+from collections import Counter
+from collections.abc import Callable
+from typing import cast
+
+from proxy.session.context import Shared
+from proxy.session.end import CLOSE_WITHIN, SHUTTING_DOWN, End
+from proxy.session.session import HEADER_WITHIN, Session
+from proxy.settings.parse import Address
+from proxy.wire.frames import (
+    CONNECTION_CLOSE_OK,
+    CONNECTION_FORCED,
+    CONNECTION_START,
+    NOT_ALLOWED,
+    PROTOCOL_HEADER,
+    U32,
+    close_frame,
+    method_frame,
+)
+
+log = logging.getLogger(__name__)
+
+LAST_WORDS = 0.5
+"""Seconds for the close handshake of sessions that did not end in time."""
+
+SPARE = 100
+"""Connections at once that are told why they are refused; others are just closed."""
+
+_MECHANISMS, _LOCALES = b"PLAIN AMQPLAIN", b"en_US"
+_START = method_frame(
+    0,
+    CONNECTION_START,
+    b"\0\x09" + U32.pack(0) + b"".join(U32.pack(len(text)) + text for text in (_MECHANISMS, _LOCALES)),
+)
+"""Clients look for it before anything else."""
+
+_CLOSE_OK = method_frame(0, CONNECTION_CLOSE_OK)
+
+
+class _Arrival(asyncio.Protocol):
+    """A connection until it is there, with TLS until the end of its handshake: a session is none before."""
+
+    def __init__(self, accept: Callable[[], asyncio.Protocol | None]) -> None:
+        self._accept = accept
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Hands the socket over to a session's leg."""
+        protocol = self._accept()
+        if protocol is None:
+            cast(asyncio.Transport, transport).abort()
+            return
+        transport.set_protocol(protocol)
+        protocol.connection_made(transport)
+
+
+class _Refusal(asyncio.Protocol):
+    """A connection that is one too many, or comes too late: it hears why, and the broker does not hear of it."""
+
+    def __init__(self, refusals: "set[_Refusal]", code: int, text: str) -> None:
+        self._refusals, self._close = refusals, close_frame(0, code, text)
+        self._transport: asyncio.Transport | None = None
+        self._read = 0
+        refusals.add(self)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """It gets as long as any peer that has been told of the end."""
+        self._transport = cast(asyncio.Transport, transport)
+        self._deadline = asyncio.get_running_loop().call_later(CLOSE_WITHIN, self._transport.abort)
+
+    def data_received(self, data: bytes) -> None:
+        """After the client's first bytes, the answer; after its close-ok, the end; anything else is ignored."""
+        if self._transport is None:
+            return
+        if self._read < len(PROTOCOL_HEADER) <= self._read + len(data):
+            self._transport.write(_START + self._close)
+        self._read += len(data)
+        if data.endswith(_CLOSE_OK):
+            self._transport.close()
+
+    def abort(self) -> None:
+        """Its time is over."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """It is gone."""
+        self._deadline.cancel()
+        self._refusals.discard(self)
+
+
+class Listener:
+    """The sessions, and the socket that they come from."""
+
+    def __init__(self, shared: Shared, max_sessions: int) -> None:
+        """Not listening yet."""
+        self.shared = shared
+        """What the sessions count together."""
+        self._max_sessions = max_sessions
+        self.sessions: set[Session] = set()
+        self.opened = 0
+        """Sessions, since the start."""
+        self.ends: Counter[End] = Counter()
+        self._server: asyncio.Server | None = None
+        self._refusals: set[_Refusal] = set()
+        self._full = False
+        """One was refused, and none accepted since."""
+        self._draining = False
+        self._empty = asyncio.Event()
+
+    @property
+    def unsettled(self) -> int:
+        """Publishes of all sessions that the broker has yet to answer."""
+        return sum(session.unsettled for session in self.sessions)
+
+    @property
+    def frames(self) -> tuple[int, int]:
+        """Frames that clients, and that brokers, have sent."""
+        live = [session.connection for session in self.sessions]
+        shared = self.shared
+        return (
+            shared.client_frames + sum(c.client_frames for c in live),
+            shared.broker_frames + sum(c.broker_frames for c in live),
+        )
+
+    async def start(self, address: Address, tls: ssl.SSLContext | None = None) -> Address:
+        """Listens; the address with the port that it got. Raises OSError."""
+        self._server = await asyncio.get_running_loop().create_server(
+            lambda: _Arrival(self._accept),
+            address.host,
+            address.port,
+            ssl=tls,
+            ssl_handshake_timeout=HEADER_WITHIN if tls else None,
+        )
+        return Address(*self._server.sockets[0].getsockname()[:2])
+
+    def _accept(self) -> asyncio.Protocol | None:
+        """The client's leg of a new session, or what tells of the refusal; None where too many are being told."""
+        if self._draining:
+            return self._refuse(CONNECTION_FORCED, SHUTTING_DOWN)
+        if len(self.sessions) >= self._max_sessions:
+            return self._too_many()
+        self._full = False
+        session = Session(self.shared, self._ended)
+        self.sessions.add(session)
+        self._empty.clear()
+        self.opened += 1
+        return session.client
+
+    def _too_many(self) -> _Refusal | None:
+        """As RabbitMQ does it beyond `connection_max`, in code and words."""
+        if not self._full:
+            self._full = True
+            log.warning("%d AMQP sessions are open (max_sessions): further ones are refused", len(self.sessions))
+        return self._refuse(NOT_ALLOWED, f"connection refused: max_sessions ({self._max_sessions}) is reached")
+
+    def _refuse(self, code: int, text: str) -> _Refusal | None:
+        refusals = self.shared.refusals
+        refusals[code] = refusals.get(code, 0) + 1
+        return _Refusal(self._refusals, code, text) if len(self._refusals) < SPARE else None
+
+    def _ended(self, session: Session) -> None:
+        self.sessions.discard(session)
+        self.ends[session.end or End.CLIENT] += 1
+        self.shared.client_frames += session.connection.client_frames
+        self.shared.broker_frames += session.connection.broker_frames
+        if not self.sessions:
+            self._empty.set()
+
+    async def drain(self, within: float) -> None:
+        """Refuses connections, and returns once all sessions have ended; `within` seconds later it ends them."""
+        self._draining = True
+        for session in list(self.sessions):
+            session.drain()
+        try:
+            async with asyncio.timeout(within):
+                await self._emptied()
+        except TimeoutError:
+            log.warning("%d AMQP sessions were still open at the end of the drain time", len(self.sessions))
+            for session in list(self.sessions):
+                session.shut()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LAST_WORDS):
+                    await self._emptied()
+
+    async def _emptied(self) -> None:
+        while self.sessions:
+            self._empty.clear()
+            await self._empty.wait()
+
+    def close(self) -> None:
+        """Drops whatever is left."""
+        if self._server is not None:
+            self._server.close()
+        for session in list(self.sessions):
+            session.abort()
+        for refusal in list(self._refusals):
+            refusal.abort()
+        for task in self.shared.tasks:
+            task.cancel()

@@ -1,0 +1,121 @@
+"""What waits in a session, and how it goes on: the backlog of a channel, or a message that came back."""
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from proxy.routing.counters import NOWHERE
+from proxy.routing.routes import BEING_CLOSED, UNANSWERED
+from proxy.session import closing, publishing, relay
+from proxy.session.backlog import Backlog
+from proxy.session.channel import Channel
+from proxy.session.context import Shared
+from proxy.session.state import Connection
+from proxy.session.timeouts import Overdue
+from proxy.wire.frames import CONNECTION_FORCED, INTERNAL_ERROR
+
+
+class Held:
+    """The waiting of one session; `channel` and `returned` each run in tasks of their own."""
+
+    def __init__(
+        self,
+        shared: Shared,
+        connection: Connection,
+        overdue: Overdue,
+        *,
+        hand_on: Callable[[], None],
+    ) -> None:
+        """`hand_on` writes what the rewriting has made."""
+        self._shared, self._connection, self._overdue = shared, connection, overdue
+        self._hand_on = hand_on
+        self.heard = asyncio.Event()
+        """To be set whenever either side has sent something, once that is taken."""
+
+    async def channel(self, channel: Channel) -> None:
+        """Waits until nothing of a channel has to wait any more: it goes on, or it is closed."""
+        c = self._connection
+        asked = time.monotonic()
+        while (backlog := channel.backlog) is not None and c.running:
+            fault = await self._ready(channel, backlog, asked)
+            c.now = time.monotonic()
+            if channel.backlog is backlog and c.running:
+                if fault:
+                    self._refuse(channel, backlog, fault)
+                backlog.unread = None
+                await self._taken(channel, backlog)
+            left = channel.backlog
+            if left is None or left.size < backlog.size:
+                # Its first frame went on: the next that waits has the whole time again.
+                asked = time.monotonic()
+
+    async def _ready(self, channel: Channel, backlog: Backlog, asked: float) -> str:
+        """Waits for what a backlog has waited for since `asked`, monotonic.
+
+        Returns why that failed, or an empty string.
+        """
+        unread = backlog.unread
+        if unread is None:
+            return ""
+        if unread not in (UNANSWERED, BEING_CLOSED):
+            return await self._shared.resolve(self._connection, channel, backlog, unread, asked)
+        within = self._shared.answer_timeout
+        while True:
+            try:
+                async with asyncio.timeout(asked + within - time.monotonic()):
+                    await self._moved(channel, backlog)
+                    return ""
+            except TimeoutError:
+                if relay.may_go_on(self._connection, channel, backlog):
+                    return ""  # only the end of the client's frame is due
+                if unread is not BEING_CLOSED or not channel.away:
+                    return f"{unread.why} within {within:g} s"
+            # A message of the channel of before is on its way, which has a limit of its own.
+            asked = time.monotonic()
+
+    async def _taken(self, channel: Channel, backlog: Backlog) -> None:
+        """Takes a backlog again, as soon as the client is at the end of a frame."""
+        self._connection.expire()
+        relay.resume(self._connection)
+        self._hand_on()
+        await self._moved(channel, backlog)
+
+    async def _moved(self, channel: Channel, backlog: Backlog) -> None:
+        """Waits until a backlog has been taken again, or dropped."""
+        while self._connection.running and channel.backlog is backlog:
+            self.heard.clear()
+            await self.heard.wait()
+
+    def _refuse(self, channel: Channel, backlog: Backlog, why: str) -> None:
+        """Closes a channel over the frame that it waits with: placing a key natively would be worse than an error."""
+        c = self._connection
+        if backlog.unread is BEING_CLOSED:
+            closing.refuse_open(c, channel, f"channel {channel.id} cannot be opened: {why}")
+            return
+        exchange = publishing.held_publish(channel)
+        name = (c.vhost, exchange.decode(errors="replace"))
+        c.tallies.of(name if name in self._shared.tables.router.entries else NOWHERE, None).unavailable += 1
+        text = f"the ring of exchange '{name[1]}' is not known: {why}"
+        unread = backlog.unread
+        if unread is not None and unread.refused:
+            text = f"exchange '{unread.name[1]}' takes no publishes: {why}"
+        if unread is not None and unread.other_cluster and self._shared.is_outdated(c):
+            closing.refuse(c, CONNECTION_FORCED, f"{text}; connect again")
+            return
+        closing.refuse_channel(c, channel, INTERNAL_ERROR, text)
+
+    async def returned(self, exchange: bytes) -> None:
+        """Reads what the messages of an exchange that came back wait for, one thing after the other."""
+        c = self._connection
+        while (wanted := c.parked.wanted(exchange)) is not None:
+            in_time = await self._shared.reread(c, wanted)
+            c.now = time.monotonic()
+            relay.read_again(c, exchange, wanted, in_time=in_time)
+            self._hand_on()
+            # What was told just now may have been all that a channel, or the client, waited for.
+            if c.waiting or c.stalled:
+                relay.resume(c)
+            if c.crowded is not None:
+                relay.from_client(c, b"")
+            self._hand_on()
+            self.heard.set()

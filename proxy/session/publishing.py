@@ -1,0 +1,135 @@
+"""One publish to a ring exchange: from its method and content header to those that go out in their place."""
+
+from collections.abc import Collection
+from typing import Final
+
+from librt.strings import BytesWriter, write_i32_be, write_i64_be
+
+from proxy.journal.buffer import Record
+from proxy.routing.counters import Tally
+from proxy.routing.routes import Route, Target
+from proxy.session.channel import Channel
+from proxy.session.confirms import MOST_UNSETTLED, Kept
+from proxy.session.state import Connection
+from proxy.topology.table import PassReason
+from proxy.wire import content
+from proxy.wire.content import FLAGS, HEADERS, STAMP_ID_ENTRY, STAMPS, STAMPS_AND_COPIES
+from proxy.wire.frames import END, HEADER, MANDATORY, OVERHEAD, short_string, shorted
+from ring.hashing import index_at, slot_of
+
+_out: Final = BytesWriter()
+"""Where a publish is put together. One for all: that is done before anything else is."""
+
+
+def count(c: Connection, channel: Channel, tally: Tally) -> None:
+    """Numbers and counts a publish that is about to go out."""
+    confirms = channel.confirms
+    confirms.publish(tally)
+    if confirms.answered:
+        if not channel.sampled:
+            channel.sampled, channel.sampled_at = confirms.number, c.now
+        if confirms.open.count >= MOST_UNSETTLED and not channel.transactional:
+            c.crowded = channel
+
+
+def publish(c: Connection, channel: Channel, data: bytes, i: int, end: int) -> bytes | None:
+    """What goes out for the withheld method of a channel and the content header frame from `i` to `end`.
+
+    None where an exchange must be looked up first: `held` then says which. Raises Fault for an unreadable header.
+    """
+    route = c.routes.get(channel.exchange) or c.route(channel.exchange)
+    if route is None:
+        return None
+    start, stop = i + 7, end - 1
+    by: Route = route
+    if route.plain:
+        slot = slot_of(channel.key)
+        target = route.targets[index_at(route.owners, slot)]
+    else:
+        choice = route.choose(channel.key, data, start, stop) if route.stamp else None
+        found = choice.target if choice is not None else None
+        if found is not None and found.unread is not None:
+            c.held = found.unread
+            return None
+        route.tally.value_missing += choice is not None and choice.missing
+        if choice is not None:
+            slot, by = choice.slot, choice.by
+        if found is None or route.shadowed:
+            passed = _passed(c, channel, route, found, data[i:end])
+            if choice is not None and route.journal is not None and slot < route.journal.limit:
+                record = Record("amqp", route, by, None, slot, channel.key, data, start, stop, c.now)
+                channel.confirms.record(route.journal, record)
+            return passed
+        target = found
+    key, asked, had_headers = channel.key, channel.bits & MANDATORY, data[i + 19] << 8 & HEADERS
+    ring_id = channel.next_id(asked, had_headers) ^ target.mark
+    cut = STAMPS_AND_COPIES if target.is_queue else STAMPS
+    at, first, last = content.parts(data, start, stop)
+    rest, removed = content.without(data, first, last, cut)
+    count(c, channel, route.tally)
+    channel.routed = True
+    if route.journal is not None and slot < route.journal.limit:
+        record = Record("amqp", route, by, target.destination, slot, channel.key, data, start, stop, c.now)
+        channel.confirms.record(route.journal, record)
+    headers = len(route.stamp) + 4 + len(key) + len(STAMP_ID_ENTRY) + 8 + len(rest)
+    size = at - start + 4 + headers + stop - last
+    method = target.method if target.is_queue else target.method + shorted(key)
+    out = _out
+    out.truncate(0)
+    out.write(channel.method_start)
+    write_i32_be(out, len(method) + 1)
+    out.write(method)
+    out.append(channel.bits | MANDATORY)
+    out.append(END)
+    out.write(channel.header_start)
+    if size > c.frame_max - OVERHEAD:
+        # RabbitMQ closes the connection for a frame that is too large by one byte (observed).
+        payload, removed = _without(data, start, stop, cut)
+        sent_as = (target.name, b"") if target.is_queue else (key, target.name)
+        channel.keep(Kept(removed, *sent_as, channel.exchange, key, ring_id))
+        write_i32_be(out, len(payload))
+        out.write(payload)
+        out.append(END)
+        return out.getvalue()
+    if removed:
+        channel.keep(Kept(removed))
+    write_i32_be(out, size)
+    out.write(data[start : start + FLAGS])
+    out.append(data[start + FLAGS] | HEADERS >> 8)
+    out.write(data[start + FLAGS + 1 : at])
+    write_i32_be(out, headers)
+    out.write(route.stamp)
+    write_i32_be(out, len(key))
+    out.write(key)
+    out.write(STAMP_ID_ENTRY)
+    write_i64_be(out, ring_id)
+    out.write(rest)
+    out.write(data[last:stop])
+    out.append(END)
+    return out.getvalue()
+
+
+def _without(data: bytes, start: int, stop: int, cut: Collection[bytes]) -> tuple[bytes, bytes]:
+    """The payload without the headers named in `cut`, and those; no longer than it was."""
+    has_headers = data[start + 12] << 8 & HEADERS
+    return content.stamped(data, start, stop, b"", cut) if has_headers else (data[start:stop], b"")
+
+
+def _passed(c: Connection, channel: Channel, route: Route, target: Target | None, header: bytes) -> bytes:
+    """The publish as it came: shadowed, caught in a cycle, or its exchange has lost its ring since the method."""
+    tally = route.tally
+    if target is not None:
+        tally.shadowed[target.destination] += 1
+    elif route.stamp:
+        tally = c.tallies.of(route.name, PassReason.CYCLE)
+    count(c, channel, tally)
+    if channel.routed:
+        header = content.disowned(header, 0, len(header), channel.nonce) or header
+    return channel.frame + header
+
+
+def held_publish(channel: Channel) -> bytes:
+    """Return the exchange of the publish that a channel's backlog begins with: with its method, or its header."""
+    assert channel.backlog is not None
+    first = channel.backlog.pieces[0]
+    return channel.exchange if first[0] == HEADER else short_string(first, 13, len(first))[0]

@@ -1,0 +1,160 @@
+"""The publishes of a channel without an answer, by number: constant work for each, whatever order answers come in.
+
+They lie in pages of consecutive numbers. A page is dropped with its last publish, so that a publish which is never
+answered keeps one page, and not all that comes behind it.
+"""
+
+from typing import Final
+
+from mypy_extensions import i64
+
+from proxy.routing.counters import Tally
+
+PAGE_BITS: Final = 5
+PAGE: Final = 1 << PAGE_BITS
+"""Publishes of one page. A page takes about 400 bytes, and in the worst case holds a single publish."""
+
+_NEAR: Final = 32
+"""Pages that are looked for one by one before the lowest of all is asked for."""
+
+
+class Page:
+    """The publishes of one range of numbers."""
+
+    __slots__ = ("left", "tallies")
+
+    def __init__(self) -> None:
+        """Without a publish."""
+        self.tallies: list[Tally | None] = [None] * PAGE
+        """By number within the page: the tally that the publish counts in; None for a number without an answer due."""
+        self.left: i64 = 0
+        """How many publishes are in it."""
+
+
+class Unsettled:
+    """The numbers of the publishes without an answer, each with its tally."""
+
+    __slots__ = ("_current", "_pages", "count")
+
+    def __init__(self) -> None:
+        """None yet."""
+        self._pages: dict[int, Page] = {}
+        """By number without its last bits, ascending."""
+        self._current: Page | None = None
+        """The page of the last publish, which stays even where it is empty."""
+        self.count: i64 = 0
+        """How many there are."""
+
+    @property
+    def pages(self) -> int:
+        """How many pages of memory it takes; at most one for each publish, and one more."""
+        return len(self._pages)
+
+    def add(self, number: int, tally: Tally) -> None:
+        """Add a publish; its number is one more than the last one's, or the first after `drop`."""
+        page, at = self._current, number & (PAGE - 1)
+        if page is None or at == 0:
+            page = self._turn(number)
+        page.tallies[at] = tally
+        page.left += 1
+        self.count += 1
+
+    def _turn(self, number: int) -> Page:
+        """Begin the page of that number; the one before is dropped where it is empty."""
+        before = self._current
+        if before is not None and not before.left:
+            del self._pages[(number - 1) >> PAGE_BITS]
+        page = self._current = self._pages[number >> PAGE_BITS] = Page()
+        return page
+
+    def has(self, number: int) -> bool:
+        """Return whether that publish has no answer yet."""
+        page = self._pages.get(number >> PAGE_BITS)
+        return page is not None and page.tallies[number & (PAGE - 1)] is not None
+
+    def take(self, number: int) -> Tally | None:
+        """Take a publish out and return its tally; None where it is not there."""
+        page = self._pages.get(number >> PAGE_BITS)
+        if page is None:
+            return None
+        at = number & (PAGE - 1)
+        tally = page.tallies[at]
+        if tally is not None:
+            page.tallies[at] = None
+            page.left -= 1
+            self.count -= 1
+            if not page.left and page is not self._current:
+                del self._pages[number >> PAGE_BITS]
+        return tally
+
+    def within(self, first: int, last: int) -> list[int]:
+        """Return the numbers from `first` to `last` that are there, ascending."""
+        found: list[int] = []
+        for index in self._indices(first, last):
+            page = self._pages[index]
+            base = index << PAGE_BITS
+            numbers = range(max(first, base), min(last, base + PAGE - 1) + 1)
+            found += [number for number in numbers if page.tallies[number - base] is not None]
+        return found
+
+    def count_off(self, first: int, last: int, *, acked: bool) -> None:
+        """Take all from `first` to `last` out, and count each as acked or nacked in its tally."""
+        for index in self._indices(first, last):
+            page = self._pages[index]
+            base = index << PAGE_BITS
+            start: i64 = first - base if first > base else 0
+            stop: i64 = last - base + 1 if last - base < PAGE else PAGE
+            tallies = page.tallies
+            at = start
+            while at < stop:
+                tally = tallies[at]
+                if tally is not None:
+                    tallies[at] = None
+                    page.left -= 1
+                    self.count -= 1
+                    if acked:
+                        tally.acked += 1
+                    else:
+                        tally.nacked += 1
+                at += 1
+            if not page.left and page is not self._current:
+                del self._pages[index]
+
+    def first_beyond(self, number: int) -> int:
+        """Return the lowest number that is there. All up to `number` must be known not to be, and some beyond to be."""
+        number += 1
+        page = self._pages.get(number >> PAGE_BITS)
+        while True:
+            if page is not None:
+                at: i64 = number & (PAGE - 1)
+                while at < PAGE:
+                    if page.tallies[at] is not None:
+                        return number
+                    at += 1
+                    number += 1
+            else:
+                number = (number | (PAGE - 1)) + 1
+            index = number >> PAGE_BITS
+            for _ in range(_NEAR):
+                page = self._pages.get(index)
+                if page is not None:
+                    break
+                index += 1
+            else:
+                # Behind one that waited long there may be a long way to the next.
+                index = max(index, next(iter(self._pages)))
+                page = self._pages.get(index)
+            number = index << PAGE_BITS
+
+    def _indices(self, first: int, last: int) -> list[int]:
+        """The pages that there are of a range of numbers, by a look at the range or at all pages, whichever is less."""
+        low, high = first >> PAGE_BITS, last >> PAGE_BITS
+        if high - low < len(self._pages):
+            return [index for index in range(low, high + 1) if index in self._pages]
+        return [index for index in self._pages if low <= index <= high]
+
+    def drop(self) -> None:
+        """Forget all."""
+        self._pages.clear()
+        self._current = None
+        self.count = 0

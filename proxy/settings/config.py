@@ -1,0 +1,429 @@
+"""Every setting, in one typed place: defaults, then a TOML file, then the environment, then flags; the last wins."""
+
+import dataclasses
+import ipaddress
+import json
+import re
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NewType, Self, get_type_hints
+from urllib.parse import unquote
+
+from yarl import URL
+
+from proxy.settings.credentials import of_url, secret
+from proxy.settings.parse import (
+    Address,
+    ConfigError,
+    check_text,
+    choice,
+    did_you_mean,
+    listed,
+    parse_address,
+    parse_bool,
+    parse_host,
+    parse_integer,
+    parse_name,
+    parse_number,
+    parse_path,
+    parse_patterns,
+    parse_url,
+    parse_urls,
+    place_of,
+)
+from ring.compiled import PURE
+
+ENVIRONMENT_PREFIX = "RINGPROXY_"
+
+# What Kubernetes puts into every pod's environment for each Service beside it, named `ringproxy` or `ringproxy-...`:
+# always a _SERVICE_HOST, and with it the others.
+_KUBERNETES_HOST = "SERVICE_HOST"
+_KUBERNETES_LINK = re.compile(r"SERVICE_HOST|SERVICE_PORT(_.*)?|PORT(_[0-9]+_.*)?")
+
+_POSITIVE = frozenset(
+    {
+        "sync_interval",
+        "management_timeout",
+        "lookup_timeout",
+        "confirm_timeout",
+        "ring_max_age",
+        "body_timeout",
+        "journal_file_seconds",
+        "journal_sample",
+    }
+)
+
+JournalKey = Literal["plain", "hash", "none"]
+OnStale = Literal["serve", "refuse"]
+OnDeadLetter = Literal["pass", "rewrite", "refuse"]
+Mechanism = Literal["EXTERNAL", "ANONYMOUS"]
+LogLevel = Literal["debug", "info", "warning", "error"]
+LogFormat = Literal["text", "json"]
+HostName = NewType("HostName", str)
+
+ANY_HOST = "*"
+"""What stands for every name in `host_names`."""
+
+
+def _setting(default: Any, text: str) -> Any:
+    return dataclasses.field(default=default, metadata={"help": text})
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a sidecar is told. Times are in seconds, sizes in bytes."""
+
+    broker_url: URL = _setting(
+        URL("amqp://guest:guest@localhost:5672/"), "AMQP URL of the broker; its path is the default virtual host"
+    )
+    broker_password_file: Path | None = _setting(None, "file whose first line replaces the password in broker_url")
+    management_url: tuple[URL, ...] = _setting(
+        (URL("http://guest:guest@localhost:15672"),),
+        "URL of the management API, with the user that reads bindings; or those of several nodes, tried in turn",
+    )
+    management_password_file: Path | None = _setting(
+        None, "file whose first line replaces the password in management_url"
+    )
+    broker_addresses: tuple[Address, ...] = _setting(
+        (), "HOST:PORT of the cluster's nodes, tried in turn; broker_url's own where empty"
+    )
+    amqp_listen: Address = _setting(Address("127.0.0.1", 5673), "where AMQP clients connect")
+    allow_mechanisms: tuple[Mechanism, ...] = _setting(
+        (), "of EXTERNAL and ANONYMOUS, which AMQP clients may use although they lend this sidecar's identity"
+    )
+    http_listen: Address = _setting(Address("127.0.0.1", 15680), "where HTTP publishes are taken")
+    admin_listen: Address = _setting(Address("127.0.0.1", 15681), "where probes, metrics and rings are served")
+    host_names: tuple[HostName, ...] = _setting(
+        (), "further names that http_listen and admin_listen go by; '*' for any (requests for others are refused)"
+    )
+    http_socket: Path | None = _setting(None, "unix socket that takes HTTP publishes too, from anyone who may open it")
+    tokens_file: Path | None = _setting(None, "TOML file of bearer tokens and what each may publish to over HTTP")
+    management_publish: bool | None = _setting(
+        None,
+        "take the management API's publish, by login of broker users; off by default with tokens or client_ca_file",
+    )
+    insecure: bool = _setting(False, "take HTTP publishes from anyone, also where http_listen is no loopback address")
+    tls_cert_file: Path | None = _setting(None, "certificate chain (PEM) of the HTTP and AMQP listeners")
+    tls_key_file: Path | None = _setting(None, "private key (PEM) of tls_cert_file")
+    client_ca_file: Path | None = _setting(
+        None, "CA certificates (PEM): clients of the HTTP and AMQP listeners must show a certificate of theirs"
+    )
+    ca_file: Path | None = _setting(
+        None, "CA certificates (PEM) of the broker and the management API; the system's where empty"
+    )
+    client_cert_file: Path | None = _setting(
+        None, "certificate chain (PEM) to show to the broker and the management API"
+    )
+    client_key_file: Path | None = _setting(None, "private key (PEM) of client_cert_file")
+    route: tuple[str, ...] = _setting(
+        ("*",), "hash exchanges whose publishes a ring routes: NAME or VHOST/NAME patterns, percent-encoded"
+    )
+    shadow: tuple[str, ...] = _setting(
+        (), "hash exchanges passed natively while what a ring would do is counted; wins over route"
+    )
+    pass_: tuple[str, ...] = _setting((), "hash exchanges passed natively and left alone; wins over shadow")
+    sync_interval: float = _setting(15.0, "bindings are read again after a random time up to this")
+    settle_time: float = _setting(2.0, "how long an unvouched removal must last before it counts")
+    ring_max_age: float = _setting(300.0, "age from which a ring that cannot be read again is stale")
+    ring_cache_dir: Path | None = _setting(
+        None, "folder where the last good rings are kept for a start while the management API is away; empty: nowhere"
+    )
+    on_stale: OnStale = _setting("serve", "what a stale ring does: serve, or refuse publishes")
+    on_dead_letter: OnDeadLetter = _setting(
+        "pass",
+        "an exchange whose queues would dead-letter under another routing key: pass it, rewrite anyway, or refuse "
+        "publishes",
+    )
+    management_timeout: float = _setting(5.0, "limit of one management API request")
+    lookup_timeout: float = _setting(5.0, "how long a publish waits for a ring or a broker connection")
+    confirm_timeout: float = _setting(10.0, "how long a publish waits for the broker's confirm")
+    drain_time: float = _setting(20.0, "limit of answering what is in flight after SIGTERM")
+    body_timeout: float = _setting(
+        30.0, "how long an HTTP client may send nothing of a body, or read too little of an answer"
+    )
+    broker_connections: int = _setting(1, "connections to the broker for HTTP publishes, each virtual host")
+    max_sessions: int = _setting(1000, "most AMQP connections; each holds one to the broker")
+    max_body: int = _setting(16 * 1024 * 1024, "largest HTTP body taken, and largest message of a batch")
+    max_batch: int = _setting(10_000, "most messages of one batch")
+    max_batch_body: int = _setting(128 * 1024 * 1024, "largest body of a batch, decompressed")
+    max_in_flight: int = _setting(10_000, "most HTTP publishes that wait for the broker's confirm")
+    max_in_flight_bytes: int = _setting(64 * 1024 * 1024, "most bytes of HTTP publishes that wait for the confirm")
+    max_http_connections: int = _setting(11_000, "most connections to http_listen and http_socket; idle ones count too")
+    journal_dir: Path | None = _setting(None, "folder for files of what was published; no journal where empty")
+    journal_stream: str | None = _setting(
+        None, "stream queue (default virtual host) to write the journal to, instead of journal_dir"
+    )
+    journal_sample: float = _setting(1.0, "share of the keys whose publishes are journalled, more than 0, at most 1")
+    journal_key: JournalKey = _setting("plain", "what of a key is journalled: plain, hash (keyed), or none")
+    journal_key_file: Path | None = _setting(None, "file whose first line is the secret of journal_key = hash")
+    journal_file_seconds: float = _setting(60.0, "age at which a journal file is closed and gets its name")
+    journal_file_bytes: int = _setting(
+        64 * 1024 * 1024, "compressed size at which a journal file is closed and gets its name"
+    )
+    journal_max_bytes: int = _setting(
+        10 * 1024**3, "compressed size of all files in journal_dir at which further records are dropped"
+    )
+    log_level: LogLevel = _setting("info", "least severe log lines to write")
+    log_format: LogFormat = _setting("text", "how the log is written: text, or json, one object a line")
+
+    def __post_init__(self) -> None:
+        """Checks what one field's parser cannot see."""
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.name in _POSITIVE and value <= 0:
+                raise ConfigError(f"{field.name}: {value:g} must be greater than 0")
+            if type(value) is int and value < 1:
+                raise ConfigError(f"{field.name}: {value} must be at least 1")
+        self._check_urls()
+        self._check_listeners()
+        self._check_tls()
+        self._check_journal()
+
+    def _check_urls(self) -> None:
+        if self.broker_url.scheme not in ("amqp", "amqps"):
+            # Where a URL begins wrongly, what in it is a password cannot be told.
+            raise ConfigError("broker_url: does not start with amqp:// or amqps://")
+        for number, url in enumerate(self.management_url, 1):
+            if why := self._management_mistake(url):
+                raise ConfigError(f"management_url: {place_of(number, len(self.management_url))}{why}")
+        if any(not address.port for address in self.broker_addresses):
+            raise ConfigError("broker_addresses: port 0 reaches no broker")
+
+    def _management_mistake(self, url: URL) -> str:
+        """Return what is wrong with one URL of the management API, without its credentials; empty where nothing is."""
+        if url.scheme not in ("http", "https"):
+            return "does not start with http:// or https://"
+        if ":" in (url.user or ""):
+            return "HTTP's basic authentication has no way to tell a user with a ':'"
+        if url.path.rstrip("/").endswith("/api"):
+            return "ends in /api, which is appended to it; leave /api off, as in http://user@host:15672"
+        (user, password), (first_user, first_password) = of_url(url), of_url(self.management_url[0])
+        if user != first_user or (password != first_password and self.management_password_file is None):
+            return "has another user or password than the first: all nodes of a cluster take the same"
+        return ""
+
+    def _check_listeners(self) -> None:
+        taken: dict[Address, str] = {}
+        for name in ("amqp_listen", "http_listen", "admin_listen"):
+            address = getattr(self, name)
+            if address.port and address in taken:
+                raise ConfigError(f"{name}: {address} is {taken[address]}'s address too")
+            taken[address] = name
+        if self.is_open and not self.insecure:
+            raise ConfigError(
+                f"http_listen: whoever reaches {self.http_listen} could publish, and it is no loopback address: set "
+                "tokens_file or client_ca_file (or insecure = true)"
+            )
+
+    def _check_tls(self) -> None:
+        for one, other in (("tls_cert_file", "tls_key_file"), ("client_cert_file", "client_key_file")):
+            for given, missing in ((one, other), (other, one)):
+                if getattr(self, given) is not None and getattr(self, missing) is None:
+                    raise ConfigError(f"{given}: needs {missing} too")
+        if self.client_ca_file is not None and self.tls_cert_file is None:
+            raise ConfigError("client_ca_file: clients show certificates over TLS only; set tls_cert_file")
+        if self.broker_url.scheme != "amqps" and not self.management_encrypted:
+            for name in ("ca_file", "client_cert_file"):
+                if getattr(self, name) is not None:
+                    raise ConfigError(f"{name}: neither broker_url is amqps:// nor management_url https://")
+
+    def _check_journal(self) -> None:
+        if self.journal_dir is not None and self.journal_stream is not None:
+            raise ConfigError("journal_stream: journal_dir is set too; a journal goes to one of them")
+        if self.journal_stream is not None and len(self.journal_stream.encode()) > 255:
+            raise ConfigError("journal_stream: longer than the 255 bytes of a queue's name")
+        if self.journal_sample > 1:
+            raise ConfigError(f"journal_sample: {self.journal_sample:g} is more than 1")
+        if (self.journal_key == "hash") != (self.journal_key_file is not None):
+            given, needed = "journal_key", "journal_key_file"
+            if self.journal_key_file is not None:
+                given, needed = "journal_key_file", "journal_key = hash"
+            raise ConfigError(f"{given}: needs {needed} too")
+
+    @property
+    def management_encrypted(self) -> bool:
+        """Whether some URL of the management API asks for TLS."""
+        return any(url.scheme == "https" for url in self.management_url)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether anyone publishes over HTTP, from other machines too."""
+        return not (is_loopback(self.http_listen.host) or self.tokens_file or self.client_ca_file)
+
+    @property
+    def takes_management_publish(self) -> bool:
+        """Whether users of the broker publish with their name and password, as over the management API."""
+        if self.management_publish is None:
+            return self.tokens_file is None and self.client_ca_file is None
+        return self.management_publish
+
+    @property
+    def default_vhost(self) -> str:
+        """The virtual host that broker_url's path names, as RabbitMQ's URI specification reads it; ``/`` for none."""
+        path = self.broker_url.raw_path
+        return unquote(path[1:]) if len(path) > 1 else "/"
+
+    @property
+    def brokers(self) -> tuple[Address, ...]:
+        """The addresses of the broker's nodes."""
+        port = self.broker_url.port or (5671 if self.broker_url.scheme == "amqps" else 5672)
+        return self.broker_addresses or (Address(self.broker_url.host or "", port),)
+
+    @classmethod
+    def load(
+        cls, file: Path | None, environment: Mapping[str, str], flags: Mapping[str, str], *, secrets: bool = True
+    ) -> Self:
+        """Settings of a TOML file, the environment and flags (by written name), the last winning.
+
+        Raises ConfigError for an unknown key or a value that does not parse. Without `secrets` no password is read.
+        """
+        values: dict[str, Any] = {}
+        for name, value in _file_values(file).items():
+            values[name] = _parse(name, value, f"{file}: ")
+        for name, text in _environment_values(environment).items():
+            values[name] = _parse(name, text, "")
+        for name, text in flags.items():
+            values[_attribute(name)] = _parse(_attribute(name), text, "")
+        made = cls(**values)
+        return made.with_secrets() if secrets else made
+
+    def with_secrets(self) -> Self:
+        """Return the settings with the passwords of their files in the URLs. Raises ConfigError."""
+        urls = {"broker_url": (self.broker_url,), "management_url": self.management_url}
+        for name, file in (("broker", self.broker_password_file), ("management", self.management_password_file)):
+            if file is not None:
+                password = secret(f"{name}_password_file", file)
+                urls[f"{name}_url"] = tuple(url.with_password(password) for url in urls[f"{name}_url"])
+            if any(url.password == HIDDEN for url in urls[f"{name}_url"]):
+                raise ConfigError(
+                    f"{name}_url: the password is {HIDDEN!r}, as `config` shows it: set {name}_password_file"
+                )
+        (broker_url,) = urls["broker_url"]
+        return dataclasses.replace(self, broker_url=broker_url, management_url=urls["management_url"])
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches it: 127.0.0.0/8, ::1 and localhost; any other name is not looked up."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
+
+
+def field_names() -> tuple[str, ...]:
+    """The settings' names as they are written in TOML and flags: ``pass``, not ``pass_``."""
+    return tuple(f.name.rstrip("_") for f in dataclasses.fields(Settings))
+
+
+SWITCHES = frozenset(field.name for field in dataclasses.fields(Settings) if field.type in (bool, bool | None))
+"""Settings that are on or off."""
+
+
+def describe(settings: Settings) -> str:
+    """The settings as a TOML file that gives them again but for the passwords, which are hidden."""
+    lines = []
+    for field in dataclasses.fields(Settings):
+        name, value = field.name.rstrip("_"), getattr(settings, field.name)
+        lines.append(f"# {field.metadata['help']} ({ENVIRONMENT_PREFIX}{name.upper()})")
+        lines.append(f"{name} = {_toml(value)}" if value is not None else f'# {name} = ""')
+        lines.append("")
+    return "\n".join(lines)
+
+
+HIDDEN = "***"
+"""What is shown for a password."""
+
+
+def hidden(url: URL) -> str:
+    """A URL to show: its password replaced."""
+    return str(url.with_password(HIDDEN) if url.password else url)
+
+
+def _toml(value: Any) -> str:
+    match value:
+        case tuple() if not isinstance(value, Address):
+            return "[" + ", ".join(_toml(v) for v in value) + "]"
+        case bool() | int() | float():
+            return json.dumps(value)
+        case URL():
+            return _toml(hidden(value))
+        case _:
+            # TOML's basic strings are JSON's, but for this one character.
+            return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _file_values(file: Path | None) -> dict[str, Any]:
+    if file is None:
+        return {}
+    try:
+        table = tomllib.loads(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file}: cannot be read: {error}") from None
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{file}: not TOML: {error}") from None
+    for name in table:
+        if name not in field_names():
+            raise ConfigError(f"{file}: unknown setting {name!r}{did_you_mean(name, field_names())}")
+    return {_attribute(name): value for name, value in table.items()}
+
+
+def _environment_values(environment: Mapping[str, str]) -> dict[str, str]:
+    values = {}
+    services = [v.removesuffix(_KUBERNETES_HOST) for v in environment if v.endswith("_" + _KUBERNETES_HOST)]
+    for variable, text in environment.items():
+        if not variable.startswith(ENVIRONMENT_PREFIX):
+            continue
+        if any(variable.startswith(s) and _KUBERNETES_LINK.fullmatch(variable, len(s)) for s in services):
+            continue
+        if variable == PURE:  # heeded at the first import
+            if text not in ("", "0", "1"):
+                raise ConfigError(f"{variable}: {text!r} is not 0 or 1")
+            continue
+        name = variable.removeprefix(ENVIRONMENT_PREFIX).lower()
+        if name == "config":
+            continue
+        if name not in field_names() or variable != variable.upper():
+            known = [ENVIRONMENT_PREFIX + name.upper() for name in field_names()]
+            raise ConfigError(f"unknown setting in the environment: {variable}{did_you_mean(variable, known)}")
+        values[_attribute(name)] = text
+    return values
+
+
+def _attribute(name: str) -> str:
+    return "pass_" if name == "pass" else name
+
+
+def _parse(name: str, value: Any, where: str) -> Any:
+    """One setting from TOML's value or a string; raises ConfigError."""
+    expected = get_type_hints(Settings)[name]
+    try:
+        if isinstance(value, str):
+            check_text(value)
+        return _PARSERS.get(expected, choice(expected))(value)
+    except ConfigError as error:
+        raise ConfigError(f"{where}{name.rstrip('_')}: {error}") from None
+
+
+_PARSERS: dict[Any, Callable[[Any], Any]] = {
+    bool: parse_bool,
+    bool | None: parse_bool,
+    float: parse_number,
+    int: parse_integer,
+    Address: parse_address,
+    URL: parse_url,
+    tuple[URL, ...]: parse_urls,
+    Path | None: parse_path,
+    str | None: parse_name,
+    tuple[str, ...]: parse_patterns,
+    tuple[Address, ...]: listed(parse_address),
+    tuple[HostName, ...]: listed(lambda value: value if value == ANY_HOST else parse_host(value)),
+    tuple[Mechanism, ...]: listed(choice(Mechanism)),
+}
+
+
+def help_of(name: str) -> str:
+    """A setting's meaning, by its written name."""
+    field = next(f for f in dataclasses.fields(Settings) if f.name.rstrip("_") == name)
+    return str(field.metadata["help"]).replace("%", "%%")

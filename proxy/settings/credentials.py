@@ -1,0 +1,38 @@
+"""The user and password towards the broker and the management API, as they are at the time of each use."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from yarl import URL
+
+from proxy.settings.parse import ConfigError, first_line
+from proxy.settings.watched import Watched, content
+
+Credentials = Callable[[], tuple[str, str]]
+
+
+def of_url(url: URL) -> tuple[str, str]:
+    """The user and password in a URL; without a user, guest with its password, as in any amqp:// URL."""
+    return url.user or "guest", url.password or ("" if url.user else "guest")
+
+
+def credentials(setting: str, url: URL, file: Path | None) -> Credentials:
+    """Those of a URL, with the password in a file's first line as it is at the call, where there is a file.
+
+    `setting` is what names the file. Raises ConfigError where it has no password; later the last good one stays.
+    """
+    user, password = of_url(url)
+    if file is None:
+        return lambda: (user, password)
+    return Watched(setting, [file], lambda: (user, secret(setting, file)))
+
+
+def secret(setting: str, file: Path) -> str:
+    """The password in a file. Raises ConfigError."""
+    line = content(setting, file)
+    try:
+        return first_line(line)
+    except UnicodeDecodeError:
+        raise ConfigError(f"{setting}: {str(file)!r} is no UTF-8 text") from None
+    except ValueError as error:
+        raise ConfigError(f"{setting}: {str(file)!r} {error}") from None

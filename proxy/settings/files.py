@@ -1,0 +1,70 @@
+"""What the files that settings name hold: tokens, certificates and passwords, as they are now."""
+
+import asyncio
+import logging
+from typing import Any
+
+from proxy.settings import watched
+from proxy.settings.config import Settings
+from proxy.settings.credentials import credentials
+from proxy.settings.tls import ClientTls, ServerTls
+from proxy.settings.tokens import Access
+from proxy.settings.watched import Watched
+
+log = logging.getLogger(__name__)
+
+
+class Files:
+    """All of them, read at the start and again when they change."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Reads them. Raises ConfigError, which names the setting."""
+        self.access = Access(settings.tokens_file)
+        self.server_tls = server_tls(settings)
+        """Of the HTTP and AMQP listeners; None where they speak plain TCP."""
+        self._client_tls = client_tls(settings)
+        encrypted = settings.broker_url.scheme == "amqps", settings.management_encrypted
+        self.broker_tls, self.management_tls = (self._client_tls if it_is else None for it_is in encrypted)
+        """Asked at each connect; None for plain TCP."""
+        self.broker_login = credentials("broker_password_file", settings.broker_url, settings.broker_password_file)
+        """Asked at each login for publishes over HTTP; AMQP clients bring their own."""
+        self.management_login = credentials(
+            "management_password_file", settings.management_url[0], settings.management_password_file
+        )
+        tls = [it.watched for it in (self.server_tls, self._client_tls) if it is not None]
+        every: list[object] = [self.access.tokens, *tls, self.broker_login, self.management_login]
+        self.watched: list[Watched[Any]] = [it for it in every if isinstance(it, Watched) and it.files]
+        """What is read again when it changes, by the setting."""
+
+    def certificate_ends(self) -> dict[str, float]:
+        """Return when the certificates that this sidecar shows end, in seconds since 1970, by the setting.
+
+        They are those in force, which are not those in the files where these have a mistake.
+        """
+        shown = {"tls_cert_file": self.server_tls, "client_cert_file": self._client_tls}
+        ends = {setting: tls.watched.value.ends for setting, tls in shown.items() if tls is not None}
+        return {setting: at for setting, at in ends.items() if at is not None}
+
+    async def watch(self) -> None:
+        """Looks at the files, for ever, so that a mistake in one shows before it is needed."""
+        while True:
+            await asyncio.sleep(watched.LOOK_INTERVAL)
+            for each in self.watched:
+                try:
+                    each.refresh()
+                except Exception:
+                    log.exception("a defect while reading files again; what was read before stays in force")
+
+
+def server_tls(settings: Settings) -> ServerTls | None:
+    """The listeners' TLS; None where they speak plain TCP. Raises ConfigError."""
+    if settings.tls_cert_file is None or settings.tls_key_file is None:
+        return None
+    return ServerTls(settings.tls_cert_file, settings.tls_key_file, settings.client_ca_file)
+
+
+def client_tls(settings: Settings) -> ClientTls | None:
+    """TLS towards the broker and the management API; None where neither is encrypted. Raises ConfigError."""
+    if settings.broker_url.scheme != "amqps" and not settings.management_encrypted:
+        return None
+    return ClientTls(settings.ca_file, settings.client_cert_file, settings.client_key_file)

@@ -1,0 +1,114 @@
+"""TLS contexts of the listeners and of the ways to the broker and the management API, made anew when files change."""
+
+import ssl
+from pathlib import Path
+from typing import NamedTuple
+
+from proxy.settings.certificates import end_of
+from proxy.settings.parse import ConfigError
+from proxy.settings.watched import Watched, content
+
+_MARK = b"-----BEGIN CERTIFICATE-----"
+
+
+class Own(NamedTuple):
+    """A certificate to show, and the names of the settings that its files come from."""
+
+    certificate: Path
+    key: Path
+    settings: tuple[str, str]
+
+
+class Made(NamedTuple):
+    """A context as the files were when it was made."""
+
+    context: ssl.SSLContext
+    ends: float | None
+    """When the certificate that it shows ends, in seconds since 1970; None where there is none, or nothing tells."""
+
+
+class ServerTls:
+    """TLS of the listeners. A connection is shown what the files said when it came."""
+
+    def __init__(self, certificate: Path, key: Path, client_ca: Path | None) -> None:
+        """With `client_ca`, clients must show a certificate that it vouches for. Raises ConfigError."""
+        own = Own(certificate, key, ("tls_cert_file", "tls_key_file"))
+        self.watched = Watched(own.settings[0], [certificate, key, client_ca], lambda: _server_context(own, client_ca))
+        self.context = _server_context(own, client_ca).context
+        """For the listeners, for good: it hands each connection over to the newest."""
+        # No tickets: a resumed session brings along a client certificate that the files of now may not vouch for. (TLS
+        # 1.2 resumes without tickets too, and Python has no switch for that.)
+        self.context.options |= ssl.OP_NO_TICKET
+        self.context.num_tickets = 0
+        self.context.sni_callback = self._hand_over
+
+    def _hand_over(self, connection: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
+        """Called in every handshake, whether the client names a server or not."""
+        connection.context = self.watched.value.context
+
+
+class ClientTls:
+    """TLS towards the broker and the management API. A call gives the context for the next connection."""
+
+    def __init__(self, ca: Path | None, certificate: Path | None, key: Path | None) -> None:
+        """Without `ca` the system's are trusted. Raises ConfigError."""
+        own = Own(certificate, key, ("client_cert_file", "client_key_file")) if certificate and key else None
+        setting = "ca_file" if ca is not None or own is None else own.settings[0]
+        self.watched = Watched(setting, [ca, certificate, key], lambda: _client_context(ca, own))
+
+    def __call__(self) -> ssl.SSLContext:
+        """The context as the files now are, the same object as long as they do not change.
+
+        Where they have a mistake it is that of the last good ones.
+        """
+        return self.watched.refresh().context
+
+
+def _server_context(own: Own, client_ca: Path | None) -> Made:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    ends = _show(context, own)
+    if client_ca is not None:
+        context.verify_mode = ssl.CERT_REQUIRED
+        _trust(context, "client_ca_file", client_ca)
+    return Made(context, ends)
+
+
+def _client_context(ca: Path | None, own: Own | None) -> Made:
+    if ca is None:
+        context = ssl.create_default_context()
+    else:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        _trust(context, "ca_file", ca)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    return Made(context, _show(context, own) if own is not None else None)
+
+
+def _show(context: ssl.SSLContext, own: Own) -> float | None:
+    """Load a certificate and its key, as they are in the files now; return when the certificate ends."""
+    for_certificate, for_key = own.settings
+    # What is wrong with the certificate shows here, and what is wrong below is the key then.
+    _trust(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), for_certificate, own.certificate)
+    content(for_key, own.key)
+    try:
+        # The empty password: a key that wants one is refused here, and not asked for on a terminal.
+        context.load_cert_chain(own.certificate, own.key, password="")
+    except ssl.SSLError as error:
+        if error.reason == "KEY_VALUES_MISMATCH":
+            why = f"is not the key of {for_certificate}"
+        else:
+            why = f"is no private key (PEM, without a password) that fits {for_certificate}"
+        raise ConfigError(f"{for_key}: {str(own.key)!r} {why}") from None
+    except OSError as error:
+        raise ConfigError(f"{for_key}: {str(own.key)!r} cannot be read: {error.strerror}") from None
+    return end_of(content(for_certificate, own.certificate))
+
+
+def _trust(context: ssl.SSLContext, setting: str, ca: Path) -> None:
+    """Trusts the certificates in a file, and no others that the context does not trust yet."""
+    if _MARK not in content(setting, ca):
+        raise ConfigError(f"{setting}: {str(ca)!r} has no certificate (PEM)")
+    try:
+        context.load_verify_locations(ca)
+    except (ssl.SSLError, OSError):
+        raise ConfigError(f"{setting}: {str(ca)!r} has a certificate that cannot be read") from None

@@ -1,0 +1,74 @@
+"""What files say, read again when they change; a new version that is broken leaves the last good one in force."""
+
+import logging
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from proxy.settings.parse import ConfigError
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+LOOK_INTERVAL = 2.0
+"""Seconds between looks at the files that settings name."""
+
+
+class Watched(Generic[T]):
+    """The value of some files together. A call of it gives what they say now."""
+
+    def __init__(self, setting: str, files: Iterable[Path | None], read: Callable[[], T]) -> None:
+        """`read` raises ConfigError for a mistake in them; it is called now, and again once one of `files` changes.
+
+        `setting` is what names them, or the first of them.
+        """
+        self.setting = setting
+        self.failures = 0
+        """Times that they were read again and had a mistake."""
+        self.fault = ""
+        """The mistake in them as they are, for which the last good value is in force; empty where there is none."""
+        self.files = tuple(file for file in files if file is not None)
+        self._read = read
+        # Before the reading: a change meanwhile shows at the next look.
+        self._seen = self._look()
+        self.value = read()
+        """The last good one."""
+
+    def refresh(self) -> T:
+        """Looks at the files; what they say, or last said in good order. Each broken version is logged once."""
+        seen = self._look()
+        if seen != self._seen:
+            self._seen = seen
+            try:
+                self.value = self._read()
+            except ConfigError as error:
+                self.failures += 1
+                self.fault = str(error)
+                log.error("%s; what was read before stays in force", error)
+            else:
+                self.fault = ""
+                log.info("read again: %s", ", ".join(map(str, self.files)))
+        return self.value
+
+    __call__ = refresh
+
+    def _look(self) -> list[tuple[int, int, int] | None]:
+        # Through symbolic links, which is how Kubernetes puts a new version in place.
+        return [_version(file) for file in self.files]
+
+
+def _version(file: Path) -> tuple[int, int, int] | None:
+    try:
+        status = file.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size, status.st_ino
+
+
+def content(setting: str, file: Path) -> bytes:
+    """The bytes of a file that a setting names. Raises ConfigError."""
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{setting}: {str(file)!r} cannot be read: {error.strerror}") from None

@@ -1,0 +1,118 @@
+"""What changed between two states of an exchange, in words: for the log's one line a change and for `explain`."""
+
+import logging
+import time
+from collections.abc import Collection, Mapping, Sequence
+
+from proxy.topology.table import Change, Entry, KnownRing, Name, PassReason
+from ring.destination import Destination
+
+log = logging.getLogger(__name__)
+
+
+def title(name: Name) -> str:
+    """An exchange as the log names it."""
+    return f"exchange {name[1]!r} in virtual host {name[0]!r}"
+
+
+def changed(old: KnownRing | None, new: KnownRing, why: str) -> Change:
+    """From one ring, or none, to another."""
+    if old is None:
+        return Change(time.time(), why, f"ring of {len(new.ring.destinations)} destinations", 0.0, new.fingerprint)
+    return Change(time.time(), why, difference(old, new), new.ring.moved_from(old.ring), new.fingerprint)
+
+
+def lost(old: KnownRing | None, why: str) -> Change | None:
+    """From a ring to none; None where there was none."""
+    return Change(time.time(), why, "no ring any more", 1.0, "") if old else None
+
+
+def difference(old: KnownRing, new: KnownRing, most: int = 5) -> str:
+    """What differs between two rings, the first `most` differences in words."""
+    before, after = old.ring.as_weights(), new.ring.as_weights()
+    both = sorted(before.keys() & after.keys())
+    parts = [
+        *(f"+{d} weight {after[d]}" for d in sorted(after.keys() - before.keys())),
+        *(f"-{d} weight {before[d]}" for d in sorted(before.keys() - after.keys())),
+        *(f"{d} weight {before[d]} to {after[d]}" for d in both if before[d] != after[d]),
+    ]
+    if old.hashed != new.hashed:
+        parts.append(f"hashes {new.hashed} instead of {old.hashed}")
+    if old.exchange_type != new.exchange_type:
+        parts.append(f"type {new.exchange_type} instead of {old.exchange_type}")
+    return _some(parts, most)
+
+
+def _some(parts: Sequence[object], most: int = 5) -> str:
+    shown = ", ".join(map(str, parts[:most]))
+    return shown if len(parts) <= most else f"{shown} and {len(parts) - most} more"
+
+
+def tell(name: Name, before: Entry | None, after: Entry, change: Change | None) -> None:
+    """Logs a change of the ring, of what happens to publishes, and bindings that are newly ignored or doubled."""
+    if change:
+        log.info("%s: %s (%s); %.2f%% of the slots moved", title(name), change.what, change.why, change.moved * 100)
+    if before is None or (before.passed, before.refused) != (after.passed, after.refused):
+        _tell_passed(name, after)
+    ignored_before = set(before.bindings.ignored) if before else set()
+    for binding in after.bindings.ignored:
+        if binding not in ignored_before:
+            log.warning(
+                "%s: the binding to %s is ignored: its key %r is %s",
+                title(name),
+                binding.destination,
+                binding.key,
+                binding.reason,
+            )
+    duplicates_before = set(before.bindings.duplicates) if before else set()
+    for destination in after.bindings.duplicates:
+        if destination not in duplicates_before:
+            log.warning("%s: %s is bound more than once; its largest weight counts", title(name), destination)
+    if change and after.known:
+        for destination in after.known.ring.too_light():
+            log.warning("%s: %s is so light that it expects under 100 slots", title(name), destination)
+
+
+def tell_missing(name: Name, before: Collection[Destination], after: Collection[Destination]) -> None:
+    """Logs which destinations are newly missing from the readings, and keep their keys until that has settled."""
+    new = [destination for destination in after if destination not in before]
+    if new:
+        log.info("%s: %s no longer shown by the management API; kept for the settle time", title(name), _some(new))
+
+
+def tell_absent(name: Name) -> None:
+    """Log that an exchange does not exist although a setting names it, and what an operator can do about that."""
+    log.warning(
+        "%s does not exist, and the setting route or shadow names it: correct the name (VHOST/NAME where it is not in"
+        " the default virtual host), or declare the exchange",
+        title(name),
+    )
+
+
+def dead_letters_refused(queues: Mapping[str, str | None]) -> str:
+    """Return why an exchange with these queues takes no publishes, and what to do, in so few words as AMQP takes."""
+    queue, cause = min((queue, cause) for queue, cause in queues.items() if cause)
+    return (
+        f"queue {queue!r} would dead-letter under its own name ({cause}): give it a dead-letter-routing-key, or set"
+        " on_dead_letter = rewrite or pass"
+    )
+
+
+def _tell_passed(name: Name, entry: Entry) -> None:
+    if entry.refused:
+        log.warning("%s: publishes are refused: %s", title(name), entry.refused)
+        return
+    match entry.passed:
+        case None:
+            log.info("%s: publishes are routed by the ring", title(name))
+        case PassReason.DEAD_LETTER:
+            log.warning(
+                "%s: passed to the exchange itself, because these queues dead-letter without a routing key of their"
+                " own: %s; give them one, or set on_dead_letter = rewrite",
+                title(name),
+                _some([f"{queue!r} ({entry.queues[queue]})" for queue in entry.dead_letters]),
+            )
+        case PassReason.INTERNAL_DESTINATION:
+            log.warning("%s: passed to the exchange itself, because an internal exchange is bound to it", title(name))
+        case reason:
+            log.info("%s: publishes are passed to the exchange itself (%s)", title(name), reason)

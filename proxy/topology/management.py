@@ -1,0 +1,313 @@
+"""The management API: one method a request, every fault one of two errors. Knows nothing of rings."""
+
+import asyncio
+import json
+import logging
+import math
+import ssl
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Self
+from urllib.parse import quote
+
+import aiohttp
+from yarl import URL
+
+from proxy.settings.credentials import Credentials, of_url
+from proxy.settings.parse import Address
+from proxy.topology.bindings import (
+    Binding,
+    Exchange,
+    TopologyError,
+    dead_letters_by_own_name,
+    exchange_of,
+    parse_bindings,
+    parse_exchange,
+    parse_names,
+    parse_nodes,
+)
+from proxy.topology.nodes import Node, Nodes
+
+log = logging.getLogger(__name__)
+
+MAX_ANSWER = 64 * 1024 * 1024
+"""Bytes of one answer that are read before it counts as rubbish; 10,000 bindings are about 1 MB."""
+
+MAX_RETRY_AFTER = 60.0
+
+_CONNECTIONS = 8
+
+_TLS_CLOSES_WITHIN = 0.1
+"""Seconds that uvloop may take to close a connection whose handshake was given up, of which nothing tells: of 300 loops
+that ended at once 77 left one open, after 0.02 s 5, after 0.05 s none."""
+
+_EXCHANGE_COLUMNS = ("name", "type", "internal", "arguments", "message_stats.publish_in")
+
+_QUEUE_COLUMNS = ("name", "arguments", "policy", "effective_policy_definition")
+
+_CLUSTER_NAME = ("cluster-name",)
+_VHOSTS = ("vhosts",)
+_NODE_COLUMNS = ("name", "cluster_state")
+
+_IN_WORDS = {
+    401: ", a wrong user or password, no tag management, or no permission in that virtual host",
+    403: ", the user may not see this",
+}
+
+
+_DOTS = frozenset({".", ".."})
+"""Names that RabbitMQ takes for steps through the path of a URL, also percent-encoded: it answers for another page."""
+
+
+class ManagementError(Exception):
+    """A request that brought no usable answer; the message says which and why, without credentials."""
+
+    def __init__(self, message: str, retry_after: float = 0.0) -> None:
+        """`retry_after`: seconds that the API asked to wait, up to MAX_RETRY_AFTER; 0 where it did not."""
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class UnansweredError(ManagementError):
+    """A node of the management API refused the connection, hung, or failed by itself: another node may answer."""
+
+    def __init__(self, shown: str, why: str, retry_after: float = 0.0) -> None:
+        """Takes the path that was asked for, and `why` without it. `retry_after` as in ManagementError."""
+        super().__init__(f"{shown}: {why}", retry_after)
+        self.why = why
+
+
+class NotAskableError(ManagementError):
+    """A name for which the management API cannot be asked, whatever is tried."""
+
+
+class Management:
+    """A client of one cluster's management API, at most eight requests at a time. Use as an async context manager.
+
+    Where several URLs are given, a request that one node does not answer is put to the next. No answer counts of a node
+    that takes the place of another before `stranger` has told that its cluster is the same.
+    """
+
+    def __init__(
+        self,
+        urls: Sequence[URL],
+        timeout: float,
+        credentials: Credentials | None = None,
+        tls: Callable[[], ssl.SSLContext] | None = None,
+    ) -> None:
+        """Takes the URLs of the cluster's nodes, one at least. `timeout` in seconds limits what one node may take for a
+        request, its body included.
+
+        `credentials`, where not those in the first URL, and `tls`, where not the system's, are asked for each time.
+        """
+        self._nodes = Nodes(urls)
+        self.stranger: Callable[[str | None, frozenset[str]], str] = lambda cluster, nodes: ""
+        """Tells why a cluster of that name, with those nodes, is another one than before; empty where it is not."""
+        self._credentials = credentials or (lambda: of_url(urls[0]))
+        self._tls = tls
+        self._timeout = timeout
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Self:
+        """Opens the session; nothing is requested yet."""
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=_CONNECTIONS),
+            headers={"Accept": "application/json"},
+            timeout=aiohttp.ClientTimeout(total=self._timeout),
+            # Proxies in the environment are for the way out, not for the broker beside us.
+            trust_env=False,
+        )
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Closes the session."""
+        if self._session is not None:
+            await self._session.close()
+            if any(node.base.scheme == "https" for node in self._nodes.all):
+                await asyncio.sleep(_TLS_CLOSES_WITHIN)
+
+    @property
+    def switches(self) -> int:
+        """How often another node than before became the one that is asked."""
+        return self._nodes.switches
+
+    async def cluster_name(self) -> str | None:
+        """The name of the cluster that answers; None from an API without that page, which RabbitMQ's has."""
+        return _cluster_name(await self._get(_CLUSTER_NAME, ["name"]))
+
+    async def vhosts(self) -> frozenset[str]:
+        """The virtual hosts that the user may see."""
+        return parse_names(await self._required(_VHOSTS, ["name"]), "virtual host")
+
+    async def nodes(self) -> frozenset[str]:
+        """The cluster's nodes, as far as its virtual hosts tell: any management user may ask for those."""
+        return parse_nodes(await self._required(_VHOSTS, _NODE_COLUMNS))
+
+    async def exchange_names(self, vhost: str) -> frozenset[str] | None:
+        """The exchanges of a virtual host; None where there is no such virtual host."""
+        answer = await self._get(["exchanges", vhost], ["name"])
+        return None if answer is None else parse_names(answer, "exchange")
+
+    async def exchange(self, vhost: str, name: str) -> Exchange | None:
+        """One exchange; None where the API says that it, or its virtual host, does not exist."""
+        if name in _DOTS:
+            return exchange_of(await self._get(["exchanges", vhost], _EXCHANGE_COLUMNS) or [], name)
+        answer = await self._get(["exchanges", vhost, name], _EXCHANGE_COLUMNS)
+        return None if answer is None else parse_exchange(answer)
+
+    async def bindings(self, vhost: str, name: str) -> tuple[Binding, ...]:
+        """The bindings whose source is one exchange. RabbitMQ answers an unknown exchange with an empty list too."""
+        columns = ["destination", "destination_type", "routing_key"]
+        return parse_bindings(await self._required(["exchanges", vhost, name, "bindings", "source"], columns))
+
+    async def dead_letters_by_own_name(self, vhost: str, queue: str) -> str | None:
+        """Return what makes a queue dead-letter without a routing key of its own; None where that does not show (yet).
+
+        It is empty for a queue that does not do so.
+        RabbitMQ 3.10 shows a policy's part of it only with a queue's next statistics, up to 5 s late (observed).
+        """
+        if queue in _DOTS:
+            return None
+        answer = await self._get(["queues", vhost, queue], _QUEUE_COLUMNS)
+        return None if answer is None else dead_letters_by_own_name(answer)
+
+    async def _required(self, path: Sequence[str], columns: Sequence[str]) -> object:
+        answer = await self._get(path, columns)
+        if answer is None:
+            raise ManagementError(f"{_shown(path)}: 404")
+        return answer
+
+    async def _get(self, path: Sequence[str], columns: Sequence[str]) -> object | None:
+        """Return the JSON of the answer of the first node that answers, None for 404. Raises ManagementError."""
+        if not _DOTS.isdisjoint(path):
+            raise NotAskableError(f"{_shown(path)}: the management API cannot be asked for what is called '.' or '..'")
+        faults: dict[Node, UnansweredError] = {}
+        for node in self._nodes.in_turn():
+            try:
+                if self._nodes.is_other(node):
+                    await self._admit(node, faults)
+                answer = await self._ask(node, path, columns)
+            except UnansweredError as error:
+                self._nodes.failed(node)
+                faults[node] = error
+            except ManagementError:
+                self._nodes.answered(node)
+                raise
+            else:
+                self._nodes.answered(node)
+                return answer
+        raise _together(_shown(path), [(node, faults[node]) for node in self._nodes.all])
+
+    async def _admit(self, node: Node, faults: Mapping[Node, ManagementError]) -> None:
+        """Makes a node the one that is asked, if it is of the same cluster as before. Raises UnansweredError."""
+        try:
+            cluster = _cluster_name(await self._ask(node, _CLUSTER_NAME, ["name"]))
+            nodes = frozenset[str]()
+            if cluster is not None:
+                nodes = parse_nodes(await self._ask(node, _VHOSTS, _NODE_COLUMNS))
+        except UnansweredError:
+            raise
+        except (ManagementError, TopologyError) as error:
+            raise UnansweredError(_shown(_CLUSTER_NAME), f"its cluster cannot be told: {error}") from None
+        if why := self.stranger(cluster, nodes):
+            if why != node.stranger:
+                log.error("management_url: %s is not asked: %s", node, why)
+            node.stranger = why
+            raise UnansweredError(_shown(_CLUSTER_NAME), why)
+        node.stranger = ""
+        if self._nodes.is_other(node):
+            told = "".join(f"; {other}: {fault}" for other, fault in faults.items() if other is self._nodes.current)
+            log.warning("management_url: %s is asked from now on%s", node, told)
+            self._nodes.switch(node)
+
+    async def _ask(self, node: Node, path: Sequence[str], columns: Sequence[str]) -> object | None:
+        """Return the JSON of one node's answer, None for 404.
+
+        Raises UnansweredError where another node may answer, and ManagementError.
+        """
+        if self._session is None:
+            raise RuntimeError("the management client is not open")
+        shown = _shown(path)
+        url = URL(f"{str(node.base).rstrip('/')}{shown}?columns={','.join(columns)}", encoded=True)
+        authorization = {"Authorization": aiohttp.encode_basic_auth(*self._credentials())}
+        tls = self._tls() if self._tls is not None else True
+        try:
+            async with self._session.get(url, headers=authorization, ssl=tls, allow_redirects=False) as response:
+                if response.status == 404:
+                    return None
+                if response.status >= 500:
+                    raise UnansweredError(shown, str(response.status), _retry_after(response.headers))
+                if response.status != 200:
+                    why = _IN_WORDS.get(response.status, "")
+                    raise ManagementError(f"{shown}: {response.status}{why}", _retry_after(response.headers))
+                return _decoded(await _limited(response))
+        except TimeoutError:
+            raise UnansweredError(shown, f"no answer within {self._timeout:g} s") from None
+        except aiohttp.ClientConnectorError as error:
+            raise UnansweredError(shown, _not_connected(error)) from None
+        except (aiohttp.ClientError, OSError) as error:
+            # Some of aiohttp's messages have several lines.
+            raise UnansweredError(shown, " ".join(str(error).split()) or type(error).__name__) from None
+        except (ValueError, RecursionError) as error:
+            raise ManagementError(f"{shown}: not an answer of the management API: {error}") from None
+
+
+def _together(shown: str, faults: Sequence[tuple[Node, UnansweredError]]) -> UnansweredError:
+    """Return the error of a request that no node answered."""
+    if len(faults) == 1:
+        return faults[0][1]
+    why = "; ".join(f"{node}: {fault.why}" for node, fault in faults)
+    return UnansweredError(
+        shown, f"none of {len(faults)} nodes answers: {why}", min(fault.retry_after for _, fault in faults)
+    )
+
+
+def _cluster_name(answer: object | None) -> str | None:
+    """Return the name in an answer for the cluster's name; None where there is no such page. Raises ManagementError."""
+    if answer is None:
+        return None
+    if not isinstance(answer, dict) or not isinstance(answer.get("name"), str):
+        raise ManagementError(f"/api/cluster-name: {str(answer)[:60]!r} names no cluster")
+    return str(answer["name"])
+
+
+def _not_connected(error: aiohttp.ClientConnectorError) -> str:
+    """Return why there is no connection, and what to do about it; aiohttp's own words say "ssl:default" in any case."""
+    where, why = Address(error.host, error.port or 0), error.os_error
+    if isinstance(why, ConnectionRefusedError):
+        return (
+            f"management_url: {where} refuses connections; is the management plugin on there? "
+            "(rabbitmq-plugins enable rabbitmq_management)"
+        )
+    return f"management_url: no connection to {where}: {' '.join(str(why.strerror or why).split())}"
+
+
+def _shown(path: Sequence[str]) -> str:
+    return "/api/" + "/".join(quote(part, safe="") for part in path)
+
+
+async def _limited(response: aiohttp.ClientResponse) -> bytes:
+    body = bytearray()
+    async for chunk in response.content.iter_any():
+        body += chunk
+        if len(body) > MAX_ANSWER:
+            raise ValueError(f"longer than {MAX_ANSWER} bytes")
+    return bytes(body)
+
+
+def _decoded(body: bytes) -> object:
+    decoded: object = json.loads(body)
+    if decoded is None:
+        raise ValueError("null")  # which is not the API's word for what does not exist
+    return decoded
+
+
+def _retry_after(headers: Mapping[str, str]) -> float:
+    """Seconds of a Retry-After header; a date, or rubbish, counts as none."""
+    try:
+        seconds = float(headers.get("Retry-After", "0"))
+    except ValueError:
+        return 0.0
+    return min(seconds, MAX_RETRY_AFTER) if math.isfinite(seconds) and seconds > 0 else 0.0

@@ -1,0 +1,382 @@
+"""The last good rings on disk, for a start while the management API is away: one file for each exchange.
+
+Nothing in a file is believed unchecked: whoever may write to the folder may be anyone.
+"""
+
+import hashlib
+import json
+import logging
+import math
+import os
+import stat
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from proxy.settings.parse import ConfigError
+from proxy.settings.patterns import Mode
+from proxy.topology.bindings import RING_TYPES
+from proxy.topology.table import Entry, Name, PassReason
+from ring.destination import MAX_WEIGHT, Destination
+from ring.hashed import HashedValue
+from ring.hashing import RING_FORMAT
+from ring.ring import MAX_DESTINATIONS, fingerprint
+
+log = logging.getLogger(__name__)
+
+VERSION = 1
+"""Of the form of the files; files of another version are ignored."""
+
+REWRITE_AFTER = 10.0
+"""Seconds between the times that an unchanged exchange's file is written again, so that its age stays nearly true."""
+
+MOST_FILES = 1000
+"""Exchanges that are kept; of more, those whose files were written last."""
+
+MOST_BYTES = 8 * 1024 * 1024
+"""Of one file; 10,000 queues with names of 200 characters are about 5 MB."""
+
+MOST_BYTES_READ = 64 * 1024 * 1024
+"""Of all files together that a start reads, the newest first."""
+
+KEPT_FOR = 7 * 86_400.0
+"""Seconds after which a start removes a file that was not written again."""
+
+_MOST_NAMES = 1000
+_ENDING = ".ring.json"
+
+
+Cluster = tuple[str | None, frozenset[str], frozenset[str]]
+"""A cluster's name, all names that its brokers go by, and its nodes, as `Identity.names` has them."""
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What is kept of one exchange: all that decides where its publishes go."""
+
+    name: Name
+    cluster: str | None
+    """The name of the cluster whose management API was read; None for one that tells none."""
+    cluster_names: frozenset[str]
+    """All names that brokers of that cluster may go by."""
+    cluster_nodes: frozenset[str]
+    exchange_type: str
+    internal: bool
+    hashed: HashedValue = HashedValue()
+    weights: Mapping[Destination, int] = field(default_factory=dict)
+    queues: Mapping[str, str | None] = field(default_factory=dict)
+    """As `Entry.queues`."""
+    internal_destination: bool = False
+    """Whether an exchange among the destinations is internal."""
+    at: float = 0.0
+    """When the reading was, in seconds since 1970."""
+
+    @classmethod
+    def of(cls, name: Name, entry: Entry, cluster: Cluster, at: float) -> "Saved | None":
+        """Return what is to be kept of an entry; None where its settings leave it alone, which needs no ring."""
+        if entry.mode is Mode.PASS and entry.exchange_type in RING_TYPES:
+            return None
+        known = entry.known
+        return cls(
+            name,
+            *cluster,
+            entry.exchange_type,
+            entry.internal,
+            known.hashed if known is not None else HashedValue(),
+            known.ring.as_weights() if known is not None else {},
+            dict(entry.queues) if known is not None else {},
+            entry.passed is PassReason.INTERNAL_DESTINATION,
+            at,
+        )
+
+
+def encoded(saved: Saved) -> bytes:
+    """Return the content of a file."""
+    return json.dumps(
+        {
+            "version": VERSION,
+            "ring_format": RING_FORMAT,
+            "cluster": saved.cluster,
+            "cluster_names": sorted(saved.cluster_names),
+            "cluster_nodes": sorted(saved.cluster_nodes),
+            "vhost": saved.name[0],
+            "exchange": saved.name[1],
+            "type": saved.exchange_type,
+            "internal": saved.internal,
+            "hashed": str(saved.hashed),
+            "weights": [[d.kind, d.name, weight] for d, weight in saved.weights.items()],
+            "queues": saved.queues,
+            "internal_destination": saved.internal_destination,
+            "at": saved.at,
+            "fingerprint": fingerprint(saved.weights, saved.exchange_type, str(saved.hashed)),
+        }
+    ).encode()
+
+
+def decoded(content: bytes) -> Saved:
+    """Return what a file holds. Raises ValueError, which says what is wrong with it."""
+    if len(content) > MOST_BYTES:
+        raise ValueError(f"longer than {MOST_BYTES} bytes")
+    try:
+        table = json.loads(content)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    if not isinstance(table, dict):
+        raise ValueError("not a JSON object")
+    for key, expected in (("version", VERSION), ("ring_format", RING_FORMAT)):
+        if table.get(key) != expected or isinstance(table[key], bool):
+            raise ValueError(f"{key}: not {expected}")
+    exchange_type = _text(table, "type")
+    weights = _weights(table.get("weights"))
+    if weights and exchange_type not in RING_TYPES:
+        raise ValueError("weights: an exchange of that type has none")
+    saved = Saved(
+        (_text(table, "vhost"), _text(table, "exchange")),
+        None if table.get("cluster", "") is None else _text(table, "cluster"),
+        _names(table, "cluster_names"),
+        _names(table, "cluster_nodes"),
+        exchange_type,
+        _flag(table, "internal"),
+        HashedValue.parse(_text(table, "hashed", 2 * 255)),
+        weights,
+        _queues(table.get("queues"), weights),
+        _flag(table, "internal_destination"),
+        _time(table.get("at")),
+    )
+    if table.get("fingerprint") != fingerprint(weights, exchange_type, str(saved.hashed)):
+        raise ValueError("fingerprint: not that of its weights")
+    return saved
+
+
+def _text(table: Mapping[str, Any], key: str, most: int = 255) -> str:
+    return _checked_text(table.get(key), key, most)
+
+
+def _checked_text(value: object, key: str, most: int = 255) -> str:
+    if not isinstance(value, str) or not 1 <= len(value.encode()) <= most:
+        raise ValueError(f"{key}: not text of 1 to {most} bytes")
+    return value
+
+
+def _flag(table: Mapping[str, Any], key: str) -> bool:
+    value = table.get(key)
+    if not isinstance(value, bool):
+        raise ValueError(f"{key}: not true or false")
+    return value
+
+
+def _names(table: Mapping[str, Any], key: str) -> frozenset[str]:
+    values = table.get(key)
+    if not isinstance(values, list) or len(values) > _MOST_NAMES:
+        raise ValueError(f"{key}: not a list of up to {_MOST_NAMES} names")
+    return frozenset(_checked_text(value, key) for value in values)
+
+
+def _weights(value: object) -> dict[Destination, int]:
+    if not isinstance(value, list) or len(value) > MAX_DESTINATIONS:
+        raise ValueError(f"weights: not a list of up to {MAX_DESTINATIONS} destinations")
+    weights: dict[Destination, int] = {}
+    for item in value:
+        if not isinstance(item, list) or len(item) != 3 or item[0] not in ("queue", "exchange"):
+            raise ValueError("weights: an item is not kind, name and weight")
+        destination = Destination(item[0], _checked_text(item[1], "weights"))
+        if type(item[2]) is not int or not 1 <= item[2] <= MAX_WEIGHT or destination in weights:
+            raise ValueError(f"weights: not one weight of 1 to {MAX_WEIGHT} for each destination")
+        weights[destination] = item[2]
+    return weights
+
+
+def _queues(value: object, weights: Mapping[Destination, int]) -> dict[str, str | None]:
+    bound = {destination.name for destination in weights if destination.kind == "queue"}
+    if not isinstance(value, dict) or not value.keys() <= bound:
+        raise ValueError("queues: not those of the weights")
+    if not all(cause is None or (isinstance(cause, str) and len(cause.encode()) <= 1024) for cause in value.values()):
+        raise ValueError("queues: not text of up to 1024 bytes for each")
+    return value
+
+
+def _time(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not (math.isfinite(value) and value > 0):
+        raise ValueError("at: not a time")
+    return float(value)
+
+
+def file_name(name: Name) -> str:
+    """Return the name of an exchange's file: virtual hosts and exchanges may be called anything."""
+    vhost, exchange = (part.encode() for part in name)
+    return hashlib.blake2b(b"%d:%b%b" % (len(vhost), vhost, exchange), digest_size=16).hexdigest() + _ENDING
+
+
+class RingCache:
+    """The files in one folder. A thread writes and reads them; `keep` and `forget` never wait for it."""
+
+    def __init__(self, folder: Path, clock: Callable[[], float] = time.time) -> None:
+        """Makes the folder where it is absent, for its owner alone. Raises ConfigError where it cannot be written to.
+
+        `clock` gives seconds since 1970.
+        """
+        self._folder, self._clock = folder, clock
+        try:
+            folder.mkdir(0o700, parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=folder):
+                pass
+        except OSError as error:
+            raise unwritable(folder, error) from None
+        self._thread = ThreadPoolExecutor(1, "ring-cache")
+        self._kept: dict[Name, Saved] = {}
+        """What was last given to the thread to write, the oldest first."""
+        self._lock = threading.Lock()
+        self._todo: dict[Name, Saved | None] = {}
+        """What the thread has not taken yet; None for a file that is to be removed."""
+        self._told: set[str] = set()
+        self._thread.submit(self._sweep)
+
+    def close(self) -> None:
+        """Ends the thread, once it has written what it was given."""
+        self._thread.shutdown(wait=False)
+
+    def keep(self, name: Name, entry: Entry, cluster: Cluster, age: float) -> None:
+        """Has an entry written that was read `age` seconds ago, unless its file says the same as of just before."""
+        saved = Saved.of(name, entry, cluster, self._clock() - age)
+        before = self._kept.get(name)
+        if saved is None:
+            self.forget(name)
+            return
+        if before is not None and abs(saved.at - before.at) < REWRITE_AFTER and _alike(before, saved):
+            return
+        self._kept.pop(name, None)
+        self._kept[name] = saved
+        self._do(name, saved)
+        for oldest in list(self._kept)[:-MOST_FILES]:
+            self.forget(oldest)
+
+    def forget(self, name: Name) -> None:
+        """Has the file of an exchange removed that is gone."""
+        self._kept.pop(name, None)
+        self._do(name, None)
+
+    def _do(self, name: Name, saved: Saved | None) -> None:
+        with self._lock:
+            idle = not self._todo
+            self._todo[name] = saved
+        if idle:
+            self._thread.submit(self._work)
+
+    def _work(self) -> None:
+        """Writes and removes what there is to do. Runs in the thread."""
+        with self._lock:
+            todo, self._todo = self._todo, {}
+        for name, saved in todo.items():
+            path = self._folder / file_name(name)
+            try:
+                if saved is None:
+                    path.unlink(missing_ok=True)
+                else:
+                    self._write(path, encoded(saved))
+            except (OSError, ValueError) as error:
+                why = error.strerror if isinstance(error, OSError) else str(error)
+                self._tell(f"ring_cache_dir: {str(self._folder)!r}: a ring is not kept: {why}")
+
+    def _write(self, path: Path, content: bytes) -> None:
+        if len(content) > MOST_BYTES:
+            path.unlink(missing_ok=True)
+            raise ValueError(f"{path.name} would be longer than {MOST_BYTES} bytes")
+        # Made for its owner alone; one thread writes, and each process has names of its own.
+        unfinished, name = tempfile.mkstemp(".tmp", ".ring-", self._folder)
+        try:
+            with open(unfinished, "wb") as file:
+                file.write(content)
+            Path(name).replace(path)
+        except OSError:
+            Path(name).unlink(missing_ok=True)
+            raise
+
+    def load(self, name: Name) -> Saved | None:
+        """Return what is kept of an exchange; None where there is nothing that is good. Reads a file: for a thread."""
+        saved = self._load(self._folder / file_name(name))
+        return saved if saved is not None and saved.name == name else None
+
+    def load_all(self) -> list[Saved]:
+        """Return all that is kept, the newest first, up to `MOST_BYTES_READ`. Reads files: for a thread."""
+        found: list[Saved] = []
+        left = MOST_BYTES_READ
+        for _, size, path in self._files()[:MOST_FILES]:
+            left -= size
+            saved = self._load(path) if left >= 0 else None
+            if saved is not None:
+                found.append(saved)
+        return sorted(found, key=lambda saved: -saved.at)
+
+    def _sweep(self) -> None:
+        """Removes files that are too many or very old, and those that a process began to write as it was killed."""
+        files = self._files()
+        old = [path for at, _, path in files[:MOST_FILES] if self._clock() - at > KEPT_FOR]
+        for path in (*old, *(path for _, _, path in files[MOST_FILES:]), *self._folder.glob(".ring-*.tmp")):
+            with suppress(OSError):
+                if path.suffix != ".tmp" or self._clock() - path.stat().st_mtime > REWRITE_AFTER:
+                    path.unlink()
+
+    def _files(self) -> list[tuple[float, int, Path]]:
+        """Return when each file was written, its size and its path; the newest first."""
+        files = []
+        with suppress(OSError), os.scandir(self._folder) as listed:
+            for item in listed:
+                if item.name.endswith(_ENDING):
+                    with suppress(OSError):
+                        status = item.stat(follow_symlinks=False)
+                        files.append((status.st_mtime, status.st_size, Path(item.path)))
+        return sorted(files, reverse=True)
+
+    def _load(self, path: Path) -> Saved | None:
+        try:
+            # Nothing that would wait, or lead out of the folder.
+            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            with open(descriptor, "rb") as file:
+                if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                    raise ValueError("no regular file")
+                saved = decoded(file.read(MOST_BYTES + 1))
+            if path.name != file_name(saved.name):
+                raise ValueError("not the file of the exchange that it names")
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            why = error.strerror if isinstance(error, OSError) else str(error)
+            self._tell(f"ring_cache_dir: {str(path)!r} is ignored: {why}")
+            return None
+        return saved
+
+    def age(self, saved: Saved) -> float | None:
+        """Return the seconds since the reading; None where it seems to be of the future, so that the clock was set."""
+        age = self._clock() - saved.at
+        return age if age >= 0 else None
+
+    def _tell(self, line: str) -> None:
+        """Logs a mistake once."""
+        if line not in self._told and len(self._told) < MOST_FILES:
+            self._told.add(line)
+            log.warning("%s", line)
+
+
+def _alike(one: Saved, other: Saved) -> bool:
+    return {**vars(one), "at": 0} == {**vars(other), "at": 0}
+
+
+def unwritable(folder: Path, error: OSError) -> ConfigError:
+    """Return the mistake of a folder that cannot be used."""
+    return ConfigError(f"ring_cache_dir: {str(folder)!r} cannot be written to: {error.strerror or error}")
+
+
+def check_folder(folder: Path) -> None:
+    """Look whether this process could keep rings there, and make nothing. Raises ConfigError."""
+    try:
+        nearest = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    except OSError as error:
+        raise unwritable(folder, error) from None
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK, effective_ids=True):
+        raise unwritable(folder, OSError(0, f"{str(nearest)!r} is no folder to write to"))

@@ -1,0 +1,289 @@
+"""Where each publish goes: one table of exchanges, each entry replaced whole when what is known of it changes."""
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Final, NamedTuple
+
+from proxy.settings.patterns import Mode
+from proxy.topology.bindings import Bindings
+from ring.destination import Destination
+from ring.hashed import HashedValue
+from ring.hashing import slot_of
+from ring.ring import Ring, fingerprint
+
+Name = tuple[str, str]
+"""A virtual host and an exchange's name."""
+
+CHANGES_KEPT = 16
+MAX_HOPS = 8
+"""Ring exchanges that one publish may go through before it counts as a cycle."""
+
+
+class PassReason(StrEnum):
+    """Why publishes to an exchange that exists are left to the exchange itself."""
+
+    TYPE = "type"
+    NO_BINDINGS = "no_bindings"
+    MODE_PASS = "pass"
+    SHADOW = "shadow"
+    DEAD_LETTER = "dead_letter"
+    INTERNAL_DESTINATION = "internal_destination"
+    CYCLE = "cycle"
+    INTERNAL = "internal"
+    ABSENT = "absent"
+
+
+WHATEVER_IS_BOUND: Final = frozenset({PassReason.TYPE, PassReason.MODE_PASS})
+"""Reasons to pass that no binding changes."""
+
+
+KEEPS_FROM_ROUTING: Final = frozenset({PassReason.DEAD_LETTER, PassReason.INTERNAL_DESTINATION})
+"""Reasons for which an exchange with a ring is not routed though it should be, until somebody mends its topology."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """One change of a ring, as logs and `ring-proxy explain` tell it."""
+
+    at: float
+    """Seconds since the epoch."""
+    why: str
+    what: str
+    moved: float
+    """Share of the slots that changed owner, 0 to 1."""
+    fingerprint: str
+
+
+@dataclass(frozen=True)
+class KnownRing:
+    """A ring with what its exchange hashes."""
+
+    ring: Ring
+    hashed: HashedValue
+    exchange_type: str
+    fingerprint: str
+
+    @classmethod
+    def of(cls, ring: Ring, hashed: HashedValue, exchange_type: str) -> "KnownRing":
+        """With its fingerprint."""
+        return cls(ring, hashed, exchange_type, fingerprint(ring.as_weights(), exchange_type, str(hashed)))
+
+
+@dataclass(frozen=True)
+class Entry:
+    """All that is known of one exchange: it exists, and has a ring to route by, or a reason to pass, or both."""
+
+    mode: Mode
+    exchange_type: str
+    known: KnownRing | None
+    passed: PassReason | None
+    """Why publishes are passed; None where `known` routes them."""
+    bindings: Bindings
+    read_at: float
+    """Monotonic time at which the last good reading started."""
+    queues: Mapping[str, str | None] = field(default_factory=dict)
+    """What makes each bound queue dead-letter under its own name, as `topology.dead_letters_by_own_name` tells it.
+
+    The queue that was looked at longest ago comes first."""
+    changes: tuple[Change, ...] = ()
+    internal: bool = False
+    """Takes messages from other exchanges only."""
+    publish_in: int | None = None
+    """Messages published into it, as the broker last counted them; None where it did not say."""
+    restored: bool = False
+    """Not read by this process, but kept on disk by one before it."""
+    refused: str = ""
+    """Why publishes are refused rather than passed for the reason `passed`; empty where they are not refused."""
+
+    @property
+    def follows_bindings(self) -> bool:
+        """Whether a reading of the bindings could make a ring route: then passing for want of one is a guess too."""
+        return self.mode is Mode.ROUTE and self.passed is not PassReason.TYPE
+
+    @property
+    def dead_letters(self) -> tuple[str, ...]:
+        """The queues that would dead-letter under their own name."""
+        return tuple(sorted(queue for queue, cause in self.queues.items() if cause))
+
+
+@dataclass(frozen=True)
+class Routed:
+    """A ring chose a destination."""
+
+    destination: Destination
+    slot: int
+    by: KnownRing
+
+
+@dataclass(frozen=True)
+class Passed:
+    """The exchange itself routes it."""
+
+    reason: PassReason
+    shadow: Routed | None = None
+    """What the ring would have chosen, where the reason is SHADOW."""
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """Not known, or not known freshly enough: `exchange` must be read first."""
+
+    exchange: Name
+    why: str
+    refused: bool = False
+    """The exchange is known, and takes no publishes for the reason `why`: a publish need not wait for a reading."""
+
+
+Decision = Routed | Passed | Unknown
+
+
+class _Mark(NamedTuple):
+    """Something was declared on an exchange that its entry does not show."""
+
+    since: float
+    """When the first such declaration came,"""
+    at: float
+    """and the last."""
+    certain: bool
+
+
+class Router:
+    """The table, and the decision for one key. Not thread-safe: belongs to the event loop."""
+
+    def __init__(self, ring_max_age: float, refuse_stale: bool, clock: Callable[[], float] = time.monotonic) -> None:
+        """A ring that routes and is older than `ring_max_age` seconds answers Unknown if `refuse_stale`."""
+        self._entries: dict[Name, Entry] = {}
+        self._max_age, self._refuse_stale, self.clock = ring_max_age, refuse_stale, clock
+        self.used_at: dict[Name, float] = {}
+        """When a publish last asked for each exchange."""
+        self._marks: dict[Name, _Mark] = {}
+        self.on_change: list[Callable[[], None]] = []
+        """Called whenever what is decided for any exchange may change."""
+
+    @property
+    def entries(self) -> Mapping[Name, Entry]:
+        """Every exchange that is known."""
+        return self._entries
+
+    def put(self, name: Name, entry: Entry) -> None:
+        """Swaps an exchange's entry; tells of it unless nothing that matters to routing changed."""
+        before = self._entries.get(name)
+        same = before is not None and _routes_alike(before, entry) and self.clock() <= self.fresh_until(before)
+        self._entries[name] = entry
+        mark = self._marks.get(name)
+        if mark is not None and mark.at <= entry.read_at:
+            del self._marks[name]
+            same = False
+        if not same:
+            self.tell()
+
+    def drop(self, name: Name) -> None:
+        """Forgets an exchange."""
+        self._entries.pop(name, None)
+        self.used_at.pop(name, None)
+        self._marks.pop(name, None)
+        self.tell()
+
+    def tell(self) -> None:
+        """Calls whoever wants to know of changes."""
+        for told in self.on_change:
+            told()
+
+    def expect(self, name: Name, at: float, *, certain: bool) -> None:
+        """Something was declared on an exchange at `at`: it is Unknown until an entry that was read after that.
+
+        Not `certain` where, as far as is known, the declaration changed nothing.
+        """
+        mark = self._marks.get(name)
+        if mark is None:
+            self._marks[name] = _Mark(at, at, certain)
+        else:
+            self._marks[name] = _Mark(min(at, mark.since), max(at, mark.at), certain or mark.certain)
+        if mark is None:
+            self.tell()
+
+    def relent(self, name: Name, started: float) -> bool:
+        """A reading that started then failed: what was declared before it is not waited for unless it is certain.
+
+        Nor what was declared since: else clients that declare in turn would hold up publishes for as long as nothing
+        can be read. Returns whether there was such a thing.
+        """
+        mark = self._marks.get(name)
+        if mark is None or mark.certain or mark.since > started:
+            return False
+        del self._marks[name]
+        self.tell()
+        return True
+
+    def expected(self, name: Name, asked: float = math.inf) -> bool:
+        """Whether a declaration on an exchange is to be read back; not where its entry was read at `asked` or later."""
+        entry = self._entries.get(name)
+        return name in self._marks and (entry is None or entry.read_at < asked)
+
+    def stale(self, entry: Entry) -> bool:
+        """Whether a ring has not been read for longer than its greatest age."""
+        return self.clock() - entry.read_at > self._max_age
+
+    def fresh_until(self, entry: Entry) -> float:
+        """The monotonic time after which an entry is not served; inf where it always is."""
+        return entry.read_at + self._max_age if self._refuse_stale and entry.follows_bindings else math.inf
+
+    def look(self, name: Name, asked: float = math.inf) -> Entry | Unknown:
+        """The entry of an exchange that is published to, or why it must be read first.
+
+        A declaration that came after `asked`, when the publish did, is not waited for by an entry that was read
+        after it: else a stream of declarations would hold up a publish for as long as it lasts.
+        """
+        entry = self._entries.get(name)
+        if entry is None:
+            return Unknown(name, "not read yet")
+        self.used_at[name] = self.clock()
+        if self.expected(name, asked):
+            return Unknown(name, "a declaration has not been read back yet")
+        if self.clock() > self.fresh_until(entry):
+            return Unknown(name, f"its ring is older than {self._max_age:g} s")
+        if entry.refused:
+            return Unknown(name, entry.refused, refused=True)
+        return entry
+
+    def decide(self, name: Name, key: bytes, asked: float = math.inf) -> Decision:
+        """Where a message goes, following rings behind rings; `key` is hashed whatever an exchange hashes.
+
+        `asked` as in `look`.
+        """
+        routed: Routed | None = None
+        for _ in range(MAX_HOPS):
+            entry = self.look(name, asked)
+            if isinstance(entry, Unknown):
+                return entry
+            decision = _decided(entry, key)
+            if isinstance(decision, Passed):
+                # An exchange behind a ring that has none itself gets the message and routes it.
+                return routed or decision
+            if decision.destination.kind == "queue":
+                return decision
+            routed, name = decision, (name[0], decision.destination.name)
+        return Passed(PassReason.CYCLE)
+
+
+def _decided(entry: Entry, key: bytes) -> Routed | Passed:
+    known = entry.known
+    if known is None or entry.passed not in (None, PassReason.SHADOW):
+        return Passed(entry.passed or PassReason.NO_BINDINGS)
+    slot = slot_of(key)
+    routed = Routed(known.ring.owner(slot), slot, known)
+    return Passed(PassReason.SHADOW, routed) if entry.passed is PassReason.SHADOW else routed
+
+
+def _routes_alike(one: Entry, other: Entry) -> bool:
+    alike = (one.passed, one.mode, one.internal) == (other.passed, other.mode, other.internal)
+    return alike and one.refused == other.refused and one.known is other.known
+
+
+def with_change(entry: Entry, change: Change) -> Entry:
+    """The entry with one more change, the oldest beyond CHANGES_KEPT dropped."""
+    return replace(entry, changes=tuple(deque((*entry.changes, change), maxlen=CHANGES_KEPT)))

@@ -1,0 +1,221 @@
+"""Content headers (AMQP section 4.2.6.1): the stamps put in and taken out, and the values that exchanges hash.
+
+`start` is where a header frame's payload begins and `end` where it stops, before the frame's end octet.
+"""
+
+from collections.abc import Collection
+from typing import Final, NamedTuple
+
+from proxy.wire import table
+from proxy.wire.frames import SYNTAX_ERROR, U16, U32, U64, Fault, short_string, u32, u64
+from ring.hashed import HashedValue
+
+STAMP_EXCHANGE: Final = b"x-ring-exchange"
+STAMP_KEY: Final = b"x-ring-routing-key"
+STAMP_ID: Final = b"x-ring-id"
+STAMPS: Final = frozenset({STAMP_EXCHANGE, STAMP_KEY, STAMP_ID})
+COPIES: Final = frozenset({b"CC", b"BCC"})
+"""Headers of sender-selected distribution, which has RabbitMQ send copies to other queues."""
+STAMPS_AND_COPIES: Final = STAMPS | COPIES
+"""What a message to a queue must not carry: RabbitMQ would fan it out, which hash exchanges do not."""
+
+CONTENT_TYPE: Final = 1 << 15
+CONTENT_ENCODING: Final = 1 << 14
+HEADERS: Final = 1 << 13
+
+FLAGS: Final = 12
+"""Offset of the first byte of the property flags, after class, weight and body size."""
+_FIRST: Final = 14
+
+_AFTER_HEADERS: Final = (
+    ("delivery_mode", 1 << 12, 1),
+    ("priority", 1 << 11, 1),
+    ("correlation_id", 1 << 10, 0),
+    ("reply_to", 1 << 9, 0),
+    ("expiration", 1 << 8, 0),
+    ("message_id", 1 << 7, 0),
+    ("timestamp", 1 << 6, 8),
+)
+"""Name, flag and size in bytes (0: a short string) of the properties after the headers, up to the last hashed one."""
+
+STAMP_ID_ENTRY: Final = bytes((len(STAMP_ID),)) + STAMP_ID + b"l"
+
+UNMARKED: Final = 50
+"""The lowest bit of a ring id from which all are the nonce's: a mark of where the message went lies below."""
+_DISOWNED: Final = 1 << 62
+"""One of these bits."""
+
+
+def stamp_of_exchange(exchange: bytes) -> bytes:
+    """What the stamps of all publishes to an exchange begin with.
+
+    After it come the routing key as a long string, STAMP_ID_ENTRY and the ring id's eight bytes.
+    """
+    return table.text_entry(STAMP_EXCHANGE, exchange) + bytes((len(STAMP_KEY),)) + STAMP_KEY + b"S"
+
+
+def headers_at(data: bytes, start: int, end: int) -> tuple[int, int]:
+    """The property flags, and where the headers table is or would go. Raises Fault 502."""
+    at = start + _FIRST
+    if at > end:
+        raise Fault(SYNTAX_ERROR, "a content header stops before its property flags")
+    flags = word = data[start + FLAGS] << 8 | data[start + FLAGS + 1]
+    while word & 1:
+        if at + 2 > end:
+            raise Fault(SYNTAX_ERROR, "a content header's property flags run past its frame")
+        word = data[at] << 8 | data[at + 1]
+        at += 2
+    if flags & CONTENT_TYPE:
+        at += data[at] + 1 if at < end else end
+    if flags & CONTENT_ENCODING:
+        at += data[at] + 1 if at < end else end
+    if at > end:
+        raise Fault(SYNTAX_ERROR, "a short string runs past its frame")
+    return flags, at
+
+
+def table_at(data: bytes, at: int, end: int) -> tuple[int, int]:
+    """Where the entries of the table at `at` begin and stop. Raises Fault 502 where it runs past `end`."""
+    if at + 4 <= end:
+        start = at + 4
+        stop = start + u32(data, at)
+        if stop <= end:
+            return start, stop
+    raise Fault(SYNTAX_ERROR, "the headers table is longer than its frame")
+
+
+def stamped(data: bytes, start: int, end: int, entries: bytes, cut: Collection[bytes]) -> tuple[bytes, bytes]:
+    """The payload with `entries` put first in its headers, and those of its headers named in `cut`, which are gone.
+
+    Raises Fault 502 for a payload that cannot be read that far.
+    """
+    at, first, stop = parts(data, start, end)
+    rest, removed = without(data, first, stop, cut)
+    flags = bytes((data[start + FLAGS] | HEADERS >> 8,))
+    size = U32.pack(len(entries) + len(rest))
+    before = data[start : start + FLAGS], flags, data[start + FLAGS + 1 : at]
+    return b"".join((*before, size, entries, rest, data[stop:end])), removed
+
+
+def parts(data: bytes, start: int, end: int) -> tuple[int, int, int]:
+    """Where the headers are or would go, with their length; where their entries begin, and stop. Raises Fault 502."""
+    flags, at = headers_at(data, start, end)
+    if not flags & HEADERS:
+        return at, at, at
+    first, stop = table_at(data, at, end)
+    return at, first, stop
+
+
+def without(data: bytes, first: int, stop: int, cut: Collection[bytes]) -> tuple[bytes, bytes]:
+    """The entries of a headers table but for our stamps and copies named in `cut`, and those. Raises Fault 502."""
+    if first == stop or (data.find(b"x-ring-", first, stop) < 0 and data.find(b"CC", first, stop) < 0):
+        return data[first:stop], b""
+    return table.without(data, first, stop, cut)
+
+
+class Stamps(NamedTuple):
+    """What the stamps of a returned message say."""
+
+    exchange: bytes
+    routing_key: bytes
+    ring_id: int
+
+
+def stamps_in(data: bytes, start: int, end: int) -> Stamps | None:
+    """The stamps of a content header; None where one is missing, or it cannot be read: then it is none of ours.
+
+    By name: RabbitMQ 4.3.6 sorts the table (observed).
+    """
+    try:
+        flags, at = headers_at(data, start, end)
+        if not flags & HEADERS:
+            return None
+        found = {entry.name: entry for entry in table.entries(data, *table_at(data, at, end)) if entry.name in STAMPS}
+    except Fault:
+        return None
+    if len(found) < len(STAMPS) or found[STAMP_ID].kind != ord("l"):
+        return None
+    exchange = table.text_of(data, found[STAMP_EXCHANGE])
+    routing_key = table.text_of(data, found[STAMP_KEY])
+    if exchange is None or routing_key is None:
+        return None
+    return Stamps(exchange, routing_key, u64(data, found[STAMP_ID].value))
+
+
+def ring_id_in(data: bytes, start: int, end: int) -> int | None:
+    """The ring id of a content header; None where there is none, or it cannot be read."""
+    try:
+        flags, at = headers_at(data, start, end)
+        entry = table.find(data, *table_at(data, at, end), STAMP_ID) if flags & HEADERS else None
+    except Fault:
+        return None
+    return u64(data, entry.value) if entry is not None and entry.kind == ord("l") else None
+
+
+def disowned(data: bytes, i: int, end: int, nonce: int) -> bytes | None:
+    """Return a content header frame with each ring id of a channel's incarnation changed into one of nobody's.
+
+    So it is known for the client's own where it comes back: the client forwards what it has consumed, with all headers,
+    and nothing else tells such a copy from the message that the id was made for. `nonce` is the channel's, in place
+    (`channel.Channel.nonce`). Returns None where the header has no such id, or cannot be read.
+    """
+    if data.find(STAMP_ID_ENTRY, i, end) < 0:
+        return None
+    try:
+        flags, at = headers_at(data, i + 7, end - 1)
+        found = list(table.entries(data, *table_at(data, at, end - 1))) if flags & HEADERS else []
+    except Fault:
+        return None
+    frame = data[i:end]
+    for entry in found:
+        if entry.name == STAMP_ID and entry.kind == ord("l"):
+            ring_id = u64(data, entry.value)
+            if ring_id >> UNMARKED == nonce >> UNMARKED:
+                at = entry.value - i
+                frame = frame[:at] + U64.pack(ring_id ^ _DISOWNED) + frame[at + 8 :]
+    return frame if frame != data[i:end] else None
+
+
+def unstamped(
+    data: bytes, start: int, end: int, put_back: bytes, had_headers: bool, stamps: Collection[bytes] = STAMPS
+) -> bytes:
+    """The payload as the client sent it: without `stamps`, with the entries that were cut from it."""
+    flags, at = headers_at(data, start, end)
+    if not flags & HEADERS:
+        # It went out unstamped, so all of its headers were cut.
+        kept, stop = b"", at
+    else:
+        first, stop = table_at(data, at, end)
+        kept, _ = table.without(data, first, stop, stamps)
+    entries = kept + put_back
+    flags = flags | HEADERS if had_headers or entries else flags & ~HEADERS
+    head = data[start : start + FLAGS] + U16.pack(flags) + data[start + _FIRST : at]
+    return head + (U32.pack(len(entries)) + entries if flags & HEADERS else b"") + data[stop:end]
+
+
+def hashed_value(hashed: HashedValue, name: bytes, data: bytes, start: int, end: int) -> bytes | None:
+    """The bytes to hash of a header or property; None where the message has none. `name` is `hashed.name`'s bytes."""
+    flags, at = headers_at(data, start, end)
+    if flags & HEADERS:
+        first, stop = table_at(data, at, end)
+        if hashed.source == "header":
+            entry = table.find(data, first, stop, name)
+            return table.hashed_bytes(data, entry) if entry else None
+        at = stop
+    return _property(hashed.name, flags, data, at, end) if hashed.source == "property" else None
+
+
+def _property(wanted: str, flags: int, data: bytes, at: int, end: int) -> bytes | None:
+    for name, flag, size in _AFTER_HEADERS:
+        if not flags & flag:
+            continue
+        if size:
+            value, stop = data[at : at + size], at + size
+            if stop > end:
+                raise Fault(SYNTAX_ERROR, f"the property {name} runs past its frame")
+        else:
+            value, stop = short_string(data, at, end)
+        if name == wanted:
+            return str(U64.unpack(value)[0]).encode() if size else value
+        at = stop
+    return None

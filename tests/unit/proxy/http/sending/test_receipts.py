@@ -1,0 +1,72 @@
+"""What is known of a message that the broker refused, by where it went."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from proxy.http.admission.limits import Limits
+from proxy.http.sending.batch import MESSAGES, Batch
+from proxy.http.sending.dispatch import Outlet, Placed
+from proxy.http.sending.receipts import judged, place, receipt
+from proxy.outcome import Outcome
+from proxy.publisher.channel import NACKED, UNROUTABLE
+from proxy.publisher.pool import Lanes
+from proxy.routing.counters import Tally
+from proxy.routing.routes import Choice, Route
+from proxy.topology.table import PassReason
+from ring.destination import Destination
+from tests.unit.proxy.http.sending.test_batch import FakeDispatch
+from tests.unit.proxy.session.wire import QUEUES, known
+
+REFERENCE = (Path(__file__).parents[4] / "docs/reference.md").read_text()
+
+
+def passed(exchange: str) -> Placed:
+    return Placed(Route(("/", exchange), Tally(), PassReason.TYPE), None, PassReason.TYPE)
+
+
+def routed(shadowed: bool = False) -> Placed:
+    route = Route(("/", "orders"), Tally(), None, known(QUEUES))
+    choice = Choice(route.targets[0], route, 5, False)
+    return Placed(route, choice, PassReason.SHADOW if shadowed else None)
+
+
+def confirmed(text: str) -> dict[str, Any]:
+    """The result of a message whose id is that, and the name of the destination."""
+    return {"id": text, "outcome": Outcome.CONFIRMED, **place(Destination("exchange", text), 65535, "f" * 16)}
+
+
+@pytest.mark.parametrize("placed", [routed(), passed("")])
+def test_what_one_queue_refuses_is_nowhere(placed: Placed) -> None:
+    assert judged(placed, NACKED) == NACKED
+
+
+@pytest.mark.parametrize("placed", [passed("topic"), passed("amq.fanout"), routed(shadowed=True)])
+def test_what_one_of_several_queues_refuses_may_be_in_another(placed: Placed) -> None:
+    verdict = judged(placed, NACKED)
+    assert verdict.outcome is Outcome.UNKNOWN
+    assert "another may have taken it" in verdict.detail
+
+
+def test_what_no_queue_takes_says_which_is_missing() -> None:
+    placed = routed()
+    assert placed.where is not None
+    assert judged(placed, UNROUTABLE).detail == f"there is no queue {placed.where.name!r}"
+    assert judged(passed("topic"), UNROUTABLE).detail == "exchange 'topic' has no queue for it"
+
+
+@given(st.text(max_size=255).filter(lambda text: len(text.encode()) <= 255), st.text())
+@example("\x01" * 255, "\N{GRINNING FACE}" * 1000)
+def test_a_result_is_no_longer_than_is_documented(text: str, detail: str) -> None:
+    (most,) = re.findall(r"([\d,]+) bytes at most as JSON escapes them", REFERENCE)
+    batch = Batch(FakeDispatch(), Limits(1, 1), Outlet(("/", text), Lanes("/", (), False), b""), 1, MESSAGES)
+    batch.refuse(text, None, detail)
+    (failed,) = batch.results()
+
+    for result in (failed | {"outcome": max(Outcome, key=len)}, {"id": text} | receipt(passed(text)), confirmed(text)):
+        assert len(json.dumps(result)) + len(", ") <= int(most.replace(",", ""))

@@ -1,0 +1,582 @@
+"""A link stays up whatever becomes of the sockets under it, and leaves no publish without an answer."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from proxy.outcome import Outcome
+from proxy.publisher import connection as link_module
+from proxy.publisher.channel import Verdict
+from proxy.publisher.connection import Link, Socket
+from proxy.publisher.dial import Brokers
+from proxy.routing.counters import Tally
+from proxy.wire.frames import PROTOCOL_HEADER
+from tests.unit.proxy.fake_broker import FakeBroker, Visit, eventually, free_address, listening
+from tests.unit.proxy.publisher.client_wire import PERSISTENT_HEADER, TO_Q, blocked
+from tests.unit.proxy.session.wire import ack, close_channel, close_connection, method
+
+SECRET = "s3cret é"
+CLOSE, CLOSE_OK = (10, 50), (10, 51)
+
+
+class Told:
+    """Keeps each verdict; fails for a second one."""
+
+    def __init__(self) -> None:
+        self.verdicts: dict[int, Verdict] = {}
+
+    def settled(self, index: int, verdict: Verdict) -> None:
+        assert index not in self.verdicts
+        self.verdicts[index] = verdict
+
+    @property
+    def outcomes(self) -> list[Outcome]:
+        return [self.verdicts[index].outcome for index in sorted(self.verdicts)]
+
+    async def all(self, number: int) -> list[Outcome]:
+        await eventually(lambda: len(self.verdicts) == number)
+        return self.outcomes
+
+
+def publish(link: Link, told: Told, index: int, body: bytes = b"x") -> None:
+    assert link.clear
+    assert link.client is not None
+    link.client.publish(b"", TO_Q, PERSISTENT_HEADER, b"", b"", body, (told, index, Tally()))
+    link.wake()
+
+
+def wanted(connected: bool) -> bool:
+    return True
+
+
+def link_to(
+    broker: FakeBroker | Brokers, *, open_timeout: float = 10, confirm_timeout: float = 10, password: str = SECRET
+) -> Link:
+    dial = broker.brokers().dial if isinstance(broker, FakeBroker) else broker.dial
+    return Link(dial, lambda: ("me", password), "v", open_timeout=open_timeout, confirm_timeout=confirm_timeout)
+
+
+@asynccontextmanager
+async def running(link: Link, wanted: Callable[[bool], bool] = wanted) -> AsyncIterator[Link]:
+    task = asyncio.create_task(link.run(wanted))
+    try:
+        yield link
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+@asynccontextmanager
+async def up(broker: FakeBroker, **options: float) -> AsyncIterator[tuple[Link, Visit, Told]]:
+    """A link that is up, its first visit at a broker that listens."""
+    async with listening(broker), running(link_to(broker, **options)) as link:  # type: ignore[arg-type]
+        async with asyncio.timeout(20):
+            await link.settled()
+        yield link, broker.visits[0], Told()
+
+
+async def again(link: Link, broker: FakeBroker, told: Told, index: int) -> None:
+    """The link comes up once more, and a publish is confirmed."""
+    await eventually(lambda: link.clear and len(broker.visits) > 1)
+    publish(link, told, index)
+    visit = broker.visits[-1]
+    await broker.until(lambda: visit.bodies != [])
+    visit.say(ack(1, 1))
+    await eventually(lambda: index in told.verdicts)
+    assert told.verdicts[index].outcome is Outcome.CONFIRMED
+    assert link.client is not None
+    assert (link.client.in_flight, link.fault) == (0, "")
+
+
+# Up.
+
+
+async def test_publishes_are_confirmed() -> None:
+    async with up(FakeBroker(confirms=True)) as (link, visit, told):
+        for index in range(3):
+            publish(link, told, index, b"%d" % index)
+        assert await told.all(3) == [Outcome.CONFIRMED] * 3
+        assert visit.bodies == [b"0", b"1", b"2"]
+        assert (visit.vhost, link.cluster, link.connects, link.fault) == ("v", "rabbit@fake", 1, "")
+        assert f"\0me\0{SECRET}".encode() in visit.logins[0]
+
+
+async def test_large_bodies_arrive_whole() -> None:
+    broker = FakeBroker()
+    async with up(broker) as (link, visit, told):
+        publish(link, told, 0, body := bytes(range(256)) * 20_000)
+        await broker.until(lambda: sum(map(len, visit.bodies)) == len(body))
+        assert b"".join(visit.bodies) == body
+        visit.say(ack(1, 1))
+        assert await told.all(1) == [Outcome.CONFIRMED]
+
+
+# Lost.
+
+
+async def test_lost_with_messages_in_flight(caplog: pytest.LogCaptureFixture) -> None:
+    broker = FakeBroker()
+    async with up(broker) as (link, visit, told):
+        for index in range(3):
+            publish(link, told, index)
+        await broker.until(lambda: len(visit.bodies) == 3)
+        visit.say(ack(1, 2))
+        await told.all(1)
+        visit.drop()
+        assert await told.all(3) == [Outcome.UNKNOWN, Outcome.CONFIRMED, Outcome.UNKNOWN]
+        assert "the connection was lost before the confirm" in told.verdicts[0].detail
+        await again(link, broker, told, 3)
+        assert link.connects == 2
+        assert "connection was lost" in caplog.text
+
+
+async def test_no_publish_is_taken_once_the_socket_is_gone() -> None:
+    """Not even in the same turn of the loop: it would be unknown, while the next connection takes it."""
+    async with up(FakeBroker()) as (link, _, _):
+        socket = link._socket
+        assert socket is not None
+        assert socket.transport is not None
+        socket.transport.abort()
+        socket.connection_lost(None)
+        assert not link.clear
+        assert "no connection to the broker" in link.why
+
+
+async def test_closed_by_the_broker() -> None:
+    broker = FakeBroker()
+    async with up(broker) as (link, visit, told):
+        publish(link, told, 0)
+        await broker.until(lambda: visit.bodies != [])
+        visit.say(close_connection(320, b"CONNECTION_FORCED - shutdown"))
+        assert await told.all(1) == [Outcome.UNKNOWN]
+        assert "320 CONNECTION_FORCED - shutdown" in told.verdicts[0].detail
+        await broker.until(lambda: visit.ended)
+        assert visit.methods[-1] == CLOSE_OK
+        assert not link.login_refused
+        await again(link, broker, told, 1)
+
+
+async def test_what_is_not_amqp() -> None:
+    broker = FakeBroker()
+    async with up(broker) as (link, visit, told):
+        publish(link, told, 0)
+        await broker.until(lambda: visit.bodies != [])
+        visit.say(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        assert await told.all(1) == [Outcome.UNKNOWN]
+        assert "not AMQP 0-9-1" in told.verdicts[0].detail
+        await again(link, broker, told, 1)
+
+
+async def test_after_what_is_not_amqp_nothing_that_waits_is_written() -> None:
+    broker = FakeBroker()
+    async with up(broker) as (link, visit, told):
+        assert link._socket is not None
+        publish(link, told, 0)
+        link._socket.data_received(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        assert await told.all(1) == [Outcome.UNKNOWN]
+        await broker.until(lambda: visit.ended)
+        assert visit.bodies == []
+
+
+async def test_an_ack_too_many_ends_the_connection() -> None:
+    broker = FakeBroker()
+    async with up(broker) as (link, visit, told):
+        publish(link, told, 0)
+        await broker.until(lambda: visit.bodies != [])
+        visit.say(ack(1, 2))
+        assert await told.all(1) == [Outcome.UNKNOWN]
+        await again(link, broker, told, 1)
+
+
+async def test_a_closed_channel_is_not_a_lost_connection() -> None:
+    broker = FakeBroker()
+    async with up(broker) as (link, visit, told):
+        for index in range(2):
+            publish(link, told, index)
+        await broker.until(lambda: len(visit.bodies) == 2)
+        visit.say(close_channel(1, 404, b"NOT_FOUND - x"))
+        assert await told.all(2) == [Outcome.UNKNOWN] * 2
+        publish(link, told, 2)
+        await broker.until(lambda: len(visit.bodies) == 3)
+        visit.say(ack(1, 1))
+        assert (await told.all(3))[2] is Outcome.CONFIRMED
+        assert (20, 41) in visit.methods
+        assert link.connects == 1
+
+
+async def test_a_missing_permission_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    broker = FakeBroker()
+    async with up(broker) as (link, visit, told):
+        publish(link, told, 0)
+        await broker.until(lambda: visit.bodies != [])
+        visit.say(close_channel(1, 403, b"ACCESS_REFUSED - no"))
+        assert await told.all(1) == [Outcome.INVALID]
+        assert "virtual host 'v': the broker's user needs write permission on amq.default" in caplog.text
+
+
+# Slow.
+
+
+async def test_heartbeats_both_ways() -> None:
+    """A broker that is silent for two of them is gone; it hears of its client all the while."""
+    broker = FakeBroker(heartbeat=1)
+    async with up(broker) as (link, visit, told):
+        publish(link, told, 0)
+        assert await told.all(1) == [Outcome.UNKNOWN]
+        assert "no heartbeat" in told.verdicts[0].detail
+        assert visit.heartbeats >= 3
+        await again(link, broker, told, 1)
+
+
+async def test_no_confirm_in_time() -> None:
+    broker = FakeBroker()
+    async with up(broker, confirm_timeout=0.3) as (link, visit, told):
+        publish(link, told, 0)
+        assert await told.all(1) == [Outcome.UNKNOWN]
+        assert told.verdicts[0].detail == "no confirm within 0.3 s"
+        publish(link, told, 1)
+        await broker.until(lambda: len(visit.bodies) == 2)
+        # The first one's comes too late; the second one's does not.
+        visit.say(ack(1, 2, multiple=True))
+        assert await told.all(2) == [Outcome.UNKNOWN, Outcome.CONFIRMED]
+        assert link.connects == 1
+
+
+async def test_a_broker_that_reads_no_more_of_one_connection(caplog: pytest.LogCaptureFixture) -> None:
+    """As RabbitMQ before 3.12 where a quorum queue was deleted: the next connection is read."""
+    broker = FakeBroker()
+    async with up(broker, confirm_timeout=0.3) as (link, visit, told):
+        visit.reads.clear()
+        publish(link, told, 0)
+        assert await told.all(1) == [Outcome.UNKNOWN]
+        assert told.verdicts[0].detail == "no confirm within 0.3 s"
+        await again(link, broker, told, 1)
+        assert "the broker has not read this connection for 0.3 s" in caplog.text
+
+
+async def test_a_broker_that_reads_and_confirms_nothing_keeps_its_connection() -> None:
+    broker = FakeBroker()
+    async with up(broker, confirm_timeout=0.3) as (link, visit, told):
+        for index in range(4):
+            publish(link, told, index)
+            await told.all(index + 1)
+        assert set(told.outcomes) == {Outcome.UNKNOWN}
+        # The first channel is the publishes'; each of the others asked whether it reads.
+        assert visit.methods.count((20, 10)) > 2
+        assert link.connects == 1
+
+
+async def test_a_broker_that_does_not_read() -> None:
+    broker = FakeBroker()
+    async with up(broker) as (link, visit, told):
+        visit.reads.clear()
+        sent = 0
+        while link.clear:
+            publish(link, told, sent, bytes(1 << 20))
+            sent += 1
+            await asyncio.sleep(0)
+            assert sent < 100
+        assert "reads no more" in link.why
+        visit.reads.set()
+        await eventually(lambda: link.clear)
+        await broker.until(lambda: sum(map(len, visit.bodies)) == sent << 20)
+        visit.say(ack(1, sent, multiple=True))
+        assert await told.all(sent) == [Outcome.CONFIRMED] * sent
+
+
+async def test_a_broker_that_takes_no_publishes() -> None:
+    async with up(FakeBroker()) as (link, visit, _):
+        visit.say(blocked("low on disk"))
+        await eventually(lambda: not link.clear)
+        assert link.why == "the broker takes no publishes: low on disk"
+        settled = asyncio.create_task(link.settled())
+        visit.say(method(0, 10, 61))
+        async with asyncio.timeout(20):
+            await settled
+        assert link.clear
+
+
+# Never up.
+
+
+async def test_nobody_listens(caplog: pytest.LogCaptureFixture) -> None:
+    address = free_address()
+    tries = Tries(Brokers([address], None, 1).dial)
+    async with running(Link(tries, lambda: ("me", SECRET), "v", open_timeout=1, confirm_timeout=1)) as link:
+        await eventually(lambda: tries.count > 2)
+        assert str(address) in link.fault
+        assert link.why == f"no connection to the broker: {link.fault}"
+        # Tried several times, told once.
+        assert len([record for record in caplog.records if record.name == "proxy.publisher.connection"]) == 1
+
+
+@pytest.mark.parametrize("greeting", [b"", b"\x01"])
+async def test_a_broker_that_does_not_answer(greeting: bytes) -> None:
+    async with listening(FakeBroker(greeting=greeting)) as broker, running(link_to(broker, open_timeout=0.1)) as link:
+        await broker.visit(2)
+        assert link.fault == "no AMQP answer in time"
+        await broker.until(lambda: broker.visits[0].ended)
+
+
+@pytest.mark.parametrize("greeting", [b"HTTP/1.1 400 Bad Request\r\n\r\n", PROTOCOL_HEADER + b"\0"])
+async def test_what_is_no_broker(greeting: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    async with listening(FakeBroker(greeting=greeting)) as broker, running(link_to(broker)) as link:
+        await broker.visit(2)
+        await eventually(lambda: "not AMQP 0-9-1" in link.fault)
+        assert SECRET not in caplog.text + link.fault
+
+
+@pytest.mark.parametrize("code", [403, 530])
+async def test_a_refused_login_is_told_at_once(code: int, caplog: pytest.LogCaptureFixture) -> None:
+    async with listening(FakeBroker(refuse=code)) as broker:
+        link = link_to(broker)
+        async with asyncio.timeout(20):
+            await link.run(lambda connected: connected)
+            await link.settled()
+        assert (link.login_refused, link.clear, link.connects) == (code, False, 0)
+        assert link.fault == f"the broker closed the connection: {code} REFUSED - said the fake"
+        await broker.until(lambda: broker.visits[0].ended)
+        assert broker.visits[0].methods == [(10, 11), CLOSE_OK]
+        # Let in later, it forgets.
+        broker.refuse = 0
+        async with running(link):
+            await eventually(lambda: link.clear)
+            assert not link.login_refused
+        assert SECRET not in caplog.text
+
+
+class Tries:
+    """A dial that counts, and may fail."""
+
+    def __init__(self, dial: Callable[[Callable[[], Socket]], Awaitable[Socket]], *errors: Exception) -> None:
+        self._dial, self._errors = dial, list(errors)
+        self.count = 0
+
+    async def __call__(self, make: Callable[[], Socket]) -> Socket:
+        self.count += 1
+        if self._errors:
+            raise self._errors.pop(0)
+        return await self._dial(make)
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError("ours"), ValueError("theirs"), TimeoutError(), OSError("os")])
+async def test_it_tries_again_whatever_was_raised(error: Exception) -> None:
+    async with listening(FakeBroker()) as broker:
+        tries = Tries(broker.brokers().dial, error, error)
+        async with running(Link(tries, lambda: ("me", SECRET), "v", open_timeout=5, confirm_timeout=5)) as link:
+            await eventually(lambda: tries.count == 2)
+            assert link.fault not in ("", "not connected yet")
+            await eventually(lambda: link.clear)
+
+
+async def test_a_login_that_cannot_be_had_is_no_end() -> None:
+    asked = 0
+
+    def login() -> tuple[str, str]:
+        nonlocal asked
+        asked += 1
+        if asked < 3:
+            raise ZeroDivisionError("no login")
+        return "me", SECRET
+
+    async with listening(FakeBroker()) as broker:
+        link = Link(broker.brokers().dial, login, "v", open_timeout=5, confirm_timeout=5)
+        async with running(link):
+            await eventually(lambda: link.clear)
+
+
+# The end.
+
+
+async def test_closing_in_good_order_takes_the_last_confirms() -> None:
+    broker = FakeBroker(polite=False)
+    async with up(broker) as (link, visit, told):
+        publish(link, told, 0)
+        publish(link, told, 1)
+        closing = asyncio.create_task(link.aclose())
+        await broker.until(lambda: CLOSE in visit.methods)
+        assert not link.clear
+        assert "no connection" in link.why
+        assert len(visit.bodies) == 2
+        visit.say(ack(1, 1) + method(0, 10, 51))
+        async with asyncio.timeout(5):
+            await closing
+        assert await told.all(2) == [Outcome.CONFIRMED, Outcome.UNKNOWN]
+        await broker.until(lambda: visit.ended)
+
+
+async def test_closing_waits_no_longer_than_opening() -> None:
+    broker = FakeBroker(polite=False)
+    async with up(broker, open_timeout=0.2) as (link, visit, told):
+        publish(link, told, 0)
+        async with asyncio.timeout(5):
+            await link.aclose()
+        assert await told.all(1) == [Outcome.UNKNOWN]
+        await broker.until(lambda: visit.ended)
+
+
+async def test_closing_what_is_not_open() -> None:
+    async with listening(FakeBroker(greeting=b"")) as broker:
+        link = link_to(broker)
+        await link.aclose()
+        async with running(link):
+            await eventually(lambda: link._socket is not None)
+            async with asyncio.timeout(5):
+                await link.aclose()
+            await broker.until(lambda: broker.visits[0].ended)
+
+
+@pytest.mark.parametrize("polite", [False, True])
+async def test_nobody_wants_it_any_more(polite: bool, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    async with listening(FakeBroker(polite=polite)) as broker:
+        link = link_to(broker, open_timeout=0.3)
+        told, stays = Told(), True
+        task = asyncio.create_task(link.run(lambda connected: stays))
+        await eventually(lambda: link.clear)
+        publish(link, told, 0)
+        stays = False
+        visit = broker.visits[0]
+        await broker.until(lambda: visit.bodies != [])
+        # Not while it is waited for.
+        await asyncio.sleep(0.3)
+        assert CLOSE not in visit.methods
+        visit.say(ack(1, 1))
+        async with asyncio.timeout(5):
+            await task
+        assert told.outcomes == [Outcome.CONFIRMED]
+        assert CLOSE in visit.methods
+        assert (link.client, link.clear) == (None, False)
+        assert [r.levelname for r in caplog.records if "this sidecar closed" in r.message] == ["INFO"]
+
+
+async def test_no_publish_falls_between_closing_and_the_next_connection() -> None:
+    """One that comes while an idle link is being closed waits until it is wanted, and up, again."""
+    async with listening(FakeBroker(polite=False)) as broker:
+        link = link_to(broker)
+        stays = True
+        async with running(link, lambda connected: stays):
+            await eventually(lambda: link.clear)
+            stays = False
+            await broker.until(lambda: CLOSE in broker.visits[0].methods)
+            assert not link.clear
+            stays = True
+            broker.visits[0].say(method(0, 10, 51))
+            await again(link, broker, Told(), 0)
+
+
+@pytest.mark.parametrize("polite", [True, False])
+async def test_a_doubted_link_connects_anew(polite: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the broker does not answer its goodbye."""
+    broker = FakeBroker(polite=polite)
+    async with up(broker, open_timeout=0.3) as (link, visit, told):
+        link.doubt()
+        monkeypatch.setattr(link_module, "DOUBT_AFTER", 0.0)
+        publish(link, told, 0)
+        link.doubt()
+        link.doubt()
+        assert not link.clear
+        await broker.until(lambda: visit.ended)
+        assert visit.methods.count(CLOSE) == 1
+        assert await told.all(1) == [Outcome.UNKNOWN]
+        await again(link, broker, told, 1)
+
+
+async def test_abandoned() -> None:
+    broker = FakeBroker()
+    async with up(broker) as (link, visit, told):
+        publish(link, told, 0)
+        await broker.until(lambda: visit.bodies != [])
+        link.abandon("the end")
+        assert [(v.outcome, v.detail) for v in told.verdicts.values()] == [(Outcome.UNKNOWN, "the end")]
+        link_to(broker).abandon("never up")
+
+
+async def stuck(make: Callable[[], Socket]) -> Socket:
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
+@pytest.mark.parametrize("greeting", [b"", None])
+async def test_cancelled_while_it_connects(greeting: bytes | None) -> None:
+    async with listening(FakeBroker(greeting=greeting or b"")) as broker:
+        dial = stuck if greeting is None else broker.brokers().dial
+        link = Link(dial, lambda: ("me", SECRET), "v", open_timeout=5, confirm_timeout=5)
+        async with running(link):
+            await asyncio.sleep(0) if greeting is None else await broker.visit()
+        assert (link.clear, link.client) == (False, None)
+        await broker.until(lambda: all(visit.ended for visit in broker.visits))
+
+
+@pytest.mark.parametrize("polite", [False, True])
+async def test_cancelled_while_it_is_up(polite: bool) -> None:
+    broker = FakeBroker(polite=polite)
+    async with listening(broker):
+        told = Told()
+        async with running(link_to(broker)) as link:
+            await eventually(lambda: link.clear)
+            publish(link, told, 0)
+        assert told.outcomes == [Outcome.UNKNOWN]
+        await broker.until(lambda: broker.visits[0].ended)
+
+
+async def test_cancelled_while_it_closes() -> None:
+    broker = FakeBroker(polite=False)
+    async with up(broker) as (link, visit, told):
+        publish(link, told, 0)
+        closing: asyncio.Task[None] = asyncio.create_task(link.aclose())
+        await broker.until(lambda: CLOSE in visit.methods)
+        closing.cancel()
+    assert told.outcomes == [Outcome.UNKNOWN]
+
+
+async def test_whatever_happens_every_publish_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Connections that end in every way, under publishes that never stop."""
+    monkeypatch.setattr(link_module, "LONGEST_PAUSE", 0.02)
+    broker = FakeBroker()
+    ends: list[Callable[[Visit], object]] = [
+        Visit.drop,
+        lambda visit: visit.say(close_connection(320, b"")),
+        lambda visit: visit.say(b"rubbish, and more of it"),
+        lambda visit: visit.say(close_channel(1, 541, b"") + ack(1, 1)),
+        lambda visit: visit.say(ack(1, 1000)),
+        lambda visit: visit.say(blocked("now") + close_connection(541, b"x")[:-5]),
+    ]
+    async with up(broker, confirm_timeout=0.5) as (link, _, told):
+        sent = 0
+
+        async def publishing() -> None:
+            nonlocal sent
+            while True:
+                if link.clear:
+                    publish(link, told, sent, b"x" * 5000)
+                    sent += 1
+                await asyncio.sleep(0)
+
+        async with running_beside(publishing()):
+            for end in ends * 2:
+                visits, before = len(broker.visits), sent
+                await eventually(lambda before=before: sent > before + 10)  # type: ignore[misc]
+                end(broker.visits[-1])
+                if end in (ends[3], ends[5]):
+                    broker.visits[-1].drop()
+                await eventually(lambda visits=visits: len(broker.visits) > visits)  # type: ignore[misc]
+        await told.all(sent)
+    assert set(told.outcomes) <= {Outcome.UNKNOWN, Outcome.CONFIRMED}
+
+
+@asynccontextmanager
+async def running_beside(forever: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    task = asyncio.create_task(forever)
+    try:
+        yield
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task

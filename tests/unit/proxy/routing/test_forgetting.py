@@ -1,0 +1,92 @@
+"""Counts of what is gone end a while later; those of what is there go on."""
+
+from proxy.outcome import Outcome
+from proxy.routing.counts import Counts
+from proxy.routing.forgetting import COUNTS_KEPT, Forgetting
+from proxy.routing.routes import RouteTables
+from proxy.settings.patterns import Selection
+from proxy.topology import sync as sync_module
+from proxy.topology.table import Name, PassReason
+from tests.unit.proxy.fake_management import FakeManagement, binding
+from tests.unit.proxy.topology.syncing import A, B, Clock, Made, X, syncing
+
+Y = ("/", "y")
+DEFAULT = ("/", "")
+
+
+class Counted:
+    def __init__(self, made: Made) -> None:
+        self.made, self.counts = made, Counts()
+        self.tables = RouteTables(
+            made.router, Selection(["*"], [], []), self.counts.tallies["amqp"], lambda _: "", lambda *_: None
+        )
+        self.forgetting = Forgetting(self.counts, made.router, made.sync, self.tables.vhosts)
+
+    def count(self, name: Name, reason: PassReason | None = None) -> None:
+        tally = self.counts.tallies["amqp"].of(name, reason)
+        tally.published += 1
+        tally.acked += 1
+
+    def counted(self, name: Name) -> int:
+        return sum(count for (_, each, _), count in self.counts.all_publishes().items() if each == name)
+
+
+async def test_the_counts_of_an_exchange_that_is_gone_end(fake: FakeManagement, clock: Clock) -> None:
+    fake.exchange("x", binding("a"))
+    fake.exchange("y", binding("a"))
+    async with syncing(fake, settle_time=0) as made:
+        it = Counted(made)
+        for name in (X, Y):
+            await made.sync.look_up(name, 10)
+            it.count(name)
+            it.count(name, PassReason.NO_BINDINGS)
+            it.counts.unsent["http", name, Outcome.REJECTED] += 1
+        fake.delete("y")
+        await made.sync.refresh(Y, "test")
+        it.forgetting.sweep()
+        clock.now += COUNTS_KEPT - 1
+        it.forgetting.sweep()
+        assert (it.counted(X), it.counted(Y)) == (3, 3)
+        clock.now += 2
+        it.forgetting.sweep()
+        assert (it.counted(X), it.counted(Y)) == (3, 0)
+        assert Y not in made.sync.changes
+        assert Y not in made.sync.moved
+        assert made.sync.changes[X] == 1
+        # There again: it begins anew, and is kept as long as it is there.
+        fake.exchange("y", binding("a"))
+        await made.sync.look_up(Y, 10)
+        it.count(Y)
+        clock.now += COUNTS_KEPT * 2
+        it.forgetting.sweep()
+        assert it.counted(Y) == 1
+
+
+async def test_the_default_exchange_is_there_while_a_virtual_host_is_in_use(fake: FakeManagement, clock: Clock) -> None:
+    async with syncing(fake) as made:
+        it = Counted(made)
+        table = it.tables.table("/", None)
+        it.count(DEFAULT, PassReason.TYPE)
+        for _ in range(3):
+            clock.now += COUNTS_KEPT
+            it.forgetting.sweep()
+        assert it.counted(DEFAULT) == 1
+        del table
+        for _ in range(3):
+            clock.now += COUNTS_KEPT
+            it.forgetting.sweep()
+        assert it.counted(DEFAULT) == 0
+
+
+async def test_a_shadowed_exchange_forgets_destinations_that_it_has_no_more(fake: FakeManagement, clock: Clock) -> None:
+    assert vars(sync_module)["time"] is clock
+    fake.exchange("x", binding("a"))
+    async with syncing(fake, shadow=("x",)) as made:
+        it = Counted(made)
+        await made.sync.look_up(X, 10)
+        for destination in (A, B):
+            it.counts.tallies["amqp"].of(X, PassReason.SHADOW).shadowed[destination] += 5
+        it.forgetting.sweep()
+        clock.now += COUNTS_KEPT
+        it.forgetting.sweep()
+        assert dict(it.counts.all_shadowed()) == {(X, A): 5}

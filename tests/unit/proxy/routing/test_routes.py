@@ -1,0 +1,381 @@
+"""Routes say what the router would decide, and are forgotten when it would decide otherwise."""
+
+import gc
+from collections.abc import Mapping
+from dataclasses import replace
+from math import inf
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from proxy.routing import routes
+from proxy.routing.counters import NOWHERE, Tallies
+from proxy.routing.routes import Route, RouteTables, Target, Unread
+from proxy.settings.patterns import Selection
+from proxy.topology.table import Entry, KnownRing, Name, Passed, PassReason, Routed, Router, Unknown
+from ring.destination import Destination
+from ring.hashed import HashedValue
+from ring.hashing import index_at, slot_of
+from tests.unit.proxy.session.wire import NOW, QUEUES, VHOST, exchange, header, known, queue, ring, selecting
+
+EMPTY = header(1, 0)[7:-1]
+"""The payload of a content header with no properties."""
+
+
+class Clock:
+    now = NOW
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Tables:
+    """A router, tables over it, and one of them."""
+
+    def __init__(
+        self,
+        entries: Mapping[str, Entry | KnownRing] | None = None,
+        selection: Selection | None = None,
+        mismatch: str = "",
+    ) -> None:
+        self.clock = Clock()
+        self.router = Router(300, refuse_stale=True, clock=self.clock)
+        self.tallies = Tallies()
+        self.wanted: list[Name] = []
+        selection = selection or selecting(entries or {})
+        self.tables = RouteTables(self.router, selection, self.tallies, lambda cluster: mismatch, self.wanted.append)
+        self.table = self.tables.table(VHOST, "c")
+        for name, what in (entries or {}).items():
+            self.put(name, what)
+
+    def put(self, name: str, what: Entry | KnownRing) -> None:
+        self.router.put((VHOST, name), what if isinstance(what, Entry) else known(what, read_at=self.clock.now))
+
+    def route(self, name: str) -> Route:
+        found = self.table.find(name.encode())
+        assert isinstance(found, Route), found
+        return found
+
+    def target(self, name: str, key: bytes = b"k") -> Target | None:
+        choice = self.route(name).choose(key, EMPTY, 0, len(EMPTY))
+        return choice.target if choice else None
+
+
+EXCHANGES = ("a", "b", "c", "d", "e")
+
+
+@st.composite
+def topologies(draw: st.DrawFn) -> dict[str, Entry]:
+    """Rings over queues and exchanges, some of them unknown, passed, shadowed or internal."""
+    places = [queue("q1"), queue("q2"), *(exchange(name) for name in EXCHANGES)]
+    entries = {}
+    for name in draw(st.lists(st.sampled_from(EXCHANGES), unique=True, min_size=1)):
+        destinations = draw(st.lists(st.sampled_from(places), unique=True, min_size=1, max_size=3))
+        reasons = [None] * 5 + [PassReason.SHADOW, PassReason.TYPE, PassReason.DEAD_LETTER, PassReason.NO_BINDINGS]
+        passed = draw(st.sampled_from(reasons))
+        bare = passed in (PassReason.TYPE, PassReason.NO_BINDINGS)
+        entries[name] = known(None if bare else ring(*sorted(destinations)), passed)
+    return entries
+
+
+@given(topologies(), st.lists(st.binary(max_size=6), min_size=1, max_size=12))
+@settings(max_examples=150, deadline=None)
+def test_tables_agree_with_the_router(entries: dict[str, Entry], keys: list[bytes]) -> None:
+    t = Tables(entries)
+    for name in EXCHANGES:
+        for key in keys:
+            decision = t.router.decide((VHOST, name), key)
+            found = t.table.find(name.encode())
+            match decision:
+                case Unknown(exchange=unknown) if isinstance(found, Unread):
+                    assert found.name == unknown
+                case Unknown(exchange=unknown):
+                    choice = found.choose(key, EMPTY, 0, len(EMPTY)) if isinstance(found, Route) else None
+                    target = choice.target if choice else None
+                    assert target is not None
+                    assert target.unread is not None
+                    assert target.unread.name == unknown
+                case Passed(reason=PassReason.CYCLE):
+                    assert t.target(name, key) is None
+                case Passed(reason=reason, shadow=shadow):
+                    route = t.route(name)
+                    assert route.tally is t.tallies.of((VHOST, name), reason)
+                    assert bool(route.stamp) is route.shadowed is (reason is PassReason.SHADOW)
+                    if shadow is not None:
+                        shadowed = t.target(name, key)
+                        assert shadowed is not None
+                        assert (shadowed.destination, shadowed.unread) == (shadow.destination, None)
+                case Routed(destination=destination):
+                    target = t.target(name, key)
+                    assert target is not None
+                    assert (target.destination, target.unread, t.route(name).shadowed) == (destination, None, False)
+                    if t.route(name).plain:
+                        route = t.route(name)
+                        assert route.targets[index_at(route.owners, slot_of(key))] is target
+
+
+def test_the_methods_of_targets() -> None:
+    t = Tables({"x": ring(queue("q"), exchange("y")), "y": known(None, PassReason.TYPE)})
+    methods = {target.destination: target.method for target in t.route("x").targets}
+    assert methods == {
+        queue("q"): b"\0\x3c\0\x28" + b"\0\0" + b"\0" + b"\x01q",
+        exchange("y"): b"\0\x3c\0\x28" + b"\0\0" + b"\x01y",
+    }
+
+
+def test_an_unknown_exchange_is_unread_and_asked_again_each_time() -> None:
+    t = Tables()
+    found = t.table.find(b"x")
+    assert isinstance(found, Unread)
+    assert (found.name, found.other_cluster) == ((VHOST, "x"), False)
+    assert t.table.routes == {}
+    t.put("x", QUEUES)
+    assert t.route("x").stamp
+
+
+def test_tables_forget_when_the_router_changes() -> None:
+    t = Tables({"x": ring(exchange("y")), "y": QUEUES, "z": QUEUES})
+    first, routes = t.route("x"), t.table.routes
+    assert t.route("x") is first
+    t.put("z", ring(queue("other")))
+    assert t.route("x") is not first
+    assert t.target("x") is not None
+    t.put("y", ring(queue("deep")))
+    target = t.target("x")
+    assert target is not None
+    assert target.destination == queue("deep")
+    t.router.drop((VHOST, "y"))
+    target = t.target("x")
+    assert target is not None
+    assert target.unread is not None
+    assert t.table.routes is routes
+
+
+def test_a_declaration_makes_an_exchange_unread_until_it_is_read_back() -> None:
+    t = Tables({"x": QUEUES, "o": ring(exchange("x"))})
+    t.route("x"), t.route("o")
+    t.clock.now += 1
+    t.router.expect((VHOST, "x"), t.clock.now, certain=True)
+    assert isinstance(t.table.find(b"x"), Unread)
+    target = t.target("o")
+    assert target is not None
+    assert target.unread is not None
+    once = t.table.once(b"x", NOW)
+    assert isinstance(once, Route), "a publish that came before the declaration"
+    assert b"x" not in t.table.routes
+    t.clock.now += 1
+    t.put("x", known(QUEUES, read_at=t.clock.now))
+    target = t.target("o")
+    assert target is not None
+    assert target.unread is None
+
+
+def test_tables_say_when_their_rings_get_too_old() -> None:
+    entries: dict[str, Entry] = {"x": known(QUEUES), "t": known(None, PassReason.TYPE, read_at=NOW - 9999)}
+    t = Tables(entries)
+    assert t.table.expires == inf
+    t.route("t")
+    assert t.table.expires == inf
+    t.route("x")
+    assert t.table.expires == NOW + 300
+    t.put("old", known(QUEUES, read_at=NOW - 100))
+    assert t.table.expires == inf
+    t.route("old"), t.route("x")
+    assert t.table.expires == NOW + 200
+    t.table.clear()
+    assert (t.table.expires, t.table.routes) == (inf, {})
+
+
+@pytest.mark.parametrize("passed", [None, PassReason.DEAD_LETTER])
+def test_what_is_behind_a_ring_gets_too_old_too(passed: PassReason | None) -> None:
+    t = Tables({"x": ring(exchange("y")), "y": known(QUEUES, passed, read_at=NOW - 100)})
+    t.route("x")
+    assert t.table.expires == NOW + 200
+
+
+def test_unselected_exchanges_pass_without_a_look_up() -> None:
+    t = Tables(selection=Selection(["ring-*"], [], ["ring-off"]))
+    for name in ("other", "ring-off"):
+        route = t.route(name)
+        assert (route.stamp, route.tally) == (b"", t.tallies.of(NOWHERE, PassReason.MODE_PASS))
+    assert isinstance(t.table.find(b"ring-1"), Unread)
+    t.put("other", known(QUEUES, PassReason.MODE_PASS))
+    assert t.route("other").tally is t.tallies.of((VHOST, "other"), PassReason.MODE_PASS)
+
+
+def test_another_clusters_bindings_route_nothing() -> None:
+    t = Tables({"x": QUEUES, "t": known(None, PassReason.TYPE)}, mismatch="that is cluster b")
+    assert t.table.find(b"x") == Unread((VHOST, "x"), "that is cluster b", other_cluster=True)
+    assert t.route("t").tally is t.tallies.of((VHOST, "t"), PassReason.TYPE)
+
+
+def test_an_exchange_that_is_refused_takes_nothing_and_waits_for_nothing() -> None:
+    entry = replace(known(QUEUES, PassReason.DEAD_LETTER), refused="queue 'q1' dead-letters")
+    t = Tables({"x": entry, "before": ring(exchange("x"))})
+    unread = Unread((VHOST, "x"), "queue 'q1' dead-letters", refused=True)
+    assert t.table.find(b"x") == unread
+    target = t.target("before")
+    assert target is not None
+    assert target.unread == unread
+    t.put("x", replace(entry, refused=""))
+    assert t.route("x").tally is t.tallies.of((VHOST, "x"), PassReason.DEAD_LETTER)
+
+
+def test_an_internal_exchange_passes_for_the_broker_to_refuse() -> None:
+    t = Tables({"x": known(QUEUES, internal=True)})
+    route = t.route("x")
+    assert (route.stamp, route.tally) == (b"", t.tallies.of((VHOST, "x"), PassReason.INTERNAL))
+
+
+def test_an_exchange_behind_a_ring_that_has_become_internal_breaks_nothing() -> None:
+    """The next reading of the ring before it passes all of that ring."""
+    t = Tables({"x": ring(exchange("y")), "y": known(QUEUES, internal=True)})
+    target = t.target("x")
+    assert target is not None
+    assert target.destination == exchange("y")
+
+
+def test_no_counts_are_under_names_that_clients_choose() -> None:
+    t = Tables({"x": QUEUES}, selection=Selection(["*"], [], ["off-*"]))
+    for i in range(100):
+        t.table.find(b"off-%d" % i)
+        t.table.find(b"unknown-%d" % i)
+        t.table.find(b"\xff%d" % i)
+        t.table.absent(b"absent-%d" % i)
+    t.route("x"), t.route("")
+    assert {name for name, _ in t.tallies.by_way} == {NOWHERE, (VHOST, "x"), (VHOST, "")}
+
+
+def test_a_name_that_is_not_utf8_is_no_exchange() -> None:
+    t = Tables()
+    found = t.table.find(b"\xff\xfe")
+    assert isinstance(found, Route)
+    assert found.tally is t.tallies.of(NOWHERE, PassReason.ABSENT)
+
+
+def test_a_table_has_so_many_routes_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(routes, "MOST_ROUTES", 10)
+    t = Tables({"x": ring(exchange("y")), "y": QUEUES}, selection=Selection(["x", "y"], [], []))
+    for i in range(100):
+        t.table.find(b"n%d" % i)
+        target = t.target("x")
+        assert target is not None
+        assert target.destination == QUEUES.ring.owner_of(b"k")
+        assert len(t.table.routes) <= 10
+
+
+def test_a_table_is_shared_while_it_is_held_and_then_gone() -> None:
+    t = Tables()
+    assert t.tables.table(VHOST, "c") is t.table
+    other = t.tables.table(VHOST, None)
+    assert other is not t.table
+    t.table = other
+    gc.collect()
+    t.put("x", QUEUES)
+    assert len(t.tables._tables) == 1
+
+
+# What was used.
+
+
+def test_touch_tells_what_was_published_to_since() -> None:
+    t = Tables({"x": QUEUES, "y": QUEUES})
+    x, _ = t.route("x"), t.route("y")
+    t.tables.touch()
+    t.clock.now += 10
+    x.tally.published += 1
+    t.tables.touch()
+    assert t.router.used_at == {(VHOST, "x"): NOW + 10, (VHOST, "y"): NOW}
+    t.clock.now += 10
+    t.tables.touch()
+    assert t.router.used_at == {(VHOST, "x"): NOW + 10, (VHOST, "y"): NOW}
+
+
+def test_touch_tells_of_all_that_is_behind() -> None:
+    """Else what is behind falls out of use, and with it the ring before it."""
+    entries: dict[str, Entry | KnownRing] = {
+        "a": ring(exchange("b")),
+        "b": ring(exchange("c"), exchange("d"), exchange("a")),
+        "c": QUEUES,
+        "d": known(None, PassReason.TYPE),
+    }
+    t = Tables(entries)
+    route = t.route("a")
+    t.tables.touch()
+    t.clock.now += 10
+    route.tally.published += 1
+    t.tables.touch()
+    assert t.router.used_at == {(VHOST, name): NOW + 10 for name in "abcd"}
+
+
+def test_touch_marks_no_exchange_that_is_not_known() -> None:
+    t = Tables(selection=Selection(["x"], [], []))
+    t.route("other").tally.published += 1
+    t.tables.touch()
+    assert t.router.used_at == {}
+
+
+def test_what_was_seen_is_forgotten_with_the_routes() -> None:
+    """Clients choose the names."""
+    t = Tables(selection=Selection(["x"], [], []))
+    for i in range(100):
+        t.route(f"n{i}")
+        t.tables.touch()
+        t.table.clear()
+    t.tables.touch()
+    assert len(t.table._seen) <= 1
+
+
+# Which rings lead somewhere.
+
+
+def test_rings_to_a_destination() -> None:
+    entries: dict[str, Entry | KnownRing] = {
+        "a": ring(exchange("y"), queue("q")),
+        "b": ring(exchange("y")),
+        "c": QUEUES,
+        "d": known(ring(exchange("y")), PassReason.SHADOW),
+        "e": known(None, PassReason.NO_BINDINGS),
+    }
+    t = Tables(entries)
+    t.router.put(("other", "a"), known(ring(exchange("y"))))
+    assert t.table.rings_to(exchange("y")) == names("a", "b")
+    assert t.table.rings_to(queue("q")) == names("a")
+    assert t.table.rings_to(queue("y")) == []
+
+
+def names(*exchanges: str) -> list[Name]:
+    return [(VHOST, name) for name in exchanges]
+
+
+def test_a_missing_value_is_told_wherever_it_is_missing() -> None:
+    by_header = ring(queue("q1"), queue("q2"), hashed=HashedValue("header", "h"))
+    outer = ring(exchange("y"), hashed=HashedValue("header", "h"))
+    t = Tables({"x": outer, "y": by_header, "k": QUEUES})
+    choice = t.route("x").choose(b"key", EMPTY, 0, len(EMPTY))
+    assert choice is not None
+    assert choice.target.destination == by_header.ring.owner_of(b"")
+    assert choice.missing
+    by_key = t.route("k").choose(b"key", EMPTY, 0, len(EMPTY))
+    assert by_key is not None
+    assert not by_key.missing
+
+
+def test_destinations_are_as_the_ring_has_them() -> None:
+    t = Tables({"x": QUEUES})
+    owned = {t.target("x", b"%d" % i) for i in range(50)}
+    assert {target.destination for target in owned if target} == {Destination("queue", f"q{i}") for i in (1, 2, 3)}
+
+
+@pytest.mark.parametrize(("pattern", "named"), [("s", True), ("*", False)])
+def test_a_shadowed_exchange_that_is_not_read_yet_is_passed_and_asked_for(pattern: str, named: bool) -> None:
+    t = Tables({}, Selection([], [pattern], []))
+    for _ in range(2):
+        route = t.route("s")
+        assert (route.reason, route.stamp, route.fixed) == (PassReason.SHADOW, b"", True)
+        assert route.tally is t.tallies.of((VHOST, "s") if named else NOWHERE, PassReason.SHADOW)
+    assert t.wanted == [(VHOST, "s")] * 2
+    t.put("s", known(QUEUES, PassReason.SHADOW))
+    assert t.route("s").shadowed
+    assert len(t.wanted) == 2

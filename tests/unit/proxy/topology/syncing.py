@@ -1,0 +1,123 @@
+"""A Sync at work on a management API that a test rules, and a clock that only the test moves."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+
+import pytest
+
+from proxy.settings.config import OnDeadLetter
+from proxy.settings.patterns import Selection
+from proxy.topology import sync as sync_module
+from proxy.topology.management import Management
+from proxy.topology.ring_cache import RingCache
+from proxy.topology.sync import Sync
+from proxy.topology.table import Entry, Router, Unknown
+from ring.destination import Destination
+from tests.unit.proxy.fake_management import FakeManagement, Gate
+
+Name = tuple[str, str]
+
+X: Name = ("/", "x")
+OF_X = "/api/exchanges/%2F/x"
+BINDINGS_OF_X = f"{OF_X}/bindings/source"
+SETTLE = 2.0
+LONG = 1000.0
+A, B, C = (Destination("queue", name) for name in "abc")
+
+
+class Clock:
+    """Stands for `time` in sync.py, so that only what a test says lets time pass."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        # Never the same twice, as a real clock: what is asked later is told from what was asked before.
+        self.now += 1e-6
+        return self.now
+
+
+@dataclass
+class Made:
+    """A Sync and what it works on."""
+
+    sync: Sync
+    router: Router
+
+    @property
+    def entry(self) -> Entry:
+        return self.router.entries[X]
+
+    def waits(self) -> bool:
+        """Whether a publish to X would have to wait for a reading."""
+        return isinstance(self.router.decide(X, b"k"), Unknown)
+
+    def weights(self, name: Name = X) -> dict[Destination, int] | None:
+        """Of the ring in force; None where there is none."""
+        entry = self.router.entries.get(name)
+        return entry.known.ring.as_weights() if entry and entry.known else None
+
+
+@asynccontextmanager
+async def syncing(
+    fake: FakeManagement,
+    *,
+    running: bool = False,
+    interval: float = LONG,
+    settle_time: float = SETTLE,
+    route: tuple[str, ...] = ("*",),
+    shadow: tuple[str, ...] = (),
+    pass_: tuple[str, ...] = (),
+    on_dead_letter: OnDeadLetter = "pass",
+    named: tuple[Name, ...] = (),
+    others: tuple[FakeManagement, ...] = (),
+    cache: RingCache | None = None,
+) -> AsyncIterator[Made]:
+    """Without `running`, readings are made only where a test asks for them. `others` are further nodes."""
+    async with Management([node.url for node in (fake, *others)], 10) as api:
+        router = Router(LONG, refuse_stale=False, clock=lambda: float(vars(sync_module)["time"].monotonic()))
+        sync = Sync(
+            api,
+            router,
+            Selection(route, shadow, pass_),
+            interval=interval,
+            settle_time=settle_time,
+            on_dead_letter=on_dead_letter,
+            named=named,
+            cache=cache,
+            max_age=LONG,
+        )
+        task = asyncio.create_task(sync.run()) if running else None
+        yield Made(sync, router)
+        if task is not None:
+            assert not task.done(), "run() ended by itself"
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+        for other in asyncio.all_tasks() - {asyncio.current_task()}:
+            if "LookUps._look" in repr(other) or "Sync._" in repr(other):
+                other.cancel()
+        sync._readings.close()
+
+
+async def refreshing(made: Made, fake: FakeManagement) -> tuple[Gate, asyncio.Task[None]]:
+    """A refresh of X, which was read before: it has asked for the bindings, and the gate holds back the answer."""
+    await made.sync.look_up(X, 10)
+    gate = Gate(fake)
+    fake.fail(gate, BINDINGS_OF_X)
+    task = asyncio.create_task(made.sync.refresh(X, "test"))
+    await eventually(lambda: gate.waiting == 1)
+    return gate, task
+
+
+async def eventually(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not holds():  # noqa: ASYNC110 - what is awaited has no event
+            await asyncio.sleep(0.005)
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]

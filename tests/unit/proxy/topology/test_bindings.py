@@ -1,0 +1,345 @@
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.topology.bindings import (
+    CONSISTENT_HASH,
+    MODULUS_HASH,
+    Binding,
+    Bindings,
+    Exchange,
+    IgnoredBinding,
+    TopologyError,
+    dead_letters_by_own_name,
+    parse_bindings,
+    parse_exchange,
+    parse_names,
+    weigh,
+)
+from ring.destination import Destination
+from ring.hashed import HashedValue
+
+
+def queue(name: str) -> Destination:
+    return Destination("queue", name)
+
+
+def binding(name: str, key: str, kind: str = "queue") -> dict[str, Any]:
+    return {"destination": name, "destination_type": kind, "routing_key": key}
+
+
+def exchange(**arguments: Any) -> dict[str, Any]:
+    return {"name": "x", "type": CONSISTENT_HASH, "internal": False, "arguments": arguments}
+
+
+@pytest.mark.parametrize("kind", [CONSISTENT_HASH, MODULUS_HASH, "fanout"])
+def test_what_the_broker_counts_of_an_exchange(kind: str) -> None:
+    answer = exchange() | {"type": kind, "message_stats": {"publish_in": 17, "publish_in_details": {"rate": 0.0}}}
+    assert parse_exchange(answer) == Exchange(kind, publish_in=17)
+    assert parse_exchange(answer | {"message_stats": {"publish_in": 0}}).publish_in == 0
+
+
+@pytest.mark.parametrize(
+    "stats",
+    [..., None, [], {}, "x", 3, {"publish_in": -1}, {"publish_in": "4"}, {"publish_in": True}, {"publish_in": 4.0}],
+)
+def test_statistics_that_are_missing_or_malformed_are_no_fault(stats: object) -> None:
+    answer = exchange() | ({} if stats is ... else {"message_stats": stats})
+    assert parse_exchange(answer) == Exchange(CONSISTENT_HASH)
+
+
+def test_bindings_are_read_as_they_are() -> None:
+    answer = [binding("a", "1"), binding("a", "abc"), binding("a", "1"), binding("a", "", "exchange")]
+    assert parse_bindings(answer) == (
+        Binding(queue("a"), "1"),
+        Binding(queue("a"), "abc"),
+        Binding(queue("a"), "1"),
+        Binding(Destination("exchange", "a"), ""),
+    )
+
+
+def test_weights_are_the_binding_keys() -> None:
+    answer = [binding("a", "1"), binding("b", "10000"), binding("c", "+3"), binding("d", "05")]
+    assert weigh(parse_bindings(answer), CONSISTENT_HASH) == Bindings(
+        {queue("a"): 1, queue("b"): 10_000, queue("c"): 3, queue("d"): 5}
+    )
+    assert weigh(parse_bindings([]), CONSISTENT_HASH) == Bindings()
+
+
+@pytest.mark.parametrize("key", ["0", "-1", "abc", "500000000", "10001", "1_0", "", " 4", "4\n", "٣", "1.5", "9" * 255])
+def test_a_key_that_is_no_weight_is_ignored_and_listed(key: str) -> None:
+    found = weigh(parse_bindings([binding("good", "2"), binding("bad", key)]), CONSISTENT_HASH)
+    assert found.weights == {queue("good"): 2}
+    (ignored,) = found.ignored
+    assert (ignored.destination, ignored.key) == (queue("bad"), key)
+    assert ignored.reason in ("empty", "not a whole number", "outside 1 to 10000")
+
+
+def test_of_two_bindings_to_one_destination_the_larger_weight_counts() -> None:
+    for keys in (("2", "5"), ("5", "2"), ("5", "5"), ("2", "5", "2")):
+        found = weigh(parse_bindings([binding("a", key) for key in keys] + [binding("b", "1")]), CONSISTENT_HASH)
+        assert found == Bindings({queue("a"): 5, queue("b"): 1}, (), (queue("a"),))
+
+
+def test_a_destination_bound_with_a_weight_and_without_is_on_the_ring_and_reported() -> None:
+    for keys in (("2", "abc"), ("abc", "2")):
+        found = weigh(parse_bindings([binding("a", key) for key in keys]), CONSISTENT_HASH)
+        assert found.weights == {queue("a"): 2}
+        assert found.ignored == (IgnoredBinding(queue("a"), "abc", "not a whole number"),)
+        assert found.duplicates == (queue("a"),)
+
+
+def test_a_queue_and_an_exchange_of_one_name_are_two_destinations() -> None:
+    found = weigh(parse_bindings([binding("a", "1"), binding("a", "2", "exchange")]), CONSISTENT_HASH)
+    assert found == Bindings({queue("a"): 1, Destination("exchange", "a"): 2})
+
+
+def test_modulus_hash_ignores_the_keys() -> None:
+    answer = [binding("a", "abc"), binding("b", "7"), binding("c", "", "exchange"), binding("b", "8")]
+    found = weigh(parse_bindings(answer), MODULUS_HASH)
+    assert found == Bindings({queue("a"): 1, queue("b"): 1, Destination("exchange", "c"): 1}, (), (queue("b"),))
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        None,
+        {},
+        "[]",
+        5,
+        {"error": "not_found"},
+        [5],
+        [None],
+        [[]],
+        [{}],
+        [{"destination": "a", "destination_type": "queue"}],
+        [{"destination": "a", "routing_key": "1"}],
+        [{"destination_type": "queue", "routing_key": "1"}],
+        [binding("a", "1", "stream")],
+        [{**binding("a", "1"), "destination_type": ["queue"]}],
+        [{**binding("a", "1"), "routing_key": 1}],
+        [{**binding("a", "1"), "destination": None}],
+        [binding("a\ud800", "1")],
+        [binding("a", "\udfff")],
+        [binding("good", "1"), None],
+    ],
+)
+def test_half_of_a_malformed_list_is_never_believed(answer: object) -> None:
+    with pytest.raises(TopologyError) as raised:
+        parse_bindings(answer)
+    assert len(str(raised.value)) < 200
+    str(raised.value).encode()
+
+
+def test_ten_thousand_doubled_bindings_are_linear_work() -> None:
+    """A list searched for each would be 50 million comparisons on the event loop."""
+
+    class Counted(str):
+        compared = 0
+
+        def __eq__(self, other: object) -> bool:
+            Counted.compared += 1
+            return str.__eq__(self, other)
+
+        __hash__ = str.__hash__
+
+    answer = [binding(Counted(f"q{i}"), "1") for i in range(1000)] * 3
+    assert len(weigh(parse_bindings(answer), CONSISTENT_HASH).duplicates) == 1000
+    assert Counted.compared < 50_000
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hashed"),
+    [
+        ({}, HashedValue()),
+        ({"hash-header": "customer"}, HashedValue("header", "customer")),
+        ({"hash-property": "message_id"}, HashedValue("property", "message_id")),
+        ({"hash-property": "correlation_id"}, HashedValue("property", "correlation_id")),
+        ({"hash-property": "timestamp"}, HashedValue("property", "timestamp")),
+        ({"hash-header": "é", "alternate-exchange": "ae", "x": [1]}, HashedValue("header", "é")),
+    ],
+)
+def test_what_an_exchange_hashes(arguments: dict[str, Any], hashed: HashedValue) -> None:
+    assert parse_exchange(exchange(**arguments)) == Exchange(CONSISTENT_HASH, False, hashed)
+
+
+def test_what_cannot_be_hashed_is_an_error() -> None:
+    with pytest.raises(TopologyError, match="hash-property: 'app_id'"):
+        parse_exchange(exchange(**{"hash-property": "app_id"}))
+    with pytest.raises(TopologyError, match="hash-header"):
+        parse_exchange(exchange(**{"hash-header": "a\ud800"}))
+
+
+def test_exchanges_of_other_types() -> None:
+    assert parse_exchange({"type": "topic", "internal": True, "arguments": {"hash-property": "app_id"}}) == Exchange(
+        "topic", True
+    )
+
+
+@pytest.mark.parametrize("arguments", [{}, {"hash-header": "h"}, {"hash-property": "message_id"}])
+def test_x_modulus_hash_hashes_the_routing_key_whatever_its_arguments_say(arguments: dict[str, str]) -> None:
+    """As RabbitMQ 3.10.8 does: 200 keys with one value of the named header went to all of four queues (observed)."""
+    assert parse_exchange({"type": MODULUS_HASH, "arguments": arguments}) == Exchange(MODULUS_HASH)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        None,
+        [],
+        [{"type": CONSISTENT_HASH}],
+        {},
+        {"type": 5},
+        {"type": "\ud800"},
+        {"type": CONSISTENT_HASH, "internal": "false"},
+        {"type": CONSISTENT_HASH, "arguments": []},
+        {"type": CONSISTENT_HASH, "arguments": None},
+        {"error": "Object Not Found", "reason": "Not Found"},
+    ],
+)
+def test_malformed_exchanges(answer: object) -> None:
+    with pytest.raises(TopologyError):
+        parse_exchange(answer)
+
+
+def test_names() -> None:
+    assert parse_names([{"name": "/"}, {"name": ""}, {"name": "é", "tracing": False}], "vhost") == {"/", "", "é"}
+    assert parse_names([], "vhost") == frozenset()
+    malformed: list[object] = [None, {}, ["a"], [{"name": 1}], [{}], [{"name": "\ud800"}]]
+    for answer in malformed:
+        with pytest.raises(TopologyError):
+            parse_names(answer, "vhost")
+
+
+DLX, DLK = "x-dead-letter-exchange", "x-dead-letter-routing-key"
+BY_ARGUMENT = "its argument x-dead-letter-exchange"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "policy", "expected"),
+    [
+        ({}, {}, ""),
+        ({DLX: "d"}, {}, BY_ARGUMENT),
+        ({DLX: "d", DLK: "k"}, {}, ""),
+        ({DLK: "k"}, {}, ""),
+        ({}, {"dead-letter-exchange": "d"}, "policy 'p'"),
+        ({}, {"dead-letter-exchange": "d", "dead-letter-routing-key": "k"}, ""),
+        ({DLX: "d"}, {"dead-letter-routing-key": "k"}, ""),
+        ({DLX: "d"}, {"dead-letter-exchange": "e"}, BY_ARGUMENT),
+        ({DLK: "k"}, {"dead-letter-exchange": "d"}, ""),
+        ({DLX: ""}, {}, BY_ARGUMENT),
+        ({DLX: "d"}, [], BY_ARGUMENT),
+        ({}, [], ""),
+        ({}, None, ""),
+        ({"x-max-length": 5}, {"max-length": 6}, ""),
+    ],
+)
+def test_dead_lettering_by_argument_and_by_policy(arguments: Any, policy: Any, expected: str) -> None:
+    answer: object = {"name": "q", "arguments": arguments, "policy": "p", "effective_policy_definition": policy}
+    assert dead_letters_by_own_name(answer) == expected
+
+
+@pytest.mark.parametrize("name", [None, "", 7, []])
+def test_a_policy_without_a_name(name: object) -> None:
+    answer = {"name": "q", "policy": name, "effective_policy_definition": {"dead-letter-exchange": "d"}}
+    assert dead_letters_by_own_name(answer) == "a policy"
+
+
+def test_a_queue_without_a_policy_s_field() -> None:
+    assert dead_letters_by_own_name({"name": "q", "arguments": {DLX: "d"}}) == BY_ARGUMENT
+    assert dead_letters_by_own_name({"name": "q"}) is None
+    assert dead_letters_by_own_name({"name": "q", "effective_policy_definition": []}) == ""
+
+
+@pytest.mark.parametrize("answer", [None, [], "q", {"arguments": []}, {"effective_policy_definition": ["d"]}])
+def test_malformed_queues(answer: object) -> None:
+    with pytest.raises(TopologyError):
+        dead_letters_by_own_name(answer)
+
+
+texts = st.text(st.characters(codec=None), max_size=4) | st.sampled_from(
+    ["queue", "exchange", CONSISTENT_HASH, MODULUS_HASH, "hash-header", "hash-property", "message_id", "1", "abc"]
+)
+names = st.sampled_from(
+    [
+        *("destination", "destination_type", "routing_key", "type", "internal", "arguments", "name"),
+        *("hash-header", "hash-property", "effective_policy_definition"),
+    ]
+)
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | texts,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(names | texts, inner, max_size=6),
+)
+near_misses = st.lists(
+    st.fixed_dictionaries(
+        {
+            "destination": texts | json_values,
+            "destination_type": st.sampled_from(["queue", "exchange"]) | json_values,
+            "routing_key": texts | json_values,
+        }
+    ),
+    max_size=5,
+)
+
+
+@given(json_values | near_misses)
+def test_any_json_is_a_topology_or_a_topology_error(answer: object) -> None:
+    for kind in (CONSISTENT_HASH, MODULUS_HASH):
+        try:
+            found = weigh(parse_bindings(answer), kind)
+        except TopologyError:
+            continue
+        assert isinstance(answer, list)
+        for destination, weight in found.weights.items():
+            assert 1 <= weight <= 10_000
+            f"{destination.name}".encode()
+        # Nothing is dropped in silence.
+        shown = {*found.weights, *(b.destination for b in found.ignored)}
+        assert shown == {Destination(b["destination_type"], b["destination"]) for b in answer}
+
+
+@given(
+    json_values | st.fixed_dictionaries({"type": texts}, optional={"internal": st.booleans(), "arguments": json_values})
+)
+def test_any_json_is_an_exchange_or_a_topology_error(answer: object) -> None:
+    try:
+        found = parse_exchange(answer)
+    except TopologyError:
+        return
+    assert isinstance(answer, dict)
+    assert found.type == answer["type"]
+    str(found.hashed).encode()
+
+
+@given(json_values)
+def test_any_json_is_a_queue_or_names_or_a_topology_error(answer: object) -> None:
+    for parse in (dead_letters_by_own_name, lambda a: parse_names(a, "vhost")):
+        try:
+            found = parse(answer)
+        except TopologyError:
+            continue
+        assert found is None or isinstance(found, str | frozenset)
+        str(found).encode()
+
+
+@given(json_values | near_misses)
+def test_messages_can_be_written_to_a_log(answer: object) -> None:
+    """Lone surrogates, which JSON can hold and UTF-8 cannot, are escaped."""
+    answer = json.loads(json.dumps(answer))
+    told = []
+    for what in (answer, [answer], {"type": answer}, {"type": CONSISTENT_HASH, "arguments": answer}):
+        for parse in (parse_exchange, dead_letters_by_own_name, parse_bindings):
+            try:
+                parse(what)
+            except TopologyError as error:
+                told.append(str(error))
+    assert told
+    assert all(message.encode() for message in told)
+
+
+def test_lavinmq_s_argument_names_a_header() -> None:
+    answer = {"type": CONSISTENT_HASH, "arguments": {"x-hash-on": "customer"}}
+    assert parse_exchange(answer).hashed == HashedValue("header", "customer")

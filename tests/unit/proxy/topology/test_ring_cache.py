@@ -1,0 +1,309 @@
+"""What is kept of rings on disk, and that nothing of it is believed unchecked."""
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.settings.parse import ConfigError
+from proxy.settings.patterns import Mode
+from proxy.topology import ring_cache as cache_module
+from proxy.topology.bindings import CONSISTENT_HASH, Bindings
+from proxy.topology.ring_cache import KEPT_FOR, REWRITE_AFTER, RingCache, Saved, decoded, encoded, file_name
+from proxy.topology.table import Entry, KnownRing, Name, PassReason
+from ring.destination import Destination
+from ring.hashed import HashedValue
+from ring.ring import Ring
+from tests.unit.proxy.topology.syncing import A, B, X, warnings
+
+CLUSTER = ("rabbit@fake", frozenset({"rabbit@fake", "rabbit@two"}), frozenset({"rabbit@one"}))
+SAVED = Saved(
+    ("/é", "orders/x"),
+    *CLUSTER,
+    CONSISTENT_HASH,
+    False,
+    HashedValue("header", "customer"),
+    {A: 3, Destination("exchange", "behind"): 10_000},
+    {"a": None},
+    True,
+    1_700_000_000.5,
+)
+GOOD: dict[str, Any] = json.loads(encoded(SAVED))
+
+
+def entry(weights: dict[Destination, int] | None = None, **fields: Any) -> Entry:
+    ring = Ring.build(weights or {A: 1})
+    known = KnownRing.of(ring, HashedValue(), CONSISTENT_HASH)
+    made = {"mode": Mode.ROUTE, "exchange_type": CONSISTENT_HASH, "known": known, "passed": None}
+    return Entry(**{**made, "bindings": Bindings(weights or {A: 1}), "read_at": 0.0, **fields})
+
+
+class Wall:
+    """Stands for the wall clock."""
+
+    now = 1_800_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def wall() -> Wall:
+    return Wall()
+
+
+@pytest.fixture
+def cache(tmp_path: Path, wall: Wall) -> Iterator[RingCache]:
+    made = RingCache(tmp_path / "rings", wall)
+    yield made
+    made.close()
+
+
+def done(cache: RingCache) -> None:
+    """Returns once the thread has written what it was given."""
+    cache._thread.submit(lambda: None).result(10)
+
+
+def files(tmp_path: Path) -> list[Path]:
+    return sorted((tmp_path / "rings").iterdir())
+
+
+def test_what_is_kept_is_what_comes_back() -> None:
+    assert decoded(encoded(SAVED)) == SAVED
+    bare = Saved(X, None, frozenset(), frozenset(), "topic", True, at=1.0)
+    assert decoded(encoded(bare)) == bare
+
+
+WRONG: list[tuple[str, dict[str, Any]]] = [
+    ("version", {"version": 2}),
+    ("version", {"version": True}),
+    ("ring_format", {"ring_format": 99}),
+    ("cluster", {"cluster": 1}),
+    ("cluster", {"cluster": "x" * 256}),
+    ("cluster_names", {"cluster_names": "rabbit"}),
+    ("cluster_names", {"cluster_names": [""]}),
+    ("cluster_nodes", {"cluster_nodes": ["n"] * 1001}),
+    ("vhost", {"vhost": ""}),
+    ("vhost", {"vhost": ["/"]}),
+    ("exchange", {"exchange": "é" * 128}),
+    ("type", {"type": None}),
+    ("type|weights", {"type": "topic"}),
+    ("internal", {"internal": 0}),
+    ("header:NAME", {"hashed": "cookie:x"}),
+    ("hashed", {"hashed": "header:" + "x" * 600}),
+    ("weights", {"weights": {}}),
+    ("weights", {"weights": [["queue", "a"]]}),
+    ("weights", {"weights": [["stream", "a", 1]]}),
+    ("weights", {"weights": [["queue", "a", 0]]}),
+    ("weights", {"weights": [["queue", "a", 10_001]]}),
+    ("weights", {"weights": [["queue", "a", True]]}),
+    ("weights", {"weights": [["queue", "a", 1.0]]}),
+    ("weights", {"weights": [["queue", "a" * 256, 1]]}),
+    ("weights", {"weights": [["queue", "a", 1], ["queue", "a", 1]]}),
+    ("weights", {"weights": [["queue", "a", 1]] * 65_537}),
+    ("queues", {"queues": []}),
+    ("queues", {"queues": {"elsewhere": None}}),
+    ("queues", {"queues": {"a": 1}}),
+    ("queues", {"queues": {"a": "x" * 1025}}),
+    ("internal_destination", {"internal_destination": None}),
+    ("at", {"at": "now"}),
+    ("at", {"at": True}),
+    ("at", {"at": -1}),
+    ("at", {"at": float("nan")}),
+    ("at", {"at": float("inf")}),
+    ("fingerprint", {"fingerprint": "0" * 16}),
+    ("fingerprint", {"weights": [["queue", "a", 4], ["exchange", "behind", 10_000]]}),
+    ("fingerprint", {"hashed": "header:other"}),
+]
+
+
+@pytest.mark.parametrize(("what", "changes"), WRONG)
+def test_a_file_with_a_wrong_value_is_not_believed(what: str, changes: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=what):
+        decoded(json.dumps(GOOD | changes).encode())
+
+
+@pytest.mark.parametrize("key", sorted(GOOD))
+def test_a_file_without_a_value_is_not_believed(key: str) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        decoded(json.dumps({k: v for k, v in GOOD.items() if k != key}).encode())
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"[]",
+        b"null",
+        b"\xff",
+        encoded(SAVED)[:-1],
+        b"[" * 100_000,
+        b" " * (cache_module.MOST_BYTES + 1),
+        json.dumps(GOOD | {"vhost": "\ud800"}).encode(),
+        encoded(SAVED).replace(b"1700000000.5", b"9" * 5000),
+    ],
+    ids=["empty", "list", "null", "no UTF-8", "cut short", "deep", "long", "surrogate", "huge number"],
+)
+def test_a_file_that_is_something_else_is_not_believed(content: bytes) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        decoded(content)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=8,
+)
+
+
+@given(st.sampled_from(sorted(GOOD)), JSON)
+def test_any_value_gives_a_ring_or_a_value_error(key: str, value: object) -> None:
+    try:
+        saved = decoded(json.dumps(GOOD | {key: value}).encode())
+    except ValueError:
+        return
+    assert encoded(saved) == encoded(decoded(encoded(saved)))
+    assert saved.weights == SAVED.weights
+
+
+@given(st.binary())
+def test_any_bytes_give_a_value_error(content: bytes) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        decoded(content)
+
+
+def test_files_are_their_owner_s_alone_and_whole(cache: RingCache, tmp_path: Path, wall: Wall) -> None:
+    old = os.umask(0)
+    try:
+        cache.keep(X, entry({A: 1, B: 2}, queues={"a": "x"}, passed=PassReason.DEAD_LETTER), CLUSTER, 4.0)
+        done(cache)
+    finally:
+        os.umask(old)
+    (file,) = files(tmp_path)
+    assert file.name == file_name(X)
+    assert (file.stat().st_mode & 0o777, file.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+    saved = cache.load(X)
+    assert saved is not None
+    assert (saved.weights, saved.queues, saved.at) == ({A: 1, B: 2}, {"a": "x"}, wall.now - 4.0)
+    assert (saved.cluster, saved.cluster_names, saved.cluster_nodes) == CLUSTER
+    assert cache.load_all() == [saved]
+    cache.forget(X)
+    done(cache)
+    assert (files(tmp_path), cache.load(X), cache.load_all()) == ([], None, [])
+
+
+def test_an_unchanged_ring_is_written_again_only_once_its_file_has_aged(
+    cache: RingCache, wall: Wall, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[Name] = []
+    monkeypatch.setattr(cache, "_do", lambda name, _: written.append(name))
+    for _ in range(3):
+        cache.keep(X, entry(), CLUSTER, 0.0)
+    assert len(written) == 1
+    wall.now += REWRITE_AFTER + 1
+    cache.keep(X, entry(), CLUSTER, 0.0)
+    assert len(written) == 2
+    wall.now -= 3600  # the clock is set back
+    cache.keep(X, entry(), CLUSTER, 0.0)
+    assert len(written) == 3
+    for changed in (entry({A: 2}), entry({A: 2}, internal=True), entry({A: 2}, queues={"a": "x"})):
+        cache.keep(X, changed, CLUSTER, 0.0)
+    cache.keep(X, changed, ("renamed", *CLUSTER[1:]), 0.0)
+    assert len(written) == 7
+
+
+def test_what_a_setting_leaves_alone_is_not_kept(cache: RingCache, tmp_path: Path) -> None:
+    cache.keep(X, entry(), CLUSTER, 0.0)
+    cache.keep(X, entry(mode=Mode.PASS, known=None, passed=PassReason.MODE_PASS), CLUSTER, 0.0)
+    done(cache)
+    assert files(tmp_path) == []
+
+
+def test_there_is_a_limit_to_files(
+    cache: RingCache, tmp_path: Path, wall: Wall, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache_module, "MOST_FILES", 3)
+    names = [("/", f"x{n}") for n in range(6)]
+    for name in names:
+        cache.keep(name, entry(), CLUSTER, 0.0)
+    done(cache)
+    assert sorted(saved.name for saved in cache.load_all()) == names[3:]
+    # Those of earlier starts count too.
+    for age, name in enumerate(names[:3], 1):
+        (tmp_path / "rings" / file_name(name)).write_bytes(encoded(SAVED))
+        os.utime(tmp_path / "rings" / file_name(name), (wall.now - age, wall.now - age))
+    for name in names[3:]:
+        os.utime(tmp_path / "rings" / file_name(name), (wall.now, wall.now))
+    os.utime(tmp_path / "rings" / file_name(names[5]), (wall.now - KEPT_FOR - 1,) * 2)
+    RingCache(tmp_path / "rings", wall).close()
+    again = RingCache(tmp_path / "rings", wall)
+    done(again)
+    assert {file.name for file in files(tmp_path)} == {file_name(name) for name in (*names[3:5], names[0])}
+    monkeypatch.setattr(cache_module, "MOST_BYTES_READ", len(encoded(SAVED)))
+    assert len(again.load_all()) <= 2
+
+
+def test_a_ring_that_is_too_large_is_told_and_not_kept(
+    cache: RingCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache.keep(X, entry(), CLUSTER, 0.0)
+    monkeypatch.setattr(cache_module, "MOST_BYTES", 300)
+    cache.keep(X, entry({A: 2}), CLUSTER, 0.0)
+    done(cache)
+    assert files(tmp_path) == []
+    (told,) = warnings(caplog)
+    assert "a ring is not kept" in told
+
+
+def fifo(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def link(path: Path) -> None:
+    target = path.parent.parent / "target"
+    target.write_bytes(encoded(SAVED))
+    path.symlink_to(target)
+
+
+def other(path: Path) -> None:
+    path.write_bytes(encoded(Saved(("/", "y"), *CLUSTER, CONSISTENT_HASH, False, at=1.0)))
+
+
+@pytest.mark.parametrize("make", [fifo, link, other, Path.mkdir, lambda path: path.write_bytes(b"{")])
+def test_a_file_that_is_wrong_is_told_once_by_name(
+    cache: RingCache, tmp_path: Path, caplog: pytest.LogCaptureFixture, make: Callable[[Path], object]
+) -> None:
+    path = tmp_path / "rings" / file_name(SAVED.name)
+    make(path)
+    for _ in range(3):
+        assert (cache.load(SAVED.name), cache.load_all()) == (None, [])
+    (told,) = warnings(caplog)
+    assert told.startswith(f"ring_cache_dir: {str(path)!r} is ignored: ")
+
+
+def test_the_age_of_a_reading_of_the_future_is_not_known(cache: RingCache, wall: Wall) -> None:
+    at = Saved(X, None, frozenset(), frozenset(), "topic", False, at=wall.now - 5)
+    assert cache.age(at) == 5.0
+    wall.now -= 6
+    assert cache.age(at) is None
+
+
+def test_a_folder_that_cannot_be_written_to_is_a_mistake(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for check in (RingCache, cache_module.check_folder):
+        with pytest.raises(ConfigError, match=r"^ring_cache_dir: .* cannot be written to"):
+            check(tmp_path / "file" / "rings")
+    cache_module.check_folder(tmp_path / "absent" / "rings")
+    assert not (tmp_path / "absent").exists()
+
+
+def test_names_that_run_together_have_files_of_their_own() -> None:
+    names = [("a", "bc"), ("ab", "c"), ("", "abc"), ("1:a", "b"), ("/", "../../x"), ("/", "x" * 255)]
+    found = {file_name(name) for name in names}
+    assert len(found) == len(names)
+    assert all("/" not in name and len(name) < 64 for name in found)

@@ -1,0 +1,296 @@
+"""The readings in turn: when exchanges are read, and for how long they are kept."""
+
+import asyncio
+import threading
+import time
+from functools import partial
+from types import SimpleNamespace
+from unittest.mock import Mock
+
+import pytest
+
+from proxy.settings.patterns import Selection
+from proxy.topology import assembly
+from proxy.topology import sync as sync_module
+from proxy.topology.assembly import DEAD_LETTER_READS
+from proxy.topology.lookups import NotReadable
+from proxy.topology.management import Management
+from proxy.topology.sync import Sync
+from proxy.topology.table import PassReason, Routed, Router
+from ring.destination import Destination
+from ring.ring import Ring
+from tests.unit.proxy.fake_management import FakeManagement, Gate, binding, silent, status
+from tests.unit.proxy.topology.syncing import LONG, OF_X, A, B, C, Clock, X, eventually, syncing, warnings
+
+
+def test_the_clock_of_the_tests_is_the_one_that_is_replaced() -> None:
+    assert vars(sync_module)["time"] is time
+
+
+async def test_named_exchanges_are_read_from_the_start_and_stay(fake: FakeManagement) -> None:
+    other = ("v", "y")
+    fake.exchange("x", binding("a"))
+    async with syncing(fake, running=True, interval=0.01, settle_time=0, named=(X, other)) as made:
+        await eventually(lambda: made.weights() == {A: 1} and other in made.sync.faults)
+        assert made.sync.pending() == [other]
+        fake.vhosts.add("v")
+        # Absent is an answer.
+        await eventually(lambda: not made.sync.pending())
+        assert made.sync.faults == {}
+        fake.exchange("y", binding("b"), vhost="v")
+        await eventually(lambda: made.weights(other) == {B: 1})
+        fake.delete("y", "v")
+        await eventually(lambda: other not in made.router.entries)
+        fake.exchange("y", binding("c"), vhost="v")
+        await eventually(lambda: made.weights(other) == {C: 1})
+
+
+async def test_bindings_are_read_again_by_themselves(fake: FakeManagement) -> None:
+    fake.exchange("x", binding("a"))
+    # Named, since nobody publishes to it: it would be idle after 0.4 s.
+    async with syncing(fake, running=True, interval=0.01, settle_time=0.01, named=(X,)) as made:
+        await made.sync.look_up(X, 10)
+        fake.exchange("x", binding("a"), binding("b"))
+        await eventually(lambda: made.weights() == {A: 1, B: 1})
+        fake.exchange("x", binding("b"))
+        await eventually(lambda: made.weights() == {B: 1})
+        assert made.entry.changes[-1].why == "sync"
+
+
+async def test_what_nobody_uses_is_forgotten_and_what_is_used_or_named_is_not(
+    fake: FakeManagement, clock: Clock
+) -> None:
+    used, named = ("/", "used"), ("/", "named")
+    for _, exchange in (X, used, named):
+        fake.exchange(exchange, binding("a"))
+    async with syncing(fake, interval=1.0, named=(named,)) as made:
+        for name in (X, used, named):
+            await made.sync.look_up(name, 10)
+        for _ in range(sync_module.IDLE_INTERVALS + 2):
+            clock.now += 1
+            made.router.decide(used, b"k")
+            for name in (X, used, named):
+                # What an idle exchange's readings themselves do is no use of it.
+                await made.sync.refresh(name, "sync")
+            made.sync._forget_idle(clock.now)
+        assert set(made.router.entries) == {used, named}
+        assert set(made.sync._readings.tracked) == {used, named}
+
+
+async def test_the_sync_survives_what_nobody_expected(
+    fake: FakeManagement, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In a reading, in the question whose API it is, and in the round itself: the readings go on after each."""
+    fake.exchange("x", binding("a"))
+    async with syncing(fake, running=True, interval=0.01, named=(X,)) as made:
+        await eventually(lambda: made.weights() == {A: 1})
+        for owner, method in ((Management, "exchange"), (Management, "cluster_name"), (Sync, "_forget_idle")):
+            defect = Mock(side_effect=ZeroDivisionError("ours"))
+            with monkeypatch.context() as patched:
+                patched.setattr(owner, method, defect)
+                await eventually(partial(lambda defect: defect.call_count > 2, defect))
+            good = made.sync.results["ok"]
+            await eventually(partial(lambda good: made.sync.results["ok"] > good, good))
+        assert made.weights() == {A: 1}
+        assert made.sync.faults == {}
+    assert sum(r.exc_info is not None for r in caplog.records) >= 3
+
+
+async def test_one_exchange_that_hangs_does_not_stop_publishes_to_others_from_being_looked_up(
+    fake: FakeManagement,
+) -> None:
+    fake.exchange("x", binding("a"))
+    fake.fail(silent, "/api/exchanges/%2F/hanging")
+    async with syncing(fake, running=True, interval=0.01, named=(("/", "hanging"),)) as made:
+        await eventually(lambda: fake.count("/hanging") > 0)
+        await made.sync.look_up(X, 10)
+        assert made.weights() == {A: 1}
+
+
+async def test_stopping_ends_it(fake: FakeManagement) -> None:
+    fake.fail(silent)
+    async with Management([fake.url], 10) as api:
+        sync = Sync(
+            api,
+            Router(LONG, refuse_stale=False),
+            Selection(["*"], [], []),
+            interval=1,
+            settle_time=0,
+            on_dead_letter="pass",
+            named=[X],
+        )
+        task = asyncio.create_task(sync.run())
+        await eventually(lambda: len(fake.requests) == 2)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+
+async def test_a_thousand_queues_are_built_while_the_loop_goes_on(
+    fake: FakeManagement, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ticks = 0
+    at_build: list[int] = []
+
+    async def tick() -> None:
+        nonlocal ticks
+        while True:
+            ticks += 1
+            await asyncio.sleep(0.001)
+
+    def build(weights: dict[Destination, int]) -> Ring:
+        at_build.append(ticks)
+        ring = real_build(weights)
+        at_build.append(ticks)
+        return ring
+
+    real_build = Ring.build
+    monkeypatch.setattr(assembly, "Ring", SimpleNamespace(build=build))
+    fake.exchange("x", *(binding(f"q{i}") for i in range(1000)))
+    async with syncing(fake) as made:
+        ticker = asyncio.create_task(tick())
+        await made.sync.look_up(X, 60)
+        ticker.cancel()
+        before, after = at_build
+        # A build takes seconds; had it held the loop, not one tick would have come.
+        assert after - before > 20
+        weights = made.weights()
+        assert weights is not None
+        assert len(weights) == 1000
+
+
+async def test_the_old_ring_serves_while_the_new_one_is_built(
+    fake: FakeManagement, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake.exchange("x", binding("a"))
+    async with syncing(fake) as made:
+        await made.sync.look_up(X, 10)
+        building, done = threading.Event(), threading.Event()
+        real_change = Ring.changed
+
+        def slowly(ring: Ring, weights: dict[Destination, int]) -> Ring:
+            building.set()
+            assert done.wait(20)
+            return real_change(ring, weights)
+
+        monkeypatch.setattr(Ring, "changed", slowly)
+        fake.exchange("x", binding("b"))
+        refresh = asyncio.create_task(made.sync.refresh(X, "test", {A}))
+        await eventually(building.is_set)
+        decision = made.router.decide(X, b"k")
+        assert isinstance(decision, Routed)
+        assert decision.destination == A
+        done.set()
+        await refresh
+        decision = made.router.decide(X, b"k")
+        assert isinstance(decision, Routed)
+        assert decision.destination == B
+
+
+async def test_an_internal_destination_that_is_only_leaving_still_passes(fake: FakeManagement, clock: Clock) -> None:
+    fake.exchange("x", binding("a"), binding("inner", "1", "exchange"))
+    fake.exchange("inner", type="fanout", internal=True)
+    reasons = []
+    async with syncing(fake, settle_time=5) as made:
+        await made.sync.look_up(X, 10)
+        fake.exchange("x", binding("a"))
+        for later in (1, 2.5, 2.5):
+            clock.now += later
+            reasons.append(made.entry.passed)
+            await made.sync._again(X, "test")
+        reasons.append(made.entry.passed)
+        assert reasons == [*[PassReason.INTERNAL_DESTINATION] * 3, None]
+        assert made.weights() == {A: 1}
+
+
+async def test_a_destination_that_cannot_be_read_is_not_taken_for_open(fake: FakeManagement) -> None:
+    fake.exchange("x", binding("inner", "1", "exchange"))
+    fake.fail(status(500), "/api/exchanges/%2F/inner")
+    async with syncing(fake) as made:
+        with pytest.raises(NotReadable, match="inner: 500"):
+            await made.sync.look_up(X, 0.2)
+
+
+async def test_the_last_good_ring_of_an_idle_exchange_outlives_the_api(fake: FakeManagement, clock: Clock) -> None:
+    fake.exchange("x", binding("a"))
+    async with syncing(fake, interval=1.0) as made:
+        await made.sync.look_up(X, 10)
+        fake.fail(status(503))
+        for _ in range(sync_module.IDLE_INTERVALS + 2):
+            clock.now += 1
+            await made.sync._again(X, "sync")
+            made.sync._forget_idle(clock.now)
+        assert made.weights() == {A: 1}
+        fake.mend()
+        await made.sync._again(X, "sync")
+        made.sync._forget_idle(clock.now)
+        assert dict(made.router.entries) == {}
+
+
+async def test_the_ring_of_an_idle_exchange_goes_with_its_virtual_host(fake: FakeManagement, clock: Clock) -> None:
+    fake.exchange("x", binding("a"))
+    async with syncing(fake, interval=1.0) as made:
+        await made.sync.look_up(X, 10)
+        fake.vhosts.clear()
+        fake.exchanges.clear()
+        for _ in range(sync_module.IDLE_INTERVALS - 2):
+            clock.now += 1
+            await made.sync._again(X, "sync")
+            made.sync._forget_idle(clock.now)
+        assert made.weights() == {A: 1}
+        clock.now += 4
+        made.sync._forget_idle(clock.now)
+        assert dict(made.router.entries) == {}
+
+
+async def test_a_slow_exchange_holds_up_no_other_exchanges_readings(fake: FakeManagement) -> None:
+    other = ("/", "other")
+    for _, exchange in (X, other):
+        fake.exchange(exchange, binding("a"))
+    async with syncing(fake, running=True, interval=0.05, settle_time=0, named=(X, other)) as made:
+        await eventually(lambda: len(made.router.entries) == 2)
+        gate = Gate(fake)
+        fake.fail(gate, OF_X)
+        await eventually(lambda: gate.waiting > 0)
+        read_at = made.router.entries[other].read_at
+        await eventually(lambda: made.router.entries[other].read_at > read_at + 0.2)
+        assert gate.waiting > 0
+        gate.open()
+
+
+async def test_a_queue_whose_policies_do_not_show_yet_is_looked_at_with_every_reading(
+    fake: FakeManagement, clock: Clock
+) -> None:
+    """As RabbitMQ 3.10 answers before a queue's first statistics."""
+    names = [f"q{i:02}" for i in range(DEAD_LETTER_READS + 3)]
+    fake.exchange("x", *(binding(name) for name in names))
+    async with syncing(fake) as made:
+        await made.sync.look_up(X, 10)
+        fake.exchange("x", *(binding(name) for name in [*names, "new"]))
+        fake.queues["/", "new"] = {"effective_policy_definition": ...}
+        for _ in range(3):
+            clock.now += 1
+            fake.requests.clear()
+            await made.sync._again(X, "test")
+            assert fake.counted()["/api/queues/%2F/new"] == 1
+        assert made.entry.passed is None
+        fake.queues["/", "new"]["effective_policy_definition"] = {"dead-letter-exchange": "d"}
+        clock.now += 1
+        await made.sync._again(X, "test")
+        assert made.entry.passed is PassReason.DEAD_LETTER
+
+
+async def test_a_failing_look_up_is_told_once_a_virtual_host_until_one_succeeds(
+    fake: FakeManagement, caplog: pytest.LogCaptureFixture
+) -> None:
+    fake.exchange("x", binding("a"))
+    fake.fail(status(401))
+    async with syncing(fake) as made:
+        for exchange in ("x", "y", "x"):
+            with pytest.raises(NotReadable, match="401, a wrong user or password"):
+                await made.sync.look_up(("/", exchange), 0.1)
+        assert len(warnings(caplog)) == 1
+        assert made.sync.look_up_fault is not None
+        fake.mend()
+        await made.sync.look_up(X, 10)
+        assert made.sync.look_up_fault is None
