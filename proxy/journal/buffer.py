@@ -3,18 +3,16 @@
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from mypy_extensions import i64
 
 from proxy.outcome import Outcome
+from proxy.topology.table import KnownRing, Name
 from proxy.wire import content
 from proxy.wire.frames import Fault, u64
 from ring.destination import Destination
 from ring.hashed import HashedValue
-
-if TYPE_CHECKING:
-    from proxy.routing.routes import Route
 
 CAPACITY: Final = 8192
 """Records of one buffer."""
@@ -29,51 +27,38 @@ class Record:
     """One publish; and, once that is known, what became of it."""
 
     __slots__ = (
-        "chosen_by", "destination", "ingress", "key", "message_id", "outcome", "published_at", "route", "size", "slot",
-        "told_at",
+        "destination", "ingress", "key", "message_id", "message_id_is_key", "name", "outcome", "published_at", "ring",
+        "size", "slot", "told_at",
     )  # fmt: skip
 
-    def __init__(
-        self,
-        ingress: str,
-        route: "Route",
-        chosen_by: "Route",
-        destination: Destination | None,
-        slot: int,
-        routing_key: bytes,
-        header: bytes,
-        start: int,
-        end: int,
-        published_at: float,
-    ) -> None:
-        """`chosen_by` is the ring whose `slot` it is; `destination` None for what was passed; monotonic seconds.
+    ring: KnownRing
+    """The ring that chose where it went."""
 
-        `header` holds the content header's payload from `start` to `end`, one that has been read before.
+    def __init__(self, ingress: str, name: Name, header: bytes, start: int, end: int, published_at: float) -> None:
+        """Make the record of a publish to exchange `name` at `published_at`, in monotonic seconds.
+
+        `header` holds the content header's payload from `start` to `end`, one that has been read before. `placed`
+        must tell the rest before the record is added to a journal.
         """
-        self.ingress, self.route = ingress, route
+        self.ingress, self.name = ingress, name
         self.size: int = u64(header, start + 4)
         self.message_id: bytes | None = None
         with suppress(Fault):  # a header that cannot be read is the broker's to refuse
             self.message_id = content.hashed_value(MESSAGE_ID, b"message_id", header, start, end)
-        self.key: bytes | None = None
-        self.placed(chosen_by, destination, slot, routing_key, header, start, end)
+        self.message_id_is_key = False
+        """Whether a ring that it went through hashes the message id, which then is told as keys are."""
         self.published_at = self.told_at = published_at
         self.outcome = Outcome.UNKNOWN
 
     def placed(
-        self,
-        chosen_by: "Route",
-        destination: Destination | None,
-        slot: int,
-        routing_key: bytes,
-        header: bytes,
-        start: int,
-        end: int,
+        self, ring: KnownRing, destination: Destination | None, slot: int, key: bytes | None, message_id_is_key: bool
     ) -> None:
-        """Where it goes, by which ring; again where it came back and goes elsewhere."""
-        self.chosen_by, self.destination, self.slot, self.key = chosen_by, destination, slot, routing_key
-        if chosen_by.hashed is not None:
-            self.key = content.hashed_value(chosen_by.hashed, chosen_by.hashed_name, header, start, end)
+        """Tell where the message goes: `slot` and `key` are those of `ring`, and `destination` is None where it passes.
+
+        Called again for a message that came back and goes elsewhere.
+        """
+        self.ring, self.destination, self.slot, self.key = ring, destination, slot, key
+        self.message_id_is_key = self.message_id_is_key or message_id_is_key
 
 
 class Filled(NamedTuple):

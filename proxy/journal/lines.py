@@ -6,9 +6,9 @@ from base64 import b64encode
 from collections.abc import Callable
 from json.encoder import encode_basestring_ascii as quoted
 
-from proxy.journal.buffer import MESSAGE_ID, Record
+from proxy.journal.buffer import Record
 from proxy.outcome import Outcome
-from proxy.topology.table import MAX_HOPS, KnownRing, Name
+from proxy.topology.table import KnownRing, Name
 from ring.destination import Destination
 from ring.hashing import RING_FORMAT
 
@@ -62,11 +62,11 @@ class Lines:
         """One record, with its newline; `epoch` is the wall clock's time, in seconds, at monotonic 0."""
         key, message_id, destination = record.key, record.message_id, record.destination
         latency = "null" if record.outcome is Outcome.SENT else str(int((record.told_at - record.published_at) * 1e6))
-        if message_id is not None and self._key is not plain and _keyed_by_message_id(record):
+        if message_id is not None and self._key is not plain and record.message_id_is_key:
             message_id = None  # it is the key
         told = quoted(message_id.decode(errors="replace")) if message_id is not None else "null"
-        # Not by the routes themselves: each holds its ring, 2 MiB, and every change makes new ones.
-        name, ring = record.route.name, record.chosen_by.fingerprint
+        # Not by the ring itself: it takes 2 MiB, and every change makes a new one.
+        name, ring = record.name, record.ring.fingerprint
         route = self._routes.get((name, ring)) or self._route(name, ring)
         where = _NOWHERE if destination is None else self._destinations.get(destination) or self._where(destination)
         return (
@@ -92,21 +92,6 @@ class Lines:
 
 
 _NOWHERE = ',"kind":null,"destination":null'
-
-
-def _keyed_by_message_id(record: Record) -> bool:
-    """Whether a ring between the exchange published to and the ring that chose hashes the message id, or may."""
-    last = record.chosen_by
-    if MESSAGE_ID in (last.hashed, record.route.hashed):
-        return True
-    rings = [record.route]
-    for _ in range(MAX_HOPS):
-        if any(ring.name == last.name for ring in rings):
-            return False
-        rings = [target.behind for ring in rings for target in ring.targets if target.behind is not None]
-        if any(ring.hashed == MESSAGE_ID for ring in rings):
-            return True
-    return True  # the rings have changed since
 
 
 def ring_json(known: KnownRing) -> bytes:

@@ -93,8 +93,8 @@ class Writer:
             if self._size >= _CHUNK or (hour != self._hour and self._chunk):
                 self._flush(filled.first + n)
             self._hour = hour
-            known = record.chosen_by.known
-            if known is not None and self._rings.get(known.fingerprint, NEVER) < record.told_at - RING_AGAIN:
+            known = record.ring
+            if self._rings.get(known.fingerprint, NEVER) < record.told_at - RING_AGAIN:
                 self._due[known.fingerprint] = known
             line = self._lines.line(record, filled.first + n, epoch)
             self._chunk.append(line)

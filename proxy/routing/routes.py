@@ -8,7 +8,7 @@ from zlib import crc32
 
 from mypy_extensions import i64, mypyc_attr
 
-from proxy.journal.buffer import Journal
+from proxy.journal.buffer import MESSAGE_ID, Journal, Record
 from proxy.routing.counters import NOWHERE, Tallies, Tally
 from proxy.settings.patterns import Mode, Selection
 from proxy.topology.bindings import RING_TYPES
@@ -74,19 +74,32 @@ BEING_CLOSED = Unread(NOWHERE, "the broker has not closed the channel's number y
 class Choice:
     """Where a message goes, by which ring, and the slot of that ring."""
 
-    __slots__ = ("by", "missing", "slot", "target")
+    __slots__ = ("by", "by_message_id", "missing", "slot", "target", "value")
 
-    def __init__(self, target: Target, by: "Route", slot: int, missing: bool) -> None:
-        """`missing`: some ring on the way hashes a header or property that the message lacks."""
-        self.target, self.by, self.slot, self.missing = target, by, slot, missing
+    def __init__(
+        self, target: Target, by: "Route", slot: int, value: bytes | None, missing: bool, by_message_id: bool
+    ) -> None:
+        """`value` is what the last ring, `by`, hashed; None where the message lacks it.
+
+        `missing`: some ring on the way hashes a header or property that the message lacks. `by_message_id`: some ring
+        on the way hashes the message id.
+        """
+        self.target, self.by, self.slot, self.value = target, by, slot, value
+        self.missing, self.by_message_id = missing, by_message_id
+
+    def tell(self, record: Record, destination: Destination | None) -> None:
+        """Tell a record of the journal where the message went: `destination`, or None where it was passed."""
+        known = self.by.known
+        assert known is not None  # a ring chose
+        record.placed(known, destination, self.slot, self.value, self.by_message_id)
 
 
 class Route:
     """What happens to publishes to one exchange."""
 
     __slots__ = (
-        "fingerprint", "fixed", "hashed", "hashed_name", "journal", "known", "name", "owners", "plain", "reason",
-        "shadowed", "stamp", "tally", "targets",
+        "fingerprint", "fixed", "hashed", "hashed_name", "hashes_message_id", "journal", "known", "name", "owners",
+        "plain", "reason", "shadowed", "stamp", "tally", "targets",
     )  # fmt: skip
 
     def __init__(self, name: Name, tally: Tally, reason: PassReason | None, entry: Entry | None = None) -> None:
@@ -116,6 +129,7 @@ class Route:
         self.hashed_name = b""
         if known is not None and known.hashed.source != "routing_key":
             self.hashed, self.hashed_name = known.hashed, known.hashed.name.encode()
+        self.hashes_message_id = self.hashed == MESSAGE_ID
 
     def choose(self, key: bytes, header: bytes, start: int, end: int) -> Choice | None:
         """Where a message goes, following rings behind rings; None where they form a cycle.
@@ -124,16 +138,17 @@ class Route:
         Nothing may be published to a target that is `unread`: once it is read, there is a new route to ask.
         """
         route = self
-        missing = False
+        missing = by_message_id = False
         for _ in range(MAX_HOPS):
             value: bytes | None = key
             if route.hashed is not None:
                 value = content.hashed_value(route.hashed, route.hashed_name, header, start, end)
                 missing |= value is None
+                by_message_id |= route.hashes_message_id
             slot = slot_of(value or b"")
             target = route.targets[index_at(route.owners, slot)]
             if target.behind is None:
-                return Choice(target, route, slot, missing)
+                return Choice(target, route, slot, value, missing, by_message_id)
             route = target.behind
         return None
 

@@ -5,9 +5,9 @@ from typing import Final
 
 from librt.strings import BytesWriter, write_i32_be, write_i64_be
 
-from proxy.journal.buffer import Record
+from proxy.journal.buffer import Journal, Record
 from proxy.routing.counters import Tally
-from proxy.routing.routes import Route, Target
+from proxy.routing.routes import Choice, Route, Target
 from proxy.session.channel import Channel
 from proxy.session.confirms import MOST_UNSETTLED, Kept
 from proxy.session.state import Connection
@@ -15,6 +15,7 @@ from proxy.topology.table import PassReason
 from proxy.wire import content
 from proxy.wire.content import FLAGS, HEADERS, STAMP_ID_ENTRY, STAMPS, STAMPS_AND_COPIES
 from proxy.wire.frames import END, HEADER, MANDATORY, OVERHEAD, short_string, shorted
+from ring.destination import Destination
 from ring.hashing import index_at, slot_of
 
 _out: Final = BytesWriter()
@@ -41,7 +42,7 @@ def publish(c: Connection, channel: Channel, data: bytes, i: int, end: int) -> b
     if route is None:
         return None
     start, stop = i + 7, end - 1
-    by: Route = route
+    choice: Choice | None = None
     if route.plain:
         slot = slot_of(channel.key)
         target = route.targets[index_at(route.owners, slot)]
@@ -53,12 +54,11 @@ def publish(c: Connection, channel: Channel, data: bytes, i: int, end: int) -> b
             return None
         route.tally.value_missing += choice is not None and choice.missing
         if choice is not None:
-            slot, by = choice.slot, choice.by
+            slot = choice.slot
         if found is None or route.shadowed:
             passed = _passed(c, channel, route, found, data[i:end])
             if choice is not None and route.journal is not None and slot < route.journal.limit:
-                record = Record("amqp", route, by, None, slot, channel.key, data, start, stop, c.now)
-                channel.confirms.record(route.journal, record)
+                _record(c, channel, route.journal, route, choice, None, slot, data, start, stop)
             return passed
         target = found
     key, asked, had_headers = channel.key, channel.bits & MANDATORY, data[i + 19] << 8 & HEADERS
@@ -69,8 +69,7 @@ def publish(c: Connection, channel: Channel, data: bytes, i: int, end: int) -> b
     count(c, channel, route.tally)
     channel.routed = True
     if route.journal is not None and slot < route.journal.limit:
-        record = Record("amqp", route, by, target.destination, slot, channel.key, data, start, stop, c.now)
-        channel.confirms.record(route.journal, record)
+        _record(c, channel, route.journal, route, choice, target.destination, slot, data, start, stop)
     headers = len(route.stamp) + 4 + len(key) + len(STAMP_ID_ENTRY) + 8 + len(rest)
     size = at - start + 4 + headers + stop - last
     method = target.method if target.is_queue else target.method + shorted(key)
@@ -113,6 +112,27 @@ def _without(data: bytes, start: int, stop: int, cut: Collection[bytes]) -> tupl
     """The payload without the headers named in `cut`, and those; no longer than it was."""
     has_headers = data[start + 12] << 8 & HEADERS
     return content.stamped(data, start, stop, b"", cut) if has_headers else (data[start:stop], b"")
+
+
+def _record(
+    c: Connection,
+    channel: Channel,
+    journal: Journal,
+    route: Route,
+    choice: Choice | None,
+    destination: Destination | None,
+    slot: int,
+    data: bytes,
+    start: int,
+    stop: int,
+) -> None:
+    """Have a publish journalled once it is settled; `choice` is None where the routing key alone led to a queue."""
+    record = Record("amqp", route.name, data, start, stop, c.now)
+    if choice is not None:
+        choice.tell(record, destination)
+    elif route.known is not None:
+        record.placed(route.known, destination, slot, channel.key, False)
+    channel.confirms.record(journal, record)
 
 
 def _passed(c: Connection, channel: Channel, route: Route, target: Target | None, header: bytes) -> bytes:

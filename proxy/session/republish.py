@@ -247,8 +247,7 @@ def publish(c: Connection, came: Rerouted, to: Target | Route, data: bytes, star
     came.put_back, came.passed = put_back, not isinstance(to, Target)
     if (record := came.channel.confirms.records.get(came.known.number)) is not None:
         if isinstance(to, Target) and came.choice is not None:
-            by, slot = came.choice.by, came.choice.slot
-            record.placed(by, to.destination, slot, came.key, data, start, stop)
+            came.choice.tell(record, to.destination)
         else:
             record.destination = None
     own.put(came)

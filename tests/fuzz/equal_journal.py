@@ -8,7 +8,7 @@ from proxy.http.sending.witness import Witness
 from proxy.journal.buffer import BUFFERS, CAPACITY, Filled, Journal, Record
 from proxy.outcome import Outcome
 from proxy.publisher.channel import CONFIRMED, NACKED, UNROUTABLE, Verdict
-from proxy.routing.routes import Route
+from proxy.routing.routes import Choice, Route
 from ring.hashing import SLOTS
 from tests.fuzz.equal_amqp import RINGS, edged, header
 from tests.fuzz.said import Say, attempt, kept_of, mutated, number
@@ -49,8 +49,8 @@ class Journalled:
 
 def _fields(record: Record) -> object:
     return (
-        (record.ingress, record.route.name, record.chosen_by.name, str(record.destination), record.slot, record.key),
-        (record.message_id, record.size, record.published_at, record.told_at, record.outcome),
+        (record.ingress, record.name, record.ring.fingerprint, str(record.destination), record.slot, record.key),
+        (record.message_id_is_key, record.message_id, record.size, record.published_at, record.told_at, record.outcome),
     )
 
 
@@ -66,7 +66,8 @@ def buffers(rng: Random, say: Say) -> None:
     it, told = Journalled(rng), Told()
     journal, routes = it.journal, _routes()
     plain = wire.header(1, 5)[7:-1]
-    usual = Record("amqp", routes[0], routes[0], queue("q1"), 7, b"k", plain, 0, len(plain), 1.0)
+    usual = Record("amqp", routes[0].name, plain, 0, len(plain), 1.0)
+    choice(routes[0], 7, b"k", False).tell(usual, queue("q1"))
     if rng.random() < 0.15:
         # To the brink of what is left.
         for _ in range(CAPACITY * rng.choice((1, len(journal.spare) + 1)) - rng.randrange(6)):
@@ -93,6 +94,11 @@ def buffers(rng: Random, say: Say) -> None:
     it.tell(say)
 
 
+def choice(by: Route, slot: int, value: bytes | None, by_message_id: bool) -> Choice:
+    """A choice of that ring's first destination."""
+    return Choice(by.targets[0], by, slot, value, False, by_message_id)
+
+
 def _record(rng: Random, say: Say, routes: list[Route]) -> Record | None:
     """Of a header that may be wrong, perhaps sent elsewhere since; None where it cannot be made."""
     named = wire.header(1, number(rng), 1 << 7, b"\2id")[7:-1]
@@ -102,14 +108,15 @@ def _record(rng: Random, say: Say, routes: list[Route]) -> Record | None:
     first = rng.choice((0, 0, 7))
     framed = rng.randbytes(first) + data + rng.randbytes(rng.choice((0, 1)))
     end = max(first, first + len(data) + rng.choice((0, 0, 0, -1, 1, 300)))
-    key, slot = rng.randbytes(rng.choice((0, 1, 255))), number(rng, 62)
+    key, slot = rng.choice((rng.randbytes(rng.choice((0, 1, 255))), None)), number(rng, 62)
     route, by, to = rng.choice(routes), rng.choice(routes), rng.choice((queue("q1"), None))
     made: list[Record] = []
-    attempt(say, lambda: made.append(Record("http", route, by, to, slot, key, framed, first, end, rng.random())))
+    attempt(say, lambda: made.append(Record("http", route.name, framed, first, end, rng.random())))
     if not made:
         return None
+    attempt(say, choice(by, slot, key, rng.random() < 0.5).tell, made[0], to)
     if rng.random() < 0.3:
-        attempt(say, made[0].placed, rng.choice(routes), queue("q2"), slot, b"again", framed, first, end)
+        attempt(say, choice(rng.choice(routes), slot, b"again", rng.random() < 0.5).tell, made[0], queue("q2"))
     say(_fields(made[0]))
     return made[0]
 

@@ -134,7 +134,8 @@ class Dispatch:
             raise ProblemError(400, "no-routing-key", _NO_KEY, Outcome.INVALID)
         if route.plain:
             slot = slot_of(key)
-            placed = Placed(route, Choice(route.targets[index_at(route.owners, slot)], route, slot, False), None)
+            choice = Choice(route.targets[index_at(route.owners, slot)], route, slot, key, False, False)
+            placed = Placed(route, choice, None)
         else:
             self._refuse_internal(outlet)
             placed = self._placed(route, key, message)
@@ -212,9 +213,9 @@ class Dispatch:
     def _witness(
         self, journal: Journal, placed: Placed, choice: Choice, message: Message, told: tuple[Receiver, int]
     ) -> Witness:
-        header, key = message.header.payload(len(message.body)), message.key or b""
-        where, now = placed.where, journal.clock()
-        record = Record("http", placed.route, choice.by, where, choice.slot, key, header, 0, len(header), now)
+        header = message.header.payload(len(message.body))
+        record = Record("http", placed.route.name, header, 0, len(header), journal.clock())
+        choice.tell(record, placed.where)
         return Witness(journal, record, told[0], told[1])
 
     def _count_passed(self, placed: Placed) -> Tally:

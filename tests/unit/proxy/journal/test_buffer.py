@@ -3,18 +3,22 @@
 from proxy.journal.buffer import BUFFERS, CAPACITY, Filled, Journal, Record
 from proxy.outcome import Outcome
 from proxy.routing.counters import Tally
-from proxy.routing.routes import Route
 from proxy.session.confirms import MOST_RECORDS, Confirms, Fate
+from proxy.topology.table import KnownRing
 from ring.destination import Destination
+from ring.hashed import HashedValue
+from ring.ring import Ring
 
-ROUTE = Route(("/", "orders"), Tally(), None)
 QUEUE = Destination("queue", "q")
+RING = KnownRing.of(Ring.build({QUEUE: 1}), HashedValue(), "x-consistent-hash")
 HEADER = b"\0\x3c\0\0" + (5).to_bytes(8, "big") + b"\0\0"
 MESSAGE = b"\0\x3c\0\0" + (1 << 40).to_bytes(8, "big") + b"\0\x80\x02id"
 
 
 def record(n: int = 0, destination: Destination | None = QUEUE, header: bytes = HEADER) -> Record:
-    return Record("amqp", ROUTE, ROUTE, destination, n, b"k", header, 0, len(header), 1.0)
+    made = Record("amqp", ("/", "orders"), header, 0, len(header), 1.0)
+    made.placed(RING, destination, n, b"k", False)
+    return made
 
 
 def journal() -> tuple[Journal, list[Filled]]:

@@ -27,9 +27,11 @@ from ring.ring import Ring, fingerprint
 CONTRACT = (Path(__file__).parents[4] / "docs/journal.md").read_text()
 
 
-def route_of(name: tuple[str, str], known: KnownRing | None) -> Route:
-    entry = Entry(Mode.ROUTE, "x-consistent-hash", known, None, Bindings(), 0.0) if known else None
-    return Route(name, Tally(), None, entry)
+RING = KnownRing.of(Ring.build({Destination("queue", "q"): 1}), HashedValue(), "x-consistent-hash")
+
+
+def route_of(name: tuple[str, str], known: KnownRing) -> Route:
+    return Route(name, Tally(), None, Entry(Mode.ROUTE, "x-consistent-hash", known, None, Bindings(), 0.0))
 
 
 def line(
@@ -39,17 +41,21 @@ def line(
     outcome: Outcome = Outcome.CONFIRMED,
     message_id: bytes | None = None,
     form: KeyForm = plain,
-    known: KnownRing | None = None,
+    known: KnownRing = RING,
     behind: Sequence[KnownRing] = (),
 ) -> Any:
-    """The line of a record that went through the rings `behind` that one, to the last."""
+    """The line of a record that went through the ring and those `behind` it, to the last."""
     header = b"\0\x3c\0\0" + (5).to_bytes(8, "big")
     header += b"\0\0" if message_id is None else b"\0\x80" + bytes((len(message_id),)) + message_id
     last = route = route_of(name, known)
     for number, each in enumerate(behind):
         last.targets[0].behind = route_of((name[0], f"behind.{number}"), each)
         last = last.targets[0].behind
-    record = Record("http", route, last, destination, 77, key, header, 0, len(header), 10.5)
+    record = Record("http", name, header, 0, len(header), 10.5)
+    choice = route.choose(key, header, 0, len(header))
+    assert choice is not None
+    assert choice.by is last
+    record.placed(behind[-1] if behind else known, destination, 77, choice.value, choice.by_message_id)
     record.outcome, record.told_at = outcome, 10.75
     text = Lines("0123456789abcdef", 0.25, form).line(record, 3, 1_000_000_000.0)
     assert text.endswith("}\n")
@@ -73,7 +79,7 @@ def test_a_line_has_every_field_of_the_contract_and_no_other() -> None:
         "ingress": "http",
         "vhost": "/",
         "exchange": "orders",
-        "ring": "",
+        "ring": RING.fingerprint,
         "key": "aw==",
         "slot": 77,
         "kind": "queue",

@@ -41,7 +41,7 @@ def test_one_that_came_back_is_recorded_where_it_went_then() -> None:
     (one,) = records(journal, handed)
     assert one.destination == queue(sent.key.decode())
     assert one.destination != queue("q2")
-    assert (one.chosen_by.known, one.outcome) == (LEFT, Outcome.CONFIRMED)
+    assert (one.ring, one.outcome) == (LEFT, Outcome.CONFIRMED)
 
 
 def test_one_that_its_exchange_took_in_the_end_has_no_destination() -> None:

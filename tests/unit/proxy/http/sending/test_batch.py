@@ -34,7 +34,7 @@ PASSED = Placed(Route(("/", "topic"), Tally(), PassReason.TYPE), None, PassReaso
 
 
 def placed(target: int = 0) -> Placed:
-    return Placed(ROUTE, Choice(ROUTE.targets[target], ROUTE, 5, False), None)
+    return Placed(ROUTE, Choice(ROUTE.targets[target], ROUTE, 5, b"k", False, False), None)
 
 
 class FakeDispatch(Dispatch):

@@ -32,7 +32,7 @@ def passed(exchange: str) -> Placed:
 
 def routed(shadowed: bool = False) -> Placed:
     route = Route(("/", "orders"), Tally(), None, known(QUEUES))
-    choice = Choice(route.targets[0], route, 5, False)
+    choice = Choice(route.targets[0], route, 5, b"k", False, False)
     return Placed(route, choice, PassReason.SHADOW if shadowed else None)
 
 
