@@ -1,4 +1,4 @@
-"""Imports go one way: ring <- proxy's pure modules <- proxy's modules that do I/O."""
+"""The rooms of the house and what each may import: one way, without a circle, and bytes apart from sockets."""
 
 import ast
 import re
@@ -11,58 +11,102 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
-PURE = (
-    "outcome",
-    "topology",
-    "belief",
-    "declared",
-    "selection",
-    "router",
-    "tally",
-    "counts",
-    "listings",
-    "overlays",
-    "changes",
-    "config",
-    "values",
-    "watched",
-    "credentials",
-    "access",
-)
-"""Modules of proxy that decide and never wait: no event loop, no network."""
+ROOMS: dict[str, set[str]] = {
+    "ring": set(),
+    "proxy.outcome": set(),
+    "proxy.wire": {"ring"},
+    "proxy.settings": {"ring"},
+    "proxy.process": {"proxy.settings"},
+    "proxy.topology": {"ring", "proxy.settings"},
+    "proxy.journal": {"ring", "proxy.outcome", "proxy.wire", "proxy.settings", "proxy.topology"},
+    "proxy.routing": {
+        *("ring", "proxy.outcome", "proxy.wire", "proxy.settings", "proxy.topology", "proxy.journal"),
+    },
+    "proxy.publisher": {"ring", "proxy.outcome", "proxy.wire", "proxy.settings", "proxy.routing"},
+    "proxy.session": {
+        *("ring", "proxy.outcome", "proxy.wire", "proxy.settings", "proxy.topology", "proxy.journal", "proxy.routing"),
+    },
+    "proxy.http.formats": {"ring", "proxy.outcome", "proxy.wire", "proxy.topology"},
+    "proxy.http.admission": {
+        *("proxy.outcome", "proxy.settings", "proxy.topology", "proxy.routing", "proxy.http.formats"),
+    },
+    "proxy.http.sending": {
+        *("ring", "proxy.outcome", "proxy.wire", "proxy.settings", "proxy.topology", "proxy.journal", "proxy.routing"),
+        *("proxy.publisher", "proxy.session", "proxy.http.formats", "proxy.http.admission"),
+    },
+    "proxy.http.endpoints": {
+        *("ring", "proxy.outcome", "proxy.wire", "proxy.settings", "proxy.topology", "proxy.routing"),
+        *("proxy.publisher", "proxy.http.formats", "proxy.http.admission", "proxy.http.sending"),
+    },
+    "proxy.http": {
+        *("proxy.outcome", "proxy.settings", "proxy.topology", "proxy.routing"),
+        *("proxy.http.formats", "proxy.http.admission", "proxy.http.sending", "proxy.http.endpoints"),
+    },
+    "proxy.http.admin": {
+        *("ring", "proxy.outcome", "proxy.settings", "proxy.process", "proxy.topology", "proxy.journal"),
+        *("proxy.routing", "proxy.publisher", "proxy.session", "proxy.http.formats", "proxy.http.admission"),
+    },
+    "proxy.questions": {"ring", "proxy.process"},
+    "proxy.check": {"proxy.settings", "proxy.topology", "proxy.journal"},
+    "proxy.app": {
+        *("ring", "proxy.settings", "proxy.process", "proxy.topology", "proxy.journal", "proxy.routing"),
+        *("proxy.publisher", "proxy.session", "proxy.http", "proxy.http.admission", "proxy.http.sending"),
+        "proxy.http.admin",
+    },
+    "proxy.cli": {
+        *("ring", "proxy.settings", "proxy.process", "proxy.app", "proxy.check", "proxy.questions"),
+    },
+    "proxy.__main__": {"proxy.cli"},
+}
+"""Each room, from the lowest floor up, and the rooms that it imports. All may ask `proxy` for its version."""
 
-RING_MAY = {"ring/contest.py": {"concurrent"}, "ring/slotwise.py": {"cython"}}
-"""Threads, and a loop that they run in without the GIL."""
+CIRCLES: set[frozenset[str]] = {
+    frozenset(f"proxy.session.{name}" for name in ("channel", "parked", "republish", "state")),
+}
+"""Modules that may name each other in annotations: a session's connection, its channels, and what came back on them."""
 
-COMPILER = {"librt", "mypy_extensions"}
-"""What compiled modules speak to, and types; no I/O."""
+IO_MODULES = {
+    "proxy.wire": {"writing"},
+    "proxy.settings": {"files", "tls"},
+    "proxy.process": {"logs"},
+    "proxy.topology": {
+        *("assembly", "cluster", "lookups", "management", "reading", "readings", "restoring", "ring_cache"),
+        "sync",
+    },
+    "proxy.journal": {"journaling", "stream", "writer"},
+    "proxy.routing": {"forgetting"},
+    "proxy.publisher": {"connection", "dial", "pool"},
+    "proxy.session": {"context", "listener", "lookup", "session", "sockets", "timeouts"},
+    "proxy.http.formats": {"answers", "parsing", "problems"},
+    "proxy.http.endpoints": {"batch", "docs", "events", "management", "publish", "route"},
+}
+"""Modules that know of the event loop, threads, sockets or aiohttp; the others of these rooms take and give values."""
 
-PURE_MAY = {"config": {"yarl"}, "values": {"yarl"}, "credentials": {"yarl"}}
-"""Of what is neither the standard library, ring nor pure."""
-
-HTTP_PURE = ("message", "decoding", "scanning", "items", "fields", "cloudevents", "schemas", "openapi", "page")
-"""Modules of proxy.http that turn bytes into messages, or describe the interface, and know nothing of a request."""
-
-LEGS = ("legs", "overdue", "held", "shared", "session", "brokers", "listener", "link", "writing")
-"""Modules of proxy.amqp that know of sockets; the others take bytes and give bytes."""
+FREE_OF_IO = {"ring", "proxy.outcome", *IO_MODULES}
+"""Rooms in which whatever `IO_MODULES` does not name is free of I/O."""
 
 IO = {
-    "asyncio",
-    "concurrent",
-    "http",
-    "multiprocessing",
-    "queue",
-    "select",
-    "selectors",
-    "socket",
-    "socketserver",
-    "ssl",
+    *("asyncio", "concurrent", "http", "multiprocessing", "queue", "select", "selectors", "socket", "socketserver"),
+    *("ssl", "subprocess", "threading", "_thread"),
 }
-IO |= {"subprocess", "threading", "_thread"}
+"""Modules of the standard library that wait, or let others wait."""
+
+PURE_PACKAGES = {"librt", "mypy_extensions", "mmh3", "numpy", "yarl"}
+"""Packages that never do I/O."""
+
+MAY_BESIDES = {"ring.contest": {"concurrent"}, "ring.slotwise": {"cython"}}
+"""Threads, and a loop that they run in without the GIL."""
+
+PIPELINE_MAY = {
+    *("outcome", "publisher.channel", "publisher.connection", "publisher.dial", "routing.counters", "routing.routes"),
+    *("settings.config", "settings.credentials", "settings.parse", "settings.tls", "topology.bindings"),
+    *("topology.management", "topology.reading", "wire.content", "wire.properties"),
+}
+"""Modules of proxy for the pipeline: those that read bindings, and those that publish with confirms."""
 
 
 def imports(source: str, package: str) -> Iterator[str]:
-    """The dotted name of every import in a module of `package`, also in functions and under TYPE_CHECKING.
+    """Yield the dotted name of every import in a module of `package`, also in functions and under TYPE_CHECKING.
 
     `from a import b` counts as `a.b`, since b may be a module.
     """
@@ -80,29 +124,55 @@ def imports(source: str, package: str) -> Iterator[str]:
                 pass
 
 
-def imports_of(file: Path) -> set[str]:
-    package = ".".join(file.relative_to(ROOT).parent.parts)
-    return set(imports(file.read_text(encoding="utf-8"), package))
-
-
 def top(name: str) -> str:
     return name.partition(".")[0]
 
 
-def prefix(name: str) -> str:
-    """The module that a dotted name begins with, in proxy or one of its packages."""
-    package = name.startswith(("proxy.amqp.", "proxy.http.", "proxy.journal."))
-    return ".".join(name.split(".")[: 3 if package else 2])
-
-
-def modules(folder: str) -> list[Path]:
-    found = sorted((ROOT / folder).rglob("*.py"))
-    assert found, folder
+def read(*folders: str) -> dict[str, set[str]]:
+    """Return each module of the folders, by its dotted name, with what it imports."""
+    found = {}
+    for folder in folders:
+        for file in sorted((ROOT / folder).rglob("*.py")):
+            package = ".".join(file.relative_to(ROOT).parent.parts)
+            name = package if file.stem == "__init__" else f"{package}.{file.stem}"
+            found[name] = set(imports(file.read_text(encoding="utf-8"), package))
     return found
 
 
-def title(file: Path) -> str:
-    return str(file.relative_to(ROOT))
+OURS = read("ring", "proxy")
+PIPELINE = read("pipeline")
+
+
+def module_of(imported: str) -> str | None:
+    """Return the module of ours that a dotted name begins with; None for what is not ours."""
+    while imported and imported not in OURS:
+        imported = imported.rpartition(".")[0]
+    return imported or None
+
+
+def room_of(module: str) -> str:
+    """Return the room of a module: the longest that its name begins with."""
+    return max((room for room in ROOMS if module == room or module.startswith(f"{room}.")), key=len, default=module)
+
+
+def circles(arrows: dict[str, set[str]]) -> set[frozenset[str]]:
+    """Return the largest sets of modules in which each can be reached from each other one."""
+
+    def reached(start: str) -> set[str]:
+        found: set[str] = set()
+        todo = [start]
+        while todo:
+            new = arrows.get(todo.pop(), set()) - found
+            found |= new
+            todo += new
+        return found
+
+    reach = {module: reached(module) for module in arrows}
+    return {
+        frozenset(other for other in reach[module] if module in reach.get(other, ()))
+        for module in arrows
+        if module in reach[module]
+    }
 
 
 def test_imports_are_seen_wherever_they_stand() -> None:
@@ -124,86 +194,81 @@ importlib.import_module("q")
     }
 
 
-@pytest.mark.parametrize("file", modules("ring"), ids=title)
-def test_ring_imports_the_standard_library_numpy_mmh3_and_itself(file: Path) -> None:
-    allowed = (sys.stdlib_module_names - IO) | COMPILER | {"numpy", "mmh3", "ring"} | RING_MAY.get(title(file), set())
-    assert {name for name in imports_of(file) if top(name) not in allowed} == set()
+def test_circles_are_found() -> None:
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"a", "d"}, "d": {"e"}, "e": set()}) == {frozenset("abc")}
+    assert circles({"a": {"b"}, "b": set()}) == set()
 
 
-@pytest.mark.parametrize("name", PURE)
-def test_pure_modules_import_no_io_and_only_pure_modules(name: str) -> None:
-    allowed = (sys.stdlib_module_names - IO) | {"ring"} | PURE_MAY.get(name, set())
-    pure = {f"proxy.{module}" for module in PURE}
-    for imported in imports_of(ROOT / "proxy" / f"{name}.py"):
-        module = ".".join(imported.split(".")[:2])
-        assert top(imported) in allowed or module in pure, f"proxy/{name}.py imports {imported}"
+def test_every_room_exists_and_every_module_has_one() -> None:
+    assert {room for room in ROOMS if room not in OURS} == set()
+    assert {module for module in OURS if room_of(module) not in ROOMS} == {"proxy"}
+    named = {f"{room}.{name}" for room, names in IO_MODULES.items() for name in names}
+    assert {module for module in (*named, *MAY_BESIDES, *set().union(*CIRCLES)) if module not in OURS} == set()
+    assert {name for name in PIPELINE_MAY if f"proxy.{name}" not in OURS} == set()
 
 
-@pytest.mark.parametrize("name", HTTP_PURE)
-def test_what_makes_messages_of_bytes_knows_nothing_of_http(name: str) -> None:
-    allowed = (sys.stdlib_module_names - IO) | {"ring"}
-    ours = {"proxy.__version__", *(f"proxy.{module}" for module in PURE)}
-    ours |= {f"proxy.http.{other}" for other in HTTP_PURE} | {f"proxy.amqp.{other.stem}" for other in SANS_IO}
-    for imported in imports_of(ROOT / "proxy" / "http" / f"{name}.py"):
-        assert top(imported) in allowed or prefix(imported) in ours, f"proxy/http/{name}.py imports {imported}"
+def test_rooms_import_the_rooms_that_they_may() -> None:
+    found: dict[str, set[str]] = {room: set() for room in ROOMS}
+    for module, imported in OURS.items():
+        if module != "proxy":
+            found[room_of(module)] |= {room_of(ours) for name in imported if (ours := module_of(name))}
+    assert {room: rooms - {room, "proxy"} for room, rooms in found.items()} == ROOMS
 
 
-SANS_IO = [file for file in modules("proxy/amqp") if file.stem not in LEGS]
-HOT_JOURNAL = ROOT / "proxy" / "journal" / "buffer.py"
-"""What the hot path knows of the journal."""
+def test_rooms_stand_on_lower_floors_only() -> None:
+    order = list(ROOMS)
+    upwards = {room: {other for other in may if order.index(other) > order.index(room)} for room, may in ROOMS.items()}
+    assert {room for room, others in upwards.items() if others} == set()
 
 
-@pytest.mark.parametrize("file", [*SANS_IO, HOT_JOURNAL], ids=title)
-def test_amqp_takes_bytes_and_gives_bytes_but_for_its_legs(file: Path) -> None:
-    allowed = (sys.stdlib_module_names - IO) | COMPILER | {"ring"}
-    ours = {"proxy.__version__", *(f"proxy.{module}" for module in PURE)}
-    ours |= {f"proxy.amqp.{other.stem}" for other in SANS_IO} | {"proxy.journal.buffer"}
-    for imported in imports_of(file):
-        assert top(imported) in allowed or prefix(imported) in ours, f"{title(file)} imports {imported}"
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    arrows = {
+        module: {ours for name in imported if (ours := module_of(name)) and ours != module}
+        for module, imported in OURS.items()
+    }
+    assert circles(arrows) == CIRCLES
 
 
-@pytest.mark.parametrize("file", modules("proxy"), ids=title)
-def test_proxy_imports_what_the_distribution_declares(file: Path) -> None:
-    """And nothing of the tests or the testbed, nor what only these need."""
+def test_io_is_done_where_it_is_said_and_nowhere_else() -> None:
+    pure = (sys.stdlib_module_names - IO) | PURE_PACKAGES
+    doing: set[str] = set()
+    while True:
+        more = {
+            module
+            for module, imported in OURS.items()
+            for name in imported
+            if (ours in doing if (ours := module_of(name)) else top(name) not in pure | MAY_BESIDES.get(module, set()))
+        }
+        if more == doing:
+            break
+        doing = more
+    said = {f"{room}.{name}" for room, names in IO_MODULES.items() for name in names}
+    assert {module for module in doing if room_of(module) in FREE_OF_IO} == said
+
+
+@pytest.mark.parametrize("package", ["ring", "proxy"])
+def test_only_declared_packages_are_imported(package: str) -> None:
+    """And nothing of the tests, the testbed or the pipeline; ring needs numpy and mmh3 at most."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     declared = {re.split("[^a-z0-9-]", line)[0].replace("-", "_") for line in project["dependencies"]}
-    allowed = sys.stdlib_module_names | declared | {"ring", "proxy"}
-    assert {name for name in imports_of(file) if top(name) not in allowed} == set()
-
-
-@pytest.mark.parametrize("file", modules("proxy"), ids=title)
-def test_only_the_command_imports_the_app_only_the_app_http_and_only_who_publishes_amqp(file: Path) -> None:
-    package = ".".join(file.relative_to(ROOT).parent.parts)
-    users = {
-        "proxy.app": {"proxy/cli.py"},
-        "proxy.cli": {"proxy/__main__.py"},
-        "proxy.http": {"proxy/app.py"},
-        "proxy.amqp": {"proxy/app.py", "proxy/http/admin/metrics.py", "proxy/publisher/pool.py"},
+    packages = {"numpy", "mmh3", "librt", "mypy_extensions"} if package == "ring" else declared | {"ring", "proxy"}
+    allowed = sys.stdlib_module_names | packages | {package}
+    modules = {module: imported for module, imported in OURS.items() if top(module) == package}
+    found = {
+        (module, name)
+        for module, imported in modules.items()
+        for name in imported
+        if top(name) not in allowed | MAY_BESIDES.get(module, set())
     }
-    if package in ("proxy.http", "proxy.journal"):
-        users["proxy.amqp"].add(title(file))
-    for imported in imports_of(file):
-        module = ".".join(imported.split(".")[:2])
-        if module in users and module != package:
-            assert title(file) in users[module], f"{title(file)} imports {imported}"
+    assert found == set()
 
 
-PIPELINE_MAY = {
-    *("config", "credentials", "management", "outcome", "reading", "tally", "tls", "topology", "values"),
-    *(f"amqp.{name}" for name in ("brokers", "content", "confirm_channel", "link", "properties", "routes")),
-}
-"""Of proxy: what reads bindings, and the wire code that publishes with confirms. Nothing of a sidecar that runs."""
-
-
-@pytest.mark.parametrize("file", modules("pipeline"), ids=title)
-def test_the_pipeline_takes_of_the_proxy_what_reads_bindings_and_publishes(file: Path) -> None:
-    ours = {f"proxy.{module}" for module in PIPELINE_MAY}
-    found = {name for name in imports_of(file) if top(name) == "proxy"}
-    assert {name for name in found if prefix(name) not in ours} == set()
-    allowed = ("pipeline/publish/", "pipeline/stream/", "pipeline/live.py", "pipeline/whatif/present.py")
-    assert title(file).startswith(allowed) or not found
-
-
-@pytest.mark.parametrize("file", [*modules("ring"), *modules("proxy")], ids=title)
-def test_nothing_of_a_sidecar_imports_the_pipeline(file: Path) -> None:
-    assert "pipeline" not in {top(name) for name in imports_of(file)}
+def test_the_pipeline_takes_of_the_proxy_what_reads_bindings_and_publishes() -> None:
+    found = {
+        (module, ours.removeprefix("proxy."))
+        for module, imported in PIPELINE.items()
+        for name in imported
+        if top(name) == "proxy" and (ours := module_of(name))
+    }
+    assert {name for _, name in found} <= PIPELINE_MAY
+    assert {module for module, _ in found if not module.startswith(("pipeline.publish.", "pipeline.stream."))} == set()
