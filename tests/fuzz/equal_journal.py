@@ -109,14 +109,15 @@ def _record(rng: Random, say: Say, routes: list[Route]) -> Record | None:
     framed = rng.randbytes(first) + data + rng.randbytes(rng.choice((0, 1)))
     end = max(first, first + len(data) + rng.choice((0, 0, 0, -1, 1, 300)))
     key, slot = rng.choice((rng.randbytes(rng.choice((0, 1, 255))), None)), number(rng, 62)
-    route, by, to = rng.choice(routes), rng.choice(routes), rng.choice((queue("q1"), None))
+    rings = [one for one in routes if one.targets]
+    route, by, to = rng.choice(routes), rng.choice(rings), rng.choice((queue("q1"), None))
     made: list[Record] = []
     attempt(say, lambda: made.append(Record("http", route.name, framed, first, end, rng.random())))
     if not made:
         return None
     attempt(say, choice(by, slot, key, rng.random() < 0.5).tell, made[0], to)
     if rng.random() < 0.3:
-        attempt(say, choice(rng.choice(routes), slot, b"again", rng.random() < 0.5).tell, made[0], queue("q2"))
+        attempt(say, choice(rng.choice(rings), slot, b"again", rng.random() < 0.5).tell, made[0], queue("q2"))
     say(_fields(made[0]))
     return made[0]
 
