@@ -80,8 +80,10 @@ async def run(settings: Settings) -> None:
         )
         counts = Counts()
         tables = {
-            ingress: RouteTables(router, selection, tallies, sync.identity.mismatch, sync.want, journaling.journal)
-            for ingress, tallies in counts.tallies.items()
+            ingress: RouteTables(
+                router, selection, counter_table, sync.identity.mismatch, sync.want, journaling.journal
+            )
+            for ingress, counter_table in counts.counter_table.items()
         }
         listener = _listener(settings, tables["amqp"], sync, brokers, counts)
         limits = Limits(settings.max_in_flight, settings.max_in_flight_bytes)

@@ -17,7 +17,7 @@ from bench import BenchError
 from bench.tables import table
 from bench.world import World, compiled_environment
 from proxy.journal.buffer import Filled, Journal
-from proxy.routing.counters import Tallies
+from proxy.routing.counters import CounterTable
 from proxy.routing.routes import RouteTables
 from proxy.session import relay
 from proxy.session.channel import Channel
@@ -88,7 +88,7 @@ def _connection(slots: int) -> Connection:
     entry = Entry(Mode.ROUTE, CONSISTENT_HASH, known, None, Bindings(), router.clock())
     router.put(("/", "orders"), entry)
     journal = _journal(slots) if slots else None
-    tables = RouteTables(router, Selection(["*"], [], []), Tallies(), lambda _: "", lambda _: None, journal)
+    tables = RouteTables(router, Selection(["*"], [], []), CounterTable(), lambda _: "", lambda _: None, journal)
     made = Connection(tables.table, lambda _: None, frozenset())
     made.phase, made.vhost, made.frame_max = Phase.RUNNING, "/", 1 << 17
     made.broker_phase = Phase.RUNNING

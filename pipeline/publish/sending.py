@@ -17,9 +17,9 @@ from pipeline.publish.pace import Pace
 from pipeline.publish.patience import Patience
 from pipeline.publish.routes import Routes
 from pipeline.publish.window import Window
-from proxy.publisher.connection import Link
+from proxy.publisher.connection import BrokerConnection
 from proxy.publisher.dial import Brokers
-from proxy.routing.counters import Tally
+from proxy.routing.counters import Counters
 from proxy.settings.config import Settings
 from proxy.settings.credentials import of_url
 
@@ -59,7 +59,7 @@ class Sender:
 
     def __init__(
         self,
-        link: Link,
+        link: BrokerConnection,
         routes: Routes,
         window: int,
         patience: Patience,
@@ -74,7 +74,7 @@ class Sender:
         self._stop = ""
         self._full = -1
         """The index of the queue that may not be sent the next row as deep as it is; below 0 for none."""
-        self._tally = Tally()
+        self._counters = Counters()
         self._awaited: Callable[[], bool] | None = None
         self._room: asyncio.Future[None] | None = None
 
@@ -113,7 +113,7 @@ class Sender:
 
     def _publish(self, turn: Iterator[Message]) -> tuple[int, bool]:
         """Hand the link's client as many messages as go out at once; return how many, and whether there are no more."""
-        routes, window, again, depths, tally = self._routes, self.window, self._again, self._depths, self._tally
+        routes, window, again, depths, counters = self._routes, self.window, self._again, self._depths, self._counters
         index_of, methods, stamp, lines = routes.index_of, routes.methods, routes.stamp, window.lines
         client = self._link.client
         assert client is not None  # or the link were not clear
@@ -131,7 +131,7 @@ class Sender:
                 break
             line = lines[index]
             try:
-                client.publish(b"", methods[index], header, stamp, key, body, (line, line.next, tally))
+                client.publish(b"", methods[index], header, stamp, key, body, (line, line.next, counters))
             except ValueError as error:
                 self._stop = f"queue {routes.queues[index]!r}, key {key[:60]!r}: {error}"
                 break
@@ -230,10 +230,10 @@ class Sender:
             raise PipelineError(f"{self._stop}; {window.total:,} rows of this task were confirmed before")
 
 
-def connected(settings: Settings, done: Callable[[], bool]) -> tuple[Link, Awaitable[None]]:
+def connected(settings: Settings, done: Callable[[], bool]) -> tuple[BrokerConnection, Awaitable[None]]:
     """A link to the broker, and what runs it: it connects again after each loss, until it is `done`."""
     brokers = Brokers(settings.brokers, tls_of(settings.broker_url, settings), settings.lookup_timeout)
-    link = Link(
+    link = BrokerConnection(
         brokers.dial,
         lambda: of_url(settings.broker_url),
         settings.default_vhost,

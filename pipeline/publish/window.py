@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pipeline.publish.messages import Message
 from pipeline.publish.routes import in_words
 from proxy.outcome import Outcome
-from proxy.publisher.channel import Verdict
+from proxy.publisher.channel import PublishResult
 
 _WORDS = {
     Outcome.UNROUTABLE: "returned, since there was no queue to take them",
@@ -38,7 +38,7 @@ class Line:
         """The number of the next row that is sent."""
         return self.first + len(self.messages)
 
-    def settled(self, number: int, verdict: Verdict) -> None:
+    def settled(self, number: int, verdict: PublishResult) -> None:
         """Take the fate of one row."""
         outcome, fates, freed = verdict.outcome, self._fates, 0
         if number == self.first and outcome is Outcome.CONFIRMED:
@@ -142,7 +142,7 @@ class Window:
         self.held += 1
         self.unsettled += 1
 
-    def settled(self, index: int, verdict: Verdict, freed: int) -> None:
+    def settled(self, index: int, verdict: PublishResult, freed: int) -> None:
         """Take the fate of one row of that queue, by which `freed` of its rows need to be kept no longer."""
         self.unsettled -= 1
         if verdict.outcome is Outcome.CONFIRMED:

@@ -6,11 +6,11 @@ from typing import Final, NamedTuple, Protocol
 from mypy_extensions import i64
 
 from proxy.outcome import Outcome
-from proxy.routing.counters import Tally
+from proxy.routing.counters import Counters
 from proxy.wire.frames import BODY, FRAME_ERROR, HEADER, METHOD, U16, Fault
 
 
-class Verdict(NamedTuple):
+class PublishResult(NamedTuple):
     """What became of a publish that was sent, and the broker's words where it had any."""
 
     outcome: Outcome
@@ -22,14 +22,14 @@ class Verdict(NamedTuple):
 class Receiver(Protocol):
     """Who is told of a publish's fate."""
 
-    def settled(self, index: int, verdict: Verdict) -> None:
+    def settled(self, index: int, verdict: PublishResult) -> None:
         """Called once for each publish, `index` being the caller's own. Must not raise, nor publish anew where a
         connection is lost: others are told after it."""
 
 
-CONFIRMED: Final = Verdict(Outcome.CONFIRMED)
-NACKED: Final = Verdict(Outcome.NACKED, "the broker answered basic.nack")
-UNROUTABLE: Final = Verdict(Outcome.UNROUTABLE, "there was no queue for it")
+CONFIRMED: Final = PublishResult(Outcome.CONFIRMED)
+NACKED: Final = PublishResult(Outcome.NACKED, "the broker answered basic.nack")
+UNROUTABLE: Final = PublishResult(Outcome.UNROUTABLE, "there was no queue for it")
 
 
 class ConfirmChannel:
@@ -51,12 +51,12 @@ class ConfirmChannel:
         """Of the last publish; and up to which all are settled."""
         self.given_up = -1
         """Of the last publish that was settled without the broker's answer; below 0 for none."""
-        self.pending: dict[int, tuple[Receiver, int, Tally]] = {}
+        self.pending: dict[int, tuple[Receiver, int, Counters]] = {}
         self.returned: set[int] = set()
         # Positive int64s: the nonce tells this channel's publishes from those of others.
         self.nonce: i64 = (secrets.randbits(30) | 1 << 30) << 32
 
-    def settle(self, number: int, multiple: bool, verdict: Verdict) -> int:
+    def settle(self, number: int, multiple: bool, verdict: PublishResult) -> int:
         """Tells of one publish, or of all up to it; returns of how many. An answer to nothing is ignored.
 
         One that came back counts in no outcome here: its receiver may send it again.
@@ -72,17 +72,17 @@ class ConfirmChannel:
             entry = pending.pop(n, None)
             if entry is not None:
                 told += 1
-                receiver, index, tally = entry
+                receiver, index, counters = entry
                 if self.returned and n in self.returned:
                     self.returned.discard(n)
                     receiver.settled(index, UNROUTABLE)
                 elif verdict is CONFIRMED:
-                    tally.acked += 1
+                    counters.acked += 1
                     receiver.settled(index, verdict)
                 else:
-                    tally.nacked += verdict.outcome is Outcome.NACKED
+                    counters.nacked += verdict.outcome is Outcome.NACKED
                     if verdict.outcome is Outcome.UNKNOWN:
-                        tally.unknown += 1
+                        counters.unknown += 1
                         self.given_up = n
                     receiver.settled(index, verdict)
         while self.low < self.number and self.low + 1 not in pending:

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from typing import cast
 
 from proxy.publisher.channel import ConfirmChannel
-from proxy.publisher.protocol import Client, Stage
+from proxy.publisher.protocol import PublisherProtocol, Stage
 from proxy.wire import writing
 from proxy.wire.frames import ACCESS_REFUSED, HEARTBEAT_FRAME, NOT_ALLOWED, PROTOCOL_HEADER, Fault
 
@@ -36,7 +36,7 @@ _TICK = 0.1
 class Socket(asyncio.Protocol):
     """One incarnation of a link's connection."""
 
-    def __init__(self, link: "Link", client: Client) -> None:
+    def __init__(self, link: "BrokerConnection", client: PublisherProtocol) -> None:
         """Not connected yet."""
         self.link, self.client = link, client
         self.transport: asyncio.Transport | None = None
@@ -115,7 +115,7 @@ class Socket(asyncio.Protocol):
             self.closed.set_result(None)
 
 
-class Link:
+class BrokerConnection:
     """A connection as one user to one virtual host, whatever becomes of the sockets under it."""
 
     def __init__(
@@ -130,7 +130,7 @@ class Link:
         """`dial` raises OSError; `login` gives user and password, asked at each try. Times in seconds."""
         self._dial, self._login, self.vhost = dial, login, vhost
         self._open_timeout, self._confirm_timeout = open_timeout, confirm_timeout
-        self.client: Client | None = None
+        self.client: PublisherProtocol | None = None
         """Of the present connection; None while there is none."""
         self.clear = False
         """Whether a publish may be sent now."""
@@ -223,7 +223,7 @@ class Link:
 
     async def _connection(self, wanted: Callable[[bool], bool]) -> str:
         """One connection from its beginning to its end; returns why it ended."""
-        client = Client(*self._login(), self.vhost)
+        client = PublisherProtocol(*self._login(), self.vhost)
         socket: Socket | None = None
         try:
             async with asyncio.timeout(self._open_timeout):
@@ -285,7 +285,7 @@ class Link:
             self._probed = now, client.methods
             self.wake()
 
-    def _ended(self, client: Client, socket: Socket | None) -> None:
+    def _ended(self, client: PublisherProtocol, socket: Socket | None) -> None:
         refused = client.code in (ACCESS_REFUSED, NOT_ALLOWED) and self.client is None
         self.login_refused = client.code if refused else 0
         self.client = self._socket = self._probed = None
@@ -295,7 +295,7 @@ class Link:
         if socket is not None:
             socket.abort()
 
-    def _in_words(self, client: Client) -> str:
+    def _in_words(self, client: PublisherProtocol) -> str:
         if client.code:
             return f"the broker closed the connection: {client.code} {client.fault}"
         return client.fault or "the connection was lost"

@@ -5,12 +5,12 @@ from typing import Final
 from librt.strings import BytesWriter, write_i32_be, write_i64_be
 
 from proxy.publisher.channel import ConfirmChannel, Receiver
-from proxy.routing.counters import Tally
+from proxy.routing.counters import Counters
 from proxy.wire.content import STAMP_ID_ENTRY
 from proxy.wire.frames import END, MANDATORY, U32, Piece
 from proxy.wire.properties import Header
 
-Told = tuple[Receiver, int, Tally]
+Told = tuple[Receiver, int, Counters]
 """Who is told of a publish's fate, by which number, and where it is counted."""
 
 _CLASS: Final = b"\x00\x3c\x00\x00"

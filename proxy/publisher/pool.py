@@ -6,8 +6,8 @@ import itertools
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 
-from proxy.publisher.connection import Link, Socket
-from proxy.publisher.protocol import Client
+from proxy.publisher.connection import BrokerConnection, Socket
+from proxy.publisher.protocol import PublisherProtocol
 from proxy.routing.routes import RouteTable
 
 FORGET_AFTER = 30.0
@@ -45,10 +45,10 @@ class TooManyGuests(Exception):  # noqa: N818 - a limit, not an error
     """There is no room for one more user other than this sidecar's own; the message says of what there is too much."""
 
 
-class Lanes:
+class ConnectionGroup:
     """The connections of one user to one virtual host; publishes of one slot share one, which keeps their order."""
 
-    def __init__(self, vhost: str, links: tuple[Link, ...], guest: bool) -> None:
+    def __init__(self, vhost: str, links: tuple[BrokerConnection, ...], guest: bool) -> None:
         """A `guest` is a user other than this sidecar's own."""
         self.vhost, self.links, self.guest = vhost, links, guest
         self.kept = False
@@ -64,7 +64,7 @@ class Lanes:
         self.task: asyncio.Task[None] | None = None
 
     @property
-    def link(self) -> Link:
+    def link(self) -> BrokerConnection:
         """One that is up, if any is."""
         return next((link for link in self.links if link.client is not None), self.links[0])
 
@@ -102,13 +102,13 @@ class Publisher:
         """`login` is this sidecar's own; `connections` for each virtual host. Times in seconds."""
         self._dial, self._login, self._connections = dial, login, connections
         self._connect_timeout, self._confirm_timeout = connect_timeout, confirm_timeout
-        self._lanes: dict[tuple[str, Login | None], Lanes] = {}
-        self._running: set[Lanes] = set()
+        self._lanes: dict[tuple[str, Login | None], ConnectionGroup] = {}
+        self._running: set[ConnectionGroup] = set()
         """Those, and such as go on only for what is in flight."""
         self._connects = 0
         """Of connections that were given up since."""
 
-    def lanes(self, vhost: str, login: Login | None = None) -> Lanes:
+    def lanes(self, vhost: str, login: Login | None = None) -> ConnectionGroup:
         """The connections to a virtual host, begun where there are none yet; as this sidecar's own user by default.
 
         Raises TooManyGuests.
@@ -137,18 +137,20 @@ class Publisher:
                 f"{MOST_LOGINS} logins of users other than this sidecar's own await the broker's answer"
             )
 
-    def _begun(self, vhost: str, login: Login | None) -> Lanes:
+    def _begun(self, vhost: str, login: Login | None) -> ConnectionGroup:
         asked = self._login if login is None else lambda: login
         links = tuple(
-            Link(self._dial, asked, vhost, open_timeout=self._connect_timeout, confirm_timeout=self._confirm_timeout)
+            BrokerConnection(
+                self._dial, asked, vhost, open_timeout=self._connect_timeout, confirm_timeout=self._confirm_timeout
+            )
             for _ in range(self._connections if login is None else 1)
         )
-        lanes = Lanes(vhost, links, login is not None)
+        lanes = ConnectionGroup(vhost, links, login is not None)
         self._running.add(lanes)
         lanes.task = asyncio.create_task(self._run(lanes, (vhost, login)))
         return lanes
 
-    async def _run(self, lanes: Lanes, key: tuple[str, Login | None]) -> None:
+    async def _run(self, lanes: ConnectionGroup, key: tuple[str, Login | None]) -> None:
         """Until nobody wants them any more: a virtual host may have been deleted."""
         try:
             await asyncio.gather(*(link.run(lanes.wanted) for link in lanes.links))
@@ -162,7 +164,7 @@ class Publisher:
         """Starts connecting to a virtual host as this sidecar's own user, and stays connected for good."""
         self.lanes(vhost).kept = True
 
-    async def cleared(self, link: Link, within: float) -> None:
+    async def cleared(self, link: BrokerConnection, within: float) -> None:
         """Returns once a publish may be sent. Raises Unavailable after so many seconds, or where there is no hope."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within):
@@ -200,7 +202,7 @@ class Publisher:
         lanes = self._lanes.get((vhost, None))
         return lanes is not None and lanes.link.client is not None
 
-    def _own(self) -> Iterator[tuple[str, Lanes]]:
+    def _own(self) -> Iterator[tuple[str, ConnectionGroup]]:
         return ((vhost, lanes) for (vhost, login), lanes in list(self._lanes.items()) if login is None)
 
     @property
@@ -213,7 +215,7 @@ class Publisher:
         """Messages sent whose confirm is awaited."""
         return sum(link.client.in_flight for link in self._links() if link.client is not None)
 
-    def _links(self) -> Iterator[Link]:
+    def _links(self) -> Iterator[BrokerConnection]:
         return itertools.chain.from_iterable(lanes.links for lanes in list(self._running))
 
     def abandon(self) -> None:
@@ -232,5 +234,5 @@ class Publisher:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _clients(lanes: Lanes) -> Iterator[Client]:
+def _clients(lanes: ConnectionGroup) -> Iterator[PublisherProtocol]:
     return (link.client for link in lanes.links if link.client is not None)

@@ -8,7 +8,7 @@ from typing import Final
 
 from proxy import __version__
 from proxy.outcome import Outcome
-from proxy.publisher.channel import CONFIRMED, NACKED, ConfirmChannel, Verdict
+from proxy.publisher.channel import CONFIRMED, NACKED, ConfirmChannel, PublishResult
 from proxy.publisher.packing import Publish, Told
 from proxy.wire import table
 from proxy.wire.content import ring_id_in
@@ -89,7 +89,7 @@ _ACK: Final = 9
 """Bytes of the arguments of basic.ack."""
 
 
-class Client:
+class PublisherProtocol:
     """The state of one connection."""
 
     def __init__(self, user: str, password: str, vhost: str) -> None:
@@ -207,7 +207,7 @@ class Client:
 
         Returns how many of them were still waited for.
         """
-        told = channel.settle(number, True, Verdict(Outcome.UNKNOWN, why))
+        told = channel.settle(number, True, PublishResult(Outcome.UNKNOWN, why))
         self.in_flight -= told
         return told
 
@@ -275,7 +275,7 @@ class Client:
         if handler is not None:
             handler(self, number, data[at:stop])
 
-    def _answered(self, number: int, tag: int, bits: int, verdict: Verdict) -> None:
+    def _answered(self, number: int, tag: int, bits: int, verdict: PublishResult) -> None:
         channel = self._by_id.get(number)
         if channel is not None:
             told = channel.settle(tag, bool(bits & 1), verdict)
@@ -376,7 +376,7 @@ class Client:
         outcome = Outcome.INVALID if alone else Outcome.UNKNOWN
         detail = words if alone else f"the channel was lost before the confirm: {words}"
         # RabbitMQ says 406, for which AMQP has a code of its own.
-        told = channel.settle(last, True, Verdict(outcome, detail, CONTENT_TOO_LARGE if found else code))
+        told = channel.settle(last, True, PublishResult(outcome, detail, CONTENT_TOO_LARGE if found else code))
         self.in_flight -= told
 
     def _in_words(self, exchange: bytes, code: int, text: bytes) -> str:
@@ -402,20 +402,20 @@ class Client:
         self._closing.discard(number)
 
 
-_Handler = Callable[[Client, int, bytes], None]
+_Handler = Callable[[PublisherProtocol, int, bytes], None]
 
 _ON_CONNECTION: dict[int, _Handler] = {
-    CONNECTION_START: Client._on_start,
-    CONNECTION_TUNE: Client._on_tune,
-    CONNECTION_OPEN_OK: Client._on_open_ok,
-    CONNECTION_BLOCKED: Client._on_blocked,
-    CONNECTION_UNBLOCKED: Client._on_unblocked,
-    CONNECTION_CLOSE: Client._on_close,
-    CONNECTION_CLOSE_OK: Client._on_close_ok,
+    CONNECTION_START: PublisherProtocol._on_start,
+    CONNECTION_TUNE: PublisherProtocol._on_tune,
+    CONNECTION_OPEN_OK: PublisherProtocol._on_open_ok,
+    CONNECTION_BLOCKED: PublisherProtocol._on_blocked,
+    CONNECTION_UNBLOCKED: PublisherProtocol._on_unblocked,
+    CONNECTION_CLOSE: PublisherProtocol._on_close,
+    CONNECTION_CLOSE_OK: PublisherProtocol._on_close_ok,
 }
 _ON_CHANNEL: dict[int, _Handler] = {
-    BASIC_NACK: Client._on_nack,
-    BASIC_RETURN: Client._on_return,
-    CHANNEL_CLOSE: Client._on_channel_close,
-    CHANNEL_CLOSE_OK: Client._on_channel_close_ok,
+    BASIC_NACK: PublisherProtocol._on_nack,
+    BASIC_RETURN: PublisherProtocol._on_return,
+    CHANNEL_CLOSE: PublisherProtocol._on_channel_close,
+    CHANNEL_CLOSE_OK: PublisherProtocol._on_channel_close_ok,
 }

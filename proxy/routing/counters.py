@@ -10,7 +10,7 @@ NOWHERE: Name = ("", "")
 """Counts under this name are of requests for exchanges not known to exist: a label must not hold clients' names."""
 
 
-class Tally:
+class Counters:
     """Counts of one exchange's publishes by one way: its ring, or a reason to pass. They only ever grow."""
 
     __slots__ = (
@@ -57,16 +57,16 @@ class Tally:
         }
 
 
-class Tallies:
-    """A tally for each exchange and way."""
+class CounterTable:
+    """A counters for each exchange and way."""
 
     def __init__(self) -> None:
         """None yet."""
-        self.by_way: dict[tuple[Name, PassReason | None], Tally] = {}
+        self.by_way: dict[tuple[Name, PassReason | None], Counters] = {}
 
-    def of(self, name: Name, reason: PassReason | None) -> Tally:
-        """The tally of an exchange's publishes that its ring routes (None), or that pass for a reason."""
-        return self.by_way.setdefault((name, reason), Tally())
+    def of(self, name: Name, reason: PassReason | None) -> Counters:
+        """The counters of an exchange's publishes that its ring routes (None), or that pass for a reason."""
+        return self.by_way.setdefault((name, reason), Counters())
 
     def forget(self, name: Name) -> None:
         """Forgets what was counted of an exchange that is gone."""

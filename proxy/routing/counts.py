@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from proxy.outcome import Outcome
-from proxy.routing.counters import NOWHERE, Tallies, Tally
+from proxy.routing.counters import NOWHERE, Counters, CounterTable
 from proxy.topology.table import Name, PassReason
 from ring.destination import Destination
 
@@ -36,11 +36,11 @@ class Latency:
 
 
 class Counts:
-    """What the ingresses count: by tallies all that went out, by outcome what never did."""
+    """What the ingresses count: by counter_table all that went out, by outcome what never did."""
 
     def __init__(self) -> None:
         """All zero."""
-        self.tallies = {"http": Tallies(), "amqp": Tallies()}
+        self.counter_table = {"http": CounterTable(), "amqp": CounterTable()}
         """By ingress."""
         self.http_latency, self.amqp_latency = Latency(), Latency()
         self.credentials: Counter[tuple[str, str]] = Counter()
@@ -52,29 +52,29 @@ class Counts:
 
     def names(self) -> set[Name]:
         """The exchanges of which something is counted, but for what is counted of names not known to exist."""
-        counted = {name for tallies in self.tallies.values() for name, _ in tallies.by_way}
+        counted = {name for counter_table in self.counter_table.values() for name, _ in counter_table.by_way}
         return (counted | {name for _, name, _ in self.unsent}) - {NOWHERE}
 
     def forget(self, name: Name) -> None:
         """Forgets what was counted of an exchange that is gone: its series end."""
-        for tallies in self.tallies.values():
-            tallies.forget(name)
+        for counter_table in self.counter_table.values():
+            counter_table.forget(name)
         for key in [key for key in self.unsent if key[1] == name]:
             del self.unsent[key]
 
     def forget_destination(self, name: Name, destination: Destination) -> None:
         """Forgets what was counted of a destination that a shadowed exchange has no more."""
-        for tallies in self.tallies.values():
-            for way, tally in tallies.by_way.items():
+        for counter_table in self.counter_table.values():
+            for way, counters in counter_table.by_way.items():
                 if way[0] == name:
-                    tally.shadowed.pop(destination, None)
+                    counters.shadowed.pop(destination, None)
 
     def all_publishes(self) -> Counter[tuple[str, Name, Outcome]]:
         """By ingress, exchange and outcome."""
         total = self.unsent.copy()
-        for ingress, name, reason, tally in self._tallies():
+        for ingress, name, reason, counters in self._counters():
             acknowledged = Outcome.CONFIRMED if reason is None else Outcome.PASSED
-            for outcome, count in tally.outcomes(acknowledged).items():
+            for outcome, count in counters.outcomes(acknowledged).items():
                 if count:
                     total[ingress, name, outcome] += count
         return total
@@ -82,36 +82,36 @@ class Counts:
     def all_passed(self) -> Counter[tuple[Name, str]]:
         """By exchange and reason."""
         total: Counter[tuple[Name, str]] = Counter()
-        for _, name, reason, tally in self._tallies():
+        for _, name, reason, counters in self._counters():
             if reason is not None:
-                total[name, reason] += tally.published
+                total[name, reason] += counters.published
         return total
 
     def all_rerouted(self) -> Counter[tuple[str, Name]]:
         """By ingress and exchange."""
         total: Counter[tuple[str, Name]] = Counter()
-        for ingress, name, _, tally in self._tallies():
-            if tally.rerouted:
-                total[ingress, name] += tally.rerouted
+        for ingress, name, _, counters in self._counters():
+            if counters.rerouted:
+                total[ingress, name] += counters.rerouted
         return total
 
     def all_shadowed(self) -> Counter[tuple[Name, Destination]]:
         """By exchange and where its ring would have sent them."""
         total: Counter[tuple[Name, Destination]] = Counter()
-        for _, name, _, tally in self._tallies():
-            for destination, count in tally.shadowed.items():
+        for _, name, _, counters in self._counters():
+            for destination, count in counters.shadowed.items():
                 total[name, destination] += count
         return total
 
     def all_value_missing(self) -> Counter[Name]:
         """By exchange."""
         total: Counter[Name] = Counter()
-        for _, name, _, tally in self._tallies():
-            if tally.value_missing:
-                total[name] += tally.value_missing
+        for _, name, _, counters in self._counters():
+            if counters.value_missing:
+                total[name] += counters.value_missing
         return total
 
-    def _tallies(self) -> Iterator[tuple[str, Name, PassReason | None, Tally]]:
-        for ingress, tallies in self.tallies.items():
-            for (name, reason), tally in list(tallies.by_way.items()):
-                yield ingress, name, reason, tally
+    def _counters(self) -> Iterator[tuple[str, Name, PassReason | None, Counters]]:
+        for ingress, counter_table in self.counter_table.items():
+            for (name, reason), counters in list(counter_table.by_way.items()):
+                yield ingress, name, reason, counters

@@ -21,7 +21,7 @@ class Forgetting:
     """Ends the counts of what has been gone for `COUNTS_KEPT` seconds. Those of what is there are never touched.
 
     An exchange is there while the router knows it, and a virtual host's default exchange while a session, or an HTTP
-    connection to the broker, is in that virtual host. No route then holds the tallies of what is gone.
+    connection to the broker, is in that virtual host. No route then holds the counter_table of what is gone.
     """
 
     def __init__(self, counts: Counts, router: Router, sync: Sync, vhosts: Callable[[], Collection[str]]) -> None:

@@ -9,7 +9,7 @@ from zlib import crc32
 from mypy_extensions import i64, mypyc_attr
 
 from proxy.journal.buffer import MESSAGE_ID, Journal, Record
-from proxy.routing.counters import NOWHERE, Tallies, Tally
+from proxy.routing.counters import NOWHERE, Counters, CounterTable
 from proxy.settings.patterns import Mode, Selection
 from proxy.topology.bindings import RING_TYPES
 from proxy.topology.table import MAX_HOPS, Entry, Name, PassReason, Router, Unknown
@@ -98,13 +98,26 @@ class Route:
     """What happens to publishes to one exchange."""
 
     __slots__ = (
-        "fingerprint", "fixed", "hashed", "hashed_name", "hashes_message_id", "journal", "known", "name", "owners",
-        "plain", "reason", "shadowed", "stamp", "tally", "targets",
+        "counters",
+        "fingerprint",
+        "fixed",
+        "hashed",
+        "hashed_name",
+        "hashes_message_id",
+        "journal",
+        "known",
+        "name",
+        "owners",
+        "plain",
+        "reason",
+        "shadowed",
+        "stamp",
+        "targets",
     )  # fmt: skip
 
-    def __init__(self, name: Name, tally: Tally, reason: PassReason | None, entry: Entry | None = None) -> None:
+    def __init__(self, name: Name, counters: Counters, reason: PassReason | None, entry: Entry | None = None) -> None:
         """Passed for a reason; where that is None or SHADOW, an entry with a ring is given."""
-        self.name, self.tally, self.reason = name, tally, reason
+        self.name, self.counters, self.reason = name, counters, reason
         self.shadowed = entry is not None and entry.passed is PassReason.SHADOW
         """Passed, and counted where its ring would have sent it."""
         self.targets: tuple[Target, ...] = ()
@@ -195,12 +208,12 @@ class RouteTable:
     def absent(self, exchange: bytes) -> Route:
         """For a publish to an exchange that does not exist, for the broker to refuse."""
         name = (self._vhost, exchange.decode(errors="replace"))
-        return Route(name, self._tables.tallies.of(NOWHERE, PassReason.ABSENT), PassReason.ABSENT)
+        return Route(name, self._tables.counter_table.of(NOWHERE, PassReason.ABSENT), PassReason.ABSENT)
 
     @property
-    def tallies(self) -> Tallies:
+    def counter_table(self) -> CounterTable:
         """Where publishes count."""
-        return self._tables.tallies
+        return self._tables.counter_table
 
     def rings_to(self, destination: Destination) -> list[Name]:
         """The exchanges whose rings have this destination; the routes may have been forgotten since the publish."""
@@ -212,23 +225,23 @@ class RouteTable:
         """Tells the router which exchanges were published to since the last time."""
         router = self._tables.router
         for route in self.routes.values():
-            if self._seen.get(route.name) != route.tally.published:
-                self._seen[route.name] = route.tally.published
+            if self._seen.get(route.name) != route.counters.published:
+                self._seen[route.name] = route.counters.published
                 for name in route.leads_through() & router.entries.keys():
                     router.used_at[name] = router.clock()
 
     def _make(self, exchange: bytes) -> Route | Unread:
-        router, tally = self._tables.router, self._tables.tallies.of
+        router, counters = self._tables.router, self._tables.counter_table.of
         try:
             name = (self._vhost, exchange.decode())
         except UnicodeDecodeError:
             return self.absent(exchange)  # no exchange has such a name
         if not exchange:
-            return self._put(exchange, Route(name, tally(name, PassReason.TYPE), PassReason.TYPE))
+            return self._put(exchange, Route(name, counters(name, PassReason.TYPE), PassReason.TYPE))
         mode = self._tables.selection.mode(*name)
         if mode is Mode.PASS:
             known = name if name in router.entries else NOWHERE
-            return self._put(exchange, Route(name, tally(known, PassReason.MODE_PASS), PassReason.MODE_PASS))
+            return self._put(exchange, Route(name, counters(known, PassReason.MODE_PASS), PassReason.MODE_PASS))
         if mode is Mode.SHADOW:
             return self._shadowed(exchange, name)
         entry = router.look(name, self._asked)
@@ -239,9 +252,9 @@ class RouteTable:
         self.expires = min(self.expires, router.fresh_until(entry))
         if entry.internal or entry.passed or entry.known is None:
             reason = PassReason.INTERNAL if entry.internal else entry.passed or PassReason.NO_BINDINGS
-            return self._put(exchange, Route(name, tally(name, reason), reason))
+            return self._put(exchange, Route(name, counters(name, reason), reason))
         # Put before its targets are linked: rings may form a cycle.
-        route = self._put(exchange, Route(name, tally(name, None), None, entry))
+        route = self._put(exchange, Route(name, counters(name, None), None, entry))
         for target in route.targets:
             if not target.is_queue:
                 self._link(target)
@@ -258,12 +271,12 @@ class RouteTable:
             self._tables.want(name)
             # Not kept: each publish asks anew for a reading that failed. Clients may choose the names.
             known = name if self._tables.selection.names(name[1]) else NOWHERE
-            return Route(name, self._tables.tallies.of(known, shadow), shadow)
+            return Route(name, self._tables.counter_table.of(known, shadow), shadow)
         router.used_at[name] = router.clock()
         reason = PassReason.INTERNAL if entry.internal else entry.passed or shadow
         is_ours = not self._tables.mismatch(self.cluster)
         ring = entry if entry.known is not None and reason is shadow and is_ours else None
-        return self._put(exchange, Route(name, self._tables.tallies.of(name, reason), reason, ring))
+        return self._put(exchange, Route(name, self._tables.counter_table.of(name, reason), reason, ring))
 
     def _put(self, exchange: bytes, route: Route) -> Route:
         if len(self.routes) >= MOST_ROUTES:
@@ -297,7 +310,7 @@ class RouteTables:
         self,
         router: Router,
         selection: Selection,
-        tallies: Tallies,
+        counter_table: CounterTable,
         mismatch: Callable[[str | None], str],
         want: Callable[[Name], None],
         journal: Journal | None = None,
@@ -306,7 +319,7 @@ class RouteTables:
 
         `want` has an exchange read for which nobody waits.
         """
-        self.router, self.selection, self.tallies, self.mismatch = router, selection, tallies, mismatch
+        self.router, self.selection, self.counter_table, self.mismatch = router, selection, counter_table, mismatch
         self.want, self.journal = want, journal
         self._tables: WeakValueDictionary[tuple[str, str | None], RouteTable] = WeakValueDictionary()
         router.on_change.append(self._changed)

@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 
 from proxy.journal.buffer import Journal, Record
 from proxy.outcome import Outcome
-from proxy.routing.counters import Tally
+from proxy.routing.counters import Counters
 from proxy.session.unsettled import Unsettled
 
 MOST_UNSETTLED: Final = 32_768
@@ -47,7 +47,7 @@ Told = tuple[int, bool, bool]
 
 
 class Confirms:
-    """Counts each publish once, in the tally of its exchange, whatever mix of single and multiple answers comes.
+    """Counts each publish once, in the counters of its exchange, whatever mix of single and multiple answers comes.
 
     Publishes that came back and are on their way again keep the broker's acks for them waiting: a publish is settled
     once its client is told.
@@ -100,14 +100,14 @@ class Confirms:
             self.base = self.low = self.number
             self.answered, self._kept_before = True, bool(self.kept)
 
-    def publish(self, tally: Tally) -> None:
-        """Number the next publish, and count it as published in its tally: as sent where nothing is answered."""
+    def publish(self, counters: Counters) -> None:
+        """Number the next publish, and count it as published in its counters: as sent where nothing is answered."""
         self.number += 1
-        tally.published += 1
+        counters.published += 1
         if self.answered:
-            self.open.add(self.number, tally)
+            self.open.add(self.number, counters)
         else:
-            tally.sent += 1
+            counters.sent += 1
 
     def record(self, journal: Journal, record: Record) -> None:
         """Journals the last publish, once it is known what became of it."""
@@ -137,17 +137,17 @@ class Confirms:
             self._settle_all(self.low + 1, number, acked)
 
     def _settle_one(self, number: int, acked: bool) -> None:
-        tally = self.open.take(number)
-        if tally is None:
+        counters = self.open.take(number)
+        if counters is None:
             return
         if self.records:
             self._tell_all(number, number, acked)
         if self.returned or self.kept:
-            self._settled(number, tally, acked)
+            self._settled(number, counters, acked)
         elif acked:
-            tally.acked += 1
+            counters.acked += 1
         else:
-            tally.nacked += 1
+            counters.nacked += 1
         if number == self.low + 1:
             self._advance(number)
 
@@ -156,9 +156,9 @@ class Confirms:
             self._tell_all(first, last, acked)
         if self.returned or self.kept:
             for number in self.open.within(first, last):
-                tally = self.open.take(number)
-                if tally is not None:
-                    self._settled(number, tally, acked)
+                counters = self.open.take(number)
+                if counters is not None:
+                    self._settled(number, counters, acked)
         else:
             self.open.count_off(first, last, acked=acked)
         self._advance(last)
@@ -274,9 +274,9 @@ class Confirms:
         if not self.answered:
             return
         for number in self.open.within(self.low + 1, self.number):
-            tally = self.open.take(number)
-            if tally is not None:
-                tally.unknown += 1
+            counters = self.open.take(number)
+            if counters is not None:
+                counters.unknown += 1
         if self.records:
             self._tell(self.records, Outcome.UNKNOWN)
         self.open.drop()
@@ -287,7 +287,7 @@ class Confirms:
         self._first.clear()
         self.due = 0
 
-    def _settled(self, number: int, tally: Tally, acked: bool) -> None:
+    def _settled(self, number: int, counters: Counters, acked: bool) -> None:
         """Counts the answer to one publish, and forgets what was known of it."""
         self.kept.pop(number, None)
         if self._kept_before:
@@ -297,11 +297,11 @@ class Confirms:
         fate = self.returned.pop(number, None)
         self.waiting.discard(number)
         if fate is not None:
-            tally.add(fate.outcome)
+            counters.add(fate.outcome)
         elif acked:
-            tally.acked += 1
+            counters.acked += 1
         else:
-            tally.nacked += 1
+            counters.nacked += 1
 
     def _tell_all(self, first: int, last: int, acked: bool) -> None:
         """Journals those of a range that are to be: looks at the range or at all of them, whichever is less."""

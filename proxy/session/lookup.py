@@ -94,7 +94,7 @@ class Held:
             return
         exchange = publishing.held_publish(channel)
         name = (c.vhost, exchange.decode(errors="replace"))
-        c.tallies.of(name if name in self._shared.tables.router.entries else NOWHERE, None).unavailable += 1
+        c.counter_table.of(name if name in self._shared.tables.router.entries else NOWHERE, None).unavailable += 1
         text = f"the ring of exchange '{name[1]}' is not known: {why}"
         unread = backlog.unread
         if unread is not None and unread.refused:

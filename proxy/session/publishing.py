@@ -6,7 +6,7 @@ from typing import Final
 from librt.strings import BytesWriter, write_i32_be, write_i64_be
 
 from proxy.journal.buffer import Journal, Record
-from proxy.routing.counters import Tally
+from proxy.routing.counters import Counters
 from proxy.routing.routes import Choice, Route, Target
 from proxy.session.channel import Channel
 from proxy.session.confirms import MOST_UNSETTLED, Kept
@@ -22,10 +22,10 @@ _out: Final = BytesWriter()
 """Where a publish is put together. One for all: that is done before anything else is."""
 
 
-def count(c: Connection, channel: Channel, tally: Tally) -> None:
+def count(c: Connection, channel: Channel, counters: Counters) -> None:
     """Numbers and counts a publish that is about to go out."""
     confirms = channel.confirms
-    confirms.publish(tally)
+    confirms.publish(counters)
     if confirms.answered:
         if not channel.sampled:
             channel.sampled, channel.sampled_at = confirms.number, c.now
@@ -52,7 +52,7 @@ def publish(c: Connection, channel: Channel, data: bytes, i: int, end: int) -> b
         if found is not None and found.unread is not None:
             c.held = found.unread
             return None
-        route.tally.value_missing += choice is not None and choice.missing
+        route.counters.value_missing += choice is not None and choice.missing
         if choice is not None:
             slot = choice.slot
         if found is None or route.shadowed:
@@ -66,7 +66,7 @@ def publish(c: Connection, channel: Channel, data: bytes, i: int, end: int) -> b
     cut = STAMPS_AND_COPIES if target.is_queue else STAMPS
     at, first, last = content.parts(data, start, stop)
     rest, removed = content.without(data, first, last, cut)
-    count(c, channel, route.tally)
+    count(c, channel, route.counters)
     channel.routed = True
     if route.journal is not None and slot < route.journal.limit:
         _record(c, channel, route.journal, route, choice, target.destination, slot, data, start, stop)
@@ -137,12 +137,12 @@ def _record(
 
 def _passed(c: Connection, channel: Channel, route: Route, target: Target | None, header: bytes) -> bytes:
     """The publish as it came: shadowed, caught in a cycle, or its exchange has lost its ring since the method."""
-    tally = route.tally
+    counters = route.counters
     if target is not None:
-        tally.shadowed[target.destination] += 1
+        counters.shadowed[target.destination] += 1
     elif route.stamp:
-        tally = c.tallies.of(route.name, PassReason.CYCLE)
-    count(c, channel, tally)
+        counters = c.counter_table.of(route.name, PassReason.CYCLE)
+    count(c, channel, counters)
     if channel.routed:
         header = content.disowned(header, 0, len(header), channel.nonce) or header
     return channel.frame + header

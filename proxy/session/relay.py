@@ -295,7 +295,7 @@ def _method(c: Connection, channel: Channel, data: bytes, i: int, end: int) -> b
             channel.exchange, channel.key, channel.bits = exchange, data[at + 1 : stop], data[stop]
             channel.frame = data[i:end]
             return b""
-        count(c, channel, route.tally)
+        count(c, channel, route.counters)
     channel.expect = EXPECT_HEADER
     return None
 

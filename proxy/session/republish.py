@@ -255,9 +255,9 @@ def publish(c: Connection, came: Rerouted, to: Target | Route, data: bytes, star
     if not own.is_open:
         own.is_open = True
         opening = method_frame(own.number, CHANNEL_OPEN, b"\0") + method_frame(own.number, CONFIRM_SELECT, b"\0")
-    c.tallies.of((c.vhost, came.exchange.decode(errors="replace")), None).rerouted += 1
+    c.counter_table.of((c.vhost, came.exchange.decode(errors="replace")), None).rerouted += 1
     if not isinstance(to, Target):
-        to.tally.published += 1
+        to.counters.published += 1
     frames = (
         opening,
         FRAME.pack(METHOD, own.number, len(method) + 1),
@@ -296,7 +296,7 @@ def resolved(c: Connection, came: Rerouted, fate: Fate) -> bytes:
         c.released.append(channel)
     if not confirms.answered or came.known.number <= confirms.base:
         if fate.outcome is not Outcome.CONFIRMED:
-            c.tallies.of((c.vhost, came.exchange.decode(errors="replace")), None).add(fate.outcome)
+            c.counter_table.of((c.vhost, came.exchange.decode(errors="replace")), None).add(fate.outcome)
         return b""
     told = confirms.decide(came.known.number, fate)
     return answers(channel, told)

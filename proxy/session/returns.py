@@ -198,7 +198,7 @@ def _for_good(c: Connection, came: Rerouted, *, stamped: bool) -> None:
     if confirms.answered and known.number > confirms.low:
         confirms.came_back(known.number, _fate(came))
     else:
-        c.tallies.of((c.vhost, came.exchange.decode(errors="replace")), None).unroutable += 1
+        c.counter_table.of((c.vhost, came.exchange.decode(errors="replace")), None).unroutable += 1
 
 
 def _fate(came: Rerouted) -> Fate:

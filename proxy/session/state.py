@@ -4,7 +4,7 @@ from collections.abc import Callable
 from enum import IntEnum
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from proxy.routing.counters import Tallies
+from proxy.routing.counters import CounterTable
 from proxy.routing.routes import Route, RouteTable, Unread
 from proxy.session.channel import Channel
 from proxy.session.confirms import MOST_UNSETTLED
@@ -236,11 +236,11 @@ class Connection:
         self.routes = self.table.routes
 
     @property
-    def tallies(self) -> Tallies:
+    def counter_table(self) -> CounterTable:
         """Where publishes count; only once the session is open."""
         if self.table is None:
             raise RuntimeError("no virtual host is open yet")
-        return self.table.tallies
+        return self.table.counter_table
 
     def tell_client(self, frame: bytes) -> None:
         """Sends the client a frame of ours, at the next frame boundary."""

@@ -8,7 +8,7 @@ from typing import Final
 
 from mypy_extensions import i64
 
-from proxy.routing.counters import Tally
+from proxy.routing.counters import Counters
 
 PAGE_BITS: Final = 5
 PAGE: Final = 1 << PAGE_BITS
@@ -21,18 +21,18 @@ _NEAR: Final = 32
 class Page:
     """The publishes of one range of numbers."""
 
-    __slots__ = ("left", "tallies")
+    __slots__ = ("counters", "left")
 
     def __init__(self) -> None:
         """Without a publish."""
-        self.tallies: list[Tally | None] = [None] * PAGE
-        """By number within the page: the tally that the publish counts in; None for a number without an answer due."""
+        self.counters: list[Counters | None] = [None] * PAGE
+        """By number within the page, where the publish counts; None for a number without an answer due."""
         self.left: i64 = 0
         """How many publishes are in it."""
 
 
 class Unsettled:
-    """The numbers of the publishes without an answer, each with its tally."""
+    """The numbers of the publishes without an answer, each with its counters."""
 
     __slots__ = ("_current", "_pages", "count")
 
@@ -50,12 +50,12 @@ class Unsettled:
         """How many pages of memory it takes; at most one for each publish, and one more."""
         return len(self._pages)
 
-    def add(self, number: int, tally: Tally) -> None:
+    def add(self, number: int, counters: Counters) -> None:
         """Add a publish; its number is one more than the last one's, or the first after `drop`."""
         page, at = self._current, number & (PAGE - 1)
         if page is None or at == 0:
             page = self._turn(number)
-        page.tallies[at] = tally
+        page.counters[at] = counters
         page.left += 1
         self.count += 1
 
@@ -70,22 +70,22 @@ class Unsettled:
     def has(self, number: int) -> bool:
         """Return whether that publish has no answer yet."""
         page = self._pages.get(number >> PAGE_BITS)
-        return page is not None and page.tallies[number & (PAGE - 1)] is not None
+        return page is not None and page.counters[number & (PAGE - 1)] is not None
 
-    def take(self, number: int) -> Tally | None:
-        """Take a publish out and return its tally; None where it is not there."""
+    def take(self, number: int) -> Counters | None:
+        """Take a publish out and return its counters; None where it is not there."""
         page = self._pages.get(number >> PAGE_BITS)
         if page is None:
             return None
         at = number & (PAGE - 1)
-        tally = page.tallies[at]
-        if tally is not None:
-            page.tallies[at] = None
+        counters = page.counters[at]
+        if counters is not None:
+            page.counters[at] = None
             page.left -= 1
             self.count -= 1
             if not page.left and page is not self._current:
                 del self._pages[number >> PAGE_BITS]
-        return tally
+        return counters
 
     def within(self, first: int, last: int) -> list[int]:
         """Return the numbers from `first` to `last` that are there, ascending."""
@@ -94,28 +94,28 @@ class Unsettled:
             page = self._pages[index]
             base = index << PAGE_BITS
             numbers = range(max(first, base), min(last, base + PAGE - 1) + 1)
-            found += [number for number in numbers if page.tallies[number - base] is not None]
+            found += [number for number in numbers if page.counters[number - base] is not None]
         return found
 
     def count_off(self, first: int, last: int, *, acked: bool) -> None:
-        """Take all from `first` to `last` out, and count each as acked or nacked in its tally."""
+        """Take all from `first` to `last` out, and count each as acked or nacked in its counters."""
         for index in self._indices(first, last):
             page = self._pages[index]
             base = index << PAGE_BITS
             start: i64 = first - base if first > base else 0
             stop: i64 = last - base + 1 if last - base < PAGE else PAGE
-            tallies = page.tallies
+            booked = page.counters
             at = start
             while at < stop:
-                tally = tallies[at]
-                if tally is not None:
-                    tallies[at] = None
+                counters = booked[at]
+                if counters is not None:
+                    booked[at] = None
                     page.left -= 1
                     self.count -= 1
                     if acked:
-                        tally.acked += 1
+                        counters.acked += 1
                     else:
-                        tally.nacked += 1
+                        counters.nacked += 1
                 at += 1
             if not page.left and page is not self._current:
                 del self._pages[index]
@@ -128,7 +128,7 @@ class Unsettled:
             if page is not None:
                 at: i64 = number & (PAGE - 1)
                 while at < PAGE:
-                    if page.tallies[at] is not None:
+                    if page.counters[at] is not None:
                         return number
                     at += 1
                     number += 1

@@ -8,7 +8,7 @@ from struct import pack
 from proxy.journal.buffer import Journal
 from proxy.outcome import Outcome
 from proxy.routing import routes
-from proxy.routing.counters import Tally
+from proxy.routing.counters import Counters
 from proxy.session import relay
 from proxy.session.channel import Channel
 from proxy.session.closing import refuse_channel
@@ -42,7 +42,7 @@ _TO = (b"ring", b"ring", b"header", b"time", b"chain", b"plain", b"shadow", b"",
 
 def _say_session(say: Say, it: Wire) -> None:
     say(it.c)
-    say({str(way): tally for way, tally in it.tallies.by_way.items()})
+    say({str(way): counters for way, counters in it.counter_table.by_way.items()})
     say(it.samples)
 
 
@@ -280,7 +280,7 @@ _FATES = (None, Fate(Outcome.UNROUTABLE, False), Fate(Outcome.CONFIRMED, True), 
 
 def confirms(rng: Random, say: Say) -> None:
     """A channel's numbers under random operations, from any number on."""
-    channel, tallies = Channel(number(rng, 16)), [Tally() for _ in range(3)]
+    channel, counter_table = Channel(number(rng, 16)), [Counters() for _ in range(3)]
     channel.nonce = rng.choice((0, 1 << 34, ((1 << 29) - 1) << 34))
     c = channel.confirms
     c.number = rng.choice((0, 0, (1 << 31) - 3, (1 << 32) - 3, (1 << 61) - 3, (1 << 62) - 3, (1 << 63) - 3))
@@ -289,16 +289,16 @@ def confirms(rng: Random, say: Say) -> None:
     for _ in range(rng.randrange(5, 40)):
         near = max(c.low, c.number - rng.randrange(8)) + rng.randrange(2)
         n = near if rng.random() < 0.8 else number(rng)
-        _operate(rng, say, channel, n, tallies)
+        _operate(rng, say, channel, n, counter_table)
         say((c.unsettled, c.settled(n), c.low, c.number, c.due, c.open.within(c.low, c.number), c.waiting, c.returned))
-    say((channel, tallies))
+    say((channel, counter_table))
 
 
-def _operate(rng: Random, say: Say, channel: Channel, n: int, tallies: list[Tally]) -> None:
+def _operate(rng: Random, say: Say, channel: Channel, n: int, counter_table: list[Counters]) -> None:
     c, flag, which = channel.confirms, rng.random() < 0.5, rng.randrange(12)
     if which < 4:
         attempt(say, channel.next_id, rng.randrange(2), flag)
-        c.publish(rng.choice(tallies))
+        c.publish(rng.choice(counter_table))
     elif which < 7:
         answer = rng.choice((c.answers, c.refused, c.settle))
         attempt(say, answer, n, flag, *([rng.random() < 0.5] if answer == c.settle else []))

@@ -15,10 +15,10 @@ from proxy.http.formats.message import Message
 from proxy.http.formats.problems import ProblemError, invalid, unavailable
 from proxy.http.sending.dispatch import Dispatch, Outlet, Placed
 from proxy.outcome import Outcome
-from proxy.publisher.channel import CONFIRMED, NACKED, UNROUTABLE, Verdict
-from proxy.publisher.pool import Lanes
-from proxy.publisher.protocol import Client, Stage
-from proxy.routing.counters import Tally
+from proxy.publisher.channel import CONFIRMED, NACKED, UNROUTABLE, PublishResult
+from proxy.publisher.pool import ConnectionGroup
+from proxy.publisher.protocol import PublisherProtocol, Stage
+from proxy.routing.counters import Counters
 from proxy.wire import properties
 from proxy.wire.content import STAMP_ID_ENTRY
 from proxy.wire.properties import Header
@@ -42,7 +42,7 @@ def fuzzed_client(rng: Random, say: Say) -> None:
     for step in steps(data[1:]):
         if not attempt(say, one.take, step) or one.fault:
             break
-    say((one.sent, one.fault, one.wire.tally, _told(one.wire.told)))
+    say((one.sent, one.fault, one.wire.counters, _told(one.wire.told)))
     say(one.wire.client)
 
 
@@ -52,7 +52,7 @@ def _told(told: Told) -> list[str]:
 
 def clients(rng: Random, say: Say) -> None:
     """The connection, with numbers at the edges from its handshake on."""
-    it, told, tally = Client("me", "secret", "v"), Told(), Tally()
+    it, told, counters = PublisherProtocol("me", "secret", "v"), Told(), Counters()
     agreed = number(rng, 16), rng.choice((0, 4096, 1 << 17, number(rng, 32))), number(rng, 16)
     if not attempt(say, it.feed, start() + tune(*agreed) + OPEN_OK):
         return
@@ -61,7 +61,7 @@ def clients(rng: Random, say: Say) -> None:
         if rng.random() < 0.5 and it.stage is Stage.OPEN:
             body = bytes(rng.choice((0, 1, 40, 4096, 1 << 14, (1 << 14) + 1)))
             stamp = rng.choice((b"", b"stamp"))
-            attempt(say, it.publish, to, TO_Q, _header(rng), stamp, b"k", body, (told, index, tally))
+            attempt(say, it.publish, to, TO_Q, _header(rng), stamp, b"k", body, (told, index, counters))
             if rng.random() < 0.2 and to in it.channels and not it.channels[to].pending:
                 it.channels[to].low = it.channels[to].number = (1 << rng.choice((31, 32, 33))) - 2
         elif not attempt(say, it.feed, _answer(rng, it.channels[to].number if to in it.channels else 1, it)):
@@ -70,12 +70,12 @@ def clients(rng: Random, say: Say) -> None:
             it.pack()
         say([bytes(part) for part in it.out])
         it.out.clear()
-    say((it, tally, _told(told), it.refused, [(channel.id, last) for channel, last in it.marks()]))
+    say((it, counters, _told(told), it.refused, [(channel.id, last) for channel, last in it.marks()]))
     it.lost("gone")
-    say((it, tally, _told(told)))
+    say((it, counters, _told(told)))
 
 
-def _answer(rng: Random, last: int, it: Client) -> bytes:
+def _answer(rng: Random, last: int, it: PublisherProtocol) -> bytes:
     at = rng.choice((1, 1, 2, number(rng, 16)))
     ours = [channel.nonce for channel in it.channels.values()] or [0]
     match rng.randrange(6):
@@ -168,12 +168,12 @@ def items(rng: Random, say: Say) -> None:
 
 def dispatched(rng: Random, say: Say) -> None:
     """Messages to where rings, hashed values and rings behind rings send them, and out on a connection."""
-    it, told, out = Wire(RINGS), Told(), Client("me", "secret", "v")
+    it, told, out = Wire(RINGS), Told(), PublisherProtocol("me", "secret", "v")
     journalled = Journalled(rng)
     it.tables.journal = rng.choice((None, journalled.journal))
     out.feed(start() + tune() + OPEN_OK)
     link = SimpleNamespace(clear=True, cluster=None, client=out, wake=lambda: None, doubt=lambda: None)
-    lanes = Lanes(VHOST, cast(Any, (link,)), guest=False)
+    lanes = ConnectionGroup(VHOST, cast(Any, (link,)), guest=False)
     dispatch = Dispatch(it.router, cast(Any, None), it.tables, cast(Any, None), 1.0)
     for index in range(rng.randrange(1, 8)):
         name = rng.choice([*RINGS, "unknown", ""])
@@ -199,11 +199,11 @@ def dispatched(rng: Random, say: Say) -> None:
         out.out.clear()
     out.lost("gone")
     say(_told(told))
-    say({str(way): tally for way, tally in it.tallies.by_way.items()})
+    say({str(way): counters for way, counters in it.counter_table.by_way.items()})
     journalled.tell(say)
 
 
-_VERDICTS = (CONFIRMED, CONFIRMED, CONFIRMED, NACKED, UNROUTABLE, Verdict(Outcome.UNKNOWN, "nobody knows"))
+_VERDICTS = (CONFIRMED, CONFIRMED, CONFIRMED, NACKED, UNROUTABLE, PublishResult(Outcome.UNKNOWN, "nobody knows"))
 
 
 def batches(rng: Random, say: Say) -> None:

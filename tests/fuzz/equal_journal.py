@@ -7,7 +7,7 @@ from random import Random
 from proxy.http.sending.witness import Witness
 from proxy.journal.buffer import BUFFERS, CAPACITY, Filled, Journal, Record
 from proxy.outcome import Outcome
-from proxy.publisher.channel import CONFIRMED, NACKED, UNROUTABLE, Verdict
+from proxy.publisher.channel import CONFIRMED, NACKED, UNROUTABLE, PublishResult
 from proxy.routing.routes import Choice, Route
 from ring.hashing import SLOTS
 from tests.fuzz.equal_amqp import RINGS, edged, header
@@ -17,7 +17,7 @@ from tests.unit.proxy.session import wire
 from tests.unit.proxy.session.wire import VHOST, Wire, queue
 
 _OUTCOMES = list(Outcome)
-_VERDICTS = (CONFIRMED, NACKED, UNROUTABLE, Verdict(Outcome.UNKNOWN, "nobody knows"))
+_VERDICTS = (CONFIRMED, NACKED, UNROUTABLE, PublishResult(Outcome.UNKNOWN, "nobody knows"))
 
 
 class Journalled:

@@ -9,8 +9,8 @@ from zlib import crc32
 
 from proxy.http.admission.limits import Limits
 from proxy.publisher.channel import ConfirmChannel
-from proxy.publisher.protocol import Client
-from proxy.routing.counters import Tally
+from proxy.publisher.protocol import PublisherProtocol
+from proxy.routing.counters import Counters
 from proxy.session.channel import Channel
 from proxy.session.confirms import Confirms
 from proxy.session.state import Connection
@@ -21,7 +21,7 @@ Say = Callable[[object], None]
 
 EDGES = sorted({(1 << bits) + d for bits in (7, 8, 15, 16, 31, 32, 33, 34, 61, 62, 63, 64) for d in (-2, -1, 0, 1, 2)})
 
-_STATE = (Connection, Channel, Confirms, Tally, Client, ConfirmChannel, Limits)
+_STATE = (Connection, Channel, Confirms, Counters, PublisherProtocol, ConfirmChannel, Limits)
 """Classes of which every attribute is compared."""
 
 

@@ -27,8 +27,8 @@ from pipeline.publish.sending import Sender
 from pipeline.publish.window import Window
 from pipeline.rings import KnownRing
 from proxy.outcome import Outcome
-from proxy.publisher.channel import CONFIRMED, NACKED, UNROUTABLE, Verdict
-from proxy.publisher.protocol import Client
+from proxy.publisher.channel import CONFIRMED, NACKED, UNROUTABLE, PublishResult
+from proxy.publisher.protocol import PublisherProtocol
 from proxy.settings.parse import ConfigError
 from proxy.wire import table
 from proxy.wire.content import headers_at, table_at
@@ -206,7 +206,7 @@ def test_what_the_exchange_hashes(hashed: str, columns: dict[str, pa.Array], val
 # The window.
 
 
-def settle(window: Window, *fates: Verdict | None) -> None:
+def settle(window: Window, *fates: PublishResult | None) -> None:
     """Tell the rows from the first on their fates, where there is one."""
     for number, fate in enumerate(fates):
         if fate is not None:
@@ -230,8 +230,8 @@ def test_rows_are_kept_from_the_first_without_a_confirm_on() -> None:
     assert (window.confirmed, window.held, window.unsettled, window.lost) == ([3], 1, 1, False)
 
 
-@pytest.mark.parametrize("fate", [NACKED, UNROUTABLE, Verdict(Outcome.UNKNOWN, "the connection was lost")])
-def test_what_is_lost_is_sent_again_with_all_that_is_behind_it_of_its_key(fate: Verdict) -> None:
+@pytest.mark.parametrize("fate", [NACKED, UNROUTABLE, PublishResult(Outcome.UNKNOWN, "the connection was lost")])
+def test_what_is_lost_is_sent_again_with_all_that_is_behind_it_of_its_key(fate: PublishResult) -> None:
     window, rows = filled(10, *"abaab")
     settle(window, CONFIRMED, CONFIRMED, fate, CONFIRMED, CONFIRMED)
     assert window.lost
@@ -248,10 +248,10 @@ def test_what_is_lost_is_sent_again_with_all_that_is_behind_it_of_its_key(fate: 
         # The second is behind the first, of the same key; a queue whose process ended may have what was refused.
         ((UNROUTABLE, CONFIRMED, UNROUTABLE), 1),
         ((NACKED, CONFIRMED, UNROUTABLE), 2),
-        ((CONFIRMED, CONFIRMED, Verdict(Outcome.UNKNOWN)), 1),
+        ((CONFIRMED, CONFIRMED, PublishResult(Outcome.UNKNOWN)), 1),
     ],
 )
-def test_what_no_queue_has_cannot_come_twice(fates: tuple[Verdict, ...], repeated: int) -> None:
+def test_what_no_queue_has_cannot_come_twice(fates: tuple[PublishResult, ...], repeated: int) -> None:
     window, _ = filled(10, *"aab")
     settle(window, *fates)
     window.take_back()
@@ -332,7 +332,7 @@ class FakeLink:
     """Takes publishes at once, and writes nothing."""
 
     def __init__(self) -> None:
-        self.client = Client("user", "password", "/")
+        self.client = PublisherProtocol("user", "password", "/")
         self.clear, self.why = True, "the broker takes nothing"
 
     def wake(self) -> None:
@@ -398,7 +398,7 @@ async def test_rows_are_stamped_for_consumers() -> None:
     assert names == [b"x-ring-exchange", b"x-ring-routing-key", b"x-ring-id"]
 
 
-# Lanes, pace and the log.
+# ConnectionGroup, pace and the log.
 
 
 def test_lanes_are_as_even_as_the_ring_lets_them() -> None:

@@ -48,11 +48,11 @@ def _reconnects_soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def links(monkeypatch: pytest.MonkeyPatch) -> list[connection.Link]:
+def links(monkeypatch: pytest.MonkeyPatch) -> list[connection.BrokerConnection]:
     """The links of tasks, as they are made."""
     made, connected = [], sending.connected
 
-    def noted(settings: Settings, done: Callable[[], bool]) -> tuple[connection.Link, Awaitable[None]]:
+    def noted(settings: Settings, done: Callable[[], bool]) -> tuple[connection.BrokerConnection, Awaitable[None]]:
         found = connected(settings, done)
         made.append(found[0])
         return found
@@ -319,7 +319,7 @@ async def test_a_look_that_fails_is_made_again(login: Login, vhost: VirtualHost)
 
 
 async def test_a_login_that_is_refused_after_it_was_taken_is_waited_for(
-    login: Login, vhost: VirtualHost, links: list[connection.Link]
+    login: Login, vhost: VirtualHost, links: list[connection.BrokerConnection]
 ) -> None:
     vhost.ring("orders", QUEUES)
     user = "publisher for a while"
@@ -367,7 +367,7 @@ async def to_node(node: Node, messages: Iterator[Iterator[Message]], **more: str
 
 @private_only
 async def test_a_broker_that_blocks_publishers_is_waited_for(
-    small_node: tuple[Node, Control], links: list[connection.Link]
+    small_node: tuple[Node, Control], links: list[connection.BrokerConnection]
 ) -> None:
     node, control = small_node
     home = VirtualHost(BrokerApi(node.management_url), "/", [])

@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from pipeline.slots import MAX_KEY, destination_of_slot, slot_of_key
-from proxy.routing.counters import Tally
+from proxy.routing.counters import Counters
 from proxy.routing.routes import Route
 from proxy.settings.patterns import Mode
 from proxy.topology.bindings import CONSISTENT_HASH, Bindings
@@ -57,7 +57,7 @@ def by_proxy(ring: Ring, given: list[bytes]) -> list[tuple[int, Destination]]:
     entry = Entry(
         Mode.ROUTE, CONSISTENT_HASH, KnownRing.of(ring, HashedValue(), CONSISTENT_HASH), None, Bindings(), 0.0
     )
-    router, route = Router(inf, refuse_stale=False), Route(X, Tally(), None, entry)
+    router, route = Router(inf, refuse_stale=False), Route(X, Counters(), None, entry)
     router.put(X, entry)
     for destination in ring.destinations:
         if destination.kind == "exchange":  # one without a ring: what goes there it routes itself

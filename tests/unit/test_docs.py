@@ -62,7 +62,7 @@ async def test_every_metric_is_documented_and_no_other(tmp_path: Path) -> None:
         selection = Selection(["*"], [], [])
         sync = Sync(api, router, selection, interval=15, settle_time=2, on_dead_letter="pass")
         counts = Counts()
-        tables = RouteTables(router, selection, counts.tallies["amqp"], lambda _: "", lambda _: None)
+        tables = RouteTables(router, selection, counts.counter_table["amqp"], lambda _: "", lambda _: None)
         listener = Listener(Shared(tables, sync, dial, 1, frozenset(), counts.amqp_latency.add, 1), 1)
         settings = Settings(journal_dir=tmp_path)
         files, limits = Files(settings), Limits(1, 1)

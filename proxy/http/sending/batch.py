@@ -12,7 +12,7 @@ from proxy.http.formats.problems import ProblemError
 from proxy.http.sending.dispatch import Dispatch, Order, Outlet, Placed
 from proxy.http.sending.receipts import is_gone, judged, receipt
 from proxy.outcome import Outcome
-from proxy.publisher.channel import CONFIRMED, UNROUTABLE, Verdict
+from proxy.publisher.channel import CONFIRMED, UNROUTABLE, PublishResult
 from proxy.routing.routes import Route, Target
 from proxy.session.republish import MOST_TRIES
 
@@ -47,7 +47,7 @@ class _Entry:
         self.tries = 0
         """Times that it was sent again."""
         self.placed: Placed | None = None
-        self.verdict: Verdict | None = None
+        self.verdict: PublishResult | None = None
         self.retryable = True
 
 
@@ -116,12 +116,12 @@ class Batch:
         entry = self._entries[index]
         # Looked at after each wait: a message must not overtake one of its key that has failed meanwhile.
         if self._stopped:
-            self._fail(entry, Verdict(Outcome.REJECTED, self._stopped), self._again)
+            self._fail(entry, PublishResult(Outcome.REJECTED, self._stopped), self._again)
             return None
         if self._failed or self._waiting:
             order = self._dispatch.order_of(self._outlet, message)
             if order in self._failed:
-                self._fail(entry, Verdict(Outcome.REJECTED, "an earlier message with its key failed"), True)
+                self._fail(entry, PublishResult(Outcome.REJECTED, "an earlier message with its key failed"), True)
                 return None
             if order in self._waiting:
                 entry.placed = None
@@ -157,7 +157,7 @@ class Batch:
         entry.order = self._dispatch.order_of(self._outlet, message)
         if problem.outcome is Outcome.UNAVAILABLE or problem.status in (403, 404):
             self._stop(problem.detail, problem.retryable)
-        self._fail(entry, Verdict(problem.outcome, self._in_words(problem, index)), problem.retryable)
+        self._fail(entry, PublishResult(problem.outcome, self._in_words(problem, index)), problem.retryable)
 
     def _in_words(self, problem: ProblemError, index: int) -> str:
         """The detail of a message that was not sent, with its place in the request where the message is to blame."""
@@ -202,9 +202,9 @@ class Batch:
         """
         entry = _Entry(message_id, None, key if message is None else self._dispatch.order_of(self._outlet, message))
         self._entries.append(entry)
-        self._fail(entry, Verdict(Outcome.INVALID, why), False)
+        self._fail(entry, PublishResult(Outcome.INVALID, why), False)
 
-    def settled(self, index: int, verdict: Verdict) -> None:
+    def settled(self, index: int, verdict: PublishResult) -> None:
         """The broker has answered for one."""
         entry = self._entries[index]
         if verdict is CONFIRMED:
@@ -226,7 +226,7 @@ class Batch:
         if not self._unsettled:
             self._settled.set()
 
-    def _fail(self, entry: _Entry, verdict: Verdict, retryable: bool) -> None:
+    def _fail(self, entry: _Entry, verdict: PublishResult, retryable: bool) -> None:
         if len(verdict.detail) > _LONGEST_DETAIL:
             # Here and not in the answer, or what clients make of it would be kept until then.
             verdict = verdict._replace(detail=verdict.detail[:_LONGEST_DETAIL])
@@ -334,7 +334,7 @@ def _result(entry: _Entry) -> dict[str, Any]:
     named = {} if entry.id is None else {"id": entry.id}
     if entry.verdict is CONFIRMED and entry.placed is not None:
         return named | receipt(entry.placed)
-    verdict = entry.verdict or Verdict(Outcome.UNKNOWN)
+    verdict = entry.verdict or PublishResult(Outcome.UNKNOWN)
     return {
         **named,
         "outcome": verdict.outcome,

@@ -13,10 +13,10 @@ from proxy.http.sending.witness import Witness
 from proxy.journal.buffer import Journal, Record
 from proxy.outcome import Outcome
 from proxy.publisher.channel import Receiver
-from proxy.publisher.connection import Link
-from proxy.publisher.pool import Lanes, Login, Publisher, TooManyGuests, Unavailable
+from proxy.publisher.connection import BrokerConnection
+from proxy.publisher.pool import ConnectionGroup, Login, Publisher, TooManyGuests, Unavailable
 from proxy.publisher.protocol import Full
-from proxy.routing.counters import Tally
+from proxy.routing.counters import Counters
 from proxy.routing.routes import PUBLISH, Choice, Route, RouteTable, RouteTables, Unread
 from proxy.settings.patterns import Mode
 from proxy.topology.lookups import Absent, NotReadable
@@ -34,7 +34,7 @@ class Outlet(NamedTuple):
     """What the messages of one request have in common: where they are published to, and over which connections."""
 
     name: Name
-    lanes: Lanes
+    lanes: ConnectionGroup
     exchange: bytes
 
 
@@ -67,7 +67,7 @@ class Dispatch:
     def __init__(
         self, router: Router, sync: Sync, tables: RouteTables, publisher: Publisher, lookup_timeout: float
     ) -> None:
-        """`tables` count in the tallies of HTTP. Seconds."""
+        """`tables` count in the counter_table of HTTP. Seconds."""
         self._router, self._sync, self._tables, self._publisher = router, sync, tables, publisher
         self._lookup_timeout = lookup_timeout
 
@@ -157,7 +157,7 @@ class Dispatch:
             return message.key
         return self._placed(route, message.key or b"", message).order(message.key)
 
-    def _table(self, lanes: Lanes) -> RouteTable:
+    def _table(self, lanes: ConnectionGroup) -> RouteTable:
         """The routes, whatever the cluster: that is looked at for each publish."""
         if lanes.table is None:
             lanes.table = self._tables.table(lanes.vhost, None)
@@ -177,7 +177,7 @@ class Dispatch:
 
     def _publish(
         self,
-        link: Link,
+        link: BrokerConnection,
         placed: Placed,
         outlet: Outlet,
         message: Message,
@@ -185,7 +185,7 @@ class Dispatch:
     ) -> None:
         client, route, key = link.client, placed.route, message.key or b""
         assert client is not None
-        tally = route.tally
+        counters = route.counters
         if placed.choice is not None and placed.reason is None:
             target = placed.choice.target
             stamp = route.stamp
@@ -193,7 +193,7 @@ class Dispatch:
         else:
             exchange, stamp = outlet.exchange, b""
             method = PUBLISH + shorted(exchange) + shorted(key)
-            tally = self._count_passed(placed)
+            counters = self._count_passed(placed)
         if 0 < client.most_body < len(message.body):
             detail = f"message size {len(message.body)} is larger than configured max size {client.most_body}"
             # In the broker's words, who answered so the first time.
@@ -201,13 +201,13 @@ class Dispatch:
         if route.journal is not None and placed.choice is not None and placed.choice.slot < route.journal.limit:
             told = self._witness(route.journal, placed, placed.choice, message, told), 0
         try:
-            client.publish(exchange, method, message.header, stamp, key, message.body, (*told, tally))
+            client.publish(exchange, method, message.header, stamp, key, message.body, (*told, counters))
         except ValueError as error:
             raise invalid("headers", str(error)) from None
         except Full as full:
             raise unavailable(str(full)) from None
         if placed.choice is not None:
-            route.tally.value_missing += placed.choice.missing
+            route.counters.value_missing += placed.choice.missing
         link.wake()
 
     def _witness(
@@ -218,14 +218,14 @@ class Dispatch:
         choice.tell(record, placed.where)
         return Witness(journal, record, told[0], told[1])
 
-    def _count_passed(self, placed: Placed) -> Tally:
+    def _count_passed(self, placed: Placed) -> Counters:
         if placed.reason is PassReason.CYCLE:
-            return self._tables.tallies.of(placed.route.name, PassReason.CYCLE)
+            return self._tables.counter_table.of(placed.route.name, PassReason.CYCLE)
         if placed.choice is not None:
-            placed.route.tally.shadowed[placed.choice.target.destination] += 1
-        return placed.route.tally
+            placed.route.counters.shadowed[placed.choice.target.destination] += 1
+        return placed.route.counters
 
-    async def _cleared(self, link: Link, asked: float) -> None:
+    async def _cleared(self, link: BrokerConnection, asked: float) -> None:
         """Waits until a connection takes publishes."""
         try:
             await self._publisher.cleared(link, asked + self._lookup_timeout - self._router.clock())
@@ -234,7 +234,7 @@ class Dispatch:
             problem.__cause__ = error  # mypyc knows no `raise ... from`
             raise problem from error
 
-    async def _same_cluster(self, link: Link, asked: float) -> None:
+    async def _same_cluster(self, link: BrokerConnection, asked: float) -> None:
         """Returns if the management API's cluster is the connection's after all: one was renamed, or was asked late.
 
         Raises ProblemError where it is not.
@@ -308,7 +308,7 @@ class Dispatch:
 
     def count_rerouted(self, placed: Placed) -> None:
         """Counts a message that came back from there and was sent again."""
-        self._tables.tallies.of(placed.route.name, None).rerouted += 1
+        self._tables.counter_table.of(placed.route.name, None).rerouted += 1
 
     async def refresh(self, placed: Placed, why: str) -> None:
         """Reads the ring of a message that did not reach its queue again: the next try finds the new one.

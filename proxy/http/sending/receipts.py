@@ -10,7 +10,7 @@ from proxy.http.formats.answers import json_answer, named
 from proxy.http.formats.problems import ProblemError
 from proxy.http.sending.dispatch import Dispatch, Placed
 from proxy.outcome import Outcome
-from proxy.publisher.channel import Verdict
+from proxy.publisher.channel import PublishResult
 from proxy.wire.frames import ACCESS_REFUSED, CONTENT_TOO_LARGE, NOT_FOUND
 from ring.destination import Destination
 
@@ -55,7 +55,7 @@ _DEFAULT_EXCHANGE = ""
 """It reaches one queue, whose name is the routing key: headers that ask for copies are not taken."""
 
 
-def judged(placed: Placed, verdict: Verdict) -> Verdict:
+def judged(placed: Placed, verdict: PublishResult) -> PublishResult:
     """The verdict on a message that is not confirmed, with what is known of where it went."""
     routed = placed.choice is not None and placed.reason is None
     if verdict.outcome is Outcome.INVALID and verdict.code == NOT_FOUND and routed:
@@ -75,12 +75,12 @@ def judged(placed: Placed, verdict: Verdict) -> Verdict:
     return verdict._replace(outcome=Outcome.UNKNOWN, detail=why)
 
 
-def is_gone(verdict: Verdict) -> bool:
+def is_gone(verdict: PublishResult) -> bool:
     """Whether a verdict shows that an exchange is gone. (Where a message came back, its ring has been read again.)"""
     return verdict.code == NOT_FOUND
 
 
-async def failure(dispatch: Dispatch, placed: Placed, verdict: Verdict) -> ProblemError:
+async def failure(dispatch: Dispatch, placed: Placed, verdict: PublishResult) -> ProblemError:
     """The problem of a message that was sent and is not confirmed, once its ring was read again where that may help."""
     verdict = judged(placed, verdict)
     outcome, detail = verdict.outcome, verdict.detail

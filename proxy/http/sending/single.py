@@ -5,7 +5,7 @@ import asyncio
 from proxy.http.formats.message import Message
 from proxy.http.sending.dispatch import Dispatch, Outlet, Placed
 from proxy.outcome import Outcome
-from proxy.publisher.channel import Verdict
+from proxy.publisher.channel import PublishResult
 from proxy.session.republish import MOST_TRIES
 
 
@@ -19,18 +19,18 @@ class Single:
         self._dispatch, self._outlet, self._message, self._loop = dispatch, outlet, message, loop
         self.placed: Placed
         """Where it went last."""
-        self._fate: asyncio.Future[Verdict] = loop.create_future()
+        self._fate: asyncio.Future[PublishResult] = loop.create_future()
 
     async def send(self) -> None:
         """Sends it. Raises ProblemError where it cannot be sent."""
         self.placed = await self._dispatch.send(self._outlet, self._message, self, 0)
 
-    def settled(self, index: int, verdict: Verdict) -> None:
+    def settled(self, index: int, verdict: PublishResult) -> None:
         """The broker has answered for it."""
         if not self._fate.done():
             self._fate.set_result(verdict)
 
-    async def verdict(self) -> Verdict:
+    async def verdict(self) -> PublishResult:
         """What the broker says of it in the end. Raises ProblemError where it came back, and cannot be sent again."""
         for _ in range(MOST_TRIES):
             verdict = await self._fate

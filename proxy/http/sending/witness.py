@@ -2,7 +2,7 @@
 
 from proxy.journal.buffer import Journal, Record
 from proxy.outcome import Outcome
-from proxy.publisher.channel import Receiver, Verdict
+from proxy.publisher.channel import PublishResult, Receiver
 
 
 class Witness:
@@ -14,7 +14,7 @@ class Witness:
         """For the receiver's message of that index."""
         self._journal, self._record, self._receiver, self._index = journal, record, receiver, index
 
-    def settled(self, index: int, verdict: Verdict) -> None:
+    def settled(self, index: int, verdict: PublishResult) -> None:
         """Called once."""
         outcome = verdict.outcome
         if outcome is Outcome.CONFIRMED and self._record.destination is None:

@@ -2,7 +2,7 @@
 
 from proxy.journal.buffer import BUFFERS, CAPACITY, Filled, Journal, Record
 from proxy.outcome import Outcome
-from proxy.routing.counters import Tally
+from proxy.routing.counters import Counters
 from proxy.session.confirms import MOST_RECORDS, Confirms, Fate
 from proxy.topology.table import KnownRing
 from ring.destination import Destination
@@ -92,7 +92,7 @@ def outcomes(made: Journal, handed: list[Filled]) -> dict[int, Outcome]:
 
 def publish(confirms: Confirms, made: Journal, count: int, destination: Destination | None = QUEUE) -> None:
     for _ in range(count):
-        confirms.publish(Tally())
+        confirms.publish(Counters())
         confirms.record(made, record(confirms.number, destination))
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from proxy.journal.buffer import Record
 from proxy.journal.lines import KeyForm, Lines, hashed, none, plain, ring_json
 from proxy.outcome import Outcome
-from proxy.routing.counters import Tally
+from proxy.routing.counters import Counters
 from proxy.routing.routes import Route
 from proxy.settings.patterns import Mode
 from proxy.topology.bindings import Bindings
@@ -31,7 +31,7 @@ RING = KnownRing.of(Ring.build({Destination("queue", "q"): 1}), HashedValue(), "
 
 
 def route_of(name: tuple[str, str], known: KnownRing) -> Route:
-    return Route(name, Tally(), None, Entry(Mode.ROUTE, "x-consistent-hash", known, None, Bindings(), 0.0))
+    return Route(name, Counters(), None, Entry(Mode.ROUTE, "x-consistent-hash", known, None, Bindings(), 0.0))
 
 
 def line(

@@ -7,9 +7,9 @@ from pamqp import commands
 from pamqp.common import FieldTable
 
 from proxy.outcome import Outcome
-from proxy.publisher.channel import ConfirmChannel, Verdict
-from proxy.publisher.protocol import Client, Stage
-from proxy.routing.counters import Tally
+from proxy.publisher.channel import ConfirmChannel, PublishResult
+from proxy.publisher.protocol import PublisherProtocol, Stage
+from proxy.routing.counters import Counters
 from proxy.routing.routes import Target
 from proxy.wire.properties import Header, encoded
 from tests.unit.proxy.session.wire import body, entry, headers, made, published, queue, returned
@@ -44,14 +44,14 @@ class Told:
     """Keeps what it is told, by index."""
 
     def __init__(self) -> None:
-        self.verdicts: dict[int, list[Verdict]] = {}
+        self.verdicts: dict[int, list[PublishResult]] = {}
         self.then: Callable[[], object] = lambda: None
 
-    def settled(self, index: int, verdict: Verdict) -> None:
+    def settled(self, index: int, verdict: PublishResult) -> None:
         self.verdicts.setdefault(index, []).append(verdict)
         self.then()
 
-    def of(self, index: int) -> Verdict:
+    def of(self, index: int) -> PublishResult:
         (verdict,) = self.verdicts[index]
         return verdict
 
@@ -64,8 +64,8 @@ class Wire:
     """A client whose handshake is over, and what it told."""
 
     def __init__(self, channel_max: int = 2047, frame_max: int = 131072, heartbeat: int = 60) -> None:
-        self.client = c = Client("me", "secret", "v")
-        self.told, self.tally = Told(), Tally()
+        self.client = c = PublisherProtocol("me", "secret", "v")
+        self.told, self.counters = Told(), Counters()
         c.feed(start() + tune(channel_max, frame_max, heartbeat) + OPEN_OK)
         assert c.stage is Stage.OPEN
         self.sent()
@@ -76,7 +76,7 @@ class Wire:
     ) -> int:
         """Its index; nothing has happened where it raises."""
         index = self.published
-        self.client.publish(to, method, header, b"", b"", data, (self.told, index, self.tally))
+        self.client.publish(to, method, header, b"", b"", data, (self.told, index, self.counters))
         self.published += 1
         return index
 

@@ -37,11 +37,11 @@ def check(w: Wire) -> None:
     """None is told of twice, and every count agrees."""
     outcomes = Counter(w.told.outcomes.values())
     assert w.client.in_flight == w.published - outcomes.total()
-    assert w.tally.published == w.published
-    assert {outcome: getattr(w.tally, name) for outcome, name in COUNTED.items()} == {
+    assert w.counters.published == w.published
+    assert {outcome: getattr(w.counters, name) for outcome, name in COUNTED.items()} == {
         outcome: outcomes[outcome] for outcome in COUNTED
     }
-    assert w.tally.unroutable == 0
+    assert w.counters.unroutable == 0
 
 
 class Sent(NamedTuple):

@@ -11,10 +11,10 @@ import pytest
 
 from proxy.outcome import Outcome
 from proxy.publisher import connection as link_module
-from proxy.publisher.channel import Verdict
-from proxy.publisher.connection import Link, Socket
+from proxy.publisher.channel import PublishResult
+from proxy.publisher.connection import BrokerConnection, Socket
 from proxy.publisher.dial import Brokers
-from proxy.routing.counters import Tally
+from proxy.routing.counters import Counters
 from proxy.wire.frames import PROTOCOL_HEADER
 from tests.unit.proxy.fake_broker import FakeBroker, Visit, eventually, free_address, listening
 from tests.unit.proxy.publisher.client_wire import PERSISTENT_HEADER, TO_Q, blocked
@@ -28,9 +28,9 @@ class Told:
     """Keeps each verdict; fails for a second one."""
 
     def __init__(self) -> None:
-        self.verdicts: dict[int, Verdict] = {}
+        self.verdicts: dict[int, PublishResult] = {}
 
-    def settled(self, index: int, verdict: Verdict) -> None:
+    def settled(self, index: int, verdict: PublishResult) -> None:
         assert index not in self.verdicts
         self.verdicts[index] = verdict
 
@@ -43,10 +43,10 @@ class Told:
         return self.outcomes
 
 
-def publish(link: Link, told: Told, index: int, body: bytes = b"x") -> None:
+def publish(link: BrokerConnection, told: Told, index: int, body: bytes = b"x") -> None:
     assert link.clear
     assert link.client is not None
-    link.client.publish(b"", TO_Q, PERSISTENT_HEADER, b"", b"", body, (told, index, Tally()))
+    link.client.publish(b"", TO_Q, PERSISTENT_HEADER, b"", b"", body, (told, index, Counters()))
     link.wake()
 
 
@@ -56,13 +56,15 @@ def wanted(connected: bool) -> bool:
 
 def link_to(
     broker: FakeBroker | Brokers, *, open_timeout: float = 10, confirm_timeout: float = 10, password: str = SECRET
-) -> Link:
+) -> BrokerConnection:
     dial = broker.brokers().dial if isinstance(broker, FakeBroker) else broker.dial
-    return Link(dial, lambda: ("me", password), "v", open_timeout=open_timeout, confirm_timeout=confirm_timeout)
+    return BrokerConnection(
+        dial, lambda: ("me", password), "v", open_timeout=open_timeout, confirm_timeout=confirm_timeout
+    )
 
 
 @asynccontextmanager
-async def running(link: Link, wanted: Callable[[bool], bool] = wanted) -> AsyncIterator[Link]:
+async def running(link: BrokerConnection, wanted: Callable[[bool], bool] = wanted) -> AsyncIterator[BrokerConnection]:
     task = asyncio.create_task(link.run(wanted))
     try:
         yield link
@@ -73,7 +75,7 @@ async def running(link: Link, wanted: Callable[[bool], bool] = wanted) -> AsyncI
 
 
 @asynccontextmanager
-async def up(broker: FakeBroker, **options: float) -> AsyncIterator[tuple[Link, Visit, Told]]:
+async def up(broker: FakeBroker, **options: float) -> AsyncIterator[tuple[BrokerConnection, Visit, Told]]:
     """A link that is up, its first visit at a broker that listens."""
     async with listening(broker), running(link_to(broker, **options)) as link:  # type: ignore[arg-type]
         async with asyncio.timeout(20):
@@ -81,7 +83,7 @@ async def up(broker: FakeBroker, **options: float) -> AsyncIterator[tuple[Link, 
         yield link, broker.visits[0], Told()
 
 
-async def again(link: Link, broker: FakeBroker, told: Told, index: int) -> None:
+async def again(link: BrokerConnection, broker: FakeBroker, told: Told, index: int) -> None:
     """The link comes up once more, and a publish is confirmed."""
     await eventually(lambda: link.clear and len(broker.visits) > 1)
     publish(link, told, index)
@@ -308,7 +310,7 @@ async def test_a_broker_that_takes_no_publishes() -> None:
 async def test_nobody_listens(caplog: pytest.LogCaptureFixture) -> None:
     address = free_address()
     tries = Tries(Brokers([address], None, 1).dial)
-    async with running(Link(tries, lambda: ("me", SECRET), "v", open_timeout=1, confirm_timeout=1)) as link:
+    async with running(BrokerConnection(tries, lambda: ("me", SECRET), "v", open_timeout=1, confirm_timeout=1)) as link:
         await eventually(lambda: tries.count > 2)
         assert str(address) in link.fault
         assert link.why == f"no connection to the broker: {link.fault}"
@@ -369,7 +371,9 @@ class Tries:
 async def test_it_tries_again_whatever_was_raised(error: Exception) -> None:
     async with listening(FakeBroker()) as broker:
         tries = Tries(broker.brokers().dial, error, error)
-        async with running(Link(tries, lambda: ("me", SECRET), "v", open_timeout=5, confirm_timeout=5)) as link:
+        async with running(
+            BrokerConnection(tries, lambda: ("me", SECRET), "v", open_timeout=5, confirm_timeout=5)
+        ) as link:
             await eventually(lambda: tries.count == 2)
             assert link.fault not in ("", "not connected yet")
             await eventually(lambda: link.clear)
@@ -386,7 +390,7 @@ async def test_a_login_that_cannot_be_had_is_no_end() -> None:
         return "me", SECRET
 
     async with listening(FakeBroker()) as broker:
-        link = Link(broker.brokers().dial, login, "v", open_timeout=5, confirm_timeout=5)
+        link = BrokerConnection(broker.brokers().dial, login, "v", open_timeout=5, confirm_timeout=5)
         async with running(link):
             await eventually(lambda: link.clear)
 
@@ -507,7 +511,7 @@ async def stuck(make: Callable[[], Socket]) -> Socket:
 async def test_cancelled_while_it_connects(greeting: bytes | None) -> None:
     async with listening(FakeBroker(greeting=greeting or b"")) as broker:
         dial = stuck if greeting is None else broker.brokers().dial
-        link = Link(dial, lambda: ("me", SECRET), "v", open_timeout=5, confirm_timeout=5)
+        link = BrokerConnection(dial, lambda: ("me", SECRET), "v", open_timeout=5, confirm_timeout=5)
         async with running(link):
             await asyncio.sleep(0) if greeting is None else await broker.visit()
         assert (link.clear, link.client) == (False, None)

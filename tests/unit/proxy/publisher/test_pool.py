@@ -9,10 +9,10 @@ import pytest
 
 from proxy.outcome import Outcome
 from proxy.publisher import pool as publisher_module
-from proxy.publisher.connection import Link
+from proxy.publisher.connection import BrokerConnection
 from proxy.publisher.dial import Brokers
-from proxy.publisher.pool import Lanes, LoginRefused, Publisher, TooManyGuests, Unavailable
-from proxy.routing.counters import Tally
+from proxy.publisher.pool import ConnectionGroup, LoginRefused, Publisher, TooManyGuests, Unavailable
+from proxy.routing.counters import Counters
 from proxy.settings.parse import Address
 from tests.unit.proxy.fake_broker import START, FakeBroker, eventually, free_address, listening
 from tests.unit.proxy.publisher.client_wire import PERSISTENT_HEADER, TO_Q, Told, blocked
@@ -50,13 +50,13 @@ async def publishing(
         await broker.until(lambda: all(visit.ended for visit in broker.visits))
 
 
-def publish(link: Link, told: Told, exchange: bytes = b"", index: int = 0) -> None:
+def publish(link: BrokerConnection, told: Told, exchange: bytes = b"", index: int = 0) -> None:
     assert link.client is not None
-    link.client.publish(exchange, TO_Q, PERSISTENT_HEADER, b"", b"", b"x", (told, index, Tally()))
+    link.client.publish(exchange, TO_Q, PERSISTENT_HEADER, b"", b"", b"x", (told, index, Counters()))
     link.wake()
 
 
-async def up(publisher: Publisher, lanes: Lanes, within: float = 10) -> Link:
+async def up(publisher: Publisher, lanes: ConnectionGroup, within: float = 10) -> BrokerConnection:
     await publisher.cleared(lanes.link, within)
     assert lanes.link.clear
     return lanes.link

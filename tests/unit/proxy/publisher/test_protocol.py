@@ -17,7 +17,7 @@ from pamqp.header import ContentHeader
 from proxy import __version__
 from proxy.outcome import Outcome
 from proxy.publisher.channel import CONFIRMED, NACKED, UNROUTABLE
-from proxy.publisher.protocol import MAX_CHANNELS, Client, Full, Stage
+from proxy.publisher.protocol import MAX_CHANNELS, Full, PublisherProtocol, Stage
 from proxy.routing.routes import PUBLISH, Target
 from proxy.wire.content import STAMP_ID_ENTRY, stamp_of_exchange
 from proxy.wire.frames import PROTOCOL_HEADER, Fault, shorted
@@ -76,7 +76,7 @@ def decoded(data: bytes) -> list[tuple[int, Any]]:
 
 def test_handshake() -> None:
     for chunking in chunkings(start({"cluster_name": "rabbit@a", "other": {"a": 1}}) + tune() + OPEN_OK):
-        client = Client("me", "s€cret", "v/é")
+        client = PublisherProtocol("me", "s€cret", "v/é")
         for chunk in chunking:
             assert client.stage is Stage.OPENING
             client.feed(chunk)
@@ -106,12 +106,12 @@ def test_handshake() -> None:
 
 
 def test_it_waits_for_the_broker_to_begin() -> None:
-    assert Client("me", "secret", "v").out == []
+    assert PublisherProtocol("me", "secret", "v").out == []
 
 
 @pytest.mark.parametrize("properties", [{}, {"cluster_name": 1}, {"cluster_name": {"a": "b"}}])
 def test_a_broker_without_a_cluster_name(properties: FieldTable) -> None:
-    client = Client("me", "secret", "v")
+    client = PublisherProtocol("me", "secret", "v")
     client.feed(start(properties))
     assert client.cluster is None
 
@@ -125,7 +125,7 @@ def test_a_broker_without_a_cluster_name(properties: FieldTable) -> None:
     ],
 )
 def test_limits_are_the_brokers_or_less(offered: tuple[int, int, int], agreed: tuple[int, int, int]) -> None:
-    client = Client("me", "secret", "v")
+    client = PublisherProtocol("me", "secret", "v")
     client.feed(tune(*offered))
     (_, answer) = decoded(b"".join(client.out))[0]
     assert (answer.channel_max, answer.frame_max, answer.heartbeat) == agreed
@@ -135,13 +135,13 @@ def test_limits_are_the_brokers_or_less(offered: tuple[int, int, int], agreed: t
 @pytest.mark.parametrize("frame_max", [1, 7, 8, 4095])
 def test_frames_that_hold_nothing_are_no_offer(frame_max: int) -> None:
     with pytest.raises(Fault, match="4096 are the least"):
-        Client("me", "secret", "v").feed(tune(frame_max=frame_max))
+        PublisherProtocol("me", "secret", "v").feed(tune(frame_max=frame_max))
 
 
 @pytest.mark.parametrize("after", [b"", start(), start() + tune()], ids=["at once", "at login", "at open"])
 @pytest.mark.parametrize("code", [403, 530, 320])
 def test_refused(after: bytes, code: int) -> None:
-    client = Client("me", "secret", "v")
+    client = PublisherProtocol("me", "secret", "v")
     client.feed(after + close_connection(code, b"NO - b\xffcause"))
     assert (client.stage, client.code, client.fault) == (Stage.CLOSED, code, "NO - b�cause")
     assert b"".join(client.out) == CONNECTION_CLOSE_OK
@@ -172,7 +172,7 @@ def test_closing_takes_the_last_answers() -> None:
 
 
 def test_closing_what_is_not_open_says_nothing() -> None:
-    client = Client("me", "secret", "v")
+    client = PublisherProtocol("me", "secret", "v")
     client.close()
     assert (client.out, client.stage) == ([], Stage.OPENING)
 
@@ -186,7 +186,7 @@ def test_a_publish_to_a_queue() -> None:
         [encoded("content_type", "text/plain"), encoded("message_id", "m"), encoded("headers", {"a": "b"})]
     )
     stamp = stamp_of_exchange(b"orders")
-    w.client.publish(b"", TO_Q, Header.of(properties), stamp, b"key", b"hello", (w.told, 7, w.tally))
+    w.client.publish(b"", TO_Q, Header.of(properties), stamp, b"key", b"hello", (w.told, 7, w.counters))
     frames = decoded(w.sent())
     assert [channel for channel, _ in frames] == [1] * 5
     opening, select, sent, head, payload = (read for _, read in frames)
@@ -252,7 +252,7 @@ def test_headers_that_fit_no_frame_are_the_senders_mistake() -> None:
     more = Header.of(dict([encoded("headers", {"a": "x" * (4089 - fixed)}), encoded("delivery_mode", 2)]))
     with pytest.raises(ValueError, match="4089 bytes, the broker takes 4088"):
         w.publish(header=more)
-    assert (w.client.in_flight, w.tally.published, published(w.sent())) == (0, 0, [])
+    assert (w.client.in_flight, w.counters.published, published(w.sent())) == (0, 0, [])
     # It has no number; and its channel serves on.
     w.publish(header=exact)
     assert len(split(w.sent())[-1].payload) == 4088
@@ -368,7 +368,7 @@ def test_confirms_in_any_order(answers: list[bytes], left: int, low: int) -> Non
         w.publishes(3)
         for chunk in chunking:
             w.fed(chunk)
-        assert (w.client.in_flight, w.tally.acked, w.channel().low) == (left, 3 - left, low)
+        assert (w.client.in_flight, w.counters.acked, w.channel().low) == (left, 3 - left, low)
         assert all(verdicts == [CONFIRMED] for verdicts in w.told.verdicts.values())
 
 
@@ -378,7 +378,7 @@ def test_nacks() -> None:
     outcomes = w.fed(nack(1, 2), ack(1, 1), nack(1, 4, multiple=True))
     assert outcomes == {0: Outcome.CONFIRMED, **dict.fromkeys((1, 2, 3), Outcome.NACKED)}
     assert w.told.of(3) is NACKED
-    assert (w.tally.acked, w.tally.nacked, w.client.in_flight) == (1, 3, 0)
+    assert (w.counters.acked, w.counters.nacked, w.client.in_flight) == (1, 3, 0)
 
 
 @pytest.mark.parametrize("answer", [ack, nack])
@@ -405,7 +405,7 @@ def test_what_comes_back_is_unroutable_once_it_is_acked(size: int) -> None:
     outcomes = w.fed(ack(1, 3, multiple=True))
     assert outcomes == {0: Outcome.CONFIRMED, 1: Outcome.UNROUTABLE, 2: Outcome.CONFIRMED}
     assert w.told.of(1) is UNROUTABLE
-    assert (w.tally.acked, w.tally.unroutable) == (2, 0)
+    assert (w.counters.acked, w.counters.unroutable) == (2, 0)
 
 
 def test_returns_of_two_channels_may_cross() -> None:
@@ -494,7 +494,7 @@ def test_of_several_in_flight_nobody_knows_which_is_to_blame() -> None:
     assert w.fed(ack(1, 2), close_channel(1, 404, b"why")) == {
         0: Outcome.UNKNOWN, 1: Outcome.CONFIRMED, 2: Outcome.UNKNOWN,
     }  # fmt: skip
-    assert (w.client.in_flight, w.tally.unknown, w.told.of(0).code) == (1, 2, 404)
+    assert (w.client.in_flight, w.counters.unknown, w.told.of(0).code) == (1, 2, 404)
 
 
 def test_what_came_back_before_the_close_came_back() -> None:
@@ -599,7 +599,7 @@ def test_giving_up() -> None:
     for channel, number in marks:
         w.client.give_up(channel, number, "too late")
     assert w.told.outcomes == {0: Outcome.CONFIRMED, 1: Outcome.UNKNOWN}
-    assert (w.told.of(1).detail, w.client.in_flight, w.tally.unknown) == ("too late", 2, 1)
+    assert (w.told.of(1).detail, w.client.in_flight, w.counters.unknown) == ("too late", 2, 1)
     # An answer that still comes is for nobody.
     assert w.fed(ack(1, 3, multiple=True), nack(1, 2)) == {
         0: Outcome.CONFIRMED, 1: Outcome.UNKNOWN, 2: Outcome.CONFIRMED,
@@ -806,5 +806,5 @@ def test_acks_cost_the_same_in_any_order_and_number(order: str) -> None:
     w.sent()
     w.channel().pending = counting = Counting(w.channel().pending)
     w.fed(*orders(n)[order])
-    assert (w.tally.acked, w.client.in_flight) == (n, 0)
+    assert (w.counters.acked, w.client.in_flight) == (n, 0)
     assert counting.asked <= 3 * n

@@ -18,14 +18,14 @@ class Counted:
     def __init__(self, made: Made) -> None:
         self.made, self.counts = made, Counts()
         self.tables = RouteTables(
-            made.router, Selection(["*"], [], []), self.counts.tallies["amqp"], lambda _: "", lambda *_: None
+            made.router, Selection(["*"], [], []), self.counts.counter_table["amqp"], lambda _: "", lambda *_: None
         )
         self.forgetting = Forgetting(self.counts, made.router, made.sync, self.tables.vhosts)
 
     def count(self, name: Name, reason: PassReason | None = None) -> None:
-        tally = self.counts.tallies["amqp"].of(name, reason)
-        tally.published += 1
-        tally.acked += 1
+        counters = self.counts.counter_table["amqp"].of(name, reason)
+        counters.published += 1
+        counters.acked += 1
 
     def counted(self, name: Name) -> int:
         return sum(count for (_, each, _), count in self.counts.all_publishes().items() if each == name)
@@ -85,7 +85,7 @@ async def test_a_shadowed_exchange_forgets_destinations_that_it_has_no_more(fake
         it = Counted(made)
         await made.sync.look_up(X, 10)
         for destination in (A, B):
-            it.counts.tallies["amqp"].of(X, PassReason.SHADOW).shadowed[destination] += 5
+            it.counts.counter_table["amqp"].of(X, PassReason.SHADOW).shadowed[destination] += 5
         it.forgetting.sweep()
         clock.now += COUNTS_KEPT
         it.forgetting.sweep()

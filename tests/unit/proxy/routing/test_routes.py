@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.routing import routes
-from proxy.routing.counters import NOWHERE, Tallies
+from proxy.routing.counters import NOWHERE, CounterTable
 from proxy.routing.routes import Route, RouteTables, Target, Unread
 from proxy.settings.patterns import Selection
 from proxy.topology.table import Entry, KnownRing, Name, Passed, PassReason, Routed, Router, Unknown
@@ -41,10 +41,12 @@ class Tables:
     ) -> None:
         self.clock = Clock()
         self.router = Router(300, refuse_stale=True, clock=self.clock)
-        self.tallies = Tallies()
+        self.counter_table = CounterTable()
         self.wanted: list[Name] = []
         selection = selection or selecting(entries or {})
-        self.tables = RouteTables(self.router, selection, self.tallies, lambda cluster: mismatch, self.wanted.append)
+        self.tables = RouteTables(
+            self.router, selection, self.counter_table, lambda cluster: mismatch, self.wanted.append
+        )
         self.table = self.tables.table(VHOST, "c")
         for name, what in (entries or {}).items():
             self.put(name, what)
@@ -100,7 +102,7 @@ def test_tables_agree_with_the_router(entries: dict[str, Entry], keys: list[byte
                     assert t.target(name, key) is None
                 case Passed(reason=reason, shadow=shadow):
                     route = t.route(name)
-                    assert route.tally is t.tallies.of((VHOST, name), reason)
+                    assert route.counters is t.counter_table.of((VHOST, name), reason)
                     assert bool(route.stamp) is route.shadowed is (reason is PassReason.SHADOW)
                     if shadow is not None:
                         shadowed = t.target(name, key)
@@ -198,16 +200,16 @@ def test_unselected_exchanges_pass_without_a_look_up() -> None:
     t = Tables(selection=Selection(["ring-*"], [], ["ring-off"]))
     for name in ("other", "ring-off"):
         route = t.route(name)
-        assert (route.stamp, route.tally) == (b"", t.tallies.of(NOWHERE, PassReason.MODE_PASS))
+        assert (route.stamp, route.counters) == (b"", t.counter_table.of(NOWHERE, PassReason.MODE_PASS))
     assert isinstance(t.table.find(b"ring-1"), Unread)
     t.put("other", known(QUEUES, PassReason.MODE_PASS))
-    assert t.route("other").tally is t.tallies.of((VHOST, "other"), PassReason.MODE_PASS)
+    assert t.route("other").counters is t.counter_table.of((VHOST, "other"), PassReason.MODE_PASS)
 
 
 def test_another_clusters_bindings_route_nothing() -> None:
     t = Tables({"x": QUEUES, "t": known(None, PassReason.TYPE)}, mismatch="that is cluster b")
     assert t.table.find(b"x") == Unread((VHOST, "x"), "that is cluster b", other_cluster=True)
-    assert t.route("t").tally is t.tallies.of((VHOST, "t"), PassReason.TYPE)
+    assert t.route("t").counters is t.counter_table.of((VHOST, "t"), PassReason.TYPE)
 
 
 def test_an_exchange_that_is_refused_takes_nothing_and_waits_for_nothing() -> None:
@@ -219,13 +221,13 @@ def test_an_exchange_that_is_refused_takes_nothing_and_waits_for_nothing() -> No
     assert target is not None
     assert target.unread == unread
     t.put("x", replace(entry, refused=""))
-    assert t.route("x").tally is t.tallies.of((VHOST, "x"), PassReason.DEAD_LETTER)
+    assert t.route("x").counters is t.counter_table.of((VHOST, "x"), PassReason.DEAD_LETTER)
 
 
 def test_an_internal_exchange_passes_for_the_broker_to_refuse() -> None:
     t = Tables({"x": known(QUEUES, internal=True)})
     route = t.route("x")
-    assert (route.stamp, route.tally) == (b"", t.tallies.of((VHOST, "x"), PassReason.INTERNAL))
+    assert (route.stamp, route.counters) == (b"", t.counter_table.of((VHOST, "x"), PassReason.INTERNAL))
 
 
 def test_an_exchange_behind_a_ring_that_has_become_internal_breaks_nothing() -> None:
@@ -244,14 +246,14 @@ def test_no_counts_are_under_names_that_clients_choose() -> None:
         t.table.find(b"\xff%d" % i)
         t.table.absent(b"absent-%d" % i)
     t.route("x"), t.route("")
-    assert {name for name, _ in t.tallies.by_way} == {NOWHERE, (VHOST, "x"), (VHOST, "")}
+    assert {name for name, _ in t.counter_table.by_way} == {NOWHERE, (VHOST, "x"), (VHOST, "")}
 
 
 def test_a_name_that_is_not_utf8_is_no_exchange() -> None:
     t = Tables()
     found = t.table.find(b"\xff\xfe")
     assert isinstance(found, Route)
-    assert found.tally is t.tallies.of(NOWHERE, PassReason.ABSENT)
+    assert found.counters is t.counter_table.of(NOWHERE, PassReason.ABSENT)
 
 
 def test_a_table_has_so_many_routes_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -284,7 +286,7 @@ def test_touch_tells_what_was_published_to_since() -> None:
     x, _ = t.route("x"), t.route("y")
     t.tables.touch()
     t.clock.now += 10
-    x.tally.published += 1
+    x.counters.published += 1
     t.tables.touch()
     assert t.router.used_at == {(VHOST, "x"): NOW + 10, (VHOST, "y"): NOW}
     t.clock.now += 10
@@ -304,14 +306,14 @@ def test_touch_tells_of_all_that_is_behind() -> None:
     route = t.route("a")
     t.tables.touch()
     t.clock.now += 10
-    route.tally.published += 1
+    route.counters.published += 1
     t.tables.touch()
     assert t.router.used_at == {(VHOST, name): NOW + 10 for name in "abcd"}
 
 
 def test_touch_marks_no_exchange_that_is_not_known() -> None:
     t = Tables(selection=Selection(["x"], [], []))
-    t.route("other").tally.published += 1
+    t.route("other").counters.published += 1
     t.tables.touch()
     assert t.router.used_at == {}
 
@@ -374,7 +376,7 @@ def test_a_shadowed_exchange_that_is_not_read_yet_is_passed_and_asked_for(patter
     for _ in range(2):
         route = t.route("s")
         assert (route.reason, route.stamp, route.fixed) == (PassReason.SHADOW, b"", True)
-        assert route.tally is t.tallies.of((VHOST, "s") if named else NOWHERE, PassReason.SHADOW)
+        assert route.counters is t.counter_table.of((VHOST, "s") if named else NOWHERE, PassReason.SHADOW)
     assert t.wanted == [(VHOST, "s")] * 2
     t.put("s", known(QUEUES, PassReason.SHADOW))
     assert t.route("s").shadowed

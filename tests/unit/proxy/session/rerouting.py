@@ -65,8 +65,8 @@ def away(count: int = 1, *, bits: int = 0, confirming: bool = True) -> tuple[Wir
 
 def counted(w: Wire) -> tuple[int, ...]:
     """Publishes to x: all, then confirmed, nacked, unroutable, unknown, sent."""
-    tally = w.tally("x")
-    return tally.published, tally.acked, tally.nacked, tally.unroutable, tally.unknown, tally.sent
+    counters = w.counters("x")
+    return counters.published, counters.acked, counters.nacked, counters.unroutable, counters.unknown, counters.sent
 
 
 def frames(*each: Frame) -> bytes:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from proxy.routing.counters import Tally
+from proxy.routing.counters import Counters
 from proxy.session.channel import EXPECT_BODY, EXPECT_HEADER, EXPECT_METHOD, KEPT, Channel, Pending
 from proxy.session.confirms import Kept
 from proxy.wire.frames import TX_COMMIT_OK
@@ -11,7 +11,7 @@ from proxy.wire.frames import TX_COMMIT_OK
 def publish(channel: Channel, count: int = 1) -> None:
     """As `publishing.count` numbers them."""
     for _ in range(count):
-        channel.confirms.publish(Tally())
+        channel.confirms.publish(Counters())
 
 
 def test_an_id_says_number_and_flags_and_is_of_its_incarnation_only() -> None:

@@ -72,13 +72,13 @@ def test_one_that_is_closed_is_not_waited_for() -> None:
     assert closing.awaits_answers(w.c)
     w.broker(CLOSE_OK)
     assert not closing.awaits_answers(w.c)
-    assert w.tally("x").unknown == 1
+    assert w.counters("x").unknown == 1
 
 
 def test_the_broker_is_first_and_its_acks_still_reach_the_client() -> None:
     w = refusing()
     assert w.broker(ack(1, 1)) == ack(1, 1)
-    assert w.tally("x").acked == 1
+    assert w.counters("x").acked == 1
     (close,) = split(w.broker(CLOSE_OK))
     assert (close.channel, close.id, code_of(close)) == (1, (20, 40), 541)
     assert "no ring" in text_of(close)
@@ -149,7 +149,7 @@ def test_a_number_closed_by_us_is_opened_again() -> None:
     assert (channel.state, channel.confirms.number, channel.routed) == (State.OPEN, 0, False)
     assert channel.nonce != nonce
     assert w.broker(made(1, commands.Channel.OpenOk())) == made(1, commands.Channel.OpenOk())
-    assert w.tally("x").unknown == 1
+    assert w.counters("x").unknown == 1
 
 
 def test_our_close_waits_for_the_end_of_another_channels_body_frame() -> None:
@@ -224,8 +224,8 @@ def test_the_client_closes_a_channel(confirming: bool) -> None:
         assert w.broker(ack(1, 1)) == ack(1, 1)
     assert w.broker(CLOSE_OK) == CLOSE_OK
     assert 1 not in w.c.channels
-    tally = w.tally("x")
-    assert (tally.acked, tally.unknown, tally.sent) == ((1, 1, 0) if confirming else (0, 0, 2))
+    counters = w.counters("x")
+    assert (counters.acked, counters.unknown, counters.sent) == ((1, 1, 0) if confirming else (0, 0, 2))
 
 
 def test_the_broker_closes_a_channel() -> None:
@@ -236,7 +236,7 @@ def test_the_broker_closes_a_channel() -> None:
     late = message(1, b"x", b"k")
     assert w.client(late) == late
     assert w.client(CLOSE_OK) == CLOSE_OK
-    assert (w.tally("x").published, w.tally("x").unknown) == (2, 2)
+    assert (w.counters("x").published, w.counters("x").unknown) == (2, 2)
     assert 1 not in w.c.channels
 
 
@@ -261,7 +261,7 @@ def test_a_number_is_opened_again_once_its_channel_is_closed() -> None:
     assert w.client(b"") == OPEN
     assert w.c.channels[1] is not old
     assert w.c.channels[1].state == State.OPEN
-    assert w.tally("x").unknown == 1
+    assert w.counters("x").unknown == 1
 
 
 # What a close of the broker's says.
@@ -517,7 +517,7 @@ def test_returns_and_acks_that_come_before_the_brokers_close_ok_are_what_they_we
     out = w.broker(sent + ack(1, 1) + CONNECTION_CLOSE_OK)
     (told, ok) = split(out)
     assert (told.id, ok.id) == ((60, 120), (10, 51))
-    assert (w.tally("x").unroutable, w.tally("x").acked) == (1, 0)
+    assert (w.counters("x").unroutable, w.counters("x").acked) == (1, 0)
 
 
 # Transactions.
@@ -541,7 +541,7 @@ def test_a_commit_of_a_lost_publish_closes_the_channel() -> None:
     assert (close.id, w.c.channels[1].state) == ((20, 40), State.REFUSING)
     (refusal,) = split(w.broker(CLOSE_OK))
     assert code_of(refusal) == 541
-    assert (w.tally("x").unroutable, w.tally("x").acked) == (1, 1)
+    assert (w.counters("x").unroutable, w.counters("x").acked) == (1, 1)
 
 
 @pytest.mark.parametrize("after", [CLOSE, THEIRS])
@@ -581,4 +581,4 @@ def test_confirm_select_is_forwarded_and_begins() -> None:
     w.client(message(1, b"x", b"k"))
     assert w.c.channels[1].confirms.unsettled == 1
     assert w.broker(ack(1, 1)) == ack(1, 1)
-    assert (w.tally("x").sent, w.tally("x").acked) == (1, 1)
+    assert (w.counters("x").sent, w.counters("x").acked) == (1, 1)

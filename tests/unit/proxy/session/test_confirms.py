@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.outcome import Outcome
-from proxy.routing.counters import Tally
+from proxy.routing.counters import Counters
 from proxy.session.confirms import Confirms, Fate, Told
 
 LOST, KNOWN = Fate(Outcome.UNROUTABLE, False), Fate(Outcome.UNROUTABLE, True)
@@ -16,13 +16,13 @@ PLACED, REFUSED = Fate(Outcome.CONFIRMED, True), Fate(Outcome.NACKED, False)
 """Went out again, and was confirmed; and was nacked."""
 
 
-def outcomes(tally: Tally) -> tuple[int, ...]:
-    return tally.acked, tally.nacked, tally.unroutable, tally.unknown
+def outcomes(counters: Counters) -> tuple[int, ...]:
+    return counters.acked, counters.nacked, counters.unroutable, counters.unknown
 
 
-def publish(confirms: Confirms, tally: Tally, count: int = 1) -> None:
+def publish(confirms: Confirms, counters: Counters, count: int = 1) -> None:
     for _ in range(count):
-        confirms.publish(tally)
+        confirms.publish(counters)
 
 
 def begun() -> Confirms:
@@ -33,16 +33,16 @@ def begun() -> Confirms:
 
 @dataclass
 class Model:
-    """One entry a publish: its tally, and what became of it."""
+    """One entry a publish: its counters, and what became of it."""
 
     confirms: Confirms
-    tallies: list[Tally]
+    counter_table: list[Counters]
     of: list[int] = field(default_factory=list)
     fate: list[str | None] = field(default_factory=list)
     returned: dict[int, Fate] = field(default_factory=dict)
 
     def publish(self, which: int) -> None:
-        publish(self.confirms, self.tallies[which])
+        publish(self.confirms, self.counter_table[which])
         self.of.append(which)
         self.fate.append(None)
 
@@ -60,13 +60,13 @@ class Model:
                 self.fate[n - 1] = "unroutable" if n in self.returned else "acked" if acked else "nacked"
 
     def check(self) -> None:
-        for which, tally in enumerate(self.tallies):
+        for which, counters in enumerate(self.counter_table):
             fates = [fate for fate, of in zip(self.fate, self.of, strict=True) if of == which]
-            assert tally.published == len(fates)
+            assert counters.published == len(fates)
             expected = tuple(fates.count(name) for name in ("acked", "nacked", "unroutable", "unknown"))
-            assert outcomes(tally) == expected
+            assert outcomes(counters) == expected
         assert self.confirms.unsettled == self.fate.count(None)
-        counted = sum(sum(outcomes(tally)) for tally in self.tallies)
+        counted = sum(sum(outcomes(counters)) for counters in self.counter_table)
         assert counted + self.confirms.unsettled == len(self.fate)
 
 
@@ -83,7 +83,7 @@ steps = st.lists(
 @given(steps, st.booleans())
 @settings(max_examples=400)
 def test_every_publish_is_counted_once(steps: list[tuple[str, int, bool, bool]], abandoned: bool) -> None:
-    model = Model(begun(), [Tally() for _ in range(3)])
+    model = Model(begun(), [Counters() for _ in range(3)])
     for step, number, one, other in steps:
         match step:
             case "publish":
@@ -123,7 +123,7 @@ class Client:
 @settings(max_examples=400)
 def test_each_publish_is_told_once_and_none_that_failed_is_acked(data: st.DataObject) -> None:
     """Also of those that come back and are on their way again for a while."""
-    confirms, tally, client = begun(), Tally(), Client()
+    confirms, counters, client = begun(), Counters(), Client()
     failed: set[int] = set()
     back: set[int] = set()
     away: set[int] = set()
@@ -138,7 +138,7 @@ def test_each_publish_is_told_once_and_none_that_failed_is_acked(data: st.DataOb
     for _ in range(data.draw(st.integers(1, 5))):
         count = data.draw(st.integers(1, 6))
         client.waiting |= set(range(confirms.number + 1, confirms.number + count + 1))
-        publish(confirms, tally, count)
+        publish(confirms, counters, count)
         open_ = sorted(set(range(1, confirms.number + 1)) - client.acked - client.nacked)
         for number in data.draw(st.lists(st.sampled_from(open_), unique=True)):
             if number not in back | answered:
@@ -167,20 +167,20 @@ def test_each_publish_is_told_once_and_none_that_failed_is_acked(data: st.DataOb
     assert not client.waiting
     assert client.nacked == failed
     assert (confirms.unsettled, confirms.returned, confirms.waiting, confirms.due) == (0, {}, set(), 0)
-    assert sum(outcomes(tally)) == tally.published
+    assert sum(outcomes(counters)) == counters.published
 
 
 def test_answers_that_need_no_change_are_as_they_came() -> None:
     confirms = begun()
-    publish(confirms, Tally(), 5)
+    publish(confirms, Counters(), 5)
     confirms.came_back(2, KNOWN)
     for number, multiple in ((1, False), (2, False), (5, True)):
         assert confirms.answers(number, multiple) == [(number, multiple, True)]
 
 
 def test_a_multiple_ack_is_split_around_what_failed() -> None:
-    confirms, tally = begun(), Tally()
-    publish(confirms, tally, 9)
+    confirms, counters = begun(), Counters()
+    publish(confirms, counters, 9)
     for number, fate in {1: LOST, 4: LOST, 5: LOST, 7: KNOWN, 9: LOST}.items():
         confirms.came_back(number, fate)
     assert confirms.answers(9, True) == [
@@ -191,12 +191,12 @@ def test_a_multiple_ack_is_split_around_what_failed() -> None:
         (8, True, True),
         (9, False, False),
     ]
-    assert (outcomes(tally), confirms.returned) == ((4, 0, 5, 0), {})
+    assert (outcomes(counters), confirms.returned) == ((4, 0, 5, 0), {})
 
 
 def test_a_split_names_no_tag_that_was_told_before() -> None:
     confirms = begun()
-    publish(confirms, Tally(), 6)
+    publish(confirms, Counters(), 6)
     for number in (3, 4):
         confirms.settle(number, multiple=False, acked=True)
     confirms.came_back(5, LOST)
@@ -206,16 +206,16 @@ def test_a_split_names_no_tag_that_was_told_before() -> None:
 
 @pytest.mark.parametrize(("number", "multiple"), [(0, True), (0, False), (3, False), (99, True), (99, False)])
 def test_answers_to_nothing_change_nothing(number: int, multiple: bool) -> None:
-    confirms, tally = begun(), Tally()
-    publish(confirms, tally, 5)
+    confirms, counters = begun(), Counters()
+    publish(confirms, counters, 5)
     confirms.settle(3, multiple=True, acked=True)
     confirms.came_back(5, LOST)
     assert confirms.answers(number, multiple) == [(number, multiple, True)]
-    assert (outcomes(tally), confirms.unsettled) == ((3, 0, 0, 0), 2)
+    assert (outcomes(counters), confirms.unsettled) == ((3, 0, 0, 0), 2)
 
 
 def test_publishes_before_confirm_select_are_sent_and_no_tag_counts_them() -> None:
-    confirms, early, late = Confirms(), Tally(), Tally()
+    confirms, early, late = Confirms(), Counters(), Counters()
     publish(confirms, early, 3)
     assert confirms.unsettled == 0
     confirms.start()
@@ -232,14 +232,14 @@ def test_publishes_before_confirm_select_are_sent_and_no_tag_counts_them() -> No
 
 
 def test_without_confirms_nothing_is_unsettled_or_unknown() -> None:
-    confirms, tally = Confirms(), Tally()
-    publish(confirms, tally, 3)
+    confirms, counters = Confirms(), Counters()
+    publish(confirms, counters, 3)
     confirms.abandon()
-    assert (confirms.unsettled, outcomes(tally), tally.sent) == (0, (0, 0, 0, 0), 3)
+    assert (confirms.unsettled, outcomes(counters), counters.sent) == (0, (0, 0, 0, 0), 3)
 
 
 def test_what_was_rolled_back_never_was() -> None:
-    confirms, one, other = begun(), Tally(), Tally()
+    confirms, one, other = begun(), Counters(), Counters()
     publish(confirms, one, 2)
     publish(confirms, other, 2)
     for number, fate in {1: LOST, 4: LOST}.items():
@@ -255,20 +255,20 @@ def test_what_was_rolled_back_never_was() -> None:
 @pytest.mark.parametrize("stuck", [1, 2, 700])
 def test_one_that_is_never_confirmed_makes_nothing_of_the_others_stay(stuck: int) -> None:
     """What is behind it takes no more memory or work than what has nothing before it."""
-    confirms, tallies = begun(), [Tally(), Tally()]
+    confirms, counter_table = begun(), [Counters(), Counters()]
     for number in range(1, 20_001):
-        publish(confirms, tallies[number % 2])
+        publish(confirms, counter_table[number % 2])
         if number != stuck:
             confirms.settle(number, multiple=False, acked=True)
     assert (confirms.unsettled, confirms.low, confirms.open.pages) == (1, stuck - 1, 2)
     confirms.settle(stuck, multiple=False, acked=True)
     assert (confirms.unsettled, confirms.low, confirms.open.pages) == (0, 20_000, 1)
-    assert [outcomes(tally)[0] for tally in tallies] == [10_000, 10_000]
+    assert [outcomes(counters)[0] for counters in counter_table] == [10_000, 10_000]
 
 
 def test_acks_wait_for_what_is_on_its_way_again() -> None:
-    confirms, tally = begun(), Tally()
-    publish(confirms, tally, 9)
+    confirms, counters = begun(), Counters()
+    publish(confirms, counters, 9)
     for number, fate in {3: None, 6: None}.items():
         confirms.came_back(number, fate)
     assert confirms.answers(3, False) == []
@@ -279,34 +279,34 @@ def test_acks_wait_for_what_is_on_its_way_again() -> None:
     assert confirms.unsettled == 1
     assert confirms.decide(3, PLACED) == [(3, False, True)]
     assert confirms.decide(3, REFUSED) == []
-    assert (outcomes(tally), confirms.unsettled, confirms.returned) == ((8, 1, 0, 0), 0, {})
+    assert (outcomes(counters), confirms.unsettled, confirms.returned) == ((8, 1, 0, 0), 0, {})
 
 
 def test_an_answer_to_what_is_on_its_way_again_may_come_after_it() -> None:
-    confirms, tally = begun(), Tally()
-    publish(confirms, tally, 3)
+    confirms, counters = begun(), Counters()
+    publish(confirms, counters, 3)
     for number, fate in {2: None}.items():
         confirms.came_back(number, fate)
     assert confirms.decide(2, PLACED) == []
     assert confirms.answers(3, True) == [(3, True, True)]
-    assert (outcomes(tally), confirms.unsettled) == ((3, 0, 0, 0), 0)
+    assert (outcomes(counters), confirms.unsettled) == ((3, 0, 0, 0), 0)
 
 
 def test_a_nack_ends_the_wait() -> None:
     """LavinMQ answers a mandatory publish to a full queue with a return and a nack."""
-    confirms, tally = begun(), Tally()
-    publish(confirms, tally, 3)
+    confirms, counters = begun(), Counters()
+    publish(confirms, counters, 3)
     for number, fate in {1: None}.items():
         confirms.came_back(number, fate)
     assert confirms.refused(1, False) == [(1, False, False)]
     assert confirms.decide(1, PLACED) == []
     assert confirms.answers(3, True) == [(3, True, True)]
-    assert (outcomes(tally), confirms.unsettled) == ((2, 1, 0, 0), 0)
+    assert (outcomes(counters), confirms.unsettled) == ((2, 1, 0, 0), 0)
 
 
 def test_a_multiple_nack_is_not_for_what_was_acked_before() -> None:
-    confirms, tally = begun(), Tally()
-    publish(confirms, tally, 7)
+    confirms, counters = begun(), Counters()
+    publish(confirms, counters, 7)
     for number in (2, 5):
         confirms.came_back(number, None)
     assert confirms.answers(3, True) == [(1, True, True), (3, False, True)]
@@ -314,25 +314,25 @@ def test_a_multiple_nack_is_not_for_what_was_acked_before() -> None:
     assert confirms.refused(7, True) == [(4, False, False), (6, False, False), (7, False, False)]
     assert confirms.decide(5, PLACED) == [(5, False, True)]
     assert confirms.decide(2, REFUSED) == [(2, False, False)]
-    assert (outcomes(tally), confirms.unsettled) == ((3, 4, 0, 0), 0)
+    assert (outcomes(counters), confirms.unsettled) == ((3, 4, 0, 0), 0)
 
 
 def test_a_channel_that_is_gone_decides_nothing() -> None:
-    confirms, tally = begun(), Tally()
-    publish(confirms, tally, 3)
+    confirms, counters = begun(), Counters()
+    publish(confirms, counters, 3)
     for number, fate in {1: None}.items():
         confirms.came_back(number, fate)
     confirms.answers(3, True)
     confirms.abandon()
     assert confirms.decide(1, PLACED) == []
-    assert outcomes(tally) == (2, 0, 0, 1)
+    assert outcomes(counters) == (2, 0, 0, 1)
 
 
 def test_many_acks_behind_one_that_is_on_its_way_are_each_told_once() -> None:
-    confirms, tally = begun(), Tally()
-    publish(confirms, tally, 1000)
+    confirms, counters = begun(), Counters()
+    publish(confirms, counters, 1000)
     confirms.came_back(1, None)
     told = [each for upto in range(10, 1001, 10) for each in confirms.answers(upto, True)]
     assert told == [(n, False, True) for n in range(2, 1001)]
     assert confirms.decide(1, PLACED) == [(1, True, True)]
-    assert (outcomes(tally), confirms.unsettled) == ((1000, 0, 0, 0), 0)
+    assert (outcomes(counters), confirms.unsettled) == ((1000, 0, 0, 0), 0)

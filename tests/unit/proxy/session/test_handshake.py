@@ -315,7 +315,7 @@ def test_a_handshake_may_come_all_at_once_and_goes_out_turn_by_turn() -> None:
         assert sent[1] == tune_ok(2047) + OPEN
         assert sent[2] == CHANNEL_OPEN + message(1, b"", b"q") + HEARTBEAT
         assert (w.c.channel_max, list(w.c.channels), w.c.client_rest, w.c.ahead) == (2046, [1], b"", False)
-        assert w.tally("", PassReason.TYPE).published == 1
+        assert w.counters("", PassReason.TYPE).published == 1
 
 
 @pytest.mark.parametrize("said", [[], [start("PLAIN")], [start("PLAIN"), tune(2047)]])

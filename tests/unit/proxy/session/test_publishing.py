@@ -29,18 +29,18 @@ COPIES = entry(b"CC", b"A", pack(">I", 0))
 def test_a_publish_that_cannot_be_read_is_not_counted() -> None:
     w = Wire({"x": QUEUES}, confirming=True)
     relay.from_client(w.c, publish(1, b"x", b"k") + headers(1, 0, b"\x02CC"))
-    tally, confirms = w.tally("x"), w.c.channels[1].confirms
-    assert (tally.published, confirms.number, confirms.unsettled) == (0, 0, 0)
+    counters, confirms = w.counters("x"), w.c.channels[1].confirms
+    assert (counters.published, confirms.number, confirms.unsettled) == (0, 0, 0)
 
 
 def test_nothing_is_counted_while_a_publish_is_held() -> None:
     w = Wire({"x": ring(exchange("unread"))}, confirming=True)
     assert w.client(publish(1, b"x", b"k") + header(1, 0)) == b""
-    assert (w.held, w.tally("x").published, w.c.client_frames) == ("unread", 0, 1)
+    assert (w.held, w.counters("x").published, w.c.client_frames) == ("unread", 0, 1)
     w.router.put(("/", "unread"), known(QUEUES))
     (one,) = published(w.resumed())
     assert one.key == QUEUES.ring.owner_of(b"k").name.encode()
-    assert (w.tally("x").published, w.c.client_frames) == (1, 2)
+    assert (w.counters("x").published, w.c.client_frames) == (1, 2)
 
 
 @pytest.mark.parametrize("at_header", [False, True])

@@ -84,8 +84,8 @@ def test_a_publish_to_a_ring_goes_to_the_owner_stamped() -> None:
                 assert isinstance(got.pop("x-ring-id"), int)
                 assert got == {"a": 1, "b": "c"}
                 assert (read.content_type, read.delivery_mode, read.app_id) == ("text/plain", 2, "me")
-            tally = out.wire.tally("x")
-            assert (tally.published, tally.sent) == (1, 1)
+            counters = out.wire.counters("x")
+            assert (counters.published, counters.sent) == (1, 1)
 
 
 STAMPED = 13 + len(b"x-ring-exchange") + len(b"x-ring-routing-key") + len(b"x-ring-id")
@@ -165,7 +165,7 @@ def test_rings_behind_rings_are_resolved() -> None:
         assert long_string(b"x-ring-exchange", b"x") in one.header
         seen.add(owner)
     assert len(seen) == 3
-    assert (w.tally("x").published, w.tally("y").published) == (40, 0)
+    assert (w.counters("x").published, w.counters("y").published) == (40, 0)
 
 
 def test_a_cycle_passes_and_counts_as_one() -> None:
@@ -176,8 +176,8 @@ def test_a_cycle_passes_and_counts_as_one() -> None:
     as_it_is(cycle, data)
     w = cycle()
     w.client(data)
-    assert w.tally("x", PassReason.CYCLE).published == 1
-    assert w.tally("x").published == 0
+    assert w.counters("x", PassReason.CYCLE).published == 1
+    assert w.counters("x").published == 0
 
 
 def test_shadow_passes_byte_for_byte_and_counts_where_it_would_go() -> None:
@@ -189,8 +189,8 @@ def test_shadow_passes_byte_for_byte_and_counts_where_it_would_go() -> None:
     as_it_is(shadow, data + TRAILING)
     w = shadow()
     w.client(data * 3)
-    tally = w.tally("x", PassReason.SHADOW)
-    assert (tally.published, dict(tally.shadowed)) == (3, {QUEUES.ring.owner_of(b"k"): 3})
+    counters = w.counters("x", PassReason.SHADOW)
+    assert (counters.published, dict(counters.shadowed)) == (3, {QUEUES.ring.owner_of(b"k"): 3})
     assert not w.c.channels[1].routed
 
 
@@ -228,7 +228,7 @@ def test_a_hashed_header_of_each_type(kind: bytes, value: bytes, hashed: bytes |
     out = fed(lambda: Wire({"x": BY_HEADER}), data)
     (one,) = published(out.to_broker)
     assert one.key == BY_HEADER.ring.owner_of(hashed or b"").name.encode()
-    assert out.wire.tally("x").value_missing == (hashed is None)
+    assert out.wire.counters("x").value_missing == (hashed is None)
 
 
 PROPERTY_VALUES = {
@@ -258,7 +258,7 @@ def test_a_hashed_property(name: str, present: bool, with_headers: bool) -> None
     out = fed(lambda: Wire({"x": by}), publish(1, b"x", b"key") + header(1, 0, sent, props))
     (one,) = published(out.to_broker)
     assert one.key == by.ring.owner_of(PROPERTY_VALUES[name][1] if present else b"").name.encode()
-    assert out.wire.tally("x").value_missing == (not present)
+    assert out.wire.counters("x").value_missing == (not present)
     assert one.header.endswith(props[props.index(b"\x02\x07") :])
 
 
@@ -312,11 +312,11 @@ def test_publishes_are_counted_under_what_became_of_them() -> None:
         {"x": QUEUES, "t": known(None, PassReason.TYPE), "n": known(None, PassReason.NO_BINDINGS)}, confirming=True
     )
     w.client(message(1, b"x", b"k") * 3 + message(1, b"t", b"k") * 2 + message(1, b"n", b"k") + message(1, b"", b"q"))
-    assert [w.tally("x").published, w.tally("t", PassReason.TYPE).published] == [3, 2]
-    assert [w.tally("n", PassReason.NO_BINDINGS).published, w.tally("", PassReason.TYPE).published] == [1, 1]
+    assert [w.counters("x").published, w.counters("t", PassReason.TYPE).published] == [3, 2]
+    assert [w.counters("n", PassReason.NO_BINDINGS).published, w.counters("", PassReason.TYPE).published] == [1, 1]
     assert w.c.channels[1].confirms.unsettled == 7
     w.broker(ack(1, 7, True))
-    assert [w.tally("x").acked, w.tally("t", PassReason.TYPE).acked] == [3, 2]
+    assert [w.counters("x").acked, w.counters("t", PassReason.TYPE).acked] == [3, 2]
     assert w.c.channels[1].confirms.unsettled == 0
 
 

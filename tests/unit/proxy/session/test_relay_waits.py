@@ -160,7 +160,7 @@ def test_a_ring_that_changes_between_method_and_header_is_asked_anew() -> None:
     assert w.held == "x"
     w.router.put(("/", "x"), known(None, PassReason.NO_BINDINGS))
     assert w.resumed() == publish(1, b"x", b"k") + header(1, 0)
-    assert w.tally("x", PassReason.NO_BINDINGS).published == 1
+    assert w.counters("x", PassReason.NO_BINDINGS).published == 1
 
 
 def test_a_publish_whose_channel_the_broker_closes_meanwhile_asks_no_more() -> None:

@@ -117,7 +117,7 @@ def test_it_goes_out_as_the_client_publishes_it_where_that_was_known(
     assert to_client == b""
     assert w.both(ack(1, 1)) == (b"", b"")
     assert w.both(ack(OURS, 1)) == (b"", ack(1, 1))
-    assert w.tally("x").rerouted == 1
+    assert w.counters("x").rerouted == 1
 
 
 @pytest.mark.parametrize("head", HEADS.values(), ids=HEADS)
@@ -415,7 +415,7 @@ def test_it_is_published_again_so_often_and_no_more() -> None:
         assert w.both(ack(OURS, n - 1)) == (b"", b"")
     w.c.now += RECENT
     assert w.both(back(frames_of(one)) + ack(OURS, MOST_TRIES)) == (b"", message_back(LOST[0], b"hello") + ack(1, 1))
-    assert w.tally("x").rerouted == MOST_TRIES
+    assert w.counters("x").rerouted == MOST_TRIES
     assert counted(w) == (1, 0, 0, 1, 0, 0)
 
 

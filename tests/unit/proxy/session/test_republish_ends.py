@@ -296,7 +296,7 @@ def test_one_whose_header_does_not_fit_again_is_its_clients() -> None:
     assert b"x-ring" in out
     w.both(back(out) + ack(1, 1))
     assert w.reread({"x": ring(exchange("y"))}) == (b"", returned(1, b"x", LOST[0]) + head + ack(1, 1))
-    assert w.tally("x").rerouted == 0
+    assert w.counters("x").rerouted == 0
 
 
 def test_nothing_is_done_about_returns_on_our_channel_that_nobody_waits_for() -> None:

@@ -419,15 +419,15 @@ def test_each_publish_is_told_of_once_and_none_is_acked_that_no_queue_took(rando
         assert not any(one.returned for ones in sent.values() for one in ones)
     # Each is counted once, by what its client was told.
     acked = sum(one.acked is True for one in sent[CONFIRMED])
-    tally, passed = w.tally("x"), w.tally("x", PassReason.NO_BINDINGS)
-    assert tally.published + broker.passed[CONFIRMED] == len(sent[CONFIRMED])
+    counters, passed = w.counters("x"), w.counters("x", PassReason.NO_BINDINGS)
+    assert counters.published + broker.passed[CONFIRMED] == len(sent[CONFIRMED])
     # Where it gets again what its ring had before, that is a pass as well, and counts by what became of the first.
     assert passed.acked + passed.nacked == broker.passed[CONFIRMED] <= passed.published
-    assert tally.acked + tally.nacked + tally.unroutable + tally.unknown == tally.published
-    assert acked - sum(one.returned for one in sent[CONFIRMED]) <= tally.acked + passed.acked <= acked
-    tally, passed = w.tally("y"), w.tally("y", PassReason.NO_BINDINGS)
-    assert tally.sent + passed.sent == tally.published + broker.passed[PLAIN] == len(sent[PLAIN])
-    tally = w.tally("z")
-    assert tally.acked + tally.nacked + tally.unroutable + tally.unknown == tally.published
-    rerouted = sum(w.tally(name).rerouted for name in "xyz")
+    assert counters.acked + counters.nacked + counters.unroutable + counters.unknown == counters.published
+    assert acked - sum(one.returned for one in sent[CONFIRMED]) <= counters.acked + passed.acked <= acked
+    counters, passed = w.counters("y"), w.counters("y", PassReason.NO_BINDINGS)
+    assert counters.sent + passed.sent == counters.published + broker.passed[PLAIN] == len(sent[PLAIN])
+    counters = w.counters("z")
+    assert counters.acked + counters.nacked + counters.unroutable + counters.unknown == counters.published
+    rerouted = sum(w.counters(name).rerouted for name in "xyz")
     event(f"rerouted: {min(rerouted, 4)}, disturbed: {scene.disturbed}, closed: {scene.closed}")

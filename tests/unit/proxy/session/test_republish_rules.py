@@ -67,7 +67,7 @@ def test_what_an_exchange_of_the_ring_does_not_deliver_keeps_nobody_waiting() ->
         assert w.both(back(out) + ack(1, number)) == (b"", ack(1, number))
         assert w.awaited is None
     assert w.c.events == [Stale((VHOST, "x"), None)], "and it is looked at once a second"
-    assert w.tally("x").unroutable == 2
+    assert w.counters("x").unroutable == 2
 
 
 def test_a_channel_that_the_broker_has_closed_is_neither_waited_for_nor_told() -> None:
@@ -82,7 +82,7 @@ def test_a_channel_that_the_broker_has_closed_is_neither_waited_for_nor_told() -
     goodbye = made(0, commands.Connection.Close(200, "", 0, 0))
     assert w.client(goodbye) == goodbye
     assert w.c.phase is Phase.ENDING
-    assert w.tally("x").unknown == 2
+    assert w.counters("x").unknown == 2
 
 
 def test_no_later_commit_is_taken_for_one_that_lost_something() -> None:
@@ -106,7 +106,7 @@ def test_the_reason_to_pass_is_counted_where_a_message_goes_to_its_exchange() ->
     w.both(back(out))
     w.reread({"x": known(None, PassReason.NO_BINDINGS)})
     w.both(ack(1, 1) + ack(OURS, 1))
-    assert (w.tally("x", PassReason.NO_BINDINGS).published, w.tally("x").acked) == (1, 1)
+    assert (w.counters("x", PassReason.NO_BINDINGS).published, w.counters("x").acked) == (1, 1)
 
 
 def test_one_whose_value_cannot_be_read_is_not_published_again() -> None:
@@ -117,7 +117,7 @@ def test_one_whose_value_cannot_be_read_is_not_published_again() -> None:
     by_id = ring(queue("q1"), queue("q3"), hashed=HashedValue("property", "correlation_id"))
     assert w.reread({"x": by_id}) == (b"", b"")
     assert w.both(ack(1, 1)) == (b"", nack(1, 1))
-    assert w.tally("x").unroutable == 1
+    assert w.counters("x").unroutable == 1
 
 
 def test_of_all_alike_that_went_out_unstamped_none_is_acked() -> None:
@@ -130,7 +130,7 @@ def test_of_all_alike_that_went_out_unstamped_none_is_acked() -> None:
         seen = (returned(1, b"x", LOST[0]) + head) * len(lost)
         assert w.both(b"".join(back(outs[n]) for n in lost)) == (b"", seen)
         assert w.both(ack(1, 3, True)) == (b"", nack(1, 1) + nack(1, 2) + ack(1, 3, True))
-        assert w.tally("x").unroutable == max(len(lost), 2)
+        assert w.counters("x").unroutable == max(len(lost), 2)
 
 
 def test_an_unstamped_return_does_not_keep_a_stamped_one_from_going_out_again() -> None:

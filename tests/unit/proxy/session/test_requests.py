@@ -268,12 +268,12 @@ def test_a_commit_and_a_rollback_count_what_was_before_them() -> None:
     w = Wire({"t": known(None, PassReason.TYPE)})
     w.client(made(1, commands.Tx.Select()) + message(1, b"t", b"k") * 2 + made(1, commands.Tx.Commit()))
     w.client(message(1, b"t", b"k") * 3 + made(1, commands.Tx.Rollback()) + message(1, b"t", b"k"))
-    confirms, tally = w.c.channels[1].confirms, w.tally("t", PassReason.TYPE)
+    confirms, counters = w.c.channels[1].confirms, w.counters("t", PassReason.TYPE)
     assert confirms.unsettled == 6
     w.broker(made(1, commands.Tx.CommitOk()))
-    assert (confirms.unsettled, tally.acked) == (4, 2)
+    assert (confirms.unsettled, counters.acked) == (4, 2)
     w.broker(made(1, commands.Tx.RollbackOk()))
-    assert (confirms.unsettled, tally.acked) == (1, 2)
+    assert (confirms.unsettled, counters.acked) == (1, 2)
 
 
 def test_confirm_select_without_wait_begins_all_the_same() -> None:

@@ -212,7 +212,7 @@ def test_a_return_unasked_is_swallowed_and_its_ack_is_a_nack(size: int) -> None:
         out = fed(make, back + ack(1, 1) + trailing, relay.from_broker)
         assert out.to_client == nack(1, 1) + trailing
         assert out.wire.c.events == [Stale(("/", "x"), queue(OWNER.decode()))]
-        assert (out.wire.tally("x").unroutable, out.wire.tally("x").acked) == (1, 0)
+        assert (out.wire.counters("x").unroutable, out.wire.counters("x").acked) == (1, 0)
 
 
 def test_a_multiple_ack_over_what_is_lost_is_split() -> None:
@@ -222,7 +222,7 @@ def test_a_multiple_ack_over_what_is_lost_is_split() -> None:
         w.broker(echo(outs[i]))
     expected = ack(1, 1, True) + nack(1, 2) + ack(1, 3, True) + nack(1, 4) + ack(1, 6, True)
     assert w.broker(ack(1, 6, True) + ack(2, 9, True)) == expected + ack(2, 9, True)
-    assert (w.tally("x").acked, w.tally("x").unroutable) == (3, 3)
+    assert (w.counters("x").acked, w.counters("x").unroutable) == (3, 3)
     assert w.c.channels[1].confirms.returned == {}
 
 
@@ -234,15 +234,15 @@ def test_tags_count_from_confirm_select() -> None:
     assert w.broker(echo(outs[1])) == b""
     assert w.broker(echo(early)) == b""
     assert w.broker(ack(1, 3, True)) == ack(1, 1, True) + nack(1, 2) + ack(1, 3, True)
-    tally = w.tally("x")
-    assert (tally.published, tally.sent, tally.acked) == (4, 1, 2)
+    counters = w.counters("x")
+    assert (counters.published, counters.sent, counters.acked) == (4, 1, 2)
 
 
 def test_a_nack_over_what_is_lost_passes() -> None:
     """LavinMQ answers a mandatory publish to a full queue with a return and a nack."""
     w, out = sent(0, header(1, 0))
     assert w.broker(echo(out) + nack(1, 1)) == nack(1, 1)
-    assert (w.tally("x").unroutable, w.tally("x").nacked) == (1, 0)
+    assert (w.counters("x").unroutable, w.counters("x").nacked) == (1, 0)
 
 
 def test_from_an_exchange_of_the_ring_unasked_is_swallowed_and_acked() -> None:
@@ -250,7 +250,7 @@ def test_from_an_exchange_of_the_ring_unasked_is_swallowed_and_acked() -> None:
     w, out = sent(0, header(1, 0), rings={"x": ring(exchange("y")), "y": known(None, PassReason.TYPE)})
     assert w.broker(echo(out) + ack(1, 1)) == ack(1, 1)
     assert w.c.events == [Stale(("/", "x"), None)]
-    assert w.tally("x").unroutable == 1
+    assert w.counters("x").unroutable == 1
 
 
 def test_from_an_exchange_of_the_ring_asked_for_comes_back() -> None:
@@ -262,7 +262,7 @@ def test_from_an_exchange_of_the_ring_asked_for_comes_back() -> None:
 def test_without_confirms_a_lost_publish_is_swallowed_and_counted() -> None:
     w, out = sent(0, header(1, 0), confirming=False)
     assert w.broker(echo(out)) == b""
-    assert w.tally("x").unroutable == 1
+    assert w.counters("x").unroutable == 1
     assert w.c.channels[1].confirms.returned == {}
 
 
@@ -300,7 +300,7 @@ def test_what_is_not_ours_comes_back_as_it_is(head: bytes) -> None:
     out = fed(passing, back, relay.from_broker)
     assert out.to_client == back
     assert out.wire.c.events == []
-    assert out.wire.tally("t", PassReason.TYPE).unroutable == 0
+    assert out.wire.counters("t", PassReason.TYPE).unroutable == 0
 
 
 def test_a_copy_that_the_client_forwards_on_the_same_channel_is_its_own() -> None:
@@ -416,7 +416,7 @@ def test_what_is_lost_in_a_transaction_is_known_at_its_commit_and_not_after_a_ro
     assert back == returned(1, b"x", b"k") + header(1, 0)
     ok = made(1, commands.Tx.CommitOk())
     assert w.broker(ok) == ok
-    assert (w.tally("x").published, w.tally("x").unroutable) == (2, 1)
+    assert (w.counters("x").published, w.counters("x").unroutable) == (2, 1)
     assert not any(isinstance(event, Declared) for event in w.c.events)
 
 
@@ -453,4 +453,4 @@ def test_in_any_chunking_and_any_mix_nothing_lost_is_acked(data: st.DataObject) 
                 told.setdefault(n, each.id == (60, 80))
     assert sorted(came) == [i for i in sorted(lost) if asked[i]]
     assert told == {i + 1: i not in lost or asked[i] for i in range(count)}
-    assert (w.tally("x").unroutable, w.tally("x").acked) == (len(lost), count - len(lost))
+    assert (w.counters("x").unroutable, w.counters("x").acked) == (len(lost), count - len(lost))

@@ -15,7 +15,7 @@ def test_before_a_virtual_host_is_open_nothing_is_counted() -> None:
     assert not c.running
     c.expire()
     with pytest.raises(RuntimeError):
-        _ = c.tallies
+        _ = c.counter_table
 
 
 def test_a_forced_route_is_for_its_name_only() -> None:

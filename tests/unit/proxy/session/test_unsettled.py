@@ -4,21 +4,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.routing.counters import Tally
+from proxy.routing.counters import Counters
 from proxy.session.unsettled import PAGE, Unsettled
 
 
-def filled(first: int, count: int, tally: Tally | None = None) -> Unsettled:
-    made, tally = Unsettled(), tally or Tally()
+def filled(first: int, count: int, counters: Counters | None = None) -> Unsettled:
+    made, counters = Unsettled(), counters or Counters()
     for number in range(first, first + count):
-        made.add(number, tally)
+        made.add(number, counters)
     return made
 
 
 @given(st.data())
 def test_it_is_a_dict_of_numbers(data: st.DataObject) -> None:
     first = data.draw(st.sampled_from([1, 2, PAGE - 1, PAGE, 5 * PAGE + 7, (1 << 62) - 3, (1 << 63) - 3]))
-    made, model, tallies = Unsettled(), dict[int, Tally](), [Tally(), Tally()]
+    made, model, counter_table = Unsettled(), dict[int, Counters](), [Counters(), Counters()]
     acked = nacked = 0
     number = first - 1
     for _ in range(data.draw(st.integers(1, 30))):
@@ -26,7 +26,7 @@ def test_it_is_a_dict_of_numbers(data: st.DataObject) -> None:
             case "add":
                 for _ in range(data.draw(st.integers(1, 2 * PAGE))):
                     number += 1
-                    model[number] = tallies[number % 2]
+                    model[number] = counter_table[number % 2]
                     made.add(number, model[number])
             case "take":
                 which = data.draw(st.integers(first - 1, number + 2))
@@ -47,7 +47,7 @@ def test_it_is_a_dict_of_numbers(data: st.DataObject) -> None:
         if model:
             assert made.first_beyond(min(model) - 1) == min(model)
         assert made.pages <= len({n // PAGE for n in model}) + 1
-    assert (sum(t.acked for t in tallies), sum(t.nacked for t in tallies)) == (acked, nacked)
+    assert (sum(t.acked for t in counter_table), sum(t.nacked for t in counter_table)) == (acked, nacked)
 
 
 @pytest.mark.parametrize("far", [1, PAGE - 1, PAGE, 40 * PAGE, 5_000 * PAGE + 3])
@@ -66,5 +66,5 @@ def test_a_page_that_is_done_with_is_dropped() -> None:
     assert made.pages <= 2
     made.drop()
     assert (made.pages, made.count, made.within(1, 1000 * PAGE)) == (0, 0, [])
-    made.add(7, Tally())
+    made.add(7, Counters())
     assert made.within(1, 100) == [7]

@@ -10,7 +10,7 @@ from pamqp import base, commands
 from pamqp import frame as pamqp_frame
 from pamqp import header as pamqp_header
 
-from proxy.routing.counters import Tallies, Tally
+from proxy.routing.counters import Counters, CounterTable
 from proxy.routing.routes import BEING_CLOSED, UNANSWERED, Route, RouteTables, Unread
 from proxy.session import relay
 from proxy.session.backlog import Backlog
@@ -296,10 +296,10 @@ class Wire:
         self.router = Router(300, refuse_stale=True, clock=lambda: NOW)
         for name, what in (entries or {}).items():
             self.router.put((VHOST, name), what if isinstance(what, Entry) else known(what))
-        self.tallies = Tallies()
+        self.counter_table = CounterTable()
         self.wanted: list[Name] = []
         selection = selection or selecting(entries or {})
-        self.tables = RouteTables(self.router, selection, self.tallies, lambda _: "", self.wanted.append)
+        self.tables = RouteTables(self.router, selection, self.counter_table, lambda _: "", self.wanted.append)
         self.samples: list[float] = []
         c = self.c = Connection(self.tables.table, self.samples.append, frozenset())
         c.phase, c.opened, c.vhost, c.now = Phase.RUNNING, True, VHOST, NOW
@@ -312,12 +312,12 @@ class Wire:
             if confirming:
                 channel.select(transactional=False)
 
-    def tally(self, exchange: str, reason: PassReason | None = None) -> Tally:
-        return self.tallies.of((VHOST, exchange), reason)
+    def counters(self, exchange: str, reason: PassReason | None = None) -> Counters:
+        return self.counter_table.of((VHOST, exchange), reason)
 
     @property
     def names(self) -> set[Name]:
-        return {name for name, _ in self.tallies.by_way}
+        return {name for name, _ in self.counter_table.by_way}
 
     def client(self, data: bytes) -> bytes:
         """What goes to the broker for these bytes of the client's; nothing may go to the client."""

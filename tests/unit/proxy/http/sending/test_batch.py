@@ -16,9 +16,9 @@ from proxy.http.formats.problems import ProblemError, invalid, unavailable
 from proxy.http.sending.batch import MESSAGES, Batch, Words
 from proxy.http.sending.dispatch import Dispatch, Order, Outlet, Placed
 from proxy.outcome import Outcome
-from proxy.publisher.channel import CONFIRMED, NACKED, UNROUTABLE, Receiver, Verdict
-from proxy.publisher.pool import Lanes
-from proxy.routing.counters import Tally
+from proxy.publisher.channel import CONFIRMED, NACKED, UNROUTABLE, PublishResult, Receiver
+from proxy.publisher.pool import ConnectionGroup
+from proxy.routing.counters import Counters
 from proxy.routing.routes import Choice, Route
 from proxy.session.republish import MOST_TRIES
 from proxy.topology.table import PassReason
@@ -26,11 +26,11 @@ from proxy.wire.frames import NOT_FOUND
 from proxy.wire.properties import HEADERS_FLAG, PERSISTENT, Header, encoded_headers
 from tests.unit.proxy.session.wire import QUEUES, known
 
-UNKNOWN = Verdict(Outcome.UNKNOWN, "nobody knows")
-REFUSED = Verdict(Outcome.INVALID, "too large", 406)
+UNKNOWN = PublishResult(Outcome.UNKNOWN, "nobody knows")
+REFUSED = PublishResult(Outcome.INVALID, "too large", 406)
 
-ROUTE = Route(("/", "orders"), Tally(), None, known(QUEUES))
-PASSED = Placed(Route(("/", "topic"), Tally(), PassReason.TYPE), None, PassReason.TYPE)
+ROUTE = Route(("/", "orders"), Counters(), None, known(QUEUES))
+PASSED = Placed(Route(("/", "topic"), Counters(), PassReason.TYPE), None, PassReason.TYPE)
 
 
 def placed(target: int = 0) -> Placed:
@@ -40,7 +40,7 @@ def placed(target: int = 0) -> Placed:
 class FakeDispatch(Dispatch):
     """Takes messages, and answers as it is told: at once, or when asked to."""
 
-    def __init__(self, at_once: Callable[[int], Verdict | None] = lambda index: None) -> None:
+    def __init__(self, at_once: Callable[[int], PublishResult | None] = lambda index: None) -> None:
         self.at_once = at_once
         self.problems: dict[int, Exception] = {}
         self.places: dict[int, Placed] = {}
@@ -70,7 +70,7 @@ class FakeDispatch(Dispatch):
             asyncio.get_running_loop().call_soon(self.settle, index, verdict)
         return self.places.get(index, self.now or placed())
 
-    def settle(self, index: int, verdict: Verdict) -> None:
+    def settle(self, index: int, verdict: PublishResult) -> None:
         self.waiting.pop(index).settled(index, verdict)
 
     def moved(self, outlet: Outlet, message: Message, placed: Placed) -> bool:
@@ -92,14 +92,14 @@ class Case:
 
     def __init__(
         self,
-        at_once: Callable[[int], Verdict | None] = lambda index: CONFIRMED,
+        at_once: Callable[[int], PublishResult | None] = lambda index: CONFIRMED,
         *,
         most: int = 1000,
         patience: float = 10,
         words: Words = MESSAGES,
     ) -> None:
         self.dispatch, self.limits = FakeDispatch(at_once), Limits(most, 1 << 20)
-        outlet = Outlet(("/", "orders"), Lanes("/", (), False), b"orders")
+        outlet = Outlet(("/", "orders"), ConnectionGroup("/", (), False), b"orders")
         self.batch = Batch(self.dispatch, self.limits, outlet, patience, words)
 
     async def add(self, *keys: str) -> None:
@@ -121,7 +121,7 @@ class Case:
         return [result["outcome"] for result in self.batch.results()]
 
 
-def answers(given: Mapping[int, Verdict]) -> Callable[[int], Verdict]:
+def answers(given: Mapping[int, PublishResult]) -> Callable[[int], PublishResult]:
     return lambda index: given.get(index, CONFIRMED)
 
 
@@ -175,7 +175,7 @@ async def test_an_empty_batch_is_done() -> None:
     [(NACKED, True), (UNROUTABLE, True), (REFUSED, False)],
     ids=["nacked", "unroutable", "refused"],
 )
-async def test_after_a_keys_failure_nothing_more_of_that_key_is_sent(verdict: Verdict, again: bool) -> None:
+async def test_after_a_keys_failure_nothing_more_of_that_key_is_sent(verdict: PublishResult, again: bool) -> None:
     case = Case(answers({1: verdict}))
     await case.add("a", "b", "a")
     await idle()
@@ -282,7 +282,7 @@ async def test_a_message_that_cannot_be_sent_is_named() -> None:
 
 
 async def test_long_details_are_cut() -> None:
-    case = Case(answers({0: Verdict(Outcome.NACKED, "x" * 5000)}))
+    case = Case(answers({0: PublishResult(Outcome.NACKED, "x" * 5000)}))
     await case.add("a")
     await case.done()
     problem = case.batch.problem()
@@ -317,7 +317,7 @@ async def test_long_details_are_not_kept() -> None:
         ([REFUSED, NACKED], 503, Outcome.UNKNOWN),
     ],
 )
-async def test_the_problem_of_all(verdicts: list[Verdict], status: int, outcome: Outcome) -> None:
+async def test_the_problem_of_all(verdicts: list[PublishResult], status: int, outcome: Outcome) -> None:
     case = Case(lambda index: verdicts[index])
     await case.add("a", "b")
     await case.done()
@@ -332,7 +332,7 @@ async def test_the_problem_of_all(verdicts: list[Verdict], status: int, outcome:
 
 
 async def test_what_a_ring_missed_is_read_again_once_a_target() -> None:
-    gone = Verdict(Outcome.INVALID, "no exchange", NOT_FOUND)
+    gone = PublishResult(Outcome.INVALID, "no exchange", NOT_FOUND)
     case = Case(answers({0: UNROUTABLE, 1: UNROUTABLE, 2: UNROUTABLE, 4: gone, 5: NACKED}))
     case.dispatch.places = {index: placed(target) for index, target in enumerate((0, 0, 1, 2, 2, 1))}
     await case.add("a", "b", "c", "d", "e", "f")

@@ -15,8 +15,8 @@ from proxy.http.sending.dispatch import Outlet, Placed
 from proxy.http.sending.receipts import judged, place, receipt
 from proxy.outcome import Outcome
 from proxy.publisher.channel import NACKED, UNROUTABLE
-from proxy.publisher.pool import Lanes
-from proxy.routing.counters import Tally
+from proxy.publisher.pool import ConnectionGroup
+from proxy.routing.counters import Counters
 from proxy.routing.routes import Choice, Route
 from proxy.topology.table import PassReason
 from ring.destination import Destination
@@ -27,11 +27,11 @@ REFERENCE = (Path(__file__).parents[5] / "docs/reference.md").read_text()
 
 
 def passed(exchange: str) -> Placed:
-    return Placed(Route(("/", exchange), Tally(), PassReason.TYPE), None, PassReason.TYPE)
+    return Placed(Route(("/", exchange), Counters(), PassReason.TYPE), None, PassReason.TYPE)
 
 
 def routed(shadowed: bool = False) -> Placed:
-    route = Route(("/", "orders"), Tally(), None, known(QUEUES))
+    route = Route(("/", "orders"), Counters(), None, known(QUEUES))
     choice = Choice(route.targets[0], route, 5, b"k", False, False)
     return Placed(route, choice, PassReason.SHADOW if shadowed else None)
 
@@ -64,7 +64,7 @@ def test_what_no_queue_takes_says_which_is_missing() -> None:
 @example("\x01" * 255, "\N{GRINNING FACE}" * 1000)
 def test_a_result_is_no_longer_than_is_documented(text: str, detail: str) -> None:
     (most,) = re.findall(r"([\d,]+) bytes at most as JSON escapes them", REFERENCE)
-    batch = Batch(FakeDispatch(), Limits(1, 1), Outlet(("/", text), Lanes("/", (), False), b""), 1, MESSAGES)
+    batch = Batch(FakeDispatch(), Limits(1, 1), Outlet(("/", text), ConnectionGroup("/", (), False), b""), 1, MESSAGES)
     batch.refuse(text, None, detail)
     (failed,) = batch.results()
 
