@@ -1,4 +1,4 @@
-"""What stands at the head of a report: which data it is of, which time was asked for and found, by which parameters."""
+"""The head of a report: names and values that say which data it is about, for which time, and with which parameters."""
 
 from collections.abc import Mapping, Sequence
 

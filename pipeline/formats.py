@@ -8,7 +8,7 @@ _DIGITS = 3
 """Significant digits of what is measured or estimated: more would promise what no report knows."""
 
 _LEAST = 0.001
-"""What is smaller and not zero is told to be under it."""
+"""The smallest number that is written out: a smaller one that is not zero becomes "<0.001"."""
 
 _TIMES = ((1, "µs"), (1_000, "ms"), (1_000_000, "s"))
 """Units of time in microseconds."""

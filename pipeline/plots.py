@@ -1,4 +1,4 @@
-"""What all plots of reports have in common: their size, colours, legend, and axes that write numbers as tables do."""
+"""Plots of reports: their common size, colours and legend, and axes that write numbers as the tables of a report do."""
 
 import math
 from collections.abc import Sequence

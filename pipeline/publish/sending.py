@@ -38,14 +38,14 @@ _NOT_CLEAR = 0.1
 
 @dataclass(frozen=True)
 class Sent:
-    """What one task has published."""
+    """The result of one task that has published all of its rows."""
 
     rows: dict[str, int]
-    """Rows confirmed, by queue."""
+    """How many rows were confirmed, by queue name; queues that got none are left out."""
     again: int
-    """Rows that were sent again though their queue may have had them, each time counted.
+    """How many times a row was sent again that its queue may have had already: the most messages that are there twice.
 
-    At most so many messages more than rows are in the queues. Those that came back for want of a queue are not in any.
+    A row that was returned because it had no queue does not count: it is in none.
     """
 
 

@@ -20,18 +20,21 @@ _SAYS_ALL = frozenset({Outcome.UNROUTABLE, Outcome.NACKED})
 
 
 class Line:
-    """The rows of one queue from the first on that has no confirm yet; it is told of their fates, by their numbers."""
+    """The rows that one task has sent to one queue, from the first that is not confirmed, in sending order.
 
-    __slots__ = ("_fates", "_window", "first", "index", "messages")
+    Rows are numbered from 0 on as they are sent. The broker connection calls `settled` once for each of them.
+    """
+
+    __slots__ = ("_outcomes", "_window", "first", "index", "messages")
 
     def __init__(self, window: "Window", index: int) -> None:
-        """No row was sent yet; `index` is the queue's."""
+        """Begin without a row; `index` is the position of the queue in `Routes.queues`."""
         self._window, self.index = window, index
         self.messages: deque[Message] = deque()
         self.first = 0
-        """The number of the first row that is kept; those behind it have the next ones."""
-        self._fates: dict[int, Outcome] = {}
-        """Of the rows that are kept and settled, by their numbers."""
+        """The number of the first row that is kept; the rows behind it are numbered on from there."""
+        self._outcomes: dict[int, Outcome] = {}
+        """The outcomes of those kept rows that are settled, by row number; a row that is in flight has none."""
 
     @property
     def next(self) -> int:
@@ -39,27 +42,31 @@ class Line:
         return self.first + len(self.messages)
 
     def settled(self, number: int, verdict: PublishResult) -> None:
-        """Take the fate of one row."""
-        outcome, fates, freed = verdict.outcome, self._fates, 0
+        """Note the outcome of the row with this number, and forget the rows at the front that are confirmed."""
+        outcome, outcomes, freed = verdict.outcome, self._outcomes, 0
         if number == self.first and outcome is Outcome.CONFIRMED:
             freed = 1
-            while fates and fates.get(number + freed) is Outcome.CONFIRMED:
-                del fates[number + freed]
+            while outcomes and outcomes.get(number + freed) is Outcome.CONFIRMED:
+                del outcomes[number + freed]
                 freed += 1
             for _ in range(freed):
                 self.messages.popleft()
             self.first += freed
         else:
-            fates[number] = outcome
+            outcomes[number] = outcome
         self._window.settled(self.index, verdict, freed)
 
     def take_back(self) -> tuple[list[Message], int, int]:
-        """As `Window.take_back`: the rows to send again, how many a queue may have, and how many are done."""
+        """Empty the line and return the rows to send again, how many of them the queue may have, and how many are done.
+
+        Sent again are the rows that were not confirmed, and rows behind one of those that have its key; the others are
+        done. Every row must be settled.
+        """
         again: list[Message] = []
         keys: set[bytes] = set()
         repeated = 0
         for number, message in enumerate(self.messages, self.first):
-            outcome = self._fates[number]
+            outcome = self._outcomes[number]
             if outcome is not Outcome.CONFIRMED or message.hashed in keys:
                 keys.add(message.hashed)
                 again.append(message)
@@ -69,7 +76,7 @@ class Line:
         done = len(self.messages) - len(again)
         self.first = self.next
         self.messages.clear()
-        self._fates.clear()
+        self._outcomes.clear()
         return again, repeated, done
 
 

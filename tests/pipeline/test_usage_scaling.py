@@ -1,4 +1,7 @@
-"""What a sample's figures say of all publishes: intervals hold the truth as often as they say, in many samples."""
+"""Scaling up a sample in `usage`: how often the intervals contain the truth, over many samples.
+
+`pytest -s tests/pipeline/test_usage_scaling.py` prints the figures that docs/pipeline.md quotes.
+"""
 
 from math import sqrt
 
@@ -37,9 +40,11 @@ def drawn(seed: int) -> tuple[pa.Table, list[tuple[int, int, int]], list[float]]
     return pa.table(columns), truths, shares
 
 
-def covered(intervals: list[tuple[float, float]], truths: list[float]) -> float:
-    """The share of the intervals that have the truth in them."""
-    return float(np.mean([low <= truth <= high for (low, high), truth in zip(intervals, truths, strict=True)]))
+def covered(about: str, intervals: list[tuple[float, float]], truths: list[float]) -> float:
+    """Print and return the share of the intervals that contain the truth; `about` says what they are intervals of."""
+    found = float(np.mean([low <= truth <= high for (low, high), truth in zip(intervals, truths, strict=True)]))
+    print(f"\n{about}: {found:.1%} of {len(truths)} intervals contain the truth")
+    return found
 
 
 def test_intervals_have_the_truth_in_them_as_often_as_they_say(spark: SparkSession) -> None:
@@ -53,14 +58,14 @@ def test_intervals_have_the_truth_in_them_as_often_as_they_say(spark: SparkSessi
     for n, name in enumerate(("messages", "bytes", "keys")):
         found = [(row[f"{name}_low"], row[f"{name}_high"]) for row in rows]
         # 95%, and three times its standard error of 1.3% either way.
-        assert 0.91 <= covered(found, [truth[n] for truth in truths]) <= 0.99, name
+        assert 0.91 <= covered(name, found, [truth[n] for truth in truths]) <= 0.99, name
         assert all(low <= row[f"{name}_scaled"] <= high for (low, high), row in zip(found, rows, strict=True))
         assert np.mean([row[f"{name}_scaled"] / truth[n] for row, truth in zip(rows, truths, strict=True)]) == (
             pytest.approx(1, abs=0.05)
         )
     firsts = {row.exchange: row for row in by_destination.where("destination = 'first'").collect()}
     by_share = [share(firsts[row.exchange], row) for row in rows]
-    assert 0.91 <= covered([(low, high) for _, low, high in by_share], shares) <= 0.99
+    assert 0.91 <= covered("shares", [(low, high) for _, low, high in by_share], shares) <= 0.99
 
 
 def test_a_hot_key_inside_the_sample_makes_no_share_sure() -> None:
@@ -112,7 +117,7 @@ def test_shares_of_few_drawn_keys_are_told_with_their_whole_error(keys: int, par
     samples = [sample for sample in (few(random, keys, part) for _ in range(1000)) if sample is not None]
     found = [share(its, whole)[1:] for its, whole, _ in samples]
     # 95%, and three times its standard error of 0.7%.
-    assert covered(found, [truth for *_, truth in samples]) >= 0.93
+    assert covered(f"share {part} of {keys} keys", found, [truth for *_, truth in samples]) >= 0.93
     assert all(low < high for low, high in found)
 
 
