@@ -8,16 +8,16 @@ PACKAGES := $(shell find ring proxy -name '*.py' -o -name '*.css' | sort)
 COMPILED := build/compiled/.built-$(shell echo $(PACKAGES) | cksum | cut -d ' ' -f 1)
 ON_SOURCE := tests/unit/proxy $(addprefix tests/unit/ring/test_,hashing.py scores.py contest.py ring.py)
 WITH_COMPILED := --override-ini="pythonpath=build/compiled ."
+# Each process has a broker of its own, unless one is named. More processes than cores: the tests wait more than they compute.
+PROCESSES ?= $(if $(filter amqp%,$(BROKER)),0,$(shell echo $$((2 * $$(nproc)))))
+PYTEST := .venv/bin/pytest --numprocesses $(PROCESSES) --dist loadfile --durations 20 --durations-min 8
 # The unit tests, the checks and the image do not depend on the broker: with one chosen, only what does is run.
 TESTS := $(if $(BROKER),tests/integration --ignore=tests/integration/test_image.py,tests/unit tests/integration tests/pipeline)
-
-# Each process has a broker of its own, unless one is named.
-PROCESSES := $(if $(filter amqp%,$(BROKER)),0,auto)
 
 # The data pipeline's packages, half a gigabyte: not for who only wants the sidecar.
 PIPELINE := .venv/.pipeline
 
-.PHONY: help demo pipeline-demo test bench chaos fuzz check lock clean
+.PHONY: help demo pipeline-demo test test-all checked-and-compiled bench chaos fuzz check lock clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -28,11 +28,20 @@ demo: $(INSTALLED) ## Show the proxy at work with a real RabbitMQ
 pipeline-demo: $(PIPELINE) ## Show the data pipeline at work: a real sidecar's journal, every job, each report in a browser
 	.venv/bin/python -m testbed.pipeline_demo
 
-test: $(if $(BROKER),,check) $(COMPILED) ## Check and test; with BROKER=sid (or another), test against that RabbitMQ
-	.venv/bin/pytest --numprocesses $(PROCESSES) --dist loadfile --durations 20 --durations-min 8 $(WITH_COMPILED) $(TESTS)
-	$(if $(BROKER),,RINGPROXY_PURE=1 .venv/bin/pytest --numprocesses $(PROCESSES) --dist loadfile $(ON_SOURCE))
+test: checked-and-compiled ## Check and test, but for what takes long; with BROKER=sid (or another), test against that RabbitMQ
+	$(PYTEST) $(WITH_COMPILED) $(if $(BROKER),,-m "not long") $(TESTS)
 
-bench: $(COMPILED) ## Measure how fast it is, for docs/performance.md; with FULL=1, at length; with BROKER=sid, on that RabbitMQ
+test-all: checked-and-compiled ## Check and test all: also what takes long, on the source, and on a second, older RabbitMQ
+	$(PYTEST) $(WITH_COMPILED) $(TESTS)
+	RINGPROXY_PURE=1 $(PYTEST) $(ON_SOURCE)
+	.venv/bin/python -m testbed.second -- $(PYTEST) $(WITH_COMPILED) -m versions tests/integration tests/pipeline
+
+# At the same time, as each takes a minute of one core; and what may be installed or made once for a broker.
+checked-and-compiled: $(INSTALLED) $(if $(BROKER),,$(PIPELINE))
+	$(MAKE) --no-print-directory --jobs=2 $(if $(BROKER),,check) $(COMPILED)
+	.venv/bin/python -m testbed --prepare
+
+bench: $(COMPILED) ## Measure how fast it is, for docs/performance.md; with FULL=1, at length; with BROKER=installed, on that RabbitMQ
 	.venv/bin/python -m bench $(if $(FULL),--full)
 
 chaos: $(COMPILED) ## Break all there is around the sidecars, and judge: docs/reliability.md; with SEED and FAULTS, otherwise or longer

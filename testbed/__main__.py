@@ -1,4 +1,7 @@
-"""`python -m testbed [-- COMMAND...]`: run the command with a broker in BROKER, or hold a broker until interrupted."""
+"""`python -m testbed [-- COMMAND...]`: run the command with a broker in BROKER, or hold a broker until interrupted.
+
+`python -m testbed --prepare` instead installs what the broker of BROKER needs, and starts nothing.
+"""
 
 import os
 import signal
@@ -8,16 +11,19 @@ from types import FrameType
 from typing import NoReturn
 
 from testbed import SetupError
-from testbed.broker import Broker, running_broker
+from testbed.broker import Broker, prepare, running_broker
 
 
 def main() -> int:
     """Return the command's exit status."""
     command = sys.argv[1:]
-    if command and (command[0] != "--" or len(command) < 2):
-        sys.exit("usage: [BROKER=...] python -m testbed [-- COMMAND...]")
+    if command != ["--prepare"] and command and (command[0] != "--" or len(command) < 2):
+        sys.exit("usage: [BROKER=...] python -m testbed [--prepare | -- COMMAND...]")
     signal.signal(signal.SIGTERM, _exit)
     try:
+        if command == ["--prepare"]:
+            prepare()
+            return 0
         with running_broker() as broker:
             return _run(command[1:], broker) if command else _hold(broker)
     except SetupError as error:

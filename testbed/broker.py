@@ -1,9 +1,11 @@
 """The RabbitMQ to use: the one the variable BROKER chooses, or the first that can be had."""
 
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import cache
 from urllib.parse import urlsplit
 
 from testbed import SetupError, container, suite
@@ -11,6 +13,12 @@ from testbed.debian import install
 from testbed.installation import MACHINE, Installation
 from testbed.node import private_node
 from testbed.readiness import NOT_READY, answering_version
+
+MAJOR = 4
+"""The major version of RabbitMQ that comes first; releases before it are out of support."""
+
+SUITE = "sid"
+"""The Debian suite that has the newest RabbitMQ, where the machine's own is older than `MAJOR`."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +36,8 @@ def running_broker(choice: str | None = None) -> Iterator[Broker]:
     """Give the broker of `choice`, the variable BROKER unless given, and stop it at the end if it was started here.
 
     A choice is `amqp://...` (management in BROKER_MANAGEMENT_URL), `docker:TAG`, `installed`, the name of a Debian
-    suite such as `sid`, or empty for the first of Docker, an installed RabbitMQ, and one installed with apt-get.
+    suite such as `sid`, or empty for the first that can be had of: Docker's image, an installed RabbitMQ 4, that of
+    Debian sid (which needs root), an older installed RabbitMQ, and one installed with apt-get.
     """
     with _broker(os.environ.get("BROKER", "") if choice is None else choice) as broker:
         yield broker
@@ -45,11 +54,43 @@ def _broker(choice: str) -> AbstractContextManager[Broker]:
 
 
 def installation(choice: str) -> Installation:
-    """Return the RabbitMQ a private node of that choice runs on: the machine's own, or a Debian suite's."""
-    if choice not in ("", "installed"):
+    """Return the RabbitMQ that a private node runs on: the machine's own, or a Debian suite's.
+
+    `choice` is `installed`, the name of a suite, or empty for the newest that can be had. Raises SetupError.
+    """
+    if choice == "installed":
+        return machines_own()
+    if choice:
         return suite.installation(choice)
-    if not MACHINE.server and choice == "installed":
-        raise SetupError("BROKER=installed, but no rabbitmq-server is installed: apt-get install rabbitmq-server")
+    if MACHINE.major >= MAJOR:
+        return MACHINE
+    newest = suites_newest()
+    return machines_own() if newest is None else newest
+
+
+def prepare() -> None:
+    """Install the RabbitMQ of private nodes where BROKER does not name another, for the processes that follow."""
+    choice = os.environ.get("BROKER", "")
+    if not choice.startswith(("amqp:", "docker:")):
+        installation(choice)
+
+
+@cache
+def suites_newest() -> Installation | None:
+    """Return the RabbitMQ of `SUITE`; None, once this has said why in a line, where that cannot be had.
+
+    The answer is kept for the process, which does not try again what has failed.
+    """
+    try:
+        return suite.installation(SUITE)
+    except SetupError as error:
+        reason = " ".join(str(error).split())
+        print(f"no RabbitMQ {MAJOR}, so what is installed is used: {reason}", file=sys.stderr, flush=True)
+        return None
+
+
+def machines_own() -> Installation:
+    """Return the machine's own RabbitMQ, which is installed where it is missing and this is root; else SetupError."""
     if not MACHINE.server:
         try:
             install("rabbitmq-server")

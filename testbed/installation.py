@@ -1,5 +1,6 @@
 """A RabbitMQ as Debian packages it: the machine's own, or one in a folder made by debootstrap."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,12 @@ class Installation:
         """The path, inside `root`, of the script that starts a node as the user who calls it; None if there is none."""
         scripts = sorted(self.root.glob("usr/lib/rabbitmq/lib/rabbitmq_server-*/sbin/rabbitmq-server"))
         return f"/{scripts[-1].relative_to(self.root)}" if scripts else None
+
+    @property
+    def major(self) -> int:
+        """The major version of RabbitMQ; 0 where there is none."""
+        found = re.search(r"rabbitmq_server-(\d+)", self.server or "")
+        return int(found[1]) if found else 0
 
     def command(self, command: Sequence[str], folder: Path) -> list[str]:
         """Make `command` run inside `root`, where `folder` has the same path as outside and holds the `hosts` file."""

@@ -28,7 +28,7 @@ def installation(suite: str) -> Installation:
     if not re.fullmatch("[a-z]+", suite):
         raise SetupError(f"BROKER={suite} is not amqp://..., docker:TAG, installed, or the name of a Debian suite")
     if os.geteuid() != 0:
-        raise SetupError(f"BROKER={suite} needs root, to change into a folder with that Debian release")
+        raise SetupError(f"Debian {suite} needs root, to change into a folder with that release")
     root = cache() / f"debian-{suite}"
     with lock(f"debian-{suite}"):
         if not root.exists():

@@ -13,6 +13,8 @@ from tests.integration.rings import owner
 from tests.integration.sidecar import Sidecar
 from tests.integration.wire_client import Client, Wire, encoded, publishing
 
+pytestmark = pytest.mark.versions
+
 QUEUES = ["q1", "q2", "q3"]
 HASH = "x-consistent-hash"
 

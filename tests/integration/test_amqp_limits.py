@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import pytest
 from pamqp.commands import Basic, Connection
 
 from proxy.session.end import CLOSE_WITHIN
@@ -16,6 +17,8 @@ from tests.integration.broker_api import VirtualHost, wait_until
 from tests.integration.conftest import StartSidecar
 from tests.integration.sidecar import Sidecar
 from tests.integration.wire_client import PROTOCOL_HEADER, Client, Wire, encoded, publish_frames, raw_frame, short, wire
+
+pytestmark = pytest.mark.versions
 
 GET_OK = struct.pack(">HH", 60, 71)
 

@@ -16,7 +16,7 @@ from tests.integration.rings import owner
 from tests.integration.sidecar import Sidecar
 from tests.integration.wire_client import Client
 
-pytestmark = private_only
+pytestmark = [private_only, pytest.mark.versions]
 
 QUEUES = ["q1", "q2", "q3"]
 

@@ -12,6 +12,8 @@ from tests.integration.rings import owner
 from tests.integration.sidecar import Sidecar
 from tests.integration.wire_client import Client
 
+pytestmark = pytest.mark.versions
+
 QUEUES = ["q1", "q2"]
 WHO = Client("least", "pw-least")
 

@@ -12,6 +12,8 @@ from tests.integration.rings import owner
 from tests.integration.sidecar import Sidecar
 from tests.integration.wire_client import Client, Wire, publish_frames
 
+pytestmark = pytest.mark.versions
+
 QUEUES = ["q1", "q2", "q3"]
 GONE = "q2"
 LEFT = ["q1", "q3"]

@@ -1,5 +1,7 @@
 """What comes back for good is told in the client's own words, and nothing lost is acknowledged.
 
+pytestmark = pytest.mark.versions
+
 Here the management API does not answer, so that nobody learns where a message whose queue is gone should go instead.
 """
 

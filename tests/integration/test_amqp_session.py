@@ -23,6 +23,8 @@ from tests.integration.wire_client import (
     wire,
 )
 
+pytestmark = pytest.mark.versions
+
 QUEUES = ["q1", "q2", "q3"]
 
 

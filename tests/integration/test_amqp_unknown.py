@@ -10,6 +10,8 @@ from tests.integration.relay import management_front, relay
 from tests.integration.sidecar import Sidecar
 from tests.integration.wire_client import HEARTBEAT, Client, Wire, port_of, publish_frames, publishing
 
+pytestmark = pytest.mark.versions
+
 
 def refused(peer: Wire, channel: int, exchange: str = "orders") -> str:
     return refusal(peer, channel, peer.expect(channel, Channel.Close), exchange)

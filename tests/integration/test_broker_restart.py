@@ -10,13 +10,10 @@ from testbed.broker import installation
 from testbed.node import Node, private_node
 from tests.integration.broker_api import BrokerApi, VirtualHost, wait_until
 from tests.integration.conftest import StartSidecar
+from tests.integration.own_node import BROKER, private_only
 from tests.integration.sidecar import Sidecar
 
-BROKER = os.environ.get("BROKER", "")
-
-pytestmark = pytest.mark.skipif(
-    BROKER.startswith(("amqp:", "docker:")), reason="this broker is not a private node of the testbed"
-)
+pytestmark = [private_only, pytest.mark.versions]
 
 
 @pytest.fixture

@@ -23,6 +23,8 @@ from tests.integration.relay import relay
 from tests.integration.rings import owner
 from tests.integration.sidecar import Answer, Sidecar
 
+pytestmark = pytest.mark.versions
+
 QUEUES = ["q1", "q2", "q3"]
 PASSWORD = "pw ü:@"
 OWN_WORDS = {"outcome", "retryable"}

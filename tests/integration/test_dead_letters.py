@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 from pamqp.commands import Channel
 
 from proxy.questions import explain
@@ -10,6 +11,8 @@ from tests.integration.conftest import StartSidecar
 from tests.integration.rings import owner
 from tests.integration.sidecar import Sidecar
 from tests.integration.wire_client import Client
+
+pytestmark = pytest.mark.versions
 
 QUEUES = ["q1", "q2", "q3"]
 SOON = {"sync_interval": "0.2"}

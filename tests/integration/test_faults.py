@@ -11,6 +11,8 @@ from tests.integration.conftest import Login, StartSidecar, with_login
 from tests.integration.relay import management_front, relay
 from tests.integration.sidecar import Answer, Sidecar
 
+pytestmark = pytest.mark.versions
+
 
 def at_once(count: int, publish: Callable[[int], Answer]) -> list[Answer]:
     with ThreadPoolExecutor(count) as pool:

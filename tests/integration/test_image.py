@@ -1,5 +1,7 @@
 """The image, built from the Dockerfile itself by buildah, and run the way deploy/sidecar.yaml has it run.
 
+pytestmark = pytest.mark.long
+
 No registry is asked for the images that it starts from: a Debian of the same release, made by debootstrap, stands in
 for them, with Debian's Python and with or without its C compiler. So whether they can be pulled, and what else they
 hold, is not seen here.

@@ -31,6 +31,8 @@ from tests.integration.sidecar import Sidecar
 from tests.integration.test_access import refused
 from tests.integration.wire_client import Client
 
+pytestmark = pytest.mark.versions
+
 QUEUES = ["q1", "q2", "q3"]
 
 

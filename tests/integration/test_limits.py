@@ -382,6 +382,7 @@ def start_beside(start_sidecar: StartSidecar, running: tuple[Node, Control]) -> 
 
 
 @private_only
+@pytest.mark.versions
 def test_a_message_that_is_too_large_for_the_broker(start_beside: StartBeside, home: VirtualHost) -> None:
     sidecar = start_beside()
     told = Told(sidecar, "/")
@@ -404,6 +405,7 @@ def test_a_message_that_is_too_large_for_the_broker(start_beside: StartBeside, h
 
 
 @private_only
+@pytest.mark.versions
 def test_the_first_message_that_is_too_large_is_told_so(start_beside: StartBeside, home: VirtualHost) -> None:
     sidecar = start_beside()
     told = Told(sidecar, "/")
@@ -420,6 +422,7 @@ def test_the_first_message_that_is_too_large_is_told_so(start_beside: StartBesid
 
 
 @private_only
+@pytest.mark.versions
 def test_a_message_that_is_too_large_for_the_broker_by_the_management_apis_publish(
     start_beside: StartBeside, running: tuple[Node, Control], home: VirtualHost
 ) -> None:
@@ -439,6 +442,7 @@ def test_a_message_that_is_too_large_for_the_broker_by_the_management_apis_publi
 
 
 @private_only
+@pytest.mark.versions
 def test_a_memory_alarm(start_beside: StartBeside, running: tuple[Node, Control], home: VirtualHost) -> None:
     sidecar = start_beside(confirm_timeout="1", lookup_timeout="0.5")
     told = Told(sidecar, "/")

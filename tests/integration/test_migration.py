@@ -15,6 +15,8 @@ from tests.integration.rings import owner
 from tests.integration.sidecar import Sidecar
 from tests.integration.wire_client import Client, port_of
 
+pytestmark = pytest.mark.versions
+
 MIGRATION = Document("docs/migration.md")
 SETTINGS = Document("docs/migration.md", "toml")
 QUEUES = ["orders.1", "orders.2", "orders.3"]

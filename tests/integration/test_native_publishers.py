@@ -2,6 +2,8 @@
 
 import re
 
+import pytest
+
 from testbed.broker import Broker
 from tests.integration.broker_api import VirtualHost, wait_until
 from tests.integration.conftest import Login, StartSidecar
@@ -9,6 +11,8 @@ from tests.integration.native import publish_counted, publish_in
 from tests.integration.relay import management_front
 from tests.integration.sidecar import Sidecar
 from tests.integration.wire_client import Client, port_of
+
+pytestmark = pytest.mark.versions
 
 QUEUES = ["q1", "q2", "q3"]
 PUBLISH_IN = "ringproxy_exchange_publish_in_total"

@@ -2,12 +2,16 @@
 
 import time
 
+import pytest
+
 from ring.destination import Destination
 from ring.ring import Ring
 from tests.integration.broker_api import VirtualHost, wait_until
 from tests.integration.conftest import StartSidecar
 from tests.integration.load import Load
 from tests.integration.sidecar import Sidecar
+
+pytestmark = pytest.mark.versions
 
 SYNC, SETTLE = 0.5, 0.2
 

@@ -19,13 +19,10 @@ from testbed import SetupError
 from testbed.broker import installation
 from testbed.node import Node, private_node
 from tests.integration.broker_api import wait_until
+from tests.integration.own_node import BROKER, private_only
 from tests.processes import has_ended, take_interrupts
 
-BROKER = os.environ.get("BROKER", "")
-
-pytestmark = pytest.mark.skipif(
-    BROKER.startswith(("amqp:", "docker:")), reason="this broker is not a private node of the testbed"
-)
+pytestmark = private_only
 
 
 def descendants(pid: int) -> dict[int, str]:
@@ -63,8 +60,7 @@ def listening_addresses(pids: set[int]) -> set[tuple[str, int]]:
 def starter() -> Iterator[subprocess.Popen[str]]:
     """A process that holds a broker of its own."""
     command = [sys.executable, "-m", "testbed"]
-    # Installed or not, and whether or not Docker is there, the broker has to be a private node.
-    env = os.environ | {"BROKER": BROKER or "installed"}
+    env = os.environ | {"DOCKER_HOST": "unix:///no/docker.sock"}  # its first choice, but a private node is wanted
     installation(BROKER)
     with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True, preexec_fn=take_interrupts) as process:
         yield process

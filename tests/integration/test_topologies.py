@@ -12,6 +12,8 @@ from tests.integration.conftest import StartSidecar
 from tests.integration.rings import owner
 from tests.integration.sidecar import Sidecar
 
+pytestmark = pytest.mark.versions
+
 QUEUES = ["q1", "q2", "q3"]
 KEYS = [f"key {n}" for n in range(30)]
 

@@ -30,6 +30,8 @@ from tests.integration.conftest import Login
 from tests.pipeline.publishing import Came, check_nothing_lost, options_of
 from tests.pipeline.records import published, ring_of, write_journal
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parents[2]
 SPARK = Path(pyspark.__file__).parent
 OURS = ("pipeline", "proxy", "ring")

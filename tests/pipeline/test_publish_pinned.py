@@ -15,6 +15,8 @@ from tests.integration.relay import management_front, relay
 from tests.pipeline.publishing import options_of
 from tests.pipeline.records import ring_of
 
+pytestmark = pytest.mark.versions
+
 QUEUES = {"q0": 1, "q1": 2}
 SCHEMA = StructType().add("key", "string").add("body", "string")
 

@@ -16,6 +16,8 @@ from testbed.broker import Broker
 from tests.integration.broker_api import VirtualHost, wait_until
 from tests.pipeline.streams import put, settled, stream_queue
 
+pytestmark = pytest.mark.versions
+
 SMALL = 2000
 """Bytes of a segment: of some ten messages."""
 

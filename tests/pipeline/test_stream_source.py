@@ -23,6 +23,8 @@ from tests.integration.conftest import USER, Login, StartSidecar
 from tests.pipeline.records import published, ring_of
 from tests.pipeline.streams import put, settled, stream_queue
 
+pytestmark = pytest.mark.versions
+
 QUEUES = {"q1": 1, "q2": 2}
 
 

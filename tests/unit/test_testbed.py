@@ -8,13 +8,13 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from testbed import SetupError, broker, container, debian, suite
+from testbed import SetupError, broker, container, debian, second, suite
 from testbed.installation import Installation
 from testbed.node import free_ports
 from testbed.supervisor import Supervisor
@@ -55,11 +55,14 @@ def serving(handler: type[Overview]) -> Iterator[str]:
 
 
 @pytest.fixture
-def bare_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def bare_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """No Docker engine, no RabbitMQ, not root."""
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/docker.sock")
     monkeypatch.setattr(broker, "MACHINE", Installation(tmp_path, "nothing"))
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    broker.suites_newest.cache_clear()
+    yield
+    broker.suites_newest.cache_clear()
 
 
 def enter(choice: str | None) -> broker.Broker:
@@ -137,15 +140,75 @@ def test_no_docker_engine_answers_on_a_port_nobody_serves(monkeypatch: pytest.Mo
     ("choice", "message"),
     [
         ("", "no Docker engine answers, and rabbitmq-server is missing, and only root can install it: .*BROKER=amqp"),
-        ("installed", "no rabbitmq-server is installed: apt-get install"),
+        ("installed", "rabbitmq-server is missing, and only root can install it: sudo apt-get install"),
         ("docker:4", "needs a Docker engine, and none answers"),
-        ("sid", "BROKER=sid needs root"),
+        ("sid", "Debian sid needs root"),
         ("localhost:5672", "is not amqp://..., docker:TAG, installed, or the name of a Debian suite"),
     ],
 )
 def test_a_choice_that_cannot_be_had_says_why(choice: str, message: str) -> None:
     with pytest.raises(SetupError, match=message):
         enter(choice)
+
+
+@pytest.fixture
+def machine_with(bare_machine: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], Installation]:
+    """Installs that version of RabbitMQ, as Debian packages it, on a machine that has nothing else."""
+
+    def installed(version: str) -> Installation:
+        server = tmp_path / f"machine/usr/lib/rabbitmq/lib/rabbitmq_server-{version}/sbin/rabbitmq-server"
+        server.parent.mkdir(parents=True)
+        server.touch()
+        machine = Installation(tmp_path / "machine", "installed rabbitmq-server")
+        monkeypatch.setattr(broker, "MACHINE", machine)
+        return machine
+
+    return installed
+
+
+def test_an_installed_rabbitmq_4_comes_before_debian_sids(
+    machine_with: Callable[[str], Installation], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(suite, "installation", lambda suite: pytest.fail("no Debian sid is wanted"))
+    machine = machine_with("4.0.5")
+    assert broker.installation("") == machine
+
+
+def test_debian_sids_rabbitmq_comes_before_an_older_installed_one(
+    machine_with: Callable[[str], Installation], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    machine_with("3.10.8")
+    sid = Installation(tmp_path / "sid", "Debian sid")
+    monkeypatch.setattr(suite, "installation", lambda name: {"sid": sid}[name])
+    assert broker.installation("") == sid
+
+
+def test_an_older_installed_one_is_used_where_debian_sid_cannot_be_had_and_the_reason_is_told_once(
+    machine_with: Callable[[str], Installation], capsys: pytest.CaptureFixture[str]
+) -> None:
+    machine = machine_with("3.10.8")
+    assert broker.installation("") == broker.installation("") == machine
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("no RabbitMQ 4, so what is installed is used: Debian sid needs root")
+
+
+@pytest.mark.parametrize(
+    ("version", "sid_can_be_had", "reason"),
+    [("3.10.8", True, ""), ("3.10.8", False, "that of this machine was the first"), ("4.0.5", True, "a RabbitMQ 4")],
+)
+def test_the_second_rabbitmq_is_the_machines_own_where_that_is_older_than_the_first(
+    machine_with: Callable[[str], Installation],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    version: str,
+    sid_can_be_had: bool,
+    reason: str,
+) -> None:
+    machine_with(version)
+    if sid_can_be_had:
+        monkeypatch.setattr(suite, "installation", lambda suite: Installation(tmp_path / "sid", "Debian sid"))
+    assert second.why_none().endswith(reason)
+    assert bool(second.why_none()) == bool(reason)
 
 
 @pytest.mark.parametrize(
