@@ -21,7 +21,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from pyspark.sql.types import StructType
 
 from pipeline.__main__ import main as pipeline_main
-from pipeline.rings import KnownRing, to_json
+from pipeline.rings import RingSpec, to_json
 from pipeline.schema import RECORD
 from pipeline.session import spark_session
 from ring.destination import Destination
@@ -85,7 +85,7 @@ def whatif(journal: Path, out: Path) -> None:
 
 def write_journal(folder: Path, records: int) -> None:
     """A journal of one sidecar: keys by Zipf's law with exponent 0.9, over a ring of equal queues, in one hour."""
-    known = KnownRing(
+    known = RingSpec(
         "x-consistent-hash", "routing_key", {Destination("queue", f"orders.{n}"): 1 for n in range(QUEUES)}
     )
     place = folder / "records" / "dt=2026-11-21" / "hour=17"
@@ -106,7 +106,7 @@ def write_journal(folder: Path, records: int) -> None:
 _PROXY = "00000000000000a1"
 
 
-def _middle(known: KnownRing, key: bytes) -> str:
+def _middle(known: RingSpec, key: bytes) -> str:
     slot = slot_of(key)
     owner = known.ring.owner(slot)
     return (

@@ -8,7 +8,7 @@ from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.sql import SparkSession
 
 from pipeline import PipelineError
-from pipeline.files import FAULTS, why
+from pipeline.filesystem import FAULTS, why
 
 
 class Folder:

@@ -4,7 +4,7 @@ import re
 
 from pyspark.sql import SparkSession
 
-from pipeline.files import found
+from pipeline.filesystem import found
 from pipeline.period import Period
 
 _DAY = re.compile(r"dt=(\d{4}-\d\d-\d\d)")

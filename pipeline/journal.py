@@ -7,9 +7,9 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from pyspark.sql.types import IntegerType, StringType, StructType
 
 from pipeline import PipelineError, hours
-from pipeline.files import content, found
+from pipeline.filesystem import content, found
 from pipeline.period import ALWAYS, Period
-from pipeline.rings import KnownRing, parse_ring
+from pipeline.rings import RingSpec, parse_ring
 from pipeline.schema import ALLOWED, RECORD, VERSION, Allowed
 
 CORRUPT = "_corrupt"
@@ -96,7 +96,7 @@ def _number(value: float) -> str:
     return f"{value!r}D" if isinstance(value, float) else f"{value}L"
 
 
-def read_rings(spark: SparkSession, journal: str) -> Mapping[str, KnownRing]:
+def read_rings(spark: SparkSession, journal: str) -> Mapping[str, RingSpec]:
     """The rings of a journal by fingerprint. Raises PipelineError for one that is not as docs/journal.md says."""
     files = found(spark, f"{journal.rstrip('/')}/rings/*.json")
     rings = [parse_ring(content(spark, file), file) for file in files]

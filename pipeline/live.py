@@ -7,7 +7,7 @@ from collections.abc import Callable
 from yarl import URL
 
 from pipeline import PipelineError
-from pipeline.rings import KnownRing
+from pipeline.rings import RingSpec
 from proxy.settings.config import Settings
 from proxy.settings.credentials import of_url
 from proxy.settings.parse import ConfigError
@@ -27,13 +27,13 @@ MANAGEMENT = {
 """The sidecar's settings that say how the management API is reached, by their names, and what they mean here."""
 
 
-def live_ring(settings: Settings, vhost: str, exchange: str) -> KnownRing:
+def live_ring(settings: Settings, vhost: str, exchange: str) -> RingSpec:
     """Return the ring that the bindings of an exchange make now.
 
     Raises PipelineError where there is no such exchange or it makes no ring, and where the API gives no usable answer.
     """
 
-    async def asked() -> KnownRing:
+    async def asked() -> RingSpec:
         async with management(settings) as api:
             return await read_ring_of(api, vhost, exchange)
 
@@ -45,7 +45,7 @@ def live_ring(settings: Settings, vhost: str, exchange: str) -> KnownRing:
         raise PipelineError(f"option {error}") from None
 
 
-async def read_ring_of(api: Management, vhost: str, exchange: str) -> KnownRing:
+async def read_ring_of(api: Management, vhost: str, exchange: str) -> RingSpec:
     """Return the ring that the bindings of an exchange make now, by an API that is open.
 
     Raises PipelineError where there is no such exchange or it makes no ring; ManagementError and TopologyError where
@@ -59,7 +59,7 @@ async def read_ring_of(api: Management, vhost: str, exchange: str) -> KnownRing:
     bindings = weigh(reading.bindings, reading.exchange.type)
     if not bindings.weights:
         raise PipelineError(f"exchange {exchange!r} has no binding that makes a ring")
-    return KnownRing(reading.exchange.type, str(reading.exchange.hashed), dict(bindings.weights))
+    return RingSpec(reading.exchange.type, str(reading.exchange.hashed), dict(bindings.weights))
 
 
 def management(settings: Settings) -> Management:

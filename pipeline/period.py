@@ -24,8 +24,8 @@ class Period:
     def __str__(self) -> str:
         """As a page says it."""
         limits = (("from", self.since), ("until", self.until))
-        told = [f"{word} {at:%Y-%m-%d %H:%M:%S.%f}".removesuffix(".000000") for word, at in limits if at is not None]
-        return f"{' '.join(told)} UTC" if told else "of all times"
+        words = [f"{word} {at:%Y-%m-%d %H:%M:%S.%f}".removesuffix(".000000") for word, at in limits if at is not None]
+        return f"{' '.join(words)} UTC" if words else "of all times"
 
     @property
     def is_limited(self) -> bool:
@@ -54,7 +54,7 @@ class Period:
         since = None if self.since is None else self.since - by
         return Period(since, None if self.until is None else min(self.until, _LAST - by) + by)
 
-    def told(self) -> dict[str, str | None]:
+    def as_json(self) -> dict[str, str | None]:
         """As a verdict says it."""
         limits = {"from": self.since, "until": self.until}
         return {name: None if at is None else at.isoformat() for name, at in limits.items()}

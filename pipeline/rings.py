@@ -14,7 +14,7 @@ from ring.ring import Ring, fingerprint
 
 
 @dataclass(frozen=True)
-class KnownRing:
+class RingSpec:
     """A ring, and what its exchange is."""
 
     exchange_type: str
@@ -33,11 +33,11 @@ class KnownRing:
         return Ring.build(self.weights)
 
 
-_PLAIN = KnownRing("x-consistent-hash", "routing_key", {})
+_PLAIN = RingSpec("x-consistent-hash", "routing_key", {})
 """What a ring's exchange is where nothing says otherwise."""
 
 
-def parse_ring(text: str | bytes, where: str, like: KnownRing = _PLAIN) -> KnownRing:
+def parse_ring(text: str | bytes, where: str, like: RingSpec = _PLAIN) -> RingSpec:
     """A ring from JSON, of a journal or written by hand: only `destinations` must be there, the rest is as in `like`.
 
     Raises PipelineError that begins with `where` and names the field.
@@ -55,13 +55,13 @@ def parse_ring(text: str | bytes, where: str, like: KnownRing = _PLAIN) -> Known
     if (ring_format := told.get("ring_format", RING_FORMAT)) != RING_FORMAT:
         raise PipelineError(f"{where}: ring_format {ring_format!r}, known is {RING_FORMAT}")
     exchange_type = _text(told, "exchange_type", like.exchange_type, where)
-    known = KnownRing(exchange_type, _text(told, "hashed", like.hashed, where), _weights(told, where))
-    if told.get("fingerprint", known.fingerprint) != known.fingerprint:
-        raise PipelineError(f"{where}: fingerprint: {told['fingerprint']!r}, of what it says it is {known.fingerprint}")
-    return known
+    spec = RingSpec(exchange_type, _text(told, "hashed", like.hashed, where), _weights(told, where))
+    if told.get("fingerprint", spec.fingerprint) != spec.fingerprint:
+        raise PipelineError(f"{where}: fingerprint: {told['fingerprint']!r}, of what it says it is {spec.fingerprint}")
+    return spec
 
 
-def read_ring(path: str, like: KnownRing = _PLAIN) -> KnownRing:
+def read_ring(path: str, like: RingSpec = _PLAIN) -> RingSpec:
     """The same from a file of this machine, which the message names."""
     try:
         text = Path(path).read_bytes()
@@ -70,15 +70,15 @@ def read_ring(path: str, like: KnownRing = _PLAIN) -> KnownRing:
     return parse_ring(text, path, like)
 
 
-def to_json(known: KnownRing) -> str:
+def to_json(spec: RingSpec) -> str:
     """What `parse_ring` reads."""
     told = {
         "v": VERSION,
-        "fingerprint": known.fingerprint,
+        "fingerprint": spec.fingerprint,
         "ring_format": RING_FORMAT,
-        "exchange_type": known.exchange_type,
-        "hashed": known.hashed,
-        "destinations": [[d.kind, d.name, weight] for d, weight in sorted(known.weights.items())],
+        "exchange_type": spec.exchange_type,
+        "hashed": spec.hashed,
+        "destinations": [[d.kind, d.name, weight] for d, weight in sorted(spec.weights.items())],
     }
     return json.dumps(told, ensure_ascii=False)
 

@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import LongType, MapType, StringType, StructField, StructType
 
 from pipeline import PipelineError, about
-from pipeline.files import found
+from pipeline.filesystem import found
 from pipeline.publish.commits import CommitLog, read_commits, unfinished
 from pipeline.publish.messages import check_columns, check_rows
 from pipeline.publish.options import CONNECTION, OWN, Options, parse
@@ -25,7 +25,7 @@ from pipeline.publish.pinned import pinned, pinned_again, pinned_in_time
 from pipeline.publish.report import write_report
 from pipeline.publish.routes import hashed_value
 from pipeline.publish.source import QUERY, RingProxy
-from pipeline.rings import KnownRing, to_json
+from pipeline.rings import RingSpec, to_json
 from pipeline.session import spark_session
 
 _FOR_EACH_BATCH = {"ring", "batch", "run", "commit_log", "task_attempts", "dry_run"}
@@ -161,7 +161,7 @@ def _stream(spark: SparkSession, options: argparse.Namespace, given: Mapping[str
     rows = stream.load(options.input)
 
     @functools.cache
-    def begun_before(whose: str) -> Mapping[str, KnownRing]:
+    def begun_before(whose: str) -> Mapping[str, RingSpec]:
         return CommitLog(parsed.log.path, whose).pinned()
 
     def publish(batch: DataFrame, number: int) -> None:
@@ -192,19 +192,19 @@ def _publish(
     given: Mapping[str, str],
     parsed: Options,
     order: str | None,
-    kept: KnownRing | None = None,
+    kept: RingSpec | None = None,
 ) -> None:
     """One batch, by the ring `kept` of when it was begun before, or that of now; none where a row is no message."""
     # The broker was there when the command began: a batch in between waits for it.
-    known = pinned_in_time(parsed)
+    spec = pinned_in_time(parsed)
     if kept is not None:
-        known = pinned_again(kept, known)
+        spec = pinned_again(kept, spec)
     try:
-        check_columns(rows.schema, parsed.ids, hashed_value(known.hashed))
+        check_columns(rows.schema, parsed.ids, hashed_value(spec.hashed))
         check_rows(rows)
     except PipelineError as error:
         raise PipelineError(f"--input: {error}{f' (batch {batch})' if batch else ''}: nothing was published") from None
     # Of no more tasks than there are queues: what is divided among the connections is divided among these.
-    tasks = min(parsed.connections, len(known.weights))
-    told = {**given, "connections": str(tasks), "ring": to_json(known), "batch": batch}
-    prepared(rows, known, tasks, order).write.format("ringproxy").options(**told).mode("append").save()
+    tasks = min(parsed.connections, len(spec.weights))
+    told = {**given, "connections": str(tasks), "ring": to_json(spec), "batch": batch}
+    prepared(rows, spec, tasks, order).write.format("ringproxy").options(**told).mode("append").save()

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from pipeline import PipelineError
-from pipeline.rings import KnownRing, parse_ring, to_json
+from pipeline.rings import RingSpec, parse_ring, to_json
 
 _VERSION = 1
 """Of the log's lines."""
@@ -19,7 +19,7 @@ _BLOCK = 1 << 16
 
 
 @dataclass(frozen=True)
-class Part:
+class TaskResult:
     """What one task has published."""
 
     rows: Mapping[str, int]
@@ -64,18 +64,18 @@ class CommitLog:
         """None keeps nothing. `run` tells batches of one number apart: `options.Log`."""
         self._path, self._run = path, run
 
-    def begun(self, batch: str, known: KnownRing, attempts: int) -> None:
+    def begun(self, batch: str, spec: RingSpec, attempts: int) -> None:
         """Before anything is published; `attempts` of each task are made before the write fails, none of a dry run.
 
         `batch` is empty where it is not known yet.
         """
-        told = {"batch": batch, "ring": known.fingerprint, "attempts": attempts, "pinned": json.loads(to_json(known))}
+        told = {"batch": batch, "ring": spec.fingerprint, "attempts": attempts, "pinned": json.loads(to_json(spec))}
         self._add({"event": "begun", **told})
 
-    def pinned(self) -> dict[str, KnownRing]:
+    def pinned(self) -> dict[str, RingSpec]:
         """By batch, the ring that this run began it by, the last time."""
-        found: dict[str, KnownRing] = {}
-        rings: dict[object, KnownRing] = {}
+        found: dict[str, RingSpec] = {}
+        rings: dict[object, RingSpec] = {}
         if self._path is not None and self._path.exists():
             for number, told in enumerate(_lines(self._path), 1):
                 if (told.get("event"), told.get("run")) == ("begun", self._run):
@@ -86,7 +86,7 @@ class CommitLog:
                     found[str(told.get("batch"))] = rings[ring]
         return found
 
-    def committed(self, batch: str, fingerprint: str, parts: Sequence[Part], dry_run: bool) -> None:
+    def committed(self, batch: str, fingerprint: str, parts: Sequence[TaskResult], dry_run: bool) -> None:
         """All rows are confirmed."""
         rows: dict[str, int] = {}
         for part in parts:

@@ -63,7 +63,7 @@ _ID_BYTES = 16
 _ID_LENGTH = bytes((2 * _ID_BYTES,))
 
 
-class Message(NamedTuple):
+class RowMessage(NamedTuple):
     """What is published."""
 
     key: bytes
@@ -118,7 +118,7 @@ class Reader:
         """`ids` and what tells this `write` from others go into the message ids made where there is no such column."""
         self._hashed, self._ids, self._write = hashed, ids, write.encode()
 
-    def messages(self, batch: pa.RecordBatch) -> Iterator[Message]:
+    def messages(self, batch: pa.RecordBatch) -> Iterator[RowMessage]:
         """One a row, in order. Raises PipelineError for a null key, body or message_id, or a value that is none."""
         columns = dict(zip(batch.schema.names, batch.columns, strict=True))
         for name in _NEVER_NULL:
@@ -131,8 +131,8 @@ class Reader:
             raise PipelineError(f"column 'key': {key[:40]!r}... has {len(key)} bytes, {MAX_KEY} are the most")
         headers = self._headers(columns, batch.num_rows, keys, bodies)
         if self._hashed.source == "routing_key":
-            return map(Message, keys, keys, bodies, headers)
-        return map(Message, keys, self._values(columns), bodies, headers)
+            return map(RowMessage, keys, keys, bodies, headers)
+        return map(RowMessage, keys, self._values(columns), bodies, headers)
 
     def _values(self, columns: dict[str, pa.Array]) -> list[bytes]:
         """What the exchange hashes of each row that is no routing key."""

@@ -6,22 +6,22 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from pipeline.publish.routes import hashed_value
-from pipeline.rings import KnownRing
+from pipeline.rings import RingSpec
 from pipeline.slots import destination_of_slot, slot_of_key
 from ring.ring import Ring
 
 
-def prepared(rows: DataFrame, known: KnownRing, connections: int, order: str | None = None) -> DataFrame:
+def prepared(rows: DataFrame, spec: RingSpec, connections: int, order: str | None = None) -> DataFrame:
     """The rows in at most so many partitions: each queue's in one, sorted by the column `order` where there is one.
 
     A key's rows then go out one behind the other. Without `order` they go out as Spark brings them, which is no order.
     """
-    lanes = lanes_of(known.ring, connections)
-    slot = slot_of_key(F.coalesce(value_hashed(known.hashed), F.lit(b"")))
-    destination = destination_of_slot(rows.sparkSession, known.ring, slot)
-    lane = F.create_map(*(F.lit(part) for pair in lanes.items() for part in pair))[destination["name"]]
-    with_lane = rows.withColumn("_lane", lane)
-    placed = with_lane.repartitionById(max(lanes.values()) + 1, F.col("_lane")).drop("_lane")
+    tasks = tasks_of(spec.ring, connections)
+    slot = slot_of_key(F.coalesce(value_hashed(spec.hashed), F.lit(b"")))
+    destination = destination_of_slot(rows.sparkSession, spec.ring, slot)
+    task = F.create_map(*(F.lit(part) for pair in tasks.items() for part in pair))[destination["name"]]
+    with_task = rows.withColumn("_task", task)
+    placed = with_task.repartitionById(max(tasks.values()) + 1, F.col("_task")).drop("_task")
     return placed.sortWithinPartitions(order) if order is not None else placed
 
 
@@ -39,12 +39,15 @@ def value_hashed(printed: str) -> Column:
             return F.col(hashed.name).cast("binary")
 
 
-def lanes_of(ring: Ring, most: int) -> dict[str, int]:
-    """A lane, 0 to `most` - 1, for each destination by name: the slots of the lanes as even as can be had simply."""
-    lanes = [(0, lane) for lane in range(most)]
+def tasks_of(ring: Ring, most: int) -> dict[str, int]:
+    """Return the number of the task, 0 to `most` - 1, that publishes to each destination, by the destination's name.
+
+    Each destination, those with the most slots first, goes to the task that has the fewest slots so far.
+    """
+    tasks = [(0, task) for task in range(most)]
     found = {}
     for destination, slots in sorted(ring.slots().items(), key=lambda one: (-one[1], one[0])):
-        load, lane = heapq.heappop(lanes)
-        heapq.heappush(lanes, (load + slots, lane))
-        found[destination.name] = lane
+        load, task = heapq.heappop(tasks)
+        heapq.heappush(tasks, (load + slots, task))
+        found[destination.name] = task
     return found

@@ -10,7 +10,7 @@ from pipeline.publish.depth import AwayError, Depths
 from pipeline.publish.options import Options
 from pipeline.publish.patience import Patience
 from pipeline.publish.routes import Routes
-from pipeline.rings import KnownRing, parse_ring
+from pipeline.rings import RingSpec, parse_ring
 from proxy.settings.parse import ConfigError
 from proxy.topology.bindings import TopologyError
 from proxy.topology.management import Management, ManagementError, UnansweredError
@@ -18,25 +18,25 @@ from proxy.topology.management import Management, ManagementError, UnansweredErr
 log = logging.getLogger(__name__)
 
 
-def pinned(options: Options) -> KnownRing:
+def pinned(options: Options) -> RingSpec:
     """The ring to publish by: the one given, or the one that the bindings make now; all its queues were seen.
 
     Raises PipelineError at once for what would fail later: no such exchange, no ring, a queue that is missing or would
     dead-letter elsewhere, wrong credentials; AwayError for a broker that does not answer.
     """
     try:
-        known = parse_ring(options.ring, "option 'ring'") if options.ring else asyncio.run(_read(options))
-        asyncio.run(_look(options, Routes.of(options.exchange, known)))
+        spec = parse_ring(options.ring, "option 'ring'") if options.ring else asyncio.run(_read(options))
+        asyncio.run(_look(options, Routes.of(options.exchange, spec)))
     except UnansweredError as error:
         raise AwayError(f"management API: {error}") from None
     except (ManagementError, TopologyError) as error:
         raise PipelineError(f"management API: {error}") from None
     except ConfigError as error:
         raise PipelineError(f"option {error}") from None
-    return known
+    return spec
 
 
-def pinned_in_time(options: Options) -> KnownRing:
+def pinned_in_time(options: Options) -> RingSpec:
     """Return what `pinned` does; a broker that does not answer is waited for, for `retry_timeout`.
 
     This is for a batch whose job or caller has looked at the broker before: it may be away for a moment then. Raises
@@ -53,7 +53,7 @@ def pinned_in_time(options: Options) -> KnownRing:
             time.sleep(patience.pause())
 
 
-def pinned_again(kept: KnownRing, now: KnownRing) -> KnownRing:
+def pinned_again(kept: RingSpec, now: RingSpec) -> RingSpec:
     """The ring for a batch that was begun by `kept` before, so that a row's copies are in one queue.
 
     `now`, where a destination of `kept` is bound no more, so that maybe nobody consumes it, or the exchange is another.
@@ -62,14 +62,14 @@ def pinned_again(kept: KnownRing, now: KnownRing) -> KnownRing:
     return kept if same and kept.weights.keys() <= now.weights.keys() else now
 
 
-async def _read(options: Options) -> KnownRing:
+async def _read(options: Options) -> RingSpec:
     settings, name = options.settings, options.exchange
     vhost = settings.default_vhost
     async with management(settings) as api:
-        known = await read_ring_of(api, vhost, name)
+        spec = await read_ring_of(api, vhost, name)
         if settings.on_dead_letter != "rewrite":
-            await _refuse_dead_letters(api, vhost, Routes.of(name, known))
-    return known
+            await _refuse_dead_letters(api, vhost, Routes.of(name, spec))
+    return spec
 
 
 async def _refuse_dead_letters(api: Management, vhost: str, routes: Routes) -> None:

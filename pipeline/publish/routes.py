@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from pipeline import PipelineError
-from pipeline.rings import KnownRing
+from pipeline.rings import RingSpec
 from proxy.routing.routes import Target
 from proxy.wire.content import stamp_of_exchange
 from ring.destination import Destination
@@ -25,13 +25,13 @@ class Routes:
     """For `index_at`: each slot's queue."""
 
     @classmethod
-    def of(cls, exchange: str, known: KnownRing) -> "Routes":
+    def of(cls, exchange: str, spec: RingSpec) -> "Routes":
         """Of a ring all of whose destinations are queues. Raises PipelineError for another."""
-        for destination in known.ring.destinations:
+        for destination in spec.ring.destinations:
             if destination.kind != "queue":
                 raise PipelineError(f"exchange {exchange!r}: {destination} is bound to it; rows go to queues only")
-        queues = tuple(destination.name for destination in known.ring.destinations)
-        return cls(exchange, hashed_value(known.hashed), known.fingerprint, queues, known.ring.owner_index)
+        queues = tuple(destination.name for destination in spec.ring.destinations)
+        return cls(exchange, hashed_value(spec.hashed), spec.fingerprint, queues, spec.ring.owner_index)
 
     def index_of(self, value: bytes) -> int:
         """Of the queue that the hashed value belongs to."""

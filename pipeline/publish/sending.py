@@ -11,7 +11,7 @@ from typing import TypeVar
 from pipeline import PipelineError
 from pipeline.live import tls_of
 from pipeline.publish.depth import Allowance, Depths
-from pipeline.publish.messages import Message
+from pipeline.publish.messages import RowMessage
 from pipeline.publish.options import Options
 from pipeline.publish.pace import Pace
 from pipeline.publish.patience import Patience
@@ -37,7 +37,7 @@ _NOT_CLEAR = 0.1
 
 
 @dataclass(frozen=True)
-class Sent:
+class SendResult:
     """The result of one task that has published all of its rows."""
 
     rows: dict[str, int]
@@ -69,7 +69,7 @@ class Sender:
         """`window`: rows without a confirm, at most. Without a `pace` or `depths` there is no such limit."""
         self._link, self._routes, self._patience, self._pace, self._depths = link, routes, patience, pace, depths
         self.window = Window(routes.queues, window, self._news)
-        self._again: deque[Message] = deque()
+        self._again: deque[RowMessage] = deque()
         """Rows that go out before any other: they were lost, or it was not their turn yet."""
         self._stop = ""
         self._full = -1
@@ -97,7 +97,7 @@ class Sender:
         """Whether to publish no more: the task fails."""
         return bool(self._stop)
 
-    async def send(self, messages: Iterable[Message]) -> None:
+    async def send(self, messages: Iterable[RowMessage]) -> None:
         """Publish messages in order; return once all were sent, confirmed or not, or it is `over`."""
         turn = iter(messages)
         if not (self._again or self.window.held):
@@ -111,10 +111,10 @@ class Sender:
             if whole:
                 return
 
-    def _publish(self, turn: Iterator[Message]) -> tuple[int, bool]:
+    def _publish(self, turn: Iterator[RowMessage]) -> tuple[int, bool]:
         """Hand the link's client as many messages as go out at once; return how many, and whether there are no more."""
         routes, window, again, depths, counters = self._routes, self.window, self._again, self._depths, self._counters
-        index_of, methods, stamp, lines = routes.index_of, routes.methods, routes.stamp, window.lines
+        index_of, methods, stamp, by_queue = routes.index_of, routes.methods, routes.stamp, window.by_queue
         client = self._link.client
         assert client is not None  # or the link were not clear
         count = min(CHUNK, window.room, self._pace.burst if self._pace else CHUNK)
@@ -129,13 +129,15 @@ class Sender:
                 again.appendleft(message)
                 self._full = index
                 break
-            line = lines[index]
+            queue_window = by_queue[index]
             try:
-                client.publish(b"", methods[index], header, stamp, key, body, (line, line.next, counters))
+                client.publish(
+                    b"", methods[index], header, stamp, key, body, (queue_window, queue_window.next, counters)
+                )
             except ValueError as error:
                 self._stop = f"queue {routes.queues[index]!r}, key {key[:60]!r}: {error}"
                 break
-            window.add(line, message)
+            window.add(queue_window, message)
             sent += 1
             room -= len(body)
         return sent, False
@@ -243,7 +245,7 @@ def connected(settings: Settings, done: Callable[[], bool]) -> tuple[BrokerConne
     return link, link.run(lambda up: not done())
 
 
-async def publish(batches: Iterator[Iterable[Message]], options: Options, routes: Routes) -> Sent:
+async def publish(batches: Iterator[Iterable[RowMessage]], options: Options, routes: Routes) -> SendResult:
     """Publish one task's rows, batch by batch, until each is confirmed.
 
     Raises PipelineError where one cannot be, or was not within `retry_timeout`: then the task has to be published again
@@ -272,4 +274,4 @@ async def publish(batches: Iterator[Iterable[Message]], options: Options, routes
             connecting.cancel()
             await asyncio.gather(connecting, return_exceptions=True)
     rows = {queue: count for queue, count in zip(routes.queues, sender.window.confirmed, strict=True) if count}
-    return Sent(rows, sender.window.repeated)
+    return SendResult(rows, sender.window.repeated)

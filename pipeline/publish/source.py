@@ -23,13 +23,13 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from pipeline import PipelineError
-from pipeline.publish.commits import CommitLog, Part
-from pipeline.publish.messages import Message, Reader, check_columns
+from pipeline.publish.commits import CommitLog, TaskResult
+from pipeline.publish.messages import Reader, RowMessage, check_columns
 from pipeline.publish.options import Log, Options, parse
 from pipeline.publish.pinned import pinned, pinned_in_time
 from pipeline.publish.routes import Routes
-from pipeline.publish.sending import Sent, publish
-from pipeline.rings import KnownRing
+from pipeline.publish.sending import SendResult, publish
+from pipeline.rings import RingSpec
 
 QUERY = "sql.streaming.queryId"
 """The local property that has the id which Spark keeps in a stream's checkpoint."""
@@ -39,7 +39,7 @@ _BATCH = "streaming.sql.batchId"
 
 
 @dataclass(frozen=True)
-class Published(Part, WriterCommitMessage):
+class TaskCommit(TaskResult, WriterCommitMessage):
     """What a task tells the driver."""
 
     fingerprint: str
@@ -80,7 +80,7 @@ class Task:
     options: Options
     routes: Routes
 
-    def run(self, batches: Iterator[pa.RecordBatch]) -> Published:
+    def run(self, batches: Iterator[pa.RecordBatch]) -> TaskCommit:
         """Publishes one task's rows. Raises PipelineError where one of them was not confirmed in time."""
         options, context = self.options, TaskContext.get()
         assert context is not None
@@ -95,13 +95,13 @@ class Task:
         reader = Reader(self.routes.hashed, options.ids, f"{run}/{batch}")
         messages = map(reader.messages, batches)
         if options.dry_run:
-            sent = Sent(dict(_counted(messages, self.routes)), 0)
+            sent = SendResult(dict(_counted(messages, self.routes)), 0)
         else:
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
                 sent = runner.run(publish(messages, options, self.routes))
         seconds = time.monotonic() - begun
         attempts = context.attemptNumber()
-        return Published(sent.rows, attempts, seconds, sent.again, self.routes.fingerprint, options.dry_run)
+        return TaskCommit(sent.rows, attempts, seconds, sent.again, self.routes.fingerprint, options.dry_run)
 
 
 class Writer(DataSourceArrowWriter):
@@ -157,11 +157,11 @@ class StreamWriter(DataSourceStreamArrowWriter):
         _aborted(Log.of(self._given), str(batchId), _fingerprint(_parts(messages)))
 
 
-def _begun(options: Options, schema: StructType, known: KnownRing) -> Task:
-    routes = Routes.of(options.exchange, known)
+def _begun(options: Options, schema: StructType, spec: RingSpec) -> Task:
+    routes = Routes.of(options.exchange, spec)
     check_columns(schema, options.ids, routes.hashed)
     attempts = 0 if options.dry_run else options.task_attempts
-    CommitLog(options.log.path, options.log.run).begun(options.batch, known, attempts)
+    CommitLog(options.log.path, options.log.run).begun(options.batch, spec, attempts)
     return Task(options, routes)
 
 
@@ -179,15 +179,15 @@ def _aborted(log: Log, batch: str, fingerprint: str) -> None:
         CommitLog(log.path, log.run).aborted(batch, fingerprint)
 
 
-def _parts(told: Iterable[WriterCommitMessage | None]) -> list[Published]:
-    return [part for part in told if isinstance(part, Published)]
+def _parts(told: Iterable[WriterCommitMessage | None]) -> list[TaskCommit]:
+    return [part for part in told if isinstance(part, TaskCommit)]
 
 
-def _fingerprint(parts: list[Published]) -> str:
+def _fingerprint(parts: list[TaskCommit]) -> str:
     """Of the ring that all tasks had; empty where none was done."""
     return next((part.fingerprint for part in parts), "")
 
 
-def _counted(batches: Iterable[Iterable[Message]], routes: Routes) -> Counter[str]:
+def _counted(batches: Iterable[Iterable[RowMessage]], routes: Routes) -> Counter[str]:
     """Rows by queue, of a dry run."""
     return Counter(routes.queues[routes.index_of(message.hashed)] for batch in batches for message in batch)

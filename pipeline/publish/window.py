@@ -3,7 +3,7 @@
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 
-from pipeline.publish.messages import Message
+from pipeline.publish.messages import RowMessage
 from pipeline.publish.routes import in_words
 from proxy.outcome import Outcome
 from proxy.publisher.channel import PublishResult
@@ -19,7 +19,7 @@ _SAYS_ALL = frozenset({Outcome.UNROUTABLE, Outcome.NACKED})
 """Outcomes to which the broker's answer adds nothing."""
 
 
-class Line:
+class QueueWindow:
     """The rows that one task has sent to one queue, from the first that is not confirmed, in sending order.
 
     Rows are numbered from 0 on as they are sent. The broker connection calls `settled` once for each of them.
@@ -30,7 +30,7 @@ class Line:
     def __init__(self, window: "Window", index: int) -> None:
         """Begin without a row; `index` is the position of the queue in `Routes.queues`."""
         self._window, self.index = window, index
-        self.messages: deque[Message] = deque()
+        self.messages: deque[RowMessage] = deque()
         self.first = 0
         """The number of the first row that is kept; the rows behind it are numbered on from there."""
         self._outcomes: dict[int, Outcome] = {}
@@ -56,13 +56,13 @@ class Line:
             outcomes[number] = outcome
         self._window.settled(self.index, verdict, freed)
 
-    def take_back(self) -> tuple[list[Message], int, int]:
+    def take_back(self) -> tuple[list[RowMessage], int, int]:
         """Empty the line and return the rows to send again, how many of them the queue may have, and how many are done.
 
         Sent again are the rows that were not confirmed, and rows behind one of those that have its key; the others are
         done. Every row must be settled.
         """
-        again: list[Message] = []
+        again: list[RowMessage] = []
         keys: set[bytes] = set()
         repeated = 0
         for number, message in enumerate(self.messages, self.first):
@@ -91,7 +91,7 @@ class Window:
     def __init__(self, queues: Sequence[str], size: int, news: Callable[[], None]) -> None:
         """`size` rows are kept at most; `news` is called when a row is settled and few are kept or one is lost."""
         self._queues, self._size, self._news = queues, size, news
-        self.lines = tuple(Line(self, index) for index in range(len(queues)))
+        self.by_queue = tuple(QueueWindow(self, index) for index in range(len(queues)))
         self.confirmed = [0] * len(queues)
         """Rows by queue that were confirmed and never need to be sent again."""
         self.held = 0
@@ -141,11 +141,11 @@ class Window:
 
     def sent(self, index: int) -> int:
         """Return how many rows a queue was sent, each counted once."""
-        return self.confirmed[index] + len(self.lines[index].messages)
+        return self.confirmed[index] + len(self.by_queue[index].messages)
 
-    def add(self, line: Line, message: Message) -> None:
+    def add(self, queue_window: QueueWindow, message: RowMessage) -> None:
         """Keep a row that was sent as the line's next."""
-        line.messages.append(message)
+        queue_window.messages.append(message)
         self.held += 1
         self.unsettled += 1
 
@@ -164,18 +164,18 @@ class Window:
         if self.held <= self._few or self._failed:
             self._news()
 
-    def take_back(self) -> list[Message]:
+    def take_back(self) -> list[RowMessage]:
         """Return the rows that have to be sent again, each queue's in their order; from now on none is kept.
 
         They are those without a confirm, and those behind one of them that have the same key, confirmed or not: else a
         row would stand last in its queue behind which its key has later ones. Nothing may be unsettled.
         """
-        again: list[Message] = []
-        for line in self.lines:
-            rows, repeated, done = line.take_back()
+        again: list[RowMessage] = []
+        for queue_window in self.by_queue:
+            rows, repeated, done = queue_window.take_back()
             again += rows
             self.repeated += repeated
-            self.confirmed[line.index] += done
+            self.confirmed[queue_window.index] += done
         self.held, self._failed, self._why = 0, {}, ""
         self._opened(1)
         return again

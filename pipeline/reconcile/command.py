@@ -16,7 +16,7 @@ from pipeline.folder import Folder
 from pipeline.journal import read_records, read_rings
 from pipeline.reconcile.messages import FLAWS, copies, judged, published, sharing, summary
 from pipeline.reconcile.order import chunks, late
-from pipeline.reconcile.page import report
+from pipeline.reconcile.report import report
 from pipeline.reconcile.verdict import is_against, verdict
 from pipeline.session import spark_session
 from pipeline.tables import TIME, WHOLE, Columns, column, read_table
@@ -98,7 +98,7 @@ def run(options: argparse.Namespace) -> int:
             "records_before_oldest": journal.missing.before,
             "sample": journal.sample,
         }
-        told = {"v": 1, "verdict": verdict(found), **within.told(), **found}
+        told = {"v": 1, "verdict": verdict(found), **within.as_json(), **found}
         given = ("vhost", "exchange", "seen", "message_id", "queue", "time", "sequence")
         parameters = {f"--{name.replace('_', '-')}": vars(options)[name] for name in given}
         head = about.of_journal(options.journal, within, journal.times, parameters)

@@ -8,7 +8,7 @@ import numpy as np
 from pyspark.sql import DataFrame, Row, SparkSession
 
 from pipeline import PipelineError
-from pipeline.rings import KnownRing
+from pipeline.rings import RingSpec
 from pipeline.sampling import Sample, slots_of
 from pipeline.skew import keys, loads
 from pipeline.skew.findings import Findings, HotKey, Load, Scope
@@ -31,7 +31,7 @@ _Rows = Mapping[_Place, Sequence[Row]]
 class _Part:
     """One of the rings of a scope."""
 
-    ring: KnownRing
+    ring: RingSpec
     place: _Place
     volume: Volume
     """What of the scope's messages went by it."""
@@ -69,7 +69,7 @@ class _Judged:
 def find(
     spark: SparkSession,
     records: DataFrame,
-    rings: Mapping[str, KnownRing],
+    rings: Mapping[str, RingSpec],
     journal: str,
     top: int,
     *,
@@ -201,7 +201,7 @@ def _samples(scopes: Sequence[Scope], slots: DataFrame) -> tuple[_Rows, dict[_Pl
 def _parts(
     scope: Scope,
     its: Sequence[Scope],
-    rings: Mapping[str, KnownRing],
+    rings: Mapping[str, RingSpec],
     heaviest: _Rows,
     samples: Mapping[_Place, Sample],
 ) -> list[_Part]:

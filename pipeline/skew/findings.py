@@ -59,7 +59,7 @@ class Scope:
     """Whether this is the exchange across its rings, be it only one."""
 
     @property
-    def told(self) -> tuple[str, str, str | None]:
+    def columns(self) -> tuple[str, str, str | None]:
         """The first columns of each table, in which the exchange across its rings has no ring."""
         return self.vhost, self.exchange, None if self.across else self.ring
 
@@ -250,7 +250,7 @@ class Findings:
         """Return the row of RINGS."""
         tested = self.chi_squared or (None, None, None)
         return (
-            *(*self.scope.told, self.scope.rings, self.scope.records, self.messages, self.scope.least),
+            *(*self.scope.columns, self.scope.rings, self.scope.records, self.messages, self.scope.least),
             *map(_finite, self.sample.total()),
             *(self.by_slot, self.approximate, self.keys, self.keys_share, *tested, self.gini),
             *(*self.top(1), *self.top(10), *self.max_over_fair, len(self.unfixable), len(self.maybe_unfixable)),
@@ -262,14 +262,14 @@ class Findings:
         for n, load in enumerate(self.loads):
             shares = [float(part[n]) for part in self.shares]
             counts = (load.keys, load.messages, load.bytes, *shares, *(share / load.fair for share in shares))
-            rows.append((*self.scope.told, *load.destination, load.weight, load.fair, *counts))
+            rows.append((*self.scope.columns, *load.destination, load.weight, load.fair, *counts))
         return rows
 
     def key_rows(self) -> list[tuple[Any, ...]]:
         """Return the rows of KEYS."""
         return [
             (
-                *(*self.scope.told, key.key, key.slot, *key.owner, key.messages, *self.share(key), key.fair),
+                *(*self.scope.columns, key.key, key.slot, *key.owner, key.messages, *self.share(key), key.fair),
                 *(self.outweighs(key), self.may_outweigh(key), self.approximate),
             )
             for key in self.hot

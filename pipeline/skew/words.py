@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 from pipeline.formats import count, estimate, interval, p_value, percent
 from pipeline.gaps import Missing
-from pipeline.sampling import Estimate
 from pipeline.skew.findings import UNEVEN, Findings, HotKey
 
 EVEN = 1.1
@@ -47,8 +46,8 @@ def of_keys(found: Findings) -> str:
     about = "about " if found.approximate else ""
     where = " in the sample" if found.scope.least < 1 else ""
     return (
-        f"The hottest {what}{where} makes {about}{told(found.top(1))} of the messages, the hottest ten "
-        f"{about}{told(found.top(10))}; Gini coefficient {found.gini:.2f}."
+        f"The hottest {what}{where} makes {about}{interval(*found.top(1))} of the messages, the hottest ten "
+        f"{about}{interval(*found.top(10))}; Gini coefficient {found.gini:.2f}."
     )
 
 
@@ -149,11 +148,6 @@ def caveats(found: Findings) -> list[str]:
     return told
 
 
-def told(share: Estimate) -> str:
-    """Return a share with its interval, where it has one."""
-    return interval(*share)
-
-
 def _gravity(found: Findings) -> tuple[bool, bool, bool, float, int]:
     """Return what an exchange is ranked by: of those that ask for the same, more messages above fair come first."""
     above = found.busiest.fair * (found.max_over_fair.low - 1) * found.sample.total().value
@@ -170,6 +164,6 @@ def _records(found: Findings) -> str:
 
 def _outweighing(found: Findings, key: HotKey) -> str:
     return (
-        f"{'' if key.key is None else 'key '}{key}: it alone is {told(found.share(key))} of the messages, "
+        f"{'' if key.key is None else 'key '}{key}: it alone is {interval(*found.share(key))} of the messages, "
         f"the fair share of {key.owner} is {percent(key.fair)}"
     )

@@ -14,9 +14,9 @@ import pyarrow.json
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from pipeline import PipelineError
-from pipeline.rings import KnownRing, parse_ring
+from pipeline.rings import RingSpec, parse_ring
 from pipeline.schema import ALLOWED, RECORD, VERSION
-from pipeline.stream.queue import Message, StreamQueue, ranges
+from pipeline.stream.queue import StreamMessage, StreamQueue, ranges
 
 RECORDS, RING = "ringproxy.records.v1", "ringproxy.ring.v1"
 """Types of messages."""
@@ -28,7 +28,7 @@ _TEXT_KEY = _SCHEMA.set(_KEY, pa.field("key", pa.string()))
 _ONLY_VERSION = pa.schema([_SCHEMA.field("v")])
 
 
-def records(message: Message, queue: StreamQueue) -> pa.RecordBatch | None:
+def records(message: StreamMessage, queue: StreamQueue) -> pa.RecordBatch | None:
     """The records of one message, with the columns of RECORD; None where it holds none.
 
     Raises PipelineError, which names the offset, for what is not as docs/journal.md says.
@@ -55,10 +55,10 @@ def records(message: Message, queue: StreamQueue) -> pa.RecordBatch | None:
     return batch
 
 
-def read_rings(queue: StreamQueue) -> Mapping[str, KnownRing]:
+def read_rings(queue: StreamQueue) -> Mapping[str, RingSpec]:
     """The rings of a stream by fingerprint. Reads all that is in it, since nothing tells where its rings are."""
     start, end = queue.first() or 0, queue.end()
-    rings: dict[str, KnownRing] = {}
+    rings: dict[str, RingSpec] = {}
     for first, last in ranges(start, end):
         for message in queue.messages(first, last, lossy=True):
             if message.type == RING:
@@ -68,7 +68,7 @@ def read_rings(queue: StreamQueue) -> Mapping[str, KnownRing]:
     return rings
 
 
-def _unpacked(message: Message, where: str) -> bytes:
+def _unpacked(message: StreamMessage, where: str) -> bytes:
     if not message.encoding:
         return message.body
     if message.encoding != "gzip":

@@ -44,7 +44,7 @@ MOST_AT_ONCE = 250
 """Messages that are held in memory together: of about 1,000 records, and 30 kB, where there is much to journal."""
 
 
-class Message(NamedTuple):
+class StreamMessage(NamedTuple):
     """One message of a stream."""
 
     offset: int
@@ -54,7 +54,7 @@ class Message(NamedTuple):
     body: bytes
 
 
-Next = Callable[[float], Awaitable[Message | None]]
+Next = Callable[[float], Awaitable[StreamMessage | None]]
 """The next message, or None where none comes in so many seconds."""
 
 
@@ -121,7 +121,7 @@ class StreamQueue:
             )
         return end
 
-    def messages(self, start: int, end: int, *, lossy: bool = False) -> list[Message]:
+    def messages(self, start: int, end: int, *, lossy: bool = False) -> list[StreamMessage]:
         """The messages from `start` to before `end`; some message at or after `end` - 1 must be there.
 
         Raises for messages from `start` on that retention has removed; with `lossy`, they are left out.
@@ -156,7 +156,7 @@ class StreamQueue:
                     end = message.offset + 1
         return end
 
-    async def _if_any(self, following: Next) -> Message | None:
+    async def _if_any(self, following: Next) -> StreamMessage | None:
         """The first delivery, or None of a stream that is empty, and not merely slow to come."""
         if (message := await following(PATIENCE)) or not await self._count():
             return message
@@ -170,8 +170,8 @@ class StreamQueue:
             queue = await channel.declare_queue(self.name, passive=True, timeout=DEADLINE)
             return queue.declaration_result.message_count or 0
 
-    async def _messages(self, start: int, end: int, lossy: bool) -> list[Message]:
-        found: list[Message] = []
+    async def _messages(self, start: int, end: int, lossy: bool) -> list[StreamMessage]:
+        found: list[StreamMessage] = []
         async with self._consumed(start) as following:
             while not found or found[-1].offset < end - 1:
                 if (message := await following(DEADLINE)) is None:
@@ -198,7 +198,7 @@ class StreamQueue:
             queue = await channel.get_queue(self.name, ensure=False)
             closed = asyncio.ensure_future(channel.closed())
 
-            async def following(seconds: float) -> Message | None:
+            async def following(seconds: float) -> StreamMessage | None:
                 coming = asyncio.ensure_future(arrived.get())
                 await asyncio.wait({coming, closed}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
                 if coming.done():
@@ -234,7 +234,7 @@ def ranges(start: int, end: int) -> list[tuple[int, int]]:
     return [(at, min(at + MOST_AT_ONCE, end)) for at in range(start, end, MOST_AT_ONCE)]
 
 
-async def _taken(message: AbstractIncomingMessage) -> Message:
+async def _taken(message: AbstractIncomingMessage) -> StreamMessage:
     await message.ack()
     offset = cast("int", message.headers["x-stream-offset"])
-    return Message(offset, message.type or "", message.content_encoding or "", message.body)
+    return StreamMessage(offset, message.type or "", message.content_encoding or "", message.body)

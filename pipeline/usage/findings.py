@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from pipeline.gaps import Missing, counted
-from pipeline.usage.windows import merged, sums, told
+from pipeline.usage.windows import merged, sums, with_estimates
 
 MOST_ROWS = 50
 """Of a table in the report: the Parquet tables have all."""
@@ -80,7 +80,7 @@ def find(usage: DataFrame, gaps: DataFrame) -> Findings:
     sets: list[list[str]] = [["minutes"], ["ingress"], ["window", "ingress"], ["line", "ingress"]]
     columns = ("minutes", "ingress", "window", "line")
     grouped = wide.groupingSets([[F.col(name) for name in one] for one in sets], *columns)
-    rows = told(sums(grouped, F.grouping_id().alias("of"))).drop("keys_sketch").orderBy(*columns).collect()
+    rows = with_estimates(sums(grouped, F.grouping_id().alias("of"))).drop("keys_sketch").orderBy(*columns).collect()
     (whole,), ingresses, windows, lines = ([row for row in rows if row.of == _number(one, columns)] for one in sets)
     answers = {(row.line, row.ingress): row for row in lines if row.line is not None}
     busy = (
@@ -116,7 +116,7 @@ def _number(names: Sequence[str], columns: Sequence[str]) -> int:
 
 def _told(usage: DataFrame, *by: str) -> DataFrame:
     """Without the sketches, which are large and of no use in a report."""
-    return told(merged(usage, by)).drop("keys_sketch")
+    return with_estimates(merged(usage, by)).drop("keys_sketch")
 
 
 def _numbered(usage: DataFrame, destinations: Sequence[Row]) -> DataFrame:

@@ -9,9 +9,9 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from pipeline import PipelineError, gaps, hours
-from pipeline.files import found
+from pipeline.filesystem import found
 from pipeline.period import ALWAYS, Period
-from pipeline.usage.windows import GROUP, merged, told, usage, with_hour
+from pipeline.usage.windows import GROUP, merged, usage, with_estimates, with_hour
 
 _HOUR = ("dt", "hour")
 _NOTHING_THERE = ("PATH_NOT_FOUND", "UNABLE_TO_INFER_SCHEMA")
@@ -136,10 +136,10 @@ class Tables:
         It is called before anything of the batch is written, so that the batch can come again with one copy of each.
         Of the earlier batches' sequences it looks only at those that end behind the batch's first number of a proxy.
         """
-        told = self._written(self._part("sequences"), self._part("sequences"))
-        if told is not None:
+        sequences = self._written(self._part("sequences"), self._part("sequences"))
+        if sequences is not None:
             least = F.broadcast(new.groupBy("proxy").agg(F.min("first").alias("least")))
-            earlier = told.where(F.col("batch") != batch).join(least, "proxy").where("last >= least")
+            earlier = sequences.where(F.col("batch") != batch).join(least, "proxy").where("last >= least")
             new = new.unionByName(earlier.select(new.columns))
         gaps.check_once(new, self.out)
 
@@ -170,7 +170,7 @@ class Tables:
         return f"{self.checkpoint}/parts/{name}"
 
     def _write_usage(self, rows: DataFrame) -> None:
-        _overwrite(with_hour(told(rows)), f"{self.out}/usage", *_HOUR)
+        _overwrite(with_hour(with_estimates(rows)), f"{self.out}/usage", *_HOUR)
 
     def _write_gaps(self, missing: DataFrame) -> None:
         _overwrite(missing.orderBy("proxy", "first").coalesce(1), f"{self.out}/gaps")

@@ -63,7 +63,7 @@ def sums(grouped: GroupedData, *more: Column) -> DataFrame:
     return grouped.agg(*_sums(), *scaling.merged(), latency.merged("latency").alias("latency"), *more)
 
 
-def told(rows: DataFrame) -> DataFrame:
+def with_estimates(rows: DataFrame) -> DataFrame:
     """Return rows of `usage` or `merged` with what is computed of them.
 
     `p50` and `p99` in microseconds, null without any latency; `keys`, an estimate of the distinct keys, null where

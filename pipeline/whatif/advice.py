@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.rings import KnownRing
-from pipeline.whatif.prediction import Demand, Load, Weights, floor, load, load_by
+from pipeline.rings import RingSpec
+from pipeline.whatif.prediction import Demand, Load, Weights, least_over_fair, load, load_by
 from pipeline.whatif.topology import MODULUS
 from ring.destination import MAX_WEIGHT, Destination
 from ring.ring import owners
@@ -30,11 +30,11 @@ _LEAST_WEIGHT = 1000
 class Advice:
     """The weights found under which loads are nearest to the wanted proportions, and what each destination gets."""
 
-    known: KnownRing
+    spec: RingSpec
     load: Load
 
 
-def advise(proposed: KnownRing, demand: Demand) -> Advice:
+def advise(proposed: RingSpec, demand: Demand) -> Advice:
     """Return weights under which the busiest destination gets the least, over its fair share by the proposed weights.
 
     So the proposed weights say which proportions are wanted, and the advised ones correct for where the slots fell. The
@@ -44,7 +44,8 @@ def advise(proposed: KnownRing, demand: Demand) -> Advice:
     best = Advice(proposed, load(proposed.ring, demand))
     if proposed.exchange_type == MODULUS or len(wanted) == 1 or not demand.messages.any():
         return best
-    got, enough, heavy = best.load, GOOD_ENOUGH * floor(best.load, demand), _heaviest(demand)
+    least = least_over_fair(best.load, float(demand.messages.max()), float(demand.messages.sum()))
+    got, enough, heavy = best.load, GOOD_ENOUGH * least, _heaviest(demand)
     better_at = -1
     for done in range(_ROUNDS):
         if best.load.max_over_fair <= enough or done - better_at > _PATIENCE:
@@ -54,7 +55,7 @@ def advise(proposed: KnownRing, demand: Demand) -> Advice:
         # Most demands have few of all slots: whole rings take longer.
         got = load_by(weights, owners(weights, demand.slots), demand, wanted)
         # Also from what is worse the search goes on: of where the slots went it shows more than the estimate knew.
-        if got.max_over_fair < best.load.max_over_fair / (GOOD_ENOUGH if best.known is proposed else _BETTER):
+        if got.max_over_fair < best.load.max_over_fair / (GOOD_ENOUGH if best.spec is proposed else _BETTER):
             best, better_at = Advice(tried, got), done
     return best
 

@@ -11,17 +11,17 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from pipeline import PipelineError, about, period
 from pipeline.folder import Folder
 from pipeline.journal import read_records
-from pipeline.rings import KnownRing, read_ring
+from pipeline.rings import RingSpec, read_ring
 from pipeline.sampling import slots_of
 from pipeline.session import spark_session
 from pipeline.tables import TEXT, WHOLE, read_table
 from pipeline.whatif.demand import by_slot, moved_keys, of_exchange, of_journal, of_table
 from pipeline.whatif.findings import LOAD_SCHEMA, Findings, find
-from pipeline.whatif.known import Known, known_of_journal, known_of_table
-from pipeline.whatif.page import report, sentence
+from pipeline.whatif.inputs import Inputs, inputs_of_journal, inputs_of_table
 from pipeline.whatif.present import add_arguments as add_ring_arguments
 from pipeline.whatif.present import given
 from pipeline.whatif.published import Published
+from pipeline.whatif.report import report, sentence
 from pipeline.whatif.topology import checked, edited
 from pipeline.whatif.verdict import Limits, verdict
 
@@ -63,23 +63,23 @@ def run(options: argparse.Namespace) -> int:
         if options.journal:
             records = of_exchange(read_records(spark, options.journal, within), options.vhost, options.exchange)
             every = of_journal(records).persist()
-            known = known_of_journal(records, every, asked, options, within)
+            inputs = inputs_of_journal(records, every, asked, options, within)
         else:
             every = _of_table(spark, options).persist()
-            known = known_of_table(every, asked, options)
-        present = known.present.known
+            inputs = inputs_of_table(every, asked, options)
+        present = inputs.present.spec
         proposed = _proposed(options, present)
-        keys = known.keys.where(F.col("slot") < slots_of(known.sample))
+        keys = inputs.keys.where(F.col("slot") < slots_of(inputs.sample))
         demand = by_slot(keys, options.journal or options.table)
         if not demand.messages.any():
             raise PipelineError(f"{options.journal or options.table}: no messages, nothing to go by")
-        found = find(present, proposed, Published.of(demand, known.sample))
+        found = find(present, proposed, Published.of(demand, inputs.sample))
         moved, heaviest = _write(keys, found, out)
         every.unpersist()
-        told = verdict(found, limits, sample=known.sample, with_bytes=bool(options.journal or options.bytes))
-        told |= {"present_from": known.present.source}
-        told |= {**within.told(), "left_out": {"hashed": known.hashed_otherwise, "ring": known.without_ring}}
-        page = report(found, told, moved, heaviest, known.present.said, _about(options, within, known))
+        told = verdict(found, limits, sample=inputs.sample, with_bytes=bool(options.journal or options.bytes))
+        told |= {"present_from": inputs.present.source}
+        told |= {**within.as_json(), "left_out": {"hashed": inputs.hashed_otherwise, "ring": inputs.without_ring}}
+        page = report(found, told, moved, heaviest, inputs.present.said, _about(options, within, inputs))
         if within.is_limited:
             page.text(f"All of it is of records {within}.")
         out.write("report.html", page.html())
@@ -105,13 +105,13 @@ def _check(options: argparse.Namespace) -> None:
         raise PipelineError(f"--max-over-fair {options.max_over_fair:g}: the busiest gets its fair share, 1, at least")
 
 
-def _about(options: argparse.Namespace, within: period.Period, known: Known) -> about.About:
+def _about(options: argparse.Namespace, within: period.Period, inputs: Inputs) -> about.About:
     """The head of the page."""
     names = ("vhost", "exchange", "key", "count", "bytes", "ring", "proposed", "add", "remove", "weight")
     given = {f"--{name.replace('_', '-')}": vars(options)[name] for name in (*names, "max_moved", "max_over_fair")}
     if options.journal is None:
         return about.of_table(options.table, given)
-    return about.of_journal(options.journal, within, known.times, given)
+    return about.of_journal(options.journal, within, inputs.times, given)
 
 
 def _of_table(spark: SparkSession, options: argparse.Namespace) -> DataFrame:
@@ -119,7 +119,7 @@ def _of_table(spark: SparkSession, options: argparse.Namespace) -> DataFrame:
     return of_table(read_table(spark, options.table, wanted), options.key, options.count, options.bytes)
 
 
-def _proposed(options: argparse.Namespace, present: KnownRing) -> KnownRing:
+def _proposed(options: argparse.Namespace, present: RingSpec) -> RingSpec:
     if options.proposed:
         return checked(present, read_ring(options.proposed, present))
     return checked(present, edited(present, options.add, options.remove, options.weight))

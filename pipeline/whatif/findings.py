@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.rings import KnownRing
+from pipeline.rings import RingSpec
 from pipeline.sampling import Estimate
 from pipeline.whatif.advice import Advice, advise
 from pipeline.whatif.prediction import Load, load, moved, native_part
@@ -38,8 +38,8 @@ class OverFair:
 class Findings:
     """What the jobs' tables, verdict and report say."""
 
-    present: KnownRing
-    proposed: KnownRing
+    present: RingSpec
+    proposed: RingSpec
     published: Published
     before: Load
     after: Load
@@ -54,7 +54,7 @@ class Findings:
     @property
     def weights_help(self) -> bool:
         """Whether other weights than the proposed even the load better."""
-        return self.advice.known is not self.proposed
+        return self.advice.spec is not self.proposed
 
     def rows(self) -> list[tuple[Any, ...]]:
         """Return a row for each destination of either ring, as LOAD_SCHEMA has it."""
@@ -67,7 +67,7 @@ class Findings:
         return rows
 
 
-def find(present: KnownRing, proposed: KnownRing, published: Published) -> Findings:
+def find(present: RingSpec, proposed: RingSpec, published: Published) -> Findings:
     """Return what is found of a proposed ring for a demand that has messages."""
     demand, every = published.demand, np.arange(SLOTS)
     advice, before, after = advise(proposed, demand), load(present.ring, demand), load(proposed.ring, demand)
@@ -80,11 +80,11 @@ def find(present: KnownRing, proposed: KnownRing, published: Published) -> Findi
         published.share(moved(present.ring, proposed.ring, every)),
         published.share_of(native_part(present, proposed)),
         advice,
-        published.share(moved(present.ring, advice.known.ring, every)),
+        published.share(moved(present.ring, advice.spec.ring, every)),
         OverFair(
             published.max_over_fair(present.ring, before),
             published.max_over_fair(proposed.ring, after),
-            published.max_over_fair(advice.known.ring, advice.load),
+            published.max_over_fair(advice.spec.ring, advice.load),
             published.least_over_fair(after),
         ),
     )

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.rings import KnownRing
+from pipeline.rings import RingSpec
 from pipeline.whatif.jump import jump, natively_moved, rebound, remainder
 from pipeline.whatif.topology import MODULUS
 from ring.destination import Destination
@@ -83,7 +83,7 @@ def moved(present: Ring, proposed: Ring, slots: I64) -> NDArray[np.bool_]:
     return changed
 
 
-def native_part(present: KnownRing, proposed: KnownRing) -> float:
+def native_part(present: RingSpec, proposed: RingSpec) -> float:
     """Return what part of all RabbitMQ's own exchange of that type moves in the mean over where its hash may put keys.
 
     The bindings are taken to be in the order that the rings' weights are in. Which keys it moves is not computed: its
@@ -93,9 +93,10 @@ def native_part(present: KnownRing, proposed: KnownRing) -> float:
     return natively_moved(present.weights, rebound(present.weights, proposed.weights), bucket)
 
 
-def floor(of: Load, demand: Demand) -> float:
-    """Return the least that any weights could bring `max_over_fair` to.
+def least_over_fair(load: Load, heaviest: float, messages: float) -> float:
+    """Return the least that any weights of the load's destinations could bring `max_over_fair` to, 1 or more.
 
-    It is more than 1 where one slot, which moves whole, outweighs even the largest fair share.
+    It is more than 1 where the heaviest slot, which moves whole, outweighs even the largest fair share. `heaviest` and
+    `messages` are the messages of that slot and of all slots.
     """
-    return max(1.0, float(demand.messages.max(initial=0) / max(of.fair.max() * of.messages.sum(), 1e-9)))
+    return max(1.0, heaviest / (float(load.fair.max()) * messages))

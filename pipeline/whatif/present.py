@@ -12,7 +12,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from pipeline import PipelineError
 from pipeline.live import MANAGEMENT, live_ring
-from pipeline.rings import KnownRing, read_ring
+from pipeline.rings import RingSpec, read_ring
 from proxy.settings.config import Settings
 from proxy.settings.parse import ConfigError
 
@@ -21,7 +21,7 @@ from proxy.settings.parse import ConfigError
 class Present:
     """The ring that a proposed one is compared with."""
 
-    known: KnownRing
+    spec: RingSpec
     source: str
     """Where it is from: `ring` (a file), `management` (the API) or `journal`."""
     said: str
@@ -59,11 +59,11 @@ def given(options: argparse.Namespace) -> Present | None:
         loaded = Settings.load(None, {}, settings)
     except ConfigError as error:
         raise PipelineError(f"option {error}") from None
-    known = live_ring(loaded, options.vhost, options.exchange)
-    return Present(known, "management", "The present ring is the one that the bindings made when this job began.")
+    spec = live_ring(loaded, options.vhost, options.exchange)
+    return Present(spec, "management", "The present ring is the one that the bindings made when this job began.")
 
 
-def newest(records: DataFrame, names: Iterable[str], rings: Mapping[str, KnownRing], journal: str) -> Present:
+def newest(records: DataFrame, names: Iterable[str], rings: Mapping[str, RingSpec], journal: str) -> Present:
     """Return the newest of the rings that an exchange's records name: those in `names`, which are some of `rings`.
 
     Clocks of sidecars differ, so no time of one is compared with another's: a ring is newer than another where a
@@ -160,7 +160,7 @@ def _ended(ends: Mapping[str | None, int]) -> str:
     return ", ".join(told)
 
 
-def _of(name: str, rings: Mapping[str, KnownRing], journal: str) -> KnownRing:
+def _of(name: str, rings: Mapping[str, RingSpec], journal: str) -> RingSpec:
     if name not in rings:
         raise PipelineError(f"{journal}: its newest records are by ring {name}, and rings/{name}.json is missing")
     return rings[name]

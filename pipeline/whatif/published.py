@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.sampling import Estimate, Sample, slots_of
-from pipeline.whatif.prediction import Demand, Load
+from pipeline.whatif.prediction import Demand, Load, least_over_fair
 from ring.hashing import SLOTS
 from ring.ring import Ring
 
@@ -107,8 +107,7 @@ class Published:
         It is more than 1 where one slot, which moves whole, outweighs even the largest fair share.
         """
         heaviest, (value, low, high) = int(self.messages.counted.max()), self.messages.sample.total()
-        largest = float(load.fair.max())
-        return Estimate(*(max(1.0, heaviest / (largest * total)) for total in (value, high, low)))
+        return Estimate(*(least_over_fair(load, heaviest, total) for total in (value, high, low)))
 
     @property
     def heaviest_slot(self) -> int:

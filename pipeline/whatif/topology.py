@@ -4,14 +4,14 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from pipeline import PipelineError
-from pipeline.rings import KnownRing
+from pipeline.rings import RingSpec
 from ring.destination import Destination, WeightError, parse_weight
 
 MODULUS = "x-modulus-hash"
 """The exchange type whose rings know no weights."""
 
 
-def edited(present: KnownRing, add: Iterable[str], remove: Iterable[str], weight: Iterable[str]) -> KnownRing:
+def edited(present: RingSpec, add: Iterable[str], remove: Iterable[str], weight: Iterable[str]) -> RingSpec:
     """The present ring with destinations added and reweighted (``queue:NAME=WEIGHT``) and removed (``queue:NAME``)."""
     weights = dict(present.weights)
     for text in remove:
@@ -30,7 +30,7 @@ def edited(present: KnownRing, add: Iterable[str], remove: Iterable[str], weight
     return replace(present, weights=weights)
 
 
-def checked(present: KnownRing, proposed: KnownRing) -> KnownRing:
+def checked(present: RingSpec, proposed: RingSpec) -> RingSpec:
     """The proposed ring. Raises PipelineError where it cannot be, or is of another exchange type or hashed value.
 
     The keys that are known are of the present hashed value: what another would move cannot be told.

@@ -67,7 +67,7 @@ def verdict(found: Findings, limits: Limits, *, sample: float, with_bytes: bool)
         "native_moved": part(found.native),
         "max_over_fair": {name: told.value for name, told in _over_fair(found.max_over_fair)},
         "weights_help": found.weights_help,
-        "advised_weights": [[d.kind, d.name, weight] for d, weight in found.advice.known.weights.items()],
+        "advised_weights": [[d.kind, d.name, weight] for d, weight in found.advice.spec.weights.items()],
         "advised_moved": part(found.advised_moves),
         "intervals": {
             "messages": _interval(messages.sample.total()),

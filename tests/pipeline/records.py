@@ -9,7 +9,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from pipeline.rings import KnownRing, to_json
+from pipeline.rings import RingSpec, to_json
 from ring.destination import Destination
 from ring.hashing import SLOTS, slot_of
 
@@ -22,13 +22,13 @@ START = 1_795_280_400_000_000
 PROXY = "00000000000000a1"
 
 
-def ring_of(weights: Mapping[str, int], hashed: str = "routing_key") -> KnownRing:
+def ring_of(weights: Mapping[str, int], hashed: str = "routing_key") -> RingSpec:
     """The ring of an x-consistent-hash exchange with these queues."""
-    return KnownRing("x-consistent-hash", hashed, {Destination("queue", name): w for name, w in weights.items()})
+    return RingSpec("x-consistent-hash", hashed, {Destination("queue", name): w for name, w in weights.items()})
 
 
 def published(
-    known: KnownRing,
+    known: RingSpec,
     keys: Iterable[bytes],
     *,
     vhost: str = "/",
@@ -77,7 +77,7 @@ def published(
 
 
 def write_journal(
-    folder: Path, records: Sequence[Record], rings: Iterable[KnownRing], *, per_file: int = 10_000
+    folder: Path, records: Sequence[Record], rings: Iterable[RingSpec], *, per_file: int = 10_000
 ) -> list[Path]:
     """Writes records, in each proxy's order, and rings; the files of records. May be called again for more."""
     (folder / "rings").mkdir(parents=True, exist_ok=True)

@@ -14,18 +14,18 @@ from pyspark.sql.types import IntegerType, MapType, StringType, StructType
 from pipeline import PipelineError
 from pipeline.live import tls_of
 from pipeline.publish.command import files_per_batch
-from pipeline.publish.commits import CommitLog, Part, _cut_torn_line, read_commits, unfinished
+from pipeline.publish.commits import CommitLog, TaskResult, _cut_torn_line, read_commits, unfinished
 from pipeline.publish.depth import Allowance
-from pipeline.publish.messages import Message, Reader, check_columns
+from pipeline.publish.messages import Reader, RowMessage, check_columns
 from pipeline.publish.options import parse
-from pipeline.publish.order import lanes_of
+from pipeline.publish.order import tasks_of
 from pipeline.publish.pace import Pace
 from pipeline.publish.patience import Patience
 from pipeline.publish.pinned import pinned_again
 from pipeline.publish.routes import Routes, hashed_value
 from pipeline.publish.sending import Sender
 from pipeline.publish.window import Window
-from pipeline.rings import KnownRing
+from pipeline.rings import RingSpec
 from proxy.outcome import Outcome
 from proxy.publisher.channel import CONFIRMED, NACKED, UNROUTABLE, PublishResult
 from proxy.publisher.protocol import PublisherProtocol
@@ -123,7 +123,9 @@ def batch(**columns: pa.Array) -> pa.RecordBatch:
     return pa.record_batch(usual | columns)
 
 
-def read(rows: pa.RecordBatch, hashed: HashedValue = KEY, ids: tuple[str, ...] = (), name: str = "") -> list[Message]:
+def read(
+    rows: pa.RecordBatch, hashed: HashedValue = KEY, ids: tuple[str, ...] = (), name: str = ""
+) -> list[RowMessage]:
     return list(Reader(hashed, ids, name).messages(rows))
 
 
@@ -210,15 +212,15 @@ def settle(window: Window, *fates: PublishResult | None) -> None:
     """Tell the rows from the first on their fates, where there is one."""
     for number, fate in enumerate(fates):
         if fate is not None:
-            window.lines[0].settled(number, fate)
+            window.by_queue[0].settled(number, fate)
 
 
-def filled(size: int, *keys: str) -> tuple[Window, list[Message]]:
+def filled(size: int, *keys: str) -> tuple[Window, list[RowMessage]]:
     """A window with rows of one queue, a key each, that were sent."""
     window = Window(("q0",), size, lambda: None)
     rows = read(batch(key=pa.array(keys)))
     for row in rows:
-        window.add(window.lines[0], row)
+        window.add(window.by_queue[0], row)
     return window, rows
 
 
@@ -271,7 +273,7 @@ def test_after_a_loss_the_window_opens_by_a_row_for_each_confirm() -> None:
     window, rows = filled(3, *"abc")
     settle(window, NACKED, CONFIRMED, CONFIRMED)
     rooms = [window.room for _ in window.take_back()]
-    line = window.lines[0]
+    line = window.by_queue[0]
     for _ in range(4):
         window.add(line, rows[0])
         line.settled(line.first, CONFIRMED)
@@ -344,7 +346,7 @@ def sender(window: int) -> tuple[Sender, FakeLink]:
     return Sender(link, Routes.of("orders", ring_of({"q0": 1})), window, Patience(1.0)), link  # type: ignore[arg-type]
 
 
-def messages(count: int) -> list[Message]:
+def messages(count: int) -> list[RowMessage]:
     return read(batch(body=pa.array([str(n).encode() for n in range(count)])))
 
 
@@ -403,14 +405,14 @@ async def test_rows_are_stamped_for_consumers() -> None:
 
 def test_lanes_are_as_even_as_the_ring_lets_them() -> None:
     ring = ring_of({"big": 4, "a": 1, "b": 1, "c": 1, "d": 1}).ring
-    lanes = lanes_of(ring, 2)
-    assert {queue for queue, lane in lanes.items() if lane == lanes["big"]} == {"big"}
-    assert sorted(lanes_of(ring, 9).values()) == [0, 1, 2, 3, 4]
-    assert set(lanes_of(ring, 1).values()) == {0}
+    tasks = tasks_of(ring, 2)
+    assert {queue for queue, task in tasks.items() if task == tasks["big"]} == {"big"}
+    assert sorted(tasks_of(ring, 9).values()) == [0, 1, 2, 3, 4]
+    assert set(tasks_of(ring, 1).values()) == {0}
 
 
 def test_a_ring_with_an_exchange_is_refused() -> None:
-    known = KnownRing("x-consistent-hash", "routing_key", {Destination("exchange", "other"): 1})
+    known = RingSpec("x-consistent-hash", "routing_key", {Destination("exchange", "other"): 1})
     with pytest.raises(PipelineError, match="exchange 'other' is bound to it; rows go to queues only"):
         Routes.of("orders", known)
 
@@ -428,7 +430,7 @@ def test_a_pace_is_held_and_little_is_caught_up() -> None:
 def test_duplicates_are_bounded_by_all_that_was_tried(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "log.jsonl"
     log = CommitLog(path)
-    parts = [Part({"q0": 30, "q1": 10}, 0, 1.5, 3), Part({"q1": 5}, 2, 2.0, 0)]
+    parts = [TaskResult({"q0": 30, "q1": 10}, 0, 1.5, 3), TaskResult({"q1": 5}, 2, 2.0, 0)]
     log.begun("0", F, 4)
     log.committed("0", F.fingerprint, parts, dry_run=False)
     (write,) = read_commits(path)
@@ -441,7 +443,7 @@ def test_duplicates_are_bounded_by_all_that_was_tried(tmp_path: Path) -> None:
     log.begun("1", F, 4)
     log.begun("1", G, 4)
     assert unfinished(path) == 3
-    log.committed("1", G.fingerprint, [Part({"q0": 7}, 0, 1.0, 0)], dry_run=False)
+    log.committed("1", G.fingerprint, [TaskResult({"q0": 7}, 0, 1.0, 0)], dry_run=False)
     assert unfinished(path) == 0
     log.begun("0", F, 4)
     log.committed("0", F.fingerprint, parts, dry_run=False)
@@ -454,7 +456,7 @@ def test_a_log_of_before_rows_were_sent_again_is_read(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     log = CommitLog(path)
     log.begun("0", F, 4)
-    log.committed("0", F.fingerprint, [Part({"q0": 30}, 1, 1.0, 0)], dry_run=False)
+    log.committed("0", F.fingerprint, [TaskResult({"q0": 30}, 1, 1.0, 0)], dry_run=False)
     path.write_text(path.read_text().replace('"rows_sent_again": 0, ', ""))
     assert "rows_sent_again" not in path.read_text()
     (write,) = read_commits(path)
@@ -467,13 +469,13 @@ def test_a_dry_run_touches_no_real_write(tmp_path: Path) -> None:
 
     def dry_run() -> None:
         log.begun("0", F, 0)
-        log.committed("0", F.fingerprint, [Part({"q0": 9}, 1, 1.0, 0)], dry_run=True)
+        log.committed("0", F.fingerprint, [TaskResult({"q0": 9}, 1, 1.0, 0)], dry_run=True)
 
     dry_run()
     log.begun("0", F, 4)
     dry_run()
     log.begun("0", F, 4)
-    log.committed("0", F.fingerprint, [Part({"q0": 9}, 0, 1.0, 0)], dry_run=False)
+    log.committed("0", F.fingerprint, [TaskResult({"q0": 9}, 0, 1.0, 0)], dry_run=False)
     dry_run()
     dry, real = read_commits(path)
     assert (dry.dry_run, dry.duplicates) == (True, 0)
@@ -482,7 +484,7 @@ def test_a_dry_run_touches_no_real_write(tmp_path: Path) -> None:
 
 def test_batches_of_other_checkpoints_and_writes_without_a_batch_are_others(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
-    parts = [Part({"q0": 5}, 0, 1.0, 0)]
+    parts = [TaskResult({"q0": 5}, 0, 1.0, 0)]
     CommitLog(path, "a").begun("0", F, 4)
     for run in "ab":
         CommitLog(path, run).begun("0", F, 4)
@@ -517,7 +519,7 @@ def test_a_torn_line_is_cut_off_and_another_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     log = CommitLog(path)
     log.begun("0", F, 1)
-    log.committed("0", F.fingerprint, [Part({"q": 1}, 0, 1.0, 0)], dry_run=False)
+    log.committed("0", F.fingerprint, [TaskResult({"q": 1}, 0, 1.0, 0)], dry_run=False)
     whole = path.read_bytes()
     torn = b'{"event": "begun", "ri'
     # Within one of the blocks that are read from the end, over several of them, and with nothing whole before it.

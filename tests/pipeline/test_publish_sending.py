@@ -20,10 +20,10 @@ from aio_pika.abc import AbstractChannel
 from pipeline import PipelineError
 from pipeline.publish import sending
 from pipeline.publish.depth import Depths
-from pipeline.publish.messages import Message, Reader
+from pipeline.publish.messages import Reader, RowMessage
 from pipeline.publish.options import parse
 from pipeline.publish.routes import Routes
-from pipeline.publish.sending import Sent, publish
+from pipeline.publish.sending import SendResult, publish
 from pipeline.publish.window import Window
 from proxy.publisher import connection
 from proxy.settings.config import Settings
@@ -61,7 +61,7 @@ def links(monkeypatch: pytest.MonkeyPatch) -> list[connection.BrokerConnection]:
     return made
 
 
-def batches(going_on: Callable[[int], bool], keys: int = KEYS) -> Iterator[Iterator[Message]]:
+def batches(going_on: Callable[[int], bool], keys: int = KEYS) -> Iterator[Iterator[RowMessage]]:
     """Rows 0, 1 and so on, in batches, for as long as that says of a batch's first row."""
     reader = Reader(routes().hashed, (), "a write")
     first = 0
@@ -76,12 +76,14 @@ def routes() -> Routes:
     return Routes.of("orders", ring_of(QUEUES))
 
 
-def rows(count: int, keys: int = KEYS) -> Iterator[Iterator[Message]]:
+def rows(count: int, keys: int = KEYS) -> Iterator[Iterator[RowMessage]]:
     """So many rows, whole batches of them."""
     return batches(lambda first: first < count, keys)
 
 
-async def published(login: Login, vhost: VirtualHost, messages: Iterator[Iterator[Message]], **more: object) -> Sent:
+async def published(
+    login: Login, vhost: VirtualHost, messages: Iterator[Iterator[RowMessage]], **more: object
+) -> SendResult:
     options = parse(options_of(login, vhost, "orders") | {name: str(value) for name, value in more.items()})
     return await publish(messages, options, routes())
 
@@ -143,7 +145,7 @@ async def test_a_connection_lost_50_times_repeats_no_more_than_a_window_each_tim
     vhost.ring("orders", QUEUES)
     take_back, taken = Window.take_back, []
 
-    def noted(window: Window) -> list[Message]:
+    def noted(window: Window) -> list[RowMessage]:
         found = take_back(window)
         taken.append(len(found))
         return found
@@ -234,7 +236,7 @@ async def test_rows_that_were_lost_are_sent_again_while_upstream_works(login: Lo
     ring = ring_of(QUEUES).ring
     elsewhere = sum(ring.owner_of(f"k{n % KEYS}".encode()).name != "q1" for n in range(PER_BATCH))
 
-    def some() -> Iterator[Iterator[Message]]:
+    def some() -> Iterator[Iterator[RowMessage]]:
         made = rows(2 * PER_BATCH)
         yield next(made)
         wait_until("rows elsewhere", lambda: something_came(vhost, elsewhere))
@@ -260,7 +262,7 @@ async def test_a_broker_that_is_away_is_waited_for_and_named_once_the_limit_is_o
             if seconds is not None:
                 loop.call_later(seconds, setattr, between, "target", target)
 
-        def some() -> Iterator[Iterator[Message]]:
+        def some() -> Iterator[Iterator[RowMessage]]:
             for number, batch in enumerate(itertools.islice(rows(10_000), 10)):
                 if number in (4, 8):
                     # Upstream is in a thread of its own.
@@ -327,7 +329,7 @@ async def test_a_login_that_is_refused_after_it_was_taken_is_waited_for(
     def permitted(password: str) -> None:
         vhost.api.ask("PUT", "users", user, body={"password": password, "tags": ""})
 
-    def some() -> Iterator[Iterator[Message]]:
+    def some() -> Iterator[Iterator[RowMessage]]:
         made = rows(2 * PER_BATCH)
         yield next(made)
         wait_until("rows", lambda: something_came(vhost, PER_BATCH))
@@ -360,7 +362,7 @@ def small_node() -> Iterator[tuple[Node, Control]]:
         yield made
 
 
-async def to_node(node: Node, messages: Iterator[Iterator[Message]], **more: str) -> Sent:
+async def to_node(node: Node, messages: Iterator[Iterator[RowMessage]], **more: str) -> SendResult:
     given = {"broker_url": node.amqp_url, "management_url": node.management_url, "exchange": "orders"}
     return await publish(messages, parse(given | more), routes())
 
@@ -409,7 +411,7 @@ async def test_a_row_that_is_too_large_among_many_ends_the_task_with_the_brokers
     home, large = VirtualHost(BrokerApi(node.management_url), "/", []), 50
     home.drain_all()
 
-    def some() -> Iterator[Iterator[Message]]:
+    def some() -> Iterator[Iterator[RowMessage]]:
         for batch in rows(2 * PER_BATCH):
             yield (
                 message._replace(body=b"x" * 100_001) if message.body == b"%d" % large else message for message in batch

@@ -13,7 +13,7 @@ from pipeline.journal import read_records, read_rings
 from pipeline.schema import ALLOWED, RECORD
 from pipeline.session import in_one_line
 from pipeline.stream.messages import RECORDS, records
-from pipeline.stream.queue import Message, StreamQueue
+from pipeline.stream.queue import StreamMessage, StreamQueue
 from ring.hashing import SLOTS
 from tests.pipeline.records import line, published, ring_of, write_journal
 
@@ -83,7 +83,7 @@ def test_both_readers_refuse_the_same_fields(spark: SparkSession, tmp_path: Path
             read_records(spark, str(tmp_path / str(n))).select(name).collect()
         assert in_one_line(str(ended.value)).endswith(f"{place}/some.jsonl{why}")
         with pytest.raises(PipelineError, match=f"offset 7{re.escape(why)}$"):
-            records(Message(7, RECORDS, "", lines), queue)
+            records(StreamMessage(7, RECORDS, "", lines), queue)
 
 
 def test_what_must_be_there_is_not_null() -> None:
@@ -92,7 +92,9 @@ def test_what_must_be_there_is_not_null() -> None:
     for name in set(RECORD.fieldNames()) - optional:
         told = "schema version none" if name == "v" else f"field {name!r} is null, not {ALLOWED[name]}"
         with pytest.raises(PipelineError, match=re.escape(told)):
-            records(Message(7, RECORDS, "", line(record | {name: None})), StreamQueue("amqp://broker/", "journal"))
+            records(
+                StreamMessage(7, RECORDS, "", line(record | {name: None})), StreamQueue("amqp://broker/", "journal")
+            )
 
 
 def test_a_field_is_looked_at_where_a_job_asks_for_it(spark: SparkSession, tmp_path: Path) -> None:
@@ -114,7 +116,7 @@ def test_the_least_and_the_most_that_fields_may_hold_are_read(spark: SparkSessio
     place.mkdir(parents=True)
     lines = b"".join(map(line, told))
     (place / "some.jsonl").write_bytes(lines)
-    batch = records(Message(7, RECORDS, "", lines), StreamQueue("amqp://broker/", "journal"))
+    batch = records(StreamMessage(7, RECORDS, "", lines), StreamQueue("amqp://broker/", "journal"))
     assert batch is not None
     rows = batch.to_pylist()
     assert [{name: row[name] for name in ALLOWED} for row in rows] == [

@@ -13,7 +13,7 @@ from pipeline import PipelineError
 from pipeline.__main__ import main
 from pipeline.gaps import Missing
 from pipeline.journal import read_records, read_rings
-from pipeline.rings import KnownRing
+from pipeline.rings import RingSpec
 from pipeline.sampling import Sample
 from pipeline.skew import keys, measures, words
 from pipeline.skew.finder import find
@@ -41,7 +41,7 @@ def found_in(
     spark: SparkSession,
     folder: Path,
     records: list[Record],
-    *rings: KnownRing,
+    *rings: RingSpec,
     approximate: bool = False,
     exact: int = 10**6,
 ) -> list[Findings]:

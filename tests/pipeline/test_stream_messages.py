@@ -9,7 +9,7 @@ import pytest
 from pipeline import PipelineError
 from pipeline.schema import RECORD
 from pipeline.stream.messages import RECORDS, RING, records
-from pipeline.stream.queue import Message, StreamQueue, ranges
+from pipeline.stream.queue import StreamMessage, StreamQueue, ranges
 from proxy.journal import stream
 from tests.pipeline.records import published, ring_of
 
@@ -17,8 +17,8 @@ QUEUE = StreamQueue("amqp://guest:s3cret@broker/", "journal")
 RECORD_LINES = published(ring_of({"q1": 1, "q2": 3}), [b"a", b"\xff\x00"])
 
 
-def message(body: bytes, kind: str = RECORDS, encoding: str = "gzip") -> Message:
-    return Message(7, kind, encoding, gzip.compress(body) if encoding == "gzip" else body)
+def message(body: bytes, kind: str = RECORDS, encoding: str = "gzip") -> StreamMessage:
+    return StreamMessage(7, kind, encoding, gzip.compress(body) if encoding == "gzip" else body)
 
 
 def lines(*told: dict[str, Any]) -> bytes:
@@ -46,7 +46,7 @@ def test_what_does_not_apply_is_null() -> None:
 
 
 @pytest.mark.parametrize("held", [message(b'{"v": 1}', RING, ""), message(b""), message(b"\n")])
-def test_a_ring_or_nothing_holds_no_records(held: Message) -> None:
+def test_a_ring_or_nothing_holds_no_records(held: StreamMessage) -> None:
     assert records(held, QUEUE) is None
 
 
@@ -62,11 +62,11 @@ def test_a_ring_or_nothing_holds_no_records(held: Message) -> None:
         (message(b"", "ringproxy.records.v2"), "a message of type 'ringproxy.records.v2', known are "),
         (message(b"", ""), "a message of type '', known are "),
         (message(b"", encoding="zstd"), "content_encoding 'zstd', known is gzip"),
-        (Message(7, RECORDS, "gzip", b"no gzip"), "broken gzip: "),
-        (Message(7, RECORDS, "gzip", gzip.compress(lines(*RECORD_LINES))[:-9]), "broken gzip: "),
+        (StreamMessage(7, RECORDS, "gzip", b"no gzip"), "broken gzip: "),
+        (StreamMessage(7, RECORDS, "gzip", gzip.compress(lines(*RECORD_LINES))[:-9]), "broken gzip: "),
     ],
 )
-def test_what_is_not_as_the_contract_says_is_refused(held: Message, why: str) -> None:
+def test_what_is_not_as_the_contract_says_is_refused(held: StreamMessage, why: str) -> None:
     with pytest.raises(PipelineError) as refused:
         records(held, QUEUE)
     assert str(refused.value).startswith(f"stream queue 'journal' at broker:5672, offset 7: {why}")

@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import Row, SparkSession
 
 from pipeline.usage.scaling import GROUPS, share
-from pipeline.usage.windows import merged, told, usage
+from pipeline.usage.windows import merged, usage, with_estimates
 from tests.pipeline.records import START
 
 DRAWS, KEYS, SLOTS, SAMPLED = 300, 600, 2**20, 0.0625
@@ -53,7 +53,7 @@ def test_intervals_have_the_truth_in_them_as_often_as_they_say(spark: SparkSessi
     more = "'confirmed' AS outcome", "1000L AS latency"
     records = spark.createDataFrame(table).selectExpr("*", *same, *more)
     by_destination = usage(records, 5).persist()
-    rows = told(merged(by_destination, ["exchange"])).orderBy("exchange").collect()
+    rows = with_estimates(merged(by_destination, ["exchange"])).orderBy("exchange").collect()
     assert len(rows) == DRAWS
     for n, name in enumerate(("messages", "bytes", "keys")):
         found = [(row[f"{name}_low"], row[f"{name}_high"]) for row in rows]
@@ -141,7 +141,7 @@ def test_what_is_no_sample_is_certain(spark: SparkSession) -> None:
     same = f"{START}L AS time", "1D AS sample", "'/' AS vhost", "'orders' AS exchange", "'amqp' AS ingress"
     more = "'queue' AS kind", "'q' AS destination", "'confirmed' AS outcome", "1000L AS latency", "7L AS bytes"
     records = spark.range(2).selectExpr("id", *same, *more).join(spark.range(1).selectExpr(columns))
-    (row,) = told(usage(records, 5)).collect()
+    (row,) = with_estimates(usage(records, 5)).collect()
     assert (row.messages, row.messages_low, row.messages_scaled, row.messages_high) == (6, 6, 6, 6)
     assert (row.bytes_low, row.bytes_high) == (42, 42)
     assert share(row, row) == (1, 1, 1)
@@ -151,6 +151,6 @@ def test_one_key_may_be_all_that_there_is(spark: SparkSession) -> None:
     """Then nothing was left out, whatever the sample: the interval goes down to what was counted."""
     same = f"{START}L AS time", "0.125D AS sample", "'/' AS vhost", "'orders' AS exchange", "'amqp' AS ingress"
     more = "'queue' AS kind", "'q' AS destination", "'confirmed' AS outcome", "1000L AS latency", "7L AS bytes"
-    (row,) = told(usage(spark.range(50).selectExpr("'one' AS key", "5 AS slot", *same, *more), 5)).collect()
+    (row,) = with_estimates(usage(spark.range(50).selectExpr("'one' AS key", "5 AS slot", *same, *more), 5)).collect()
     assert (row.messages_low, row.messages_scaled) == (50, 400)
     assert row.messages_high > 400

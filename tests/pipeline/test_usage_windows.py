@@ -12,7 +12,7 @@ from pipeline import PipelineError
 from pipeline.journal import read_records
 from pipeline.schema import OUTCOMES
 from pipeline.usage import latency
-from pipeline.usage.windows import COUNTS, merged, told, usage
+from pipeline.usage.windows import COUNTS, merged, usage, with_estimates
 from tests.pipeline.records import Record, published, ring_of, write_journal
 
 KNOWN = ring_of({"orders.1": 1, "orders.2": 1})
@@ -26,7 +26,7 @@ def read(spark: SparkSession, folder: Path, records: list[Record]) -> DataFrame:
 
 def comparable(rows: DataFrame) -> list[Row]:
     """Of every column but the sketch, whose bytes depend on the order, its estimate."""
-    return told(rows).drop("keys_sketch").orderBy("window", "exchange", "destination").collect()
+    return with_estimates(rows).drop("keys_sketch").orderBy("window", "exchange", "destination").collect()
 
 
 def test_every_bound_separates_its_two_buckets(spark: SparkSession) -> None:
@@ -64,7 +64,7 @@ def test_a_window_counts_what_its_records_say(spark: SparkSession, tmp_path: Pat
         if outcome == "passed":
             changed |= {"kind": None, "destination": None}
         records[n] |= changed
-    rows = told(usage(read(spark, tmp_path, records), 5)).orderBy("window", "destination").collect()
+    rows = with_estimates(usage(read(spark, tmp_path, records), 5)).orderBy("window", "destination").collect()
     assert {row.window for row in rows} == {datetime(2026, 11, 21, 17, 0), datetime(2026, 11, 21, 17, 5)}
     for row in rows:
         own = [
@@ -86,7 +86,7 @@ def test_each_ingress_has_its_own_latencies(spark: SparkSession, tmp_path: Path)
     records = published(ring_of({"orders.1": 1}), [b"%d" % n for n in range(100)])
     for record, (ingress, latency_us) in zip(records, ((i, one) for i in took for one in took[i]), strict=True):
         record |= {"ingress": ingress, "latency": latency_us}
-    rows = told(usage(read(spark, tmp_path, records), 5)).orderBy("ingress").collect()
+    rows = with_estimates(usage(read(spark, tmp_path, records), 5)).orderBy("ingress").collect()
     assert [(row.ingress, row.messages, sum(row.latency)) for row in rows] == [("amqp", 60, 60), ("http", 40, 40)]
     for row in rows:
         for share, found in ((0.5, row.p50), (0.99, row.p99)):
@@ -97,7 +97,7 @@ def test_each_ingress_has_its_own_latencies(spark: SparkSession, tmp_path: Path)
 def test_what_was_never_answered_has_no_latency(spark: SparkSession, tmp_path: Path) -> None:
     records = published(KNOWN, [b"a"] * 8)
     records[2:6] = [record | {"outcome": "unknown", "latency": 30_000_000} for record in records[2:6]]
-    (row,) = told(usage(read(spark, tmp_path, records), 5)).collect()
+    (row,) = with_estimates(usage(read(spark, tmp_path, records), 5)).collect()
     assert (row.messages, row.confirmed, row.unknown) == (8, 4, 4)
     assert sum(row.latency) == 4
     assert row.p99 < 1000
@@ -117,7 +117,7 @@ def test_merging_rows_gives_what_all_their_records_give(spark: SparkSession, tmp
 def test_what_a_sample_left_out_is_counted_in(spark: SparkSession, tmp_path: Path) -> None:
     keys = [f"customer-{n}".encode() for n in range(20_000)]
     records = published(KNOWN, keys, every=10, sample=0.25)
-    row = told(merged(usage(read(spark, tmp_path, records), 60), ("exchange",))).collect()[0]
+    row = with_estimates(merged(usage(read(spark, tmp_path, records), 60), ("exchange",))).collect()[0]
     assert row.messages == len(records)
     assert row.messages_scaled == len(records) * 4
     assert row.bytes_scaled == len(records) * 400
@@ -130,7 +130,7 @@ def test_what_a_sample_left_out_is_counted_in(spark: SparkSession, tmp_path: Pat
 
 def test_without_keys_their_number_is_not_told(spark: SparkSession, tmp_path: Path) -> None:
     records = published(KNOWN, [b"a", b"b"], with_key=False)
-    rows = told(usage(read(spark, tmp_path, records), 5)).collect()
+    rows = with_estimates(usage(read(spark, tmp_path, records), 5)).collect()
     assert {(row["keys"], row.keys_scaled, row.with_key) for row in rows} == {(None, None, 0)}
 
 

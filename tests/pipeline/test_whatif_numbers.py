@@ -6,11 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline import PipelineError
-from pipeline.rings import KnownRing
+from pipeline.rings import RingSpec
 from pipeline.whatif.advice import advise
 from pipeline.whatif.findings import find
 from pipeline.whatif.jump import jump, natively_moved, rebound, remainder
-from pipeline.whatif.prediction import Demand, floor, load, moved, native_part
+from pipeline.whatif.prediction import Demand, least_over_fair, load, moved, native_part
 from pipeline.whatif.published import Published
 from pipeline.whatif.topology import checked, edited
 from pipeline.whatif.verdict import Limits, verdict
@@ -119,7 +119,7 @@ def test_advised_weights_even_the_load() -> None:
     before, advice = load(four.ring, demand), advise(four, demand)
     assert before.max_over_fair > 1.02
     assert advice.load.max_over_fair < 1.02
-    again = KnownRing("x-consistent-hash", "routing_key", advice.known.weights).ring
+    again = RingSpec("x-consistent-hash", "routing_key", advice.spec.weights).ring
     assert load(again, demand, four.weights).max_over_fair == advice.load.max_over_fair
 
 
@@ -164,7 +164,7 @@ def test_a_healthy_ring_of_unequal_weights_is_even() -> None:
 def test_advised_weights_keep_the_proportions_that_were_proposed(weights: dict[str, int], seed: int) -> None:
     demand, ring = drawn(seed, 1_000, 0.5), ring_of(weights)
     advice = advise(ring, demand)
-    before, advised = per_weight(demand, weights, weights), {d.name: w for d, w in advice.known.weights.items()}
+    before, advised = per_weight(demand, weights, weights), {d.name: w for d, w in advice.spec.weights.items()}
     assert before > 1.1
     assert advice.load.max_over_fair == pytest.approx(per_weight(demand, advised, weights))
     assert advice.load.max_over_fair < 1 + (before - 1) / 2
@@ -173,26 +173,26 @@ def test_advised_weights_keep_the_proportions_that_were_proposed(weights: dict[s
 def test_the_fair_share_of_the_largest_bounds_what_weights_can_do() -> None:
     ring = ring_of({"large": 8, "small": 2})
     demand = demand_of(dict.fromkeys(range(0, SLOTS, 1024), 1) | {12_345: 9_216})
-    assert floor(load(ring.ring, demand), demand) == pytest.approx(0.9 / 0.8)
+    assert least_over_fair(load(ring.ring, demand), 9_216, demand.messages.sum()) == pytest.approx(0.9 / 0.8)
 
 
 def test_weights_that_are_good_stay() -> None:
     demand = Demand(ALL, np.ones(SLOTS, np.int64), np.ones(SLOTS, np.int64))
-    assert advise(TEN, demand).known is TEN
+    assert advise(TEN, demand).spec is TEN
 
 
 def test_no_weight_helps_where_one_key_outweighs() -> None:
     messages = dict.fromkeys(range(0, SLOTS, 1024), 1) | {12_345: 10_000}
     demand = demand_of(messages)
     advice = advise(TEN, demand)
-    least = floor(advice.load, demand)
+    least = least_over_fair(advice.load, 10_000, demand.messages.sum())
     assert least == pytest.approx(10_000 * 10 / sum(messages.values()))
     assert advice.load.max_over_fair >= least > 9
 
 
 def test_a_ring_without_weights_is_advised_none() -> None:
-    modulus = KnownRing("x-modulus-hash", "routing_key", TEN.weights)
-    assert advise(modulus, drawn(3, 100, 1.0)).known is modulus
+    modulus = RingSpec("x-modulus-hash", "routing_key", TEN.weights)
+    assert advise(modulus, drawn(3, 100, 1.0)).spec is modulus
     with pytest.raises(PipelineError, match="has no weights"):
         checked(modulus, edited(modulus, ["queue:new=2"], [], []))
 

@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 
 from pipeline import PipelineError
 from pipeline.__main__ import main
-from pipeline.rings import KnownRing, to_json
+from pipeline.rings import RingSpec, to_json
 from pipeline.whatif.present import Present, Trace, ended_with, newest
 from ring.destination import Destination
 from tests.integration.broker_api import VirtualHost
@@ -40,12 +40,12 @@ class Publish:
     """A publish of a sidecar; times are of no unit."""
 
     at: int
-    by: KnownRing
+    by: RingSpec
     latency: int = 1
     outcome: str = "confirmed"
 
 
-def through(*rings: KnownRing) -> list[Publish]:
+def through(*rings: RingSpec) -> list[Publish]:
     """Two publishes by each of these rings, one after the other."""
     return [Publish(10 * n, known) for n, known in enumerate([known for known in rings for _ in range(2)])]
 
@@ -55,11 +55,11 @@ def told(publishes: list[Publish]) -> list[Publish]:
     return sorted(publishes, key=lambda one: one.at + one.latency)
 
 
-def of(spark: SparkSession, *sidecars: list[KnownRing] | list[Publish], rings: dict[str, KnownRing] = RINGS) -> Present:
+def of(spark: SparkSession, *sidecars: list[RingSpec] | list[Publish], rings: dict[str, RingSpec] = RINGS) -> Present:
     """The newest ring of sidecars that went through these rings, or published so."""
     rows, names = [], set()
     for n, went in enumerate(sidecars):
-        rings_only = [each for each in went if isinstance(each, KnownRing)]
+        rings_only = [each for each in went if isinstance(each, RingSpec)]
         publishes = [each for each in went if isinstance(each, Publish)] or through(*rings_only)
         for seq, one in enumerate(told(publishes), 1):
             names.add(one.by.fingerprint)
@@ -101,11 +101,11 @@ def test_no_clock_brings_an_old_ring_back(tmp_path: Path) -> None:
 
 
 def test_the_newest_ring_is_the_one_that_no_sidecar_has_left(spark: SparkSession) -> None:
-    assert of(spark, [OLD], [OLD]).known is OLD
-    assert of(spark, [OLD, NEW], [OLD], [OLD, OTHER, NEW]).known is NEW
-    assert of(spark, [OLD, NEW], [NEW], [OTHER, OLD]).known is NEW
+    assert of(spark, [OLD], [OLD]).spec is OLD
+    assert of(spark, [OLD, NEW], [OLD], [OLD, OTHER, NEW]).spec is NEW
+    assert of(spark, [OLD, NEW], [NEW], [OTHER, OLD]).spec is NEW
     # A ring that comes back.
-    assert of(spark, [OLD, NEW, OLD], [OLD]).known is OLD
+    assert of(spark, [OLD, NEW, OLD], [OLD]).spec is OLD
 
 
 def test_an_old_rings_late_record_does_not_make_it_the_newest(spark: SparkSession) -> None:
@@ -113,15 +113,15 @@ def test_an_old_rings_late_record_does_not_make_it_the_newest(spark: SparkSessio
     given_up = [*through(OLD, NEW), Publish(5, OLD, 9_000, "unknown")]
     for sidecar in (late, given_up):
         assert told(sidecar)[-1].by is OLD
-    assert of(spark, late).known is NEW
-    assert of(spark, given_up, [OLD, NEW], [OLD]).known is NEW
+    assert of(spark, late).spec is NEW
+    assert of(spark, given_up, [OLD, NEW], [OLD]).spec is NEW
     # It came back, and what is late is of the ring between.
-    assert of(spark, [*through(OLD, NEW, OLD), Publish(25, NEW, 20)]).known is OLD
+    assert of(spark, [*through(OLD, NEW, OLD), Publish(25, NEW, 20)]).spec is OLD
     # It came back, and that late record is the last of all: as well one that came back and went by a new ring.
     unclear = [*through(OLD, NEW, OLD), Publish(25, NEW, 60)]
     with pytest.raises(PipelineError, match="of 1 sidecar that went through several it is unclear which came last"):
         of(spark, unclear)
-    assert of(spark, unclear, [NEW, OTHER]).known is OTHER
+    assert of(spark, unclear, [NEW, OTHER]).spec is OTHER
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -169,7 +169,7 @@ def test_where_a_clock_was_set_back_only_numbers_count() -> None:
     ],
 )
 def test_where_sidecars_disagree_somebody_must_say_it(
-    spark: SparkSession, sidecars: list[list[KnownRing]], ended: list[tuple[KnownRing, int]]
+    spark: SparkSession, sidecars: list[list[RingSpec]], ended: list[tuple[RingSpec, int]]
 ) -> None:
     with pytest.raises(PipelineError, match=r"cannot be told: .*: say --ring or --management-url") as raised:
         of(spark, *sidecars)
@@ -178,11 +178,11 @@ def test_where_sidecars_disagree_somebody_must_say_it(
 
 
 def test_the_ring_behind_another_may_be_the_one_that_records_name(spark: SparkSession) -> None:
-    front = KnownRing("x-consistent-hash", "routing_key", {Destination("exchange", "behind"): 1, **OLD.weights})
+    front = RingSpec("x-consistent-hash", "routing_key", {Destination("exchange", "behind"): 1, **OLD.weights})
     rings = RINGS | {front.fingerprint: front}
     with pytest.raises(PipelineError, match=f"exchange 'behind' is a destination of {front.fingerprint}"):
         of(spark, [front, NEW, front], rings=rings)
-    assert of(spark, [front], rings=rings).known is front
+    assert of(spark, [front], rings=rings).spec is front
 
 
 def test_a_ring_whose_file_is_missing_is_named(spark: SparkSession) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import numpy as np
 import pytest
 
-from pipeline.rings import KnownRing
+from pipeline.rings import RingSpec
 from pipeline.sampling import Estimate
 from pipeline.whatif.findings import Findings, find
 from pipeline.whatif.prediction import Demand, load, moved
@@ -47,12 +47,12 @@ def asked(slots: Slots, sample: float = 0.01) -> Findings:
     return find(PRESENT, PROPOSED, sampled(slots, sample))
 
 
-def busiest(published: Published, by: KnownRing) -> Estimate:
+def busiest(published: Published, by: RingSpec) -> Estimate:
     """What is said of the busiest queue."""
     return published.max_over_fair(by.ring, load(by.ring, published.demand))
 
 
-def over_fair(slots: Slots, by: KnownRing, wanted: KnownRing | None = None) -> float:
+def over_fair(slots: Slots, by: RingSpec, wanted: RingSpec | None = None) -> float:
     """Of everything: the busiest queue's messages per weight over the mean per weight."""
     got: Counter[str] = Counter()
     for slot, messages in slots.items():
@@ -61,7 +61,7 @@ def over_fair(slots: Slots, by: KnownRing, wanted: KnownRing | None = None) -> f
     return max(got[name] / weight for name, weight in weights.items()) * sum(weights.values()) / got.total()
 
 
-def moving(slots: Slots, present: KnownRing, proposed: KnownRing) -> float:
+def moving(slots: Slots, present: RingSpec, proposed: RingSpec) -> float:
     """Of everything: the share of the messages whose queue is another by the proposed ring."""
     moves = sum(n for slot, n in slots.items() if present.ring.owner(slot) != proposed.ring.owner(slot))
     return moves / slots.total()
@@ -117,7 +117,7 @@ def test_advised_weights_are_judged_by_everything_too() -> None:
         slots = laid(seed, [20] * 5_000)
         slots[random.Random(seed).randrange(PERCENT)] += 10_000
         found = asked(slots, 0.05)
-        advised, told, moves = found.advice.known, found.max_over_fair.advised, found.advised_moves.of_messages
+        advised, told, moves = found.advice.spec, found.max_over_fair.advised, found.advised_moves.of_messages
         within["over fair"] += told.low <= over_fair(slots, advised, PROPOSED) <= told.high
         within["moved"] += moves.low <= moving(slots, PRESENT, advised) <= moves.high
         assert told.value < found.max_over_fair.proposed.value

@@ -146,7 +146,7 @@ def _weights(page: Report, found: Findings, heaviest: Row) -> None:
             ["destination", "proposed", "advised"],
             [
                 (d.name, found.proposed.weights[d], weight)
-                for d, weight in sorted(found.advice.known.weights.items(), key=lambda item: natural(item[0].name))
+                for d, weight in sorted(found.advice.spec.weights.items(), key=lambda item: natural(item[0].name))
             ],
         )
     else:

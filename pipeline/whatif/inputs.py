@@ -13,7 +13,7 @@ from pipeline.whatif.present import Present, newest
 
 
 @dataclass(frozen=True)
-class Known:
+class Inputs:
     """What there is to go by."""
 
     keys: DataFrame
@@ -29,9 +29,9 @@ class Known:
     """Others that are, since nothing says what their keys are: the journal lacks their ring."""
 
 
-def known_of_journal(
+def inputs_of_journal(
     records: DataFrame, keys: DataFrame, asked: Present | None, options: argparse.Namespace, within: period.Period
-) -> Known:
+) -> Inputs:
     """Return what is known by the newest ring of an exchange's records, or by the one that was asked for."""
     of_ring = keys.groupBy("ring").agg(
         F.min("since").alias("first"),
@@ -44,26 +44,26 @@ def known_of_journal(
         where = f"exchange {options.exchange!r} of virtual host {options.vhost!r}"
         where += f" {within}" if within.is_limited else ""
         raise PipelineError(f"{options.journal}: no record of {where}")
-    known = dict(read_rings(keys.sparkSession, options.journal))
-    present = asked or newest(records, [row.ring for row in rings], known, options.journal)
-    known[present.known.fingerprint] = present.known
-    hashed = present.known.hashed
-    ours = [row for row in rings if row.ring in known and known[row.ring].hashed == hashed]
+    rings_of_journal = dict(read_rings(keys.sparkSession, options.journal))
+    present = asked or newest(records, [row.ring for row in rings], rings_of_journal, options.journal)
+    rings_of_journal[present.spec.fingerprint] = present.spec
+    hashed = present.spec.hashed
+    ours = [row for row in rings if row.ring in rings_of_journal and rings_of_journal[row.ring].hashed == hashed]
     if not ours:
         raise PipelineError(f"{options.journal}: of no record it is known that {hashed} was hashed")
-    without_ring = sum(row.messages for row in rings if row.ring not in known)
+    without_ring = sum(row.messages for row in rings if row.ring not in rings_of_journal)
     left_out = sum(row.messages for row in rings) - sum(row.messages for row in ours)
     if left_out:
         keys = keys.where(F.col("ring").isin([row.ring for row in ours]))
     if len(ours) > 1:
         keys = of_all_rings(keys)
     times = min(row["first"] for row in ours), max(row["last"] for row in ours)
-    return Known(keys, present, min(row.sample for row in ours), times, left_out - without_ring, without_ring)
+    return Inputs(keys, present, min(row.sample for row in ours), times, left_out - without_ring, without_ring)
 
 
-def known_of_table(keys: DataFrame, asked: Present | None, options: argparse.Namespace) -> Known:
+def inputs_of_table(keys: DataFrame, asked: Present | None, options: argparse.Namespace) -> Inputs:
     """Return what is known of a table's keys, all of which are there, by the ring that was asked for."""
     assert asked is not None, "which _check sees to"
-    if complaints := bad_rows(keys, asked.known.hashed):
+    if complaints := bad_rows(keys, asked.spec.hashed):
         raise PipelineError(f"{options.table}: column {options.key!r}: {'; '.join(complaints)}")
-    return Known(keys, asked)
+    return Inputs(keys, asked)
