@@ -91,7 +91,7 @@ async def run(settings: Settings) -> None:
         names = Names(settings.http_listen, settings.host_names) if settings.client_ca_file is None else None
         gate = Gate(router, files.access, limits, counts, body_timeout=settings.body_timeout, names=names)
         dispatch = Dispatch(router, sync, tables["http"], publisher, settings.lookup_timeout)
-        ingress = application(settings, gate, dispatch, counts, router)
+        ingress = application(settings, gate, dispatch, counts)
         admin = Admin(
             router,
             sync,

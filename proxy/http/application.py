@@ -18,7 +18,6 @@ from proxy.http.server import HOT
 from proxy.outcome import Outcome
 from proxy.routing.counts import Counts
 from proxy.settings.config import Settings
-from proxy.topology.table import Router
 
 
 def application(
@@ -26,7 +25,6 @@ def application(
     gate: Gate,
     dispatch: Dispatch,
     counts: Counts,
-    router: Router,
 ) -> web.Application:
     """All of it, on the parts that answer."""
     vhost, most = settings.default_vhost, settings.max_body
@@ -43,7 +41,7 @@ def application(
     )
     events = Events(gate, single, batches, default_vhost=vhost, max_body=most)
     compat = Compat(gate, dispatch, is_on=settings.takes_management_publish, max_body=most)
-    question = Question(gate, router, dispatch, default_vhost=vhost)
+    question = Question(gate, dispatch, default_vhost=vhost)
     app = web.Application(middlewares=[problem_middleware])
     for part in (single, batches, events, compat, question, docs):
         for route in part.routes():

@@ -145,16 +145,17 @@ class Route:
         self.hashes_message_id = self.hashed == MESSAGE_ID
 
     def choose(self, key: bytes, header: bytes, start: int, end: int) -> Choice | None:
-        """Where a message goes, following rings behind rings; None where they form a cycle.
+        """Return where a message goes, following rings behind rings; None where they form a cycle.
 
-        `header` holds its content header's payload from `start` to `end`. Raises Fault for one that cannot be read.
-        Nothing may be published to a target that is `unread`: once it is read, there is a new route to ask.
+        `header` holds its content header's payload from `start` to `end`. An empty `header` stands for no message:
+        then `key` is what every ring on the way hashes. Raises Fault for a header that cannot be read. Nothing may be
+        published to a target that is `unread`: once its exchange is read, there is a new route to ask.
         """
         route = self
         missing = by_message_id = False
         for _ in range(MAX_HOPS):
             value: bytes | None = key
-            if route.hashed is not None:
+            if route.hashed is not None and header:
                 value = content.hashed_value(route.hashed, route.hashed_name, header, start, end)
                 missing |= value is None
                 by_message_id |= route.hashes_message_id
@@ -223,12 +224,16 @@ class RouteTable:
 
     def touch(self) -> None:
         """Tells the router which exchanges were published to since the last time."""
-        router = self._tables.router
         for route in self.routes.values():
             if self._seen.get(route.name) != route.counters.published:
                 self._seen[route.name] = route.counters.published
-                for name in route.leads_through() & router.entries.keys():
-                    router.used_at[name] = router.clock()
+                self.use(route)
+
+    def use(self, route: Route) -> None:
+        """Tell the router that an exchange is in use, and with it every exchange that its messages may go through."""
+        router = self._tables.router
+        for name in route.leads_through() & router.entries.keys():
+            router.used_at[name] = router.clock()
 
     def _make(self, exchange: bytes) -> Route | Unread:
         router, counters = self._tables.router, self._tables.counter_table.of

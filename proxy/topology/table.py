@@ -10,9 +10,7 @@ from typing import Final, NamedTuple
 
 from proxy.settings.patterns import Mode
 from proxy.topology.bindings import Bindings
-from ring.destination import Destination
 from ring.hashed import HashedValue
-from ring.hashing import slot_of
 from ring.ring import Ring, fingerprint
 
 Name = tuple[str, str]
@@ -111,24 +109,6 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Routed:
-    """A ring chose a destination."""
-
-    destination: Destination
-    slot: int
-    by: KnownRing
-
-
-@dataclass(frozen=True)
-class Passed:
-    """The exchange itself routes it."""
-
-    reason: PassReason
-    shadow: Routed | None = None
-    """What the ring would have chosen, where the reason is SHADOW."""
-
-
-@dataclass(frozen=True)
 class Unknown:
     """Not known, or not known freshly enough: `exchange` must be read first."""
 
@@ -136,9 +116,6 @@ class Unknown:
     why: str
     refused: bool = False
     """The exchange is known, and takes no publishes for the reason `why`: a publish need not wait for a reading."""
-
-
-Decision = Routed | Passed | Unknown
 
 
 class _Mark(NamedTuple):
@@ -152,7 +129,7 @@ class _Mark(NamedTuple):
 
 
 class Router:
-    """The table, and the decision for one key. Not thread-safe: belongs to the event loop."""
+    """The table of what is known of each exchange. Not thread-safe: belongs to the event loop."""
 
     def __init__(self, ring_max_age: float, refuse_stale: bool, clock: Callable[[], float] = time.monotonic) -> None:
         """A ring that routes and is older than `ring_max_age` seconds answers Unknown if `refuse_stale`."""
@@ -162,7 +139,7 @@ class Router:
         """When a publish last asked for each exchange."""
         self._marks: dict[Name, _Mark] = {}
         self.on_change: list[Callable[[], None]] = []
-        """Called whenever what is decided for any exchange may change."""
+        """Called whenever where publishes to any exchange go may change."""
 
     @property
     def entries(self) -> Mapping[Name, Entry]:
@@ -249,34 +226,6 @@ class Router:
         if entry.refused:
             return Unknown(name, entry.refused, refused=True)
         return entry
-
-    def decide(self, name: Name, key: bytes, asked: float = math.inf) -> Decision:
-        """Where a message goes, following rings behind rings; `key` is hashed whatever an exchange hashes.
-
-        `asked` as in `look`.
-        """
-        routed: Routed | None = None
-        for _ in range(MAX_HOPS):
-            entry = self.look(name, asked)
-            if isinstance(entry, Unknown):
-                return entry
-            decision = _decided(entry, key)
-            if isinstance(decision, Passed):
-                # An exchange behind a ring that has none itself gets the message and routes it.
-                return routed or decision
-            if decision.destination.kind == "queue":
-                return decision
-            routed, name = decision, (name[0], decision.destination.name)
-        return Passed(PassReason.CYCLE)
-
-
-def _decided(entry: Entry, key: bytes) -> Routed | Passed:
-    known = entry.known
-    if known is None or entry.passed not in (None, PassReason.SHADOW):
-        return Passed(entry.passed or PassReason.NO_BINDINGS)
-    slot = slot_of(key)
-    routed = Routed(known.ring.owner(slot), slot, known)
-    return Passed(PassReason.SHADOW, routed) if entry.passed is PassReason.SHADOW else routed
 
 
 def _routes_alike(one: Entry, other: Entry) -> bool:

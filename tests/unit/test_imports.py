@@ -39,7 +39,7 @@ ROOMS: dict[str, set[str]] = {
         *("proxy.publisher", "proxy.http.formats", "proxy.http.admission", "proxy.http.sending"),
     },
     "proxy.http": {
-        *("proxy.outcome", "proxy.settings", "proxy.topology", "proxy.routing"),
+        *("proxy.outcome", "proxy.settings", "proxy.routing"),
         *("proxy.http.formats", "proxy.http.admission", "proxy.http.sending", "proxy.http.endpoints"),
     },
     "proxy.http.admin": {

@@ -21,7 +21,7 @@ from proxy.routing.routes import PUBLISH, Choice, Route, RouteTable, RouteTables
 from proxy.settings.patterns import Mode
 from proxy.topology.lookups import Absent, NotReadable
 from proxy.topology.sync import Sync
-from proxy.topology.table import Name, PassReason, Router
+from proxy.topology.table import Name, PassReason, Router, Unknown
 from proxy.wire.frames import shorted
 from ring.destination import Destination
 from ring.hashing import index_at, slot_of
@@ -58,6 +58,27 @@ class Placed:
     def order(self, key: bytes | None) -> Order:
         """The ordering key: messages that share it stay in order."""
         return key if self.route.hashed is None or self.choice is None else self.choice.slot
+
+
+class Chosen(NamedTuple):
+    """The answer to the question where a key goes: a ring's choice, a reason to pass, or with SHADOW both."""
+
+    choice: Choice | None
+    reason: PassReason | None
+
+
+def _chosen_by(table: RouteTable, route: Route | Unread, key: bytes) -> Chosen | Unread:
+    """Return where a route sends a key, or what must be read to know it."""
+    if isinstance(route, Unread):
+        return route
+    if not route.stamp:
+        return Chosen(None, route.reason)
+    if not route.plain:
+        table.use(route)
+    choice = route.choose(key, b"", 0, 0)
+    if choice is None:
+        return Chosen(None, PassReason.CYCLE)
+    return choice.target.unread or Chosen(choice, route.reason)
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)  # as tests have them
@@ -141,7 +162,7 @@ class Dispatch:
             placed = self._placed(route, key, message)
             slot = placed.choice.slot if placed.choice is not None else slot_of(key)
             if placed.choice is not None and placed.choice.target.unread is not None:
-                return self._read(outlet, placed.choice.target.unread, asked)
+                return self._read(outlet.name, placed.choice.target.unread, asked)
         link = lanes.links[slot % len(lanes.links)]
         if not link.clear:
             return self._cleared(link, asked)
@@ -149,6 +170,29 @@ class Dispatch:
             return self._same_cluster(link, asked)
         self._publish(link, placed, outlet, message, (receiver, index))
         return placed
+
+    async def choose(self, name: Name, key: bytes) -> Chosen:
+        """Return where a publish to an exchange goes whose ring hashes `key`, be that a routing key or another value.
+
+        Nothing is published. Raises ProblemError where the exchange does not exist, cannot be read in time, or takes
+        no publishes.
+        """
+        asked = self._router.clock()
+        while isinstance(found := self._choose(name, key, asked), Unread):
+            await self._read(name, found, asked)
+        return found
+
+    def _choose(self, name: Name, key: bytes, asked: float) -> Chosen | Unread:
+        entry = self._router.look(name, asked)
+        if isinstance(entry, Unknown):
+            return Unread(entry.exchange, entry.why, refused=entry.refused)
+        if entry.known is None or entry.passed not in (None, PassReason.SHADOW):
+            return Chosen(None, entry.passed or PassReason.NO_BINDINGS)
+        table, exchange = self._tables.table(name[0], None), name[1].encode()
+        if table.expires < self._router.clock():
+            table.clear()
+        found = _chosen_by(table, table.find(exchange), key)
+        return _chosen_by(table, table.once(exchange, asked), key) if isinstance(found, Unread) else found
 
     def order_of(self, outlet: Outlet, message: Message) -> Order:
         """The same of a message that is not placed yet."""
@@ -266,13 +310,13 @@ class Dispatch:
         found = table.find(exchange)
         if isinstance(found, Unread):
             found = table.once(exchange, asked)
-        return found if isinstance(found, Route) else self._read(outlet, found, asked)
+        return found if isinstance(found, Route) else self._read(outlet.name, found, asked)
 
-    def _read(self, outlet: Outlet, unread: Unread, asked: float) -> Coroutine[Any, Any, None]:
-        """Return the look-up that a publish must await; raises ProblemError where no look-up helps."""
+    def _read(self, name: Name, unread: Unread, asked: float) -> Coroutine[Any, Any, None]:
+        """Return the look-up that a publish to `name` must await; raises ProblemError where no look-up helps."""
         if unread.refused:
             raise refused(unread.name, unread.why)
-        return self.look_up(outlet.name, unread.name, asked)
+        return self.look_up(name, unread.name, asked)
 
     def _refuse_internal(self, outlet: Outlet) -> None:
         entry = self._router.entries.get(outlet.name)

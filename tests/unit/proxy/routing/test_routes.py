@@ -1,4 +1,4 @@
-"""Routes say what the router would decide, and are forgotten when it would decide otherwise."""
+"""Routes follow what the router knows of exchanges, and are forgotten when that changes."""
 
 import gc
 from collections.abc import Mapping
@@ -6,17 +6,14 @@ from dataclasses import replace
 from math import inf
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from proxy.routing import routes
 from proxy.routing.counters import NOWHERE, CounterTable
 from proxy.routing.routes import Route, RouteTables, Target, Unread
 from proxy.settings.patterns import Selection
-from proxy.topology.table import Entry, KnownRing, Name, Passed, PassReason, Routed, Router, Unknown
-from ring.destination import Destination
+from proxy.topology.table import MAX_HOPS, Entry, KnownRing, Name, PassReason, Router
 from ring.hashed import HashedValue
-from ring.hashing import index_at, slot_of
+from ring.hashing import slot_of
 from tests.unit.proxy.session.wire import NOW, QUEUES, VHOST, exchange, header, known, queue, ring, selecting
 
 EMPTY = header(1, 0)[7:-1]
@@ -64,57 +61,92 @@ class Tables:
         return choice.target if choice else None
 
 
-EXCHANGES = ("a", "b", "c", "d", "e")
+def test_a_key_goes_to_the_owner_of_its_slot() -> None:
+    t = Tables({"x": QUEUES})
+    owned = set()
+    for key in (b"%d" % i for i in range(50)):
+        choice = t.route("x").choose(key, EMPTY, 0, len(EMPTY))
+        assert choice is not None
+        owner = QUEUES.ring.owner_of(key)
+        assert (choice.target.destination, choice.slot, choice.by.known) == (owner, slot_of(key), QUEUES)
+        owned.add(owner)
+    assert owned == {queue("q1"), queue("q2"), queue("q3")}
 
 
-@st.composite
-def topologies(draw: st.DrawFn) -> dict[str, Entry]:
-    """Rings over queues and exchanges, some of them unknown, passed, shadowed or internal."""
-    places = [queue("q1"), queue("q2"), *(exchange(name) for name in EXCHANGES)]
-    entries = {}
-    for name in draw(st.lists(st.sampled_from(EXCHANGES), unique=True, min_size=1)):
-        destinations = draw(st.lists(st.sampled_from(places), unique=True, min_size=1, max_size=3))
-        reasons = [None] * 5 + [PassReason.SHADOW, PassReason.TYPE, PassReason.DEAD_LETTER, PassReason.NO_BINDINGS]
-        passed = draw(st.sampled_from(reasons))
-        bare = passed in (PassReason.TYPE, PassReason.NO_BINDINGS)
-        entries[name] = known(None if bare else ring(*sorted(destinations)), passed)
-    return entries
+@pytest.mark.parametrize("hashed", [HashedValue(), HashedValue("header", "h"), HashedValue("property", "timestamp")])
+def test_without_a_message_a_key_stands_for_whatever_is_hashed(hashed: HashedValue) -> None:
+    inner = ring(queue("q1"), queue("q2"), queue("q3"), hashed=hashed)
+    t = Tables({"x": ring(exchange("y")), "y": inner})
+    for key in (b"", b"k1", b"\xff"):
+        for name in ("x", "y"):
+            choice = t.route(name).choose(key, b"", 0, 0)
+            assert choice is not None
+            assert (choice.target.destination, choice.by.known) == (inner.ring.owner_of(key), inner)
+            assert not choice.missing
 
 
-@given(topologies(), st.lists(st.binary(max_size=6), min_size=1, max_size=12))
-@settings(max_examples=150, deadline=None)
-def test_tables_agree_with_the_router(entries: dict[str, Entry], keys: list[bytes]) -> None:
-    t = Tables(entries)
-    for name in EXCHANGES:
-        for key in keys:
-            decision = t.router.decide((VHOST, name), key)
-            found = t.table.find(name.encode())
-            match decision:
-                case Unknown(exchange=unknown) if isinstance(found, Unread):
-                    assert found.name == unknown
-                case Unknown(exchange=unknown):
-                    choice = found.choose(key, EMPTY, 0, len(EMPTY)) if isinstance(found, Route) else None
-                    target = choice.target if choice else None
-                    assert target is not None
-                    assert target.unread is not None
-                    assert target.unread.name == unknown
-                case Passed(reason=PassReason.CYCLE):
-                    assert t.target(name, key) is None
-                case Passed(reason=reason, shadow=shadow):
-                    route = t.route(name)
-                    assert route.counters is t.counter_table.of((VHOST, name), reason)
-                    assert bool(route.stamp) is route.shadowed is (reason is PassReason.SHADOW)
-                    if shadow is not None:
-                        shadowed = t.target(name, key)
-                        assert shadowed is not None
-                        assert (shadowed.destination, shadowed.unread) == (shadow.destination, None)
-                case Routed(destination=destination):
-                    target = t.target(name, key)
-                    assert target is not None
-                    assert (target.destination, target.unread, t.route(name).shadowed) == (destination, None, False)
-                    if t.route(name).plain:
-                        route = t.route(name)
-                        assert route.targets[index_at(route.owners, slot_of(key))] is target
+def test_what_is_behind_a_ring_is_of_the_same_virtual_host() -> None:
+    t = Tables({"x": ring(exchange("y"))})
+    t.router.put(("other", "y"), known(QUEUES))
+    target = t.target("x")
+    assert target is not None
+    assert target.unread == Unread((VHOST, "y"), "not read yet")
+
+
+@pytest.mark.parametrize(
+    "passed", [PassReason.TYPE, PassReason.NO_BINDINGS, PassReason.DEAD_LETTER, PassReason.MODE_PASS, PassReason.SHADOW]
+)
+def test_an_exchange_behind_a_ring_that_passes_gets_the_message(passed: PassReason) -> None:
+    t = Tables({"x": ring(exchange("y")), "y": known(QUEUES, passed)})
+    target = t.target("x")
+    assert target is not None
+    assert (target.destination, target.unread) == (exchange("y"), None)
+
+
+def test_only_the_ring_that_a_message_meets_needs_to_be_known() -> None:
+    outer = ring(exchange("y"), queue("q"))
+    t = Tables({"x": outer})
+    for key in (b"%d" % i for i in range(40)):
+        target = t.target("x", key)
+        assert target is not None
+        assert target.destination == outer.ring.owner_of(key)
+        assert (target.unread is None) is target.is_queue
+
+
+def test_a_cycle_of_rings_leads_nowhere() -> None:
+    assert Tables({"x": ring(exchange("y")), "y": ring(exchange("x"))}).target("x") is None
+    assert Tables({"x": ring(exchange("x"))}).target("x") is None
+
+
+@pytest.mark.parametrize(("hops", "reached"), [(1, True), (MAX_HOPS, True), (MAX_HOPS + 1, False)])
+def test_a_chain_of_rings_has_a_longest_length(hops: int, reached: bool) -> None:
+    chain = {f"x{i}": ring(exchange(f"x{i + 1}") if i + 1 < hops else queue("end")) for i in range(hops)}
+    target = Tables(chain).target("x0")
+    assert (target is not None and target.destination == queue("end")) is reached
+
+
+@pytest.mark.parametrize("reason", [PassReason.TYPE, PassReason.NO_BINDINGS, PassReason.DEAD_LETTER])
+@pytest.mark.parametrize("what", [None, QUEUES])
+def test_what_is_passed_has_no_ring(what: KnownRing | None, reason: PassReason) -> None:
+    t = Tables({"x": known(what, reason)})
+    assert (t.route("x").stamp, t.route("x").reason) == (b"", reason)
+    assert t.route("x").counters is t.counter_table.of((VHOST, "x"), reason)
+
+
+def test_a_shadowed_exchange_is_passed_and_its_ring_is_asked() -> None:
+    t = Tables({"x": known(QUEUES, PassReason.SHADOW), "none": known(None, PassReason.SHADOW)})
+    assert (t.route("x").shadowed, t.route("x").plain, t.route("x").reason) == (True, False, PassReason.SHADOW)
+    target = t.target("x")
+    assert target is not None
+    assert target.destination == QUEUES.ring.owner_of(b"k")
+    assert (t.route("none").stamp, t.route("none").reason) == (b"", PassReason.SHADOW)
+
+
+@pytest.mark.parametrize("inner", [QUEUES, known(None, PassReason.TYPE)])
+def test_a_plain_route_is_one_to_queues_by_the_routing_key(inner: Entry | KnownRing) -> None:
+    by_header = ring(queue("q1"), hashed=HashedValue("header", "h"))
+    t = Tables({"x": QUEUES, "h": by_header, "o": ring(exchange("y"), queue("q")), "y": inner})
+    assert [t.route(name).plain for name in "xho"] == [True, False, False]
 
 
 def test_the_methods_of_targets() -> None:
@@ -362,12 +394,6 @@ def test_a_missing_value_is_told_wherever_it_is_missing() -> None:
     by_key = t.route("k").choose(b"key", EMPTY, 0, len(EMPTY))
     assert by_key is not None
     assert not by_key.missing
-
-
-def test_destinations_are_as_the_ring_has_them() -> None:
-    t = Tables({"x": QUEUES})
-    owned = {t.target("x", b"%d" % i) for i in range(50)}
-    assert {target.destination for target in owned if target} == {Destination("queue", f"q{i}") for i in (1, 2, 3)}
 
 
 @pytest.mark.parametrize(("pattern", "named"), [("s", True), ("*", False)])

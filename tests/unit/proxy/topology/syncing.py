@@ -53,7 +53,12 @@ class Made:
 
     def waits(self) -> bool:
         """Whether a publish to X would have to wait for a reading."""
-        return isinstance(self.router.decide(X, b"k"), Unknown)
+        return isinstance(self.router.look(X), Unknown)
+
+    def routes(self, name: Name = X) -> bool:
+        """Whether publishes go by the exchange's ring."""
+        entry = self.router.look(name)
+        return isinstance(entry, Entry) and entry.known is not None and entry.passed is None
 
     def weights(self, name: Name = X) -> dict[Destination, int] | None:
         """Of the ring in force; None where there is none."""

@@ -1,6 +1,7 @@
-"""What a message of HTTP waits for before it is published, and how long."""
+"""Where a message of HTTP goes, what it waits for before it is published, and how long."""
 
 import asyncio
+from dataclasses import replace
 from typing import cast
 from unittest.mock import Mock
 
@@ -8,10 +9,81 @@ import pytest
 
 from proxy.http.formats.problems import ProblemError
 from proxy.http.sending.dispatch import Dispatch
+from proxy.routing.counters import CounterTable
+from proxy.routing.routes import RouteTables
 from proxy.topology.lookups import Absent
 from proxy.topology.sync import Sync
-from proxy.topology.table import Name, Router
-from tests.unit.proxy.session.wire import Wire
+from proxy.topology.table import Entry, KnownRing, Name, PassReason, Router
+from ring.hashed import HashedValue
+from tests.unit.proxy.session.wire import NOW, QUEUES, VHOST, Wire, exchange, known, queue, ring, selecting
+
+
+class Reading:
+    """In the place of what reads the management API: each exchange that is looked up is what a test says."""
+
+    def __init__(self, router: Router, entries: dict[str, Entry]) -> None:
+        self.router, self.entries = router, entries
+
+    async def look_up(self, name: Name, within: float) -> None:
+        self.router.put(name, self.entries[name[1]])
+
+
+def asking(entries: dict[str, Entry]) -> tuple[Dispatch, Router]:
+    router = Router(300, refuse_stale=True, clock=lambda: NOW)
+    tables = RouteTables(router, selecting(entries), CounterTable(), lambda _: "", lambda _: None)
+    return Dispatch(router, cast(Sync, Reading(router, entries)), tables, Mock(), 10), router
+
+
+X = (VHOST, "x")
+
+
+@pytest.mark.parametrize("hashed", [HashedValue(), HashedValue("header", "h")])
+async def test_a_question_is_answered_by_the_ring_behind_the_ring_once_both_are_read(hashed: HashedValue) -> None:
+    inner = ring(queue("q1"), queue("q2"), queue("q3"), hashed=hashed)
+    dispatch, router = asking({"x": known(ring(exchange("y"))), "y": known(inner)})
+    for key in (b"", b"k1", b"k2"):
+        choice, reason = await dispatch.choose(X, key)
+        assert choice is not None
+        assert (choice.target.destination, choice.by.known, reason) == (inner.ring.owner_of(key), inner, None)
+    # Both are in use, so both stay fresh.
+    assert router.used_at == {X: NOW, (VHOST, "y"): NOW}
+
+
+@pytest.mark.parametrize("reason", [PassReason.TYPE, PassReason.MODE_PASS, PassReason.DEAD_LETTER])
+@pytest.mark.parametrize("what", [None, QUEUES])
+async def test_a_question_about_what_is_passed_is_answered_with_the_reason(
+    reason: PassReason, what: KnownRing | None
+) -> None:
+    dispatch, _ = asking({"x": known(what, reason)})
+    assert await dispatch.choose(X, b"k") == (None, reason)
+
+
+async def test_a_question_about_a_shadowed_exchange_is_answered_with_what_its_ring_would_do() -> None:
+    choice, reason = await asking({"x": known(QUEUES, PassReason.SHADOW)})[0].choose(X, b"k")
+    assert choice is not None
+    assert (choice.target.destination, reason) == (QUEUES.ring.owner_of(b"k"), PassReason.SHADOW)
+
+
+async def test_a_question_in_a_cycle_of_rings_is_answered_with_it() -> None:
+    dispatch, _ = asking({"x": known(ring(exchange("x")))})
+    assert await dispatch.choose(X, b"k") == (None, PassReason.CYCLE)
+
+
+async def test_a_question_waits_for_what_was_declared_before_it_only() -> None:
+    entries = {"x": known(ring(exchange("y"))), "y": known(QUEUES)}
+    dispatch, router = asking(entries)
+    await dispatch.choose(X, b"k")
+    router.expect((VHOST, "y"), NOW + 1, certain=True)
+    entries["y"] = known(ring(queue("new")), read_at=NOW)
+    choice, _ = await dispatch.choose(X, b"k")
+    assert choice is not None
+    assert choice.target.destination == QUEUES.ring.owner_of(b"k")
+
+
+async def test_a_question_about_what_is_refused_is_refused() -> None:
+    dispatch, _ = asking({"x": replace(known(QUEUES, PassReason.DEAD_LETTER), refused="queue 'q1' dead-letters")})
+    with pytest.raises(ProblemError, match="dead-letters"):
+        await dispatch.choose(X, b"k")
 
 
 class Hanging:
