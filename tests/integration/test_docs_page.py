@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from proxy.http.endpoints.openapi import DOCUMENT
+from proxy.http.endpoints.docs import DOCUMENT
 from testbed.browser import opened, running_browser
 from tests.integration.sidecar import Sidecar
 

@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 import pytest
 
-from proxy.http.endpoints.openapi import DOCUMENT
+from proxy.http.endpoints.docs import DOCUMENT
 from tests.integration.broker_api import VirtualHost
 from tests.integration.openapi_hooks import LINES
 from tests.integration.sidecar import Sidecar

@@ -35,7 +35,7 @@ ROOMS: dict[str, set[str]] = {
         *("proxy.publisher", "proxy.session", "proxy.http.formats", "proxy.http.admission"),
     },
     "proxy.http.endpoints": {
-        *("ring", "proxy.outcome", "proxy.wire", "proxy.settings", "proxy.topology", "proxy.routing"),
+        *("proxy.outcome", "proxy.wire", "proxy.settings", "proxy.topology", "proxy.routing"),
         *("proxy.publisher", "proxy.http.formats", "proxy.http.admission", "proxy.http.sending"),
     },
     "proxy.http": {

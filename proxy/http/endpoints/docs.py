@@ -4,11 +4,23 @@ import base64
 import hashlib
 import json
 from collections.abc import Awaitable, Callable, Mapping
+from importlib.resources import files
+from typing import Any
 
 from aiohttp import web
 
-from proxy.http.endpoints.openapi import DOCUMENT
+from proxy import __version__
 from proxy.http.endpoints.page import STYLE, page
+
+
+def _document() -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(files(__package__).joinpath("openapi.json").read_text(encoding="utf-8"))
+    document["info"]["version"] = __version__
+    return document
+
+
+DOCUMENT = _document()
+"""The HTTP listener's OpenAPI 3.1 document: `openapi.json` of this folder, with the version of this sidecar."""
 
 Handler = Callable[[web.Request], Awaitable[web.Response]]
 

@@ -4,19 +4,24 @@ import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jsonschema_rs
 import pytest
 import schemathesis
 
 from proxy.http.application import application
-from proxy.http.endpoints.openapi import DOCUMENT
-from proxy.http.endpoints.schemas import PROBLEMS, URN
-from proxy.http.formats import problems
+from proxy.http.endpoints.docs import DOCUMENT
+from proxy.http.formats import fields, parsing, problems
+from proxy.http.formats.message import FAN_OUT, TRACES
+from proxy.outcome import Outcome
 from proxy.settings.config import Settings
+from proxy.topology.table import PassReason
+from proxy.wire.properties import HEADER_NAME, MOST_DEPTH, NAMES, SHORT_STRING, PropertyError, encoded
+from ring.hashing import SLOTS
 
-HTTP = Path(problems.__file__).parent
+HTTP = Path(problems.__file__).parents[1]
+URN = "urn:ringproxy:problem:"
 SCHEMAS = sorted(DOCUMENT["components"]["schemas"])
 
 
@@ -84,34 +89,112 @@ def test_it_has_the_paths_that_are_served_and_no_other() -> None:
     }
 
 
-def raised(file: Path) -> Iterator[tuple[int | None, str]]:
-    """The status and kind of every problem that a module makes; no status where it is computed."""
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "ProblemError":
-            status, kind = (a.value if isinstance(a, ast.Constant) else None for a in node.args[:2])
-            if isinstance(kind, str):
-                yield status if isinstance(status, int) else None, kind
+class Problem(NamedTuple):
+    """One kind of answer that is no success, by its status; None for what a call computes."""
+
+    status: Any
+    kind: Any
+    outcome: str | None
+    retryable: Any
 
 
-def test_every_problem_is_documented() -> None:
-    documented = {(p.status, p.kind) for p in PROBLEMS}
-    assert {kind for _, kind in documented} == set(problems._TITLES)
-    for file in HTTP.glob("*.py"):
-        for status, kind in raised(file):
-            # That one answers with the management API's statuses, and documents them apart.
-            if file.stem != "compat" and status is not None:
-                assert (status, kind) in documented, file.name
+def raised() -> Iterator[Problem]:
+    """Every problem that the HTTP listener's modules make, but for those in the management API's own form."""
+    for file in HTTP.rglob("*.py"):
+        if file.parent.name == "admin" or file.name == "management.py":
+            continue
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            match node:
+                case ast.Call(func=ast.Name(id="ProblemError"), args=[status, ast.Constant(value=kind), _, outcome]):
+                    retryable = [k.value for k in node.keywords if k.arg == "retryable"] or [ast.Constant(False)]
+                    yield Problem(
+                        status.value if isinstance(status, ast.Constant) else None,
+                        kind,
+                        outcome.attr.lower() if isinstance(outcome, ast.Attribute) and outcome.attr.isupper() else None,
+                        retryable[0].value if isinstance(retryable[0], ast.Constant) else None,
+                    )
 
 
-def test_every_documented_problem_is_an_answer_of_some_operation() -> None:
-    answered = {
-        (int(status), urn.removeprefix(URN))
-        for _, _, operation in operations()
-        for status, answer in operation["responses"].items()
-        for body in answer.get("content", {}).values()
-        for urn in body["schema"].get("properties", {}).get("type", {}).get("enum", ())
+def documented() -> Iterator[tuple[str, int, list[str], dict[str, Any], str]]:
+    """Of every answer that is a problem: its operation, status, kinds, what its members are and its description."""
+    for _, _, operation in operations():
+        for status, answer in operation["responses"].items():
+            if content := answer.get("content", {}).get("application/problem+json"):
+                members = content["schema"]["properties"]
+                kinds = [urn.removeprefix(URN) for urn in members["type"]["enum"]]
+                yield operation["operationId"], int(status), kinds, members, answer["description"]
+
+
+def test_every_problem_is_documented_as_the_code_makes_it() -> None:
+    found = list(raised())
+    assert len(found) > 25
+    for problem in found:
+        fitting = [
+            members
+            for _, status, kinds, members, _ in documented()
+            if problem.kind in kinds and problem.status in (None, status)
+        ]
+        assert fitting, problem
+        for members in fitting:
+            assert problem.outcome in (None, *members["outcome"]["enum"]), problem
+            assert problem.retryable in (None, members["retryable"]["const"]), problem
+
+
+def test_every_documented_problem_exists() -> None:
+    told = {kind for _, _, kinds, _, _ in documented() for kind in kinds}
+    assert told == set(problems._TITLES)
+
+
+def test_a_problem_is_told_in_the_same_words_everywhere() -> None:
+    told: dict[tuple[int, str], set[str]] = {}
+    for operation, status, kinds, members, description in documented():
+        assert members["status"] == {"const": status}
+        if operation != "publishAsManagement":  # has words of its own for answers in two forms
+            lines = description.split("\n\n")
+            assert [line.split("`")[1] for line in lines] == kinds
+            for kind, line in zip(kinds, lines, strict=True):
+                told.setdefault((status, kind), set()).add(line)
+    assert {key: lines for key, lines in told.items() if len(lines) > 1} == {}
+
+
+def test_its_words_and_limits_are_those_of_the_code() -> None:
+    schemas, parameters = (DOCUMENT["components"][part] for part in ("schemas", "parameters"))
+    assert schemas["Outcome"]["enum"] == list(Outcome)
+    for name, where in (("Passed", "properties"), ("RoutePassed", "properties"), ("Result", "properties")):
+        assert schemas[name][where]["reason"]["enum"] == list(PassReason)
+    assert schemas["Confirmed"]["properties"]["slot"]["maximum"] == SLOTS - 1
+    headers = schemas["Headers"]["propertyNames"]
+    assert headers["maxLength"] == HEADER_NAME
+    assert FAN_OUT == set(headers["not"]["enum"])
+    assert f"at most {MOST_DEPTH} deep" in schemas["Headers"]["description"]
+    assert set(schemas["Properties"]["properties"]) == set(NAMES) - {"user_id"}
+    for item in ("TextItem", "Base64Item", "JsonItem"):
+        assert set(schemas[item]["properties"]) == fields._FIELDS
+    assert {
+        schemas[item]["properties"]["payload_encoding"]["const"] for item in ("TextItem", "Base64Item", "JsonItem")
+    } == set(fields._PAYLOADS)
+    (publish,) = (operation for _, _, operation in operations() if operation["operationId"] == "publish")
+    assert {p["name"].lower() for p in publish["parameters"] if p.get("name", "").startswith("Amqp-")} == {
+        name.decode() for name in parsing._PROPERTIES if name.startswith(b"amqp-")
     }
-    assert answered == {(p.status, p.kind) for p in PROBLEMS}
+    assert {p["name"] for p in publish["parameters"] if "name" in p} >= set(map(bytes.decode, TRACES))
+    for parameter in (*publish["parameters"], *parameters.values()):
+        assert parameter.get("schema", {}).get("maxLength", SHORT_STRING) == SHORT_STRING
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in ("headers", "user_id")])
+def test_properties_are_bounded_as_the_code_bounds_them(name: str) -> None:
+    schema = DOCUMENT["components"]["schemas"]["Properties"]["properties"][name]
+    if "maxLength" in schema:
+        right, wrong = ["x" * schema["maxLength"]], ["x" * (schema["maxLength"] + 1)]
+    else:
+        right = [schema["minimum"], schema["maximum"]]
+        wrong = [schema["minimum"] - 1, schema["maximum"] + 1]
+    for value in right:
+        encoded(name, value)
+    for value in wrong:
+        with pytest.raises(PropertyError):
+            encoded(name, value)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from proxy.http.endpoints.openapi import DOCUMENT
+from proxy.http.endpoints.docs import DOCUMENT
 from proxy.http.endpoints.page import page
 
 UNCLOSED = {"meta", "li", "tr", "td", "th", "thead", "tbody"}
