@@ -19,9 +19,10 @@ from bench.world import World, compiled_environment
 from proxy.journal.buffer import Filled, Journal
 from proxy.routing.counters import CounterTable
 from proxy.routing.routes import RouteTables
-from proxy.session import relay
+from proxy.session import broker_loop, client_loop
 from proxy.session.channel import Channel
-from proxy.session.state import Connection, Phase
+from proxy.session.connection import Connection
+from proxy.session.state import Phase
 from proxy.settings.patterns import Mode, Selection
 from proxy.topology.bindings import CONSISTENT_HASH, Bindings
 from proxy.topology.table import Entry, KnownRing, Router
@@ -65,12 +66,12 @@ def measured(slots: int) -> tuple[float, float]:
     publishes = b"".join(_publish(b"customer-%d" % n) for n in range(CHUNK))
     sent, answered = [], []
     for _ in range(ROUNDS):
-        sent.append(_timed(relay.from_client, connection, publishes))
+        sent.append(_timed(client_loop.from_client, connection, publishes))
         last = connection.channels[1].confirms.number
         acks = b"".join(_ack(number) for number in range(last - CHUNK + 8, last + 1, 8))
-        answered.append(_timed(relay.from_broker, connection, acks))
-        connection.to_broker.clear()
-        connection.to_client.clear()
+        answered.append(_timed(broker_loop.from_broker, connection, acks))
+        connection.to_broker.out.clear()
+        connection.to_client.out.clear()
     return median(sent), median(answered)
 
 
@@ -90,8 +91,7 @@ def _connection(slots: int) -> Connection:
     journal = _journal(slots) if slots else None
     tables = RouteTables(router, Selection(["*"], [], []), CounterTable(), lambda _: "", lambda _: None, journal)
     made = Connection(tables.table, lambda _: None, frozenset())
-    made.phase, made.vhost, made.frame_max = Phase.RUNNING, "/", 1 << 17
-    made.broker_phase = Phase.RUNNING
+    made.phase, made.frame_max, made.handshake.vhost = Phase.RUNNING, 1 << 17, "/"
     made.table = tables.table("/", None)
     made.routes = made.table.routes
     made.channels[1] = channel = Channel(1)

@@ -64,13 +64,6 @@ class Unread(NamedTuple):
     """The exchange takes no publishes for the reason `why`: no look-up helps."""
 
 
-UNANSWERED = Unread(NOWHERE, "the broker has not answered a declaration that was sent before it")
-"""What a publish waits for that comes behind a declaration on its channel: the broker's -ok, and no reading."""
-
-BEING_CLOSED = Unread(NOWHERE, "the broker has not closed the channel's number yet")
-"""What channel.open waits for where its number is in use: the broker's close-ok, and no reading."""
-
-
 class Choice:
     """Where a message goes, by which ring, and the slot of that ring."""
 

@@ -1,5 +1,6 @@
-"""Holds the frames of a channel that wait, while the client's other channels go on. Pure state."""
+"""The frames of one channel that wait, while the client's other channels go on, and what they wait for. Pure state."""
 
+from enum import Enum
 from typing import Final
 
 from proxy.routing.routes import Route, Unread
@@ -8,28 +9,41 @@ MOST_WITHHELD: Final = 1 << 18
 """Bytes that the channels of a session may keep waiting, together, before the client is not read any further."""
 
 
+class Wait(Enum):
+    """What a frame waits for that no reading brings: the broker's answer. The value says why, for a reply text."""
+
+    UNANSWERED = "the broker has not answered a declaration that was sent before it"
+    """A publish behind a declaration on its channel waits for the -ok."""
+    BEING_CLOSED = "the broker has not closed the channel's number yet"
+    """A channel.open waits for the close-ok of the channel that has its number."""
+
+
+Awaited = Unread | Wait
+"""All that a frame of the client's may wait for: an exchange to be read, or an answer of the broker."""
+
+
 class Backlog:
     """All that a client has sent on a channel, from the frame on that must wait; lives as long as that frame waits.
 
     The methods of one channel take effect in the order in which they were sent, so the whole channel waits.
     """
 
-    __slots__ = ("forced", "pieces", "seen", "size", "unread")
+    __slots__ = ("awaited", "forced", "pieces", "seen", "size")
 
-    def __init__(self, unread: Unread) -> None:
-        """`unread` is what the first frame waits for; no frame is here yet."""
-        self.unread: Unread | None = unread
-        """None once the first frame need not wait any more, until it is taken again."""
+    def __init__(self, awaited: Awaited) -> None:
+        """`awaited` is what the first frame waits for; no frame is here yet."""
+        self.awaited: Awaited | None = awaited
+        """What the first frame waits for; None once it need not wait any more, until it is taken again."""
         self.pieces: list[bytes] = []
         """The frames in order, as they came; the last one may not be whole yet."""
         self.size = 0
-        """Bytes of them all."""
+        """Bytes of all frames."""
         self.forced: Route | None = None
         """The route of the first frame's publish, where a look-up found one for publishes that came before it alone."""
         self.seen = 0
         """How many of the pieces had come when that look-up began: later ones may need what it does not show."""
 
     def add(self, data: bytes) -> None:
-        """Adds a frame, or the next part of one."""
+        """Add a frame, or the next part of one."""
         self.pieces.append(data)
         self.size += len(data)

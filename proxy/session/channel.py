@@ -2,49 +2,22 @@
 
 import secrets
 from collections import deque
-from enum import IntEnum
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from mypy_extensions import i64
 
 from proxy.session.backlog import Backlog
 from proxy.session.confirms import Confirms, Kept
+from proxy.session.state import CHANNEL_TRANSITIONS, EXPECT_METHOD, ChannelState
 from proxy.wire.frames import HEADER, METHOD, U16
-
-if TYPE_CHECKING:
-    from proxy.session.parked import Parked
-    from proxy.session.republish import Rerouted
 
 KEPT: Final = 1024
 """Publishes remembered on a channel where the broker answers none, so that nothing tells when one is done with."""
-
-EXPECT_METHOD: Final = 0
-EXPECT_HEADER: Final = 1
-EXPECT_BODY: Final = 2
-"""What the client must send next on a channel. Plain integers, for the hot loop."""
 
 _NUMBER: Final = (1 << 32) - 1
 _ASKED: Final = 1 << 32
 _HAD_HEADERS: Final = 1 << 33
 _NONCE: Final = 34
-
-
-class State(IntEnum):
-    """Whether a channel is open, and who ended it."""
-
-    OPEN = 0
-    CLOSING = 1
-    """The client has sent channel.close: all passes as it is."""
-    CLOSED = 2
-    """The broker has: the client's close-ok is due."""
-    REFUSING = 3
-    """We have sent the broker channel.close; what the client sends is dropped until the broker's close-ok."""
-    REFUSED = 4
-    """We have sent the client channel.close too; what it sends is dropped until its close-ok."""
-    ABANDONED = 5
-    """We have sent both sides channel.close, and neither has answered; what they send besides is dropped."""
-    VACATED = 6
-    """The client has answered; what the broker sends is dropped until its close-ok, and the number is taken so long."""
 
 
 class RingId(NamedTuple):
@@ -78,28 +51,13 @@ class Pending(NamedTuple):
     """Of tx.commit and tx.rollback: the last publish before it."""
 
 
-class Return(NamedTuple):
-    """A basic.return whose content is not through yet."""
-
-    frame: bytes
-    """The method frame, held back until the content header tells whose it is; empty after that."""
-    left: int = 0
-    """Bytes of a body still to come that the client must not see."""
-    came: "Rerouted | None" = None
-    """As what it is published again."""
-    parked: "Parked | None" = None
-    """The message while it waits for a reading, which keeps the rest of its body; None where it does not wait."""
-    home: "Rerouted | None" = None
-    """Where no queue takes it: whose publisher gets the rest of its body, if he asked, and is told behind that."""
-
-
 class Channel:
     """Belongs to one incarnation: a number that is opened again gets a new one."""
 
     __slots__ = (
         "away", "backlog", "bits", "coming", "confirms", "declaring", "exchange", "expect", "frame", "header_start",
         "id", "key", "last_queue", "late", "left", "method_start", "nonce", "owed_close_ok", "pending", "refusal",
-        "returning", "routed", "sampled", "sampled_at", "state", "transactional", "withheld",
+        "routed", "sampled", "sampled_at", "state", "transactional", "withheld",
     )  # fmt: skip
 
     def __init__(self, number: int) -> None:
@@ -107,8 +65,8 @@ class Channel:
         self.id = number
         self.method_start, self.header_start = (bytes((kind,)) + U16.pack(number) for kind in (METHOD, HEADER))
         """How its frames begin, up to their size."""
-        self.state: int = State.OPEN
-        """A `State`, as a plain integer for the hot loop."""
+        self.state: int = ChannelState.OPEN
+        """A `ChannelState`, as a plain integer for the hot loop."""
         self.refusal = b""
         """The channel.close that the client gets once the broker has closed the channel."""
         self.owed_close_ok = False
@@ -133,7 +91,6 @@ class Channel:
         self.confirms = Confirms()
         self.transactional = self.routed = False
         self.nonce: i64 = secrets.randbits(63 - _NONCE) << _NONCE
-        self.returning: Return | None = None
         self.away = 0
         """How many of its publishes came back and are on their way again."""
         self.coming = 0
@@ -146,6 +103,12 @@ class Channel:
         self.sampled = 0
         """The publish whose confirm is timed; 0 for none."""
         self.sampled_at = 0.0
+
+    def enter(self, state: ChannelState) -> None:
+        """Change the channel's state. Raises RuntimeError for a change that no table has."""
+        if state not in CHANNEL_TRANSITIONS[self.state]:
+            raise RuntimeError(f"channel {self.id} from {ChannelState(self.state).name} to {state.name}")
+        self.state = state
 
     def ask(self, request: Pending) -> None:
         """Remember a request whose -ok is due."""

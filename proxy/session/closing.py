@@ -2,9 +2,11 @@
 
 import re
 
-from proxy.routing.routes import BEING_CLOSED
-from proxy.session.channel import EXPECT_BODY, EXPECT_HEADER, EXPECT_METHOD, Channel, State
-from proxy.session.state import Connection, Phase, Refused, Stale
+from proxy.session.backlog import Wait
+from proxy.session.channel import Channel
+from proxy.session.connection import Connection
+from proxy.session.events import Refused, Stale
+from proxy.session.state import EXPECT_BODY, EXPECT_HEADER, EXPECT_METHOD, ChannelState, Phase
 from proxy.wire.frames import (
     ACCESS_REFUSED,
     BASIC_PUBLISH,
@@ -46,32 +48,24 @@ _LONGEST_METHOD = 1 << 17
 
 def fail(c: Connection, fault: Fault) -> None:
     """Ends a session over what its client sent."""
-    c.framing_lost = fault.code == FRAME_ERROR
+    c.to_broker.garbled = fault.code == FRAME_ERROR
     refuse(c, fault.code, str(fault), fault.method)
 
 
 def refuse(c: Connection, code: int, text: str, method: int = 0) -> None:
     """Sends the client connection.close at the next frame boundary, and the broker one of its own."""
-    c.phase = c.broker_phase = Phase.REFUSING
-    _forget_backlogs(c)
+    c.enter(Phase.REFUSING)
+    c.waiting.drop()
+    c.republishing.parking.drop()
     c.events.append(Refused(code, text))
-    c.tell_client(close_frame(0, code, text, method))
-    if c.opened and not c.client_skip:
-        c.to_broker.append(close_frame(0, REPLY_SUCCESS, "ringproxy has closed the client's session"))
+    c.to_client.insert(close_frame(0, code, text, method))
+    if c.opened and not c.to_broker.skip:
+        c.to_broker.out.append(close_frame(0, REPLY_SUCCESS, "ringproxy has closed the client's session"))
     else:
         # It cannot take a method now: in the handshake, or inside a frame.
-        c.broker_lost = True
+        c.to_broker.cut_off = True
     # What waited in `client_rest` may have a Close among it.
     late_from_client(c, b"")
-
-
-def _forget_backlogs(c: Connection) -> None:
-    """Nothing that waits goes on any more."""
-    for channel in c.waiting.values():
-        channel.backlog = None
-    c.waiting.clear()
-    c.withheld, c.stalled, c.held = 0, False, None
-    c.parked.drop()
 
 
 def leave(c: Connection, data: bytes, i: int, end: int) -> bytes | None:
@@ -81,9 +75,10 @@ def leave(c: Connection, data: bytes, i: int, end: int) -> bytes | None:
     """
     goodbyes = part(c)
     if not awaits_answers(c):
-        c.phase = Phase.ENDING
+        c.enter(Phase.CLOSING)
         return None
-    c.phase, c.goodbye = Phase.LEAVING, data[i:end]
+    c.enter(Phase.LEAVING)
+    c.goodbye = data[i:end]
     return goodbyes
 
 
@@ -93,79 +88,79 @@ def part(c: Connection) -> bytes:
     for channel in c.channels.values():
         confirms = channel.confirms
         unsure = not confirms.answered or confirms.number == confirms.base
-        if unsure and channel.routed and channel.state == State.OPEN and channel.expect == EXPECT_METHOD:
-            channel.state, channel.refusal = State.REFUSING, b""
+        if unsure and channel.routed and channel.state == ChannelState.OPEN and channel.expect == EXPECT_METHOD:
+            channel.enter(ChannelState.REFUSING)
+            channel.refusal = b""
             goodbyes += _goodbye(channel)
     return goodbyes
 
 
 def left(c: Connection) -> None:
     """Nothing can come back any more, or it takes too long."""
-    c.phase = Phase.ENDING
-    c.tell_broker(c.goodbye)
+    c.enter(Phase.CLOSING)
+    c.to_broker.insert(c.goodbye)
 
 
 def awaits_answers(c: Connection) -> bool:
     """Whether the broker has yet to answer something of what the client has sent whole."""
-    if c.parked or (c.reroutes is not None and c.reroutes.under_way):
+    if c.republishing.parking or c.republishing.under_way:
         return True
-    inside = c.client_body if c.client_skip else 0
+    inside = c.to_broker.body_of if c.to_broker.skip else 0
     return any(
-        channel.state == State.REFUSING
-        or (channel.state == State.CLOSING and channel.routed)
+        channel.state == ChannelState.REFUSING
+        or (channel.state == ChannelState.CLOSING and channel.routed)
         or channel.awaits(number == inside)
         for number, channel in c.channels.items()
     )
 
 
 def late_from_client(c: Connection, data: bytes) -> None:
-    """What the client sends once one side has sent connection.close."""
+    """Take what the client sends once one side has sent connection.close."""
+    way = c.to_broker
     if c.phase is Phase.LEAVING:
-        return  # which is nothing that matters
-    if c.phase is Phase.ENDING:
-        data, c.client_rest = c.client_rest + data, b""
-        if c.client_dropping:
+        return  # a client sends nothing behind its own connection.close (AMQP section 1.4.2.4)
+    if c.phase is not Phase.REFUSING:
+        data, way.rest = way.rest + data, b""
+        if way.dropping:
             # The rest of a frame whose beginning the broker has not got.
-            dropped = min(c.client_skip, len(data))
-            data, c.client_skip = data[dropped:], c.client_skip - dropped
-            c.client_dropping = c.client_skip > 0
+            dropped = min(way.skip, len(data))
+            data, way.skip = data[dropped:], way.skip - dropped
+            way.dropping = way.skip > 0
         if data:
-            c.to_broker.append(data)
+            way.out.append(data)
         return
-    if c.framing_lost:
-        c.client_rest = b""
+    if way.garbled:
+        way.rest = b""
         return
-    methods, c.client_rest, c.client_skip = _methods(c.client_rest + data, c.client_skip)
+    methods, way.rest, way.skip = _methods(way.rest + data, way.skip)
     if CONNECTION_CLOSE in methods:
-        ok = method_frame(0, CONNECTION_CLOSE_OK)
-        if c.for_client:
-            c.for_client += ok
-        else:
-            # Not `tell_client`: nothing that the broker is in the middle of goes to the client any more.
-            c.to_client.append(ok)
-    c.client_done |= bool(methods & {CONNECTION_CLOSE, CONNECTION_CLOSE_OK})
+        # Not `insert`: nothing that the broker is in the midst of goes to the client any more.
+        behind = c.to_client.own or c.to_client.out
+        behind.append(method_frame(0, CONNECTION_CLOSE_OK))
+    way.ended |= bool(methods & {CONNECTION_CLOSE, CONNECTION_CLOSE_OK})
 
 
 def late_from_broker(c: Connection, data: bytes) -> None:
-    """What the broker sends once one side has sent connection.close."""
-    if c.phase is Phase.ENDING:
-        data, c.broker_rest = c.broker_rest + data, b""
+    """Take what the broker sends once it has answered or sent connection.close, or this proxy has."""
+    way = c.to_client
+    if c.phase is not Phase.REFUSING:
+        data, way.rest = way.rest + data, b""
         if data:
-            c.to_client.append(data)
+            way.out.append(data)
         return
-    if c.for_client:
-        # The frame that ours waits for goes through to its end.
-        part, data = data[: c.broker_skip], data[c.broker_skip :]
-        c.broker_skip -= len(part)
-        if not c.broker_dropping:
-            c.to_client.append(part)
-        if not c.broker_skip:
-            c.to_client.append(c.for_client)
-            c.for_client = b""
-    methods, c.broker_rest, c.broker_skip = _methods(c.broker_rest + data, c.broker_skip)
+    if way.own:
+        # The frame that this proxy's wait for goes through to its end.
+        part, data = data[: way.skip], data[way.skip :]
+        way.skip -= len(part)
+        if not way.dropping:
+            way.out.append(part)
+        if not way.skip:
+            way.out += way.own
+            way.own = []
+    methods, way.rest, way.skip = _methods(way.rest + data, way.skip)
     if CONNECTION_CLOSE in methods:
-        c.to_broker.append(method_frame(0, CONNECTION_CLOSE_OK))
-    c.broker_done |= bool(methods & {CONNECTION_CLOSE, CONNECTION_CLOSE_OK})
+        c.to_broker.out.append(method_frame(0, CONNECTION_CLOSE_OK))
+    way.ended |= bool(methods & {CONNECTION_CLOSE, CONNECTION_CLOSE_OK})
 
 
 def _methods(data: bytes, skip: int) -> tuple[set[int], bytes, int]:
@@ -192,15 +187,15 @@ def refuse_channel(c: Connection, channel: Channel, code: int, text: str) -> Non
 
     Does nothing to one that is being closed already.
     """
-    if channel.state != State.OPEN or not c.running:
+    if channel.state != ChannelState.OPEN or not c.running:
         return
-    channel.state = State.REFUSING
+    channel.enter(ChannelState.REFUSING)
     channel.refusal = close_frame(channel.id, code, text, BASIC_PUBLISH)
     c.events.append(Refused(code, text, channel))
     if channel.withheld:
         channel.withheld, channel.expect = False, EXPECT_METHOD
     if channel.expect == EXPECT_METHOD:
-        c.tell_broker(_goodbye(channel))
+        c.to_broker.insert(_goodbye(channel))
 
 
 def _goodbye(channel: Channel) -> bytes:
@@ -222,7 +217,7 @@ def _rest_of_content(c: Connection, channel: Channel, kind: int, data: bytes, i:
     if channel.left:
         return None
     if end > len(data):
-        c.for_broker.append(_goodbye(channel))
+        c.to_broker.own.append(_goodbye(channel))
         return None
     return data[i:end] + _goodbye(channel)
 
@@ -232,16 +227,16 @@ def refused_frame(c: Connection, channel: Channel, kind: int, data: bytes, i: in
     if channel.expect != EXPECT_METHOD:
         return _rest_of_content(c, channel, kind, data, i, end)
     method = U32.unpack_from(data, i + 7)[0] if kind == METHOD and end - i >= OVERHEAD + 4 else 0
-    if method == CHANNEL_CLOSE and channel.state == State.REFUSING:
+    if method == CHANNEL_CLOSE and channel.state == ChannelState.REFUSING:
         channel.owed_close_ok = True
     elif method == CHANNEL_CLOSE:
-        c.tell_client(method_frame(channel.id, CHANNEL_CLOSE_OK))
-    elif method == CHANNEL_CLOSE_OK and channel.state == State.REFUSED:
+        c.to_client.insert(method_frame(channel.id, CHANNEL_CLOSE_OK))
+    elif method == CHANNEL_CLOSE_OK and channel.state == ChannelState.REFUSED:
         _gone(c, channel)
-    elif method == CHANNEL_CLOSE_OK and channel.state == State.ABANDONED:
-        channel.state = State.VACATED
-    elif method == CHANNEL_OPEN and channel.state == State.VACATED:
-        c.held = BEING_CLOSED
+    elif method == CHANNEL_CLOSE_OK and channel.state == ChannelState.ABANDONED:
+        channel.enter(ChannelState.VACATED)
+    elif method == CHANNEL_OPEN and channel.state == ChannelState.VACATED:
+        c.waiting.held = Wait.BEING_CLOSED
     return b""
 
 
@@ -256,62 +251,59 @@ def abandon(c: Connection, channel: Channel) -> None:
 
 def refuse_open(c: Connection, channel: Channel, text: str) -> None:
     """Answers the channel.open that a channel's backlog begins with by channel.close: the number is not free."""
-    backlog, channel.backlog = channel.backlog, None
-    if backlog is not None:
-        del c.waiting[channel.id]
-        c.withheld -= backlog.size
+    c.waiting.remove(channel)
     c.events.append(Refused(INTERNAL_ERROR, text))
     _abandon(c, channel, close_frame(channel.id, INTERNAL_ERROR, text, CHANNEL_OPEN))
 
 
 def _abandon(c: Connection, channel: Channel, last_words: bytes) -> None:
-    channel.state = State.ABANDONED
+    channel.enter(ChannelState.ABANDONED)
     channel.confirms.abandon()
     channel.late.clear()
-    if channel.returning is not None and channel.returning.home is not None:
-        c.gathering -= 1
-    channel.returning = None
-    c.tell_client(last_words)
+    held = c.republishing.returning.pop(channel, None)
+    if held is not None and held.home is not None:
+        c.republishing.gathering -= 1
+    c.to_client.insert(last_words)
 
 
 def too_late(c: Connection, channel: Channel, kind: int, data: bytes, i: int, end: int) -> bytes:
     """A frame of the broker's on a channel that was abandoned: its client has been told of the channel's end."""
     method = U32.unpack_from(data, i + 7)[0] if kind == METHOD else 0
     if method == CHANNEL_CLOSE:
-        c.tell_broker(method_frame(channel.id, CHANNEL_CLOSE_OK))
-    elif method == CHANNEL_CLOSE_OK and channel.state == State.ABANDONED:
-        channel.state = State.REFUSED
+        c.to_broker.insert(method_frame(channel.id, CHANNEL_CLOSE_OK))
+    elif method == CHANNEL_CLOSE_OK and channel.state == ChannelState.ABANDONED:
+        channel.enter(ChannelState.REFUSED)
     elif method == CHANNEL_CLOSE_OK:
         _gone(c, channel)
     return b""
 
 
-def _client_closes(c: Connection, channel: Channel, method: int, data: bytes, i: int, end: int) -> None:
-    channel.state = State.CLOSING
+def client_closes(c: Connection, channel: Channel, method: int, data: bytes, i: int, end: int) -> None:
+    """Take the client's channel.close, which passes."""
+    channel.enter(ChannelState.CLOSING)
 
 
-def _client_agrees(c: Connection, channel: Channel, method: int, data: bytes, i: int, end: int) -> None:
+def client_agrees(c: Connection, channel: Channel, method: int, data: bytes, i: int, end: int) -> None:
+    """Take the client's channel.close-ok: the number is free."""
     _gone(c, channel)
 
 
-def _client_opens(c: Connection, channel: Channel, method: int, data: bytes, i: int, end: int) -> None:
+def client_opens(c: Connection, channel: Channel, method: int, data: bytes, i: int, end: int) -> None:
     """The number again, before the broker's close-ok has come: it waits. Any other is the broker's to refuse."""
-    if channel.state == State.CLOSING:
-        c.held = BEING_CLOSED
-    elif channel.state == State.CLOSED:
+    if channel.state == ChannelState.CLOSING:
+        c.waiting.held = Wait.BEING_CLOSED
+    elif channel.state == ChannelState.CLOSED:
         _gone(c, channel)
         c.channels[channel.id] = Channel(channel.id)
 
 
-FROM_CLIENT = {CHANNEL_OPEN: _client_opens, CHANNEL_CLOSE: _client_closes, CHANNEL_CLOSE_OK: _client_agrees}
-
-
-def _broker_closes(c: Connection, channel: Channel, method: int, data: bytes, i: int, end: int) -> bytes | None:
-    if channel.state >= State.REFUSING and channel.expect == EXPECT_METHOD:
-        c.tell_broker(method_frame(channel.id, CHANNEL_CLOSE_OK))
+def broker_closes(c: Connection, channel: Channel, method: int, data: bytes, i: int, end: int) -> bytes | None:
+    """Take the broker's channel.close: what it has not answered is unknown, and a refused publish may show why."""
+    if channel.state >= ChannelState.REFUSING and channel.expect == EXPECT_METHOD:
+        c.to_broker.insert(method_frame(channel.id, CHANNEL_CLOSE_OK))
         return b""
     # In the midst of a content ours has not gone out yet, and the broker's does as well.
-    channel.state = State.CLOSED
+    channel.enter(ChannelState.CLOSED)
     routed, channel.routed = channel.routed, False
     channel.confirms.abandon()
     channel.late.clear()
@@ -333,25 +325,25 @@ def _broker_closes(c: Connection, channel: Channel, method: int, data: bytes, i:
     return method_frame(channel.id, CHANNEL_CLOSE, data[i + 11 : i + 13] + shorted(text) + data[at : end - 1])
 
 
-def _broker_agrees(c: Connection, channel: Channel, method: int, data: bytes, i: int, end: int) -> bytes | None:
+def broker_agrees(c: Connection, channel: Channel, method: int, data: bytes, i: int, end: int) -> bytes | None:
+    """Take the broker's channel.close-ok, which waits behind the answers to messages that came back."""
     if channel.away and c.phase <= Phase.LEAVING:
         channel.late.append(data[i:end])
         return b""
-    if channel.state == State.REFUSING:
-        channel.state = State.REFUSED
+    if channel.state == ChannelState.REFUSING:
+        channel.enter(ChannelState.REFUSED)
         # Its answers came before its close-ok: a client that is not read any more must not be waited for.
         channel.confirms.abandon()
         owed = method_frame(channel.id, CHANNEL_CLOSE_OK) if channel.owed_close_ok else b""
         return channel.refusal + owed
-    if channel.state in (State.CLOSING, State.CLOSED):
+    if channel.state in (ChannelState.CLOSING, ChannelState.CLOSED):
         _gone(c, channel)
     return None
 
 
-FROM_BROKER = {CHANNEL_CLOSE: _broker_closes, CHANNEL_CLOSE_OK: _broker_agrees}
-
-
 def _gone(c: Connection, channel: Channel) -> None:
     channel.confirms.abandon()
+    c.republishing.returning.pop(channel, None)
+    channel.enter(ChannelState.GONE)
     if c.channels.get(channel.id) is channel:
         del c.channels[channel.id]

@@ -10,8 +10,9 @@ from proxy.routing.routes import Route, RouteTables, Unread
 from proxy.session import publishing
 from proxy.session.backlog import Backlog
 from proxy.session.channel import Channel
-from proxy.session.sockets import Leg
-from proxy.session.state import Connection, Stale
+from proxy.session.connection import Connection
+from proxy.session.events import Stale
+from proxy.session.sockets import PeerSocket
 from proxy.topology.lookups import Absent, NotReadable, VhostAbsent
 from proxy.topology.sync import Sync
 from proxy.topology.table import Name
@@ -24,7 +25,7 @@ class Shared:
 
     tables: RouteTables
     sync: Sync
-    dial: Callable[[Callable[[], Leg]], Awaitable[Leg]]
+    dial: Callable[[Callable[[], PeerSocket]], Awaitable[PeerSocket]]
     """Connects a leg to a broker; raises OSError with the reason where none can be reached."""
     lookup_timeout: float
     allowed_mechanisms: frozenset[bytes]
@@ -109,11 +110,11 @@ class Shared:
 
     async def _same_cluster(self, c: Connection, within: float) -> bool:
         """Whether the management API's cluster is the session's after all: one was renamed, or was asked late."""
-        name = await self.sync.identity.confirmed(c.cluster or "", c.cluster_told_at, within)
+        name = await self.sync.identity.confirmed(c.handshake.cluster or "", c.handshake.cluster_told_at, within)
         if name is not None and c.running:
-            c.renamed(name)
+            c.open(name)
         return name is not None
 
     def is_outdated(self, c: Connection) -> bool:
         """Whether a new session may learn another name of the broker's cluster than this one did as it began."""
-        return c.cluster_told_at < self.sync.identity.named_at
+        return c.handshake.cluster_told_at < self.sync.identity.named_at

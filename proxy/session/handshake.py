@@ -1,19 +1,18 @@
-"""What a client may send before the broker has let it in: connection.start to connection.open-ok, as a table of steps.
+"""How client and broker agree on a connection, from connection.start to connection.open-ok, as a table of steps.
 
 Until the broker's open-ok a session has no virtual host: no routes, no channels, nothing that is counted, looked up or
-journalled. What a client sends ahead of its turn stays unread as bytes, and its socket is not read meanwhile.
+journalled. No I/O: frames go in, and what goes on in their place comes out.
 """
 
 from collections.abc import Callable
+from enum import IntEnum
+from typing import Final
 
 from proxy import __version__
-from proxy.session import closing
-from proxy.session.state import BROKERS_TURN, HANDSHAKE_FRAME_MAX, MOST_FRAME_MAX, Connection, Phase, Step
 from proxy.wire import table
 from proxy.wire.frames import (
     COMMAND_INVALID,
     CONNECTION_CLOSE,
-    CONNECTION_CLOSE_OK,
     CONNECTION_OPEN,
     CONNECTION_OPEN_OK,
     CONNECTION_SECURE,
@@ -44,6 +43,37 @@ from proxy.wire.frames import (
 )
 from ring.hashing import RING_FORMAT
 
+HANDSHAKE_FRAME_MAX = 1 << 17
+"""Bytes of a frame taken before tune-ok; the broker has a limit of its own."""
+
+
+class Step(IntEnum):
+    """How far the handshake of a session has come; `handshake.STEPS` says what leads from one step to the next."""
+
+    STARTING = 0
+    """The broker's start is due."""
+    LOGIN = 1
+    """The client's start-ok is due."""
+    JUDGED = 2
+    """The broker looks at what the client said: its secure or tune is due."""
+    CHALLENGED = 3
+    """The client's secure-ok is due."""
+    TUNING = 4
+    """The client's tune-ok is due."""
+    TUNED = 5
+    """The client's open is due."""
+    OPENING = 6
+    """The broker's open-ok is due."""
+    OPENED = 7
+    """The broker has let the client in."""
+    LEFT = 8
+    """The client has sent close: the broker's answer is due."""
+
+
+BROKERS_TURN: Final = frozenset((Step.STARTING, Step.JUDGED, Step.OPENING, Step.LEFT))
+"""Steps at which the broker speaks next, so that nothing is taken of the client."""
+
+
 STEPS: dict[Step, dict[int, Step]] = {
     Step.STARTING: {CONNECTION_START: Step.LOGIN},
     Step.LOGIN: {CONNECTION_START_OK: Step.JUDGED, CONNECTION_CLOSE: Step.LEFT},
@@ -65,10 +95,10 @@ _TAKEN_HEADERS = PROTOCOL_HEADER, b"AMQP\x01\x01\x00\x09"
 LENT = frozenset({b"EXTERNAL", b"ANONYMOUS"})
 """Mechanisms that tell the broker of the peer of its connection, which is this proxy: it would lend its identity."""
 
-WITHOUT_SPARE = 300.0
-"""Seconds for which nothing of a user is published again, where our channel was one too many."""
-
 _MOST_CHANNELS = (1 << 16) - 1
+
+MOST_FRAME_MAX: Final = 1 << 24
+"""Bytes of a method or header frame where the peers agree on no limit. Bodies are never held."""
 
 _INVENTORY = {
     b"ringproxy_version": table.text_entry(b"ringproxy_version", __version__.encode()),
@@ -84,106 +114,110 @@ def is_protocol_header(data: bytes) -> bool | None:
     return True if len(data) >= len(PROTOCOL_HEADER) else None
 
 
-def from_client(c: Connection, data: bytes) -> None:
-    """Takes what a client sends in the handshake, as far as it is the client's turn; appends to `to_broker`.
+class Handshake:
+    """What the peers of one session agree on; complete at the step OPENED, and kept as long as the session."""
 
-    What it sent ahead of its turn stays in `client_rest`: `Connection.ahead` then says that it is not to be read. Once
-    the broker has spoken, `rewrite.from_client(c, b"")` goes on.
-    """
-    data, i = c.client_rest + data, 0
-    try:
-        while c.step not in BROKERS_TURN and (end := _frame_end(c, data, i)):
-            c.to_broker.append(_taken(c, data, i, end))
-            c.client_frames += 1
-            i = end
-    except Fault as fault:
-        c.client_rest = data[i:]
-        closing.fail(c, fault)
-        return
-    c.client_rest = data[i:]
+    __slots__ = (
+        "allowed_mechanisms", "channel_max", "cluster", "cluster_told_at", "frame_max", "heartbeat",
+        "offered_channel_max", "offered_frame_max", "spare", "step", "user", "vhost",
+    )  # fmt: skip
+
+    def __init__(self, allowed_mechanisms: frozenset[bytes]) -> None:
+        """Nothing is agreed on. `allowed_mechanisms` are those of LENT that the operator allows."""
+        self.allowed_mechanisms = allowed_mechanisms
+        self.step = Step.STARTING
+        """How far the handshake has come."""
+        self.cluster: str | None = None
+        """The name that the broker's cluster goes by; None where the broker gave none."""
+        self.cluster_told_at = 0.0
+        """When the broker gave that name, monotonic."""
+        self.user = b""
+        """The user who logs in, as far as PLAIN shows it; else empty."""
+        self.offered_channel_max = self.offered_frame_max = 0
+        """The broker's limits; 0 for no limit."""
+        self.frame_max = HANDSHAKE_FRAME_MAX
+        """The most bytes of a frame of the client's."""
+        self.channel_max = 0
+        """The client's highest channel number."""
+        self.spare = 0
+        """The number of the one channel more that is kept for this proxy; 0 where there is none."""
+        self.heartbeat = 0
+        """Seconds between heartbeats; 0 for none."""
+        self.vhost = ""
+        """The virtual host that the client asks for."""
+
+    def from_client(self, data: bytes, i: int, end: int) -> bytes:
+        """Take the client's frame from `i` to `end`, where it is the client's turn; return what the broker gets.
+
+        Raises Fault for a frame that the step does not have.
+        """
+        if data[i] == HEARTBEAT:
+            return data[i:end]
+        if end - i < OVERHEAD + 4:
+            raise Fault(SYNTAX_ERROR, "a method frame too short for a method")
+        method = U32.unpack_from(data, i + 7)[0]
+        following = STEPS[self.step].get(method)
+        if following is None:
+            raise Fault(COMMAND_INVALID, f"{method_name(method)} on channel 0 now", method)
+        handler = _FROM_CLIENT.get(method)
+        replaced = handler(self, data, i, end) if handler is not None else None
+        self.step = following
+        return data[i:end] if replaced is None else replaced
+
+    def from_broker(self, method: int, data: bytes, i: int, end: int, now: float) -> bytes | None:
+        """Take the broker's method; return what the client gets in its place, or None for the frame as it is.
+
+        Raises Fault for a method that the step does not have. `now` is monotonic.
+        """
+        following = STEPS[self.step].get(method)
+        if following is None or self.step not in BROKERS_TURN:
+            raise Fault(COMMAND_INVALID, f"{method_name(method)} of the broker's at the step {self.step.name}")
+        self.step = following
+        if method == CONNECTION_START:
+            self.cluster_told_at = now
+            return _start(self, data, i, end)
+        return _tune(self, data, i, end) if method == CONNECTION_TUNE else None
+
+    def frame_end(self, data: bytes, i: int) -> int:
+        """Return where the client's frame at `i` ends; 0 while it is not complete.
+
+        Raises Fault for a frame that no handshake has.
+        """
+        if len(data) - i < OVERHEAD:
+            return 0
+        kind, number, length = FRAME.unpack_from(data, i)
+        # What a client says of frame_max counts for bodies: no method of a handshake is as long.
+        limit = min(self.frame_max, HANDSHAKE_FRAME_MAX)
+        if length > limit + SLACK - OVERHEAD:
+            raise Fault(FRAME_ERROR, f"a frame of {length + OVERHEAD} bytes, at most {limit} are taken here")
+        if not is_frame_type(kind):
+            raise Fault(FRAME_ERROR, f"a frame of the unknown type {kind}")
+        if number or kind not in (METHOD, HEARTBEAT):
+            # RabbitMQ answers 505 to whatever the frame is (observed on 3.10.8 and 4.3.6).
+            raise Fault(UNEXPECTED_FRAME, f"a frame of type {kind} on channel {number} before the connection is open")
+        end: int = i + OVERHEAD + length
+        if end > len(data):
+            return 0
+        if data[end - 1] != END:
+            raise Fault(FRAME_ERROR, f"a frame of type {kind} does not end with the frame-end octet")
+        return end
 
 
-def _frame_end(c: Connection, data: bytes, i: int) -> int:
-    """Where the frame at `i` ends; 0 while it is not complete. Raises Fault for one that no handshake has."""
-    if len(data) - i < OVERHEAD:
-        return 0
-    kind, number, length = FRAME.unpack_from(data, i)
-    # What a client says of frame_max counts for bodies: no method of a handshake is as long.
-    limit = min(c.frame_max, HANDSHAKE_FRAME_MAX)
-    if length > limit + SLACK - OVERHEAD:
-        raise Fault(FRAME_ERROR, f"a frame of {length + OVERHEAD} bytes, at most {limit} are taken here")
-    if not is_frame_type(kind):
-        raise Fault(FRAME_ERROR, f"a frame of the unknown type {kind}")
-    if number or kind not in (METHOD, HEARTBEAT):
-        # In RabbitMQ's words: 505, whatever the frame is.
-        raise Fault(UNEXPECTED_FRAME, f"a frame of type {kind} on channel {number} before the connection is open")
-    end: int = i + OVERHEAD + length
-    if end > len(data):
-        return 0
-    if data[end - 1] != END:
-        raise Fault(FRAME_ERROR, f"a frame of type {kind} does not end with the frame-end octet")
-    return end
-
-
-def _taken(c: Connection, data: bytes, i: int, end: int) -> bytes:
-    """What the broker gets for a frame of the client's, whose turn it is. Raises Fault for one of another step."""
-    if data[i] == HEARTBEAT:
-        return data[i:end]
-    if end - i < OVERHEAD + 4:
-        raise Fault(SYNTAX_ERROR, "a method frame too short for a method")
-    method = U32.unpack_from(data, i + 7)[0]
-    following = STEPS[c.step].get(method)
-    if following is None:
-        raise Fault(COMMAND_INVALID, f"{method_name(method)} on channel 0 now", method)
-    handler = _OF_CLIENT.get(method)
-    replaced = handler(c, data, i, end) if handler is not None else None
-    c.step = following
-    return data[i:end] if replaced is None else replaced
-
-
-def from_broker(c: Connection, method: int, data: bytes, i: int, end: int) -> bytes | None:
-    """Return what goes on in place of a broker's method on channel 0, at any time; None for as it is.
-
-    Raises Fault for one that the step of the handshake does not have.
-    """
-    if method in (CONNECTION_CLOSE, CONNECTION_CLOSE_OK):
-        c.phase = c.broker_phase = Phase.ENDING
-        if method == CONNECTION_CLOSE:
-            _closed(c, data, i, end)
-        return None
-    if c.phase is not Phase.HANDSHAKE:
-        return None
-    following = STEPS[c.step].get(method)
-    if following is None or c.step not in BROKERS_TURN:
-        raise Fault(COMMAND_INVALID, f"{method_name(method)} of the broker's at the step {c.step.name}")
-    c.step = following
-    handler = _OF_BROKER.get(method)
-    return handler(c, data, i, end) if handler is not None else None
-
-
-def _closed(c: Connection, data: bytes, i: int, end: int) -> None:
-    """RabbitMQ 3.10.8 closes the connection of a user who has too many channels (observed): not once more, for ours."""
-    is_opening = c.reroutes is not None and c.reroutes.is_open and not c.reroutes.answered
-    if is_opening and U16.unpack_from(data, i + 11)[0] == NOT_ALLOWED:
-        c.without_spare[c.vhost, c.user] = c.now + WITHOUT_SPARE
-
-
-def _start(c: Connection, data: bytes, i: int, end: int) -> bytes:
+def _start(h: Handshake, data: bytes, i: int, end: int) -> bytes:
     """connection.start without the mechanisms that would lend this proxy's identity; notes the cluster's name."""
     first = i + 17
     stop = first + U32.unpack_from(data, i + 13)[0]
     entry = table.find(data, first, stop, b"cluster_name")
     name = table.text_of(data, entry) if entry else None
-    c.cluster = name.decode(errors="replace") if name is not None else None
-    c.cluster_told_at = c.now
+    h.cluster = name.decode(errors="replace") if name is not None else None
     at = stop + 4 + U32.unpack_from(data, stop)[0]
-    offered = [m for m in data[stop + 4 : at].split() if m not in LENT or m in c.allowed_mechanisms]
+    offered = [m for m in data[stop + 4 : at].split() if m not in LENT or m in h.allowed_mechanisms]
     mechanisms = b" ".join(offered)
     arguments = data[i + 11 : stop] + U32.pack(len(mechanisms)) + mechanisms + data[at : end - 1]
     return method_frame(0, CONNECTION_START, arguments)
 
 
-def _start_ok(c: Connection, data: bytes, i: int, end: int) -> bytes | None:
+def _start_ok(h: Handshake, data: bytes, i: int, end: int) -> bytes | None:
     """connection.start-ok with our own client properties, where they fit the smallest frame."""
     if end - i < 16:
         raise Fault(SYNTAX_ERROR, "connection.start-ok stops early", CONNECTION_START_OK)
@@ -192,43 +226,43 @@ def _start_ok(c: Connection, data: bytes, i: int, end: int) -> bytes | None:
     if stop >= end:
         raise Fault(SYNTAX_ERROR, "the client properties are longer than their frame", CONNECTION_START_OK)
     mechanism, at = short_string(data, stop, end - 1)
-    if mechanism in LENT and mechanism not in c.allowed_mechanisms:
+    if mechanism in LENT and mechanism not in h.allowed_mechanisms:
         text = f"mechanism {mechanism.decode()} would lend the proxy's identity; see allow_mechanisms"
         raise Fault(COMMAND_INVALID, text, CONNECTION_START_OK)
     if mechanism == b"PLAIN":
         # RFC 4616: the identity to act as, the user, the password.
-        c.user = b"".join(data[at + 4 : end - 1].split(b"\0")[1:2])
+        h.user = b"".join(data[at + 4 : end - 1].split(b"\0")[1:2])
     properties, _ = table.without(data, first, stop, _INVENTORY)
     properties += b"".join(_INVENTORY.values())
     made = method_frame(0, CONNECTION_START_OK, U32.pack(len(properties)) + properties + data[stop : end - 1])
     return made if len(made) <= LEAST_FRAME_MAX else None
 
 
-def _tune(c: Connection, data: bytes, i: int, end: int) -> bytes:
+def _tune(h: Handshake, data: bytes, i: int, end: int) -> bytes:
     """connection.tune with one channel fewer, which stays ours."""
     if end - i != 20:
         raise Fault(SYNTAX_ERROR, "connection.tune is not of its length")
-    c.offered, c.offered_frame_max = U16.unpack_from(data, i + 11)[0], U32.unpack_from(data, i + 13)[0]
-    return data[i : i + 11] + U16.pack(_most_channels(c)) + data[i + 13 : end]
+    h.offered_channel_max, h.offered_frame_max = U16.unpack_from(data, i + 11)[0], U32.unpack_from(data, i + 13)[0]
+    return data[i : i + 11] + U16.pack(_most_channels(h)) + data[i + 13 : end]
 
 
-def _most_channels(c: Connection) -> int:
+def _most_channels(h: Handshake) -> int:
     """The channel_max that the client was offered."""
-    return max((c.offered or _MOST_CHANNELS) - 1, 1)
+    return max((h.offered_channel_max or _MOST_CHANNELS) - 1, 1)
 
 
-def _tune_ok(c: Connection, data: bytes, i: int, end: int) -> bytes:
+def _tune_ok(h: Handshake, data: bytes, i: int, end: int) -> bytes:
     """connection.tune-ok with that channel put back. Raises Fault 530 for more than was offered, as RabbitMQ does."""
     if end - i != 20:
         raise Fault(SYNTAX_ERROR, "connection.tune-ok is not of its length", CONNECTION_TUNE_OK)
     wanted, frame_max = U16.unpack_from(data, i + 11)[0], U32.unpack_from(data, i + 13)[0]
-    _check_negotiated("channel_max", wanted, _most_channels(c), limited=c.offered > 0)
-    _check_negotiated("frame_max", frame_max, c.offered_frame_max, limited=c.offered_frame_max > 0)
-    c.heartbeat = U16.unpack_from(data, i + 17)[0]
-    c.frame_max = max(frame_max, LEAST_FRAME_MAX) if frame_max else MOST_FRAME_MAX
-    c.channel_max = wanted or _MOST_CHANNELS - 1
-    restored = wanted + 1 if 0 < wanted < (c.offered or _MOST_CHANNELS) else wanted
-    c.spare = restored if restored > wanted else 0 if wanted or c.offered else _MOST_CHANNELS
+    _check_negotiated("channel_max", wanted, _most_channels(h), limited=h.offered_channel_max > 0)
+    _check_negotiated("frame_max", frame_max, h.offered_frame_max, limited=h.offered_frame_max > 0)
+    h.heartbeat = U16.unpack_from(data, i + 17)[0]
+    h.frame_max = max(frame_max, LEAST_FRAME_MAX) if frame_max else MOST_FRAME_MAX
+    h.channel_max = wanted or _MOST_CHANNELS - 1
+    restored = wanted + 1 if 0 < wanted < (h.offered_channel_max or _MOST_CHANNELS) else wanted
+    h.spare = restored if restored > wanted else 0 if wanted or h.offered_channel_max else _MOST_CHANNELS
     return data[i : i + 11] + U16.pack(restored) + data[i + 13 : end]
 
 
@@ -240,28 +274,14 @@ def _check_negotiated(name: str, wanted: int, most: int, *, limited: bool) -> No
         raise Fault(NOT_ALLOWED, text, CONNECTION_TUNE_OK)
 
 
-def _open(c: Connection, data: bytes, i: int, end: int) -> None:
+def _open(h: Handshake, data: bytes, i: int, end: int) -> None:
     vhost, _ = short_string(data, i + 11, end - 1)
-    c.vhost = vhost.decode(errors="replace")
+    h.vhost = vhost.decode(errors="replace")
 
 
-def _open_ok(c: Connection, data: bytes, i: int, end: int) -> None:
-    """The broker has let the client in: from here on publishes are routed."""
-    c.table = c.tables(c.vhost, c.cluster)
-    c.routes = c.table.routes
-    c.opened, c.phase = True, Phase.RUNNING
-
-
-_Handler = Callable[[Connection, bytes, int, int], bytes | None]
-
-_OF_CLIENT: dict[int, _Handler] = {
+_FROM_CLIENT: dict[int, Callable[[Handshake, bytes, int, int], bytes | None]] = {
     CONNECTION_START_OK: _start_ok,
     CONNECTION_TUNE_OK: _tune_ok,
     CONNECTION_OPEN: _open,
 }
-_OF_BROKER: dict[int, _Handler] = {
-    CONNECTION_START: _start,
-    CONNECTION_TUNE: _tune,
-    CONNECTION_OPEN_OK: _open_ok,
-}
-"""By method: what is done with it; gives the frame that goes on, or None for as it is."""
+"""By method of the client's: what notes it, and returns the frame that goes on, or None for the frame as it is."""

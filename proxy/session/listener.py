@@ -123,8 +123,8 @@ class Listener:
         live = [session.connection for session in self.sessions]
         shared = self.shared
         return (
-            shared.client_frames + sum(c.client_frames for c in live),
-            shared.broker_frames + sum(c.broker_frames for c in live),
+            shared.client_frames + sum(c.to_broker.frames for c in live),
+            shared.broker_frames + sum(c.to_client.frames for c in live),
         )
 
     async def start(self, address: Address, tls: ssl.SSLContext | None = None) -> Address:
@@ -166,8 +166,8 @@ class Listener:
     def _ended(self, session: Session) -> None:
         self.sessions.discard(session)
         self.ends[session.end or End.CLIENT] += 1
-        self.shared.client_frames += session.connection.client_frames
-        self.shared.broker_frames += session.connection.broker_frames
+        self.shared.client_frames += session.connection.to_broker.frames
+        self.shared.broker_frames += session.connection.to_client.frames
         if not self.sessions:
             self._empty.set()
 

@@ -5,13 +5,14 @@ import time
 from collections.abc import Callable
 
 from proxy.routing.counters import NOWHERE
-from proxy.routing.routes import BEING_CLOSED, UNANSWERED
-from proxy.session import closing, publishing, relay
-from proxy.session.backlog import Backlog
+from proxy.routing.routes import Unread
+from proxy.session import broker_loop, client_loop, closing, publishing
+from proxy.session.backlog import Backlog, Wait
 from proxy.session.channel import Channel
+from proxy.session.connection import Connection
 from proxy.session.context import Shared
-from proxy.session.state import Connection
 from proxy.session.timeouts import Overdue
+from proxy.session.waiting import may_go_on
 from proxy.wire.frames import CONNECTION_FORCED, INTERNAL_ERROR
 
 
@@ -42,7 +43,7 @@ class Held:
             if channel.backlog is backlog and c.running:
                 if fault:
                     self._refuse(channel, backlog, fault)
-                backlog.unread = None
+                backlog.awaited = None
                 await self._taken(channel, backlog)
             left = channel.backlog
             if left is None or left.size < backlog.size:
@@ -54,11 +55,11 @@ class Held:
 
         Returns why that failed, or an empty string.
         """
-        unread = backlog.unread
-        if unread is None:
+        awaited = backlog.awaited
+        if awaited is None:
             return ""
-        if unread not in (UNANSWERED, BEING_CLOSED):
-            return await self._shared.resolve(self._connection, channel, backlog, unread, asked)
+        if not isinstance(awaited, Wait):
+            return await self._shared.resolve(self._connection, channel, backlog, awaited, asked)
         within = self._shared.answer_timeout
         while True:
             try:
@@ -66,17 +67,17 @@ class Held:
                     await self._moved(channel, backlog)
                     return ""
             except TimeoutError:
-                if relay.may_go_on(self._connection, channel, backlog):
+                if may_go_on(channel, backlog):
                     return ""  # only the end of the client's frame is due
-                if unread is not BEING_CLOSED or not channel.away:
-                    return f"{unread.why} within {within:g} s"
+                if awaited is not Wait.BEING_CLOSED or not channel.away:
+                    return f"{awaited.value} within {within:g} s"
             # A message of the channel of before is on its way, which has a limit of its own.
             asked = time.monotonic()
 
     async def _taken(self, channel: Channel, backlog: Backlog) -> None:
         """Takes a backlog again, as soon as the client is at the end of a frame."""
         self._connection.expire()
-        relay.resume(self._connection)
+        client_loop.resume(self._connection)
         self._hand_on()
         await self._moved(channel, backlog)
 
@@ -88,18 +89,17 @@ class Held:
 
     def _refuse(self, channel: Channel, backlog: Backlog, why: str) -> None:
         """Closes a channel over the frame that it waits with: placing a key natively would be worse than an error."""
-        c = self._connection
-        if backlog.unread is BEING_CLOSED:
+        c, awaited = self._connection, backlog.awaited
+        if awaited is Wait.BEING_CLOSED:
             closing.refuse_open(c, channel, f"channel {channel.id} cannot be opened: {why}")
             return
         exchange = publishing.held_publish(channel)
         name = (c.vhost, exchange.decode(errors="replace"))
         c.counter_table.of(name if name in self._shared.tables.router.entries else NOWHERE, None).unavailable += 1
         text = f"the ring of exchange '{name[1]}' is not known: {why}"
-        unread = backlog.unread
-        if unread is not None and unread.refused:
-            text = f"exchange '{unread.name[1]}' takes no publishes: {why}"
-        if unread is not None and unread.other_cluster and self._shared.is_outdated(c):
+        if isinstance(awaited, Unread) and awaited.refused:
+            text = f"exchange '{awaited.name[1]}' takes no publishes: {why}"
+        if isinstance(awaited, Unread) and awaited.other_cluster and self._shared.is_outdated(c):
             closing.refuse(c, CONNECTION_FORCED, f"{text}; connect again")
             return
         closing.refuse_channel(c, channel, INTERNAL_ERROR, text)
@@ -107,15 +107,15 @@ class Held:
     async def returned(self, exchange: bytes) -> None:
         """Reads what the messages of an exchange that came back wait for, one thing after the other."""
         c = self._connection
-        while (wanted := c.parked.wanted(exchange)) is not None:
+        while (wanted := c.republishing.parking.wanted(exchange)) is not None:
             in_time = await self._shared.reread(c, wanted)
             c.now = time.monotonic()
-            relay.read_again(c, exchange, wanted, in_time=in_time)
+            broker_loop.read_again(c, exchange, wanted, in_time=in_time)
             self._hand_on()
             # What was told just now may have been all that a channel, or the client, waited for.
-            if c.waiting or c.stalled:
-                relay.resume(c)
+            if c.waiting.channels or c.waiting.stalled:
+                client_loop.resume(c)
             if c.crowded is not None:
-                relay.from_client(c, b"")
+                client_loop.from_client(c, b"")
             self._hand_on()
             self.heard.set()

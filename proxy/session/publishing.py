@@ -10,7 +10,7 @@ from proxy.routing.counters import Counters
 from proxy.routing.routes import Choice, Route, Target
 from proxy.session.channel import Channel
 from proxy.session.confirms import MOST_UNSETTLED, Kept
-from proxy.session.state import Connection
+from proxy.session.connection import Connection
 from proxy.topology.table import PassReason
 from proxy.wire import content
 from proxy.wire.content import FLAGS, HEADERS, STAMP_ID_ENTRY, STAMPS, STAMPS_AND_COPIES
@@ -50,7 +50,7 @@ def publish(c: Connection, channel: Channel, data: bytes, i: int, end: int) -> b
         choice = route.choose(channel.key, data, start, stop) if route.stamp else None
         found = choice.target if choice is not None else None
         if found is not None and found.unread is not None:
-            c.held = found.unread
+            c.waiting.held = found.unread
             return None
         route.counters.value_missing += choice is not None and choice.missing
         if choice is not None:

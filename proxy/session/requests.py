@@ -7,11 +7,12 @@ a nowait bind the management API missed it 58 times of 60, measured).
 from typing import NamedTuple
 
 from proxy.session import returns
-from proxy.session.channel import Channel, Pending, State
-from proxy.session.state import Connection, Declared
+from proxy.session.channel import Channel, Pending
+from proxy.session.connection import Connection
+from proxy.session.events import Declared
+from proxy.session.state import ChannelState
 from proxy.topology.declarations import Bound, Declaration, ExchangeDeclared, ExchangeDeleted, QueueDeleted, Unbound
 from proxy.wire.frames import (
-    CONFIRM_SELECT,
     EXCHANGE_BIND,
     EXCHANGE_BIND_OK,
     EXCHANGE_DECLARE,
@@ -30,7 +31,6 @@ from proxy.wire.frames import (
     QUEUE_UNBIND_OK,
     TX_COMMIT,
     TX_COMMIT_OK,
-    TX_ROLLBACK,
     TX_ROLLBACK_OK,
     TX_SELECT,
     short_string,
@@ -61,9 +61,9 @@ _CHANGE_NO_RING = (0, QUEUE_DECLARE)
 _PASSIVE = 1
 
 
-def _declare(c: Connection, channel: Channel, method: int, data: bytes, i: int, end: int) -> bytes | None:
+def declare(c: Connection, channel: Channel, method: int, data: bytes, i: int, end: int) -> bytes | None:
     """Notes what the -ok will mean, and clears nowait."""
-    if channel.state != State.OPEN:
+    if channel.state != ChannelState.OPEN:
         return None
     form, at, names = _FORMS[method], i + 13, []
     for _ in range(form.names):
@@ -80,26 +80,18 @@ def _declare(c: Connection, channel: Channel, method: int, data: bytes, i: int, 
     return data[i:at] + bytes((bits & ~form.nowait,)) + data[at + 1 : end] if swallow else None
 
 
-def _select(c: Connection, channel: Channel, method: int, data: bytes, i: int, end: int) -> None:
+def select(c: Connection, channel: Channel, method: int, data: bytes, i: int, end: int) -> None:
+    """Take confirm.select or tx.select: from now on the broker answers publishes."""
     channel.select(transactional=method == TX_SELECT)
 
 
-def _end_transaction(c: Connection, channel: Channel, method: int, data: bytes, i: int, end: int) -> None:
+def end_transaction(c: Connection, channel: Channel, method: int, data: bytes, i: int, end: int) -> None:
+    """Take tx.commit or tx.rollback, whose -ok settles what was published before it."""
     ok = TX_COMMIT_OK if method == TX_COMMIT else TX_ROLLBACK_OK
     channel.ask(Pending(ok, number=channel.confirms.number))
 
 
-REQUESTS = {
-    **dict.fromkeys(_FORMS, _declare),
-    CONFIRM_SELECT: _select,
-    TX_SELECT: _select,
-    TX_COMMIT: _end_transaction,
-    TX_ROLLBACK: _end_transaction,
-}
-"""What is done with a request of the client's, by method: gives the frame that goes on, or None for as it is."""
-
-
-def _answered(c: Connection, channel: Channel, method: int, data: bytes, i: int, end: int) -> bytes | None:
+def answered(c: Connection, channel: Channel, method: int, data: bytes, i: int, end: int) -> bytes | None:
     """An -ok: the broker answers a channel's requests in order."""
     if channel.late or (method == TX_COMMIT_OK and channel.away):
         # Also what is behind the first that waits.
@@ -118,10 +110,6 @@ def _answered(c: Connection, channel: Channel, method: int, data: bytes, i: int,
     elif request.method and (declaration := _declaration(channel, request)) is not None:
         c.events.append(Declared(declaration))
     return b"" if request.swallow else None
-
-
-ANSWERS = dict.fromkeys([*(form.ok for form in _FORMS.values()), TX_COMMIT_OK, TX_ROLLBACK_OK], _answered)
-"""The same of the broker's answers."""
 
 
 def _declaration(channel: Channel, request: Pending) -> Declaration | None:

@@ -8,12 +8,13 @@ return. One that did not gets a nack, but for what an exchange of the ring did n
 from proxy.outcome import Outcome
 from proxy.routing import routes
 from proxy.routing.routes import Unread
-from proxy.session import closing, republish
-from proxy.session.channel import Channel, Return, RingId, State, ring_id_of
+from proxy.session import closing, placement
+from proxy.session.channel import Channel, RingId, ring_id_of
 from proxy.session.confirms import Fate, Kept
-from proxy.session.parked import Parked
-from proxy.session.republish import Rerouted
-from proxy.session.state import Connection, Phase, Refused, Stale
+from proxy.session.connection import Connection
+from proxy.session.events import Refused, Stale
+from proxy.session.returned import ParkedMessage, Return, ReturnedMessage
+from proxy.session.state import ChannelState, Phase
 from proxy.wire import content
 from proxy.wire.frames import (
     BASIC_ACK,
@@ -42,15 +43,12 @@ _CONTENTS = frozenset({BASIC_DELIVER, BASIC_GET_OK, BASIC_RETURN})
 """Methods of the broker's that a content follows."""
 
 
-def _begin(c: Connection, channel: Channel, method: int, data: bytes, i: int, end: int) -> bytes | None:
+def begin(c: Connection, channel: Channel, method: int, data: bytes, i: int, end: int) -> bytes | None:
     """Holds a basic.return back until its content header tells whose it is."""
     if not channel.routed:
         return None
-    channel.returning = Return(data[i:end])
+    c.republishing.returning[channel] = Return(data[i:end])
     return b""
-
-
-FROM_BROKER = {BASIC_RETURN: _begin}
 
 
 def header(c: Connection, channel: Channel, data: bytes, i: int, end: int) -> bytes | None:
@@ -58,7 +56,7 @@ def header(c: Connection, channel: Channel, data: bytes, i: int, end: int) -> by
 
     Where something must be read first, the message is parked, and `settle` places it after that.
     """
-    held = channel.returning
+    held = c.republishing.returning.get(channel)
     if held is None or not held.frame:
         return None
     frame, start, stop = held.frame, i + 7, end - 1
@@ -75,46 +73,46 @@ def header(c: Connection, channel: Channel, data: bytes, i: int, end: int) -> by
         known = channel.read_id(stamps.ring_id ^ mark) if stamps else None
         kept = channel.confirms.kept.get(known.number) if known else None
     if stamps is None or known is None:
-        channel.returning = None
+        c.republishing.expect(channel, None)
         return frame + data[i:end]
-    came = Rerouted(channel, known, stamps, kept.put_back if kept else b"", c.now)
-    came.sent_to = _destination(sent_to, sent_key)
+    message = ReturnedMessage(channel, known, stamps, kept.put_back if kept else b"", c.now)
+    message.sent_to = _destination(sent_to, sent_key)
     # An unstamped one has no room for the stamps by which it would be known if it came back again.
-    to = republish.placed(c, came, (), data, start, stop) if unstamped is None else None
-    channel.returning = None
+    to = placement.placed(c, message, (), data, start, stop) if unstamped is None else None
+    c.republishing.expect(channel, None)
     channel.confirms.kept.pop(known.number, None)
     left = U64.unpack_from(data, i + 11)[0]
-    if isinstance(to, Stale | Unread) or (unstamped is None and came.exchange in c.parked):
+    if isinstance(to, Stale | Unread) or (unstamped is None and message.exchange in c.republishing.parking):
         unread = to if isinstance(to, Stale | Unread) else None
-        parked = _park(c, Parked(came, frame, data[i:end], left, unread, ours=False))
-        channel.returning = Return(b"", left, parked=parked) if left else None
+        parked = _park(c, ParkedMessage(message, frame, data[i:end], left, unread, on_own=False))
+        c.republishing.expect(channel, Return(b"", left, parked=parked) if left else None)
         return b""
-    if to is not None and republish.publish(c, came, to, data, start, stop):
+    if to is not None and placement.publish(c, message, to, data, start, stop):
         if channel.confirms.answered and known.number > channel.confirms.low:
             channel.confirms.came_back(known.number, None)
         if left:
-            channel.returning = Return(b"", left, came)
-            c.gathering += 1
+            c.republishing.expect(channel, Return(b"", left, message))
+            c.republishing.gathering += 1
         return b""
-    _for_good(c, came, stamped=unstamped is None)
+    _for_good(c, message, stamped=unstamped is None)
     # An unstamped one may be another's, who asked for mandatory: a return too many harms nobody, one too few does.
     if known.asked or unstamped is not None:
-        return _returned(c, came, frame, data, i, end)
-    channel.returning = Return(b"", left) if left else None
+        return _returned(c, message, frame, data, i, end)
+    c.republishing.expect(channel, Return(b"", left) if left else None)
     return b""
 
 
-def _park(c: Connection, parked: Parked) -> Parked:
+def _park(c: Connection, parked: ParkedMessage) -> ParkedMessage:
     """Keeps a message until what decides of it has been read. Its client hears nothing of it before, and no ack."""
-    came = parked.came
-    channel, number = came.channel, came.known.number
+    message = parked.message
+    channel, number = message.channel, message.known.number
     confirms = channel.confirms
     if confirms.answered and number > confirms.low and number not in confirms.returned:
         confirms.came_back(number, None)
     channel.away += 1
     channel.coming = 0
-    c.gathering += parked.left > 0
-    c.parked.put(parked)
+    c.republishing.gathering += parked.left > 0
+    c.republishing.parking.put(parked)
     return parked
 
 
@@ -133,108 +131,106 @@ def follow(channel: Channel, kind: int, replaced: bytes | None, data: bytes, i: 
 
 def settle(c: Connection) -> None:
     """Places the parked messages for which all is read, in their order: they go out again, or home to their clients."""
-    for exchange in c.parked.exchanges:
-        while (parked := c.parked.first(exchange)) is not None and parked.unread is None:
-            came = parked.came
-            if came.channel.coming or c.phase > Phase.LEAVING:
+    for exchange in c.republishing.parking.exchanges:
+        while (parked := c.republishing.parking.first(exchange)) is not None and parked.unread is None:
+            message = parked.message
+            if message.channel.coming or c.phase > Phase.LEAVING:
                 break
             stop = len(parked.header) - 1
-            to = republish.placed(c, came, parked.tried, parked.header, 7, stop)
+            to = placement.placed(c, message, parked.tried, parked.header, 7, stop)
             if isinstance(to, Stale | Unread):
                 if not parked.given_up:
                     parked.unread = to
                     break
                 to = None
-            c.parked.remove(parked)
-            came.channel.away -= 1
-            came.since = c.now  # what its reading took is not the broker's time
-            if to is not None and republish.publish(c, came, to, parked.header, 7, stop):
+            c.republishing.parking.remove(parked)
+            message.channel.away -= 1
+            message.since = c.now  # what its reading took is not the broker's time
+            if to is not None and placement.publish(c, message, to, parked.header, 7, stop):
                 _sent_again(c, parked)
             else:
                 _sent_home(c, parked)
 
 
-def _sent_again(c: Connection, parked: Parked) -> None:
+def _sent_again(c: Connection, parked: ParkedMessage) -> None:
     """The message goes out again: its body as far as it has come, and the rest as it comes."""
-    came, bodies = parked.came, parked.bodies
+    message, bodies = parked.message, parked.bodies
     for number, frame in enumerate(bodies, 1):
-        republish.more(c, came, frame, 0, len(frame), last=not parked.left and number == len(bodies))
-    if parked.left and parked.ours:
-        assert c.reroutes is not None
-        c.reroutes.back, c.reroutes.parked = came, None
+        placement.more(c, message, frame, 0, len(frame), last=not parked.left and number == len(bodies))
+    if parked.left and parked.on_own:
+        c.republishing.again, c.republishing.parked = message, None
     elif parked.left:
-        came.channel.returning = Return(b"", parked.left, came)
+        c.republishing.expect(message.channel, Return(b"", parked.left, message))
 
 
-def _sent_home(c: Connection, parked: Parked) -> None:
+def _sent_home(c: Connection, parked: ParkedMessage) -> None:
     """No queue takes the message: its client gets it where he asked for mandatory, and an answer behind it."""
-    came, told = parked.came, b""
-    stale = came.stale(c)
-    if not republish.is_recent(c, stale):
+    message, told = parked.message, b""
+    stale = message.stale(c.vhost)
+    if not placement.is_recent(c, stale):
         c.events.append(stale)
-        c.reread[stale] = c.now
-    if came.known.asked and republish.hears(c, came.channel):
-        told = _returned(c, came, parked.frame, parked.header, 0, len(parked.header)) + b"".join(
-            FRAME.pack(BODY, came.channel.id, len(frame) - OVERHEAD) + frame[7:] for frame in parked.bodies
+        c.republishing.reread[stale] = c.now
+    if message.known.asked and placement.hears(c, message.channel):
+        told = _returned(c, message, parked.frame, parked.header, 0, len(parked.header)) + b"".join(
+            FRAME.pack(BODY, message.channel.id, len(frame) - OVERHEAD) + frame[7:] for frame in parked.bodies
         )
     if not parked.left:
-        c.tell_client(told + republish.resolved(c, came, _fate(came)))
-    elif parked.ours:
-        assert c.reroutes is not None
-        c.reroutes.home, c.reroutes.ends, c.reroutes.parked = [told] if told else [], came, None
+        c.to_client.insert(told + placement.resolved(c, message, _fate(message)))
+    elif parked.on_own:
+        c.republishing.home, c.republishing.told_last, c.republishing.parked = [told] if told else [], message, None
     else:
-        c.tell_client(told)
-        came.channel.returning = Return(b"", parked.left, home=came)
-        came.channel.coming = parked.left if told else 0
+        c.to_client.insert(told)
+        c.republishing.expect(message.channel, Return(b"", parked.left, home=message))
+        message.channel.coming = parked.left if told else 0
 
 
-def _for_good(c: Connection, came: Rerouted, *, stamped: bool) -> None:
+def _for_good(c: Connection, message: ReturnedMessage, *, stamped: bool) -> None:
     """No queue takes a message."""
-    known, confirms = came.known, came.channel.confirms
-    if not republish.is_recent(c, came.stale(c)):
-        c.events.append(came.stale(c))
+    known, confirms = message.known, message.channel.confirms
+    if not placement.is_recent(c, message.stale(c.vhost)):
+        c.events.append(message.stale(c.vhost))
         if stamped:
-            c.reread[came.stale(c)] = c.now
+            c.republishing.reread[message.stale(c.vhost)] = c.now
     if confirms.answered and known.number > confirms.low:
-        confirms.came_back(known.number, _fate(came))
+        confirms.came_back(known.number, _fate(message))
     else:
-        c.counter_table.of((c.vhost, came.exchange.decode(errors="replace")), None).unroutable += 1
+        c.counter_table.of((c.vhost, message.exchange.decode(errors="replace")), None).unroutable += 1
 
 
-def _fate(came: Rerouted) -> Fate:
+def _fate(message: ReturnedMessage) -> Fate:
     """Of a message that no queue takes."""
-    behind = came.sent_to is not None and came.sent_to.kind == "exchange" and not came.passed
-    return Fate(Outcome.UNROUTABLE, came.known.asked or behind)
+    behind = message.sent_to is not None and message.sent_to.kind == "exchange" and not message.passed
+    return Fate(Outcome.UNROUTABLE, message.known.asked or behind)
 
 
-def _returned(c: Connection, came: Rerouted, frame: bytes, data: bytes, i: int, end: int) -> bytes:
+def _returned(c: Connection, message: ReturnedMessage, frame: bytes, data: bytes, i: int, end: int) -> bytes:
     """basic.return and content header in the client's words."""
     _, at = short_string(frame, 13, len(frame) - 1)
-    names = shorted(came.exchange) + shorted(came.key)
-    method = method_frame(came.channel.id, BASIC_RETURN, frame[11:at] + names)
-    payload = republish.own_words(came, data, i + 7, end - 1)
-    return method + FRAME.pack(HEADER, came.channel.id, len(payload)) + payload + b"\xce"
+    names = shorted(message.exchange) + shorted(message.key)
+    method = method_frame(message.channel.id, BASIC_RETURN, frame[11:at] + names)
+    payload = placement.own_words(message, data, i + 7, end - 1)
+    return method + FRAME.pack(HEADER, message.channel.id, len(payload)) + payload + b"\xce"
 
 
 def body(c: Connection, channel: Channel, data: bytes, i: int, end: int) -> bytes | None:
     """A body frame of a return: dropped where the client must not see it."""
-    held = channel.returning
+    held = c.republishing.returning.get(channel)
     if held is None or held.frame:
         return None
     left = held.left - (end - i - OVERHEAD)
-    channel.returning = held._replace(left=left) if left > 0 else None
+    c.republishing.expect(channel, held._replace(left=left) if left > 0 else None)
     if held.parked is not None:
-        c.parked.grow(held.parked, data[i:end])
-        c.gathering -= left <= 0
+        c.republishing.parking.grow(held.parked, data[i:end])
+        c.republishing.gathering -= left <= 0
     elif held.home is not None:
-        told = data[i:end] if held.home.known.asked and republish.hears(c, channel) else b""
+        told = data[i:end] if held.home.known.asked and placement.hears(c, channel) else b""
         if left > 0:
             return told
-        c.gathering -= 1
-        return told + republish.resolved(c, held.home, _fate(held.home))
-    elif held.came is not None:
-        republish.more(c, held.came, data, i, end, last=left <= 0)
-        c.gathering -= left <= 0
+        c.republishing.gathering -= 1
+        return told + placement.resolved(c, held.home, _fate(held.home))
+    elif held.again is not None:
+        placement.more(c, held.again, data, i, end, last=left <= 0)
+        c.republishing.gathering -= left <= 0
     return b""
 
 
@@ -276,11 +272,13 @@ def _unstamped(channel: Channel, exchange: bytes, routing_key: bytes) -> tuple[R
 
 def committed(c: Connection, channel: Channel, number: int) -> bytes | None:
     """tx.commit-ok. Where a publish came back that the client does not know of, the channel is closed in its place."""
-    if channel.state == State.REFUSING:
+    if channel.state == ChannelState.REFUSING:
         # One before it was refused: the client would take this ok for that one's.
         channel.confirms.settle(number, True, True)
         return b""
-    lost = sum(came is not None and not came.acked for n, came in channel.confirms.returned.items() if n <= number)
+    lost = sum(
+        message is not None and not message.acked for n, message in channel.confirms.returned.items() if n <= number
+    )
     channel.confirms.settle(number, True, True)
     if not lost:
         return None
@@ -294,14 +292,13 @@ def committed(c: Connection, channel: Channel, number: int) -> bytes | None:
 
 def on_ours(c: Connection, kind: int, data: bytes, i: int, end: int) -> bytes:
     """A frame of the broker's on our own channel: what clients get for it."""
-    own = c.reroutes
-    assert own is not None
+    own = c.republishing
     if kind == METHOD:
         method = U32.unpack_from(data, i + 7)[0]
         own.answered = True
         if method in (BASIC_ACK, BASIC_NACK):
             tag, multiple = U64.unpack_from(data, i + 11)[0], bool(data[i + 19] & 1)
-            return b"".join(republish.confirmed(c, tag, multiple, method == BASIC_ACK))
+            return b"".join(placement.confirmed(c, tag, multiple, method == BASIC_ACK))
         if method == BASIC_RETURN:
             own.frame = data[i:end]
         elif method == CHANNEL_CLOSE:
@@ -315,78 +312,76 @@ def on_ours(c: Connection, kind: int, data: bytes, i: int, end: int) -> bytes:
 
 def _closed(c: Connection, data: bytes, i: int, end: int) -> bytes:
     """The broker refused something: of all that was under way nobody knows, so nothing of it is acked."""
-    own = c.reroutes
-    assert own is not None
-    c.tell_broker(method_frame(own.number, CHANNEL_CLOSE_OK))
+    own = c.republishing
+    c.to_broker.insert(method_frame(own.number, CHANNEL_CLOSE_OK))
     text = short_string(data, i + 13, end - 1)[0].decode(errors="replace")
     c.events.append(Refused(U16.unpack_from(data, i + 11)[0], f"publishing again what came back: {text}"))
-    half, ended = own.parked, own.ends
-    c.gathering -= own.back is not None or ended is not None or half is not None
+    half, ended = own.parked, own.told_last
+    c.republishing.gathering -= own.again is not None or ended is not None or half is not None
     lost = own.closed()
     if half is not None:
         # The rest of its body will not come.
-        c.parked.remove(half)
-        half.came.channel.away -= 1
-        lost.append(half.came)
+        c.republishing.parking.remove(half)
+        half.message.channel.away -= 1
+        lost.append(half.message)
     elif ended is not None and ended not in lost:
         lost.append(ended)
-    return b"".join(republish.resolved(c, came, Fate(Outcome.UNKNOWN, False)) for came in lost)
+    return b"".join(placement.resolved(c, message, Fate(Outcome.UNKNOWN, False)) for message in lost)
 
 
 def _again(c: Connection, data: bytes, i: int, end: int) -> bytes:
     """The content header of a message that came back once more."""
-    own = c.reroutes
-    assert own is not None
+    own = c.republishing
     frame, start, stop = own.frame, i + 7, end - 1
     sent_to, sent_key = _sent(frame)
     ring_id = content.ring_id_in(data, start, stop)
-    came = own.by_id.get(ring_id) if ring_id is not None else None
+    message = own.by_ring_id.get(ring_id) if ring_id is not None else None
     left = U64.unpack_from(data, i + 11)[0]
-    own.frame, own.left, own.back, own.home, own.ends, own.parked = b"", left, None, [], None, None
-    if came is None:
+    own.frame, own.left = b"", left
+    own.end_return()
+    if message is None:
         return b""
-    came.sent_to = _destination(sent_to, sent_key)
-    to = republish.placed(c, came, (), data, start, stop)
-    if isinstance(to, Stale | Unread) or came.exchange in c.parked:
-        own.take(came)
+    message.sent_to = _destination(sent_to, sent_key)
+    to = placement.placed(c, message, (), data, start, stop)
+    if isinstance(to, Stale | Unread) or message.exchange in c.republishing.parking:
+        own.take(message)
         unread = to if isinstance(to, Stale | Unread) else None
-        parked = _park(c, Parked(came, frame, data[i:end], left, unread, ours=True))
+        parked = _park(c, ParkedMessage(message, frame, data[i:end], left, unread, on_own=True))
         own.parked = parked if left else None
         return b""
-    if to is not None and republish.publish(c, came, to, data, start, stop):
-        own.back = came if left else None
-        c.gathering += bool(left)
+    if to is not None and placement.publish(c, message, to, data, start, stop):
+        own.again = message if left else None
+        c.republishing.gathering += bool(left)
         return b""
-    if not came.known.asked or not republish.hears(c, came.channel):
-        return republish.resolved(c, came, _fate(came))
-    told = _returned(c, came, frame, data, i, end)
+    if not message.known.asked or not placement.hears(c, message.channel):
+        return placement.resolved(c, message, _fate(message))
+    told = _returned(c, message, frame, data, i, end)
     if not left:
-        return told + republish.resolved(c, came, _fate(came))
+        return told + placement.resolved(c, message, _fate(message))
     # Whole at once: what is told of it meanwhile must not stand in the midst of it.
-    own.home, own.ends = [told], came
-    c.gathering += 1
+    own.home, own.told_last = [told], message
+    c.republishing.gathering += 1
     return b""
 
 
 def _more(c: Connection, data: bytes, i: int, end: int) -> bytes:
     """A body frame of it."""
-    own = c.reroutes
-    assert own is not None
+    own = c.republishing
     own.left -= end - i - OVERHEAD
     last = own.left <= 0
     if own.parked is not None:
-        c.parked.grow(own.parked, data[i:end])
-    elif own.back is not None:
-        republish.more(c, own.back, data, i, end, last=last)
-    elif own.home and own.ends is not None:
-        own.home.append(FRAME.pack(BODY, own.ends.channel.id, end - i - OVERHEAD) + data[i + 7 : end])
+        c.republishing.parking.grow(own.parked, data[i:end])
+    elif own.again is not None:
+        placement.more(c, own.again, data, i, end, last=last)
+    elif own.home and own.told_last is not None:
+        own.home.append(FRAME.pack(BODY, own.told_last.channel.id, end - i - OVERHEAD) + data[i + 7 : end])
     if not last:
         return b""
-    c.gathering -= own.back is not None or own.ends is not None or own.parked is not None
-    ended, home = own.ends, b"".join(own.home)
-    own.back, own.home, own.ends, own.parked = None, [], None, None
+    c.republishing.gathering -= own.again is not None or own.told_last is not None or own.parked is not None
+    ended, home = own.told_last, b"".join(own.home)
+    own.end_return()
     if ended is None:
         return b""
-    if not republish.hears(c, ended.channel):
+    if not placement.hears(c, ended.channel):
         home = b""
-    return home + republish.resolved(c, ended, _fate(ended))
+    return home + placement.resolved(c, ended, _fate(ended))

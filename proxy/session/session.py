@@ -1,4 +1,4 @@
-"""One session: what its two legs bring goes through the rewriting, and what that asks for is done."""
+"""One session: what its two sockets bring goes through the loops over frames, and what those ask for is done."""
 
 import asyncio
 import functools
@@ -6,17 +6,19 @@ import logging
 import time
 from collections.abc import Callable
 
-from proxy.session import closing, relay
+from proxy.session import broker_loop, client_loop, closing
 from proxy.session.channel import Channel
+from proxy.session.connection import Connection
 from proxy.session.context import Shared
 from proxy.session.end import CLOSE_WITHIN, SHUTTING_DOWN, End
+from proxy.session.events import Declared, Refused
+from proxy.session.flow import FlowControl
 from proxy.session.handshake import is_protocol_header
 from proxy.session.lookup import Held
-from proxy.session.parked import MOST_PARKED
-from proxy.session.sockets import BUFFER, Leg
-from proxy.session.state import Connection, Declared, Phase, Refused
+from proxy.session.sockets import PeerSocket
+from proxy.session.state import Phase
 from proxy.session.timeouts import Overdue
-from proxy.wire.frames import CONNECTION_FORCED, HEARTBEAT_FRAME, PROTOCOL_HEADER
+from proxy.wire.frames import CONNECTION_FORCED, PROTOCOL_HEADER
 
 log = logging.getLogger(__name__)
 
@@ -40,10 +42,10 @@ class Session:
         """`ended` is called once both sockets are closed."""
         self._shared, self._ended = shared, ended
         self.end: End | None = None
-        self.client, self.broker = Leg(self), Leg(self)
+        self.client, self.broker = PeerSocket(self), PeerSocket(self)
         self.client.other, self.broker.other = self.broker, self.client
         self.connection = Connection(shared.tables.table, shared.confirmed, shared.allowed_mechanisms)
-        self.connection.without_spare = shared.without_spare
+        self.connection.republishing.barred = shared.without_spare
         self._loop = asyncio.get_running_loop()
         self._head = b""
         self._dialling: asyncio.Task[None] | None = None
@@ -51,19 +53,10 @@ class Session:
         """The task that looks after each channel that waits."""
         self._rereadings: dict[bytes, asyncio.Task[None]] = {}
         """The tasks that read what messages which came back wait for, by their exchange."""
-        self._opening = True
-        """The handshake is not over."""
-        self._paused = False
-        """The client is not read: see `Connection.paused`."""
-        self._brimming = False
-        """The broker is not read for what waits for a reading, or for the end of the client's frame."""
-        self._brimming_since = 0.0
-        """When that began, monotonic."""
-        self._leaving = False
-        """The client's connection.close waits for answers."""
-        self._connected = self._draining = self._stopped = self._client_ended = self._over = False
+        self._seen = Phase.HEADER
+        """The phase that the connection had when `_go_on` looked last."""
         self._deadline: asyncio.TimerHandle | None = None
-        self._heartbeat: asyncio.TimerHandle | None = None
+        self._flow = FlowControl(self.connection, self.client, self.broker, self._guarded)
         self._overdue = Overdue(self.connection, self.broker, guarded=self._guarded, go_on=self._go_on)
         self._held = Held(
             shared,
@@ -80,82 +73,79 @@ class Session:
 
     # What the legs tell.
 
-    def received(self, leg: Leg, data: bytes) -> None:
-        """Bytes of either side."""
-        self.connection.now = time.monotonic()
+    def received(self, peer: PeerSocket, data: bytes) -> None:
+        """Take bytes of either peer."""
+        c = self.connection
+        c.now = time.monotonic()
         try:
-            if leg is self.broker:
+            if peer is self.broker:
                 self._shared.broker_bytes += len(data)
                 self._from_broker(data)
-                if self._paused:
+                if self._flow.is_paused:
                     self._from_client(b"")
                 self._go_on()
             else:
                 self._shared.client_bytes += len(data)
-                if self._draining:
-                    self._rest_of_frame(data)
-                    self._go_on()
-                elif self._connected:
-                    self._from_client(data)
-                    self._go_on()
-                else:
+                if c.phase < Phase.HANDSHAKE:
                     self._start(data)
+                else:
+                    take = self._rest_of_frame if c.phase is Phase.DRAINING else self._from_client
+                    take(data)
+                    self._go_on()
             self._held.heard.set()
         except Exception:
             self._defect()
 
-    def at_end(self, leg: Leg) -> None:
-        """One side sends no more: the other gets what it sent, then the end of file."""
-        if leg is self.broker:
-            self.connection.broker_done = True
+    def at_end(self, peer: PeerSocket) -> None:
+        """Note that a peer sends no more: the other one gets what it has sent, then the end of the stream."""
+        c = self.connection
+        if peer is self.broker:
+            c.to_client.ended = True
             self.end = self.end or End.BROKER
         else:
-            self.connection.client_done = self._client_ended = True
+            c.to_broker.ended = True
             self.end = self.end or End.CLIENT
-            if not self._connected:
+            if c.phase < Phase.HANDSHAKE:
                 self._stop(End.CLIENT)
                 return
-            if self._waits or self.connection.phase is Phase.LEAVING:
+            if self._waits or c.phase is Phase.LEAVING:
                 # What it sent waits for a look-up, or for answers.
                 if self._deadline is None:
                     self._within(GONE_WITHIN, End.CLIENT)
                 return
-        if self.connection.phase is Phase.REFUSING:
+        if c.phase is Phase.REFUSING:
             self._refused()
             return
-        other = self.client if leg is self.broker else self.broker
+        other = self.client if peer is self.broker else self.broker
         other.finish()
         self._within(CLOSE_WITHIN, self.end)
 
-    def lost(self, leg: Leg) -> None:
-        """One socket is closed."""
-        if not self._over:
-            self.at_end(leg)
-        if not self.client.is_open and not self.broker.is_open and not self._over:
+    def lost(self, peer: PeerSocket) -> None:
+        """Note that a peer's socket is closed; the session is over with the second one."""
+        if self.connection.phase is Phase.OVER:
+            return
+        self.at_end(peer)
+        if not self.client.is_open and not self.broker.is_open:
             self._settle()
 
-    def flows_again(self, leg: Leg, since: float) -> None:
-        """A peer reads again, and so is the other one read."""
-        if leg is self.client:
-            self._excuse(since)
-
-    def _excuse(self, since: float) -> None:
-        """The broker was not read since then, so that its answers are not late."""
-        if self.connection.reroutes is not None:
-            self.connection.reroutes.excuse(since, time.monotonic())
+    def flows_again(self, peer: PeerSocket, since: float) -> None:
+        """Note that a peer reads again, so that the other one is read again, which it was not since then."""
+        if peer is self.client:
+            self._flow.excuse(since)
 
     # The beginning.
 
     def _start(self, data: bytes) -> None:
         """The protocol header; with it, a broker is dialled."""
         self._head += data
-        if self._dialling is not None or self.end is not None:
+        if self.connection.phase is Phase.DIALLING or self.end is not None:
             return
         match is_protocol_header(self._head):
             case True:
                 self._within(None, End.CLIENT)
                 self._head = self._head[len(PROTOCOL_HEADER) :]
                 self.client.hold()
+                self.connection.enter(Phase.DIALLING)
                 self._dialling = self._loop.create_task(self._dial())
             case False:
                 # AMQP section 4.2.2: the answer is the header that would be taken.
@@ -178,7 +168,8 @@ class Session:
         except Exception:
             self._defect()
             return
-        self._dialling, self._connected = None, True
+        self._dialling = None
+        self.connection.enter(Phase.HANDSHAKE)
         self._within(HANDSHAKE_WITHIN, End.BROKER)
         self.broker.write([PROTOCOL_HEADER])
         if self._head:
@@ -190,67 +181,51 @@ class Session:
 
     def _from_client(self, data: bytes) -> None:
         self.connection.expire()
-        relay.from_client(self.connection, data)
+        client_loop.from_client(self.connection, data)
 
     def _rest_of_frame(self, data: bytes) -> None:
         """While it drains no more is taken: the end of this frame, for nothing else can go to the broker before it."""
         c = self.connection
-        rest = c.client_skip
+        rest = c.to_broker.skip
         if rest:
             self._from_client(data[:rest])
         if c.running:
-            c.client_rest += data[rest:]
-            self._stop_reading()
+            c.to_broker.rest += data[rest:]
+            self._flow.stop_reading()
         else:
             self._from_client(data[rest:])
 
     def _from_broker(self, data: bytes) -> None:
         """Ends the session where that is not AMQP."""
         try:
-            relay.from_broker(self.connection, data)
-            if self.connection.waiting:
+            broker_loop.from_broker(self.connection, data)
+            if self.connection.waiting.channels:
                 # The broker may have answered what a channel waits for; a declaration counts from its -ok on.
                 self._do()
-                relay.resume(self.connection)
-        except relay.BrokerFault as fault:
+                client_loop.resume(self.connection)
+        except broker_loop.BrokerFault as fault:
             log.warning("client %s: the broker sent what is not AMQP 0-9-1: %s", self.client.peer, fault)
             self._stop(End.BROKER)
 
     def _go_on(self) -> None:
-        """Hands on what the rewriting made, and waits for what it asked for."""
+        """Hand on what the loops made, and wait for what they asked for."""
         c = self.connection
         self._hand_on()
-        self._pace()
-        if c.waiting and c.running:
+        if c.waiting.channels and c.running:
             self._wait()
-        if c.parked:
+        if c.republishing.parking:
             self._read_again()
-        if c.for_broker or c.parked or self._brimming:
-            self._hold_back()
+        self._flow.pace()
         self._overdue.watch()
-        if self._draining and self._stopped and c.client_skip:
-            # What waited for a look-up ended within a frame.
-            self._stopped = False
-            self.client.release()
-        if c.opened and self._opening:
-            self._opening = False
+        seen, self._seen = self._seen, c.phase
+        if seen < Phase.RUNNING and c.opened:
             self._within(None, End.BROKER)
         if c.phase is Phase.LEAVING:
-            self._leave()
-        elif self._draining and c.running and not self._waits:
+            self._leave(is_new=seen is not Phase.LEAVING)
+        elif c.phase is Phase.DRAINING and not self._waits:
             self._end_drain()
         if c.phase is Phase.REFUSING:
             self._refused()
-
-    def _pace(self) -> None:
-        """Reads a client no further that is ahead of the broker."""
-        if self.connection.paused != self._paused:
-            self._paused = not self._paused
-            if self._paused:
-                self.client.hold()
-                self._keep_alive()
-            else:
-                self.client.release()
 
     def _guarded(self, do: Callable[[], None]) -> None:
         """Does it for a task's end or a timer, above which nobody sees to a defect."""
@@ -264,28 +239,14 @@ class Session:
         c = self.connection
         if c.events:
             self._do()
-        self.broker.write(c.to_broker)
-        self.client.write(c.to_client)
+        self.broker.write(c.to_broker.out)
+        self.client.write(c.to_client.out)
 
-    def _hold_back(self) -> None:
-        """Reads no more from the broker while much that came back waits, for a reading or the client's frame's end."""
-        c = self.connection
-        brimming = sum(map(len, c.for_broker)) > BUFFER or (c.parked.size > MOST_PARKED and c.parked.waits)
-        if brimming and not self._brimming:
-            self.broker.hold()
-            self._brimming, self._brimming_since = True, time.monotonic()
-            self._keep_alive()
-        elif self._brimming and not brimming:
-            self.broker.release()
-            self._excuse(self._brimming_since)
-        self._brimming = brimming
-
-    def _leave(self) -> None:
-        """Passes the client's connection.close on, once that loses nothing, or a while later."""
+    def _leave(self, *, is_new: bool) -> None:
+        """Pass the client's connection.close on, once that loses nothing, or a while later."""
         if not closing.awaits_answers(self.connection):
             self._left()
-        elif not self._leaving:
-            self._leaving = True
+        elif is_new:
             self._within(None, End.CLIENT)
             self._deadline = self._loop.call_later(LEAVE_WITHIN, self._guarded, self._left)
 
@@ -294,8 +255,8 @@ class Session:
         self._within(None, End.CLIENT)
         if c.phase is Phase.LEAVING:
             closing.left(c)
-            self.broker.write(c.to_broker)
-            if self._client_ended:
+            self.broker.write(c.to_broker.out)
+            if self.client.has_ended:
                 self.at_end(self.client)
 
     def _do(self) -> None:
@@ -317,7 +278,7 @@ class Session:
 
     def _wait(self) -> None:
         """Has each channel that waits looked after, by a task of its own."""
-        for channel in self.connection.waiting.values():
+        for channel in self.connection.waiting.channels.values():
             if channel not in self._waits:
                 task = self._waits[channel] = self._loop.create_task(self._held.channel(channel))
                 # A task that is cancelled before it begins would come to no `finally`.
@@ -326,13 +287,13 @@ class Session:
     def _waited(self, channel: Channel, task: asyncio.Task[None]) -> None:
         del self._waits[channel]
         self._resume(task)
-        if self._client_ended and not task.cancelled() and task.exception() is None:
+        if self.client.has_ended and not task.cancelled() and task.exception() is None:
             self._guarded(lambda: self.at_end(self.client))
 
     def _read_again(self) -> None:
         """Has what messages that came back wait for read, for each exchange by itself."""
-        for exchange in self.connection.parked.exchanges:
-            if exchange not in self._rereadings and self.connection.parked.wanted(exchange) is not None:
+        for exchange in self.connection.republishing.parking.exchanges:
+            if exchange not in self._rereadings and self.connection.republishing.parking.wanted(exchange) is not None:
                 task = self._rereadings[exchange] = self._loop.create_task(self._held.returned(exchange))
                 task.add_done_callback(functools.partial(self._reread_ended, exchange))
 
@@ -343,60 +304,41 @@ class Session:
 
     def _resume(self, task: asyncio.Task[None]) -> None:
         """Goes on behind it, unless it was ended, or ended by a defect."""
-        if not task.cancelled() and not self._over:
+        if not task.cancelled() and self.connection.phase is not Phase.OVER:
             self._guarded(self._go_on if task.exception() is None else task.result)
-
-    def _keep_alive(self) -> None:
-        """Sends heartbeats to each side in the stead of the other one, while that is not read."""
-        c = self.connection
-        if self._heartbeat is not None:
-            self._heartbeat.cancel()
-        if not (self._draining or self._paused or self._brimming) or not c.heartbeat or self._over:
-            return
-        if (self._draining or self._paused) and not c.client_skip and c.opened:
-            self.broker.write([HEARTBEAT_FRAME])
-        if self._brimming and not c.broker_skip and c.running:
-            self.client.write([HEARTBEAT_FRAME])
-        self._heartbeat = self._loop.call_later(self.connection.heartbeat / 2, self._guarded, self._keep_alive)
 
     # The end.
 
     def drain(self) -> None:
-        """Takes no more of the client, and closes the connection once the broker has answered what was sent."""
+        """Take no more of the client, and close the connection once the broker has answered what was sent."""
         c = self.connection
         if c.phase is Phase.LEAVING:
             return  # which ends it as well
-        if c.phase in (Phase.ENDING, Phase.REFUSING):
+        if c.phase > Phase.LEAVING:
             if self._deadline is None:
                 self._within(CLOSE_WITHIN, End.SHUTDOWN)
             return
-        if not c.broker_frames:
-            # It has not got connection.start, and so takes no close.
+        if not c.to_client.frames:
+            # The client has not got connection.start, and so takes no close.
             self._stop(End.SHUTDOWN)
             return
         self.end = self.end or End.SHUTDOWN
         if not c.opened:
             self._shut()
             return
-        self._draining = True
-        self._stop_reading()
-        self._keep_alive()
+        c.enter(Phase.DRAINING)
+        self._flow.stop_reading()
+        self._flow.keep_alive()
         self._go_on()
 
-    def _stop_reading(self) -> None:
-        """Reads the client no more, once it is at the end of a frame."""
-        if not self._stopped and not self.connection.client_skip and not self.connection.broker_done:
-            self._stopped = True
-            self.client.hold()
-
     def _end_drain(self) -> None:
-        """Closes the connection once nothing of what was published can come back any more."""
+        """Close the connection once nothing of what was published can come back any more."""
         c = self.connection
         if closing.awaits_answers(c):
             return
         goodbyes = closing.part(c)
         if goodbyes:
-            c.tell_broker(goodbyes)
+            c.to_broker.insert(goodbyes)
             self._hand_on()
         else:
             self._shut()
@@ -409,10 +351,8 @@ class Session:
             self._shut()
 
     def _shut(self) -> None:
-        self._draining = False
         self._within(CLOSE_WITHIN, End.SHUTDOWN)
-        if self._stopped:
-            self.client.release()
+        self._flow.go_on_reading()
         closing.refuse(self.connection, CONNECTION_FORCED, SHUTTING_DOWN)
         self._go_on()
 
@@ -424,10 +364,10 @@ class Session:
             self._within(CLOSE_WITHIN, self.end)
         for task in self._rereadings.values():
             task.cancel()
-        if c.broker_lost:
-            c.broker_lost, c.broker_done = False, True
+        if c.to_broker.cut_off:
+            c.to_broker.cut_off, c.to_client.ended = False, True
             self.broker.finish()
-        if c.client_done and c.broker_done:
+        if c.to_broker.ended and c.to_client.ended:
             self.client.close()
             self.broker.close()
 
@@ -457,16 +397,15 @@ class Session:
         self._stop(End.DEFECT)
 
     def _settle(self) -> None:
-        self._over = True
+        self.connection.enter(Phase.OVER)
         self._within(None, End.CLIENT)
         self._overdue.cancel()
-        if self._heartbeat is not None:
-            self._heartbeat.cancel()
+        self._flow.cancel()
         self._cancel()
         for channel in self.connection.channels.values():
             channel.confirms.abandon()
         # Session, legs and tasks are a cycle, whose memory comes back when the collector next looks at old objects.
         # That can be hours away, and each client whose login is refused may have left hundreds of KiB here.
-        self._head = self.connection.client_rest = self.connection.broker_rest = b""
+        self._head = self.connection.to_broker.rest = self.connection.to_client.rest = b""
         self.connection.channels.clear()
         self._ended(self)

@@ -14,20 +14,20 @@ BUFFER = 1 << 18
 class Ends(Protocol):
     """What a leg tells its session."""
 
-    def received(self, leg: "Leg", data: bytes) -> None:
+    def received(self, leg: "PeerSocket", data: bytes) -> None:
         """Bytes came."""
 
-    def at_end(self, leg: "Leg") -> None:
+    def at_end(self, leg: "PeerSocket") -> None:
         """The peer sends no more."""
 
-    def lost(self, leg: "Leg") -> None:
+    def lost(self, leg: "PeerSocket") -> None:
         """The socket is closed."""
 
-    def flows_again(self, leg: "Leg", since: float) -> None:
+    def flows_again(self, leg: "PeerSocket", since: float) -> None:
         """What feeds it is read again, which it was not since then (monotonic)."""
 
 
-class Leg(asyncio.Protocol):
+class PeerSocket(asyncio.Protocol):
     """One socket. Reading stops while anything holds it."""
 
     def __init__(self, session: Ends) -> None:
@@ -35,8 +35,8 @@ class Leg(asyncio.Protocol):
         self._session = session
         self._transport: asyncio.Transport | None = None
         self._holds = 0
-        self._ended = self._finished = False
-        self.other: Leg | None = None
+        self.has_ended = self._finished = False
+        self.other: PeerSocket | None = None
         self.stopped_at: float | None = None
         """Since when what feeds this leg is not read for its sake, monotonic."""
 
@@ -70,14 +70,14 @@ class Leg(asyncio.Protocol):
 
     def eof_received(self) -> bool:
         """Keeps the socket open to send, where it has halves (TLS has none): the peer may have closed its own only."""
-        self._ended = True
+        self.has_ended = True
         self._session.at_end(self)
         self._close_if_done()
         return self._transport is not None and self._transport.can_write_eof()
 
     def connection_lost(self, error: Exception | None) -> None:
         """The session ends."""
-        self._transport = None
+        self._transport, self.has_ended = None, True
         self._session.lost(self)
 
     def pause_writing(self) -> None:
@@ -140,5 +140,5 @@ class Leg(asyncio.Protocol):
             self._transport.abort()
 
     def _close_if_done(self) -> None:
-        if self._ended and self._finished and self._transport is not None:
+        if self.has_ended and self._finished and self._transport is not None:
             self._transport.close()

@@ -5,10 +5,11 @@ import time
 from collections.abc import Callable
 
 from proxy.session import closing
-from proxy.session.channel import Channel, State
+from proxy.session.channel import Channel
+from proxy.session.connection import Connection
 from proxy.session.end import CLOSE_WITHIN
-from proxy.session.sockets import Leg
-from proxy.session.state import Connection
+from proxy.session.sockets import PeerSocket
+from proxy.session.state import ChannelState, Phase
 from proxy.wire.frames import INTERNAL_ERROR
 
 PLACED_WITHIN = 15.0
@@ -24,7 +25,7 @@ class Overdue:
     def __init__(
         self,
         connection: Connection,
-        broker: Leg,
+        broker: PeerSocket,
         *,
         guarded: Callable[[Callable[[], None]], None],
         go_on: Callable[[], None],
@@ -34,14 +35,12 @@ class Overdue:
         self._guarded, self._go_on = guarded, go_on
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
-        self._over = False
         self.expired = False
         """A message was not confirmed in time, over which the session ends."""
 
     def watch(self) -> None:
         """Looks after the messages that are under way again, from now on if not already."""
-        reroutes = self._connection.reroutes
-        if reroutes is not None and reroutes.under_way and self._timer is None:
+        if self._connection.republishing.under_way and self._timer is None:
             self._timer = self._loop.call_later(PLACED_WITHIN / 10, self._guarded, self._look)
 
     def watch_close(self, channel: Channel) -> None:
@@ -50,15 +49,14 @@ class Overdue:
 
     def cancel(self) -> None:
         """The session is over."""
-        self._over = True
         if self._timer is not None:
             self._timer.cancel()
 
     def _look(self) -> None:
         """Ends the session where a message that came back has no confirm for too long: nothing else can tell of it."""
         c, self._timer = self._connection, None
-        since = c.reroutes.since if c.reroutes is not None else None
-        if since is None or not c.running or self._over:
+        since = c.republishing.since
+        if since is None or not c.running:
             return
         # (Its confirm is not read while the broker is not, for the client's sake or for what waits.)
         if time.monotonic() - since > PLACED_WITHIN and not self._broker.is_held:
@@ -76,7 +74,7 @@ class Overdue:
         The broker may be busy with that channel alone, so the session and its other channels go on.
         """
         c = self._connection
-        if self._over or c.channels.get(channel.id) is not channel or channel.state != State.REFUSING:
+        if c.phase is Phase.OVER or channel.state != ChannelState.REFUSING:
             return
         if not channel.away and not self._broker.is_held:
             # Else it may have, and that is not read yet.

@@ -9,11 +9,13 @@ from proxy.journal.buffer import Journal
 from proxy.outcome import Outcome
 from proxy.routing import routes
 from proxy.routing.counters import Counters
-from proxy.session import relay
+from proxy.session import broker_loop, client_loop
+from proxy.session.backlog import Wait
 from proxy.session.channel import Channel
 from proxy.session.closing import refuse_channel
 from proxy.session.confirms import Fate, Kept
-from proxy.session.state import Connection
+from proxy.session.connection import Connection
+from proxy.session.state import Phase
 from proxy.topology.table import Entry, KnownRing, PassReason
 from proxy.wire import content, frames, table
 from ring import hashing
@@ -63,21 +65,21 @@ def handshakes(rng: Random, say: Say) -> None:
     """What a broker and a client agree on, and frames as long as that."""
     it = Wire(RINGS)
     it.c = c = Connection(it.tables.table, it.samples.append, frozenset())
-    c.now = NOW
+    c.phase, c.now = Phase.HANDSHAKE, NOW
     agreed = number(rng, 16), number(rng, 32), number(rng, 16)
     start_ok = wire.method(0, 10, 11, pack(">I", 0) + wire.short(b"PLAIN") + pack(">I", 0) + wire.short(b"en_US"))
     script = [
-        (relay.from_client, frames.PROTOCOL_HEADER),
-        (relay.from_broker, start()),
-        (relay.from_client, start_ok),
-        (relay.from_broker, tune(number(rng, 16), number(rng, 32), number(rng, 16))),
-        (relay.from_client, wire.method(0, 10, 31, pack(">HIH", *agreed))),
-        (relay.from_client, wire.method(0, 10, 40, wire.short("/") + b"\0\0")),
-        (relay.from_broker, wire.method(0, 10, 41, b"\0")),
-        (relay.from_client, wire.method(at := number(rng, 16, agreed[0]), 20, 10, b"\0")),
-        (relay.from_broker, wire.method(at, 20, 11, b"\0" * 4)),
-        (relay.from_client, wire.message(at, rng.choice(_TO), b"k")),
-        (relay.from_client, _begun(rng, at, agreed[1])),
+        (client_loop.from_client, frames.PROTOCOL_HEADER),
+        (broker_loop.from_broker, start()),
+        (client_loop.from_client, start_ok),
+        (broker_loop.from_broker, tune(number(rng, 16), number(rng, 32), number(rng, 16))),
+        (client_loop.from_client, wire.method(0, 10, 31, pack(">HIH", *agreed))),
+        (client_loop.from_client, wire.method(0, 10, 40, wire.short("/") + b"\0\0")),
+        (broker_loop.from_broker, wire.method(0, 10, 41, b"\0")),
+        (client_loop.from_client, wire.method(at := number(rng, 16, agreed[0]), 20, 10, b"\0")),
+        (broker_loop.from_broker, wire.method(at, 20, 11, b"\0" * 4)),
+        (client_loop.from_client, wire.message(at, rng.choice(_TO), b"k")),
+        (client_loop.from_client, _begun(rng, at, agreed[1])),
     ]
     for feed, data in script:
         if not _fed(rng, say, it, feed, data):
@@ -117,10 +119,10 @@ def edged(rng: Random, say: Say, journal: Journal | None) -> None:
         it.c.now += rng.random()
         from_client = rng.random() < 0.6
         data = _of_client(rng, at) if from_client else _of_broker(rng, at, channel)
-        if not _fed(rng, say, it, relay.from_client if from_client else relay.from_broker, data):
+        if not _fed(rng, say, it, client_loop.from_client if from_client else broker_loop.from_broker, data):
             break
-        for waiting in list(it.c.waiting.values()):
-            if waiting.backlog is not None and waiting.backlog.unread not in (routes.UNANSWERED, routes.BEING_CLOSED):
+        for waiting in list(it.c.waiting.channels.values()):
+            if waiting.backlog is not None and not isinstance(waiting.backlog.awaited, Wait):
                 refuse_channel(it.c, waiting, frames.INTERNAL_ERROR, "not known")
         it.resumed()
     _say_session(say, it)
@@ -290,7 +292,18 @@ def confirms(rng: Random, say: Say) -> None:
         near = max(c.low, c.number - rng.randrange(8)) + rng.randrange(2)
         n = near if rng.random() < 0.8 else number(rng)
         _operate(rng, say, channel, n, counter_table)
-        say((c.unsettled, c.settled(n), c.low, c.number, c.due, c.open.within(c.low, c.number), c.waiting, c.returned))
+        say(
+            (
+                c.unsettled,
+                c.settled(n),
+                c.low,
+                c.number,
+                c.due,
+                c.open.within(c.low, c.number),
+                c.waiting,
+                c.returned,
+            )
+        )
     say((channel, counter_table))
 
 

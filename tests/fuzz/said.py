@@ -13,7 +13,7 @@ from proxy.publisher.protocol import PublisherProtocol
 from proxy.routing.counters import Counters
 from proxy.session.channel import Channel
 from proxy.session.confirms import Confirms
-from proxy.session.state import Connection
+from proxy.session.connection import Connection
 from tests.fuzz.corpus import inputs
 
 Say = Callable[[object], None]

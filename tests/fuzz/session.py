@@ -7,11 +7,14 @@ from unittest.mock import patch
 
 from pamqp import commands
 
-from proxy.routing.routes import BEING_CLOSED, UNANSWERED, Route
-from proxy.session import closing, publishing, relay
-from proxy.session.backlog import MOST_WITHHELD, Backlog
+from proxy.routing.routes import Route
+from proxy.session import broker_loop, client_loop, closing, publishing
+from proxy.session.backlog import MOST_WITHHELD, Backlog, Wait
 from proxy.session.channel import Channel
-from proxy.session.state import MOST_FRAME_MAX, Connection, Phase, Refused
+from proxy.session.connection import Connection
+from proxy.session.events import Refused
+from proxy.session.handshake import MOST_FRAME_MAX
+from proxy.session.state import Phase
 from proxy.topology.table import Entry, KnownRing, Name, PassReason
 from proxy.wire.frames import (
     BODY,
@@ -76,6 +79,7 @@ _FRESH, _CONFIRMING, _TRANSACTIONAL, _SMALL = 1, 2, 4, 8
 
 _LONGEST_RETURN = 10_000
 
+_PASSING = (Phase.CLOSING, Phase.CLOSED)
 _RINGS = {b"ring", b"header", b"property", b"chain", b"later"}
 
 
@@ -94,10 +98,10 @@ def _wire(flags: int) -> Wire:
     )
     if flags & _TRANSACTIONAL and not flags & _CONFIRMING:
         wire.c.channels[2].select(transactional=True)
-    wire.c.spare = _SPARE
+    wire.c.republishing.number = _SPARE
     if flags & _FRESH:
         wire.c = Connection(wire.tables.table, wire.samples.append, frozenset())
-        wire.c.now = NOW
+        wire.c.phase, wire.c.now = Phase.HANDSHAKE, NOW
     return wire
 
 
@@ -130,7 +134,7 @@ class Session:
             data = _frame(op - CLIENT_METHOD, step)
             self.sent += data
             for part in pieces(data, self._rng):
-                relay.from_client(c, part)
+                client_loop.from_client(c, part)
         elif op <= BROKER_RAW:
             self.broker_is_sane = self.broker_is_sane and op != BROKER_RAW
             self._from_broker(_frame(op - BROKER_METHOD, step))
@@ -159,30 +163,30 @@ class Session:
         try:
             for part in pieces(data, self._rng):
                 was_ahead = self.c.ahead
-                relay.from_broker(self.c, part)
+                broker_loop.from_broker(self.c, part)
                 if was_ahead:
                     # As the session does it for a client that did not wait in the handshake.
-                    relay.from_client(self.c, b"")
-        except relay.BrokerFault as fault:
+                    client_loop.from_client(self.c, b"")
+        except broker_loop.BrokerFault as fault:
             self.over, self.fault = True, str(fault)
 
     def _look_up(self, found: Entry | KnownRing | None) -> None:
         """As the session does it for what its client has published."""
         c = self.c
         for _ in range(64):
-            before = [channel.backlog for channel in c.waiting.values()]
-            for channel in list(c.waiting.values()):
+            before = [channel.backlog for channel in c.waiting.channels.values()]
+            for channel in list(c.waiting.channels.values()):
                 if channel.backlog is not None:
                     self._read(channel, channel.backlog, found)
-            relay.resume(c)
-            if before == [channel.backlog for channel in c.waiting.values()]:
+            client_loop.resume(c)
+            if before == [channel.backlog for channel in c.waiting.channels.values()]:
                 return
         raise AssertionError("a look-up that never ends")
 
     def _read(self, channel: Channel, backlog: Backlog, found: Entry | KnownRing | None) -> None:
         """Ends the wait of a channel, but where it is the broker that must answer."""
-        c, unread = self.c, backlog.unread
-        if unread is None or unread in (UNANSWERED, BEING_CLOSED) or not c.running:
+        c, unread = self.c, backlog.awaited
+        if unread is None or isinstance(unread, Wait) or not c.running:
             return
         if found is not None:
             self._put(unread.name, found)
@@ -190,20 +194,20 @@ class Session:
             backlog.forced = route if isinstance(route, Route) else None
         else:
             closing.refuse_channel(c, channel, INTERNAL_ERROR, "not known")
-        backlog.unread = None
+        backlog.awaited = None
 
     def _reread(self, found: Entry | KnownRing | None) -> None:
         """As the session does it for what came back."""
         c = self.c
         for _ in range(64):
-            wanted = {name: c.parked.wanted(name) for name in c.parked.exchanges}
+            wanted = {name: c.republishing.parking.wanted(name) for name in c.republishing.parking.exchanges}
             if self.over or not any(wanted.values()):
                 return
             for name, what in wanted.items():
                 if what is not None:
                     if found is not None:
                         self._put(what.name, found)
-                    relay.read_again(c, name, what)
+                    broker_loop.read_again(c, name, what)
         raise AssertionError("a reading that never ends")
 
     def _put(self, name: Name, found: Entry | KnownRing) -> None:
@@ -224,10 +228,10 @@ class Session:
         c = self.c
         to_broker, to_client = self.wire.to_broker(), self.wire.to_client()
         self.refused = self.refused or any(isinstance(event, Refused) for event in c.events)
-        self.over = self.over or c.framing_lost
+        self.over = self.over or c.to_broker.garbled
         self.turns.append(Turn(to_broker, to_client, [repr(event) for event in c.events], c.phase))
         c.events.clear()
-        if not c.client_skip and c.phase is not Phase.ENDING:
+        if not c.to_broker.skip and c.phase not in _PASSING:
             for one, two in zip(frames := whole_frames(to_broker)[0], frames[1:], strict=False):
                 if two.kind == HEADER and len(one.payload) > 6 and one.kind == METHOD:
                     self._routed.append((one, two))
@@ -235,14 +239,14 @@ class Session:
     def _check(self) -> None:
         """Nothing is kept but the beginning of one frame and what waits; the client is not read where that is much."""
         c = self.c
-        backlogs = [channel.backlog for channel in c.waiting.values()]
-        assert c.withheld == sum(backlog.size for backlog in backlogs if backlog is not None)
+        backlogs = [channel.backlog for channel in c.waiting.channels.values()]
+        assert c.waiting.size == sum(backlog.size for backlog in backlogs if backlog is not None)
         assert all(backlogs)
-        assert c.stalled or c.withheld <= MOST_WITHHELD
-        if not c.stalled and not c.ahead:
-            assert len(c.client_rest) < c.frame_max + SLACK + OVERHEAD
-        assert len(c.broker_rest) < MOST_FRAME_MAX + OVERHEAD
-        assert len(c.for_client) + sum(map(len, c.for_broker)) < 4096
+        assert c.waiting.stalled or c.waiting.size <= MOST_WITHHELD
+        if not c.waiting.stalled and not c.ahead:
+            assert len(c.to_broker.rest) < c.frame_max + SLACK + OVERHEAD
+        assert len(c.to_client.rest) < MOST_FRAME_MAX + OVERHEAD
+        assert len(c.to_client.own) + sum(map(len, c.to_broker.own)) < 4096
 
     @property
     def to_client(self) -> bytes:
@@ -279,21 +283,21 @@ def check(data: bytes) -> None:
         _check_broker_side(data[0] if data else 0, session)
         if session.broker_is_sane and not session.over:
             _, rest = whole_frames(session.to_client)
-            assert not rest or session.c.broker_skip, f"the client got half a frame: {rest!r}"
+            assert not rest or session.c.to_client.skip, f"the client got half a frame: {rest!r}"
 
 
 def _check_broker_side(flags: int, session: Session) -> None:
     c = session.c
     channels = set() if flags & _FRESH else {1, 2}
     # Once one side has closed, all passes as it is.
-    frames, rest = whole_frames(b"".join(turn.to_broker for turn in session.turns if turn.phase is not Phase.ENDING))
-    may_break_off = c.client_skip or session.refused or c.phase is Phase.ENDING
+    frames, rest = whole_frames(b"".join(turn.to_broker for turn in session.turns if turn.phase not in _PASSING))
+    may_break_off = c.to_broker.skip or session.refused or c.phase in _PASSING
     assert not rest or may_break_off, f"the broker got half a frame: {rest[:200]!r}"
     # Of a channel that it has closed, a broker looks at nothing; what it returns in disorder need not go out in order.
     ignored = channels_closed(session.heard) | (set() if is_orderly(session.heard) else {_SPARE})
     frames = [frame for frame in frames if frame.channel not in ignored]
     got = [content for content in contents(frames, channels) if content.channel != _SPARE]
-    if session.refused or session.over or c.waiting or c.ahead or c.phase > Phase.RUNNING:
+    if session.refused or session.over or c.waiting.channels or c.ahead or c.phase > Phase.RUNNING:
         return
     sent = contents([frame for frame in whole_frames(session.sent)[0] if frame.channel not in ignored], channels)
     assert len(got) == len(sent), "a message is lost, or came twice"

@@ -60,10 +60,8 @@ ROOMS: dict[str, set[str]] = {
 }
 """Each room, from the lowest floor up, and the rooms that it imports. All may ask `proxy` for its version."""
 
-CIRCLES: set[frozenset[str]] = {
-    frozenset(f"proxy.session.{name}" for name in ("channel", "parked", "republish", "state")),
-}
-"""Modules that may name each other in annotations: a session's connection, its channels, and what came back on them."""
+CIRCLES: set[frozenset[str]] = set()
+"""Sets of modules that may import each other in a circle: none."""
 
 IO_MODULES = {
     "proxy.wire": {"writing"},
@@ -76,7 +74,7 @@ IO_MODULES = {
     "proxy.journal": {"journaling", "stream", "writer"},
     "proxy.routing": {"forgetting"},
     "proxy.publisher": {"connection", "dial", "pool"},
-    "proxy.session": {"context", "listener", "lookup", "session", "sockets", "timeouts"},
+    "proxy.session": {"context", "flow", "listener", "lookup", "session", "sockets", "timeouts"},
     "proxy.http.formats": {"answers", "parsing", "problems"},
     "proxy.http.endpoints": {"batch", "docs", "events", "management", "publish", "route"},
 }

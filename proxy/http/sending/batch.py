@@ -14,7 +14,7 @@ from proxy.http.sending.receipts import is_gone, judged, receipt
 from proxy.outcome import Outcome
 from proxy.publisher.channel import CONFIRMED, UNROUTABLE, PublishResult
 from proxy.routing.routes import Route, Target
-from proxy.session.republish import MOST_TRIES
+from proxy.session.placement import MOST_TRIES
 
 RETRYABLE = frozenset({Outcome.NACKED, Outcome.UNROUTABLE, Outcome.UNAVAILABLE, Outcome.UNKNOWN})
 """Outcomes of which sending again may make a confirm."""

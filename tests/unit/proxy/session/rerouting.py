@@ -2,7 +2,7 @@
 
 from pamqp import commands
 
-from proxy.session.state import Stale
+from proxy.session.events import Stale
 from proxy.topology.table import Entry, KnownRing, PassReason
 from tests.unit.proxy.session.wire import (
     QUEUES,

@@ -3,8 +3,9 @@
 import pytest
 
 from proxy.routing.counters import Counters
-from proxy.session.channel import EXPECT_BODY, EXPECT_HEADER, EXPECT_METHOD, KEPT, Channel, Pending
+from proxy.session.channel import KEPT, Channel, Pending
 from proxy.session.confirms import Kept
+from proxy.session.state import EXPECT_BODY, EXPECT_HEADER, EXPECT_METHOD
 from proxy.wire.frames import TX_COMMIT_OK
 
 

@@ -5,10 +5,10 @@ from collections.abc import Mapping
 import pytest
 from pamqp import commands
 
-from proxy.routing.routes import BEING_CLOSED
-from proxy.session import closing, relay
-from proxy.session.channel import State
-from proxy.session.state import Phase, Refused, Stale
+from proxy.session import broker_loop, client_loop, closing
+from proxy.session.backlog import Wait
+from proxy.session.events import Refused, Stale
+from proxy.session.state import ChannelState, Phase
 from proxy.topology.table import Entry, KnownRing, PassReason
 from tests.unit.proxy.session.wire import (
     CONNECTION_CLOSE_OK,
@@ -82,7 +82,7 @@ def test_the_broker_is_first_and_its_acks_still_reach_the_client() -> None:
     (close,) = split(w.broker(CLOSE_OK))
     assert (close.channel, close.id, code_of(close)) == (1, (20, 40), 541)
     assert "no ring" in text_of(close)
-    assert w.c.channels[1].state == State.REFUSED
+    assert w.c.channels[1].state == ChannelState.REFUSED
     assert w.client(CLOSE_OK) == b""
     assert 1 not in w.c.channels
 
@@ -126,7 +126,7 @@ def test_the_client_closes_before_the_broker_has_answered() -> None:
 def test_the_client_closes_before_ours_has_reached_it() -> None:
     w = refusing()
     w.broker(CLOSE_OK)
-    relay.from_client(w.c, CLOSE)
+    client_loop.from_client(w.c, CLOSE)
     assert (w.to_broker(), w.to_client()) == (b"", CLOSE_OK)
     assert w.client(CLOSE_OK) == b""
     assert 1 not in w.c.channels
@@ -134,7 +134,7 @@ def test_the_client_closes_before_ours_has_reached_it() -> None:
 
 def test_the_broker_closes_before_ours_has_reached_it() -> None:
     w = refusing()
-    relay.from_broker(w.c, close_channel(1, 404, b"NOT_FOUND - no exchange 'y' in vhost '/'"))
+    broker_loop.from_broker(w.c, close_channel(1, 404, b"NOT_FOUND - no exchange 'y' in vhost '/'"))
     assert (w.to_broker(), w.to_client()) == (CLOSE_OK, b"")
     (close,) = split(w.broker(CLOSE_OK))
     assert code_of(close) == 541
@@ -146,7 +146,7 @@ def test_a_number_closed_by_us_is_opened_again() -> None:
     w.broker(CLOSE_OK)
     assert w.client(CLOSE_OK + OPEN) == OPEN
     channel = w.c.channels[1]
-    assert (channel.state, channel.confirms.number, channel.routed) == (State.OPEN, 0, False)
+    assert (channel.state, channel.confirms.number, channel.routed) == (ChannelState.OPEN, 0, False)
     assert channel.nonce != nonce
     assert w.broker(made(1, commands.Channel.OpenOk())) == made(1, commands.Channel.OpenOk())
     assert w.counters("x").unknown == 1
@@ -185,7 +185,7 @@ def test_what_does_not_belong_into_that_content_is_bad_input(stray: bytes) -> No
     w = Wire({"t": known(None, PassReason.TYPE)})
     w.client(publish(1, b"t", b"k") + header(1, 3))
     closing.refuse_channel(w.c, w.c.channels[1], 541, "no")
-    relay.from_client(w.c, HEARTBEAT + stray)
+    client_loop.from_client(w.c, HEARTBEAT + stray)
     assert code_of(split(w.to_client())[0]) == 505
 
 
@@ -202,12 +202,12 @@ def test_a_channel_is_refused_once_and_not_where_another_has_closed_it() -> None
     w = refusing()
     closing.refuse_channel(w.c, w.c.channels[1], 541, "again")
     assert w.to_broker() == b""
-    for close, feed in ((CLOSE, relay.from_client), (close_channel(1, 406, b"no"), relay.from_broker)):
+    for close, feed in ((CLOSE, client_loop.from_client), (close_channel(1, 406, b"no"), broker_loop.from_broker)):
         w = Wire()
         feed(w.c, close)
         assert (w.to_broker(), w.to_client()) in ((close, b""), (b"", close))
         state = w.c.channels[1].state
-        assert state in (State.CLOSING, State.CLOSED)
+        assert state in (ChannelState.CLOSING, ChannelState.CLOSED)
         closing.refuse_channel(w.c, w.c.channels[1], 541, "too late")
         assert (w.to_broker(), w.to_client(), w.c.channels[1].state) == (b"", b"", state)
 
@@ -248,7 +248,7 @@ def test_both_close_at_once() -> None:
     assert w.client(CLOSE_OK) == CLOSE_OK
     assert w.broker(CLOSE_OK) == CLOSE_OK
     assert w.client(OPEN) == OPEN
-    assert w.c.channels[1].state == State.OPEN
+    assert w.c.channels[1].state == ChannelState.OPEN
 
 
 def test_a_number_is_opened_again_once_its_channel_is_closed() -> None:
@@ -256,11 +256,11 @@ def test_a_number_is_opened_again_once_its_channel_is_closed() -> None:
     w.client(message(1, b"x", b"k"))
     old = w.c.channels[1]
     assert w.client(CLOSE + OPEN) == CLOSE
-    assert w.unread is BEING_CLOSED
+    assert w.waits_for is Wait.BEING_CLOSED
     assert w.broker(CLOSE_OK) == CLOSE_OK
     assert w.client(b"") == OPEN
     assert w.c.channels[1] is not old
-    assert w.c.channels[1].state == State.OPEN
+    assert w.c.channels[1].state == ChannelState.OPEN
     assert w.counters("x").unknown == 1
 
 
@@ -341,8 +341,8 @@ def test_a_404_of_an_exchange_behind_rings_makes_them_stale() -> None:
 
 
 def test_reply_texts_of_ours_are_cut_between_characters() -> None:
-    w = Wire()
     for pad in ("", "x"):
+        w = Wire()
         closing.refuse(w.c, 541, pad + "é" * 200)
         (close,) = split(w.to_client())
         assert text_of(close).startswith("INTERNAL_ERROR - " + pad + "é")
@@ -363,10 +363,10 @@ def test_a_refused_connection_is_closed_on_both_sides() -> None:
     late = message(1, b"", b"q") + made(1, commands.Channel.Close(200, "", 0, 0)) + HEARTBEAT
     assert w.client(late) == b""
     assert w.broker(deliver(1, b"late") + HEARTBEAT + ack(1, 1)) == b""
-    assert (w.c.client_done, w.c.broker_done) == (False, False)
+    assert (w.c.to_broker.ended, w.c.to_client.ended) == (False, False)
     assert w.client(CONNECTION_CLOSE_OK) == b""
     assert w.broker(CONNECTION_CLOSE_OK) == b""
-    assert (w.c.client_done, w.c.broker_done) == (True, True)
+    assert (w.c.to_broker.ended, w.c.to_client.ended) == (True, True)
 
 
 @pytest.mark.parametrize("size", [3, 300])
@@ -377,13 +377,13 @@ def test_only_close_and_close_ok_count_after_it_in_any_chunking(size: int) -> No
         refused(w)
         w.to_client(), w.to_broker()
         assert b"".join(map(w.broker, chunking)) == b""
-        assert w.c.broker_done
+        assert w.c.to_client.ended
     for chunking in chunkings(message(1, b"", b"q", bytes(size)) + CONNECTION_CLOSE_OK + HEARTBEAT):
         w = Wire()
         refused(w)
         w.to_client(), w.to_broker()
         assert b"".join(map(w.client, chunking)) == b""
-        assert w.c.client_done
+        assert w.c.to_broker.ended
 
 
 def test_both_sides_closes_that_cross_ours_are_answered() -> None:
@@ -392,14 +392,14 @@ def test_both_sides_closes_that_cross_ours_are_answered() -> None:
         refused(w)
         w.to_client(), w.to_broker()
         for chunk in chunking:
-            relay.from_broker(w.c, chunk)
-        assert (w.to_broker(), w.to_client(), w.c.broker_done) == (CONNECTION_CLOSE_OK, b"", True)
+            broker_loop.from_broker(w.c, chunk)
+        assert (w.to_broker(), w.to_client(), w.c.to_client.ended) == (CONNECTION_CLOSE_OK, b"", True)
         w = Wire()
         refused(w)
         w.to_client(), w.to_broker()
         for chunk in chunking:
-            relay.from_client(w.c, chunk)
-        assert (w.to_broker(), w.to_client(), w.c.client_done) == (b"", CONNECTION_CLOSE_OK, True)
+            client_loop.from_client(w.c, chunk)
+        assert (w.to_broker(), w.to_client(), w.c.to_broker.ended) == (b"", CONNECTION_CLOSE_OK, True)
 
 
 CONTENT = deliver(1, b"hello" * 5)
@@ -419,7 +419,7 @@ def test_our_close_comes_between_the_brokers_frames(cut: int) -> None:
         *before, last = split(out)
         assert CONTENT.startswith(b"".join(each.whole for each in before))
         assert last.id == (10, 50)
-        assert w.c.broker_done
+        assert w.c.to_client.ended
 
 
 def test_our_close_while_the_client_is_inside_a_frame_drops_the_broker() -> None:
@@ -427,13 +427,13 @@ def test_our_close_while_the_client_is_inside_a_frame_drops_the_broker() -> None
     for cut in range(len(data)):
         w = Wire()
         w.client(data[:cut])
-        inside = w.c.client_skip > 0
+        inside = w.c.to_broker.skip > 0
         refused(w)
-        assert w.c.broker_lost is inside
+        assert w.c.to_broker.cut_off is inside
         assert bool(w.to_broker()) is not inside
         w.to_client()
         assert w.client(data[cut:] + CONNECTION_CLOSE_OK) == b""
-        assert w.c.client_done
+        assert w.c.to_broker.ended
 
 
 def test_what_a_held_publish_is_followed_by_still_counts() -> None:
@@ -441,10 +441,10 @@ def test_what_a_held_publish_is_followed_by_still_counts() -> None:
     w.client(message(1, b"unknown", b"k") + close_connection(200, b"bye"))
     assert w.held == "unknown"
     refused(w)
-    assert not w.c.waiting
+    assert not w.c.waiting.channels
     ours, close_ok = split(w.to_client())
     assert (ours.id, close_ok.id) == ((10, 50), (10, 51))
-    assert w.c.client_done
+    assert w.c.to_broker.ended
 
 
 @pytest.mark.parametrize("after", [b"", HEARTBEAT, message(2, b"", b"q")])
@@ -452,8 +452,8 @@ def test_the_answer_to_a_close_over_bad_input_is_found_in_any_chunking(after: by
     for chunking in chunkings(header(1, 5) + after + CONNECTION_CLOSE_OK):
         w = Wire()
         for chunk in chunking:
-            relay.from_client(w.c, chunk)
-        assert w.c.client_done
+            client_loop.from_client(w.c, chunk)
+        assert w.c.to_broker.ended
 
 
 def test_a_client_that_closes_while_the_broker_is_inside_a_frame_gets_nothing_of_it() -> None:
@@ -462,16 +462,16 @@ def test_a_client_that_closes_while_the_broker_is_inside_a_frame_gets_nothing_of
     w.to_client(), w.to_broker()
     late = deliver(1, bytes(100))
     assert w.broker(late[:-50]) == b""
-    relay.from_client(w.c, close_connection(200, b"bye"))
+    client_loop.from_client(w.c, close_connection(200, b"bye"))
     assert w.to_client() == CONNECTION_CLOSE_OK
     assert w.broker(late[-50:]) == b""
 
 
 def test_refused_in_the_handshake_the_broker_is_dropped() -> None:
     w = Wire()
-    w.c.opened = False
+    w.c.phase, w.c.table = Phase.HANDSHAKE, None
     refused(w)
-    assert (w.to_broker(), w.c.broker_lost) == (b"", True)
+    assert (w.to_broker(), w.c.to_broker.cut_off) == (b"", True)
 
 
 # Connections that the others close.
@@ -479,13 +479,13 @@ def test_refused_in_the_handshake_the_broker_is_dropped() -> None:
 THEIRS = close_connection(200, b"goodbye")
 
 
-@pytest.mark.parametrize("feed", [relay.from_client, relay.from_broker])
+@pytest.mark.parametrize("feed", [client_loop.from_client, broker_loop.from_broker])
 def test_a_close_passes_and_then_all_does(feed: Feed) -> None:
     raw = b"\x07what comes after is not looked at" + CONNECTION_CLOSE_OK
     for trailing in (b"", raw):
         first = fed(Wire, HEARTBEAT + THEIRS + trailing, feed)
         assert HEARTBEAT + THEIRS + trailing in (first.to_broker, first.to_client)
-        assert first.wire.c.phase is Phase.ENDING
+        assert first.wire.c.phase in (Phase.CLOSING, Phase.CLOSED)
     w = Wire()
     w.broker(THEIRS)
     assert w.client(raw) == raw
@@ -535,10 +535,10 @@ def in_transaction(after: bytes = b"") -> Wire:
 
 def test_a_commit_of_a_lost_publish_closes_the_channel() -> None:
     w = in_transaction()
-    relay.from_broker(w.c, COMMIT_OK)
+    broker_loop.from_broker(w.c, COMMIT_OK)
     assert w.to_client() == b""
     (close,) = split(w.to_broker())
-    assert (close.id, w.c.channels[1].state) == ((20, 40), State.REFUSING)
+    assert (close.id, w.c.channels[1].state) == ((20, 40), ChannelState.REFUSING)
     (refusal,) = split(w.broker(CLOSE_OK))
     assert code_of(refusal) == 541
     assert (w.counters("x").unroutable, w.counters("x").acked) == (1, 1)
@@ -548,7 +548,7 @@ def test_a_commit_of_a_lost_publish_closes_the_channel() -> None:
 def test_a_commit_is_not_told_of_where_the_client_closes_already(after: bytes) -> None:
     w = in_transaction(after)
     ok = CLOSE_OK if after is CLOSE else CONNECTION_CLOSE_OK
-    relay.from_broker(w.c, COMMIT_OK + ok)
+    broker_loop.from_broker(w.c, COMMIT_OK + ok)
     assert w.to_client() == ok
     if after is CLOSE:
         assert w.to_broker() == b""
@@ -556,7 +556,7 @@ def test_a_commit_is_not_told_of_where_the_client_closes_already(after: bytes) -
 
 def test_a_commit_while_the_next_publish_is_under_way() -> None:
     w = in_transaction(publish(1, b"t", b"k") + header(1, 6) + body(1, b"abc"))
-    relay.from_broker(w.c, COMMIT_OK)
+    broker_loop.from_broker(w.c, COMMIT_OK)
     assert (w.to_client(), w.to_broker()) == (b"", b"")
     out = w.client(body(1, b"def"))
     assert out.startswith(body(1, b"def"))
@@ -569,7 +569,7 @@ def test_two_commits_close_the_channel_once() -> None:
     (_, head) = split(w.client(publish(1, b"x", b"k3") + header(1, 0)))
     w.client(made(1, commands.Tx.Commit()))
     assert w.broker(returned(1, b"", QUEUES.ring.owner_of(b"k3").name.encode()) + head.whole) == b""
-    relay.from_broker(w.c, COMMIT_OK + COMMIT_OK)
+    broker_loop.from_broker(w.c, COMMIT_OK + COMMIT_OK)
     assert len(split(w.to_broker())) == 1
     assert w.to_client() == b""
 

@@ -9,10 +9,10 @@ from pamqp import frame as pamqp_frame
 from pamqp.common import FieldTable
 
 from proxy import __version__
-from proxy.session import relay
+from proxy.session import broker_loop, client_loop
 from proxy.session.channel import Channel
-from proxy.session.handshake import STEPS, is_protocol_header
-from proxy.session.state import BROKERS_TURN, Phase, Step
+from proxy.session.handshake import BROKERS_TURN, STEPS, Handshake, Step, is_protocol_header
+from proxy.session.state import Phase
 from proxy.topology.table import PassReason
 from ring.hashing import RING_FORMAT
 from tests.unit.proxy.session.wire import (
@@ -43,9 +43,9 @@ def new(*allowed: bytes, step: Step = Step.STARTING) -> Wire:
     """A connection at that step of its handshake."""
     w = Wire({}, channels=())
     c = w.c
-    c.phase = c.broker_phase = Phase.HANDSHAKE
-    c.opened, c.table, c.vhost, c.routes, c.step = False, None, "", {}, step
-    c.channel_max, c.frame_max, c.allowed_mechanisms = 0, 1 << 17, frozenset(allowed)
+    c.phase, c.table, c.routes = Phase.HANDSHAKE, None, {}
+    c.handshake = Handshake(frozenset(allowed))
+    c.handshake.step = step
     return w
 
 
@@ -94,17 +94,17 @@ def parsed(data: bytes) -> object:
 def test_lent_mechanisms_are_taken_out_of_start(offered: str, allowed: tuple[bytes, ...], left: str) -> None:
     properties: FieldTable = {"product": "RabbitMQ", "capabilities": {"basic.nack": True}, "cluster_name": "é@b"}
     for trailing in (b"", HEARTBEAT):
-        out = fed(lambda: new(*allowed), start(offered, properties) + trailing, relay.from_broker)
+        out = fed(lambda: new(*allowed), start(offered, properties) + trailing, broker_loop.from_broker)
         assert out.to_broker == b""
         assert out.to_client == start(left, properties) + trailing
-        assert out.wire.c.cluster == "é@b"
+        assert out.wire.c.handshake.cluster == "é@b"
 
 
 @pytest.mark.parametrize("properties", [{"product": "LavinMQ"}, {"cluster_name": 7}])
 def test_a_broker_without_a_clusters_name(properties: FieldTable) -> None:
     w = new()
     assert w.broker(start("PLAIN", properties)) == start("PLAIN", properties)
-    assert w.c.cluster is None
+    assert w.c.handshake.cluster is None
 
 
 # start-ok.
@@ -143,7 +143,7 @@ def test_lent_mechanisms_are_refused_unless_allowed(mechanism: str) -> None:
     assert out.to_broker == b""
     (close,) = split(out.to_client)
     assert (close.id, code_of(close)) == ((10, 50), 503)
-    assert out.wire.c.broker_lost
+    assert out.wire.c.to_broker.cut_off
     w = new(mechanism.encode(), step=Step.LOGIN)
     assert mechanism.encode() in w.client(start_ok(mechanism=mechanism))
 
@@ -174,14 +174,14 @@ def test_client_properties_of_any_bytes_pass() -> None:
     ("offered", "advertised"), [(0, 65534), (1, 1), (2, 1), (2047, 2046), (65534, 65533), (65535, 65534)]
 )
 def test_tune_keeps_one_channel_back(offered: int, advertised: int) -> None:
-    out = fed(at(Step.JUDGED), tune(offered) + HEARTBEAT, relay.from_broker)
+    out = fed(at(Step.JUDGED), tune(offered) + HEARTBEAT, broker_loop.from_broker)
     assert out.to_client == tune(advertised) + HEARTBEAT
 
 
 @pytest.mark.parametrize("arguments", [b"", b"\7", bytes(9)])
 def test_a_tune_of_another_length_is_not_amqp(arguments: bytes) -> None:
-    with pytest.raises(relay.BrokerFault, match="tune is not of its length"):
-        relay.from_broker(new(step=Step.JUDGED).c, method(0, 10, 30, arguments))
+    with pytest.raises(broker_loop.BrokerFault, match="tune is not of its length"):
+        broker_loop.from_broker(new(step=Step.JUDGED).c, method(0, 10, 30, arguments))
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,7 @@ def test_tune_ok_gives_it_back(offered: int, wanted: int, sent: int, highest: in
     w = new(step=Step.JUDGED)
     w.broker(tune(offered))
     assert w.client(tune_ok(wanted)) == tune_ok(sent)
-    assert (w.c.channel_max, w.c.heartbeat, w.c.frame_max) == (highest, 60, 131072)
+    assert (w.c.handshake.channel_max, w.c.handshake.heartbeat, w.c.handshake.frame_max) == (highest, 60, 131072)
 
 
 @pytest.mark.parametrize(
@@ -231,7 +231,7 @@ def test_more_than_was_offered_is_refused_before_anything_is_allocated(
     (close,) = split(out.to_client)
     text = f"NOT_ALLOWED - negotiated {said} is higher than the maximum allowed value ({most})"
     assert (code_of(close), text_of(close)) == (530, text)
-    assert (out.to_broker, out.wire.c.broker_lost, out.wire.c.channels) == (b"", True, {})
+    assert (out.to_broker, out.wire.c.to_broker.cut_off, out.wire.c.channels) == (b"", True, {})
 
 
 @pytest.mark.parametrize(("wanted", "limit"), [(131072, 131072), (8192, 8192), (0, 1 << 24), (100, 4096)])
@@ -239,7 +239,7 @@ def test_frame_max_of_the_client_counts_where_the_broker_has_none(wanted: int, l
     w = new(step=Step.JUDGED)
     w.broker(tune(2047, 0))
     assert w.client(tune_ok(9, wanted, 0)) == tune_ok(10, wanted, 0)
-    assert (w.c.frame_max, w.c.heartbeat) == (limit, 0)
+    assert (w.c.handshake.frame_max, w.c.handshake.heartbeat) == (limit, 0)
 
 
 def test_frames_are_limited_from_tune_ok_on() -> None:
@@ -254,7 +254,7 @@ def test_frames_are_limited_from_tune_ok_on() -> None:
     w = new(step=Step.JUDGED)
     w.broker(tune(2047, 1 << 30))
     assert w.client(tune_ok(10, 1 << 30)) == tune_ok(11, 1 << 30)
-    relay.from_client(w.c, method(0, 10, 40, bytes(1 << 17))[:100])
+    client_loop.from_client(w.c, method(0, 10, 40, bytes(1 << 17))[:100])
     assert code_of(split(w.to_client())[0]) == 501
 
 
@@ -314,7 +314,7 @@ def test_a_handshake_may_come_all_at_once_and_goes_out_turn_by_turn() -> None:
         assert parsed(sent[0])
         assert sent[1] == tune_ok(2047) + OPEN
         assert sent[2] == CHANNEL_OPEN + message(1, b"", b"q") + HEARTBEAT
-        assert (w.c.channel_max, list(w.c.channels), w.c.client_rest, w.c.ahead) == (2046, [1], b"", False)
+        assert (w.c.handshake.channel_max, list(w.c.channels), w.c.to_broker.rest, w.c.ahead) == (2046, [1], b"", False)
         assert w.counters("", PassReason.TYPE).published == 1
 
 
@@ -327,8 +327,8 @@ def test_a_client_that_is_not_let_in_leaves_nothing_behind(said: list[bytes]) ->
         w.client(b"")
     refusal = close_connection(530, b"NOT_ALLOWED - vhost / not found")
     assert w.both(refusal) == (b"", refusal)
-    relay.from_client(w.c, b"")
-    assert (w.c.phase, w.c.channels, w.c.table, w.names, w.c.ahead) == (Phase.ENDING, {}, None, set(), False)
+    client_loop.from_client(w.c, b"")
+    assert (w.c.phase, w.c.channels, w.c.table, w.names, w.c.ahead) == (Phase.CLOSED, {}, None, set(), False)
 
 
 # Whose turn it is.
@@ -365,7 +365,7 @@ CLIENTS_TURN = [step for step in STEPS if step not in BROKERS_TURN]
 
 def feed_all(w: Wire, chunking: list[bytes]) -> None:
     for chunk in chunking:
-        relay.from_broker(w.c, chunk)
+        broker_loop.from_broker(w.c, chunk)
 
 
 def allowed(step: Step) -> set[tuple[int, int]]:
@@ -387,19 +387,19 @@ def test_a_client_may_say_what_its_step_has_and_nothing_else(
 ) -> None:
     def tuned() -> Wire:
         w = new(step=step)
-        w.c.offered, w.c.offered_frame_max = 2047, 131072
+        w.c.handshake.offered_channel_max, w.c.handshake.offered_frame_max = 2047, 131072
         return w
 
     out = fed(tuned, SAID[which] + trailing)
     if which in allowed(step):
         sent = split(out.to_broker[: -len(HEARTBEAT)] if out.to_broker.endswith(HEARTBEAT) else out.to_broker)
         assert [each.id for each in sent] == [which]
-        assert out.wire.c.step is STEPS[step][which[0] << 16 | which[1]]
+        assert out.wire.c.handshake.step is STEPS[step][which[0] << 16 | which[1]]
         assert out.to_client == b""
     else:
         (close,) = split(out.to_client)
         assert (close.id, code_of(close)) == ((10, 50), 503)
-        assert (out.to_broker, out.wire.c.broker_lost) == (b"", True)
+        assert (out.to_broker, out.wire.c.to_broker.cut_off) == (b"", True)
     assert (out.wire.c.channels, out.wire.c.table) == ({}, None)
 
 
@@ -410,7 +410,7 @@ def test_what_belongs_to_no_handshake_ends_it(step: Step, what: str) -> None:
     out = fed(at(step), data)
     (close,) = split(out.to_client)
     assert (close.id, code_of(close)) == ((10, 50), code)
-    assert (out.to_broker, out.wire.c.broker_lost) == (b"", True)
+    assert (out.to_broker, out.wire.c.to_broker.cut_off) == (b"", True)
 
 
 @pytest.mark.parametrize("data", [*SAID.values(), *(data for data, _ in NEVER.values()), HEARTBEAT])
@@ -418,8 +418,8 @@ def test_what_belongs_to_no_handshake_ends_it(step: Step, what: str) -> None:
 def test_nothing_is_taken_of_a_client_whose_turn_it_is_not(step: Step, data: bytes) -> None:
     out = fed(at(step), data)
     c = out.wire.c
-    assert (out.to_broker, out.to_client, c.client_rest, c.ahead) == (b"", b"", data, True)
-    assert (c.step, c.channels, c.table) == (step, {}, None)
+    assert (out.to_broker, out.to_client, c.to_broker.rest, c.ahead) == (b"", b"", data, True)
+    assert (c.handshake.step, c.channels, c.table) == (step, {}, None)
 
 
 @pytest.mark.parametrize("trailing", [b"", HEARTBEAT, start("PLAIN")[:9]])
@@ -430,22 +430,22 @@ def test_a_broker_may_say_what_its_step_has_and_nothing_else(
 ) -> None:
     data = SAID[which] + trailing
     if which in ((10, 50), (10, 51)):
-        out = fed(at(step), data, relay.from_broker)
-        assert (out.to_client, out.wire.c.phase) == (data, Phase.ENDING)
+        out = fed(at(step), data, broker_loop.from_broker)
+        assert (out.to_client, out.wire.c.phase) == (data, Phase.CLOSED)
     elif step in BROKERS_TURN and which in allowed(step):
-        out = fed(at(step), data, relay.from_broker)
+        out = fed(at(step), data, broker_loop.from_broker)
         assert split(out.to_client.removesuffix(HEARTBEAT))[0].id == which
-        assert out.wire.c.step is STEPS[step][which[0] << 16 | which[1]]
+        assert out.wire.c.handshake.step is STEPS[step][which[0] << 16 | which[1]]
     else:
         for chunking in chunkings(data):
             w = new(step=step)
-            with pytest.raises(relay.BrokerFault, match=f"method {which[0]}.{which[1]} of the broker's"):
+            with pytest.raises(broker_loop.BrokerFault, match=f"method {which[0]}.{which[1]} of the broker's"):
                 feed_all(w, chunking)
 
 
 def test_heartbeats_pass_at_the_clients_turn_and_the_brokers_always() -> None:
     for step in STEPS:
-        as_it_is(at(step), HEARTBEAT, relay.from_broker)
+        as_it_is(at(step), HEARTBEAT, broker_loop.from_broker)
         if step not in BROKERS_TURN:
             as_it_is(at(step), HEARTBEAT)
 
@@ -455,7 +455,7 @@ def test_a_client_that_closes_is_answered_by_the_broker_and_sends_nothing_more()
     assert w.client(close_connection(200, b"bye") + AHEAD) == close_connection(200, b"bye")
     assert w.c.ahead
     w.broker(method(0, 10, 51))
-    assert (w.c.phase, w.c.ahead, w.c.channels) == (Phase.ENDING, False, {})
+    assert (w.c.phase, w.c.ahead, w.c.channels) == (Phase.CLOSED, False, {})
 
 
 def test_a_second_round_of_the_login() -> None:
@@ -463,12 +463,12 @@ def test_a_second_round_of_the_login() -> None:
     w.broker(SAID[10, 20])
     assert w.client(SAID[10, 21]) == SAID[10, 21]
     w.broker(tune(2047))
-    assert w.c.step is Step.TUNING
+    assert w.c.handshake.step is Step.TUNING
 
 
 def test_start_ok_in_a_session_is_refused() -> None:
     w = Wire({})
-    relay.from_client(w.c, start_ok())
+    client_loop.from_client(w.c, start_ok())
     assert code_of(split(w.to_client())[0]) == 503
 
 
@@ -498,6 +498,6 @@ def test_channels_open_up_to_the_agreed_number() -> None:
     w.broker(OPEN_OK)
     assert w.client(made(4, commands.Channel.Open())) == made(4, commands.Channel.Open())
     assert isinstance(w.c.channels[4], Channel)
-    relay.from_client(w.c, made(5, commands.Channel.Open()))
+    client_loop.from_client(w.c, made(5, commands.Channel.Open()))
     (close,) = split(w.to_client())
     assert code_of(close) == 530

@@ -4,7 +4,7 @@ from struct import pack
 
 import pytest
 
-from proxy.session import publishing, relay
+from proxy.session import client_loop, publishing
 from proxy.session.confirms import Kept
 from proxy.topology.table import PassReason
 from tests.unit.proxy.session.wire import (
@@ -28,7 +28,7 @@ COPIES = entry(b"CC", b"A", pack(">I", 0))
 
 def test_a_publish_that_cannot_be_read_is_not_counted() -> None:
     w = Wire({"x": QUEUES}, confirming=True)
-    relay.from_client(w.c, publish(1, b"x", b"k") + headers(1, 0, b"\x02CC"))
+    client_loop.from_client(w.c, publish(1, b"x", b"k") + headers(1, 0, b"\x02CC"))
     counters, confirms = w.counters("x"), w.c.channels[1].confirms
     assert (counters.published, confirms.number, confirms.unsettled) == (0, 0, 0)
 
@@ -36,11 +36,11 @@ def test_a_publish_that_cannot_be_read_is_not_counted() -> None:
 def test_nothing_is_counted_while_a_publish_is_held() -> None:
     w = Wire({"x": ring(exchange("unread"))}, confirming=True)
     assert w.client(publish(1, b"x", b"k") + header(1, 0)) == b""
-    assert (w.held, w.counters("x").published, w.c.client_frames) == ("unread", 0, 1)
+    assert (w.held, w.counters("x").published, w.c.to_broker.frames) == ("unread", 0, 1)
     w.router.put(("/", "unread"), known(QUEUES))
     (one,) = published(w.resumed())
     assert one.key == QUEUES.ring.owner_of(b"k").name.encode()
-    assert (w.counters("x").published, w.c.client_frames) == (1, 2)
+    assert (w.counters("x").published, w.c.to_broker.frames) == (1, 2)
 
 
 @pytest.mark.parametrize("at_header", [False, True])

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pamqp import commands
 
-from proxy.session import relay
+from proxy.session import broker_loop, client_loop
 from proxy.topology.table import PassReason
 from tests.unit.proxy.session import wire
 from tests.unit.proxy.session.relaying import TRAILING, no_ring, streams
@@ -73,7 +73,7 @@ FROM_BROKER = {
 @pytest.mark.parametrize("confirming", [False, True])
 def test_what_the_broker_says_passes_as_it_is(data: bytes, confirming: bool) -> None:
     for trailing in (b"", TRAILING, HEARTBEAT):
-        as_it_is(lambda: Wire(confirming=confirming), data + trailing, relay.from_broker)
+        as_it_is(lambda: Wire(confirming=confirming), data + trailing, broker_loop.from_broker)
 
 
 @given(st.data())
@@ -84,7 +84,7 @@ def test_without_a_ring_output_equals_input(data: st.DataObject) -> None:
         out += w.client(chunk)
     assert out == stream
     assert w.c.events == []
-    assert w.c.client_frames == len(split(stream))
+    assert w.c.to_broker.frames == len(split(stream))
 
 
 def from_broker(channel: int) -> st.SearchStrategy[bytes]:
@@ -120,8 +120,8 @@ def test_what_the_broker_sends_without_a_ring_equals_what_the_client_gets(data: 
 )
 def test_a_large_run_goes_on_as_a_view_where_that_keeps_little_else(size: int, behind: bytes, is_view: bool) -> None:
     w = Wire({"x": wire.QUEUES})
-    relay.from_client(w.c, message(1, b"x", b"k", b"a" * size) + behind)
-    pieces = [piece for piece in w.c.to_broker if len(piece) == size + 8]
+    client_loop.from_client(w.c, message(1, b"x", b"k", b"a" * size) + behind)
+    pieces = [piece for piece in w.c.to_broker.out if len(piece) == size + 8]
     assert [isinstance(piece, memoryview) for piece in pieces] == [is_view]
     assert pieces == [body(1, b"a" * size)]
 

@@ -5,9 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pamqp import commands
 
-from proxy.session import closing, relay
-from proxy.session.channel import State
-from proxy.session.state import Phase, Refused
+from proxy.session import broker_loop, client_loop, closing
+from proxy.session.events import Refused
+from proxy.session.state import ChannelState, Phase
 from proxy.topology.table import PassReason
 from ring.hashed import HashedValue
 from tests.unit.proxy.session import wire
@@ -124,7 +124,7 @@ def test_bad_input_closes_the_connection_with_its_code(code: int, data: bytes, k
     for chunking in some:
         w = strict()
         for chunk in chunking:
-            relay.from_client(w.c, chunk)
+            client_loop.from_client(w.c, chunk)
         to_broker, to_client = w.to_broker(), w.to_client()
         assert to_broker.startswith(GOOD + kept)
         rest = to_broker[len(GOOD + kept) :]
@@ -144,13 +144,13 @@ def test_a_body_without_its_end_loses_the_broker(cut: int) -> None:
     w = Wire()
     data = publish(1, b"", b"q") + header(1, 10)
     assert w.client(data) == data
-    relay.from_client(w.c, body(1, b"hello")[:cut])
-    relay.from_client(w.c, WITHOUT_END[cut:] + GOOD)
+    client_loop.from_client(w.c, body(1, b"hello")[:cut])
+    client_loop.from_client(w.c, WITHOUT_END[cut:] + GOOD)
     (answer,) = split(w.to_client())
     assert code_of(answer) == 501
     if cut >= 8:
         assert w.to_broker() == WITHOUT_END[:-1]
-        assert w.c.broker_lost
+        assert w.c.to_broker.cut_off
     else:
         (goodbye,) = split(w.to_broker())
         assert goodbye.id == (10, 50)
@@ -162,7 +162,7 @@ def test_a_body_without_its_end_that_was_dropped_anyway() -> None:
     refuse(w, 1)
     assert w.client(header(1, 10)) == b""
     assert w.client(WITHOUT_END[:9]) == b""
-    relay.from_client(w.c, WITHOUT_END[9:])
+    client_loop.from_client(w.c, WITHOUT_END[9:])
     assert b"hell" not in w.to_broker()
     (answer,) = split(w.to_client())
     assert code_of(answer) == 501
@@ -170,7 +170,7 @@ def test_a_body_without_its_end_that_was_dropped_anyway() -> None:
 
 def refuse(w: Wire, number: int) -> None:
     closing.refuse_channel(w.c, w.c.channels[number], 541, "no")
-    assert w.c.channels[number].state == State.REFUSING
+    assert w.c.channels[number].state == ChannelState.REFUSING
     w.to_broker()
 
 
@@ -185,7 +185,7 @@ def test_no_bytes_of_a_clients_raise(data: st.DataObject) -> None:
     junk = data.draw(st.binary(max_size=200))
     w = busy()
     for chunk in chunks(junk, data.draw(wire.cuts(junk))):
-        relay.from_client(w.c, chunk)
+        client_loop.from_client(w.c, chunk)
 
 
 frames = st.builds(
@@ -213,7 +213,7 @@ def test_no_frames_of_a_clients_raise(data: st.DataObject) -> None:
     junk = b"".join(data.draw(st.lists(st.one_of(frames, methods, st.just(publish(1, b"x", b"k"))), max_size=8)))
     w = busy()
     for chunk in chunks(junk, data.draw(wire.cuts(junk))):
-        relay.from_client(w.c, chunk)
+        client_loop.from_client(w.c, chunk)
 
 
 @pytest.mark.parametrize("ids", LOOKED_AT)
@@ -224,7 +224,7 @@ def test_methods_of_every_length_raise_nothing(ids: tuple[int, int], phase: Phas
             for size in range(24):
                 w = busy()
                 w.c.phase = phase
-                relay.from_client(w.c, method(channel, ids[0], ids[1], filling * size) + GOOD)
+                client_loop.from_client(w.c, method(channel, ids[0], ids[1], filling * size) + GOOD)
 
 
 @given(st.data())
@@ -238,21 +238,21 @@ def test_valid_streams_with_a_few_bytes_changed_raise_nothing(data: st.DataObjec
         del stream[: data.draw(st.integers(0, len(stream)))]
     w = busy()
     for chunk in chunks(bytes(stream), data.draw(wire.cuts(bytes(stream)))):
-        relay.from_client(w.c, chunk)
+        client_loop.from_client(w.c, chunk)
     w.to_broker()
 
 
 def test_a_broker_that_sends_no_frames_is_not_waited_for() -> None:
     w = Wire()
-    with pytest.raises(relay.BrokerFault, match="frame of type"):
-        relay.from_broker(w.c, b"HTTP/1.1 400 Bad Request\r\n")
+    with pytest.raises(broker_loop.BrokerFault, match="frame of type"):
+        broker_loop.from_broker(w.c, b"HTTP/1.1 400 Bad Request\r\n")
 
 
 def test_a_start_that_cannot_be_read() -> None:
     w = Wire()
     w.c.phase = Phase.HANDSHAKE
-    with pytest.raises(relay.BrokerFault, match="cannot be read"):
-        relay.from_broker(w.c, frame(1, 0, b"\0\x0a\0\x0a\0\x09\0\0\xff\xff"))
+    with pytest.raises(broker_loop.BrokerFault, match="cannot be read"):
+        broker_loop.from_broker(w.c, frame(1, 0, b"\0\x0a\0\x0a\0\x09\0\0\xff\xff"))
 
 
 @pytest.mark.parametrize(
@@ -267,5 +267,5 @@ def test_a_start_that_cannot_be_read() -> None:
 def test_a_broker_whose_frames_cannot_be_read_is_not_waited_for(sent: bytes) -> None:
     w = Wire({"x": QUEUES}, confirming=True)
     w.client(message(1, b"x", b"k"))
-    with pytest.raises(relay.BrokerFault, match="cannot be read"):
-        relay.from_broker(w.c, sent)
+    with pytest.raises(broker_loop.BrokerFault, match="cannot be read"):
+        broker_loop.from_broker(w.c, sent)

@@ -272,7 +272,7 @@ def test_the_method_waits_for_its_header_and_the_body_for_nothing() -> None:
     assert w.client(big[:500]) == big[:500]
     assert w.client(big[500:501]) == big[500:501]
     assert w.client(big[501:] + HEARTBEAT) == big[501:] + HEARTBEAT
-    assert w.c.client_rest == b""
+    assert w.c.to_broker.rest == b""
 
 
 def test_half_of_a_body_frame_is_forwarded_the_other_way_too() -> None:

@@ -3,8 +3,8 @@
 import pytest
 from pamqp import base, commands
 
-from proxy.routing.routes import UNANSWERED, Route
-from proxy.session.backlog import MOST_WITHHELD
+from proxy.routing.routes import Route
+from proxy.session.backlog import MOST_WITHHELD, Wait
 from proxy.session.confirms import MOST_UNSETTLED
 from proxy.session.state import Phase
 from proxy.topology.table import PassReason
@@ -36,11 +36,11 @@ def test_a_publish_to_an_unknown_exchange_waits_with_its_channel_and_no_other_do
         assert w.held == "later"
         assert out == other + other + TRAILING
         assert w.backlog is not None
-        assert (w.c.withheld, w.backlog.size, w.c.stalled) == (len(waits), len(waits), False)
+        assert (w.c.waiting.size, w.backlog.size, w.c.waiting.stalled) == (len(waits), len(waits), False)
         w.router.put(("/", "later"), known(QUEUES))
-        (first, *_), rest = published(w.resumed()[: -len(ack(1, 7) + message(1, b"", b"q2"))]), w.c.waiting
+        (first, *_), rest = published(w.resumed()[: -len(ack(1, 7) + message(1, b"", b"q2"))]), w.c.waiting.channels
         assert (first.exchange, first.body) == (b"", b"hello")
-        assert (rest, w.c.withheld, w.c.client_rest) == ({}, 0, b"")
+        assert (rest, w.c.waiting.size, w.c.to_broker.rest) == ({}, 0, b"")
 
 
 def test_what_a_channel_sent_behind_a_publish_that_waits_goes_out_behind_it() -> None:
@@ -75,7 +75,7 @@ def test_a_channel_goes_on_in_the_midst_of_a_frame_of_its_own(passed: bool) -> N
     for cut in (begun, begun + 50, begun + 100):
         w, other = Wire(), message(2, b"", b"q2")
         assert w.client(other + whole[:cut]) == other
-        w.c.tell_broker(HEARTBEAT)
+        w.c.to_broker.insert(HEARTBEAT)
         w.router.put(("/", "later"), known(None, PassReason.TYPE) if passed else known(QUEUES))
         out = w.resumed()
         assert out.startswith(HEARTBEAT)
@@ -84,7 +84,7 @@ def test_a_channel_goes_on_in_the_midst_of_a_frame_of_its_own(passed: bool) -> N
         out += w.client(TRAILING)
         first, second = published(out[len(HEARTBEAT) : -len(TRAILING)])
         assert (first.body, second.key, out.endswith(TRAILING)) == (bytes(100), b"q", True)
-        assert (w.c.waiting, w.c.withheld, w.c.client_skip, w.c.client_rest) == ({}, 0, 0, b"")
+        assert (w.c.waiting.channels, w.c.waiting.size, w.c.to_broker.skip, w.c.to_broker.rest) == ({}, 0, 0, b"")
 
 
 def test_another_channel_waits_for_the_end_of_a_frame_that_waits() -> None:
@@ -93,11 +93,11 @@ def test_another_channel_waits_for_the_end_of_a_frame_that_waits() -> None:
     second = w.c.channels[2].backlog
     assert second is not None
     w.router.put(("/", "two"), known(QUEUES))
-    second.unread = None
+    second.awaited = None
     assert w.client(b"") == b""
     (sent,) = published(w.client(message(1, b"one", b"k", bytes(100))[-50:]))
     assert sent.channel == 2
-    assert list(w.c.waiting) == [1]
+    assert list(w.c.waiting.channels) == [1]
 
 
 def test_a_channel_that_waits_keeps_no_more_than_a_bound() -> None:
@@ -105,14 +105,14 @@ def test_a_channel_that_waits_keeps_no_more_than_a_bound() -> None:
     w = Wire()
     w.client(message(1, b"later", b"k"))
     piece = message(1, b"", b"q", bytes(100_000))
-    while not w.c.stalled:
+    while not w.c.waiting.stalled:
         assert w.client(piece) == b""
-        assert w.c.withheld < MOST_WITHHELD + 2 * len(piece)
+        assert w.c.waiting.size < MOST_WITHHELD + 2 * len(piece)
     assert w.client(message(2, b"", b"q")) == b""
     w.router.put(("/", "later"), known(QUEUES))
     sent = w.resumed()
     assert sent.endswith(message(2, b"", b"q"))
-    assert (w.c.stalled, w.c.withheld) == (False, 0)
+    assert (w.c.waiting.stalled, w.c.waiting.size) == (False, 0)
     assert len(published(sent)) > 2
 
 
@@ -123,23 +123,23 @@ def test_a_close_of_the_connection_does_not_overtake_what_waits() -> None:
         for chunk in chunking:
             out += w.client(chunk)
         assert out == message(2, b"", b"q")
-        assert (w.c.stalled, w.c.phase) == (True, Phase.RUNNING)
+        assert (w.c.waiting.stalled, w.c.phase) == (True, Phase.RUNNING)
         w.router.put(("/", "later"), known(QUEUES))
         assert published(w.resumed())
-        assert (w.c.stalled, w.c.phase, w.c.goodbye) == (False, Phase.LEAVING, bye)
+        assert (w.c.waiting.stalled, w.c.phase, w.c.goodbye) == (False, Phase.LEAVING, bye)
 
 
 def test_channels_wait_each_for_its_own() -> None:
     w = Wire()
     w.client(message(1, b"one", b"k") + message(2, b"two", b"k"))
-    assert list(w.c.waiting) == [1, 2]
+    assert list(w.c.waiting.channels) == [1, 2]
     w.router.put(("/", "two"), known(QUEUES))
     second = w.c.channels[2].backlog
     assert second is not None
-    second.unread = None
+    second.awaited = None
     (sent,) = published(w.client(b""))
     assert sent.channel == 2
-    assert list(w.c.waiting) == [1]
+    assert list(w.c.waiting.channels) == [1]
 
 
 def test_a_forced_route_is_for_its_exchange_only() -> None:
@@ -197,7 +197,7 @@ def test_a_publish_waits_for_the_answers_to_what_was_declared_before_it(
     sent = w.client(made(1, declared) * 2 + default + message(1, b"x", b"k") + message(2, b"x", b"k") + TRAILING)
     assert sent.endswith(TRAILING)
     assert published(sent[sent.index(default) : -len(TRAILING)])[-1].channel == 2
-    assert w.unread is UNANSWERED
+    assert w.waits_for is Wait.UNANSWERED
     w.broker(made(1, answer))
     assert w.c.channels[1].declaring == 1
     w.broker(made(1, answer))
@@ -232,7 +232,7 @@ def test_a_client_is_read_to_the_end_of_its_frame_however_much_waits() -> None:
             while rest and not w.c.paused:
                 out += w.client(rest[:size])
                 rest = rest[size:]
-            assert w.c.client_skip == 0
+            assert w.c.to_broker.skip == 0
             w.router.put(("/", "later"), known(QUEUES))
             out += w.resumed()
             while rest:
@@ -240,7 +240,7 @@ def test_a_client_is_read_to_the_end_of_its_frame_however_much_waits() -> None:
                 out += w.client(rest[:size])
                 rest = rest[size:]
             assert sorted(one.channel for one in published(out)) == [1, 2]
-            assert (w.c.stalled, w.c.withheld, w.c.client_rest) == (False, 0, b"")
+            assert (w.c.waiting.stalled, w.c.waiting.size, w.c.to_broker.rest) == (False, 0, b"")
 
 
 @pytest.mark.parametrize("size", [1, 7, 1 << 20])
@@ -258,7 +258,7 @@ def test_a_number_that_is_free_again_waits_on_in_the_midst_of_anothers_frame(siz
     out += w.client(b"")
     assert out.startswith(big[-50:])
     assert sorted([out.index(opened), out.index(behind)]) == [out.index(opened), out.index(behind)]
-    assert (w.c.waiting, w.c.withheld, w.c.client_rest) == ({}, 0, b"")
+    assert (w.c.waiting.channels, w.c.waiting.size, w.c.to_broker.rest) == ({}, 0, b"")
     assert list(w.c.channels) == [2, 1]
 
 
@@ -289,4 +289,4 @@ def test_what_was_found_for_a_publish_is_for_none_that_came_after_the_reading_be
     route = w.c.table.once(b"later", wire.NOW - 1)
     assert isinstance(route, Route)
     assert len(published(w.resumed(route, seen))) == 2
-    assert (w.held, w.c.withheld) == ("later", len(message(1, b"later", b"k2")))
+    assert (w.held, w.c.waiting.size) == ("later", len(message(1, b"later", b"k2")))

@@ -6,8 +6,8 @@ from struct import pack
 import pytest
 
 from proxy.routing.routes import Unread
-from proxy.session.republish import MOST_TRIES, RECENT
-from proxy.session.state import Refused, Stale
+from proxy.session.events import Refused, Stale
+from proxy.session.placement import MOST_TRIES, RECENT
 from proxy.topology.table import Entry, KnownRing, PassReason
 from proxy.wire import content
 from proxy.wire.content import STAMP_ID
@@ -228,7 +228,12 @@ def test_all_but_its_own_ack_goes_on_in_any_chunking(found: KnownRing) -> None:
         to_broker, to_client = w.reread({"x": found})
         assert to_client == told
         assert [one.body for one in again(to_broker)] == ([b"hello"] if found is LEFT else [])
-        assert (w.c.broker_rest, w.c.gathering, w.c.parked.size, bool(w.c.parked)) == (b"", 0, 0, False)
+        assert (
+            w.c.to_client.rest,
+            w.c.republishing.gathering,
+            w.c.republishing.parking.size,
+            bool(w.c.republishing.parking),
+        ) == (b"", 0, 0, False)
 
 
 @pytest.mark.parametrize("found", [LEFT, QUEUES], ids=["changed", "unchanged"])
@@ -267,7 +272,7 @@ def test_a_reading_that_ends_before_the_body_has_come(found: KnownRing) -> None:
             assert [one.body for one in again(to_broker)] == [b"123456"]
         else:
             assert to_client == message_back(LOST[0], b"123", b"456") + (ack(1, 1) if confirming else b"")
-        assert w.c.gathering == 0
+        assert w.c.republishing.gathering == 0
 
 
 def test_a_return_home_does_not_stand_in_the_midst_of_a_delivery() -> None:
@@ -280,7 +285,7 @@ def test_a_return_home_does_not_stand_in_the_midst_of_a_delivery() -> None:
         home = message_back(LOST[0], b"hello") + ack(1, 1)
         assert b"".join(told) in (delivery + home, home + delivery)
         w.both(HEARTBEAT)
-        assert not w.c.parked
+        assert not w.c.republishing.parking
 
 
 def test_messages_of_one_exchange_that_came_back_keep_their_order() -> None:
@@ -290,7 +295,7 @@ def test_messages_of_one_exchange_that_came_back_keep_their_order() -> None:
     w.router.put((VHOST, "x"), known(LEFT))
     assert w.both(back(second)) == (b"", b""), "alone it could go out at once"
     assert [one.body for one in again(w.reread({})[0])] == [b"first", b"second"]
-    assert not w.c.parked
+    assert not w.c.republishing.parking
 
 
 def test_a_return_on_our_channel_waits_in_any_chunking_too() -> None:
@@ -359,7 +364,7 @@ def test_contents_that_come_mingled_go_out_whole_in_any_chunking(sizes: tuple[in
         assert sorted(one.body for one in again(to_broker)) == sorted(one.body for one in sent)
         bodies = [one.body for one in again(to_broker)]
         assert bodies.index(sent[1].body) < bodies.index(b"behind")
-        assert (w.c.gathering, w.c.broker_rest) == (0, b"")
+        assert (w.c.republishing.gathering, w.c.to_client.rest) == (0, b"")
 
 
 # What clients are told.
@@ -441,7 +446,11 @@ def test_what_comes_back_from_there_for_good_in_any_chunking(bits: int, confirmi
         w, _ = begun()
         assert b"".join(w.both(chunk)[1] for chunk in chunking) == ack(2, 1)
         assert w.reread({}) == (b"", told)
-        assert (w.c.gathering, w.c.channels[1].away, w.c.reroutes and w.c.reroutes.under_way) == (0, 0, {})
+        assert (w.c.republishing.gathering, w.c.channels[1].away, w.c.republishing and w.c.republishing.under_way) == (
+            0,
+            0,
+            {},
+        )
         # One without confirms was counted twice: as sent, and as what became of it.
         assert counted(w) == ((2, 1, 0, 1, 0, 0) if confirming else (2, 1, 0, 1, 0, 1))
 
@@ -456,7 +465,7 @@ def test_the_rest_of_what_comes_back_from_there_for_good(bits: int) -> None:
     assert w.reread({}) == (b"", b"")
     told = message_back(LOST[0], b"hel", b"lo") + ack(1, 1) if bits else nack(1, 1)
     assert w.both(parts[3].whole + ack(OURS, 1)) == (b"", told)
-    assert (w.c.gathering, w.c.channels[1].away) == (0, 0)
+    assert (w.c.republishing.gathering, w.c.channels[1].away) == (0, 0)
 
 
 def test_acks_of_others_do_not_stand_in_the_midst_of_a_return() -> None:
@@ -479,7 +488,7 @@ def test_a_channel_that_was_closed_meanwhile_gets_nothing_of_it() -> None:
     w.client(CLOSE_OK)
     assert w.both(frames(*came[2:]) + ack(OURS, 1)) == (b"", b"")
     assert counted(w) == (1, 0, 0, 0, 1, 0)
-    assert w.c.gathering == 0
+    assert w.c.republishing.gathering == 0
 
 
 # Our channel is closed.
@@ -517,7 +526,7 @@ def test_nothing_is_sent_of_contents_half_out(close: bytes) -> None:
     assert w.both(outs[0][3].whole) == (b"", b"")
     assert w.client(under_way[-3:]) == under_way[-3:] + OURS_CLOSE_OK
     out = w.client(message(1, b"x", LOST[0]))
-    assert w.c.gathering == 0
+    assert w.c.republishing.gathering == 0
     w.router.put((VHOST, "x"), known(ring(queue("q7"))))
     to_broker, _ = w.both(back(out))
     assert methods(to_broker) == OPENING
@@ -531,4 +540,4 @@ def test_in_the_midst_of_what_comes_back_once_more(bits: int) -> None:
     w.both(frames(*split(back(frames_of(one), 3))[:2]))
     w.reread({"x": ring(queue("q9"))} if not bits else {})
     assert w.both(CLOSED[0]) == (OURS_CLOSE_OK, nack(1, 1))
-    assert (w.c.gathering, w.c.channels[1].away) == (0, 0)
+    assert (w.c.republishing.gathering, w.c.channels[1].away) == (0, 0)

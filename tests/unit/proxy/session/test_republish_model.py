@@ -9,8 +9,8 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from pamqp import commands
 
-from proxy.session import relay
-from proxy.session.state import Stale
+from proxy.session import broker_loop, client_loop
+from proxy.session.events import Stale
 from proxy.topology.table import Entry, PassReason
 from tests.unit.proxy.session.rerouting import OURS, frames_of
 from tests.unit.proxy.session.wire import (
@@ -231,14 +231,14 @@ class Scene:
         """Some bytes of the client's."""
         n = len(self.unsent) if upto is None else self.draw(min(upto, len(self.unsent)))
         part, self.unsent = self.unsent[:n], self.unsent[n:]
-        relay.from_client(self.w.c, part)
+        client_loop.from_client(self.w.c, part)
         self.flush()
 
     def from_proxy(self, upto: int | None = None) -> None:
         """Some bytes of the broker's."""
         n = len(self.unread) if upto is None else self.draw(min(upto, len(self.unread)))
         part, self.unread = self.unread[:n], self.unread[n:]
-        relay.from_broker(self.w.c, part)
+        broker_loop.from_broker(self.w.c, part)
         self.flush()
 
     def say(self) -> None:
@@ -275,7 +275,7 @@ class Scene:
         self.broker.full.add(f"q{self.draw(2) + 1}")
 
     def close_ours(self) -> None:
-        if self.w.c.reroutes is not None and self.broker.tags[OURS] and not self.broker.closing_ours:
+        if self.w.c.republishing is not None and self.broker.tags[OURS] and not self.broker.closing_ours:
             self.disturbed = True
             self.broker.close_ours()
 
@@ -291,7 +291,7 @@ class Scene:
     def reread(self) -> None:
         if isinstance(self.w.awaited, Stale):
             self.w.router.put(self.w.awaited.name, self.found())
-            relay.read_again(self.w.c, self.w.c.parked.exchanges[0], self.w.awaited)
+            broker_loop.read_again(self.w.c, self.w.c.republishing.parking.exchanges[0], self.w.awaited)
             self.flush()
 
     # What comes of it.
@@ -403,8 +403,8 @@ def test_each_publish_is_told_of_once_and_none_is_acked_that_no_queue_took(rando
     scene.settle()
     w, broker, sent = scene.w, scene.broker, scene.sent
     # Nothing is left over.
-    assert w.c.reroutes is None or not w.c.reroutes.under_way
-    assert (w.c.gathering, w.c.broker_rest, w.c.client_rest, scene.half) == (0, b"", b"", b"")
+    assert w.c.republishing is None or not w.c.republishing.under_way
+    assert (w.c.republishing.gathering, w.c.to_client.rest, w.c.to_broker.rest, scene.half) == (0, b"", b"", b"")
     assert all(not channel.away and not channel.late for channel in w.c.channels.values())
     assert list(w.c.channels) == ([CONFIRMED] if scene.closed else [CONFIRMED, TRANSACTED])
     # No message is there twice, in whatever order things went.

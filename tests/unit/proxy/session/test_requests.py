@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pamqp import commands
 
-from proxy.session import relay
-from proxy.session.channel import State
-from proxy.session.state import Declared
+from proxy.session import broker_loop
+from proxy.session.events import Declared
+from proxy.session.state import ChannelState
 from proxy.topology.declarations import Bound, Declaration, ExchangeDeclared, ExchangeDeleted, QueueDeleted, Unbound
 from proxy.topology.table import PassReason
 from tests.unit.proxy.session import wire
@@ -94,7 +94,7 @@ def test_a_declaration_passes_and_its_ok_tells(form: Form) -> None:
         return w
 
     for trailing in (b"", HEARTBEAT):
-        out = fed(sent, form.ok + trailing, relay.from_broker)
+        out = fed(sent, form.ok + trailing, broker_loop.from_broker)
         assert out.to_client == form.ok + trailing
         assert declared(out.wire) == ([form.declares] if form.declares else [])
         assert not out.wire.c.channels[1].pending
@@ -110,7 +110,7 @@ def test_nowait_is_cleared_and_the_ok_swallowed(form: Form) -> None:
     for trailing in (b"", HEARTBEAT):
         out = fed(Wire, request(form, form.bits | form.nowait) + trailing)
         assert out.to_broker == request(form, form.bits) + trailing
-        out = fed(sent, form.ok + trailing, relay.from_broker)
+        out = fed(sent, form.ok + trailing, broker_loop.from_broker)
         assert out.to_client == trailing
         assert declared(out.wire) == ([form.declares] if form.declares else [])
 
@@ -232,7 +232,7 @@ def test_what_was_asked_of_a_channel_is_forgotten_with_it() -> None:
     w.broker(close_channel(1, 404, b"NOT_FOUND"))
     w.client(made(1, commands.Channel.CloseOk()) + made(1, commands.Channel.Open()))
     assert not w.c.channels[1].pending
-    assert w.c.channels[1].state == State.OPEN
+    assert w.c.channels[1].state == ChannelState.OPEN
     w.client(bind(b"q", b"1"))
     assert w.broker(BIND_OK) == BIND_OK
 

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pamqp import commands
 
-from proxy.session import relay
-from proxy.session.state import Declared, Stale
+from proxy.session import broker_loop
+from proxy.session.events import Declared, Stale
 from proxy.topology.table import Entry, KnownRing, PassReason
 from tests.unit.proxy.session import wire
 from tests.unit.proxy.session.wire import (
@@ -117,7 +117,7 @@ def test_a_return_that_the_client_asked_for_is_as_it_was_published(head: bytes, 
         return sent(bits, head, confirming=confirming)[0]
 
     for trailing in (b"", ack(2, 1)):
-        out_ = fed(make, back + trailing, relay.from_broker)
+        out_ = fed(make, back + trailing, broker_loop.from_broker)
         told = split(out_.to_client)
         assert told[0].whole == returned(1, b"x", b"k")
         assert told[1].whole == head
@@ -209,7 +209,7 @@ def test_a_return_unasked_is_swallowed_and_its_ack_is_a_nack(size: int) -> None:
     data = bytes(range(size))
     back = echo(sent(0, header(1, size))[1], data)
     for trailing in (b"", ack(2, 7)):
-        out = fed(make, back + ack(1, 1) + trailing, relay.from_broker)
+        out = fed(make, back + ack(1, 1) + trailing, broker_loop.from_broker)
         assert out.to_client == nack(1, 1) + trailing
         assert out.wire.c.events == [Stale(("/", "x"), queue(OWNER.decode()))]
         assert (out.wire.counters("x").unroutable, out.wire.counters("x").acked) == (1, 0)
@@ -297,7 +297,7 @@ NOT_OURS = {
 @pytest.mark.parametrize("head", NOT_OURS.values(), ids=NOT_OURS)
 def test_what_is_not_ours_comes_back_as_it_is(head: bytes) -> None:
     back = returned(1, b"t", b"k") + head + body(1, b"a") + body(1, b"bc") + ack(1, 2, True)
-    out = fed(passing, back, relay.from_broker)
+    out = fed(passing, back, broker_loop.from_broker)
     assert out.to_client == back
     assert out.wire.c.events == []
     assert out.wire.counters("t", PassReason.TYPE).unroutable == 0

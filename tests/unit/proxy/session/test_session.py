@@ -10,16 +10,18 @@ import pytest
 from pamqp import commands
 
 from proxy.routing.routes import Unread
-from proxy.session import relay, timeouts
+from proxy.session import client_loop, timeouts
 from proxy.session import session as sessions
-from proxy.session.channel import Channel, State
+from proxy.session.channel import Channel
 from proxy.session.confirms import MOST_UNSETTLED
+from proxy.session.connection import Connection
 from proxy.session.context import Shared
 from proxy.session.end import End
-from proxy.session.parked import MOST_PARKED
+from proxy.session.events import Stale
+from proxy.session.returned import MOST_PARKED
 from proxy.session.session import Session
-from proxy.session.sockets import BUFFER, Leg
-from proxy.session.state import Connection, Stale
+from proxy.session.sockets import BUFFER, PeerSocket
+from proxy.session.state import ChannelState
 from proxy.topology.declarations import Declaration
 from proxy.topology.lookups import Absent, NotReadable
 from proxy.topology.sync import Sync
@@ -63,7 +65,7 @@ LEAVE = close_connection(200, b"")
 class Socket(asyncio.Transport):
     """One end of a leg: what it was sent, and whether it was closed."""
 
-    def __init__(self, leg: Leg) -> None:
+    def __init__(self, leg: PeerSocket) -> None:
         super().__init__()
         self.leg, self.sent, self.is_closed, self.is_read = leg, b"", False, True
         leg.connection_made(self)
@@ -136,7 +138,7 @@ class Ends:
         self.client = Socket(self.session.client)
         self.broker: Socket | None = None
 
-    async def _dial(self, leg: Callable[[], Leg]) -> Leg:
+    async def _dial(self, leg: Callable[[], PeerSocket]) -> PeerSocket:
         self.broker = Socket(leg())
         return self.broker.leg
 
@@ -221,14 +223,14 @@ async def test_a_session_that_is_over_keeps_none_of_the_bytes_that_wait(ends: En
         login = made(0, commands.Connection.StartOk({}, "PLAIN", "\0u\0p", "en_US"))
         if side == "ahead of the handshake":
             ends.session.client.data_received(login + waiting)
-            assert waiting in c.client_rest
+            assert waiting in c.to_broker.rest
         else:
             begun = made(0, commands.Connection.Start(0, 9, {}, "PLAIN", "en_US"))[:-1]
             ends.session.broker.data_received(begun)
-            assert c.broker_rest == begun
+            assert c.to_client.rest == begun
     ends.session.abort()
     await eventually(lambda: bool(ends.over))
-    assert (ends.session._head, c.client_rest, c.broker_rest) == (b"", b"", b"")
+    assert (ends.session._head, c.to_broker.rest, c.to_client.rest) == (b"", b"", b"")
 
 
 async def test_a_client_that_sends_no_header_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -284,7 +286,7 @@ async def test_a_client_that_is_ahead_of_the_handshake_is_not_read_until_the_bro
 async def test_a_client_with_too_many_publishes_without_an_answer_is_not_read(ends: Ends) -> None:
     await ends.opened()
     one = message(1, b"x", KEPT[0], b"")
-    ends.session.connection.heartbeat = 60
+    ends.session.connection.handshake.heartbeat = 60
     out = ends.of_client(one * (MOST_UNSETTLED + 5))
     broker = ends.broker
     assert broker is not None
@@ -548,7 +550,7 @@ async def test_the_broker_is_not_read_while_very_much_that_came_back_waits_for_a
     await ends.opened()
     broker = ends.broker
     assert broker is not None
-    ends.session.connection.heartbeat = 1
+    ends.session.connection.handshake.heartbeat = 1
     ends.rings.answers.clear()
     body_size = MOST_PARKED // 10 + 1000
     for _ in range(10):
@@ -564,7 +566,7 @@ async def test_the_broker_is_not_read_while_very_much_that_came_back_waits_for_a
     await eventually(lambda: broker.is_read)
     if midst:
         assert ends.of_broker(delivery[cut:]).startswith(delivery[cut:])
-    await eventually(lambda: not ends.session.connection.parked)
+    await eventually(lambda: not ends.session.connection.republishing.parking)
     assert len(again(broker.taken())) == 10
 
 
@@ -606,7 +608,7 @@ async def test_nothing_is_late_while_the_broker_is_not_read_for_what_waits(
     broker = await ends.rerouted()
     ends.rings.answers.clear()
     broker.taken()
-    ends.session.connection.reread.clear()
+    ends.session.connection.republishing.reread.clear()
     ends._wire.router.put((VHOST, "x"), known(QUEUES, read_at=time.monotonic()))
     for _ in range(10):
         ends.of_broker(back(ends.of_client(message(1, b"x", LOST[1], bytes(MOST_PARKED // 10 + 1000)))))
@@ -647,7 +649,7 @@ async def test_a_drain_takes_the_end_of_a_frame_that_waited_for_a_look_up(ends: 
     ends.session.drain()
     broker = ends.broker
     assert broker is not None
-    await eventually(lambda: ends.session.connection.channels[1].state == State.REFUSING)
+    await eventually(lambda: ends.session.connection.channels[1].state == ChannelState.REFUSING)
     assert ends.client.is_read
     ends.of_broker(back(sent))
     await asyncio.sleep(0.05)
@@ -723,7 +725,7 @@ async def test_a_channel_that_is_closed_over_a_transaction_ends_for_its_client_t
     ends.of_broker(made(2, commands.Channel.OpenOk()) + made(2, commands.Tx.SelectOk()))
     ends.rings.answers.clear()
     sent = ends.of_client(message(2, b"x", LOST[0]) + commit)[: -len(commit)]
-    ends.session.connection.spare = 0  # nothing can be published again
+    ends.session.connection.republishing.number = 0  # nothing can be published again
     ends.of_broker(back(sent) + made(2, commands.Tx.CommitOk()))
     await eventually(lambda: bool(ends.client.sent))
     (told,) = split(ends.client.taken())
@@ -736,7 +738,7 @@ async def test_nothing_is_done_for_what_waits_once_its_session_ends(ends: Ends, 
     await ends.opened()
     deleted = made(1, commands.Queue.Delete(queue="busy"))
     assert ends.of_client(deleted + message(1, b"x", KEPT[0])) == deleted
-    assert ends.session.connection.waiting
+    assert ends.session.connection.waiting.channels
     if closes == "broker":
         ends.of_broker(close_connection(320, b"CONNECTION_FORCED"))
     else:
@@ -794,7 +796,7 @@ async def test_a_number_waits_without_work_for_a_message_of_before(ends: Ends, m
     ends.session._shared.answer_timeout = 0.05
     broker = await _closed_and_reopened(ends)
     resumed: list[Connection] = []
-    monkeypatch.setattr(relay, "resume", resumed.append)
+    monkeypatch.setattr(client_loop, "resume", resumed.append)
     await asyncio.sleep(WITHIN)
     assert (resumed, broker.sent, ends.client.sent) == ([], b"", b"")
 
@@ -802,7 +804,7 @@ async def test_a_number_waits_without_work_for_a_message_of_before(ends: Ends, m
 async def test_a_number_that_a_reading_frees_is_opened_without_another_word_of_the_broker(ends: Ends) -> None:
     """No queue takes the message, so that its channel is closed as soon as that is known."""
     broker = await _closed_and_reopened(ends)
-    ends.session.connection.spare = 0
+    ends.session.connection.republishing.number = 0
     ends.rings.answers.set()
     await eventually(lambda: made(1, commands.Channel.Open()) in broker.sent)
     assert made(1, commands.Channel.CloseOk()) in ends.client.taken()

@@ -11,12 +11,13 @@ from pamqp import frame as pamqp_frame
 from pamqp import header as pamqp_header
 
 from proxy.routing.counters import Counters, CounterTable
-from proxy.routing.routes import BEING_CLOSED, UNANSWERED, Route, RouteTables, Unread
-from proxy.session import relay
-from proxy.session.backlog import Backlog
+from proxy.routing.routes import Route, RouteTables, Unread
+from proxy.session import broker_loop, client_loop
+from proxy.session.backlog import Awaited, Backlog, Wait
 from proxy.session.channel import Channel
-from proxy.session.republish import Read
-from proxy.session.state import Connection, Phase
+from proxy.session.connection import Connection
+from proxy.session.returned import Read
+from proxy.session.state import Phase
 from proxy.settings.patterns import Mode, Selection
 from proxy.topology.bindings import CONSISTENT_HASH, Bindings
 from proxy.topology.table import Entry, KnownRing, Name, PassReason, Router
@@ -302,8 +303,8 @@ class Wire:
         self.tables = RouteTables(self.router, selection, self.counter_table, lambda _: "", self.wanted.append)
         self.samples: list[float] = []
         c = self.c = Connection(self.tables.table, self.samples.append, frozenset())
-        c.phase, c.opened, c.vhost, c.now = Phase.RUNNING, True, VHOST, NOW
-        c.frame_max, c.channel_max, c.spare = frame_max, 2046, spare
+        c.phase, c.handshake.vhost, c.now = Phase.RUNNING, VHOST, NOW
+        c.frame_max, c.handshake.channel_max, c.republishing.number = frame_max, 2046, spare
         c.table = self.tables.table(VHOST, None)
         c.routes = c.table.routes
         for number in channels:
@@ -321,26 +322,26 @@ class Wire:
 
     def client(self, data: bytes) -> bytes:
         """What goes to the broker for these bytes of the client's; nothing may go to the client."""
-        relay.from_client(self.c, data)
+        client_loop.from_client(self.c, data)
         assert self.to_client() == b""
         return self.to_broker()
 
     def broker(self, data: bytes) -> bytes:
         """What goes to the client for these bytes of the broker's; nothing may go to the broker."""
-        relay.from_broker(self.c, data)
+        broker_loop.from_broker(self.c, data)
         assert self.to_broker() == b""
         return self.to_client()
 
     def both(self, data: bytes) -> tuple[bytes, bytes]:
         """What goes to the broker, and what to the client, for these bytes of the broker's."""
-        relay.from_broker(self.c, data)
+        broker_loop.from_broker(self.c, data)
         return self.to_broker(), self.to_client()
 
     @property
     def awaited(self) -> Read | None:
         """What must be read for the first of the messages that came back and wait."""
-        exchanges = self.c.parked.exchanges
-        return self.c.parked.wanted(exchanges[0]) if exchanges else None
+        exchanges = self.c.republishing.parking.exchanges
+        return self.c.republishing.parking.wanted(exchanges[0]) if exchanges else None
 
     def reread(self, entries: Mapping[str, Entry | KnownRing | None]) -> tuple[bytes, bytes]:
         """What goes to either side once what a message that came back waits for has been read, as a session does it.
@@ -354,39 +355,39 @@ class Wire:
                 self.router.drop((VHOST, name))
             else:
                 self.router.put((VHOST, name), what if isinstance(what, Entry) else known(what))
-        relay.read_again(self.c, self.c.parked.exchanges[0], wanted)
+        broker_loop.read_again(self.c, self.c.republishing.parking.exchanges[0], wanted)
         return self.to_broker(), self.to_client()
 
     @property
     def backlog(self) -> Backlog | None:
         """What waits of the channel that came to wait first."""
-        return next((channel.backlog for channel in self.c.waiting.values()), None)
+        return next((channel.backlog for channel in self.c.waiting.channels.values()), None)
 
     @property
-    def unread(self) -> Unread | None:
+    def waits_for(self) -> Awaited | None:
         """What its first frame waits for."""
-        return self.backlog.unread if self.backlog is not None else None
+        return self.backlog.awaited if self.backlog is not None else None
 
     @property
     def held(self) -> str | None:
         """The exchange that a publish waits for."""
-        return self.unread.name[1] if self.unread is not None else None
+        return self.waits_for.name[1] if isinstance(self.waits_for, Unread) else None
 
     def resumed(self, forced: Route | None = None, seen: int | None = None) -> bytes:
         """What goes to the broker once the channel that came to wait first need not wait any more.
 
         `forced` is for so many of the first pieces that wait; for all of them where `seen` is None.
         """
-        if self.backlog is not None and self.unread not in (UNANSWERED, BEING_CLOSED):
-            self.backlog.unread, self.backlog.forced = None, forced
+        if self.backlog is not None and not isinstance(self.waits_for, Wait):
+            self.backlog.awaited, self.backlog.forced = None, forced
             self.backlog.seen = len(self.backlog.pieces) if seen is None else seen
         return self.client(b"")
 
     def to_broker(self) -> bytes:
-        return _taken(self.c.to_broker)
+        return _taken(self.c.to_broker.out)
 
     def to_client(self) -> bytes:
-        return _taken(self.c.to_client)
+        return _taken(self.c.to_client.out)
 
 
 def _taken(frames: list[Piece]) -> bytes:
@@ -425,7 +426,7 @@ class Fed(NamedTuple):
     wire: Wire
 
 
-def fed(make: Callable[[], Wire], data: bytes, feed: Feed = relay.from_client) -> Fed:
+def fed(make: Callable[[], Wire], data: bytes, feed: Feed = client_loop.from_client) -> Fed:
     """What comes of the data fed in each chunking to one more connection: the same, and that is returned."""
     outcomes: list[Fed] = []
     for chunking in chunkings(data):
@@ -444,8 +445,8 @@ def fed(make: Callable[[], Wire], data: bytes, feed: Feed = relay.from_client) -
     return outcomes[0]
 
 
-def as_it_is(make: Callable[[], Wire], data: bytes, feed: Feed = relay.from_client) -> None:
+def as_it_is(make: Callable[[], Wire], data: bytes, feed: Feed = client_loop.from_client) -> None:
     """The data goes to the other side as it is, in each chunking."""
     out = fed(make, data, feed)
-    ours, others = (out.to_broker, out.to_client) if feed is relay.from_client else (out.to_client, out.to_broker)
+    ours, others = (out.to_broker, out.to_client) if feed is client_loop.from_client else (out.to_client, out.to_broker)
     assert (ours, others) == (data, b"")

@@ -20,7 +20,7 @@ from proxy.publisher.channel import CONFIRMED, NACKED, UNROUTABLE, PublishResult
 from proxy.publisher.pool import ConnectionGroup
 from proxy.routing.counters import Counters
 from proxy.routing.routes import Choice, Route
-from proxy.session.republish import MOST_TRIES
+from proxy.session.placement import MOST_TRIES
 from proxy.topology.table import PassReason
 from proxy.wire.frames import NOT_FOUND
 from proxy.wire.properties import HEADERS_FLAG, PERSISTENT, Header, encoded_headers

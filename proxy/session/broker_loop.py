@@ -1,0 +1,169 @@
+"""The loop over what the broker sends: bytes in any chunking, to what goes to the client. No I/O; integers and bytes.
+
+Frames that nothing here changes stay in the run of bytes that they came in. Acks and nacks are counted; messages that
+come back are taken out; `methods.FROM_BROKER` says which other methods are looked at.
+"""
+
+from struct import error as StructError  # noqa: N812 - the standard library's exceptions begin small
+from typing import Final
+
+from librt.strings import read_i64_be
+
+from proxy.session import channel_zero, closing, methods, placement, returns
+from proxy.session.channel import Channel
+from proxy.session.connection import Connection
+from proxy.session.events import Stale
+from proxy.session.handshake import MOST_FRAME_MAX
+from proxy.session.returned import Read
+from proxy.session.runs import run
+from proxy.session.state import ChannelState, Phase
+from proxy.wire.frames import BASIC_ACK, BASIC_NACK, BODY, HEADER, METHOD, OVERHEAD, Fault, u32, u64
+
+_METHODS: Final = methods.FROM_BROKER
+_CONFIRMS: Final = (BASIC_ACK, BASIC_NACK)
+_ABANDONED: Final = ChannelState.ABANDONED.value
+
+
+class BrokerFault(Exception):  # noqa: N818 - as frames.Fault, which is a client's
+    """The broker sent what is not AMQP 0-9-1."""
+
+
+def from_broker(c: Connection, data: bytes) -> None:
+    """Take what the broker sent; append to `to_client.out` and, of what came back, to `to_broker.out`.
+
+    A message that came back is parked where something must be read first: `read_again` goes on with it. Raises
+    BrokerFault for what is not AMQP 0-9-1.
+    """
+    try:
+        _take(c, data)
+        if c.republishing.parking:
+            _settle(c)
+    except (StructError, IndexError, Fault) as error:
+        raise BrokerFault(f"a frame that cannot be read: {error}") from None
+
+
+def read_again(c: Connection, exchange: bytes, what: Read, *, in_time: bool = True) -> None:
+    """Go on with the parked messages of an exchange, now that something for them was read, or could not be.
+
+    Where it was not `in_time`, none of them waits for another reading: the rings as they are decide.
+    """
+    own = c.republishing
+    if isinstance(what, Stale):
+        own.reread = {stale: at for stale, at in own.reread.items() if c.now - at < placement.RECENT}
+        own.reread[what] = c.now
+    if in_time:
+        own.parking.was_read(exchange, what)
+    else:
+        own.parking.give_up(exchange)
+    _settle(c)
+
+
+def _settle(c: Connection) -> None:
+    returns.settle(c)
+    if c.republishing.released:
+        c.to_client.insert(_released(c))
+
+
+def _take(c: Connection, data: bytes) -> None:  # noqa: C901 - one loop, for speed
+    way, own, channels = c.to_client, c.republishing, c.channels
+    if c.phase >= Phase.CLOSED:
+        closing.late_from_broker(c, data)
+        return
+    if way.rest:
+        data, way.rest = way.rest + data, b""
+    out, returning = way.out, own.returning
+    size = len(data)
+    i = start = 0
+    if way.skip:
+        i = min(way.skip, size)
+        way.skip -= i
+        if way.dropping:
+            start = i
+            way.dropping = way.skip > 0
+        if way.own and not way.skip:
+            out.append(data[start:i])
+            out += way.own
+            start, way.own = i, []
+    while size - i >= OVERHEAD:
+        head = read_i64_be(data, i)
+        kind, number = head >> 56 & 0xFF, head >> 40 & 0xFFFF
+        length: int = head >> 8 & 0xFFFFFFFF
+        end = i + OVERHEAD + length
+        if end > size and (kind != BODY or own.gathering):
+            if length > MOST_FRAME_MAX:
+                raise BrokerFault(f"a frame of type {kind} and {length} bytes")
+            break
+        channel = channels.get(number)
+        replaced: bytes | None = None
+        if channel is not None and channel.state >= _ABANDONED:
+            replaced = closing.too_late(c, channel, kind, data, i, end)
+        elif kind == METHOD:
+            method = u32(data, i + 7)
+            if channel is not None:
+                if method in _CONFIRMS:
+                    replaced = _answered(c, channel, method, data, i)
+                elif (handler := _METHODS.get(method)) is not None:
+                    replaced = handler(c, channel, method, data, i, end)
+            elif not number:
+                replaced = channel_zero.from_broker(c, method, data, i, end)
+            elif number == own.number and own.begun:
+                replaced = returns.on_ours(c, kind, data, i, end)
+        elif channel is not None and returning and channel in returning:
+            take = returns.header if kind == HEADER else returns.body
+            replaced = take(c, channel, data, i, end)
+        elif number == own.number and own.begun:
+            replaced = returns.on_ours(c, kind, data, i, end)
+        if own.parking and channel is not None:
+            returns.follow(channel, kind, replaced, data, i, end)
+        way.frames += 1
+        if own.released:
+            replaced = (data[i:end] if replaced is None else replaced) + _released(c)
+        if replaced is not None:
+            if start < i:
+                out.append(run(data, start, i))
+            if replaced:
+                out.append(replaced)
+            start = end
+        if end > size:
+            way.skip, way.dropping = end - size, replaced is not None
+            i = size
+            break
+        i = end
+        if not number and c.phase >= Phase.CLOSED:
+            break
+    if start < i:
+        out.append(run(data, start, i) if start or i < size else data)
+    if c.phase >= Phase.CLOSED:
+        closing.late_from_broker(c, data[i:])
+    elif i < size:
+        way.rest = data[i:]
+
+
+def _answered(c: Connection, channel: Channel, method: int, data: bytes, i: int) -> bytes | None:
+    """basic.ack or basic.nack: counts, and tells of publishes that came back without the client's knowledge."""
+    confirms = channel.confirms
+    number, multiple = u64(data, i + 11) + confirms.base, bool(data[i + 19] & 1)
+    if channel.sampled and (number == channel.sampled or (multiple and number > channel.sampled)):
+        c.confirmed(c.now - channel.sampled_at)
+        channel.sampled = 0
+    replaced: bytes | None = None
+    if confirms.returned:
+        told = confirms.answers(number, multiple) if method == BASIC_ACK else confirms.refused(number, multiple)
+        if told != [(number, multiple, method == BASIC_ACK)]:
+            replaced = placement.answers(channel, told)
+    else:
+        confirms.settle(number, multiple, method == BASIC_ACK)
+    return replaced
+
+
+def _released(c: Connection) -> bytes:
+    """The answers that waited for what is decided now."""
+    out = b""
+    channels, c.republishing.released = c.republishing.released, []
+    for channel in channels:
+        frames, channel.late = channel.late, []
+        for frame in frames:
+            method = u32(frame, 7)
+            replaced = _METHODS[method](c, channel, method, frame, 0, len(frame))
+            out += frame if replaced is None else replaced
+    return out

@@ -1,0 +1,277 @@
+"""The loop over what a client sends: bytes in any chunking, to what goes to the broker. No I/O; integers, bytes, lists.
+
+Frames that nothing here changes stay in the run of bytes that they came in, and bodies stream through. A basic.publish
+is looked up in the session's routes; `methods.FROM_CLIENT` says which other methods are looked at.
+"""
+
+from typing import Final
+
+from librt.strings import read_i64_be
+
+from proxy.session import channel_zero, closing, methods
+from proxy.session.backlog import MOST_WITHHELD, Wait
+from proxy.session.channel import Channel
+from proxy.session.connection import Connection
+from proxy.session.publishing import count, publish
+from proxy.session.runs import run
+from proxy.session.state import EXPECT_BODY, EXPECT_HEADER, EXPECT_METHOD, ChannelState, Phase
+from proxy.session.waiting import may_go_on
+from proxy.wire import content
+from proxy.wire.frames import (
+    BASIC,
+    BASIC_PUBLISH,
+    BODY,
+    CONNECTION_CLOSE,
+    END,
+    FRAME_ERROR,
+    HEADER,
+    HEARTBEAT,
+    LEAST_HEADER,
+    METHOD,
+    OVERHEAD,
+    SLACK,
+    SYNTAX_ERROR,
+    UNEXPECTED_FRAME,
+    Fault,
+    u16,
+    u32,
+    u64,
+)
+
+_METHODS: Final = methods.FROM_CLIENT
+_OPEN: Final = ChannelState.OPEN.value
+_REFUSING: Final = ChannelState.REFUSING.value
+_LEAST_METHOD: Final = OVERHEAD + 4
+_LEAST_PUBLISH: Final = OVERHEAD + 9
+"""Bytes of a frame of basic.publish with empty names: method, ticket, two lengths, bits."""
+_LEAST_HEADER: Final = OVERHEAD + LEAST_HEADER
+
+
+def from_client(c: Connection, data: bytes) -> None:
+    """Take what the client sent; append to `to_broker.out` and, in answer, to `to_client.out`.
+
+    A frame that must wait, such as a publish whose exchange must be looked up first, goes into the backlog of its
+    channel, and what follows on that channel as well; `resume` takes them again. Where `paused` is set the client must
+    not be read, and `from_client(c, b"")` goes on once it is not any more.
+    """
+    way, waiting = c.to_broker, c.waiting
+    if waiting.channels or waiting.stalled:
+        resume(c)
+    if not c.running:
+        take = channel_zero.in_handshake if c.phase < Phase.RUNNING else closing.late_from_client
+        take(c, data)
+        return
+    if way.rest:
+        data, way.rest = way.rest + data, b""
+    inside, behind = way.skip, b""
+    if waiting.stalled or c.still_crowded():
+        # But for the end of a frame that has begun: nothing that waits can go on before it.
+        data, behind = data[:inside], data[inside:]
+    if data:
+        _take(c, data)
+    if c.phase > Phase.DRAINING:
+        closing.late_from_client(c, behind)
+        return
+    way.rest += behind
+    if inside and (waiting.channels or waiting.stalled):
+        resume(c)
+
+
+def resume(c: Connection) -> None:
+    """Take the backlogs of channels that need not wait any more, up to the next frame of each that must.
+
+    While the client is in the midst of a frame nothing can go to the broker before its end, unless the beginning waits
+    in a backlog: then that channel may go on.
+    """
+    way, waiting = c.to_broker, c.waiting
+    inside = waiting.channels.get(way.body_of) if way.skip and way.dropping else None
+    if (way.skip and inside is None) or c.phase > Phase.DRAINING or c.still_crowded():
+        return
+    for channel in list(waiting.channels.values()):
+        backlog = channel.backlog
+        if backlog is None or not may_go_on(channel, backlog) or (way.skip and channel is not inside):
+            continue
+        if way.skip:
+            # It is taken from its beginning. What waited for its end need not any more.
+            way.skip, way.dropping = 0, False
+            way.out += way.own
+            inside, way.own = None, []
+        waiting.remove(channel)
+        rest, way.rest, waiting.forced = way.rest, b"", backlog.forced
+        _take(c, b"".join(backlog.pieces[: backlog.seen]))
+        waiting.forced = None
+        behind = b"".join(backlog.pieces[backlog.seen :])
+        if behind and c.running and c.crowded is None:
+            _take(c, behind)
+            behind = b""
+        if not c.running:
+            closing.late_from_client(c, behind + rest)
+            return
+        way.rest += behind + rest
+        if c.crowded is not None:
+            return
+    if waiting.stalled and waiting.size <= MOST_WITHHELD:
+        waiting.stalled = False
+        if not way.skip:
+            rest, way.rest = way.rest, b""
+            _take(c, rest)
+
+
+def _withhold(c: Connection, channel: Channel, piece: bytes) -> bytes:
+    """Put a frame into its channel's backlog; nothing goes on in its place, and it counts once it is taken again."""
+    c.waiting.withhold(channel, piece)
+    c.to_broker.frames -= 1
+    return b""
+
+
+def _take(c: Connection, data: bytes) -> None:  # noqa: C901 - one loop, for speed
+    way, waiting, channels = c.to_broker, c.waiting, c.channels
+    out = way.out
+    size, limit = len(data), c.frame_max + SLACK - OVERHEAD
+    i = start = frames = 0
+    try:
+        if way.skip:
+            i = min(way.skip, size)
+            start = i if way.dropping else 0
+            if i == way.skip and data[i - 1] != END:
+                # Not its last byte: the broker must not take the frame for whole.
+                i -= 1
+                raise Fault(FRAME_ERROR, "a body frame does not end with the frame-end octet")
+            if way.dropping and waiting.channels:
+                waiting.withhold_more(way.body_of, data[:i])
+            way.skip -= i
+            way.dropping = way.dropping and way.skip > 0
+            if way.own and not way.skip:
+                out.append(run(data, start, i))
+                out += way.own
+                start, way.own = i, []
+        while size - i >= OVERHEAD:
+            head = read_i64_be(data, i)
+            kind, number = head >> 56 & 0xFF, head >> 40 & 0xFFFF
+            length: int = head >> 8 & 0xFFFFFFFF  # is counted off bodies of up to 2^64 bytes
+            end = i + OVERHEAD + length
+            if length > limit:
+                raise Fault(FRAME_ERROR, f"a frame of {length + OVERHEAD} bytes, agreed on are {c.frame_max}")
+            if end > size:
+                if kind != BODY:
+                    break
+            elif data[end - 1] != END:
+                raise Fault(FRAME_ERROR, f"a frame of type {kind} does not end with the frame-end octet")
+            channel = channels.get(number)
+            replaced: bytes | None = None
+            if channel is None:
+                waits = waiting.channels.get(number) if waiting.channels else None
+                if waits is not None:
+                    # The number is free by now, and its channel.open has yet to go on.
+                    replaced = _withhold(c, waits, data[i:end])
+                elif waiting.channels and not number and _is_close(kind, data, i, end):
+                    waiting.stalled = True
+                    break
+                else:
+                    replaced = channel_zero.from_client(c, kind, number, data, i, end)
+            elif channel.backlog is not None:
+                replaced = _withhold(c, channel, data[i:end])
+            elif channel.state >= _REFUSING:
+                replaced = closing.refused_frame(c, channel, kind, data, i, end)
+            elif kind == BODY:
+                if channel.expect != EXPECT_BODY or length > channel.left:
+                    raise Fault(UNEXPECTED_FRAME, "a body frame longer than announced, or without a content header")
+                channel.left -= length
+                if not channel.left:
+                    channel.expect = EXPECT_METHOD
+            elif kind == METHOD:
+                replaced = _method(c, channel, data, i, end)
+            elif kind == HEADER:
+                replaced = _header(c, channel, data, i, end)
+            elif kind != HEARTBEAT:
+                raise Fault(FRAME_ERROR, f"a frame of the unknown type {kind}")
+            if waiting.held is not None and channel is not None:
+                replaced = _withhold(c, channel, data[i:end])
+            frames += 1
+            if replaced is not None:
+                if start < i:
+                    out.append(run(data, start, i))
+                if replaced:
+                    out.append(replaced)
+                start = end
+            if end > size:
+                way.skip, way.dropping, way.body_of = end - size, replaced is not None, number
+                i = size
+                break
+            i = end
+            if c.crowded is not None or (not number and c.phase > Phase.DRAINING):
+                break
+    except Fault as fault:
+        if start < i:
+            out.append(run(data, start, i))
+        way.rest = data[i:]
+        closing.fail(c, fault)
+        return
+    finally:
+        way.frames += frames
+    if start < i:
+        out.append(run(data, start, i) if start or i < size else data)
+    if c.phase > Phase.DRAINING:
+        closing.late_from_client(c, data[i:])
+    elif i < size:
+        way.rest = data[i:]
+
+
+def _is_close(kind: int, data: bytes, i: int, end: int) -> bool:
+    """Return whether a frame on channel 0 is connection.close."""
+    return kind == METHOD and end - i >= _LEAST_METHOD and u32(data, i + 7) == CONNECTION_CLOSE
+
+
+def _method(c: Connection, channel: Channel, data: bytes, i: int, end: int) -> bytes | None:
+    """Take a client's method on an open channel; return what goes on in its place, or None for the frame as it is."""
+    if channel.expect != EXPECT_METHOD:
+        raise Fault(UNEXPECTED_FRAME, "a method where a content header or body was due")
+    if end - i < _LEAST_METHOD:
+        raise Fault(SYNTAX_ERROR, "a method frame too short for a method")
+    method = u32(data, i + 7)
+    if method != BASIC_PUBLISH:
+        handler = _METHODS.get(method)
+        return handler(c, channel, method, data, i, end) if handler is not None else None
+    at = i + 14 + data[i + 13] if end - i >= _LEAST_PUBLISH else end
+    stop = at + 1 + data[at] if at < end - 2 else 0
+    if stop != end - 2:
+        raise Fault(SYNTAX_ERROR, "a short string of basic.publish runs past its frame", method)
+    # The broker drops a publish on a channel that one side has closed: nothing is worth a look-up.
+    if channel.state == _OPEN:
+        exchange = data[i + 14 : at]
+        route = c.routes.get(exchange) or c.route(exchange)
+        if channel.declaring and exchange and (route is None or not route.fixed):
+            c.waiting.held = Wait.UNANSWERED
+            return None
+        if route is None:
+            return None
+        if route.stamp:
+            channel.withheld, channel.expect = True, EXPECT_HEADER
+            channel.exchange, channel.key, channel.bits = exchange, data[at + 1 : stop], data[stop]
+            channel.frame = data[i:end]
+            return b""
+        count(c, channel, route.counters)
+    channel.expect = EXPECT_HEADER
+    return None
+
+
+def _header(c: Connection, channel: Channel, data: bytes, i: int, end: int) -> bytes | None:
+    """Take a client's content header; return it with the method that waited for it, or None for the frame as it is."""
+    if channel.expect != EXPECT_HEADER:
+        raise Fault(UNEXPECTED_FRAME, "a content header without its method")
+    if end - i < _LEAST_HEADER:
+        raise Fault(SYNTAX_ERROR, "a content header stops before its property flags", BASIC_PUBLISH)
+    if u16(data, i + 7) != BASIC:
+        raise Fault(UNEXPECTED_FRAME, "a content header of another class than its method", BASIC_PUBLISH)
+    published: bytes | None = None
+    if channel.withheld:
+        is_open = channel.state == _OPEN
+        published = publish(c, channel, data, i, end) if is_open else channel.frame + data[i:end]
+        if published is None:
+            return None
+        channel.withheld = False
+    elif channel.routed:
+        published = content.disowned(data, i, end, channel.nonce)
+    channel.left = u64(data, i + 11)
+    channel.expect = EXPECT_BODY if channel.left else EXPECT_METHOD
+    return published

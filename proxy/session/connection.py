@@ -1,0 +1,130 @@
+"""What one session knows of its two peers: plain state, which the loops over frames and the handlers share. No I/O."""
+
+from collections.abc import Callable
+
+from proxy.routing.counters import CounterTable
+from proxy.routing.routes import Route, RouteTable
+from proxy.session.channel import Channel
+from proxy.session.confirms import MOST_UNSETTLED
+from proxy.session.direction import Direction
+from proxy.session.events import Event
+from proxy.session.handshake import BROKERS_TURN, Handshake
+from proxy.session.republishing import Republishing
+from proxy.session.state import TRANSITIONS, Phase
+from proxy.session.waiting import Waiting
+
+
+class Connection:
+    """The state of one session, from the client's first bytes to its last socket."""
+
+    __slots__ = (
+        "channels", "confirmed", "crowded", "events", "frame_max", "goodbye", "handshake", "now", "phase",
+        "republishing", "routes", "table", "tables", "to_broker", "to_client", "waiting",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        tables: Callable[[str, str | None], RouteTable],
+        confirmed: Callable[[float], None],
+        allowed_mechanisms: frozenset[bytes],
+    ) -> None:
+        """`tables` gives the routes of a virtual host and a cluster; `confirmed` takes a sampled confirm's seconds."""
+        self.tables, self.confirmed = tables, confirmed
+        self.phase = Phase.HEADER
+        """How far the session has come; `enter` changes it."""
+        self.handshake = Handshake(allowed_mechanisms)
+        """What the peers have agreed on so far."""
+        self.to_broker = Direction()
+        """The way of what the client sends."""
+        self.to_client = Direction()
+        """The way of what the broker sends."""
+        self.waiting = Waiting()
+        """The client's frames that wait."""
+        self.republishing = Republishing()
+        """The messages that came back."""
+        self.events: list[Event] = []
+        """What the session is to be told next."""
+        self.channels: dict[int, Channel] = {}
+        """The client's channels, by number."""
+        self.crowded: Channel | None = None
+        """A channel with so many publishes without an answer that nothing more is taken of the client; else None."""
+        self.goodbye = b""
+        """The client's connection.close while it waits, in the phase LEAVING; else empty."""
+        self.now = 0.0
+        """The time of the last bytes, monotonic."""
+        self.frame_max = self.handshake.frame_max
+        """The most bytes of a frame of the client's, as the handshake has it, without the slack that brokers allow."""
+        self.table: RouteTable | None = None
+        """The routes of the session's virtual host; None before the broker has sent connection.open-ok."""
+        self.routes: dict[bytes, Route] = {}
+        """The routes of that table that have been made so far; `route` makes others."""
+
+    def enter(self, phase: Phase) -> None:
+        """Go on to a phase. Raises RuntimeError for one that may not follow the present one."""
+        if phase not in TRANSITIONS[self.phase]:
+            raise RuntimeError(f"a session from {self.phase.name} to {phase.name}")
+        self.phase = phase
+
+    def open(self, cluster: str | None) -> None:
+        """Route by what is known of a broker's cluster, by the name that it goes by now; also once it is renamed."""
+        self.handshake.cluster = cluster
+        self.table = self.tables(self.handshake.vhost, cluster)
+        self.routes = self.table.routes
+        self.frame_max = self.handshake.frame_max
+
+    def route(self, exchange: bytes) -> Route | None:
+        """Return the route of an exchange; None where it must be looked up first, and `waiting.held` says which."""
+        forced = self.waiting.forced
+        if forced is not None and forced.name[1] == exchange.decode(errors="replace"):
+            return forced
+        found = self.table.find(exchange) if self.table is not None else None
+        if isinstance(found, Route):
+            return found
+        self.waiting.held = found
+        return None
+
+    @property
+    def ahead(self) -> bool:
+        """Whether the client has sent more in the handshake than the broker has answered."""
+        return self.phase is Phase.HANDSHAKE and self.handshake.step in BROKERS_TURN and len(self.to_broker.rest) > 0
+
+    @property
+    def paused(self) -> bool:
+        """Whether the client is not to be read until the broker has sent more, or a channel that waits goes on."""
+        if self.waiting.stalled and not self.to_broker.skip and self.running:
+            return True
+        return self.ahead or (self.crowded is not None and self.running)
+
+    def still_crowded(self) -> bool:
+        """Return whether a channel still has too many publishes without an answer: more than half of the most."""
+        channel = self.crowded
+        if channel is not None and channel.confirms.unsettled <= MOST_UNSETTLED // 2:
+            channel = self.crowded = None
+        return channel is not None
+
+    @property
+    def opened(self) -> bool:
+        """Whether the broker has sent connection.open-ok."""
+        return self.table is not None
+
+    @property
+    def running(self) -> bool:
+        """Whether the connection is open, and neither peer nor this proxy closes it."""
+        return self.phase is Phase.RUNNING or self.phase is Phase.DRAINING
+
+    @property
+    def vhost(self) -> str:
+        """The virtual host that the client asked for; empty before that."""
+        return self.handshake.vhost
+
+    def expire(self) -> None:
+        """Forget routes that are too old to serve."""
+        if self.table is not None and self.table.expires < self.now:
+            self.table.clear()
+
+    @property
+    def counter_table(self) -> CounterTable:
+        """Where publishes count. Raises RuntimeError before the broker has sent connection.open-ok."""
+        if self.table is None:
+            raise RuntimeError("no virtual host is open yet")
+        return self.table.counter_table

@@ -1,0 +1,34 @@
+"""What the sans-I/O core of a session has its session do: values in `Connection.events`."""
+
+from typing import NamedTuple
+
+from proxy.session.channel import Channel
+from proxy.topology.declarations import Declaration
+from proxy.topology.table import Name
+from ring.destination import Destination
+
+
+class Declared(NamedTuple):
+    """The broker's -ok to a declaration is about to reach the client."""
+
+    declaration: Declaration
+
+
+class Stale(NamedTuple):
+    """A message came back, or its channel was closed for it: the ring of that exchange no longer fits."""
+
+    name: Name
+    destination: Destination | None
+    """The destination that is gone; None where that is not known."""
+
+
+class Refused(NamedTuple):
+    """This proxy has closed the connection or a channel, for a reason that is logged and counted."""
+
+    code: int
+    text: str
+    channel: Channel | None = None
+    """The channel that the broker has yet to close; None where there is none."""
+
+
+Event = Declared | Stale | Refused

@@ -1,0 +1,108 @@
+"""Which of a session's sockets are read: neither peer may send much more than the other one takes."""
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from proxy.session.connection import Connection
+from proxy.session.returned import MOST_PARKED
+from proxy.session.sockets import BUFFER, PeerSocket
+from proxy.session.state import Phase
+from proxy.wire.frames import HEARTBEAT_FRAME
+
+
+class FlowControl:
+    """Holds back either socket of one session, and sends heartbeats in the stead of a peer that is not read."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        client: PeerSocket,
+        broker: PeerSocket,
+        guarded: Callable[[Callable[[], None]], None],
+    ) -> None:
+        """Both are read. `guarded` calls what a timer is for and sees to its defects."""
+        self._connection, self._client, self._broker, self._guarded = connection, client, broker, guarded
+        self._paused = False
+        """Whether the client is held for `Connection.paused`."""
+        self._stopped = False
+        """Whether the client is held since nothing more is taken of it."""
+        self._brimming_since: float | None = None
+        """Since when the broker is held for what waits, monotonic; None while it is not."""
+        self._heartbeat: asyncio.TimerHandle | None = None
+
+    def pace(self) -> None:
+        """Hold or release both sockets, as the state of the connection now asks for."""
+        c = self._connection
+        if c.paused != self._paused:
+            self._paused = c.paused
+            if self._paused:
+                self._client.hold()
+                self.keep_alive()
+            else:
+                self._client.release()
+        if c.to_broker.own or c.republishing.parking or self._brimming_since is not None:
+            self._hold_back()
+        if self._stopped and c.to_broker.skip:
+            # What waited for a look-up ended within a frame, whose end has to come.
+            self.go_on_reading()
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether the client is not read until the broker has sent more, or a channel that waits goes on."""
+        return self._paused
+
+    def _hold_back(self) -> None:
+        """Hold the broker while much that came back waits, for a reading or for the end of the client's frame."""
+        c = self._connection
+        parking = c.republishing.parking
+        brimming = sum(map(len, c.to_broker.own)) > BUFFER or (parking.size > MOST_PARKED and parking.waits)
+        since = self._brimming_since
+        if brimming and since is None:
+            self._broker.hold()
+            self._brimming_since = time.monotonic()
+            self.keep_alive()
+        elif since is not None and not brimming:
+            self._brimming_since = None
+            self._broker.release()
+            self.excuse(since)
+
+    def excuse(self, since: float) -> None:
+        """Leave out of account that the broker was not read since then, so that its answers are not late."""
+        self._connection.republishing.excuse(since, time.monotonic())
+
+    def stop_reading(self) -> None:
+        """Read the client no more, once it is at the end of a frame."""
+        c = self._connection
+        if not self._stopped and not c.to_broker.skip and not c.to_client.ended:
+            self._stopped = True
+            self._client.hold()
+
+    def go_on_reading(self) -> None:
+        """Read the client again, if `stop_reading` has held it."""
+        if self._stopped:
+            self._stopped = False
+            self._client.release()
+
+    def keep_alive(self) -> None:
+        """Send heartbeats to each side in the stead of the other one, from now on until both are read.
+
+        A peer closes the connection after two heartbeat intervals without a byte (AMQP section 4.2.7).
+        """
+        c = self._connection
+        self.cancel()
+        held = self._stopped or self._paused or c.phase is Phase.DRAINING
+        brimming = self._brimming_since is not None
+        if not (held or brimming) or not c.handshake.heartbeat or c.phase is Phase.OVER:
+            return
+        if held and not c.to_broker.skip and c.opened:
+            self._broker.write([HEARTBEAT_FRAME])
+        if brimming and not c.to_client.skip and c.running:
+            self._client.write([HEARTBEAT_FRAME])
+        loop = asyncio.get_running_loop()
+        self._heartbeat = loop.call_later(c.handshake.heartbeat / 2, self._guarded, self.keep_alive)
+
+    def cancel(self) -> None:
+        """Send no more heartbeats."""
+        if self._heartbeat is not None:
+            self._heartbeat.cancel()

@@ -1,0 +1,196 @@
+"""Messages that came back are published again, on a confirm channel of our own of the same connection to the broker.
+
+Its number was kept back in the handshake: so the user is the same, no delivery tag of the client's changes, and nothing
+of ours stands between a client's method and its content, or in its transaction (docs/architecture.md, "One return").
+"""
+
+from collections.abc import Collection, Iterator
+from itertools import takewhile
+
+from proxy.outcome import Outcome
+from proxy.routing.routes import PUBLISH, Route, Target, Unread
+from proxy.session.channel import Channel
+from proxy.session.confirms import Fate, Told
+from proxy.session.connection import Connection
+from proxy.session.events import Stale
+from proxy.session.returned import Read, ReturnedMessage
+from proxy.session.state import ChannelState, Phase
+from proxy.topology.table import Name, PassReason
+from proxy.wire import content
+from proxy.wire.content import STAMP_ID_ENTRY, STAMPS, STAMPS_AND_COPIES
+from proxy.wire.frames import (
+    BASIC_ACK,
+    BASIC_NACK,
+    BODY,
+    CHANNEL_OPEN,
+    CONFIRM_SELECT,
+    END,
+    FRAME,
+    HEADER,
+    MANDATORY,
+    METHOD,
+    OVERHEAD,
+    U32,
+    U64,
+    Fault,
+    method_frame,
+    shorted,
+)
+
+MOST_TRIES = 5
+"""Times that one message is published again: queues that go one after the other."""
+
+RECENT = 1.0
+"""Seconds for which a ring that was read again for a return needs no other reading, though it names the same queue."""
+
+_ID = frozenset({content.STAMP_ID})
+
+_PASSED = frozenset({PassReason.NO_BINDINGS, PassReason.TYPE, PassReason.MODE_PASS, PassReason.SHADOW})
+"""Why an exchange without a ring gets what its ring had before: the broker routes it, or its alternate exchange."""
+
+
+def placed(
+    c: Connection, message: ReturnedMessage, tried: Collection[Stale | Name], data: bytes, start: int, stop: int
+) -> Target | Route | Read | None:
+    """Return where a message that came back goes now: a ring's destination, its own exchange, or None for nowhere.
+
+    Returns what must be read first where that is not known, but for what was tried for this message already. Its
+    content header's payload stands in `data` from `start` to `stop`.
+    """
+    if not _may_go_out(c) or message.tries >= MOST_TRIES or c.table is None:
+        return None
+    c.expire()
+    found = c.table.find(message.exchange)
+    if isinstance(found, Unread):
+        return _unless_tried(tried, found)
+    if not found.stamp or found.shadowed:
+        return found if not message.passed and (found.shadowed or found.reason in _PASSED) else None
+    try:
+        choice = found.choose(message.key, data, start, stop)
+    except Fault:
+        return None
+    if choice is None:
+        return None
+    if choice.target.unread is not None:
+        return _unless_tried(tried, choice.target.unread)
+    if message.sent_to is None or choice.target.destination != message.sent_to:
+        message.choice = choice
+        return choice.target
+    if message.sent_to.kind == "queue":
+        # (What an exchange of the ring does not deliver is no news.)
+        message.chosen_by = choice.by.name
+        if not is_recent(c, message.stale(c.vhost)):
+            return _unless_tried(tried, message.stale(c.vhost))
+    return None
+
+
+def _may_go_out(c: Connection) -> bool:
+    """Whether there is a channel for it."""
+    barred = bool(c.republishing.barred) and c.now < c.republishing.barred.get((c.vhost, c.handshake.user), 0.0)
+    return c.republishing.number > 0 and not barred and c.phase <= Phase.LEAVING
+
+
+def is_recent(c: Connection, stale: Stale) -> bool:
+    """Whether the ring was read again for that just now."""
+    return c.now - c.republishing.reread.get(stale, -RECENT) < RECENT
+
+
+def _unless_tried(tried: Collection[Stale | Name], what: Read) -> Read | None:
+    if isinstance(what, Unread):
+        return None if what.refused or what.name in tried else what
+    return None if what in tried else what
+
+
+def publish(c: Connection, message: ReturnedMessage, to: Target | Route, data: bytes, start: int, stop: int) -> bool:
+    """Sends method and content header of a message to a place that it was not sent to before; whether they fit."""
+    own = c.republishing
+    own.begun = True
+    header = own_words(message, data, start, stop)
+    cut, entries = _ID, STAMP_ID_ENTRY + U64.pack(message.ring_id)
+    if isinstance(to, Target):
+        cut = STAMPS_AND_COPIES if to.is_queue else STAMPS
+        entries = content.stamp_of_exchange(message.exchange) + U32.pack(len(message.key)) + message.key + entries
+        method = to.method if to.is_queue else to.method + shorted(message.key)
+    else:
+        method = PUBLISH + shorted(message.exchange) + shorted(message.key)
+    header, put_back = content.stamped(header, 0, len(header), entries, cut)
+    if len(header) > c.frame_max - OVERHEAD:
+        return False
+    own.take(message)
+    message.put_back, message.passed = put_back, not isinstance(to, Target)
+    if (record := message.channel.confirms.records.get(message.known.number)) is not None:
+        if isinstance(to, Target) and message.choice is not None:
+            message.choice.tell(record, to.destination)
+        else:
+            record.destination = None
+    own.put(message)
+    opening = b""
+    if not own.is_open:
+        own.is_open = True
+        opening = method_frame(own.number, CHANNEL_OPEN, b"\0") + method_frame(own.number, CONFIRM_SELECT, b"\0")
+    c.counter_table.of((c.vhost, message.exchange.decode(errors="replace")), None).rerouted += 1
+    if not isinstance(to, Target):
+        to.counters.published += 1
+    frames = (
+        opening,
+        FRAME.pack(METHOD, own.number, len(method) + 1),
+        method,
+        bytes((MANDATORY, END)),
+        FRAME.pack(HEADER, own.number, len(header)),
+        header,
+        b"\xce",
+    )
+    own.send(c.to_broker, message, b"".join(frames), last=not U64.unpack_from(data, start + 4)[0])
+    return True
+
+
+def own_words(message: ReturnedMessage, data: bytes, start: int, stop: int) -> bytes:
+    """The content header of a message that came back, as its client sent it."""
+    stamps = _ID if message.passed else STAMPS
+    return content.unstamped(data, start, stop, message.put_back, message.known.had_headers, stamps)
+
+
+def more(c: Connection, message: ReturnedMessage, data: bytes, i: int, end: int, *, last: bool) -> None:
+    """The next body frame of a message that goes out again."""
+    own = c.republishing
+    own.send(c.to_broker, message, FRAME.pack(BODY, own.number, end - i - OVERHEAD) + data[i + 7 : end], last=last)
+
+
+def resolved(c: Connection, message: ReturnedMessage, fate: Fate) -> bytes:
+    """What the client is told, now that it is known what became of a message that came back."""
+    c.republishing.take(message)
+    channel = message.channel
+    confirms = channel.confirms
+    if not hears(c, channel):
+        return b""
+    if not channel.away and channel.late:
+        c.republishing.released.append(channel)
+    if not confirms.answered or message.known.number <= confirms.base:
+        if fate.outcome is not Outcome.CONFIRMED:
+            c.counter_table.of((c.vhost, message.exchange.decode(errors="replace")), None).add(fate.outcome)
+        return b""
+    told = confirms.decide(message.known.number, fate)
+    return answers(channel, told)
+
+
+def hears(c: Connection, channel: Channel) -> bool:
+    """Whether the client may still be told something on a channel."""
+    return channel.state not in (ChannelState.CLOSED, ChannelState.GONE)
+
+
+def answers(channel: Channel, told: list[Told]) -> bytes:
+    """Acks and nacks for a client; numbers are the channel's publishes."""
+    base = channel.confirms.base
+    return b"".join(
+        method_frame(channel.id, BASIC_ACK if ack else BASIC_NACK, U64.pack(n - base) + bytes((several,)))
+        for n, several, ack in told
+    )
+
+
+def confirmed(c: Connection, tag: int, multiple: bool, acked: bool) -> Iterator[bytes]:
+    """The broker's answer to a publish on our channel, or to all up to it: what clients are told."""
+    own = c.republishing
+    # Tags ascend.
+    tags = list(takewhile(lambda n: n <= tag, own.under_way)) if multiple else [tag] if tag in own.under_way else []
+    for message in [own.under_way[n] for n in tags]:
+        yield resolved(c, message, Fate(Outcome.CONFIRMED if acked else Outcome.NACKED, acked))

@@ -1,0 +1,138 @@
+"""What a session remembers of messages that came back, and of its own channel, on which it publishes them again."""
+
+from proxy.session.channel import Channel
+from proxy.session.direction import Direction
+from proxy.session.events import Stale
+from proxy.session.returned import ParkedMessage, Parking, Return, ReturnedMessage
+
+
+class _Content:
+    """Frames of one message that wait until the message before it has gone out whole."""
+
+    __slots__ = ("frames", "whole")
+
+    def __init__(self) -> None:
+        self.frames: list[bytes] = []
+        self.whole = False
+        """Whether the message's last frame is among them."""
+
+
+class Republishing:
+    """The messages of one session that came back, and the confirm channel that is its own; it lives as long as it.
+
+    The channel's number is kept back in the handshake, and the channel is opened when it is first needed.
+    """
+
+    __slots__ = (
+        "_behind", "_sending", "again", "answered", "barred", "begun", "by_ring_id", "frame", "gathering", "home",
+        "is_open", "left", "number", "parked", "parking", "released", "reread", "returning", "tag", "told_last",
+        "under_way",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        """Nothing has come back, and there is no channel for it yet."""
+        self.parking = Parking()
+        """The messages that wait for a reading."""
+        self.reread: dict[Stale, float] = {}
+        """When a ring was last read again for a message that came back, monotonic."""
+        self.returning: dict[Channel, Return] = {}
+        """By channel of the client: the basic.return whose content is not through yet."""
+        self.gathering = 0
+        """Contents under way whose body frames must come whole, since they do not pass to the client as they come."""
+        self.released: list[Channel] = []
+        """The channels whose withheld answers are due."""
+        self.barred: dict[tuple[str, bytes], float] = {}
+        """By virtual host and user whose limit of channels forbids this one: until when, monotonic; of all sessions."""
+        self.number = 0
+        """The number of the channel; 0 where there is none."""
+        self.begun = self.is_open = self.answered = False
+        """Whether the channel was ever opened; whether it is open; whether the broker has answered on it since."""
+        self.tag = 0
+        """The delivery tag of the last publish on the channel."""
+        self.under_way: dict[int, ReturnedMessage] = {}
+        """By delivery tag: the messages that the broker has not answered yet."""
+        self.by_ring_id: dict[int, ReturnedMessage] = {}
+        """By ring id: the same messages."""
+        self.frame = b""
+        """A basic.return on the channel whose content header is due; else empty."""
+        self.left = 0
+        """Bytes still to come of the body of the message that comes back on the channel."""
+        self.again: ReturnedMessage | None = None
+        """That message, where it goes out once more."""
+        self.parked: ParkedMessage | None = None
+        """That message, where it waits for a reading."""
+        self.told_last: ReturnedMessage | None = None
+        """That message, where its client is told of its end once it is whole."""
+        self.home: list[bytes] = []
+        """The frames of that message for the client, where the client gets it; kept until it is whole."""
+        self._sending: ReturnedMessage | None = None
+        self._behind: dict[ReturnedMessage, _Content] = {}
+
+    @property
+    def since(self) -> float | None:
+        """When the first message under way came back, monotonic; None where none is under way."""
+        return min((message.since for message in self.under_way.values()), default=None)
+
+    def excuse(self, since: float, now: float) -> None:
+        """Leave a time out of account in which the broker's answers were not read; both ends are monotonic."""
+        for message in self.under_way.values():
+            message.since += now - max(message.since, since)
+
+    def send(self, to_broker: Direction, message: ReturnedMessage, frames: bytes, *, last: bool) -> None:
+        """Send a part of a message, or keep it until the messages before it have gone out whole.
+
+        Contents of one channel may not mingle (AMQP section 4.2.6), though on several channels they came mingled.
+        """
+        if not message.tag:
+            return  # the channel was closed meanwhile
+        if self._sending not in (None, message):
+            behind = self._behind.setdefault(message, _Content())
+            behind.frames.append(frames)
+            if last:
+                behind.whole = True
+            return
+        to_broker.insert(frames)
+        self._sending = None if last else message
+        while self._sending is None and self._behind:
+            following, behind = next(iter(self._behind.items()))
+            del self._behind[following]
+            to_broker.insert(b"".join(behind.frames))
+            self._sending = None if behind.whole else following
+
+    def put(self, message: ReturnedMessage) -> None:
+        """Number a message that is about to be published."""
+        self.tag += 1
+        message.tag = self.tag
+        message.tries += 1
+        message.channel.away += 1
+        self.under_way[message.tag] = message
+        self.by_ring_id[message.ring_id] = message
+
+    def take(self, message: ReturnedMessage) -> None:
+        """Take a message out that the broker has answered; one that is not under way is left as it is."""
+        if self.under_way.pop(message.tag, None) is message:
+            message.channel.away -= 1
+            self.by_ring_id.pop(message.ring_id, None)
+        message.tag = 0
+
+    def expect(self, channel: Channel, rest: Return | None) -> None:
+        """Note what is still to come of a message that comes back on a channel of the client's; None for nothing."""
+        if rest is None:
+            self.returning.pop(channel, None)
+        else:
+            self.returning[channel] = rest
+
+    def end_return(self) -> None:
+        """Forget the message that comes back on the channel: it is through, or there is no channel any more."""
+        self.again, self.home, self.told_last, self.parked = None, [], None, None
+
+    def closed(self) -> list[ReturnedMessage]:
+        """Forget the channel, which the broker has closed; return the messages under way, whose fate nobody knows."""
+        lost = list(self.under_way.values())
+        for message in lost:
+            self.take(message)
+        self.is_open, self.answered, self.tag = False, False, 0
+        self._sending, self._behind = None, {}
+        self.frame, self.left = b"", 0
+        self.end_return()
+        return lost

@@ -1,0 +1,186 @@
+"""Messages that came back, and those of them that wait for a reading, while all else that the broker sends goes on.
+
+Pure state: nothing here reads or writes.
+"""
+
+from collections import deque
+from typing import Final, NamedTuple
+
+from proxy.routing.routes import Choice, Unread
+from proxy.session.channel import Channel, RingId
+from proxy.session.events import Stale
+from proxy.topology.table import Name
+from proxy.wire import content
+from proxy.wire.frames import OVERHEAD
+from ring.destination import Destination
+
+MOST_PARKED: Final = 1 << 20
+"""Bytes of waiting messages in one session from which on the broker is not read until one of them has been placed."""
+
+_OVERHEAD: Final = 1024
+"""Bytes of memory that one waiting message takes beside its frames."""
+
+Read = Stale | Unread
+"""What must be read before a message that came back can be placed."""
+
+
+class ReturnedMessage:
+    """A publish of the client's that came back; it lives until its client is told what became of it."""
+
+    __slots__ = (
+        "channel", "choice", "chosen_by", "exchange", "key", "known", "passed", "put_back", "ring_id", "sent_to",
+        "since", "tag", "tries",
+    )  # fmt: skip
+
+    def __init__(self, channel: Channel, known: RingId, stamps: content.Stamps, put_back: bytes, since: float) -> None:
+        """`channel` is the client's; `since` is when the message came back, monotonic.
+
+        `put_back` holds the entries that were cut from the message's headers table.
+        """
+        self.channel, self.known, self.put_back, self.since = channel, known, put_back, since
+        self.exchange, self.key, self.ring_id = stamps.exchange, stamps.routing_key, stamps.ring_id
+        self.sent_to: Destination | None = None
+        """The destination that the message came back from last."""
+        self.choice: Choice | None = None
+        """The ring's choice by which the message goes out next; None where no ring chose."""
+        self.chosen_by: Name | None = None
+        """The exchange whose ring still names `sent_to`, with rings behind rings; None where that was not found out."""
+        self.passed = False
+        """Whether the message went out last to the client's own exchange, with no stamp but its ring id."""
+        self.tries = 0
+        """How often the message was published again."""
+        self.tag = 0
+        """The message's delivery tag on the session's own channel; 0 while it is not under way there."""
+
+    def stale(self, vhost: str) -> Stale:
+        """Return what the message shows by having come back: its queue is gone, or its exchange delivers nowhere."""
+        gone = self.sent_to if self.sent_to is not None and self.sent_to.kind == "queue" else None
+        return Stale(self.chosen_by or (vhost, self.exchange.decode(errors="replace")), gone)
+
+
+class ParkedMessage:
+    """A message that came back, from its return until it is known where it goes; its body is kept as it comes."""
+
+    __slots__ = ("bodies", "frame", "given_up", "header", "left", "message", "on_own", "tried", "unread")
+
+    def __init__(
+        self, message: ReturnedMessage, frame: bytes, header: bytes, left: int, unread: Read | None, *, on_own: bool
+    ) -> None:
+        """`frame` and `header` are the frames of basic.return and of its content header.
+
+        `left` counts the bytes of the body that have not come yet; `on_own` says that it came back on the session's
+        own channel.
+        """
+        self.message, self.frame, self.header, self.left, self.on_own = message, frame, header, left, on_own
+        self.unread = unread
+        """What must be read before the message can be placed; None where nothing has to be, or one before it waits."""
+        self.bodies: list[bytes] = []
+        """The body frames that have come."""
+        self.tried: set[Stale | Name] = set()
+        """What was read for the message, with or without success: nothing is read twice for one message."""
+        self.given_up = False
+        """Whether the message has waited as long as one may, so that it waits for no other reading."""
+
+    @property
+    def size(self) -> int:
+        """The bytes of memory that the message takes, roughly."""
+        return _OVERHEAD + len(self.header) + sum(map(len, self.bodies))
+
+    def was_read(self, what: Read) -> None:
+        """Note that something has been read, or could not be."""
+        if self.unread == what:
+            self.unread = None
+            self.tried.add(what.name if isinstance(what, Unread) else what)
+
+
+class Return(NamedTuple):
+    """A basic.return on a client's channel whose content is not through yet; without a message its body is dropped."""
+
+    frame: bytes
+    """The method frame, held back until the content header tells whose message it is; empty after that."""
+    left: int = 0
+    """Bytes of the body still to come that the client must not see as they are."""
+    again: ReturnedMessage | None = None
+    """The message, where it goes out again."""
+    parked: ParkedMessage | None = None
+    """The message, where it waits for a reading, which keeps the rest of its body."""
+    home: ReturnedMessage | None = None
+    """The message, where no queue takes it: its client gets the rest if it asked to, and an answer behind that."""
+
+
+class Parking:
+    """The messages of a session that wait, by the exchange that their clients published them to, in their order.
+
+    A message behind one that waits waits as well, where both are of the same exchange: they may have the same key.
+    """
+
+    __slots__ = ("_by_exchange", "size")
+
+    def __init__(self) -> None:
+        """Nothing waits."""
+        self._by_exchange: dict[bytes, deque[ParkedMessage]] = {}
+        self.size = 0
+        """Bytes of them all."""
+
+    def __bool__(self) -> bool:
+        """Whether any message waits."""
+        return bool(self._by_exchange)
+
+    def __contains__(self, exchange: bytes) -> bool:
+        """Whether a message of that exchange waits."""
+        return exchange in self._by_exchange
+
+    @property
+    def waits(self) -> bool:
+        """Whether the first message of any exchange waits for a reading."""
+        return any(parked[0].unread is not None for parked in self._by_exchange.values())
+
+    @property
+    def exchanges(self) -> list[bytes]:
+        """The exchanges of which messages wait."""
+        return list(self._by_exchange)
+
+    def wanted(self, exchange: bytes) -> Read | None:
+        """Return what must be read for the first message of an exchange; None where nothing has to be."""
+        parked = self._by_exchange.get(exchange)
+        return parked[0].unread if parked else None
+
+    def put(self, parked: ParkedMessage) -> None:
+        """Adds a message behind those of its exchange."""
+        self._by_exchange.setdefault(parked.message.exchange, deque()).append(parked)
+        self.size += parked.size
+
+    def grow(self, parked: ParkedMessage, body: bytes) -> None:
+        """Adds a body frame to a message that waits."""
+        parked.bodies.append(body)
+        parked.left -= len(body) - OVERHEAD
+        self.size += len(body)
+
+    def first(self, exchange: bytes) -> ParkedMessage | None:
+        """Return the first message of an exchange; None where none waits."""
+        parked = self._by_exchange.get(exchange)
+        return parked[0] if parked else None
+
+    def remove(self, parked: ParkedMessage) -> None:
+        """Takes a message out."""
+        exchange = parked.message.exchange
+        others = self._by_exchange[exchange]
+        others.remove(parked)
+        self.size -= parked.size
+        if not others:
+            del self._by_exchange[exchange]
+
+    def was_read(self, exchange: bytes, what: Read) -> None:
+        """Notes for each message of an exchange that something has been read, or could not be."""
+        for parked in self._by_exchange.get(exchange, ()):
+            parked.was_read(what)
+
+    def give_up(self, exchange: bytes) -> None:
+        """Lets no message of an exchange wait for a reading any more."""
+        for parked in self._by_exchange.get(exchange, ()):
+            parked.unread, parked.given_up = None, True
+
+    def drop(self) -> None:
+        """Forgets them all: the session ends."""
+        self._by_exchange.clear()
+        self.size = 0
