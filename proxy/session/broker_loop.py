@@ -71,7 +71,7 @@ def _take(c: Connection, data: bytes) -> None:  # noqa: C901 - one loop, for spe
         return
     if way.rest:
         data, way.rest = way.rest + data, b""
-    out, returning = way.out, own.returning
+    out, returning, parking = way.out, own.returning, own.parking
     size = len(data)
     i = start = 0
     if way.skip:
@@ -113,7 +113,7 @@ def _take(c: Connection, data: bytes) -> None:  # noqa: C901 - one loop, for spe
             replaced = take(c, channel, data, i, end)
         elif number == own.number and own.begun:
             replaced = returns.on_ours(c, kind, data, i, end)
-        if own.parking and channel is not None:
+        if parking and channel is not None:
             returns.follow(channel, kind, replaced, data, i, end)
         way.frames += 1
         if own.released:

@@ -89,7 +89,7 @@ def test_source_runs_without_a_look_at_what_is_compiled() -> None:
     way = "from ring.contest import WAY; print(WAY.__name__)"
     assert [run(pure, "-c", way).stdout for pure in ("0", "1")] == ["ring.slotwise\n", "ring.arraywise\n"]
     said = run("1", "-c", code).stdout
-    assert "proxy/session/relay.py" in said
+    assert "proxy/session/client_loop.py" in said
     assert not re.findall(rf"{COMPILED}/[^']+\.so", said)
 
 
