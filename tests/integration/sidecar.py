@@ -18,6 +18,7 @@ from urllib.parse import quote, urlencode
 import proxy
 from ring.compiled import PURE
 from tests.integration.broker_api import DEADLINE_SECONDS, wait_until
+from tests.integration.prestart import Prestarted
 
 COMMAND = str(Path(sys.executable).with_name("ring-proxy"))
 
@@ -90,19 +91,22 @@ class Sidecar:
         # The same modules, compiled or not, that the tests import.
         environment |= {"PYTHONPATH": str(Path(proxy.__file__).parents[1]), "PYTHONWARNINGS": "default"}
         environment |= additions or {}
-        with self._log.open("wb") as log:
-            self.process = subprocess.Popen(
-                ["sh", "-ec", f'{before}; exec "$0" "$@"', COMMAND, "run"],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=environment,
-            )
+        self.process = self._started(environment, before, exactly=before != ":" or bool(additions))
         try:
             self.amqp_port, self.port, self.admin_port = wait_until("the listeners", self._ports)
         except BaseException:
             self.kill()
             raise
+
+    def _started(
+        self, environment: Mapping[str, str], before: str, exactly: bool
+    ) -> "subprocess.Popen[bytes] | Prestarted":
+        """The process: where it matters exactly as a user starts it, else a fork that saves the imports."""
+        if not exactly:
+            return Prestarted(self._log, environment)
+        command = ["sh", "-ec", f'{before}; exec "$0" "$@"', COMMAND, "run"]
+        with self._log.open("wb") as log:
+            return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment)
 
     def _ports(self) -> tuple[int, int, int] | None:
         assert self.process.poll() is None, self.log()

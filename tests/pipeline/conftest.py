@@ -22,7 +22,16 @@ def spark() -> Iterator[SparkSession]:
         # So short jobs repay neither code made for them (`make pipeline-demo` runs it) nor Java's second compiler.
         "spark.sql.codegen.wholeStage": "false",
         "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-        "spark.driver.defaultJavaOptions": "-XX:TieredStopAtLevel=1",
+        "spark.driver.defaultJavaOptions": " ".join(
+            (
+                "-XX:TieredStopAtLevel=1",
+                # That compiler's code cache is of 48 MB, which fills, and then code is thrown away and made again.
+                "-XX:ReservedCodeCacheSize=240m",
+                "-XX:-UseCodeCacheFlushing",
+                "-XX:-MethodFlushing",
+                "-XX:+UseSerialGC",
+            )
+        ),
     }
     with spark_session("tests", settings) as session:
         yield session
