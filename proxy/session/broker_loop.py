@@ -148,9 +148,9 @@ def _answered(c: Connection, channel: Channel, method: int, data: bytes, i: int)
         channel.sampled = 0
     replaced: bytes | None = None
     if confirms.returned:
-        told = confirms.answers(number, multiple) if method == BASIC_ACK else confirms.refused(number, multiple)
-        if told != [(number, multiple, method == BASIC_ACK)]:
-            replaced = placement.answers(channel, told)
+        answers = confirms.acked(number, multiple) if method == BASIC_ACK else confirms.nacked(number, multiple)
+        if answers != [(number, multiple, method == BASIC_ACK)]:
+            replaced = placement.answer_frames(channel, answers)
     else:
         confirms.settle(number, multiple, method == BASIC_ACK)
     return replaced

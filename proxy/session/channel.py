@@ -7,12 +7,12 @@ from typing import Final, NamedTuple
 from mypy_extensions import i64
 
 from proxy.session.backlog import Backlog
-from proxy.session.confirms import Confirms, Kept
+from proxy.session.confirms import Confirms, PublishNote
 from proxy.session.state import CHANNEL_TRANSITIONS, EXPECT_METHOD, ChannelState
 from proxy.wire.frames import HEADER, METHOD, U16
 
-KEPT: Final = 1024
-"""Publishes remembered on a channel where the broker answers none, so that nothing tells when one is done with."""
+MOST_NOTES: Final = 1024
+"""Publishes with a note on a channel where the broker answers none, so that nothing says when one is done with."""
 
 _NUMBER: Final = (1 << 32) - 1
 _ASKED: Final = 1 << 32
@@ -21,38 +21,40 @@ _NONCE: Final = 34
 
 
 class RingId(NamedTuple):
-    """What an x-ring-id of this channel's says."""
+    """What the x-ring-id of a message says of its publish."""
 
     number: int
+    """The publish's number on its channel."""
     asked: bool
-    """The client asked for mandatory."""
+    """Whether the client asked for mandatory."""
     had_headers: bool
-    """The client's content header had a headers table."""
+    """Whether the client's content header had a headers table."""
 
 
 def ring_id_of(number: int, ring_id: int) -> RingId:
-    """What the flags of that publish's id say."""
+    """Return what the flags of a ring id say, whose publish has that number."""
     return RingId(number, bool(ring_id & _ASKED), bool(ring_id & _HAD_HEADERS))
 
 
 class Pending(NamedTuple):
-    """A request whose -ok means something here."""
+    """A request of the client's whose -ok means something to this proxy."""
 
     ok: int
     """The method number of the -ok."""
     swallow: bool = False
-    """The client asked for none."""
+    """Whether the client asked for no -ok, so that it must not see this one."""
     method: int = 0
-    """Of a declaration: which; 0 for one that changes nothing."""
+    """The method's id, where the request is a declaration that changes something; else 0."""
     names: tuple[bytes, ...] = ()
+    """The declaration's short strings, in their order."""
     plain: bool = True
-    """It has no arguments table, or an empty one."""
+    """Whether the declaration has no arguments table, or an empty one."""
     number: int = 0
-    """Of tx.commit and tx.rollback: the last publish before it."""
+    """The number of the last publish before the request, where it ends a transaction."""
 
 
 class Channel:
-    """Belongs to one incarnation: a number that is opened again gets a new one."""
+    """One channel of a client's, from channel.open to the last close-ok; a number opened again gets a new one."""
 
     __slots__ = (
         "away", "backlog", "bits", "coming", "confirms", "declaring", "exchange", "expect", "frame", "header_start",
@@ -61,48 +63,56 @@ class Channel:
     )  # fmt: skip
 
     def __init__(self, number: int) -> None:
-        """`number` is the channel's."""
+        """The client has just sent channel.open for that number."""
         self.id = number
         self.method_start, self.header_start = (bytes((kind,)) + U16.pack(number) for kind in (METHOD, HEADER))
-        """How its frames begin, up to their size."""
+        """The first bytes of the channel's method and header frames, up to the payload's size."""
         self.state: int = ChannelState.OPEN
         """A `ChannelState`, as a plain integer for the hot loop."""
         self.refusal = b""
-        """The channel.close that the client gets once the broker has closed the channel."""
+        """The channel.close that the client gets once the broker has closed the channel, in the state REFUSING."""
         self.owed_close_ok = False
-        """The client has sent channel.close meanwhile."""
+        """Whether the client has sent channel.close in the state REFUSING."""
         # The content under way.
         self.expect = EXPECT_METHOD
         self.left = 0
-        """Bytes of its body still to come."""
+        """Bytes still to come of the body that the client is sending."""
         self.withheld = False
-        """Its method waits for the content header: `frame`, with these arguments."""
+        """Whether the basic.publish under way waits for its content header, in `frame`."""
         self.exchange = self.key = self.frame = b""
+        """The exchange, routing key and whole frame of the basic.publish that waits."""
         self.bits = 0
+        """The mandatory and immediate bits of the basic.publish that waits."""
         self.backlog: Backlog | None = None
         """The frames of the client's on this channel that wait; None where the channel does not wait."""
         # Requests and publishes without an answer.
         self.pending: deque[Pending] | None = None
         """The requests without an -ok, in order; made with the first, since an empty one takes half of a channel."""
         self.declaring = 0
-        """How many of them may change where the next publish goes."""
+        """How many of the pending requests may change where the next publish goes."""
         self.last_queue = b""
-        """What an empty queue name stands for."""
+        """The queue that an empty queue name stands for: the last one declared (AMQP section 1.7.2.1)."""
         self.confirms = Confirms()
-        self.transactional = self.routed = False
+        """The publishes, and the broker's answers to them."""
+        self.transactional = False
+        """Whether publishes take effect at tx.commit."""
+        self.routed = False
+        """Whether a publish of the channel went to a ring's destination, and may come back with stamps."""
         self.nonce: i64 = secrets.randbits(63 - _NONCE) << _NONCE
+        """The upper bits of the channel's ring ids, by which they differ from those of all other channels."""
         self.away = 0
-        """How many of its publishes came back and are on their way again."""
+        """How many publishes of the channel came back and are on their way again."""
         self.coming = 0
-        """Bytes of a content's body that the broker has yet to send the client, -1 before its content header.
+        """Bytes still to come of the body that the broker is sending the client; -1 before its content header.
 
-        Known only while a message of the channel waits for a reading: nothing may be told in the midst of a content.
+        It is known only while a message of the channel waits for a reading: no frame may stand amidst a content.
         """
         self.late: list[bytes] = []
-        """Answers of the broker that the client gets once that is over: what they say depends on it."""
+        """The broker's -oks that wait until no message is on its way again, since their meaning depends on it."""
         self.sampled = 0
-        """The publish whose confirm is timed; 0 for none."""
+        """The number of the publish whose confirm is timed; 0 for none."""
         self.sampled_at = 0.0
+        """When that publish went out, monotonic."""
 
     def enter(self, state: ChannelState) -> None:
         """Change the channel's state. Raises RuntimeError for a change that no table has."""
@@ -117,26 +127,29 @@ class Channel:
         self.pending.append(request)
 
     def __repr__(self) -> str:
-        """Its number."""
+        """Return the channel's number, for the log."""
         return f"<channel {self.id}>"
 
     def select(self, *, transactional: bool) -> None:
-        """Confirm mode, or transactions, begin."""
+        """Begin confirm mode or transactions; the first of the two stays."""
         if not self.confirms.answered:
             self.confirms.start()
             self.transactional = transactional
 
     def awaits(self, inside: bool) -> bool:
-        """Whether the broker will answer a publish without another word of the client; `inside`: of a body frame."""
+        """Return whether the broker will answer a publish without another word of the client's.
+
+        `inside` says that the client is in the midst of a body frame of the channel.
+        """
         if self.transactional:
             return any(request.number > self.confirms.low for request in self.pending or ())
         begun = inside or (self.expect != EXPECT_METHOD and not self.withheld)
         return self.confirms.unsettled > begun
 
     def next_id(self, asked: int, had_headers: int) -> i64:
-        """The next publish's id: 29 bits of this incarnation's nonce, two flags, 32 bits of the publish's number.
+        """Return the next publish's ring id: 29 bits of the channel's nonce, two flags, 32 bits of its number.
 
-        Into 16 bits of the nonce the mark of where it goes is mixed before it is sent (`routes.mark`).
+        Before it is sent, the mark of its destination is mixed into 16 bits of the nonce (`routes.mark`).
         """
         number: i64 = (self.confirms.number + 1) & _NUMBER
         if asked:
@@ -146,10 +159,10 @@ class Channel:
         return self.nonce | number
 
     def read_id(self, ring_id: int) -> RingId | None:
-        """What a ring id says; None where the message that came back is a copy, which a client has forwarded.
+        """Return what a ring id says; None where the message that came back is a copy that a client has forwarded.
 
-        That is one of another channel, or of a publish that the broker has answered, as a return comes before its ack,
-        or of one that came back already.
+        A copy's id is of another channel, or of a publish that the broker has answered, since a return comes before
+        its ack, or of a publish that came back already.
         """
         last = self.confirms.number
         number = last - (last - ring_id & _NUMBER)
@@ -161,9 +174,9 @@ class Channel:
             return None
         return ring_id_of(number, ring_id)
 
-    def keep(self, kept: Kept) -> None:
-        """Remembers of the last publish what its return will not say."""
+    def note(self, note: PublishNote) -> None:
+        """Remember of the last publish what its return will not say."""
         confirms = self.confirms
-        confirms.kept[confirms.number] = kept
-        if not confirms.answered and len(confirms.kept) > KEPT:
-            del confirms.kept[next(iter(confirms.kept))]
+        confirms.notes[confirms.number] = note
+        if not confirms.answered and len(confirms.notes) > MOST_NOTES:
+            del confirms.notes[next(iter(confirms.notes))]

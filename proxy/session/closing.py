@@ -95,7 +95,7 @@ def part(c: Connection) -> bytes:
     return goodbyes
 
 
-def left(c: Connection) -> None:
+def pass_goodbye(c: Connection) -> None:
     """Nothing can come back any more, or it takes too long."""
     c.enter(Phase.CLOSING)
     c.to_broker.insert(c.goodbye)
@@ -261,7 +261,7 @@ def _abandon(c: Connection, channel: Channel, last_words: bytes) -> None:
     channel.confirms.abandon()
     channel.late.clear()
     held = c.republishing.returning.pop(channel, None)
-    if held is not None and held.home is not None:
+    if held is not None and held.unroutable is not None:
         c.republishing.gathering -= 1
     c.to_client.insert(last_words)
 

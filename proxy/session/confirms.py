@@ -1,4 +1,9 @@
-"""Which of a channel's publishes the broker has answered; numbers count them from 1, in the order they go out."""
+"""Which of a channel's publishes the broker has answered; numbers count them from 1, in the order they go out.
+
+One of the proxy's three books of delivery tags. This one must say what an ack with `multiple` settles when some of its
+publishes came back, so it keeps each number. `Republishing` has a dict of the few messages that are under way again,
+each to be found by ring id as well. `proxy/publisher/channel.py` keeps receivers, which are called in their order.
+"""
 
 from collections.abc import Iterable
 from heapq import heappop, heappush
@@ -16,92 +21,107 @@ MOST_RECORDS: Final = 32_768
 """Unsettled publishes of one channel that are journalled: clients choose how many they do not wait for."""
 
 
-class Kept(NamedTuple):
-    """What a message that comes back cannot say of itself."""
+class PublishNote(NamedTuple):
+    """What is remembered of a publish, since its message could not say it of itself if it came back."""
 
     put_back: bytes
-    """Table entries that were cut from its headers."""
+    """The entries that were cut from the message's headers table."""
     sent_key: bytes = b""
-    """Where the stamps did not fit: the routing key and the exchange that it went out with,"""
+    """The routing key that the message went out with, where the stamps did not fit into its header; else empty."""
     sent_to: bytes = b""
+    """The exchange that such a message went out to; empty for the default exchange."""
     exchange: bytes = b""
-    """those of the client,"""
+    """The exchange that the client has published such a message to."""
     routing_key: bytes = b""
+    """The routing key that the client has published such a message with."""
     ring_id: int = 0
-    """and its id; else 0."""
+    """The ring id of such a message; 0 for one that has its stamps."""
 
 
-class Fate(NamedTuple):
+class Settlement(NamedTuple):
     """What became of a publish that came back."""
 
     outcome: Outcome
     acked: bool
-    """What the client is told: an ack or a nack."""
+    """Whether the client gets an ack; else it gets a nack."""
 
 
-_TOLD = Fate(Outcome.CONFIRMED, True)
-"""Stands for one whose client has been told of it."""
+_ANSWERED = Settlement(Outcome.CONFIRMED, True)
+"""Stands for a message that came back, and whose client has got an answer."""
 
-Told = tuple[int, bool, bool]
+Answer = tuple[int, bool, bool]
 """An answer to a publish, or to all up to it: number, multiple, and whether it is an ack."""
 
 
 class Confirms:
-    """Counts each publish once, in the counters of its exchange, whatever mix of single and multiple answers comes.
+    """The publishes of one channel and the broker's answers to them; it lives as long as the channel.
 
-    Publishes that came back and are on their way again keep the broker's acks for them waiting: a publish is settled
-    once its client is told.
+    Each publish is counted once, in the counters of its exchange, whatever mix of single and multiple answers comes.
+    The broker's acks of publishes that came back and are on their way again wait: a publish is settled once its client
+    has an answer.
     """
 
     __slots__ = (
-        "_apart", "_first", "_journal", "_kept_before", "answered", "base", "due", "kept", "low", "number", "open",
-        "records", "returned", "waiting",
+        "_apart",
+        "_first",
+        "_journal",
+        "_notes_before",
+        "answered",
+        "base",
+        "due",
+        "low",
+        "notes",
+        "number",
+        "open",
+        "records",
+        "returned",
+        "waiting",
     )  # fmt: skip
 
     number: int
-    """Of the last publish."""
+    """The number of the last publish; 0 before the first."""
     answered: bool
-    """The broker answers publishes: the channel is in confirm mode or in transactions."""
+    """Whether the broker answers publishes: the channel is in confirm mode or in transactions."""
     base: int
-    """The last publish before that; delivery tags count from there."""
+    """The number of the last publish before the broker began to answer; delivery tags count from there."""
     low: int
-    """All publishes up to this one are settled, and the next one is not."""
+    """The highest number up to which all publishes are settled."""
     open: Unsettled
     """The publishes that the broker has yet to answer."""
-    returned: dict[int, Fate | None]
-    """Unsettled publishes that came back; None for one that is on its way again."""
+    returned: dict[int, Settlement | None]
+    """By number: what became of each unsettled publish that came back; None for one that is on its way again."""
     waiting: set[int]
-    """Of those, such as the broker has acked; the client is told once it is known what became of them."""
+    """Such of those publishes as the broker has acked; their acks wait until it is known what became of them."""
     due: int
-    """The broker has acked all up to this one, which the client has not been told for the sake of some of those."""
+    """The number up to which the broker has acked all, while the client's ack waits for some of those; else 0."""
 
     def __init__(self) -> None:
-        """Before the first publish; nothing is answered yet."""
+        """Nothing is published yet, and nothing is answered."""
         self.number = self.base = self.low = self.due = 0
         self.answered = False
         self.open = Unsettled()
         self.returned = {}
         self.waiting = set()
         self._apart = 0
-        """All up to this one that are not on their way again have been answered, while one before them is."""
+        """The number up to which each publish has an answer of its own, but for those on their way again."""
         self._first: list[int] = []
-        """A heap of what came back; some may have been told of since."""
-        self.kept: dict[int, Kept] = {}
-        """Of unsettled publishes, or where nothing is answered of the last ones: what their returns will not say."""
-        self._kept_before = False
-        """Some of them are of publishes before the first that is answered."""
+        """A heap of the numbers that came back; some may have got their answer since."""
+        self.notes: dict[int, PublishNote] = {}
+        """By number: what the returns of unsettled publishes will not say; the last ones' where nothing is answered."""
+        self._notes_before = False
+        """Whether some notes are of publishes before the first that is answered."""
         self.records: dict[int, Record] = {}
         """The records of unsettled publishes that are to be journalled, by number."""
         self._journal: Journal | None = None
 
     def start(self) -> None:
-        """The broker answers all publishes from the next one on."""
+        """Note that the broker answers all publishes from the next one on."""
         if not self.answered:
             self.base = self.low = self.number
-            self.answered, self._kept_before = True, bool(self.kept)
+            self.answered, self._notes_before = True, bool(self.notes)
 
     def publish(self, counters: Counters) -> None:
-        """Number the next publish, and count it as published in its counters: as sent where nothing is answered."""
+        """Number the next publish and count it as published; also as sent, where the broker answers none."""
         self.number += 1
         counters.published += 1
         if self.answered:
@@ -110,7 +130,7 @@ class Confirms:
             counters.sent += 1
 
     def record(self, journal: Journal, record: Record) -> None:
-        """Journals the last publish, once it is known what became of it."""
+        """Have the last publish journalled, once it is known what became of it."""
         if self.answered and len(self.records) >= MOST_RECORDS:
             journal.drop()
         elif self.answered:
@@ -120,15 +140,15 @@ class Confirms:
 
     @property
     def unsettled(self) -> int:
-        """Publishes that the broker has yet to answer."""
+        """How many publishes the broker has yet to answer."""
         return self.open.count
 
     def settled(self, number: int) -> bool:
-        """Whether the broker has answered that publish."""
+        """Return whether the broker has answered a publish."""
         return self.answered and self.base < number <= self.number and not self.open.has(number)
 
     def settle(self, number: int, multiple: bool, acked: bool) -> None:
-        """Counts an answer to one publish, or to all up to it; an answer to nothing is ignored."""
+        """Count an answer to one publish, or to all up to it; an answer to no publish is ignored."""
         if not self.low < number <= self.number:
             return
         if not multiple or number == self.low + 1:
@@ -142,7 +162,7 @@ class Confirms:
             return
         if self.records:
             self._tell_all(number, number, acked)
-        if self.returned or self.kept:
+        if self.returned or self.notes:
             self._settled(number, counters, acked)
         elif acked:
             counters.acked += 1
@@ -154,7 +174,7 @@ class Confirms:
     def _settle_all(self, first: int, last: int, acked: bool) -> None:
         if self.records:
             self._tell_all(first, last, acked)
-        if self.returned or self.kept:
+        if self.returned or self.notes:
             for number in self.open.within(first, last):
                 counters = self.open.take(number)
                 if counters is not None:
@@ -164,104 +184,106 @@ class Confirms:
         self._advance(last)
 
     def _advance(self, number: int) -> None:
-        """All up to that number are settled, and perhaps more."""
+        """Raise `low`, now that all publishes up to that number are settled, and perhaps more."""
         self.low = self.open.first_beyond(number) - 1 if self.open.count else self.number
 
     def forget(self, number: int) -> None:
-        """All publishes up to this one were rolled back: they never were."""
+        """Forget all publishes up to this one, uncounted: tx.rollback has undone them."""
         for each in self.open.within(self.low + 1, number):
             self.open.take(each)
             self.returned.pop(each, None)
             self.records.pop(each, None)
-            self.kept.pop(each, None)
+            self.notes.pop(each, None)
         if number > self.low:
             self._advance(number)
 
-    def came_back(self, number: int, fate: Fate | None) -> None:
-        """An unsettled publish came back; None where it goes out again."""
-        self.returned[number] = fate
+    def came_back(self, number: int, settlement: Settlement | None) -> None:
+        """Note that an unsettled publish came back, and what became of it; None where it goes out again."""
+        self.returned[number] = settlement
         while self._first and self._first[0] not in self.returned:
             heappop(self._first)
         heappush(self._first, number)
 
-    def answers(self, number: int, multiple: bool) -> list[Told]:
-        """What to tell the client, which is settled with that, for the broker's ack of a publish, or of all up to it.
+    def acked(self, number: int, multiple: bool) -> list[Answer]:
+        """Settle what the broker's ack of a publish, or of all up to it, may settle; return the client's answers.
 
-        Nothing yet of what came back and is on its way again; a nack for what failed. An ack of nothing stays as it is.
+        There is no answer yet to what came back and is on its way again, and a nack for what failed. An ack of no
+        publish stays as it is.
         """
         if not self.low < number <= self.number:
             return [(number, multiple, True)]
         if not multiple and number in self.returned:
             self.waiting.add(number)
-            return self._told_of(number)
+            return self._answer_to(number)
         if multiple:
             self.due = max(self.due, number)
-            return self._overdue()
+            return self._answers_due()
         self.settle(number, False, True)
         return [(number, False, True)]
 
-    def refused(self, number: int, multiple: bool) -> list[Told]:
-        """The same for its nack: what came back and was on its way again is not waited for any more.
+    def nacked(self, number: int, multiple: bool) -> list[Answer]:
+        """Settle what the broker's nack of a publish, or of all up to it, settles; return the client's answers.
 
-        It does not mean those that the broker has acked and the client has not been told of.
+        What came back and was on its way again is not waited for any more. Publishes that the broker has acked before,
+        and whose acks wait, are not meant.
         """
         if not multiple or not (self.due or self.waiting):
             self.settle(number, multiple, False)
             return [(number, multiple, False)]
-        told = []
+        answers = []
         for n in self.open.within(max(self.low, self.due) + 1, min(number, self.number)):
             if n not in self.waiting:
                 self.settle(n, False, False)
-                told.append((n, False, False))
-        return told
+                answers.append((n, False, False))
+        return answers
 
-    def decide(self, number: int, fate: Fate) -> list[Told]:
-        """What to tell the client, and is settled with that, now that it is known what became of one that came back."""
+    def decide(self, number: int, settlement: Settlement) -> list[Answer]:
+        """Note what became of a publish that came back; settle what that allows and return the client's answers."""
         if number not in self.returned:
             return []
-        self.returned[number] = fate
-        return self._told_of(number) + (self._overdue() if self.due else [])
+        self.returned[number] = settlement
+        return self._answer_to(number) + (self._answers_due() if self.due else [])
 
-    def _told_of(self, number: int) -> list[Told]:
-        """The answer to one that came back, if both are known: the broker's ack, and what became of it."""
-        fate = self.returned[number]
-        if fate is None or number not in self.waiting:
+    def _answer_to(self, number: int) -> list[Answer]:
+        """Settle a publish that came back, once the broker's ack and its end are known; return the client's answer."""
+        settlement = self.returned[number]
+        if settlement is None or number not in self.waiting:
             return []
         self.waiting.discard(number)
-        self.settle(number, False, fate.acked)
-        return [(number, False, fate.acked)]
+        self.settle(number, False, settlement.acked)
+        return [(number, False, settlement.acked)]
 
-    def _overdue(self) -> list[Told]:
-        """The answers to all up to `due`, as far as what became of those that came back is known."""
-        told: list[Told] = []
+    def _answers_due(self) -> list[Answer]:
+        """Settle all up to `due`, as far as it is known what became of those that came back; return the answers."""
+        answers: list[Answer] = []
         while self._first and self._first[0] <= self.due:
             number = self._first[0]
-            fate = self.returned.get(number, _TOLD)
-            if fate is None:
-                return told + self._all_up_to(number - 1) + self._beyond(number)
+            settlement = self.returned.get(number, _ANSWERED)
+            if settlement is None:
+                return answers + self._all_up_to(number - 1) + self._beyond(number)
             heappop(self._first)
-            if not fate.acked:
-                told += [*self._all_up_to(number - 1), (number, False, False)]
+            if not settlement.acked:
+                answers += [*self._all_up_to(number - 1), (number, False, False)]
                 self.settle(number, False, False)
         due, self.due = self.due, 0
-        return told + self._all_up_to(due)
+        return answers + self._all_up_to(due)
 
-    def _beyond(self, number: int) -> list[Told]:
-        """An answer of its own for each publish up to `due` that need not wait for one that is on its way again."""
-        told: list[Told] = []
+    def _beyond(self, number: int) -> list[Answer]:
+        """Settle each publish up to `due` that need not wait for a message under way; return one answer for each."""
+        answers: list[Answer] = []
         for n in self.open.within(max(number, self._apart) + 1, self.due):
-            fate = self.returned.get(n, _TOLD)
-            if fate is None:
+            settlement = self.returned.get(n, _ANSWERED)
+            if settlement is None:
                 self.waiting.add(n)
             else:
-                self.settle(n, False, fate.acked)
-                told.append((n, False, fate.acked))
+                self.settle(n, False, settlement.acked)
+                answers.append((n, False, settlement.acked))
         self._apart = max(self._apart, self.due)
-        return told
+        return answers
 
-    def _all_up_to(self, number: int) -> list[Told]:
-        """One ack for all up to that number that the client has not been told of, if there are any."""
-        # Clients may ignore an ack that names what they have been told of (aiormq does).
+    def _all_up_to(self, number: int) -> list[Answer]:
+        """Settle all up to that number and return one ack for them; nothing where all have their answers."""
+        # Clients may ignore an ack whose own number has its answer already (aiormq does).
         while number > self.low and not self.open.has(number):
             number -= 1
         if number <= self.low:
@@ -270,7 +292,7 @@ class Confirms:
         return [(number, True, True)]
 
     def abandon(self) -> None:
-        """The channel is gone: of what the broker has not answered, nobody knows."""
+        """Count all that the broker has not answered as unknown: the channel is gone."""
         if not self.answered:
             return
         for number in self.open.within(self.low + 1, self.number):
@@ -283,34 +305,34 @@ class Confirms:
         self.low = self.number
         self.returned.clear()
         self.waiting.clear()
-        self.kept.clear()
+        self.notes.clear()
         self._first.clear()
         self.due = 0
 
     def _settled(self, number: int, counters: Counters, acked: bool) -> None:
-        """Counts the answer to one publish, and forgets what was known of it."""
-        self.kept.pop(number, None)
-        if self._kept_before:
-            # An answer to what was published later: those are done with.
-            self.kept = {n: kept for n, kept in self.kept.items() if n > self.base}
-            self._kept_before = False
-        fate = self.returned.pop(number, None)
+        """Count the answer to one publish, and forget what was known of it."""
+        self.notes.pop(number, None)
+        if self._notes_before:
+            # The answer is to a later publish than those before confirm mode, so nothing of them comes back any more.
+            self.notes = {n: note for n, note in self.notes.items() if n > self.base}
+            self._notes_before = False
+        settlement = self.returned.pop(number, None)
         self.waiting.discard(number)
-        if fate is not None:
-            counters.add(fate.outcome)
+        if settlement is not None:
+            counters.add(settlement.outcome)
         elif acked:
             counters.acked += 1
         else:
             counters.nacked += 1
 
     def _tell_all(self, first: int, last: int, acked: bool) -> None:
-        """Journals those of a range that are to be: looks at the range or at all of them, whichever is less."""
+        """Journal the answered publishes of a range: look at the range or at all records, whichever is less."""
         records, span = self.records, range(first, last + 1)
         numbers = span if len(span) <= len(records) else [n for n in records if first <= n <= last]
         self._tell(numbers, Outcome.CONFIRMED if acked else Outcome.NACKED)
 
     def _tell(self, numbers: Iterable[int], outcome: Outcome) -> None:
-        """Journals such of these publishes as are to be: those that came back by what became of them."""
+        """Journal such of these publishes as have a record; those that came back by what became of them."""
         journal = self._journal
         assert journal is not None
         now = journal.clock()
@@ -318,9 +340,9 @@ class Confirms:
             record = self.records.pop(number, None)
             if record is None:
                 continue
-            told = outcome
-            if self.returned and (fate := self.returned.get(number)) is not None:
-                told = fate.outcome
-            if told is Outcome.CONFIRMED and record.destination is None:
-                told = Outcome.PASSED
-            journal.add(record, told, now)
+            settled = outcome
+            if self.returned and (settlement := self.returned.get(number)) is not None:
+                settled = settlement.outcome
+            if settled is Outcome.CONFIRMED and record.destination is None:
+                settled = Outcome.PASSED
+            journal.add(record, settled, now)

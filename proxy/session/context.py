@@ -84,13 +84,13 @@ class Shared:
         """
         exchange = publishing.held_publish(channel)
         backlog.seen = len(backlog.pieces)
-        left = asked + self.lookup_timeout - time.monotonic()
-        if unread.refused or left <= 0 or (unread.other_cluster and not await self._same_cluster(c, left)):
+        within = asked + self.lookup_timeout - time.monotonic()
+        if unread.refused or within <= 0 or (unread.other_cluster and not await self._same_cluster(c, within)):
             return unread.why
         if unread.other_cluster:
             return ""
         try:
-            await self.sync.look_up(unread.name, left)
+            await self.sync.look_up(unread.name, within)
         except VhostAbsent as error:
             return str(error)  # the broker has opened it, so it is the management user who may not see it
         except Absent:

@@ -11,24 +11,24 @@ from proxy.session.backlog import Backlog, Wait
 from proxy.session.channel import Channel
 from proxy.session.connection import Connection
 from proxy.session.context import Shared
-from proxy.session.timeouts import Overdue
+from proxy.session.timeouts import AnswerDeadlines
 from proxy.session.waiting import may_go_on
 from proxy.wire.frames import CONNECTION_FORCED, INTERNAL_ERROR
 
 
-class Held:
+class Waiter:
     """The waiting of one session; `channel` and `returned` each run in tasks of their own."""
 
     def __init__(
         self,
         shared: Shared,
         connection: Connection,
-        overdue: Overdue,
+        deadlines: AnswerDeadlines,
         *,
         hand_on: Callable[[], None],
     ) -> None:
         """`hand_on` writes what the rewriting has made."""
-        self._shared, self._connection, self._overdue = shared, connection, overdue
+        self._shared, self._connection, self._deadlines = shared, connection, deadlines
         self._hand_on = hand_on
         self.heard = asyncio.Event()
         """To be set whenever either side has sent something, once that is taken."""
@@ -45,8 +45,8 @@ class Held:
                     self._refuse(channel, backlog, fault)
                 backlog.awaited = None
                 await self._taken(channel, backlog)
-            left = channel.backlog
-            if left is None or left.size < backlog.size:
+            following = channel.backlog
+            if following is None or following.size < backlog.size:
                 # Its first frame went on: the next that waits has the whole time again.
                 asked = time.monotonic()
 

@@ -10,7 +10,7 @@ from itertools import takewhile
 from proxy.outcome import Outcome
 from proxy.routing.routes import PUBLISH, Route, Target, Unread
 from proxy.session.channel import Channel
-from proxy.session.confirms import Fate, Told
+from proxy.session.confirms import Answer, Settlement
 from proxy.session.connection import Connection
 from proxy.session.events import Stale
 from proxy.session.returned import Read, ReturnedMessage
@@ -156,7 +156,7 @@ def more(c: Connection, message: ReturnedMessage, data: bytes, i: int, end: int,
     own.send(c.to_broker, message, FRAME.pack(BODY, own.number, end - i - OVERHEAD) + data[i + 7 : end], last=last)
 
 
-def resolved(c: Connection, message: ReturnedMessage, fate: Fate) -> bytes:
+def resolved(c: Connection, message: ReturnedMessage, settlement: Settlement) -> bytes:
     """What the client is told, now that it is known what became of a message that came back."""
     c.republishing.take(message)
     channel = message.channel
@@ -166,11 +166,11 @@ def resolved(c: Connection, message: ReturnedMessage, fate: Fate) -> bytes:
     if not channel.away and channel.late:
         c.republishing.released.append(channel)
     if not confirms.answered or message.known.number <= confirms.base:
-        if fate.outcome is not Outcome.CONFIRMED:
-            c.counter_table.of((c.vhost, message.exchange.decode(errors="replace")), None).add(fate.outcome)
+        if settlement.outcome is not Outcome.CONFIRMED:
+            c.counter_table.of((c.vhost, message.exchange.decode(errors="replace")), None).add(settlement.outcome)
         return b""
-    told = confirms.decide(message.known.number, fate)
-    return answers(channel, told)
+    answers = confirms.decide(message.known.number, settlement)
+    return answer_frames(channel, answers)
 
 
 def hears(c: Connection, channel: Channel) -> bool:
@@ -178,12 +178,12 @@ def hears(c: Connection, channel: Channel) -> bool:
     return channel.state not in (ChannelState.CLOSED, ChannelState.GONE)
 
 
-def answers(channel: Channel, told: list[Told]) -> bytes:
+def answer_frames(channel: Channel, answers: list[Answer]) -> bytes:
     """Acks and nacks for a client; numbers are the channel's publishes."""
     base = channel.confirms.base
     return b"".join(
         method_frame(channel.id, BASIC_ACK if ack else BASIC_NACK, U64.pack(n - base) + bytes((several,)))
-        for n, several, ack in told
+        for n, several, ack in answers
     )
 
 
@@ -193,4 +193,4 @@ def confirmed(c: Connection, tag: int, multiple: bool, acked: bool) -> Iterator[
     # Tags ascend.
     tags = list(takewhile(lambda n: n <= tag, own.under_way)) if multiple else [tag] if tag in own.under_way else []
     for message in [own.under_way[n] for n in tags]:
-        yield resolved(c, message, Fate(Outcome.CONFIRMED if acked else Outcome.NACKED, acked))
+        yield resolved(c, message, Settlement(Outcome.CONFIRMED if acked else Outcome.NACKED, acked))

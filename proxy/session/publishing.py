@@ -9,7 +9,7 @@ from proxy.journal.buffer import Journal, Record
 from proxy.routing.counters import Counters
 from proxy.routing.routes import Choice, Route, Target
 from proxy.session.channel import Channel
-from proxy.session.confirms import MOST_UNSETTLED, Kept
+from proxy.session.confirms import MOST_UNSETTLED, PublishNote
 from proxy.session.connection import Connection
 from proxy.topology.table import PassReason
 from proxy.wire import content
@@ -85,13 +85,13 @@ def publish(c: Connection, channel: Channel, data: bytes, i: int, end: int) -> b
         # RabbitMQ closes the connection for a frame that is too large by one byte (observed).
         payload, removed = _without(data, start, stop, cut)
         sent_as = (target.name, b"") if target.is_queue else (key, target.name)
-        channel.keep(Kept(removed, *sent_as, channel.exchange, key, ring_id))
+        channel.note(PublishNote(removed, *sent_as, channel.exchange, key, ring_id))
         write_i32_be(out, len(payload))
         out.write(payload)
         out.append(END)
         return out.getvalue()
     if removed:
-        channel.keep(Kept(removed))
+        channel.note(PublishNote(removed))
     write_i32_be(out, size)
     out.write(data[start : start + FLAGS])
     out.append(data[start + FLAGS] | HEADERS >> 8)

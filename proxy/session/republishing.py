@@ -24,9 +24,27 @@ class Republishing:
     """
 
     __slots__ = (
-        "_behind", "_sending", "again", "answered", "barred", "begun", "by_ring_id", "frame", "gathering", "home",
-        "is_open", "left", "number", "parked", "parking", "released", "reread", "returning", "tag", "told_last",
+        "_behind",
+        "_sending",
+        "again",
+        "answered",
+        "barred",
+        "begun",
+        "by_ring_id",
+        "frame",
+        "gathering",
+        "is_open",
+        "left",
+        "number",
+        "parked",
+        "parking",
+        "released",
+        "reread",
+        "returning",
+        "tag",
+        "to_client",
         "under_way",
+        "unroutable",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -61,9 +79,9 @@ class Republishing:
         """That message, where it goes out once more."""
         self.parked: ParkedMessage | None = None
         """That message, where it waits for a reading."""
-        self.told_last: ReturnedMessage | None = None
+        self.unroutable: ReturnedMessage | None = None
         """That message, where its client is told of its end once it is whole."""
-        self.home: list[bytes] = []
+        self.to_client: list[bytes] = []
         """The frames of that message for the client, where the client gets it; kept until it is whole."""
         self._sending: ReturnedMessage | None = None
         self._behind: dict[ReturnedMessage, _Content] = {}
@@ -124,7 +142,7 @@ class Republishing:
 
     def end_return(self) -> None:
         """Forget the message that comes back on the channel: it is through, or there is no channel any more."""
-        self.again, self.home, self.told_last, self.parked = None, [], None, None
+        self.again, self.to_client, self.unroutable, self.parked = None, [], None, None
 
     def closed(self) -> list[ReturnedMessage]:
         """Forget the channel, which the broker has closed; return the messages under way, whose fate nobody knows."""

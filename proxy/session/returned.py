@@ -104,7 +104,7 @@ class Return(NamedTuple):
     """The message, where it goes out again."""
     parked: ParkedMessage | None = None
     """The message, where it waits for a reading, which keeps the rest of its body."""
-    home: ReturnedMessage | None = None
+    unroutable: ReturnedMessage | None = None
     """The message, where no queue takes it: its client gets the rest if it asked to, and an answer behind that."""
 
 

@@ -10,7 +10,7 @@ from proxy.routing import routes
 from proxy.routing.routes import Unread
 from proxy.session import closing, placement
 from proxy.session.channel import Channel, RingId, ring_id_of
-from proxy.session.confirms import Fate, Kept
+from proxy.session.confirms import PublishNote, Settlement
 from proxy.session.connection import Connection
 from proxy.session.events import Refused, Stale
 from proxy.session.returned import ParkedMessage, Return, ReturnedMessage
@@ -65,22 +65,22 @@ def header(c: Connection, channel: Channel, data: bytes, i: int, end: int) -> by
     mark = routes.mark(sent_to, sent_key)
     unstamped = _unstamped(channel, sent_to, sent_key) if stamps is None else None
     known: RingId | None
-    kept: Kept | None
+    note: PublishNote | None
     if unstamped is not None:
-        known, kept = unstamped
-        stamps = content.Stamps(kept.exchange, kept.routing_key, kept.ring_id)
+        known, note = unstamped
+        stamps = content.Stamps(note.exchange, note.routing_key, note.ring_id)
     else:
         known = channel.read_id(stamps.ring_id ^ mark) if stamps else None
-        kept = channel.confirms.kept.get(known.number) if known else None
+        note = channel.confirms.notes.get(known.number) if known else None
     if stamps is None or known is None:
         c.republishing.expect(channel, None)
         return frame + data[i:end]
-    message = ReturnedMessage(channel, known, stamps, kept.put_back if kept else b"", c.now)
+    message = ReturnedMessage(channel, known, stamps, note.put_back if note else b"", c.now)
     message.sent_to = _destination(sent_to, sent_key)
     # An unstamped one has no room for the stamps by which it would be known if it came back again.
     to = placement.placed(c, message, (), data, start, stop) if unstamped is None else None
     c.republishing.expect(channel, None)
-    channel.confirms.kept.pop(known.number, None)
+    channel.confirms.notes.pop(known.number, None)
     left = U64.unpack_from(data, i + 11)[0]
     if isinstance(to, Stale | Unread) or (unstamped is None and message.exchange in c.republishing.parking):
         unread = to if isinstance(to, Stale | Unread) else None
@@ -165,23 +165,24 @@ def _sent_again(c: Connection, parked: ParkedMessage) -> None:
 
 def _sent_home(c: Connection, parked: ParkedMessage) -> None:
     """No queue takes the message: its client gets it where he asked for mandatory, and an answer behind it."""
-    message, told = parked.message, b""
+    message, frames = parked.message, b""
     stale = message.stale(c.vhost)
     if not placement.is_recent(c, stale):
         c.events.append(stale)
         c.republishing.reread[stale] = c.now
     if message.known.asked and placement.hears(c, message.channel):
-        told = _returned(c, message, parked.frame, parked.header, 0, len(parked.header)) + b"".join(
+        frames = _returned(c, message, parked.frame, parked.header, 0, len(parked.header)) + b"".join(
             FRAME.pack(BODY, message.channel.id, len(frame) - OVERHEAD) + frame[7:] for frame in parked.bodies
         )
     if not parked.left:
-        c.to_client.insert(told + placement.resolved(c, message, _fate(message)))
+        c.to_client.insert(frames + placement.resolved(c, message, _settlement(message)))
     elif parked.on_own:
-        c.republishing.home, c.republishing.told_last, c.republishing.parked = [told] if told else [], message, None
+        own = c.republishing
+        own.to_client, own.unroutable, own.parked = [frames] if frames else [], message, None
     else:
-        c.to_client.insert(told)
-        c.republishing.expect(message.channel, Return(b"", parked.left, home=message))
-        message.channel.coming = parked.left if told else 0
+        c.to_client.insert(frames)
+        c.republishing.expect(message.channel, Return(b"", parked.left, unroutable=message))
+        message.channel.coming = parked.left if frames else 0
 
 
 def _for_good(c: Connection, message: ReturnedMessage, *, stamped: bool) -> None:
@@ -192,15 +193,15 @@ def _for_good(c: Connection, message: ReturnedMessage, *, stamped: bool) -> None
         if stamped:
             c.republishing.reread[message.stale(c.vhost)] = c.now
     if confirms.answered and known.number > confirms.low:
-        confirms.came_back(known.number, _fate(message))
+        confirms.came_back(known.number, _settlement(message))
     else:
         c.counter_table.of((c.vhost, message.exchange.decode(errors="replace")), None).unroutable += 1
 
 
-def _fate(message: ReturnedMessage) -> Fate:
+def _settlement(message: ReturnedMessage) -> Settlement:
     """Of a message that no queue takes."""
     behind = message.sent_to is not None and message.sent_to.kind == "exchange" and not message.passed
-    return Fate(Outcome.UNROUTABLE, message.known.asked or behind)
+    return Settlement(Outcome.UNROUTABLE, message.known.asked or behind)
 
 
 def _returned(c: Connection, message: ReturnedMessage, frame: bytes, data: bytes, i: int, end: int) -> bytes:
@@ -222,12 +223,12 @@ def body(c: Connection, channel: Channel, data: bytes, i: int, end: int) -> byte
     if held.parked is not None:
         c.republishing.parking.grow(held.parked, data[i:end])
         c.republishing.gathering -= left <= 0
-    elif held.home is not None:
-        told = data[i:end] if held.home.known.asked and placement.hears(c, channel) else b""
+    elif held.unroutable is not None:
+        frames = data[i:end] if held.unroutable.known.asked and placement.hears(c, channel) else b""
         if left > 0:
-            return told
+            return frames
         c.republishing.gathering -= 1
-        return told + placement.resolved(c, held.home, _fate(held.home))
+        return frames + placement.resolved(c, held.unroutable, _settlement(held.unroutable))
     elif held.again is not None:
         placement.more(c, held.again, data, i, end, last=left <= 0)
         c.republishing.gathering -= left <= 0
@@ -247,7 +248,7 @@ def _destination(exchange: bytes, key: bytes) -> Destination:
     return Destination("exchange" if exchange else "queue", name)
 
 
-def _unstamped(channel: Channel, exchange: bytes, routing_key: bytes) -> tuple[RingId, Kept] | None:
+def _unstamped(channel: Channel, exchange: bytes, routing_key: bytes) -> tuple[RingId, PublishNote] | None:
     """The oldest unsettled publish that went out unstamped to the same place.
 
     Which of several came back cannot be told: those that did not ask for mandatory are marked as failed, since one nack
@@ -255,19 +256,19 @@ def _unstamped(channel: Channel, exchange: bytes, routing_key: bytes) -> tuple[R
     """
     alike = [
         number
-        for number, kept in channel.confirms.kept.items()
-        if kept.ring_id
-        and (kept.sent_to, kept.sent_key) == (exchange, routing_key)
+        for number, note in channel.confirms.notes.items()
+        if note.ring_id
+        and (note.sent_to, note.sent_key) == (exchange, routing_key)
         and not channel.confirms.settled(number)
     ]
     if not alike:
         return None
     confirms = channel.confirms
     for number in alike[1:] if confirms.answered and not exchange else ():
-        if number not in confirms.returned and not ring_id_of(number, channel.confirms.kept[number].ring_id).asked:
-            confirms.came_back(number, Fate(Outcome.UNROUTABLE, False))
-    kept = channel.confirms.kept.pop(alike[0])
-    return ring_id_of(alike[0], kept.ring_id), kept
+        if number not in confirms.returned and not ring_id_of(number, channel.confirms.notes[number].ring_id).asked:
+            confirms.came_back(number, Settlement(Outcome.UNROUTABLE, False))
+    note = channel.confirms.notes.pop(alike[0])
+    return ring_id_of(alike[0], note.ring_id), note
 
 
 def committed(c: Connection, channel: Channel, number: int) -> bytes | None:
@@ -316,7 +317,7 @@ def _closed(c: Connection, data: bytes, i: int, end: int) -> bytes:
     c.to_broker.insert(method_frame(own.number, CHANNEL_CLOSE_OK))
     text = short_string(data, i + 13, end - 1)[0].decode(errors="replace")
     c.events.append(Refused(U16.unpack_from(data, i + 11)[0], f"publishing again what came back: {text}"))
-    half, ended = own.parked, own.told_last
+    half, ended = own.parked, own.unroutable
     c.republishing.gathering -= own.again is not None or ended is not None or half is not None
     lost = own.closed()
     if half is not None:
@@ -326,7 +327,7 @@ def _closed(c: Connection, data: bytes, i: int, end: int) -> bytes:
         lost.append(half.message)
     elif ended is not None and ended not in lost:
         lost.append(ended)
-    return b"".join(placement.resolved(c, message, Fate(Outcome.UNKNOWN, False)) for message in lost)
+    return b"".join(placement.resolved(c, message, Settlement(Outcome.UNKNOWN, False)) for message in lost)
 
 
 def _again(c: Connection, data: bytes, i: int, end: int) -> bytes:
@@ -354,12 +355,12 @@ def _again(c: Connection, data: bytes, i: int, end: int) -> bytes:
         c.republishing.gathering += bool(left)
         return b""
     if not message.known.asked or not placement.hears(c, message.channel):
-        return placement.resolved(c, message, _fate(message))
-    told = _returned(c, message, frame, data, i, end)
+        return placement.resolved(c, message, _settlement(message))
+    frames = _returned(c, message, frame, data, i, end)
     if not left:
-        return told + placement.resolved(c, message, _fate(message))
+        return frames + placement.resolved(c, message, _settlement(message))
     # Whole at once: what is told of it meanwhile must not stand in the midst of it.
-    own.home, own.told_last = [told], message
+    own.to_client, own.unroutable = [frames], message
     c.republishing.gathering += 1
     return b""
 
@@ -373,15 +374,15 @@ def _more(c: Connection, data: bytes, i: int, end: int) -> bytes:
         c.republishing.parking.grow(own.parked, data[i:end])
     elif own.again is not None:
         placement.more(c, own.again, data, i, end, last=last)
-    elif own.home and own.told_last is not None:
-        own.home.append(FRAME.pack(BODY, own.told_last.channel.id, end - i - OVERHEAD) + data[i + 7 : end])
+    elif own.to_client and own.unroutable is not None:
+        own.to_client.append(FRAME.pack(BODY, own.unroutable.channel.id, end - i - OVERHEAD) + data[i + 7 : end])
     if not last:
         return b""
-    c.republishing.gathering -= own.again is not None or own.told_last is not None or own.parked is not None
-    ended, home = own.told_last, b"".join(own.home)
+    c.republishing.gathering -= own.again is not None or own.unroutable is not None or own.parked is not None
+    ended, home = own.unroutable, b"".join(own.to_client)
     own.end_return()
     if ended is None:
         return b""
     if not placement.hears(c, ended.channel):
         home = b""
-    return home + placement.resolved(c, ended, _fate(ended))
+    return home + placement.resolved(c, ended, _settlement(ended))

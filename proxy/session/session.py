@@ -14,10 +14,10 @@ from proxy.session.end import CLOSE_WITHIN, SHUTTING_DOWN, End
 from proxy.session.events import Declared, Refused
 from proxy.session.flow import FlowControl
 from proxy.session.handshake import is_protocol_header
-from proxy.session.lookup import Held
+from proxy.session.lookup import Waiter
 from proxy.session.sockets import PeerSocket
 from proxy.session.state import Phase
-from proxy.session.timeouts import Overdue
+from proxy.session.timeouts import AnswerDeadlines
 from proxy.wire.frames import CONNECTION_FORCED, PROTOCOL_HEADER
 
 log = logging.getLogger(__name__)
@@ -57,11 +57,11 @@ class Session:
         """The phase that the connection had when `_go_on` looked last."""
         self._deadline: asyncio.TimerHandle | None = None
         self._flow = FlowControl(self.connection, self.client, self.broker, self._guarded)
-        self._overdue = Overdue(self.connection, self.broker, guarded=self._guarded, go_on=self._go_on)
-        self._held = Held(
+        self._deadlines = AnswerDeadlines(self.connection, self.broker, guarded=self._guarded, go_on=self._go_on)
+        self._waiter = Waiter(
             shared,
             self.connection,
-            self._overdue,
+            self._deadlines,
             hand_on=self._hand_on,
         )
         self._within(HEADER_WITHIN, End.PROTOCOL)
@@ -92,7 +92,7 @@ class Session:
                     take = self._rest_of_frame if c.phase is Phase.DRAINING else self._from_client
                     take(data)
                     self._go_on()
-            self._held.heard.set()
+            self._waiter.heard.set()
         except Exception:
             self._defect()
 
@@ -216,7 +216,7 @@ class Session:
         if c.republishing.parking:
             self._read_again()
         self._flow.pace()
-        self._overdue.watch()
+        self._deadlines.watch()
         seen, self._seen = self._seen, c.phase
         if seen < Phase.RUNNING and c.opened:
             self._within(None, End.BROKER)
@@ -254,7 +254,7 @@ class Session:
         c = self.connection
         self._within(None, End.CLIENT)
         if c.phase is Phase.LEAVING:
-            closing.left(c)
+            closing.pass_goodbye(c)
             self.broker.write(c.to_broker.out)
             if self.client.has_ended:
                 self.at_end(self.client)
@@ -268,7 +268,7 @@ class Session:
             elif isinstance(event, Refused):
                 self._count_refusal(event.code)
                 if event.channel is not None:
-                    self._overdue.watch_close(event.channel)
+                    self._deadlines.watch_close(event.channel)
                 log.warning("client %s, virtual host %r: %d %s", self.client.peer, c.vhost, event.code, event.text)
             else:
                 self._shared.refresh(event.name, event.destination)
@@ -280,7 +280,7 @@ class Session:
         """Has each channel that waits looked after, by a task of its own."""
         for channel in self.connection.waiting.channels.values():
             if channel not in self._waits:
-                task = self._waits[channel] = self._loop.create_task(self._held.channel(channel))
+                task = self._waits[channel] = self._loop.create_task(self._waiter.channel(channel))
                 # A task that is cancelled before it begins would come to no `finally`.
                 task.add_done_callback(functools.partial(self._waited, channel))
 
@@ -294,12 +294,12 @@ class Session:
         """Has what messages that came back wait for read, for each exchange by itself."""
         for exchange in self.connection.republishing.parking.exchanges:
             if exchange not in self._rereadings and self.connection.republishing.parking.wanted(exchange) is not None:
-                task = self._rereadings[exchange] = self._loop.create_task(self._held.returned(exchange))
+                task = self._rereadings[exchange] = self._loop.create_task(self._waiter.returned(exchange))
                 task.add_done_callback(functools.partial(self._reread_ended, exchange))
 
     def _reread_ended(self, exchange: bytes, task: asyncio.Task[None]) -> None:
         del self._rereadings[exchange]
-        self._held.heard.set()
+        self._waiter.heard.set()
         self._resume(task)
 
     def _resume(self, task: asyncio.Task[None]) -> None:
@@ -360,7 +360,7 @@ class Session:
         """After connection.close of ours: waits for both sides to agree, not for long."""
         c = self.connection
         if self.end is None:
-            self.end = End.BROKER if self._overdue.expired else End.PROTOCOL
+            self.end = End.BROKER if self._deadlines.expired else End.PROTOCOL
             self._within(CLOSE_WITHIN, self.end)
         for task in self._rereadings.values():
             task.cancel()
@@ -399,7 +399,7 @@ class Session:
     def _settle(self) -> None:
         self.connection.enter(Phase.OVER)
         self._within(None, End.CLIENT)
-        self._overdue.cancel()
+        self._deadlines.cancel()
         self._flow.cancel()
         self._cancel()
         for channel in self.connection.channels.values():

@@ -19,7 +19,7 @@ _LOOKS = 5
 """How often in `CLOSE_WITHIN` it is looked at whether a channel of ours is closed."""
 
 
-class Overdue:
+class AnswerDeadlines:
     """Looks after messages that went out again, and channels that we close, while the broker is read."""
 
     def __init__(

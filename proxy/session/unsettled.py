@@ -19,35 +19,35 @@ _NEAR: Final = 32
 
 
 class Page:
-    """The publishes of one range of numbers."""
+    """The publishes of one range of PAGE numbers, while any of them has no answer."""
 
-    __slots__ = ("counters", "left")
+    __slots__ = ("count", "counters")
 
     def __init__(self) -> None:
-        """Without a publish."""
+        """The page has no publish yet."""
         self.counters: list[Counters | None] = [None] * PAGE
-        """By number within the page, where the publish counts; None for a number without an answer due."""
-        self.left: i64 = 0
-        """How many publishes are in it."""
+        """By number within the page: the publish's counters; None for a number without an answer due."""
+        self.count: i64 = 0
+        """How many publishes are in the page."""
 
 
 class Unsettled:
-    """The numbers of the publishes without an answer, each with its counters."""
+    """The numbers of one channel's publishes without an answer, each with its counters."""
 
     __slots__ = ("_current", "_pages", "count")
 
     def __init__(self) -> None:
-        """None yet."""
+        """No publish is without an answer."""
         self._pages: dict[int, Page] = {}
-        """By number without its last bits, ascending."""
+        """The pages by number without its last PAGE_BITS, ascending."""
         self._current: Page | None = None
-        """The page of the last publish, which stays even where it is empty."""
+        """The page of the last publish, which stays even where it is empty; None before the first publish."""
         self.count: i64 = 0
-        """How many there are."""
+        """How many publishes have no answer."""
 
     @property
     def pages(self) -> int:
-        """How many pages of memory it takes; at most one for each publish, and one more."""
+        """How many pages of memory are in use; at most one for each publish, and one more."""
         return len(self._pages)
 
     def add(self, number: int, counters: Counters) -> None:
@@ -56,24 +56,24 @@ class Unsettled:
         if page is None or at == 0:
             page = self._turn(number)
         page.counters[at] = counters
-        page.left += 1
+        page.count += 1
         self.count += 1
 
     def _turn(self, number: int) -> Page:
-        """Begin the page of that number; the one before is dropped where it is empty."""
+        """Begin the page of a number and return it; the page before is dropped where it is empty."""
         before = self._current
-        if before is not None and not before.left:
+        if before is not None and not before.count:
             del self._pages[(number - 1) >> PAGE_BITS]
         page = self._current = self._pages[number >> PAGE_BITS] = Page()
         return page
 
     def has(self, number: int) -> bool:
-        """Return whether that publish has no answer yet."""
+        """Return whether a publish has no answer yet."""
         page = self._pages.get(number >> PAGE_BITS)
         return page is not None and page.counters[number & (PAGE - 1)] is not None
 
     def take(self, number: int) -> Counters | None:
-        """Take a publish out and return its counters; None where it is not there."""
+        """Take a publish out and return its counters; None where it has its answer."""
         page = self._pages.get(number >> PAGE_BITS)
         if page is None:
             return None
@@ -81,14 +81,14 @@ class Unsettled:
         counters = page.counters[at]
         if counters is not None:
             page.counters[at] = None
-            page.left -= 1
+            page.count -= 1
             self.count -= 1
-            if not page.left and page is not self._current:
+            if not page.count and page is not self._current:
                 del self._pages[number >> PAGE_BITS]
         return counters
 
     def within(self, first: int, last: int) -> list[int]:
-        """Return the numbers from `first` to `last` that are there, ascending."""
+        """Return the numbers from `first` to `last` that have no answer, ascending."""
         found: list[int] = []
         for index in self._indices(first, last):
             page = self._pages[index]
@@ -98,7 +98,7 @@ class Unsettled:
         return found
 
     def count_off(self, first: int, last: int, *, acked: bool) -> None:
-        """Take all from `first` to `last` out, and count each as acked or nacked in its counters."""
+        """Take all publishes from `first` to `last` out, and count each as acked or nacked in its counters."""
         for index in self._indices(first, last):
             page = self._pages[index]
             base = index << PAGE_BITS
@@ -110,18 +110,18 @@ class Unsettled:
                 counters = booked[at]
                 if counters is not None:
                     booked[at] = None
-                    page.left -= 1
+                    page.count -= 1
                     self.count -= 1
                     if acked:
                         counters.acked += 1
                     else:
                         counters.nacked += 1
                 at += 1
-            if not page.left and page is not self._current:
+            if not page.count and page is not self._current:
                 del self._pages[index]
 
     def first_beyond(self, number: int) -> int:
-        """Return the lowest number that is there. All up to `number` must be known not to be, and some beyond to be."""
+        """Return the lowest number without an answer; all up to `number` must have theirs, and one beyond must not."""
         number += 1
         page = self._pages.get(number >> PAGE_BITS)
         while True:
@@ -147,14 +147,14 @@ class Unsettled:
             number = index << PAGE_BITS
 
     def _indices(self, first: int, last: int) -> list[int]:
-        """The pages that there are of a range of numbers, by a look at the range or at all pages, whichever is less."""
+        """Return the indices of a range's pages in use: look at the range or at all pages, whichever is less."""
         low, high = first >> PAGE_BITS, last >> PAGE_BITS
         if high - low < len(self._pages):
             return [index for index in range(low, high + 1) if index in self._pages]
         return [index for index in self._pages if low <= index <= high]
 
     def drop(self) -> None:
-        """Forget all."""
+        """Forget all publishes."""
         self._pages.clear()
         self._current = None
         self.count = 0

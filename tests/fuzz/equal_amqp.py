@@ -13,7 +13,7 @@ from proxy.session import broker_loop, client_loop
 from proxy.session.backlog import Wait
 from proxy.session.channel import Channel
 from proxy.session.closing import refuse_channel
-from proxy.session.confirms import Fate, Kept
+from proxy.session.confirms import PublishNote, Settlement
 from proxy.session.connection import Connection
 from proxy.session.state import Phase
 from proxy.topology.table import Entry, KnownRing, PassReason
@@ -277,7 +277,12 @@ def _chosen(route: routes.Route, key: bytes, header: bytes, first: int, end: int
 # Confirms.
 
 
-_FATES = (None, Fate(Outcome.UNROUTABLE, False), Fate(Outcome.CONFIRMED, True), Fate(Outcome.NACKED, False))
+_SETTLEMENTS = (
+    None,
+    Settlement(Outcome.UNROUTABLE, False),
+    Settlement(Outcome.CONFIRMED, True),
+    Settlement(Outcome.NACKED, False),
+)
 
 
 def confirms(rng: Random, say: Say) -> None:
@@ -313,10 +318,10 @@ def _operate(rng: Random, say: Say, channel: Channel, n: int, counter_table: lis
         attempt(say, channel.next_id, rng.randrange(2), flag)
         c.publish(rng.choice(counter_table))
     elif which < 7:
-        answer = rng.choice((c.answers, c.refused, c.settle))
+        answer = rng.choice((c.acked, c.nacked, c.settle))
         attempt(say, answer, n, flag, *([rng.random() < 0.5] if answer == c.settle else []))
     elif which < 9:
-        fate = rng.choice(_FATES)
+        fate = rng.choice(_SETTLEMENTS)
         if c.low < n <= c.number and c.open.has(n) and n not in c.returned:
             attempt(say, c.came_back, n, fate)
         elif fate is not None:
@@ -324,6 +329,6 @@ def _operate(rng: Random, say: Say, channel: Channel, n: int, counter_table: lis
     elif which < 11:
         attempt(say, channel.read_id, rng.choice((channel.nonce | n & (1 << 34) - 1, number(rng))))
         attempt(say, channel.awaits, flag)
-        attempt(say, channel.keep, Kept(b"x", ring_id=n))
+        attempt(say, channel.note, PublishNote(b"x", ring_id=n))
     elif rng.random() < 0.2:
         attempt(say, c.forget, min(n, c.number)) if flag else attempt(say, c.abandon)

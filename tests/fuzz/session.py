@@ -147,7 +147,7 @@ class Session:
         else:
             self._end(op)
         if c.phase is Phase.LEAVING and (op == LEAVE or not closing.awaits_answers(c)):
-            closing.left(c)
+            closing.pass_goodbye(c)
         self._turn()
         self._check()
 

@@ -3,7 +3,7 @@
 from proxy.journal.buffer import BUFFERS, CAPACITY, Filled, Journal, Record
 from proxy.outcome import Outcome
 from proxy.routing.counters import Counters
-from proxy.session.confirms import MOST_RECORDS, Confirms, Fate
+from proxy.session.confirms import MOST_RECORDS, Confirms, Settlement
 from proxy.topology.table import KnownRing
 from ring.destination import Destination
 from ring.hashed import HashedValue
@@ -101,7 +101,7 @@ def test_confirms_tell_what_became_of_each() -> None:
     confirms = Confirms()
     confirms.start()
     publish(confirms, made, 9)
-    confirms.came_back(2, Fate(Outcome.UNROUTABLE, True))
+    confirms.came_back(2, Settlement(Outcome.UNROUTABLE, True))
     confirms.settle(4, True, True)
     confirms.settle(6, False, False)
     confirms.settle(6, False, True)

@@ -3,8 +3,8 @@
 import pytest
 
 from proxy.routing.counters import Counters
-from proxy.session.channel import KEPT, Channel, Pending
-from proxy.session.confirms import Kept
+from proxy.session.channel import MOST_NOTES, Channel, Pending
+from proxy.session.confirms import PublishNote
 from proxy.session.state import EXPECT_BODY, EXPECT_HEADER, EXPECT_METHOD
 from proxy.wire.frames import TX_COMMIT_OK
 
@@ -64,16 +64,16 @@ def test_the_id_of_what_the_broker_has_answered_is_a_copys() -> None:
 
 def test_what_is_kept_goes_with_the_answers_or_beyond_a_number() -> None:
     channel = Channel(1)
-    for _ in range(KEPT + 5):
+    for _ in range(MOST_NOTES + 5):
         publish(channel)
-        channel.keep(Kept(b"x"))
-    assert list(channel.confirms.kept) == list(range(6, KEPT + 6))
+        channel.note(PublishNote(b"x"))
+    assert list(channel.confirms.notes) == list(range(6, MOST_NOTES + 6))
     channel.select(transactional=False)
     for _ in range(3):
         publish(channel)
-        channel.keep(Kept(b"y"))
-    channel.confirms.settle(KEPT + 7, multiple=True, acked=True)
-    assert list(channel.confirms.kept) == [KEPT + 8]
+        channel.note(PublishNote(b"y"))
+    channel.confirms.settle(MOST_NOTES + 7, multiple=True, acked=True)
+    assert list(channel.confirms.notes) == [MOST_NOTES + 8]
 
 
 def test_the_nonces_of_channels_differ_and_leave_room_for_the_sign() -> None:

@@ -500,7 +500,7 @@ def test_the_rest_of_a_frame_that_was_dropped_is_not_let_through_by_a_close() ->
     sent = returned(1, b"", QUEUES.ring.owner_of(b"k").name.encode()) + head.whole + body(1, b"0123456789")
     assert w.broker(sent[:-5]) == b""
     assert w.client(THEIRS) == b""
-    closing.left(w.c)
+    closing.pass_goodbye(w.c)
     assert w.to_broker() == THEIRS
     assert w.broker(sent[-5:] + CONNECTION_CLOSE_OK) == CONNECTION_CLOSE_OK
     w = refusing()

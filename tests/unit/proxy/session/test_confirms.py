@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 from proxy.outcome import Outcome
 from proxy.routing.counters import Counters
-from proxy.session.confirms import Confirms, Fate, Told
+from proxy.session.confirms import Answer, Confirms, Settlement
 
-LOST, KNOWN = Fate(Outcome.UNROUTABLE, False), Fate(Outcome.UNROUTABLE, True)
+LOST, KNOWN = Settlement(Outcome.UNROUTABLE, False), Settlement(Outcome.UNROUTABLE, True)
 """Came back and failed; came back as its client knows."""
-PLACED, REFUSED = Fate(Outcome.CONFIRMED, True), Fate(Outcome.NACKED, False)
+PLACED, REFUSED = Settlement(Outcome.CONFIRMED, True), Settlement(Outcome.NACKED, False)
 """Went out again, and was confirmed; and was nacked."""
 
 
@@ -39,7 +39,7 @@ class Model:
     counter_table: list[Counters]
     of: list[int] = field(default_factory=list)
     fate: list[str | None] = field(default_factory=list)
-    returned: dict[int, Fate] = field(default_factory=dict)
+    returned: dict[int, Settlement] = field(default_factory=dict)
 
     def publish(self, which: int) -> None:
         publish(self.confirms, self.counter_table[which])
@@ -110,7 +110,7 @@ class Client:
         self.acked: set[int] = set()
         self.nacked: set[int] = set()
 
-    def hear(self, told: list[Told]) -> None:
+    def hear(self, told: list[Answer]) -> None:
         for number, multiple, ack in told:
             # aiormq drops an answer whose own tag it does not wait for, and the others with it.
             assert number in self.waiting, f"{number} was told before"
@@ -156,12 +156,12 @@ def test_each_publish_is_told_once_and_none_that_failed_is_acked(data: st.DataOb
             number = data.draw(st.sampled_from(unanswered))
             multiple = data.draw(st.booleans())
             answered |= {n for n in unanswered if n <= number} if multiple else {number}
-            client.hear(confirms.answers(number, multiple))
+            client.hear(confirms.acked(number, multiple))
             assert not (client.acked | client.nacked) & away
             assert not client.acked & failed
             assert client.acked | client.nacked <= answered
     for number in sorted(set(range(1, confirms.number + 1)) - answered):
-        client.hear(confirms.answers(number, False))
+        client.hear(confirms.acked(number, False))
     for number in sorted(away):
         decide(number)
     assert not client.waiting
@@ -175,7 +175,7 @@ def test_answers_that_need_no_change_are_as_they_came() -> None:
     publish(confirms, Counters(), 5)
     confirms.came_back(2, KNOWN)
     for number, multiple in ((1, False), (2, False), (5, True)):
-        assert confirms.answers(number, multiple) == [(number, multiple, True)]
+        assert confirms.acked(number, multiple) == [(number, multiple, True)]
 
 
 def test_a_multiple_ack_is_split_around_what_failed() -> None:
@@ -183,7 +183,7 @@ def test_a_multiple_ack_is_split_around_what_failed() -> None:
     publish(confirms, counters, 9)
     for number, fate in {1: LOST, 4: LOST, 5: LOST, 7: KNOWN, 9: LOST}.items():
         confirms.came_back(number, fate)
-    assert confirms.answers(9, True) == [
+    assert confirms.acked(9, True) == [
         (1, False, False),
         (3, True, True),
         (4, False, False),
@@ -200,7 +200,7 @@ def test_a_split_names_no_tag_that_was_told_before() -> None:
     for number in (3, 4):
         confirms.settle(number, multiple=False, acked=True)
     confirms.came_back(5, LOST)
-    assert confirms.answers(6, True) == [(2, True, True), (5, False, False), (6, True, True)]
+    assert confirms.acked(6, True) == [(2, True, True), (5, False, False), (6, True, True)]
     assert confirms.unsettled == 0
 
 
@@ -210,7 +210,7 @@ def test_answers_to_nothing_change_nothing(number: int, multiple: bool) -> None:
     publish(confirms, counters, 5)
     confirms.settle(3, multiple=True, acked=True)
     confirms.came_back(5, LOST)
-    assert confirms.answers(number, multiple) == [(number, multiple, True)]
+    assert confirms.acked(number, multiple) == [(number, multiple, True)]
     assert (outcomes(counters), confirms.unsettled) == ((3, 0, 0, 0), 2)
 
 
@@ -271,10 +271,10 @@ def test_acks_wait_for_what_is_on_its_way_again() -> None:
     publish(confirms, counters, 9)
     for number, fate in {3: None, 6: None}.items():
         confirms.came_back(number, fate)
-    assert confirms.answers(3, False) == []
+    assert confirms.acked(3, False) == []
     # One ack of many becomes an ack for each behind the first that is on its way.
-    assert confirms.answers(8, True) == [(2, True, True), *((n, False, True) for n in (4, 5, 7, 8))]
-    assert confirms.answers(9, False) == [(9, False, True)]
+    assert confirms.acked(8, True) == [(2, True, True), *((n, False, True) for n in (4, 5, 7, 8))]
+    assert confirms.acked(9, False) == [(9, False, True)]
     assert confirms.decide(6, REFUSED) == [(6, False, False)]
     assert confirms.unsettled == 1
     assert confirms.decide(3, PLACED) == [(3, False, True)]
@@ -288,7 +288,7 @@ def test_an_answer_to_what_is_on_its_way_again_may_come_after_it() -> None:
     for number, fate in {2: None}.items():
         confirms.came_back(number, fate)
     assert confirms.decide(2, PLACED) == []
-    assert confirms.answers(3, True) == [(3, True, True)]
+    assert confirms.acked(3, True) == [(3, True, True)]
     assert (outcomes(counters), confirms.unsettled) == ((3, 0, 0, 0), 0)
 
 
@@ -298,9 +298,9 @@ def test_a_nack_ends_the_wait() -> None:
     publish(confirms, counters, 3)
     for number, fate in {1: None}.items():
         confirms.came_back(number, fate)
-    assert confirms.refused(1, False) == [(1, False, False)]
+    assert confirms.nacked(1, False) == [(1, False, False)]
     assert confirms.decide(1, PLACED) == []
-    assert confirms.answers(3, True) == [(3, True, True)]
+    assert confirms.acked(3, True) == [(3, True, True)]
     assert (outcomes(counters), confirms.unsettled) == ((2, 1, 0, 0), 0)
 
 
@@ -309,9 +309,9 @@ def test_a_multiple_nack_is_not_for_what_was_acked_before() -> None:
     publish(confirms, counters, 7)
     for number in (2, 5):
         confirms.came_back(number, None)
-    assert confirms.answers(3, True) == [(1, True, True), (3, False, True)]
-    assert confirms.answers(5, False) == []
-    assert confirms.refused(7, True) == [(4, False, False), (6, False, False), (7, False, False)]
+    assert confirms.acked(3, True) == [(1, True, True), (3, False, True)]
+    assert confirms.acked(5, False) == []
+    assert confirms.nacked(7, True) == [(4, False, False), (6, False, False), (7, False, False)]
     assert confirms.decide(5, PLACED) == [(5, False, True)]
     assert confirms.decide(2, REFUSED) == [(2, False, False)]
     assert (outcomes(counters), confirms.unsettled) == ((3, 4, 0, 0), 0)
@@ -322,7 +322,7 @@ def test_a_channel_that_is_gone_decides_nothing() -> None:
     publish(confirms, counters, 3)
     for number, fate in {1: None}.items():
         confirms.came_back(number, fate)
-    confirms.answers(3, True)
+    confirms.acked(3, True)
     confirms.abandon()
     assert confirms.decide(1, PLACED) == []
     assert outcomes(counters) == (2, 0, 0, 1)
@@ -332,7 +332,7 @@ def test_many_acks_behind_one_that_is_on_its_way_are_each_told_once() -> None:
     confirms, counters = begun(), Counters()
     publish(confirms, counters, 1000)
     confirms.came_back(1, None)
-    told = [each for upto in range(10, 1001, 10) for each in confirms.answers(upto, True)]
+    told = [each for upto in range(10, 1001, 10) for each in confirms.acked(upto, True)]
     assert told == [(n, False, True) for n in range(2, 1001)]
     assert confirms.decide(1, PLACED) == [(1, True, True)]
     assert (outcomes(counters), confirms.unsettled) == ((1000, 0, 0, 0), 0)

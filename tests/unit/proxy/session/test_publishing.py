@@ -5,7 +5,7 @@ from struct import pack
 import pytest
 
 from proxy.session import client_loop, publishing
-from proxy.session.confirms import Kept
+from proxy.session.confirms import PublishNote
 from proxy.topology.table import PassReason
 from tests.unit.proxy.session.wire import (
     NOW,
@@ -60,9 +60,9 @@ def test_every_bit_of_the_clients_is_kept() -> None:
 def test_what_is_remembered_of_a_publish() -> None:
     """Only what its return cannot say."""
     w = Wire({"x": QUEUES}, frame_max=4096, confirming=True)
-    kept = w.c.channels[1].confirms.kept
+    kept = w.c.channels[1].confirms.notes
     w.client(message(1, b"x", b"k") + publish(1, b"x", b"k") + headers(1, 0, COPIES))
-    assert kept == {2: Kept(COPIES)}
+    assert kept == {2: PublishNote(COPIES)}
     w.client(publish(1, b"x", b"k") + header(1, 0, 1 << 12, bytes(4060)))
     owner = QUEUES.ring.owner_of(b"k").name.encode()
     assert list(kept) == [2, 3]

@@ -192,7 +192,7 @@ def test_channels_without_confirms_are_closed_before_and_not_in_the_midst_of_a_c
     assert closing.awaits_answers(w.c)
     assert w.both(ack(OURS, 1)) == (b"", b"")
     assert not closing.awaits_answers(w.c)
-    closing.left(w.c)
+    closing.pass_goodbye(w.c)
     assert w.to_broker() == LEAVE
     assert w.broker(CONNECTION_CLOSE_OK) == CONNECTION_CLOSE_OK
 
@@ -212,7 +212,7 @@ def test_a_close_waits_for_the_last_answer_and_nothing_of_the_client_goes_out_af
         assert w.client(message(1, b"x", b"k")) == b""
     assert w.both(ack(OURS, 2)) == (b"", ack(1, 2))
     assert not closing.awaits_answers(w.c)
-    closing.left(w.c)
+    closing.pass_goodbye(w.c)
     assert w.to_broker() == LEAVE
     assert counted(w) == (4, 4, 0, 0, 0, 0)
 

@@ -150,7 +150,7 @@ def test_what_was_cut_from_the_headers_is_put_back(table: bytes, change: Callabl
     method, back = split(w.broker(echo(out, change=change)))
     assert method.whole == returned(1, b"x", b"k")
     assert sorted(entries_of(back.payload)) == sorted(entries_of(split(head)[0].payload))
-    assert w.c.channels[1].confirms.kept == {}
+    assert w.c.channels[1].confirms.notes == {}
 
 
 def test_each_return_gets_its_own_back() -> None:
@@ -366,7 +366,7 @@ def test_a_stamped_copy_is_not_taken_for_an_unstamped_publish() -> None:
     assert b"x-ring" not in big
     back = returned(1, b"", OWNER) + headers(1, 0, foreign(77))
     assert w.broker(back) == back
-    assert len(w.c.channels[1].confirms.kept) == 1
+    assert len(w.c.channels[1].confirms.notes) == 1
 
 
 def test_returns_of_two_channels_at_once() -> None:

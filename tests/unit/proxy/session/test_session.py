@@ -744,13 +744,13 @@ async def test_nothing_is_done_for_what_waits_once_its_session_ends(ends: Ends, 
     else:
         ends.session.client.eof_received()
     began = []
-    waits = ends.session._held.channel
+    waits = ends.session._waiter.channel
 
     def counted(channel: Channel) -> Coroutine[Any, Any, None]:
         began.append(channel)
         return waits(channel)
 
-    ends.session._held.channel = counted  # type: ignore[method-assign]
+    ends.session._waiter.channel = counted  # type: ignore[method-assign]
     await asyncio.sleep(0.1)
     ends.session.abort()
     await eventually(lambda: bool(ends.over))

@@ -72,7 +72,8 @@ class Walk:
             self._look()
         else:
             self._end(self.rng.choice(LAST))
-        self.w.to_broker(), self.w.to_client(), c.events.clear()
+        self.w.to_broker(), self.w.to_client()
+        c.events.clear()
 
     def _look(self) -> None:
         """Do what the session's timers and tasks may do with a channel."""
@@ -100,7 +101,7 @@ class Walk:
             case "refuse" if c.running or c.phase is Phase.HANDSHAKE:
                 closing.refuse(c, CONNECTION_FORCED, "no more")
             case "left" if c.phase is Phase.LEAVING:
-                closing.left(c)
+                closing.pass_goodbye(c)
             case "drain" if c.phase is Phase.RUNNING:
                 c.enter(Phase.DRAINING)
             case "over":
