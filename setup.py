@@ -14,7 +14,7 @@ HOT = (
     "ring/hashing.py",
     "proxy/http/admission/limits.py",
     "proxy/journal/buffer.py",
-    "proxy/http/sending/witness.py",
+    "proxy/http/sending/journal_receiver.py",
     "proxy/routing/counters.py",
     "proxy/session/backlog.py",
     "proxy/session/channel.py",

@@ -16,10 +16,10 @@ from proxy.http.admin.metrics import ProxyCollector, registry
 from proxy.http.admin.probes import SECONDS, Admin
 from proxy.http.admission.gate import Gate
 from proxy.http.admission.limits import Limits
-from proxy.http.admission.pages import Names
+from proxy.http.admission.pages import HostNames
 from proxy.http.application import application
 from proxy.http.sending.dispatch import Dispatch
-from proxy.http.server import Bounds, ProblemRunner
+from proxy.http.server import ConnectionBounds, ProblemRunner
 from proxy.http.unix_socket import unix_socket
 from proxy.journal.journaling import Journaling
 from proxy.process import descriptors, memory
@@ -88,7 +88,7 @@ async def run(settings: Settings) -> None:
         listener = _listener(settings, tables["amqp"], sync, brokers, counts)
         limits = Limits(settings.max_in_flight, settings.max_in_flight_bytes)
         # With client certificates there is TLS, and no certificate is for a name that a page has made up.
-        names = Names(settings.http_listen, settings.host_names) if settings.client_ca_file is None else None
+        names = HostNames(settings.http_listen, settings.host_names) if settings.client_ca_file is None else None
         gate = Gate(router, files.access, limits, counts, body_timeout=settings.body_timeout, names=names)
         dispatch = Dispatch(router, sync, tables["http"], publisher, settings.lookup_timeout)
         ingress = application(settings, gate, dispatch, counts)
@@ -97,13 +97,15 @@ async def run(settings: Settings) -> None:
             sync,
             publisher,
             registry(ProxyCollector(counts, router, sync, publisher, listener, journaling, limits, files)),
-            names=Names(settings.admin_listen, settings.host_names),
+            names=HostNames(settings.admin_listen, settings.host_names),
             default_vhost=settings.default_vhost,
             draining=lambda: gate.draining,
             lookup_timeout=settings.lookup_timeout,
         )
-        bounds = Bounds(settings.body_timeout, settings.max_http_connections, limits)
-        probed = Bounds(SECONDS, memory.ADMIN_CONNECTIONS, admin.unread, "the admin listener's limit", lingering=0.0)
+        bounds = ConnectionBounds(settings.body_timeout, settings.max_http_connections, limits)
+        probed = ConnectionBounds(
+            SECONDS, memory.ADMIN_CONNECTIONS, admin.unread, "the admin listener's limit", lingering=0.0
+        )
         async with (
             _listening("admin", admin.application(), settings.admin_listen, probed, counts),
             _running(sync.run()),
@@ -231,7 +233,12 @@ async def _closed_in_time(publisher: Publisher) -> AsyncIterator[None]:
 
 @contextlib.asynccontextmanager
 async def _listening(
-    what: str, app: web.Application, address: Address, bounds: Bounds, counts: Counts, tls: ServerTls | None = None
+    what: str,
+    app: web.Application,
+    address: Address,
+    bounds: ConnectionBounds,
+    counts: Counts,
+    tls: ServerTls | None = None,
 ) -> AsyncIterator[ProblemRunner]:
     """A listener, up on entry. Raises ConfigError where its address cannot be bound."""
     runner = ProblemRunner(app, bounds, shutdown_timeout=_LAST_WORDS, answers=counts.http_answers[what])

@@ -1,4 +1,4 @@
-"""The HTTP ingress as one aiohttp application: every endpoint that publishes, and what describes them."""
+"""The HTTP ingress as one aiohttp application, made of the table of endpoints."""
 
 import re
 from collections.abc import Awaitable
@@ -6,15 +6,10 @@ from collections.abc import Awaitable
 from aiohttp import HttpVersion11, web
 
 from proxy.http.admission.gate import Gate
-from proxy.http.endpoints import docs
-from proxy.http.endpoints.batch import Batches
-from proxy.http.endpoints.events import Events
-from proxy.http.endpoints.management import Compat
-from proxy.http.endpoints.publish import Ingest
-from proxy.http.endpoints.route import Question
+from proxy.http.endpoints.table import PUBLISH_PATH, Handler, endpoints
 from proxy.http.formats.problems import ProblemError, problem_middleware
 from proxy.http.sending.dispatch import Dispatch
-from proxy.http.server import HOT
+from proxy.http.server import FAST_PATH
 from proxy.outcome import Outcome
 from proxy.routing.counts import Counts
 from proxy.settings.config import Settings
@@ -26,40 +21,25 @@ def application(
     dispatch: Dispatch,
     counts: Counts,
 ) -> web.Application:
-    """All of it, on the parts that answer."""
-    vhost, most = settings.default_vhost, settings.max_body
-    single = Ingest(gate, dispatch, counts, default_vhost=vhost, max_body=most)
-    batches = Batches(
-        gate,
-        dispatch,
-        counts,
-        default_vhost=vhost,
-        max_body=most,
-        max_batch=settings.max_batch,
-        max_batch_body=settings.max_batch_body,
-        patience=settings.lookup_timeout,
-    )
-    events = Events(gate, single, batches, default_vhost=vhost, max_body=most)
-    compat = Compat(gate, dispatch, is_on=settings.takes_management_publish, max_body=most)
-    question = Question(gate, dispatch, default_vhost=vhost)
+    """Return the application that answers every endpoint, by the parts that are given."""
     app = web.Application(middlewares=[problem_middleware])
-    for part in (single, batches, events, compat, question, docs):
-        for route in part.routes():
-            kwargs = {**route.kwargs, "expect_handler": _expect}
-            app.add_routes([web.RouteDef(route.method, route.path, route.handler, kwargs)])
-    app[HOT] = lambda request: _hot(single, request)
+    table = endpoints(settings, gate, dispatch, counts)
+    for method, path, handler in table:
+        app.router.add_route(method, path, handler, expect_handler=_expect)
+    publish = next(handler for _, path, handler in table if path == PUBLISH_PATH)
+    app[FAST_PATH] = lambda request: _fast_path(publish, request)
     return app
 
 
-def _hot(single: Ingest, request: web.BaseRequest) -> Awaitable[web.StreamResponse] | None:
-    """The answer to the publish of a single message, where nothing about the request is out of the ordinary."""
-    if request.method == "POST" and _is_single(request.raw_path) and "Expect" not in request.headers:
+def _fast_path(publish: Handler, request: web.BaseRequest) -> Awaitable[web.StreamResponse] | None:
+    """Return the answer to the publish of a single message, where nothing about the request is out of the ordinary."""
+    if request.method == "POST" and _is_publish(request.raw_path) and "Expect" not in request.headers:
         assert isinstance(request, web.Request)
-        return problem_middleware(request, single.publish)
+        return problem_middleware(request, publish)
     return None
 
 
-_is_single = re.compile(r"/v1/exchanges/[^/?#]+/publish(?:\?[^#]*)?").fullmatch
+_is_publish = re.compile(r"/v1/exchanges/[^/?#]+/publish(?:\?[^#]*)?").fullmatch
 
 
 async def _expect(request: web.Request) -> web.StreamResponse | None:

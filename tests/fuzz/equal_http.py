@@ -13,7 +13,7 @@ from proxy.http.formats import fields
 from proxy.http.formats.decoding import DecodingError, decoded
 from proxy.http.formats.message import Message
 from proxy.http.formats.problems import ProblemError, invalid, unavailable
-from proxy.http.sending.dispatch import Dispatch, Outlet, Placed
+from proxy.http.sending.dispatch import Dispatch, ExchangeHandle, Placement
 from proxy.outcome import Outcome
 from proxy.publisher.channel import CONFIRMED, NACKED, UNROUTABLE, PublishResult
 from proxy.publisher.pool import ConnectionGroup
@@ -27,7 +27,7 @@ from tests.fuzz.equal_amqp import RINGS
 from tests.fuzz.equal_journal import Journalled
 from tests.fuzz.said import EDGES, Say, attempt, kept_of, mutated, number
 from tests.fuzz.steps import steps
-from tests.unit.proxy.http.sending.test_batch import PASSED, Case, placed
+from tests.unit.proxy.http.sending.test_batch import PASSED, Case, placement
 from tests.unit.proxy.publisher.client_wire import OPEN_OK, TO_Q, Told, start, tune
 from tests.unit.proxy.session import wire
 from tests.unit.proxy.session.wire import VHOST, Wire
@@ -177,19 +177,19 @@ def dispatched(rng: Random, say: Say) -> None:
     dispatch = Dispatch(it.router, cast(Any, None), it.tables, cast(Any, None), 1.0)
     for index in range(rng.randrange(1, 8)):
         name = rng.choice([*RINGS, "unknown", ""])
-        outlet = Outlet((VHOST, name), lanes, name.encode())
+        handle = ExchangeHandle((VHOST, name), lanes, name.encode())
         key = rng.choice((None, b"", rng.randbytes(rng.randrange(256))))
         message = Message(key, _header(rng), bytes(rng.randrange(40)))
         out.most_body = rng.choice((0, 0, 20))
         try:
-            step = dispatch.attempt(outlet, message, told, index, it.router.clock())
+            step = dispatch.attempt(handle, message, told, index, it.router.clock())
         except ProblemError as problem:
             say((problem.status, problem.kind, problem.detail, problem.outcome))
             continue
-        if isinstance(step, Placed):
-            say((str(step.where), step.reason, step.order(key)))
-            attempt(say, dispatch.order_of, outlet, message)
-            attempt(say, dispatch.moved, outlet, message, step)
+        if isinstance(step, Placement):
+            say((str(step.where), step.reason, step.ordering_key(key)))
+            attempt(say, dispatch.ordering_key_of, handle, message)
+            attempt(say, dispatch.moved, handle, message, step)
         else:
             step.close()
             say("waits")
@@ -213,7 +213,7 @@ def batches(rng: Random, say: Say) -> None:
 
 async def _batch(rng: Random, say: Say) -> None:
     case = Case(lambda index: rng.choice(_VERDICTS), most=rng.choice((1, 2, 4, 1000)))
-    case.dispatch.now = rng.choice((None, placed(1)))
+    case.dispatch.now = rng.choice((None, placement(1)))
     case.dispatch.refreshed.clear()
     for index in range(rng.randrange(1, 10)):
         fare = rng.random()
@@ -221,7 +221,7 @@ async def _batch(rng: Random, say: Say) -> None:
             case.dispatch.problems[index] = rng.choice((invalid("key", "wrong"), unavailable("no broker")))
         elif fare < 0.2:
             case.dispatch.waits[index] = _moment()
-        case.dispatch.places[index] = rng.choice((PASSED, placed(0), placed(1)))
+        case.dispatch.places[index] = rng.choice((PASSED, placement(0), placement(1)))
         if fare > 0.9:
             case.batch.refuse(None, rng.choice((None, b"a")), "malformed")
         else:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from itertools import count
 from random import Random
 
-from proxy.http.sending.witness import Witness
+from proxy.http.sending.journal_receiver import JournalReceiver
 from proxy.journal.buffer import BUFFERS, CAPACITY, Filled, Journal, Record
 from proxy.outcome import Outcome
 from proxy.publisher.channel import CONFIRMED, NACKED, UNROUTABLE, PublishResult
@@ -79,7 +79,7 @@ def buffers(rng: Random, say: Say) -> None:
             if record is None:
                 continue
             if rng.random() < 0.5:
-                witness = Witness(journal, record, told, index := number(rng, 31))
+                witness = JournalReceiver(journal, record, told, index := number(rng, 31))
                 attempt(say, witness.settled, number(rng, 31), rng.choice(_VERDICTS))
                 say((index, [str(verdict) for verdict in told.verdicts.get(index, [])]))
             else:

@@ -12,7 +12,7 @@ from multidict import CIMultiDict
 from yarl import URL
 
 from proxy.http.admission.gate import Admitted, Gate
-from proxy.http.endpoints.management import Compat
+from proxy.http.endpoints.management import ManagementEndpoint
 from proxy.http.formats import cloudevents, fields, parsing
 from proxy.http.formats.decoding import DecodingError, decoded
 from proxy.http.formats.fields import ItemError
@@ -107,25 +107,25 @@ def _check_management(credentials: bytes, path: bytes, body: bytes) -> None:
     request = cast(web.Request, _Request(b"/api/exchanges/" + path, [(b"Authorization", authorization)]))
     if not _ITS_PATH.fullmatch(request.rel_url.raw_path):
         return
-    compat = _Compat(body)
+    endpoint = _Endpoint(body)
     try:
-        compat.publish(request).send(None)
+        endpoint.answer(request).send(None)
     except StopIteration as stopped:
         answer: web.Response = stopped.value
     assert isinstance(answer.body, bytes)
     told = json.loads(answer.body)
-    if compat.login is None:
+    if endpoint.login is None:
         assert answer.status in (400, 401, 413)
         assert told.keys() == {"error", "reason", "outcome", "retryable"}
         assert told["outcome"] == "invalid"
         return
     assert (answer.status, told) == (200, {"routed": True})
-    assert all(len(part.encode()) < 256 and "\0" not in part for part in compat.login)
+    assert all(len(part.encode()) < 256 and "\0" not in part for part in endpoint.login)
     if plain:
-        assert ":".join(compat.login).encode() == credentials
+        assert ":".join(endpoint.login).encode() == credentials
 
 
-class _Compat(Compat):
+class _Endpoint(ManagementEndpoint):
     """The management API's publish, up to the message: all is admitted, and nothing published."""
 
     def __init__(self, body: bytes) -> None:

@@ -76,7 +76,7 @@ IO_MODULES = {
     "proxy.publisher": {"connection", "dial", "pool"},
     "proxy.session": {"context", "flow", "listener", "lookup", "session", "sockets", "timeouts"},
     "proxy.http.formats": {"answers", "parsing", "problems"},
-    "proxy.http.endpoints": {"batch", "docs", "events", "management", "publish", "route"},
+    "proxy.http.endpoints": {"batch", "docs", "events", "management", "publish", "route", "table"},
 }
 """Modules that know of the event loop, threads, sockets or aiohttp; the others of these rooms take and give values."""
 

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
 from proxy.http.admission.limits import Limits
-from proxy.http.admission.pages import Names
+from proxy.http.admission.pages import HostNames
 from proxy.http.formats.answers import json_answer, named
 from proxy.http.formats.problems import ProblemError, problem_middleware
 from proxy.outcome import Outcome
@@ -57,7 +57,7 @@ class Admin:
         publisher: Publisher,
         metrics: CollectorRegistry,
         *,
-        names: Names,
+        names: HostNames,
         default_vhost: str,
         draining: Callable[[], bool],
         lookup_timeout: float,

@@ -10,7 +10,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from proxy.http.admission.limits import LEAST_RATE, Limits
-from proxy.http.admission.pages import Names, refuse_foreign
+from proxy.http.admission.pages import HostNames, refuse_foreign
 from proxy.http.formats.parsing import head_size
 from proxy.http.formats.problems import ProblemError, invalid
 from proxy.outcome import Outcome
@@ -88,7 +88,7 @@ class Gate:
         counts: Counts,
         *,
         body_timeout: float,
-        names: Names | None = None,
+        names: HostNames | None = None,
     ) -> None:
         """`body_timeout` in seconds is how far a body may fall behind `LEAST_RATE` bytes a second.
 

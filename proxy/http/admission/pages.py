@@ -30,7 +30,7 @@ _CLUSTER = (".svc", ".svc.cluster.local")
 """Ends of the names of Kubernetes' Services, which nobody can register elsewhere."""
 
 
-class Names:
+class HostNames:
     """The names that a listener goes by.
 
     On a loopback address those are loopback's own. Another listener is asked by address (Prometheus, the kubelet), by

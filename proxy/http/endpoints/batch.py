@@ -15,7 +15,7 @@ from proxy.http.formats.items import Items
 from proxy.http.formats.parsing import name_of, prefers, query_of, refuse_message_headers
 from proxy.http.formats.problems import ProblemError
 from proxy.http.formats.scanning import BodyError, Framing, Item
-from proxy.http.sending.batch import MESSAGES, Batch, Words
+from proxy.http.sending.batch import MESSAGES, Batch, FieldNames
 from proxy.http.sending.dispatch import Dispatch
 from proxy.http.sending.receipts import minimal
 from proxy.outcome import Outcome
@@ -49,7 +49,7 @@ Add = Callable[[Batch, Item], Coroutine[Any, Any, None] | None]
 """Adds an item to a batch, and gives what must be awaited before the next, if anything; keeps nothing of the item."""
 
 
-class Batches:
+class BatchEndpoint:
     """Batches, for every endpoint that takes one."""
 
     def __init__(
@@ -72,11 +72,7 @@ class Batches:
         self._default_vhost, self._patience = default_vhost, patience
         self._max_body, self._max_batch, self._max_batch_body = max_body, max_batch, max_batch_body
 
-    def routes(self) -> list[web.RouteDef]:
-        """What it answers."""
-        return [web.post("/v1/exchanges/{exchange:[^/]+}/publish/batch", self.publish)]
-
-    async def publish(self, request: web.Request) -> web.Response:
+    async def answer(self, request: web.Request) -> web.Response:
         """The batch's answer."""
         with self._gate.admitted(0) as admitted:
             name = name_of(request, query_of(request, {"vhost"}), self._default_vhost)
@@ -94,17 +90,17 @@ class Batches:
         add: Add,
         *,
         gzip: bool = False,
-        words: Words = MESSAGES,
+        words: FieldNames = MESSAGES,
     ) -> web.Response:
         """The answer to the batch that is the request's body. Raises ProblemError where not all of it is confirmed."""
         items = self._items(request, framing, gzip)
         admitted.batch = True
         # So much may come while a look-up is waited for; what is silent takes the place of others no longer than that.
         self._gate.take(admitted, head_of(request) + _BUFFER)
-        outlet = await self._dispatch.outlet(name)
-        await self._dispatch.check(outlet)
+        handle = await self._dispatch.exchange_handle(name)
+        await self._dispatch.check(handle)
         self._gate.give(admitted, _BUFFER)
-        batch = Batch(self._dispatch, self._gate.limits, outlet, self._patience, words)
+        batch = Batch(self._dispatch, self._gate.limits, handle, self._patience, words)
         broken: ProblemError | None = None
         try:
             try:

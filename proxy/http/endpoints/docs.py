@@ -25,16 +25,17 @@ DOCUMENT = _document()
 Handler = Callable[[web.Request], Awaitable[web.Response]]
 
 
-def routes() -> list[web.RouteDef]:
-    """Both, to be added to an application."""
+def openapi() -> Handler:
+    """Return what answers ``GET /openapi.json``."""
+    return _serving(json.dumps(DOCUMENT, indent=1, ensure_ascii=False), "application/json", {})
+
+
+def docs() -> Handler:
+    """Return what answers ``GET /docs``, under a policy that lets the page load nothing but its own style sheet."""
     style = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'sha256-{style}'; base-uri 'none'; form-action 'none'"
     headers = {"Content-Security-Policy": f"{policy}; frame-ancestors 'none'"}
-    document = json.dumps(DOCUMENT, indent=1, ensure_ascii=False)
-    return [
-        web.get("/openapi.json", _serving(document, "application/json", {}), allow_head=False),
-        web.get("/docs", _serving(page(DOCUMENT), "text/html", headers), allow_head=False),
-    ]
+    return _serving(page(DOCUMENT), "text/html", headers)
 
 
 def _serving(text: str, content_type: str, headers: Mapping[str, str]) -> Handler:

@@ -7,35 +7,33 @@ from typing import Any
 from aiohttp import web
 
 from proxy.http.admission.gate import Admitted, Gate
-from proxy.http.endpoints.batch import Batches
-from proxy.http.endpoints.publish import Ingest
+from proxy.http.endpoints.batch import BatchEndpoint
+from proxy.http.endpoints.publish import PublishEndpoint
 from proxy.http.formats.cloudevents import Form, binary, form_of, identity_of, message_of, structured
 from proxy.http.formats.fields import ItemError
 from proxy.http.formats.message import Message
 from proxy.http.formats.parsing import key_of, name_of, query_of, refuse_message_headers
 from proxy.http.formats.problems import ProblemError
 from proxy.http.formats.scanning import Framing, Item
-from proxy.http.sending.batch import Batch, Words
+from proxy.http.sending.batch import Batch, FieldNames
 from proxy.outcome import Outcome
 
-_WORDS = Words("events", "partitionkey")
+_WORDS = FieldNames("events", "partitionkey")
 
 _INSTEAD = "the routing key is the attribute partitionkey or ?key=, and attributes become message headers"
 
 
-class Events:
+class EventsEndpoint:
     """Events, published as single messages and batches are."""
 
-    def __init__(self, gate: Gate, single: Ingest, batches: Batches, *, default_vhost: str, max_body: int) -> None:
+    def __init__(
+        self, gate: Gate, single: PublishEndpoint, batches: BatchEndpoint, *, default_vhost: str, max_body: int
+    ) -> None:
         """`max_body` in bytes, of one event."""
         self._gate, self._single, self._batches = gate, single, batches
         self._default_vhost, self._max_body = default_vhost, max_body
 
-    def routes(self) -> list[web.RouteDef]:
-        """What it answers."""
-        return [web.post("/v1/exchanges/{exchange:[^/]+}/events", self.publish)]
-
-    async def publish(self, request: web.Request) -> web.Response:
+    async def answer(self, request: web.Request) -> web.Response:
         """The answer to one event as to a message, to a batch of them as to a batch."""
         with self._gate.admitted() as admitted:
             query = query_of(request, {"vhost", "key"})

@@ -49,18 +49,14 @@ class _BadError(ProblemError):
         self.reason = reason
 
 
-class Compat:
+class ManagementEndpoint:
     """``POST /api/exchanges/{vhost}/{name}/publish``."""
 
     def __init__(self, gate: Gate, dispatch: Dispatch, *, is_on: bool, max_body: int) -> None:
         """`is_on`: whether anything is published so; `max_body` in bytes, of the request."""
         self._gate, self._dispatch, self._is_on, self._max_body = gate, dispatch, is_on, max_body
 
-    def routes(self) -> list[web.RouteDef]:
-        """What it answers."""
-        return [web.post("/api/exchanges/{vhost:[^/]+}/{exchange:[^/]+}/publish", self.publish)]
-
-    async def publish(self, request: web.Request) -> web.Response:
+    async def answer(self, request: web.Request) -> web.Response:
         """Its answer: whether a queue took the message, or an error as the management API words it."""
         try:
             with self._gate.admitted(0) as admitted:
@@ -87,7 +83,7 @@ class Compat:
         if not known:
             self._gate.allow_guess(request, "login")
         try:
-            await self._dispatch.log_in(await self._dispatch.outlet(name, login))
+            await self._dispatch.log_in(await self._dispatch.exchange_handle(name, login))
         except ProblemError as problem:
             refused = problem.__cause__
             if isinstance(refused, LoginRefused) and refused.code == ACCESS_REFUSED:
@@ -98,8 +94,8 @@ class Compat:
 
     async def _routed(self, admitted: Admitted, name: tuple[str, str], login: Login, message: Message) -> bool:
         self._gate.hold(admitted, message.size)
-        outlet = await self._dispatch.outlet(name, login)
-        single = Single(self._dispatch, outlet, message, self._gate.loop)
+        handle = await self._dispatch.exchange_handle(name, login)
+        single = Single(self._dispatch, handle, message, self._gate.loop)
         try:
             await single.send()
         except ProblemError as problem:
@@ -110,26 +106,26 @@ class Compat:
                 raise
             raise _BadError(f"{_WORDS[problem.kind]} '{name[1]}' in vhost '{name[0]}'") from None
         admitted.name = name
-        verdict = await single.verdict()
-        if verdict is CONFIRMED:
+        result = await single.result()
+        if result is CONFIRMED:
             return True
-        admitted.counted = verdict.outcome is not Outcome.INVALID
-        verdict = judged(single.placed, verdict)
-        if is_gone(verdict):
-            await self._dispatch.refresh(single.placed, "a message did not reach it")
-        match verdict.outcome:
+        admitted.counted = result.outcome is not Outcome.INVALID
+        result = judged(single.placement, result)
+        if is_gone(result):
+            await self._dispatch.refresh(single.placement, "a message did not reach it")
+        match result.outcome:
             case Outcome.UNROUTABLE:
-                self._gate.count(name, verdict.outcome)
+                self._gate.count(name, result.outcome)
                 return False
             case Outcome.INVALID:
-                code = PRECONDITION_FAILED if verdict.code == CONTENT_TOO_LARGE else verdict.code
-                raise _BadError(f"{code} {verdict.detail}")
+                code = PRECONDITION_FAILED if result.code == CONTENT_TOO_LARGE else result.code
+                raise _BadError(f"{code} {result.detail}")
             case Outcome.NACKED:
-                raise ProblemError(400, "nacked", _NACKED, verdict.outcome, retryable=True)
+                raise ProblemError(400, "nacked", _NACKED, result.outcome, retryable=True)
             case Outcome.UNAVAILABLE:
-                raise unavailable(verdict.detail)
+                raise unavailable(result.detail)
             case _:
-                raise ProblemError(504, "unknown", verdict.detail, verdict.outcome, retryable=True)
+                raise ProblemError(504, "unknown", result.detail, result.outcome, retryable=True)
 
 
 def _login(request: web.Request) -> Login:
@@ -163,19 +159,19 @@ def _name(part: str) -> str:
 def _message(body: bytes, user: str) -> Message:
     """Raises ProblemError 400 or 413."""
     try:
-        asked = decoded(body or b"{}")
+        fields = decoded(body or b"{}")
     except DecodingError as error:
         if error.too_large:
             raise ProblemError(413, "too-large", f"body: {error}", Outcome.INVALID) from None
         raise _BadError("not_json") from None
-    if not isinstance(asked, dict):
+    if not isinstance(fields, dict):
         raise _BadError("not_json")
-    missing = ",\n ".join(f"{{key_missing,{name}}}" for name in _REQUIRED if name not in asked)
+    missing = ",\n ".join(f"{{key_missing,{name}}}" for name in _REQUIRED if name not in fields)
     if missing:
         raise _BadError(f"[{missing}]")
     try:
-        key = unsized_short_string(asked["routing_key"])
-        return Message(key, Header.of(_properties(asked["properties"], user)), _payload(asked))
+        key = unsized_short_string(fields["routing_key"])
+        return Message(key, Header.of(_properties(fields["properties"], user)), _payload(fields))
     except PropertyError as error:
         raise _BadError(str(error)) from None
 
@@ -191,8 +187,8 @@ def _properties(given: object, user: str) -> dict[int, bytes]:
     return properties_of(known, "properties.")
 
 
-def _payload(asked: Mapping[str, Any]) -> bytes:
-    payload, encoding = asked["payload"], asked["payload_encoding"]
+def _payload(fields: Mapping[str, Any]) -> bytes:
+    payload, encoding = fields["payload"], fields["payload_encoding"]
     if not isinstance(payload, str):
         raise _BadError("payload_not_string")
     if encoding == "string":

@@ -17,7 +17,7 @@ from proxy.topology.table import Name
 from proxy.wire.properties import Header
 
 
-class Ingest:
+class PublishEndpoint:
     """Publishes of single messages, for every endpoint that takes one."""
 
     def __init__(self, gate: Gate, dispatch: Dispatch, counts: Counts, *, default_vhost: str, max_body: int) -> None:
@@ -25,11 +25,7 @@ class Ingest:
         self._gate, self._dispatch, self._counts = gate, dispatch, counts
         self._default_vhost, self._max_body = default_vhost, max_body
 
-    def routes(self) -> list[web.RouteDef]:
-        """What it answers."""
-        return [web.post("/v1/exchanges/{exchange:[^/]+}/publish", self.publish)]
-
-    async def publish(self, request: web.Request) -> web.Response:
+    async def answer(self, request: web.Request) -> web.Response:
         """``POST /v1/exchanges/{exchange}/publish``: the body is the payload."""
         with self._gate.admitted() as admitted:
             query = query_of(request, _QUERY)
@@ -43,19 +39,19 @@ class Ingest:
         """The answer to one message, once the broker has given its own. Raises ProblemError but for a confirm."""
         # Headers may be longer as they are published than as they came.
         self._gate.hold(admitted, message.size)
-        outlet = await self._dispatch.outlet(name)
-        single = Single(self._dispatch, outlet, message, self._gate.loop)
+        handle = await self._dispatch.exchange_handle(name)
+        single = Single(self._dispatch, handle, message, self._gate.loop)
         await single.send()
         admitted.name = name
         started = time.monotonic()
-        verdict = await single.verdict()
-        if verdict.outcome is not Outcome.UNKNOWN:
+        result = await single.result()
+        if result.outcome is not Outcome.UNKNOWN:
             self._counts.http_latency.add(time.monotonic() - started)
-        if verdict is not CONFIRMED:
+        if result is not CONFIRMED:
             # The publisher counts all that the broker took and kept.
-            admitted.counted = verdict.outcome not in (Outcome.INVALID, Outcome.UNROUTABLE)
-            raise await failure(self._dispatch, single.placed, verdict)
-        return minimal() if prefers(request, "minimal") else receipt_answer(single.placed)
+            admitted.counted = result.outcome not in (Outcome.INVALID, Outcome.UNROUTABLE)
+            raise await failure(self._dispatch, single.placement, result)
+        return minimal() if prefers(request, "minimal") else receipt_answer(single.placement)
 
 
 _QUERY = {"vhost", "key"}

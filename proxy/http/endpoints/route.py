@@ -14,18 +14,14 @@ from proxy.outcome import Outcome
 from proxy.routing.routes import Choice
 
 
-class Question:
+class RouteEndpoint:
     """``GET /v1/exchanges/{exchange}/route``."""
 
     def __init__(self, gate: Gate, dispatch: Dispatch, *, default_vhost: str) -> None:
         """`default_vhost` is taken where a request names none."""
         self._gate, self._dispatch, self._default_vhost = gate, dispatch, default_vhost
 
-    def routes(self) -> list[web.RouteDef]:
-        """What it answers."""
-        return [web.get("/v1/exchanges/{exchange:[^/]+}/route", self.route, allow_head=False)]
-
-    async def route(self, request: web.Request) -> web.Response:
+    async def answer(self, request: web.Request) -> web.Response:
         """Where ``?key=`` goes."""
         query = query_of(request, {"vhost", "key"})
         if "key" not in query:

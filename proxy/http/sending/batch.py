@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from proxy.http.admission.limits import Limits
 from proxy.http.formats.message import Message
 from proxy.http.formats.problems import ProblemError
-from proxy.http.sending.dispatch import Dispatch, Order, Outlet, Placed
+from proxy.http.sending.dispatch import Dispatch, ExchangeHandle, OrderingKey, Placement
 from proxy.http.sending.receipts import is_gone, judged, receipt
 from proxy.outcome import Outcome
 from proxy.publisher.channel import CONFIRMED, UNROUTABLE, PublishResult
@@ -23,31 +23,31 @@ _UNSENT = frozenset({Outcome.INVALID, Outcome.REJECTED, Outcome.UNAVAILABLE, Out
 _LONGEST_DETAIL = 300
 
 
-class Words(NamedTuple):
+class FieldNames(NamedTuple):
     """What a request calls its list of messages, and the routing key of one."""
 
     messages: str
     key: str
 
 
-MESSAGES = Words("messages", "key")
+MESSAGES = FieldNames("messages", "key")
 
 
 class _Entry:
     """One message of the batch, and what became of it."""
 
-    __slots__ = ("counted", "id", "message", "order", "placed", "retryable", "tries", "verdict")
+    __slots__ = ("counted", "id", "message", "ordering_key", "placement", "result", "retryable", "tries")
 
-    def __init__(self, message_id: str | None, message: Message | None, order: Order = None) -> None:
-        self.id, self.order = message_id, order
+    def __init__(self, message_id: str | None, message: Message | None, ordering_key: OrderingKey = None) -> None:
+        self.id, self.ordering_key = message_id, ordering_key
         self.message = message
         """Until it is settled."""
         self.counted: int | None = None
         """Bytes that it has in the limits; from when it is sent first, or waits behind another, until it is settled."""
         self.tries = 0
         """Times that it was sent again."""
-        self.placed: Placed | None = None
-        self.verdict: PublishResult | None = None
+        self.placement: Placement | None = None
+        self.result: PublishResult | None = None
         self.retryable = True
 
 
@@ -58,9 +58,11 @@ class Batch:
     answer for one: each would wait as long.
     """
 
-    def __init__(self, dispatch: Dispatch, limits: Limits, outlet: Outlet, patience: float, words: Words) -> None:
+    def __init__(
+        self, dispatch: Dispatch, limits: Limits, handle: ExchangeHandle, patience: float, words: FieldNames
+    ) -> None:
         """Empty. `patience` in seconds is for room for one more message."""
-        self._dispatch, self._limits, self._outlet, self._patience = dispatch, limits, outlet, patience
+        self._dispatch, self._limits, self._handle, self._patience = dispatch, limits, handle, patience
         self.words = words
         self._entries: list[_Entry] = []
         self._unsettled = 0
@@ -68,12 +70,12 @@ class Batch:
         self._confirmed = True
         self._returned: list[int] = []
         """Messages that came back, and those behind them; they are sent once all others are settled."""
-        self._waiting: set[Order] = set()
+        self._waiting: set[OrderingKey] = set()
         """Their keys."""
         self._abandoned = False
         self._room_wait: asyncio.Timeout | None = None
         """Ends the wait for room, of which a message that came back holds a part."""
-        self._failed: set[Order] = set()
+        self._failed: set[OrderingKey] = set()
         """Keys of which nothing more is sent."""
         self._stopped = ""
         """Why nothing more is sent."""
@@ -102,16 +104,16 @@ class Batch:
     async def _add_late(self, step: Coroutine[Any, Any, None], index: int, message: Message) -> None:
         """After what has to be awaited before the message can be sent, as often as there is such a thing."""
         due: Coroutine[Any, Any, None] | None = step
-        asked = time.monotonic()
+        since = time.monotonic()
         while due is not None:
             try:
                 await due
             except ProblemError as problem:
                 self._unsent(index, message, problem)
                 return
-            due = self._send(index, message, asked)
+            due = self._send(index, message, since)
 
-    def _send(self, index: int, message: Message, asked: float) -> Coroutine[Any, Any, None] | None:
+    def _send(self, index: int, message: Message, since: float) -> Coroutine[Any, Any, None] | None:
         """Sends a message or fails it, or gives what must be awaited before the next try."""
         entry = self._entries[index]
         # Looked at after each wait: a message must not overtake one of its key that has failed meanwhile.
@@ -119,23 +121,23 @@ class Batch:
             self._fail(entry, PublishResult(Outcome.REJECTED, self._stopped), self._again)
             return None
         if self._failed or self._waiting:
-            order = self._dispatch.order_of(self._outlet, message)
+            order = self._dispatch.ordering_key_of(self._handle, message)
             if order in self._failed:
                 self._fail(entry, PublishResult(Outcome.REJECTED, "an earlier message with its key failed"), True)
                 return None
             if order in self._waiting:
-                entry.placed = None
+                entry.placement = None
                 self._returned.append(index)
                 self._count(entry, message)
                 return None
         try:
-            step = self._dispatch.attempt(self._outlet, message, self, index, asked)
+            step = self._dispatch.attempt(self._handle, message, self, index, since)
         except ProblemError as problem:
             self._unsent(index, message, problem)
             return None
-        if not isinstance(step, Placed):
+        if not isinstance(step, Placement):
             return step
-        entry.placed, entry.order = step, step.order(message.key)
+        entry.placement, entry.ordering_key = step, step.ordering_key(message.key)
         self._count(entry, message)
         self._unsettled += 1
         return None
@@ -154,7 +156,7 @@ class Batch:
     def _unsent(self, index: int, message: Message, problem: ProblemError) -> None:
         """A message that cannot be sent."""
         entry = self._entries[index]
-        entry.order = self._dispatch.order_of(self._outlet, message)
+        entry.ordering_key = self._dispatch.ordering_key_of(self._handle, message)
         if problem.outcome is Outcome.UNAVAILABLE or problem.status in (403, 404):
             self._stop(problem.detail, problem.retryable)
         self._fail(entry, PublishResult(problem.outcome, self._in_words(problem, index)), problem.retryable)
@@ -200,41 +202,43 @@ class Batch:
 
         With its message, where one could be made of it, it holds back those behind it also where not the key is hashed.
         """
-        entry = _Entry(message_id, None, key if message is None else self._dispatch.order_of(self._outlet, message))
+        entry = _Entry(
+            message_id, None, key if message is None else self._dispatch.ordering_key_of(self._handle, message)
+        )
         self._entries.append(entry)
         self._fail(entry, PublishResult(Outcome.INVALID, why), False)
 
-    def settled(self, index: int, verdict: PublishResult) -> None:
+    def settled(self, index: int, result: PublishResult) -> None:
         """The broker has answered for one."""
         entry = self._entries[index]
-        if verdict is CONFIRMED:
-            entry.verdict = verdict
+        if result is CONFIRMED:
+            entry.result = result
             self._release(entry)
-        elif verdict.outcome is Outcome.UNROUTABLE and entry.tries < MOST_TRIES and not self._abandoned:
+        elif result.outcome is Outcome.UNROUTABLE and entry.tries < MOST_TRIES and not self._abandoned:
             self._returned.append(index)
-            self._waiting.add(entry.order)
+            self._waiting.add(entry.ordering_key)
             if self._room_wait is not None:
                 self._room_wait.reschedule(0)
                 self._room_wait = None
         else:
-            if entry.placed is not None:
-                verdict = judged(entry.placed, verdict)
-            if verdict.outcome is Outcome.UNKNOWN:
-                self._stop(verdict.detail, True)
-            self._fail(entry, verdict, verdict.outcome in RETRYABLE)
+            if entry.placement is not None:
+                result = judged(entry.placement, result)
+            if result.outcome is Outcome.UNKNOWN:
+                self._stop(result.detail, True)
+            self._fail(entry, result, result.outcome in RETRYABLE)
         self._unsettled -= 1
         if not self._unsettled:
             self._settled.set()
 
-    def _fail(self, entry: _Entry, verdict: PublishResult, retryable: bool) -> None:
-        if len(verdict.detail) > _LONGEST_DETAIL:
+    def _fail(self, entry: _Entry, result: PublishResult, retryable: bool) -> None:
+        if len(result.detail) > _LONGEST_DETAIL:
             # Here and not in the answer, or what clients make of it would be kept until then.
-            verdict = verdict._replace(detail=verdict.detail[:_LONGEST_DETAIL])
-        entry.verdict, entry.retryable = verdict, retryable
+            result = result._replace(detail=result.detail[:_LONGEST_DETAIL])
+        entry.result, entry.retryable = result, retryable
         self._release(entry)
         self._confirmed = False
-        if entry.order is not None:
-            self._failed.add(entry.order)
+        if entry.ordering_key is not None:
+            self._failed.add(entry.ordering_key)
 
     async def done(self) -> None:
         """Returns once the fate of every message is known, and what showed a ring to be stale was read again."""
@@ -242,7 +246,7 @@ class Batch:
         while self._returned:
             await self._send_again()
             await self._answered()
-        await self._refresh(e for e in self._entries if e.verdict is not None and is_gone(e.verdict))
+        await self._refresh(e for e in self._entries if e.result is not None and is_gone(e.result))
 
     async def _answered(self) -> None:
         """Returns once the broker has answered for all that was sent."""
@@ -264,16 +268,16 @@ class Batch:
 
     async def _send_one_again(self, index: int) -> None:
         entry = self._entries[index]
-        message, before = entry.message, entry.placed
+        message, before = entry.message, entry.placement
         assert message is not None
-        if before is not None and not self._dispatch.moved(self._outlet, message, before):
-            verdict = judged(before, UNROUTABLE)
-            self._fail(entry, verdict, verdict.outcome in RETRYABLE)
+        if before is not None and not self._dispatch.moved(self._handle, message, before):
+            result = judged(before, UNROUTABLE)
+            self._fail(entry, result, result.outcome in RETRYABLE)
             return
         entry.tries += before is not None
         if (step := self._start(index, message)) is not None:
             await step
-        if before is not None and entry.placed is not None and entry.message is not None:
+        if before is not None and entry.placement is not None and entry.message is not None:
             self._dispatch.count_rerouted(before)
 
     def abandon(self) -> None:
@@ -283,19 +287,19 @@ class Batch:
             self._release(self._entries[self._returned.pop()])
 
     async def _refresh(self, entries: Iterable[_Entry]) -> None:
-        """Reads the rings again that placed them, each once."""
-        stale: dict[tuple[Route, Target | None], Placed] = {}
+        """Read the rings again that chose where these messages went, each ring once."""
+        stale: dict[tuple[Route, Target | None], Placement] = {}
         for entry in entries:
-            if entry.placed is not None:
-                choice = entry.placed.choice
-                stale[entry.placed.route, choice.target if choice else None] = entry.placed
+            if entry.placement is not None:
+                choice = entry.placement.choice
+                stale[entry.placement.route, choice.target if choice else None] = entry.placement
         await asyncio.gather(
-            *(self._dispatch.refresh(placed, "messages of a batch did not reach it") for placed in stale.values())
+            *(self._dispatch.refresh(placement, "messages of a batch did not reach it") for placement in stale.values())
         )
 
     def unsent(self) -> Counter[Outcome]:
         """How many the broker never took, or gave back, by outcome: what the publisher has not counted."""
-        outcomes = (entry.verdict.outcome for entry in self._entries if entry.verdict is not None)
+        outcomes = (entry.result.outcome for entry in self._entries if entry.result is not None)
         return Counter(o for o in outcomes if o in _UNSENT)
 
     @property
@@ -305,7 +309,7 @@ class Batch:
 
     def summary(self) -> dict[str, Any]:
         """Of a batch that is confirmed."""
-        passed = sum(entry.placed is not None and entry.placed.reason is not None for entry in self._entries)
+        passed = sum(entry.placement is not None and entry.placement.reason is not None for entry in self._entries)
         count = len(self._entries)
         return {"outcome": Outcome.CONFIRMED, "messages": count, "confirmed": count - passed, "passed": passed}
 
@@ -315,9 +319,9 @@ class Batch:
 
     def problem(self) -> ProblemError:
         """Of a batch of which something failed."""
-        verdicts = [entry.verdict for entry in self._entries if entry.verdict is not None]
-        outcomes = {verdict.outcome for verdict in verdicts}
-        failures = [entry for entry in self._entries if entry.verdict is not CONFIRMED]
+        results = [entry.result for entry in self._entries if entry.result is not None]
+        outcomes = {result.outcome for result in results}
+        failures = [entry for entry in self._entries if entry.result is not CONFIRMED]
         first = _result(failures[0])["detail"]
         again = any(entry.retryable for entry in failures)
         return ProblemError(
@@ -332,12 +336,12 @@ class Batch:
 
 def _result(entry: _Entry) -> dict[str, Any]:
     named = {} if entry.id is None else {"id": entry.id}
-    if entry.verdict is CONFIRMED and entry.placed is not None:
-        return named | receipt(entry.placed)
-    verdict = entry.verdict or PublishResult(Outcome.UNKNOWN)
+    if entry.result is CONFIRMED and entry.placement is not None:
+        return named | receipt(entry.placement)
+    result = entry.result or PublishResult(Outcome.UNKNOWN)
     return {
         **named,
-        "outcome": verdict.outcome,
-        "detail": verdict.detail,
+        "outcome": result.outcome,
+        "detail": result.detail,
         "retryable": entry.retryable,
     }

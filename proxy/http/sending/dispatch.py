@@ -9,7 +9,7 @@ from mypy_extensions import mypyc_attr
 
 from proxy.http.formats.message import Message
 from proxy.http.formats.problems import ProblemError, invalid, refused, unavailable
-from proxy.http.sending.witness import Witness
+from proxy.http.sending.journal_receiver import JournalReceiver
 from proxy.journal.buffer import Journal, Record
 from proxy.outcome import Outcome
 from proxy.publisher.channel import Receiver
@@ -26,22 +26,22 @@ from proxy.wire.frames import shorted
 from ring.destination import Destination
 from ring.hashing import index_at, slot_of
 
-Order = bytes | int | None
+OrderingKey = bytes | int | None
 """What messages have in common whose order matters: a routing key, or the slot of what else their exchange hashes."""
 
 
-class Outlet(NamedTuple):
+class ExchangeHandle(NamedTuple):
     """What the messages of one request have in common: where they are published to, and over which connections."""
 
     name: Name
-    lanes: ConnectionGroup
+    connections: ConnectionGroup
     exchange: bytes
 
 
 _NO_KEY = "Routing-Key: missing, and so is ?key="
 
 
-class Placed:
+class Placement:
     """Where a message went: where a ring chose, or, for a reason, to the exchange itself."""
 
     __slots__ = ("choice", "reason", "route")
@@ -55,7 +55,7 @@ class Placed:
         """The destination that a ring chose; None for the exchange itself."""
         return self.choice.target.destination if self.choice is not None and self.reason is None else None
 
-    def order(self, key: bytes | None) -> Order:
+    def ordering_key(self, key: bytes | None) -> OrderingKey:
         """The ordering key: messages that share it stay in order."""
         return key if self.route.hashed is None or self.choice is None else self.choice.slot
 
@@ -92,14 +92,14 @@ class Dispatch:
         self._router, self._sync, self._tables, self._publisher = router, sync, tables, publisher
         self._lookup_timeout = lookup_timeout
 
-    async def check(self, outlet: Outlet) -> None:
+    async def check(self, handle: ExchangeHandle) -> None:
         """Returns once it is known where an exchange's messages go. Raises ProblemError 403, 404 or 503."""
-        asked = self._router.clock()
-        while not isinstance(step := self._route(outlet, asked), Route):
+        since = self._router.clock()
+        while not isinstance(step := self._route(handle, since), Route):
             await step
-        self._refuse_internal(outlet)
+        self._refuse_internal(handle)
 
-    async def outlet(self, name: Name, login: Login | None = None) -> Outlet:
+    async def exchange_handle(self, name: Name, login: Login | None = None) -> ExchangeHandle:
         """The way to an exchange, as this sidecar's own user or another.
 
         Raises ProblemError where there is no such exchange. Clients choose the name, so an unknown one opens no
@@ -108,18 +108,18 @@ class Dispatch:
         if login is None and self._must_be_read(name):
             await self.look_up(name, name, self._router.clock())
         try:
-            return Outlet(name, self._publisher.lanes(name[0], login), name[1].encode())
+            return ExchangeHandle(name, self._publisher.lanes(name[0], login), name[1].encode())
         except TooManyGuests as error:
             raise ProblemError(429, "too-many", str(error), Outcome.REJECTED, retryable=True) from None
 
-    async def log_in(self, outlet: Outlet) -> None:
-        """Return once the broker has let in the outlet's user.
+    async def log_in(self, handle: ExchangeHandle) -> None:
+        """Return once the broker has let in the handle's user.
 
         Raises ProblemError 503, caused by LoginRefused where the broker has refused.
         """
-        link = outlet.lanes.link
-        if link.client is None:
-            await self._cleared(link, self._router.clock())
+        connection = handle.connections.link
+        if connection.client is None:
+            await self._cleared(connection, self._router.clock())
 
     def _must_be_read(self, name: Name) -> bool:
         """Whether it must be known first that an exchange exists.
@@ -130,46 +130,46 @@ class Dispatch:
             return False
         return self._tables.selection.mode(*name) is not Mode.SHADOW or not self._publisher.serves(name[0])
 
-    async def send(self, outlet: Outlet, message: Message, receiver: Receiver, index: int) -> Placed:
-        """Publishes one message, of whose fate `receiver` is told; waits only for what must be read or connected first.
+    async def send(self, handle: ExchangeHandle, message: Message, receiver: Receiver, index: int) -> Placement:
+        """Publishes one message, and has `receiver` told its result; waits only for a look-up or a connection.
 
         Raises ProblemError where nothing was sent.
         """
-        asked = self._router.clock()
-        while not isinstance(step := self.attempt(outlet, message, receiver, index, asked), Placed):
+        since = self._router.clock()
+        while not isinstance(step := self.attempt(handle, message, receiver, index, since), Placement):
             await step
         return step
 
     def attempt(
-        self, outlet: Outlet, message: Message, receiver: Receiver, index: int, asked: float
-    ) -> Placed | Coroutine[Any, Any, None]:
+        self, handle: ExchangeHandle, message: Message, receiver: Receiver, index: int, since: float
+    ) -> Placement | Coroutine[Any, Any, None]:
         """Publishes a message at once, or gives what must be awaited before the next attempt.
 
-        `asked` is when the first attempt was, monotonic. Raises ProblemError where there is no use in another.
+        `since` is when the first attempt was, monotonic. Raises ProblemError where there is no use in another.
         """
-        route = self._route(outlet, asked)
+        route = self._route(handle, since)
         if not isinstance(route, Route):
             return route
-        lanes, key = outlet.lanes, message.key or b""
+        connections, key = handle.connections, message.key or b""
         if message.key is None and (route.hashed is None or not route.stamp):
             raise ProblemError(400, "no-routing-key", _NO_KEY, Outcome.INVALID)
         if route.plain:
             slot = slot_of(key)
             choice = Choice(route.targets[index_at(route.owners, slot)], route, slot, key, False, False)
-            placed = Placed(route, choice, None)
+            placement = Placement(route, choice, None)
         else:
-            self._refuse_internal(outlet)
-            placed = self._placed(route, key, message)
-            slot = placed.choice.slot if placed.choice is not None else slot_of(key)
-            if placed.choice is not None and placed.choice.target.unread is not None:
-                return self._read(outlet.name, placed.choice.target.unread, asked)
-        link = lanes.links[slot % len(lanes.links)]
-        if not link.clear:
-            return self._cleared(link, asked)
-        if route.reason is not PassReason.TYPE and not route.fixed and self._tables.mismatch(link.cluster):
-            return self._same_cluster(link, asked)
-        self._publish(link, placed, outlet, message, (receiver, index))
-        return placed
+            self._refuse_internal(handle)
+            placement = self._place(route, key, message)
+            slot = placement.choice.slot if placement.choice is not None else slot_of(key)
+            if placement.choice is not None and placement.choice.target.unread is not None:
+                return self._read(handle.name, placement.choice.target.unread, since)
+        connection = connections.links[slot % len(connections.links)]
+        if not connection.clear:
+            return self._cleared(connection, since)
+        if route.reason is not PassReason.TYPE and not route.fixed and self._tables.mismatch(connection.cluster):
+            return self._same_cluster(connection, since)
+        self._publish(connection, placement, handle, message, (receiver, index))
+        return placement
 
     async def choose(self, name: Name, key: bytes) -> Chosen:
         """Return where a publish to an exchange goes whose ring hashes `key`, be that a routing key or another value.
@@ -177,13 +177,13 @@ class Dispatch:
         Nothing is published. Raises ProblemError where the exchange does not exist, cannot be read in time, or takes
         no publishes.
         """
-        asked = self._router.clock()
-        while isinstance(found := self._choose(name, key, asked), Unread):
-            await self._read(name, found, asked)
+        since = self._router.clock()
+        while isinstance(found := self._choose(name, key, since), Unread):
+            await self._read(name, found, since)
         return found
 
-    def _choose(self, name: Name, key: bytes, asked: float) -> Chosen | Unread:
-        entry = self._router.look(name, asked)
+    def _choose(self, name: Name, key: bytes, since: float) -> Chosen | Unread:
+        entry = self._router.look(name, since)
         if isinstance(entry, Unknown):
             return Unread(entry.exchange, entry.why, refused=entry.refused)
         if entry.known is None or entry.passed not in (None, PassReason.SHADOW):
@@ -192,144 +192,144 @@ class Dispatch:
         if table.expires < self._router.clock():
             table.clear()
         found = _chosen_by(table, table.find(exchange), key)
-        return _chosen_by(table, table.once(exchange, asked), key) if isinstance(found, Unread) else found
+        return _chosen_by(table, table.once(exchange, since), key) if isinstance(found, Unread) else found
 
-    def order_of(self, outlet: Outlet, message: Message) -> Order:
-        """The same of a message that is not placed yet."""
-        route = self._table(outlet.lanes).find(outlet.exchange)
+    def ordering_key_of(self, handle: ExchangeHandle, message: Message) -> OrderingKey:
+        """Return the ordering key of a message that has not been routed."""
+        route = self._table(handle.connections).find(handle.exchange)
         if isinstance(route, Unread) or route.hashed is None:
             return message.key
-        return self._placed(route, message.key or b"", message).order(message.key)
+        return self._place(route, message.key or b"", message).ordering_key(message.key)
 
-    def _table(self, lanes: ConnectionGroup) -> RouteTable:
+    def _table(self, connections: ConnectionGroup) -> RouteTable:
         """The routes, whatever the cluster: that is looked at for each publish."""
-        if lanes.table is None:
-            lanes.table = self._tables.table(lanes.vhost, None)
-        return lanes.table
+        if connections.table is None:
+            connections.table = self._tables.table(connections.vhost, None)
+        return connections.table
 
-    def _placed(self, route: Route, key: bytes, message: Message) -> Placed:
+    def _place(self, route: Route, key: bytes, message: Message) -> Placement:
         """By a ring that hashes something else than the key, by rings behind rings, or passed."""
         choice = None
         if route.stamp:
             header = message.header.payload(len(message.body))
             choice = route.choose(key, header, 0, len(header))
             if choice is None:
-                return Placed(route, None, PassReason.CYCLE)
+                return Placement(route, None, PassReason.CYCLE)
         if route.shadowed or not route.stamp:
-            return Placed(route, choice, route.reason)
-        return Placed(route, choice, None)
+            return Placement(route, choice, route.reason)
+        return Placement(route, choice, None)
 
     def _publish(
         self,
-        link: BrokerConnection,
-        placed: Placed,
-        outlet: Outlet,
+        connection: BrokerConnection,
+        placement: Placement,
+        handle: ExchangeHandle,
         message: Message,
-        told: tuple[Receiver, int],
+        confirm_to: tuple[Receiver, int],
     ) -> None:
-        client, route, key = link.client, placed.route, message.key or b""
+        client, route, key = connection.client, placement.route, message.key or b""
         assert client is not None
         counters = route.counters
-        if placed.choice is not None and placed.reason is None:
-            target = placed.choice.target
+        if placement.choice is not None and placement.reason is None:
+            target = placement.choice.target
             stamp = route.stamp
             exchange, method = (b"", target.method) if target.is_queue else (target.name, target.method + shorted(key))
         else:
-            exchange, stamp = outlet.exchange, b""
+            exchange, stamp = handle.exchange, b""
             method = PUBLISH + shorted(exchange) + shorted(key)
-            counters = self._count_passed(placed)
+            counters = self._count_passed(placement)
         if 0 < client.most_body < len(message.body):
             detail = f"message size {len(message.body)} is larger than configured max size {client.most_body}"
             # In the broker's words, who answered so the first time.
             raise ProblemError(413, "too-large", f"body: PRECONDITION_FAILED - {detail}", Outcome.INVALID)
-        if route.journal is not None and placed.choice is not None and placed.choice.slot < route.journal.limit:
-            told = self._witness(route.journal, placed, placed.choice, message, told), 0
+        if route.journal is not None and placement.choice is not None and placement.choice.slot < route.journal.limit:
+            confirm_to = self._journalled(route.journal, placement, placement.choice, message, confirm_to), 0
         try:
-            client.publish(exchange, method, message.header, stamp, key, message.body, (*told, counters))
+            client.publish(exchange, method, message.header, stamp, key, message.body, (*confirm_to, counters))
         except ValueError as error:
             raise invalid("headers", str(error)) from None
         except Full as full:
             raise unavailable(str(full)) from None
-        if placed.choice is not None:
-            route.counters.value_missing += placed.choice.missing
-        link.wake()
+        if placement.choice is not None:
+            route.counters.value_missing += placement.choice.missing
+        connection.wake()
 
-    def _witness(
-        self, journal: Journal, placed: Placed, choice: Choice, message: Message, told: tuple[Receiver, int]
-    ) -> Witness:
+    def _journalled(
+        self, journal: Journal, placement: Placement, choice: Choice, message: Message, confirm_to: tuple[Receiver, int]
+    ) -> JournalReceiver:
         header = message.header.payload(len(message.body))
-        record = Record("http", placed.route.name, header, 0, len(header), journal.clock())
-        choice.tell(record, placed.where)
-        return Witness(journal, record, told[0], told[1])
+        record = Record("http", placement.route.name, header, 0, len(header), journal.clock())
+        choice.tell(record, placement.where)
+        return JournalReceiver(journal, record, confirm_to[0], confirm_to[1])
 
-    def _count_passed(self, placed: Placed) -> Counters:
-        if placed.reason is PassReason.CYCLE:
-            return self._tables.counter_table.of(placed.route.name, PassReason.CYCLE)
-        if placed.choice is not None:
-            placed.route.counters.shadowed[placed.choice.target.destination] += 1
-        return placed.route.counters
+    def _count_passed(self, placement: Placement) -> Counters:
+        if placement.reason is PassReason.CYCLE:
+            return self._tables.counter_table.of(placement.route.name, PassReason.CYCLE)
+        if placement.choice is not None:
+            placement.route.counters.shadowed[placement.choice.target.destination] += 1
+        return placement.route.counters
 
-    async def _cleared(self, link: BrokerConnection, asked: float) -> None:
+    async def _cleared(self, connection: BrokerConnection, since: float) -> None:
         """Waits until a connection takes publishes."""
         try:
-            await self._publisher.cleared(link, asked + self._lookup_timeout - self._router.clock())
+            await self._publisher.cleared(connection, since + self._lookup_timeout - self._router.clock())
         except Unavailable as error:
             problem = unavailable(str(error))
             problem.__cause__ = error  # mypyc knows no `raise ... from`
             raise problem from error
 
-    async def _same_cluster(self, link: BrokerConnection, asked: float) -> None:
+    async def _same_cluster(self, connection: BrokerConnection, since: float) -> None:
         """Returns if the management API's cluster is the connection's after all: one was renamed, or was asked late.
 
         Raises ProblemError where it is not.
         """
-        told, told_at = link.cluster or "", link.cluster_told_at
-        name = await self._sync.identity.confirmed(told, told_at, asked + self._lookup_timeout - self._router.clock())
-        if link.cluster_told_at != told_at:
+        told, told_at = connection.cluster or "", connection.cluster_told_at
+        name = await self._sync.identity.confirmed(told, told_at, since + self._lookup_timeout - self._router.clock())
+        if connection.cluster_told_at != told_at:
             return  # connected anew meanwhile
         if name is not None:
-            link.cluster = name
+            connection.cluster = name
             return
-        link.doubt()
+        connection.doubt()
         raise unavailable(self._tables.mismatch(told))
 
-    def _route(self, outlet: Outlet, asked: float) -> Route | Coroutine[Any, Any, None]:
+    def _route(self, handle: ExchangeHandle, since: float) -> Route | Coroutine[Any, Any, None]:
         """Where an exchange's messages go, or what must be awaited to know it."""
-        lanes, exchange = outlet.lanes, outlet.exchange
-        table = self._table(lanes)
+        connections, exchange = handle.connections, handle.exchange
+        table = self._table(connections)
         route = table.routes.get(exchange)
         if table.expires < self._router.clock():
             table.clear()
         elif route is not None:
             return route
-        if lanes.guest and lanes.link.client is None:
+        if connections.guest and connections.link.client is None:
             # The broker judges him before he learns what there is.
-            return self._cleared(lanes.link, asked)
-        if exchange and self._must_be_read(outlet.name):
-            return self.look_up(outlet.name, outlet.name, asked)
+            return self._cleared(connections.link, since)
+        if exchange and self._must_be_read(handle.name):
+            return self.look_up(handle.name, handle.name, since)
         found = table.find(exchange)
         if isinstance(found, Unread):
-            found = table.once(exchange, asked)
-        return found if isinstance(found, Route) else self._read(outlet.name, found, asked)
+            found = table.once(exchange, since)
+        return found if isinstance(found, Route) else self._read(handle.name, found, since)
 
-    def _read(self, name: Name, unread: Unread, asked: float) -> Coroutine[Any, Any, None]:
+    def _read(self, name: Name, unread: Unread, since: float) -> Coroutine[Any, Any, None]:
         """Return the look-up that a publish to `name` must await; raises ProblemError where no look-up helps."""
         if unread.refused:
             raise refused(unread.name, unread.why)
-        return self.look_up(name, unread.name, asked)
+        return self.look_up(name, unread.name, since)
 
-    def _refuse_internal(self, outlet: Outlet) -> None:
-        entry = self._router.entries.get(outlet.name)
+    def _refuse_internal(self, handle: ExchangeHandle) -> None:
+        entry = self._router.entries.get(handle.name)
         if entry is not None and entry.internal:
-            detail = f"exchange: {outlet.name[1]!r} is internal, and takes messages from other exchanges only"
+            detail = f"exchange: {handle.name[1]!r} is internal, and takes messages from other exchanges only"
             raise ProblemError(403, "internal-exchange", detail, Outcome.INVALID)
 
-    async def look_up(self, name: Name, wanted: Name, asked: float) -> None:
-        """Returns once an exchange is read on which publishes to `name` wait since `asked`, monotonic.
+    async def look_up(self, name: Name, wanted: Name, since: float) -> None:
+        """Returns once an exchange is read on which publishes to `name` wait since `since`, monotonic.
 
         Raises ProblemError where it does not exist or cannot be read in time.
         """
-        left = asked + self._lookup_timeout - self._router.clock()
+        left = since + self._lookup_timeout - self._router.clock()
         if left <= 0:
             raise unavailable(f"exchange {wanted[1]!r} could not be read in time")
         try:
@@ -337,7 +337,7 @@ class Dispatch:
         except Absent as absent:
             if wanted == name:
                 raise ProblemError(404, "unknown-exchange", f"exchange: {absent}", Outcome.INVALID) from None
-            left = asked + self._lookup_timeout - self._router.clock()
+            left = since + self._lookup_timeout - self._router.clock()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(left):
                     await self._sync.refresh(name, "an exchange behind it is gone")
@@ -345,25 +345,25 @@ class Dispatch:
         except NotReadable as error:
             raise unavailable(f"exchange {wanted[1]!r} cannot be read: {error}") from None
 
-    def moved(self, outlet: Outlet, message: Message, placed: Placed) -> bool:
+    def moved(self, handle: ExchangeHandle, message: Message, placement: Placement) -> bool:
         """Whether a message that came back would go elsewhere now than where it had been placed, as far as is known."""
-        route = self._table(outlet.lanes).find(outlet.exchange)
-        return isinstance(route, Unread) or self._placed(route, message.key or b"", message).where != placed.where
+        route = self._table(handle.connections).find(handle.exchange)
+        return isinstance(route, Unread) or self._place(route, message.key or b"", message).where != placement.where
 
-    def count_rerouted(self, placed: Placed) -> None:
+    def count_rerouted(self, placement: Placement) -> None:
         """Counts a message that came back from there and was sent again."""
-        self._tables.counter_table.of(placed.route.name, None).rerouted += 1
+        self._tables.counter_table.of(placement.route.name, None).rerouted += 1
 
-    async def refresh(self, placed: Placed, why: str) -> None:
+    async def refresh(self, placement: Placement, why: str) -> None:
         """Reads the ring of a message that did not reach its queue again: the next try finds the new one.
 
         Not for longer than a look-up may take.
         """
-        names, gone = {placed.route.name}, set()
-        if placed.choice is not None and placed.reason is None:
+        names, gone = {placement.route.name}, set()
+        if placement.choice is not None and placement.reason is None:
             # With rings behind rings, the one that chose.
-            names.add(placed.choice.by.name)
-            gone = {placed.choice.target.destination}
+            names.add(placement.choice.by.name)
+            gone = {placement.choice.target.destination}
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._lookup_timeout):
                 await asyncio.gather(*(self._sync.refresh(name, why, gone) for name in names))

@@ -8,7 +8,7 @@ from aiohttp import web
 
 from proxy.http.formats.answers import json_answer, named
 from proxy.http.formats.problems import ProblemError
-from proxy.http.sending.dispatch import Dispatch, Placed
+from proxy.http.sending.dispatch import Dispatch, Placement
 from proxy.outcome import Outcome
 from proxy.publisher.channel import PublishResult
 from proxy.wire.frames import ACCESS_REFUSED, CONTENT_TOO_LARGE, NOT_FOUND
@@ -20,11 +20,11 @@ def minimal() -> web.Response:
     return web.Response(status=204, headers={"Preference-Applied": "return=minimal"})
 
 
-def receipt(placed: Placed) -> dict[str, Any]:
+def receipt(placement: Placement) -> dict[str, Any]:
     """Of a message that is confirmed."""
-    if placed.choice is None or placed.reason is not None:
-        return {"outcome": Outcome.PASSED, "exchange": placed.route.name[1], "reason": placed.reason}
-    choice = placed.choice
+    if placement.choice is None or placement.reason is not None:
+        return {"outcome": Outcome.PASSED, "exchange": placement.route.name[1], "reason": placement.reason}
+    choice = placement.choice
     return {"outcome": Outcome.CONFIRMED, **place(choice.target.destination, choice.slot, choice.by.fingerprint)}
 
 
@@ -33,11 +33,11 @@ def place(destination: Destination, slot: int, fingerprint: str) -> dict[str, An
     return {"destination": named(destination), "ring": fingerprint, "slot": slot}
 
 
-def receipt_answer(placed: Placed) -> web.Response:
+def receipt_answer(placement: Placement) -> web.Response:
     """The same as a 200, made fast."""
-    if placed.choice is None or placed.reason is not None:
-        return json_answer(receipt(placed))
-    choice = placed.choice
+    if placement.choice is None or placement.reason is not None:
+        return json_answer(receipt(placement))
+    choice = placement.choice
     start = _start(choice.target.destination, choice.by.fingerprint)
     return web.Response(body=start + b"%d}" % choice.slot, headers=_JSON)
 
@@ -55,44 +55,44 @@ _DEFAULT_EXCHANGE = ""
 """It reaches one queue, whose name is the routing key: headers that ask for copies are not taken."""
 
 
-def judged(placed: Placed, verdict: PublishResult) -> PublishResult:
-    """The verdict on a message that is not confirmed, with what is known of where it went."""
-    routed = placed.choice is not None and placed.reason is None
-    if verdict.outcome is Outcome.INVALID and verdict.code == NOT_FOUND and routed:
+def judged(placement: Placement, result: PublishResult) -> PublishResult:
+    """The result of a message that is not confirmed, with what is known of where it went."""
+    routed = placement.choice is not None and placement.reason is None
+    if result.outcome is Outcome.INVALID and result.code == NOT_FOUND and routed:
         # The exchange that its ring chose is gone, which another try does not meet again.
-        return verdict._replace(outcome=Outcome.UNAVAILABLE)
-    if verdict.outcome not in (Outcome.UNROUTABLE, Outcome.NACKED):
-        return verdict
-    destination = placed.choice.target.destination if placed.choice is not None and routed else None
+        return result._replace(outcome=Outcome.UNAVAILABLE)
+    if result.outcome not in (Outcome.UNROUTABLE, Outcome.NACKED):
+        return result
+    destination = placement.choice.target.destination if placement.choice is not None and routed else None
     to_queue = destination is not None and destination.kind == "queue"
-    name = destination.name if destination is not None else placed.route.name[1]
-    if verdict.outcome is Outcome.UNROUTABLE:
+    name = destination.name if destination is not None else placement.route.name[1]
+    if result.outcome is Outcome.UNROUTABLE:
         what = f"there is no queue {name!r}" if to_queue else f"exchange {name!r} has no queue for it"
-        return verdict._replace(detail=what)
+        return result._replace(detail=what)
     if to_queue or name == _DEFAULT_EXCHANGE:
-        return verdict
+        return result
     why = f"a queue behind exchange {name!r} refused it; another may have taken it"
-    return verdict._replace(outcome=Outcome.UNKNOWN, detail=why)
+    return result._replace(outcome=Outcome.UNKNOWN, detail=why)
 
 
-def is_gone(verdict: PublishResult) -> bool:
-    """Whether a verdict shows that an exchange is gone. (Where a message came back, its ring has been read again.)"""
-    return verdict.code == NOT_FOUND
+def is_gone(result: PublishResult) -> bool:
+    """Whether a result shows that an exchange is gone. (Where a message came back, its ring has been read again.)"""
+    return result.code == NOT_FOUND
 
 
-async def failure(dispatch: Dispatch, placed: Placed, verdict: PublishResult) -> ProblemError:
+async def failure(dispatch: Dispatch, placement: Placement, result: PublishResult) -> ProblemError:
     """The problem of a message that was sent and is not confirmed, once its ring was read again where that may help."""
-    verdict = judged(placed, verdict)
-    outcome, detail = verdict.outcome, verdict.detail
-    if is_gone(verdict):
-        await dispatch.refresh(placed, "a message did not reach it")
+    result = judged(placement, result)
+    outcome, detail = result.outcome, result.detail
+    if is_gone(result):
+        await dispatch.refresh(placement, "a message did not reach it")
     if outcome is not Outcome.INVALID:
         return ProblemError(504 if outcome is Outcome.UNKNOWN else 503, outcome.value, detail, outcome, retryable=True)
     # The broker refused this one message, and nothing else was in flight beside it.
-    if verdict.code == ACCESS_REFUSED:
+    if result.code == ACCESS_REFUSED:
         return ProblemError(403, "forbidden", detail, outcome)
-    if verdict.code == NOT_FOUND:
+    if result.code == NOT_FOUND:
         return ProblemError(404, "unknown-exchange", f"exchange: {detail}", outcome)
-    if verdict.code == CONTENT_TOO_LARGE:
+    if result.code == CONTENT_TOO_LARGE:
         return ProblemError(413, "too-large", f"body: {detail}", outcome)
     return ProblemError(400, "bad-request", f"message: {detail}", outcome)

@@ -20,7 +20,7 @@ from packaging.specifiers import SpecifierSet
 
 from proxy.http import server
 from proxy.http.admission.limits import Limits
-from proxy.http.server import Bounds, ProblemRunner
+from proxy.http.server import ConnectionBounds, ProblemRunner
 from proxy.settings.parse import Address
 from tests.certificates import Authority
 
@@ -43,7 +43,7 @@ class Case:
         tls: ssl.SSLContext | None = None,
     ) -> None:
         self.limits = Limits(10, 1 << 20)
-        self._bounds, self._answer, self._tls = Bounds(seconds, connections, self.limits), answer, tls
+        self._bounds, self._answer, self._tls = ConnectionBounds(seconds, connections, self.limits), answer, tls
         self.asked, self.go = asyncio.Event(), asyncio.Event()
         self.go.set()
         self._runner: ProblemRunner | None = None

@@ -16,7 +16,7 @@ from aiohttp.test_utils import make_mocked_request
 from proxy.http.admission.gate import Gate
 from proxy.http.admission.limits import LEAST_RATE, Limits
 from proxy.http.formats.problems import ProblemError, problem_middleware
-from proxy.http.server import Bounds, ProblemRunner
+from proxy.http.server import ConnectionBounds, ProblemRunner
 from proxy.outcome import Outcome
 from proxy.routing.counters import NOWHERE
 from proxy.routing.counts import Counts
@@ -56,7 +56,7 @@ class Case:
     async def listening(self) -> AsyncIterator["Client"]:
         app = web.Application(middlewares=[problem_middleware])
         app.router.add_post("/", self.answer)
-        runner = ProblemRunner(app, Bounds(30, 10, self.limits), shutdown_timeout=0.1)
+        runner = ProblemRunner(app, ConnectionBounds(30, 10, self.limits), shutdown_timeout=0.1)
         await runner.setup()
         try:
             await runner.listen(Address("127.0.0.1", 0))

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from aiohttp.test_utils import make_mocked_request
 
-from proxy.http.admission.pages import Names, refuse_foreign
+from proxy.http.admission.pages import HostNames, refuse_foreign
 from proxy.http.formats.problems import ProblemError
 from proxy.settings.parse import Address
 
@@ -27,7 +27,7 @@ NEVER = (
 )
 
 
-def status(names: Names, host: str | None, transport: Any) -> int:
+def status(names: HostNames, host: str | None, transport: Any) -> int:
     """That of the problem, 200 for none."""
     headers = {} if host is None else {"Host": host}
     request = make_mocked_request("POST", "/", headers, transport=transport)
@@ -40,7 +40,7 @@ def status(names: Names, host: str | None, transport: Any) -> int:
 
 def test_a_wrong_name_is_told_with_the_setting() -> None:
     with pytest.raises(ProblemError) as raised:
-        Names(LOOPBACK).check(make_mocked_request("POST", "/", {"Host": "evil.example"}, transport=TCP))
+        HostNames(LOOPBACK).check(make_mocked_request("POST", "/", {"Host": "evil.example"}, transport=TCP))
     assert (raised.value.kind, raised.value.retryable) == ("misdirected", False)
     assert raised.value.detail == "Host: 'evil.example' is no name of this listener; host_names takes further ones"
 
@@ -61,7 +61,7 @@ UNIX: Any = Transport("/run/ringproxy.sock")
 
 @pytest.mark.parametrize("listen", [LOOPBACK, Address("::1", 1), Address("localhost", 1)])
 def test_the_names_of_a_loopback_listener(listen: Address) -> None:
-    names = Names(listen)
+    names = HostNames(listen)
     for _ in range(2):
         assert {host: status(names, host, TCP) for host in ALWAYS} == dict.fromkeys(ALWAYS, 200)
         others = (*ELSEWHERE, *NEVER, socket.gethostname() + ".example")
@@ -69,7 +69,7 @@ def test_the_names_of_a_loopback_listener(listen: Address) -> None:
 
 
 def test_the_names_of_another_listener() -> None:
-    names = Names(POD)
+    names = HostNames(POD)
     taken = (*ALWAYS, *ELSEWHERE, socket.gethostname(), f"{socket.gethostname()}:15681")
     for _ in range(2):
         assert {host: status(names, host, TCP) for host in taken} == dict.fromkeys(taken, 200)
@@ -77,23 +77,23 @@ def test_the_names_of_another_listener() -> None:
 
 
 def test_no_host_and_a_unix_socket() -> None:
-    names = Names(LOOPBACK)
+    names = HostNames(LOOPBACK)
     assert status(names, None, TCP) == 200
     assert status(names, "anything.example", UNIX) == 200
 
 
 @pytest.mark.parametrize("listen", [LOOPBACK, POD])
 def test_further_names(listen: Address) -> None:
-    names = Names(listen, ["Ringproxy.example", "10.0.0.9", "fd00::9"])
+    names = HostNames(listen, ["Ringproxy.example", "10.0.0.9", "fd00::9"])
     for host in ("ringproxy.example:15680", "RINGPROXY.EXAMPLE.", "10.0.0.9:1", "[fd00::9]:1"):
         assert status(names, host, TCP) == 200
     assert status(names, "other.example", TCP) == 421
-    assert status(Names(listen, ["*"]), "evil.example", TCP) == 200
-    assert status(Names(listen, ["*"]), "no host", TCP) == 200
+    assert status(HostNames(listen, ["*"]), "evil.example", TCP) == 200
+    assert status(HostNames(listen, ["*"]), "no host", TCP) == 200
 
 
 def test_what_is_remembered_of_names_is_bounded() -> None:
-    names = Names(POD)
+    names = HostNames(POD)
     for number in range(300):
         assert status(names, f"name-{number}", TCP) == 200
     assert len(names._known) <= 100

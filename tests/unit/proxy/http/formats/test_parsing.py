@@ -158,7 +158,7 @@ def test_a_clients_own_stamps_are_dropped() -> None:
     assert message(*((f"Amqp-Header-{name}", "forged") for name in names)).header == Header.of(PERSISTENT)
 
 
-# Names.
+# HostNames.
 
 
 @pytest.mark.parametrize(

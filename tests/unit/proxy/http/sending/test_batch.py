@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from proxy.http.admission.limits import Limits
 from proxy.http.formats.message import Message
 from proxy.http.formats.problems import ProblemError, invalid, unavailable
-from proxy.http.sending.batch import MESSAGES, Batch, Words
-from proxy.http.sending.dispatch import Dispatch, Order, Outlet, Placed
+from proxy.http.sending.batch import MESSAGES, Batch, FieldNames
+from proxy.http.sending.dispatch import Dispatch, ExchangeHandle, OrderingKey, Placement
 from proxy.outcome import Outcome
 from proxy.publisher.channel import CONFIRMED, NACKED, UNROUTABLE, PublishResult, Receiver
 from proxy.publisher.pool import ConnectionGroup
@@ -30,11 +30,11 @@ UNKNOWN = PublishResult(Outcome.UNKNOWN, "nobody knows")
 REFUSED = PublishResult(Outcome.INVALID, "too large", 406)
 
 ROUTE = Route(("/", "orders"), Counters(), None, known(QUEUES))
-PASSED = Placed(Route(("/", "topic"), Counters(), PassReason.TYPE), None, PassReason.TYPE)
+PASSED = Placement(Route(("/", "topic"), Counters(), PassReason.TYPE), None, PassReason.TYPE)
 
 
-def placed(target: int = 0) -> Placed:
-    return Placed(ROUTE, Choice(ROUTE.targets[target], ROUTE, 5, b"k", False, False), None)
+def placement(target: int = 0) -> Placement:
+    return Placement(ROUTE, Choice(ROUTE.targets[target], ROUTE, 5, b"k", False, False), None)
 
 
 class FakeDispatch(Dispatch):
@@ -43,22 +43,22 @@ class FakeDispatch(Dispatch):
     def __init__(self, at_once: Callable[[int], PublishResult | None] = lambda index: None) -> None:
         self.at_once = at_once
         self.problems: dict[int, Exception] = {}
-        self.places: dict[int, Placed] = {}
+        self.places: dict[int, Placement] = {}
         self.waits: dict[int, Coroutine[Any, Any, None]] = {}
         """What must be awaited before a message goes."""
         self.sent: list[tuple[int, Message]] = []
         self.waiting: dict[int, Receiver] = {}
-        self.refreshed: list[Placed] = []
-        self.now: Placed | None = None
+        self.refreshed: list[Placement] = []
+        self.now: Placement | None = None
         """Where messages that came back would go; None for where they came from."""
         self.rerouted = 0
 
-    def order_of(self, outlet: Outlet, message: Message) -> Order:
+    def ordering_key_of(self, handle: ExchangeHandle, message: Message) -> OrderingKey:
         return message.key
 
     def attempt(
-        self, outlet: Outlet, message: Message, receiver: Receiver, index: int, asked: float
-    ) -> Placed | Coroutine[Any, Any, None]:
+        self, handle: ExchangeHandle, message: Message, receiver: Receiver, index: int, asked: float
+    ) -> Placement | Coroutine[Any, Any, None]:
         if index in self.problems:
             raise self.problems[index]
         if index in self.waits:
@@ -68,19 +68,19 @@ class FakeDispatch(Dispatch):
         verdict = self.at_once(index)
         if verdict is not None:
             asyncio.get_running_loop().call_soon(self.settle, index, verdict)
-        return self.places.get(index, self.now or placed())
+        return self.places.get(index, self.now or placement())
 
     def settle(self, index: int, verdict: PublishResult) -> None:
         self.waiting.pop(index).settled(index, verdict)
 
-    def moved(self, outlet: Outlet, message: Message, placed: Placed) -> bool:
-        return self.now is not None and self.now.where != placed.where
+    def moved(self, handle: ExchangeHandle, message: Message, placement: Placement) -> bool:
+        return self.now is not None and self.now.where != placement.where
 
-    def count_rerouted(self, placed: Placed) -> None:
+    def count_rerouted(self, placement: Placement) -> None:
         self.rerouted += 1
 
-    async def refresh(self, placed: Placed, why: str) -> None:
-        self.refreshed.append(placed)
+    async def refresh(self, placement: Placement, why: str) -> None:
+        self.refreshed.append(placement)
 
     @property
     def indices(self) -> list[int]:
@@ -96,11 +96,11 @@ class Case:
         *,
         most: int = 1000,
         patience: float = 10,
-        words: Words = MESSAGES,
+        words: FieldNames = MESSAGES,
     ) -> None:
         self.dispatch, self.limits = FakeDispatch(at_once), Limits(most, 1 << 20)
-        outlet = Outlet(("/", "orders"), ConnectionGroup("/", (), False), b"orders")
-        self.batch = Batch(self.dispatch, self.limits, outlet, patience, words)
+        handle = ExchangeHandle(("/", "orders"), ConnectionGroup("/", (), False), b"orders")
+        self.batch = Batch(self.dispatch, self.limits, handle, patience, words)
 
     async def add(self, *keys: str) -> None:
         for key in keys:
@@ -135,7 +135,7 @@ async def idle() -> None:
 
 async def test_every_message_confirmed() -> None:
     case = Case(lambda index: None)
-    case.dispatch.places = {1: PASSED, 2: placed(1)}
+    case.dispatch.places = {1: PASSED, 2: placement(1)}
     await case.put("first", b"k", b"1")
     await case.put(None, None, b"2")
     await case.put("", b"k", b"3")
@@ -268,7 +268,7 @@ async def test_nothing_is_sent_after_one_that_the_broker_did_not_answer() -> Non
 
 
 async def test_a_message_that_cannot_be_sent_is_named() -> None:
-    case = Case(words=Words("events", "partitionkey"))
+    case = Case(words=FieldNames("events", "partitionkey"))
     case.dispatch.problems = {
         0: ProblemError(400, "no-routing-key", "Routing-Key: the header is missing", Outcome.INVALID),
         2: invalid("headers", "5000 bytes"),
@@ -334,7 +334,7 @@ async def test_the_problem_of_all(verdicts: list[PublishResult], status: int, ou
 async def test_what_a_ring_missed_is_read_again_once_a_target() -> None:
     gone = PublishResult(Outcome.INVALID, "no exchange", NOT_FOUND)
     case = Case(answers({0: UNROUTABLE, 1: UNROUTABLE, 2: UNROUTABLE, 4: gone, 5: NACKED}))
-    case.dispatch.places = {index: placed(target) for index, target in enumerate((0, 0, 1, 2, 2, 1))}
+    case.dispatch.places = {index: placement(target) for index, target in enumerate((0, 0, 1, 2, 2, 1))}
     await case.add("a", "b", "c", "d", "e", "f")
     await case.done()
     assert [one.choice and one.choice.target.destination.name for one in case.dispatch.refreshed] == ["q1", "q2", "q3"]
@@ -350,7 +350,7 @@ async def test_what_came_back_goes_where_its_ring_says_now_and_its_key_keeps_its
     case.dispatch.settle(0, UNROUTABLE)
     await case.add("a", "b")
     assert case.dispatch.indices == [0, 1, 2, 4]
-    case.dispatch.now = placed(1)
+    case.dispatch.now = placement(1)
     case.dispatch.settle(2, UNROUTABLE)
     done = asyncio.create_task(case.done())
     for index in (1, 4):
@@ -389,7 +389,7 @@ async def test_what_waits_to_be_sent_again_has_its_place_in_the_limits_and_frees
     case.dispatch.settle(0, UNROUTABLE)
     await case.add("a", "a", "a")
     assert (case.dispatch.indices, case.limits.messages) == ([0], 4)
-    case.dispatch.now = placed(1)
+    case.dispatch.now = placement(1)
     adding = asyncio.create_task(case.add("a"))
     await idle()
     assert case.dispatch.indices == [0, 0, 1, 2, 3]
@@ -422,8 +422,8 @@ async def test_what_comes_back_after_it_was_abandoned_gives_its_place_back() -> 
 
 async def test_a_message_is_not_sent_again_for_ever() -> None:
     case = Case(lambda index: UNROUTABLE)
-    case.dispatch.now = placed(1)
-    case.dispatch.places = {0: placed(0)}
+    case.dispatch.now = placement(1)
+    case.dispatch.places = {0: placement(0)}
     await case.add("a")
     await case.done()
     assert case.dispatch.indices == [0] * (1 + MOST_TRIES)

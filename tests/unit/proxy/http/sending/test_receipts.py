@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from proxy.http.admission.limits import Limits
 from proxy.http.sending.batch import MESSAGES, Batch
-from proxy.http.sending.dispatch import Outlet, Placed
+from proxy.http.sending.dispatch import ExchangeHandle, Placement
 from proxy.http.sending.receipts import judged, place, receipt
 from proxy.outcome import Outcome
 from proxy.publisher.channel import NACKED, UNROUTABLE
@@ -26,14 +26,14 @@ from tests.unit.proxy.session.wire import QUEUES, known
 REFERENCE = (Path(__file__).parents[5] / "docs/reference.md").read_text()
 
 
-def passed(exchange: str) -> Placed:
-    return Placed(Route(("/", exchange), Counters(), PassReason.TYPE), None, PassReason.TYPE)
+def passed(exchange: str) -> Placement:
+    return Placement(Route(("/", exchange), Counters(), PassReason.TYPE), None, PassReason.TYPE)
 
 
-def routed(shadowed: bool = False) -> Placed:
+def routed(shadowed: bool = False) -> Placement:
     route = Route(("/", "orders"), Counters(), None, known(QUEUES))
     choice = Choice(route.targets[0], route, 5, b"k", False, False)
-    return Placed(route, choice, PassReason.SHADOW if shadowed else None)
+    return Placement(route, choice, PassReason.SHADOW if shadowed else None)
 
 
 def confirmed(text: str) -> dict[str, Any]:
@@ -41,22 +41,22 @@ def confirmed(text: str) -> dict[str, Any]:
     return {"id": text, "outcome": Outcome.CONFIRMED, **place(Destination("exchange", text), 65535, "f" * 16)}
 
 
-@pytest.mark.parametrize("placed", [routed(), passed("")])
-def test_what_one_queue_refuses_is_nowhere(placed: Placed) -> None:
-    assert judged(placed, NACKED) == NACKED
+@pytest.mark.parametrize("placement", [routed(), passed("")])
+def test_what_one_queue_refuses_is_nowhere(placement: Placement) -> None:
+    assert judged(placement, NACKED) == NACKED
 
 
-@pytest.mark.parametrize("placed", [passed("topic"), passed("amq.fanout"), routed(shadowed=True)])
-def test_what_one_of_several_queues_refuses_may_be_in_another(placed: Placed) -> None:
-    verdict = judged(placed, NACKED)
+@pytest.mark.parametrize("placement", [passed("topic"), passed("amq.fanout"), routed(shadowed=True)])
+def test_what_one_of_several_queues_refuses_may_be_in_another(placement: Placement) -> None:
+    verdict = judged(placement, NACKED)
     assert verdict.outcome is Outcome.UNKNOWN
     assert "another may have taken it" in verdict.detail
 
 
 def test_what_no_queue_takes_says_which_is_missing() -> None:
-    placed = routed()
-    assert placed.where is not None
-    assert judged(placed, UNROUTABLE).detail == f"there is no queue {placed.where.name!r}"
+    placement = routed()
+    assert placement.where is not None
+    assert judged(placement, UNROUTABLE).detail == f"there is no queue {placement.where.name!r}"
     assert judged(passed("topic"), UNROUTABLE).detail == "exchange 'topic' has no queue for it"
 
 
@@ -64,7 +64,9 @@ def test_what_no_queue_takes_says_which_is_missing() -> None:
 @example("\x01" * 255, "\N{GRINNING FACE}" * 1000)
 def test_a_result_is_no_longer_than_is_documented(text: str, detail: str) -> None:
     (most,) = re.findall(r"([\d,]+) bytes at most as JSON escapes them", REFERENCE)
-    batch = Batch(FakeDispatch(), Limits(1, 1), Outlet(("/", text), ConnectionGroup("/", (), False), b""), 1, MESSAGES)
+    batch = Batch(
+        FakeDispatch(), Limits(1, 1), ExchangeHandle(("/", text), ConnectionGroup("/", (), False), b""), 1, MESSAGES
+    )
     batch.refuse(text, None, detail)
     (failed,) = batch.results()
 

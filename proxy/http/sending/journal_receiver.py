@@ -5,7 +5,7 @@ from proxy.outcome import Outcome
 from proxy.publisher.channel import PublishResult, Receiver
 
 
-class Witness:
+class JournalReceiver:
     """Stands between the broker's answer and whoever sent a message over HTTP, and journals the answer."""
 
     __slots__ = ("_index", "_journal", "_receiver", "_record")
@@ -14,10 +14,10 @@ class Witness:
         """For the receiver's message of that index."""
         self._journal, self._record, self._receiver, self._index = journal, record, receiver, index
 
-    def settled(self, index: int, verdict: PublishResult) -> None:
+    def settled(self, index: int, result: PublishResult) -> None:
         """Called once."""
-        outcome = verdict.outcome
+        outcome = result.outcome
         if outcome is Outcome.CONFIRMED and self._record.destination is None:
             outcome = Outcome.PASSED
         self._journal.add(self._record, outcome, self._journal.clock())
-        self._receiver.settled(self._index, verdict)
+        self._receiver.settled(self._index, result)

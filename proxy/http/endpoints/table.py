@@ -1,0 +1,48 @@
+"""The table of the HTTP listener's endpoints: method, path, and what answers. A new endpoint is a row here."""
+
+from collections.abc import Awaitable, Callable
+
+from aiohttp import web
+
+from proxy.http.admission.gate import Gate
+from proxy.http.endpoints.batch import BatchEndpoint
+from proxy.http.endpoints.docs import docs, openapi
+from proxy.http.endpoints.events import EventsEndpoint
+from proxy.http.endpoints.management import ManagementEndpoint
+from proxy.http.endpoints.publish import PublishEndpoint
+from proxy.http.endpoints.route import RouteEndpoint
+from proxy.http.sending.dispatch import Dispatch
+from proxy.routing.counts import Counts
+from proxy.settings.config import Settings
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+PUBLISH_PATH = "/v1/exchanges/{exchange:[^/]+}/publish"
+
+
+def endpoints(settings: Settings, gate: Gate, dispatch: Dispatch, counts: Counts) -> list[tuple[str, str, Handler]]:
+    """Return the method, path and handler of each endpoint; `openapi.json` of this folder describes them."""
+    vhost, most = settings.default_vhost, settings.max_body
+    publish = PublishEndpoint(gate, dispatch, counts, default_vhost=vhost, max_body=most)
+    batch = BatchEndpoint(
+        gate,
+        dispatch,
+        counts,
+        default_vhost=vhost,
+        max_body=most,
+        max_batch=settings.max_batch,
+        max_batch_body=settings.max_batch_body,
+        patience=settings.lookup_timeout,
+    )
+    events = EventsEndpoint(gate, publish, batch, default_vhost=vhost, max_body=most)
+    management = ManagementEndpoint(gate, dispatch, is_on=settings.takes_management_publish, max_body=most)
+    route = RouteEndpoint(gate, dispatch, default_vhost=vhost)
+    return [
+        ("POST", PUBLISH_PATH, publish.answer),
+        ("POST", "/v1/exchanges/{exchange:[^/]+}/publish/batch", batch.answer),
+        ("POST", "/v1/exchanges/{exchange:[^/]+}/events", events.answer),
+        ("POST", "/api/exchanges/{vhost:[^/]+}/{exchange:[^/]+}/publish", management.answer),
+        ("GET", "/v1/exchanges/{exchange:[^/]+}/route", route.answer),
+        ("GET", "/openapi.json", openapi()),
+        ("GET", "/docs", docs()),
+    ]
