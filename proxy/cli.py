@@ -14,12 +14,13 @@ import uvloop
 
 from proxy import __version__
 from proxy.app import run
-from proxy.check import mistakes
+from proxy.commands.check import mistakes
+from proxy.commands.questions import QuestionError, diff, explain
 from proxy.process import memory
 from proxy.process.logs import catch_all, escaped, install
-from proxy.questions import QuestionError, diff, explain
-from proxy.settings.config import ENVIRONMENT_PREFIX, SWITCHES, Settings, describe, field_names, help_of
+from proxy.settings.config import Settings
 from proxy.settings.parse import ConfigError, did_you_mean
+from proxy.settings.sources import ENVIRONMENT_PREFIX, SWITCHES, describe, field_names, help_of, load_settings
 from ring.compiled import kind
 from ring.hashing import RING_FORMAT
 
@@ -108,7 +109,7 @@ def _add_settings(command: argparse.ArgumentParser) -> None:
 def _settings(options: argparse.Namespace, *, secrets: bool = True) -> Settings:
     flags = {name: value for name in field_names() if (value := getattr(options, f"set_{name}")) is not None}
     file = options.config or os.environ.get(f"{ENVIRONMENT_PREFIX}CONFIG")
-    return Settings.load(Path(file) if file else None, os.environ, flags, secrets=secrets)
+    return load_settings(Path(file) if file else None, os.environ, flags, secrets=secrets)
 
 
 def _run(options: argparse.Namespace) -> int:

@@ -8,6 +8,7 @@ from pipeline import PipelineError
 from pipeline.live import MANAGEMENT
 from proxy.settings.config import Settings
 from proxy.settings.parse import ConfigError, parse_bool, parse_integer, parse_number
+from proxy.settings.sources import load_settings
 
 CONNECTION = {
     "broker_url": "AMQP URL of the broker; its path is the virtual host",
@@ -104,7 +105,7 @@ def parse(given: Mapping[str, str]) -> Options:
             # A default would be another broker than the one that is meant.
             raise PipelineError(f"option {name!r} is missing")
     try:
-        settings = Settings.load(None, {}, {name: told[name] for name in CONNECTION if name in told})
+        settings = load_settings(None, {}, {name: told[name] for name in CONNECTION if name in told})
     except ConfigError as error:
         raise PipelineError(f"option {error}") from None
     window, connections = _whole(told, "window", 5000), _whole(told, "connections", 0)

@@ -13,8 +13,8 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from pipeline import PipelineError
 from pipeline.live import MANAGEMENT, live_ring
 from pipeline.rings import RingSpec, read_ring
-from proxy.settings.config import Settings
 from proxy.settings.parse import ConfigError
+from proxy.settings.sources import load_settings
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def given(options: argparse.Namespace) -> Present | None:
     if options.vhost is None or options.exchange is None:
         raise PipelineError("--management-url: with --vhost and --exchange")
     try:
-        loaded = Settings.load(None, {}, settings)
+        loaded = load_settings(None, {}, settings)
     except ConfigError as error:
         raise PipelineError(f"option {error}") from None
     spec = live_ring(loaded, options.vhost, options.exchange)

@@ -18,9 +18,6 @@ BUILDING = 8 * MIB
 SESSION = MIB
 """Most bytes on their way through one AMQP session: on each side 256 KiB waiting, and 256 KiB just read."""
 
-CHANNEL = 1536
-"""Most bytes that an open channel of an AMQP session takes, with nothing under way; not in the sum."""
-
 CONNECTION = 128 << 10
 """Most bytes of an HTTP connection that count nowhere else: of a head that is not whole, of a body that is not read."""
 

@@ -1,14 +1,10 @@
-"""Every setting, in one typed place: defaults, then a TOML file, then the environment, then flags; the last wins."""
+"""Every setting, in one typed place: its type, its default, its help, and what must hold among them."""
 
 import dataclasses
 import ipaddress
-import json
-import re
-import tomllib
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NewType, Self, get_type_hints
+from typing import Any, Literal, NewType, Self
 from urllib.parse import unquote
 
 from yarl import URL
@@ -17,42 +13,7 @@ from proxy.settings.credentials import of_url, secret
 from proxy.settings.parse import (
     Address,
     ConfigError,
-    check_text,
-    choice,
-    did_you_mean,
-    listed,
-    parse_address,
-    parse_bool,
-    parse_host,
-    parse_integer,
-    parse_name,
-    parse_number,
-    parse_path,
-    parse_patterns,
-    parse_url,
-    parse_urls,
     place_of,
-)
-from ring.compiled import PURE
-
-ENVIRONMENT_PREFIX = "RINGPROXY_"
-
-# What Kubernetes puts into every pod's environment for each Service beside it, named `ringproxy` or `ringproxy-...`:
-# always a _SERVICE_HOST, and with it the others.
-_KUBERNETES_HOST = "SERVICE_HOST"
-_KUBERNETES_LINK = re.compile(r"SERVICE_HOST|SERVICE_PORT(_.*)?|PORT(_[0-9]+_.*)?")
-
-_POSITIVE = frozenset(
-    {
-        "sync_interval",
-        "management_timeout",
-        "lookup_timeout",
-        "confirm_timeout",
-        "ring_max_age",
-        "body_timeout",
-        "journal_file_seconds",
-        "journal_sample",
-    }
 )
 
 JournalKey = Literal["plain", "hash", "none"]
@@ -63,12 +24,16 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["text", "json"]
 HostName = NewType("HostName", str)
 
+HIDDEN = "***"
+"""What is shown for a password."""
+
 ANY_HOST = "*"
 """What stands for every name in `host_names`."""
 
 
-def _setting(default: Any, text: str) -> Any:
-    return dataclasses.field(default=default, metadata={"help": text})
+def _setting(default: Any, text: str, *, positive: bool = False) -> Any:
+    """Return a setting's field, with its help; a `positive` number is one that 0 is too little for."""
+    return dataclasses.field(default=default, metadata={"help": text, "positive": positive})
 
 
 @dataclass(frozen=True)
@@ -124,9 +89,9 @@ class Settings:
         (), "hash exchanges passed natively while what a ring would do is counted; wins over route"
     )
     pass_: tuple[str, ...] = _setting((), "hash exchanges passed natively and left alone; wins over shadow")
-    sync_interval: float = _setting(15.0, "bindings are read again after a random time up to this")
+    sync_interval: float = _setting(15.0, "bindings are read again after a random time up to this", positive=True)
     settle_time: float = _setting(2.0, "how long an unvouched removal must last before it counts")
-    ring_max_age: float = _setting(300.0, "age from which a ring that cannot be read again is stale")
+    ring_max_age: float = _setting(300.0, "age from which a ring that cannot be read again is stale", positive=True)
     ring_cache_dir: Path | None = _setting(
         None, "folder where the last good rings are kept for a start while the management API is away; empty: nowhere"
     )
@@ -136,12 +101,12 @@ class Settings:
         "an exchange whose queues would dead-letter under another routing key: pass it, rewrite anyway, or refuse "
         "publishes",
     )
-    management_timeout: float = _setting(5.0, "limit of one management API request")
-    lookup_timeout: float = _setting(5.0, "how long a publish waits for a ring or a broker connection")
-    confirm_timeout: float = _setting(10.0, "how long a publish waits for the broker's confirm")
+    management_timeout: float = _setting(5.0, "limit of one management API request", positive=True)
+    lookup_timeout: float = _setting(5.0, "how long a publish waits for a ring or a broker connection", positive=True)
+    confirm_timeout: float = _setting(10.0, "how long a publish waits for the broker's confirm", positive=True)
     drain_time: float = _setting(20.0, "limit of answering what is in flight after SIGTERM")
     body_timeout: float = _setting(
-        30.0, "how long an HTTP client may send nothing of a body, or read too little of an answer"
+        30.0, "how long an HTTP client may send nothing of a body, or read too little of an answer", positive=True
     )
     broker_connections: int = _setting(1, "connections to the broker for HTTP publishes, each virtual host")
     max_sessions: int = _setting(1000, "most AMQP connections; each holds one to the broker")
@@ -155,10 +120,14 @@ class Settings:
     journal_stream: str | None = _setting(
         None, "stream queue (default virtual host) to write the journal to, instead of journal_dir"
     )
-    journal_sample: float = _setting(1.0, "share of the keys whose publishes are journalled, more than 0, at most 1")
+    journal_sample: float = _setting(
+        1.0, "share of the keys whose publishes are journalled, more than 0, at most 1", positive=True
+    )
     journal_key: JournalKey = _setting("plain", "what of a key is journalled: plain, hash (keyed), or none")
     journal_key_file: Path | None = _setting(None, "file whose first line is the secret of journal_key = hash")
-    journal_file_seconds: float = _setting(60.0, "age at which a journal file is closed and gets its name")
+    journal_file_seconds: float = _setting(
+        60.0, "age at which a journal file is closed and gets its name", positive=True
+    )
     journal_file_bytes: int = _setting(
         64 * 1024 * 1024, "compressed size at which a journal file is closed and gets its name"
     )
@@ -172,7 +141,7 @@ class Settings:
         """Checks what one field's parser cannot see."""
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if field.name in _POSITIVE and value <= 0:
+            if field.metadata["positive"] and value <= 0:
                 raise ConfigError(f"{field.name}: {value:g} must be greater than 0")
             if type(value) is int and value < 1:
                 raise ConfigError(f"{field.name}: {value} must be at least 1")
@@ -271,24 +240,6 @@ class Settings:
         port = self.broker_url.port or (5671 if self.broker_url.scheme == "amqps" else 5672)
         return self.broker_addresses or (Address(self.broker_url.host or "", port),)
 
-    @classmethod
-    def load(
-        cls, file: Path | None, environment: Mapping[str, str], flags: Mapping[str, str], *, secrets: bool = True
-    ) -> Self:
-        """Settings of a TOML file, the environment and flags (by written name), the last winning.
-
-        Raises ConfigError for an unknown key or a value that does not parse. Without `secrets` no password is read.
-        """
-        values: dict[str, Any] = {}
-        for name, value in _file_values(file).items():
-            values[name] = _parse(name, value, f"{file}: ")
-        for name, text in _environment_values(environment).items():
-            values[name] = _parse(name, text, "")
-        for name, text in flags.items():
-            values[_attribute(name)] = _parse(_attribute(name), text, "")
-        made = cls(**values)
-        return made.with_secrets() if secrets else made
-
     def with_secrets(self) -> Self:
         """Return the settings with the passwords of their files in the URLs. Raises ConfigError."""
         urls = {"broker_url": (self.broker_url,), "management_url": self.management_url}
@@ -310,120 +261,3 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host.lower() == "localhost"
-
-
-def field_names() -> tuple[str, ...]:
-    """The settings' names as they are written in TOML and flags: ``pass``, not ``pass_``."""
-    return tuple(f.name.rstrip("_") for f in dataclasses.fields(Settings))
-
-
-SWITCHES = frozenset(field.name for field in dataclasses.fields(Settings) if field.type in (bool, bool | None))
-"""Settings that are on or off."""
-
-
-def describe(settings: Settings) -> str:
-    """The settings as a TOML file that gives them again but for the passwords, which are hidden."""
-    lines = []
-    for field in dataclasses.fields(Settings):
-        name, value = field.name.rstrip("_"), getattr(settings, field.name)
-        lines.append(f"# {field.metadata['help']} ({ENVIRONMENT_PREFIX}{name.upper()})")
-        lines.append(f"{name} = {_toml(value)}" if value is not None else f'# {name} = ""')
-        lines.append("")
-    return "\n".join(lines)
-
-
-HIDDEN = "***"
-"""What is shown for a password."""
-
-
-def hidden(url: URL) -> str:
-    """A URL to show: its password replaced."""
-    return str(url.with_password(HIDDEN) if url.password else url)
-
-
-def _toml(value: Any) -> str:
-    match value:
-        case tuple() if not isinstance(value, Address):
-            return "[" + ", ".join(_toml(v) for v in value) + "]"
-        case bool() | int() | float():
-            return json.dumps(value)
-        case URL():
-            return _toml(hidden(value))
-        case _:
-            # TOML's basic strings are JSON's, but for this one character.
-            return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
-
-
-def _file_values(file: Path | None) -> dict[str, Any]:
-    if file is None:
-        return {}
-    try:
-        table = tomllib.loads(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{file}: cannot be read: {error}") from None
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{file}: not TOML: {error}") from None
-    for name in table:
-        if name not in field_names():
-            raise ConfigError(f"{file}: unknown setting {name!r}{did_you_mean(name, field_names())}")
-    return {_attribute(name): value for name, value in table.items()}
-
-
-def _environment_values(environment: Mapping[str, str]) -> dict[str, str]:
-    values = {}
-    services = [v.removesuffix(_KUBERNETES_HOST) for v in environment if v.endswith("_" + _KUBERNETES_HOST)]
-    for variable, text in environment.items():
-        if not variable.startswith(ENVIRONMENT_PREFIX):
-            continue
-        if any(variable.startswith(s) and _KUBERNETES_LINK.fullmatch(variable, len(s)) for s in services):
-            continue
-        if variable == PURE:  # heeded at the first import
-            if text not in ("", "0", "1"):
-                raise ConfigError(f"{variable}: {text!r} is not 0 or 1")
-            continue
-        name = variable.removeprefix(ENVIRONMENT_PREFIX).lower()
-        if name == "config":
-            continue
-        if name not in field_names() or variable != variable.upper():
-            known = [ENVIRONMENT_PREFIX + name.upper() for name in field_names()]
-            raise ConfigError(f"unknown setting in the environment: {variable}{did_you_mean(variable, known)}")
-        values[_attribute(name)] = text
-    return values
-
-
-def _attribute(name: str) -> str:
-    return "pass_" if name == "pass" else name
-
-
-def _parse(name: str, value: Any, where: str) -> Any:
-    """One setting from TOML's value or a string; raises ConfigError."""
-    expected = get_type_hints(Settings)[name]
-    try:
-        if isinstance(value, str):
-            check_text(value)
-        return _PARSERS.get(expected, choice(expected))(value)
-    except ConfigError as error:
-        raise ConfigError(f"{where}{name.rstrip('_')}: {error}") from None
-
-
-_PARSERS: dict[Any, Callable[[Any], Any]] = {
-    bool: parse_bool,
-    bool | None: parse_bool,
-    float: parse_number,
-    int: parse_integer,
-    Address: parse_address,
-    URL: parse_url,
-    tuple[URL, ...]: parse_urls,
-    Path | None: parse_path,
-    str | None: parse_name,
-    tuple[str, ...]: parse_patterns,
-    tuple[Address, ...]: listed(parse_address),
-    tuple[HostName, ...]: listed(lambda value: value if value == ANY_HOST else parse_host(value)),
-    tuple[Mechanism, ...]: listed(choice(Mechanism)),
-}
-
-
-def help_of(name: str) -> str:
-    """A setting's meaning, by its written name."""
-    field = next(f for f in dataclasses.fields(Settings) if f.name.rstrip("_") == name)
-    return str(field.metadata["help"]).replace("%", "%%")

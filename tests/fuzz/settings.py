@@ -5,8 +5,9 @@ import tomllib
 from contextlib import suppress
 from pathlib import Path
 
-from proxy.settings.config import Settings, describe, field_names
+from proxy.settings.config import Settings
 from proxy.settings.parse import ConfigError
+from proxy.settings.sources import describe, field_names, load_settings
 
 SECRET = "hush-hush"
 
@@ -20,7 +21,7 @@ def check(data: bytes) -> None:
     with suppress(ConfigError), tempfile.NamedTemporaryFile(suffix=".toml") as file:
         file.write(rest)
         file.flush()
-        _check(Settings.load(Path(file.name), {}, {}))
+        _check(load_settings(Path(file.name), {}, {}))
     text = rest.decode("utf-8", "surrogateescape")
     url = _URLS[what % 2]
     scheme, _, where = text.partition(":")
@@ -33,7 +34,7 @@ def check(data: bytes) -> None:
 def _load(flags: dict[str, str]) -> str:
     """What is shown of settings, or of the mistake in them."""
     try:
-        settings = Settings.load(None, {}, flags)
+        settings = load_settings(None, {}, flags)
     except ConfigError as error:
         shown = str(error)
     else:
@@ -51,7 +52,7 @@ def _check(settings: Settings) -> None:
         hidden = [name for name in _URLS if "***" in str(told[name])]
         file.write(shown.replace(":***@", ":shown@").encode())
         file.flush()
-        again = Settings.load(Path(file.name), {}, {})
+        again = load_settings(Path(file.name), {}, {})
     for name in _NAMES:
         if name not in hidden:
             attribute = "pass_" if name == "pass" else name

@@ -15,9 +15,10 @@ from proxy.routing.routes import RouteTables
 from proxy.session.context import Shared
 from proxy.session.end import End
 from proxy.session.listener import Listener
-from proxy.settings.config import Settings, field_names
+from proxy.settings.config import Settings
 from proxy.settings.files import Files
 from proxy.settings.patterns import Selection
+from proxy.settings.sources import field_names
 from proxy.topology.management import Management
 from proxy.topology.sync import Sync
 from proxy.topology.table import PassReason, Router

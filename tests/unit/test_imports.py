@@ -46,15 +46,14 @@ ROOMS: dict[str, set[str]] = {
         *("ring", "proxy.outcome", "proxy.settings", "proxy.process", "proxy.topology", "proxy.journal"),
         *("proxy.routing", "proxy.publisher", "proxy.session", "proxy.http.formats", "proxy.http.admission"),
     },
-    "proxy.questions": {"ring", "proxy.process"},
-    "proxy.check": {"proxy.settings", "proxy.topology", "proxy.journal"},
+    "proxy.commands": {"ring", "proxy.settings", "proxy.process", "proxy.topology", "proxy.journal"},
     "proxy.app": {
         *("ring", "proxy.settings", "proxy.process", "proxy.topology", "proxy.journal", "proxy.routing"),
         *("proxy.publisher", "proxy.session", "proxy.http", "proxy.http.admission", "proxy.http.sending"),
         "proxy.http.admin",
     },
     "proxy.cli": {
-        *("ring", "proxy.settings", "proxy.process", "proxy.app", "proxy.check", "proxy.questions"),
+        *("ring", "proxy.settings", "proxy.process", "proxy.app", "proxy.commands"),
     },
     "proxy.__main__": {"proxy.cli"},
 }
@@ -97,8 +96,8 @@ MAY_BESIDES = {"ring.contest": {"concurrent"}, "ring.slotwise": {"cython"}}
 
 PIPELINE_MAY = {
     *("outcome", "publisher.channel", "publisher.connection", "publisher.dial", "routing.counters", "routing.routes"),
-    *("settings.config", "settings.credentials", "settings.parse", "settings.tls", "topology.bindings"),
-    *("topology.management", "topology.reading", "wire.content", "wire.properties"),
+    *("settings.config", "settings.credentials", "settings.parse", "settings.sources", "settings.tls"),
+    *("topology.bindings", "topology.management", "topology.reading", "wire.content", "wire.properties"),
 }
 """Modules of proxy for the pipeline: those that read bindings, and those that publish with confirms."""
 

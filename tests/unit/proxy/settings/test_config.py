@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from yarl import URL
 
-from proxy.settings.config import Settings, describe, field_names, help_of, hidden
+from proxy.settings.config import Settings
 from proxy.settings.credentials import of_url
 from proxy.settings.parse import Address, ConfigError
+from proxy.settings.sources import describe, field_names, help_of, hidden, load_settings
 
 
 def load(
@@ -21,7 +22,7 @@ def load(
     if toml is not None:
         file = tmp_path / "ringproxy.toml"
         file.write_text(toml, encoding="utf-8")
-    return Settings.load(file, environment or {}, flags)
+    return load_settings(file, environment or {}, flags)
 
 
 def mistake(*given: Any, **flags: str) -> str:
@@ -34,7 +35,7 @@ def mistake(*given: Any, **flags: str) -> str:
 
 
 def test_defaults_are_those_documented() -> None:
-    settings = Settings.load(None, {}, {})
+    settings = load_settings(None, {}, {})
     assert settings == Settings()
     assert str(settings.broker_url) == "amqp://guest:guest@localhost:5672/"
     assert str(settings.management_url[0]) in (
@@ -203,10 +204,10 @@ def test_a_mistake_in_the_file_names_the_file_and_the_setting(tmp_path: Path, to
 
 def test_a_file_that_is_missing_or_no_text(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"nowhere\.toml: cannot be read"):
-        Settings.load(tmp_path / "nowhere.toml", {}, {})
+        load_settings(tmp_path / "nowhere.toml", {}, {})
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigError, match="binary: cannot be read"):
-        Settings.load(tmp_path / "binary", {}, {})
+        load_settings(tmp_path / "binary", {}, {})
 
 
 @pytest.mark.parametrize("variable", ["RINGPROXY_NO_SUCH", "RINGPROXY_", "RINGPROXY_Max_Body", "RINGPROXY_PASS_"])
@@ -267,7 +268,7 @@ def test_a_value_that_does_not_parse_is_one_line_that_names_the_setting(
 @given(st.sampled_from(field_names()), st.text() | st.from_regex(r"[a-z:/@\[\]%0-9.,*-]{0,20}", fullmatch=True))
 def test_any_text_is_a_setting_or_a_mistake_in_one_line(name: str, text: str) -> None:
     try:
-        shown = describe(Settings.load(None, {}, {name: text}))
+        shown = describe(load_settings(None, {}, {name: text}))
     except ConfigError as error:
         shown = f"# {error}"  # one line: a comment
     assert set(tomllib.loads(shown)) <= set(field_names())

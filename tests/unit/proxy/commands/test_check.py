@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from proxy.check import mistakes
 from proxy.cli import main
+from proxy.commands.check import mistakes
 from proxy.journal.files import check_folder
 from proxy.settings.config import Settings
 from proxy.settings.parse import ConfigError
+from proxy.settings.sources import load_settings
 from tests.certificates import Authority, ended
 
 
@@ -53,7 +54,7 @@ def settings(folder: Path) -> dict[str, str]:
 
 def found(folder: Path, **changes: str) -> list[str]:
     given = settings(folder) | {name: str(folder / file) for name, file in changes.items()}
-    made = Settings.load(None, {}, given, secrets=False)
+    made = load_settings(None, {}, given, secrets=False)
     before = sorted(folder.rglob("*"))
     lines = mistakes(made)
     assert sorted(folder.rglob("*")) == before
@@ -113,7 +114,7 @@ def test_no_mistake_hides_another(folder: Path) -> None:
 
 
 def test_a_password_as_config_shows_it_is_a_mistake() -> None:
-    (line,) = mistakes(Settings.load(None, {}, {"broker_url": "amqp://me:***@h/"}, secrets=False))
+    (line,) = mistakes(load_settings(None, {}, {"broker_url": "amqp://me:***@h/"}, secrets=False))
     assert line.startswith("broker_url: the password is '***'")
 
 

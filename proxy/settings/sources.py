@@ -1,0 +1,170 @@
+"""Where the values of settings come from: a TOML file, then the environment, then flags, the last wins; and as text."""
+
+import dataclasses
+import json
+import re
+import tomllib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from yarl import URL
+
+from proxy.settings.config import ANY_HOST, HIDDEN, HostName, Mechanism, Settings
+from proxy.settings.parse import (
+    Address,
+    ConfigError,
+    check_text,
+    choice,
+    did_you_mean,
+    listed,
+    parse_address,
+    parse_bool,
+    parse_host,
+    parse_integer,
+    parse_name,
+    parse_number,
+    parse_path,
+    parse_patterns,
+    parse_url,
+    parse_urls,
+)
+from ring.compiled import PURE
+
+ENVIRONMENT_PREFIX = "RINGPROXY_"
+
+# What Kubernetes puts into every pod's environment for each Service beside it, named `ringproxy` or `ringproxy-...`:
+# always a _SERVICE_HOST, and with it the others.
+_KUBERNETES_HOST = "SERVICE_HOST"
+_KUBERNETES_LINK = re.compile(r"SERVICE_HOST|SERVICE_PORT(_.*)?|PORT(_[0-9]+_.*)?")
+
+
+def load_settings(
+    file: Path | None, environment: Mapping[str, str], flags: Mapping[str, str], *, secrets: bool = True
+) -> Settings:
+    """Settings of a TOML file, the environment and flags (by written name), the last winning.
+
+    Raises ConfigError for an unknown key or a value that does not parse. Without `secrets` no password is read.
+    """
+    values: dict[str, Any] = {}
+    for name, value in _file_values(file).items():
+        values[name] = _parse(name, value, f"{file}: ")
+    for name, text in _environment_values(environment).items():
+        values[name] = _parse(name, text, "")
+    for name, text in flags.items():
+        values[_attribute(name)] = _parse(_attribute(name), text, "")
+    made = Settings(**values)
+    return made.with_secrets() if secrets else made
+
+
+def field_names() -> tuple[str, ...]:
+    """The settings' names as they are written in TOML and flags: ``pass``, not ``pass_``."""
+    return tuple(f.name.rstrip("_") for f in dataclasses.fields(Settings))
+
+
+SWITCHES = frozenset(field.name for field in dataclasses.fields(Settings) if field.type in (bool, bool | None))
+"""Settings that are on or off."""
+
+
+def _file_values(file: Path | None) -> dict[str, Any]:
+    if file is None:
+        return {}
+    try:
+        table = tomllib.loads(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file}: cannot be read: {error}") from None
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{file}: not TOML: {error}") from None
+    for name in table:
+        if name not in field_names():
+            raise ConfigError(f"{file}: unknown setting {name!r}{did_you_mean(name, field_names())}")
+    return {_attribute(name): value for name, value in table.items()}
+
+
+def _environment_values(environment: Mapping[str, str]) -> dict[str, str]:
+    values = {}
+    services = [v.removesuffix(_KUBERNETES_HOST) for v in environment if v.endswith("_" + _KUBERNETES_HOST)]
+    for variable, text in environment.items():
+        if not variable.startswith(ENVIRONMENT_PREFIX):
+            continue
+        if any(variable.startswith(s) and _KUBERNETES_LINK.fullmatch(variable, len(s)) for s in services):
+            continue
+        if variable == PURE:  # heeded at the first import
+            if text not in ("", "0", "1"):
+                raise ConfigError(f"{variable}: {text!r} is not 0 or 1")
+            continue
+        name = variable.removeprefix(ENVIRONMENT_PREFIX).lower()
+        if name == "config":
+            continue
+        if name not in field_names() or variable != variable.upper():
+            known = [ENVIRONMENT_PREFIX + name.upper() for name in field_names()]
+            raise ConfigError(f"unknown setting in the environment: {variable}{did_you_mean(variable, known)}")
+        values[_attribute(name)] = text
+    return values
+
+
+def _attribute(name: str) -> str:
+    return "pass_" if name == "pass" else name
+
+
+def _parse(name: str, value: Any, where: str) -> Any:
+    """One setting from TOML's value or a string; raises ConfigError."""
+    expected = get_type_hints(Settings)[name]
+    try:
+        if isinstance(value, str):
+            check_text(value)
+        return _PARSERS.get(expected, choice(expected))(value)
+    except ConfigError as error:
+        raise ConfigError(f"{where}{name.rstrip('_')}: {error}") from None
+
+
+_PARSERS: dict[Any, Callable[[Any], Any]] = {
+    bool: parse_bool,
+    bool | None: parse_bool,
+    float: parse_number,
+    int: parse_integer,
+    Address: parse_address,
+    URL: parse_url,
+    tuple[URL, ...]: parse_urls,
+    Path | None: parse_path,
+    str | None: parse_name,
+    tuple[str, ...]: parse_patterns,
+    tuple[Address, ...]: listed(parse_address),
+    tuple[HostName, ...]: listed(lambda value: value if value == ANY_HOST else parse_host(value)),
+    tuple[Mechanism, ...]: listed(choice(Mechanism)),
+}
+
+
+def help_of(name: str) -> str:
+    """A setting's meaning, by its written name."""
+    field = next(f for f in dataclasses.fields(Settings) if f.name.rstrip("_") == name)
+    return str(field.metadata["help"]).replace("%", "%%")
+
+
+def describe(settings: Settings) -> str:
+    """The settings as a TOML file that gives them again but for the passwords, which are hidden."""
+    lines = []
+    for field in dataclasses.fields(Settings):
+        name, value = field.name.rstrip("_"), getattr(settings, field.name)
+        lines.append(f"# {field.metadata['help']} ({ENVIRONMENT_PREFIX}{name.upper()})")
+        lines.append(f"{name} = {_toml(value)}" if value is not None else f'# {name} = ""')
+        lines.append("")
+    return "\n".join(lines)
+
+
+def hidden(url: URL) -> str:
+    """A URL to show: its password replaced."""
+    return str(url.with_password(HIDDEN) if url.password else url)
+
+
+def _toml(value: Any) -> str:
+    match value:
+        case tuple() if not isinstance(value, Address):
+            return "[" + ", ".join(_toml(v) for v in value) + "]"
+        case bool() | int() | float():
+            return json.dumps(value)
+        case URL():
+            return _toml(hidden(value))
+        case _:
+            # TOML's basic strings are JSON's, but for this one character.
+            return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
