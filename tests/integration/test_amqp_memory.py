@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import pytest
 from pamqp.commands import Basic, Channel
 
 from tests.integration.broker_api import VirtualHost, wait_until
@@ -181,6 +182,7 @@ def test_a_publisher_is_held_back_while_the_broker_reads_nothing(
             peer.confirm(1, 2 + sent // len(one), 1)
 
 
+@pytest.mark.long
 def test_confirms_that_are_never_read_are_held_back(
     start_sidecar: StartSidecar, vhost: VirtualHost, client: Client
 ) -> None:

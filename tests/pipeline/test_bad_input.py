@@ -91,6 +91,7 @@ def test_each_is_told_in_one_line(
 
 
 # The other cases see nothing of what Java, which was there before, says by itself.
+@pytest.mark.long
 @pytest.mark.parametrize("case", ["usage truncated --stream"])
 def test_a_user_sees_no_more_than_that(journals: Path, tmp_path: Path, case: str) -> None:
     run = [sys.executable, "-m", "pipeline", *command(case, journals, tmp_path / "out")]

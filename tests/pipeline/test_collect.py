@@ -75,6 +75,7 @@ def test_in_a_session_that_was_begun_elsewhere_it_is_the_same(
     assert {folder.name for folder in (collected / "records").glob("dt=2026-11-21/*")} == {"hour=17", "hour=18"}
 
 
+@pytest.mark.long
 def test_a_copy_in_a_later_batch_is_left_out_and_a_batch_that_comes_again_is_the_same(
     spark: SparkSession, broker: Broker, vhost: VirtualHost, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

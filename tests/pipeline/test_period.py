@@ -119,6 +119,7 @@ def test_what_is_no_time_or_none_of_it(capsys: pytest.CaptureFixture[str]) -> No
     assert str(period("--until", "2026-11-21T17:30")) == "until 2026-11-21 17:30:00 UTC"
 
 
+@pytest.mark.long
 def test_numbers_before_the_first_are_no_gap(
     spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -175,6 +176,7 @@ def test_a_journal_without_a_record_is_told_and_nothing_is_written(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.long
 def test_the_page_of_usage_is_of_the_time_that_was_read(
     spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -223,6 +225,7 @@ def test_whatif_is_of_the_demand_in_between(
     assert "--from and --until: with --journal" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_yesterday_is_reconciled_while_the_journal_goes_on(spark: SparkSession, tmp_path: Path) -> None:
     """What is published today is not lost for not being in yesterday's table; nor unexpected for having been before."""
     records = published(RING, KEYS, every=3 * MINUTE)

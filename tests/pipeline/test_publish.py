@@ -205,6 +205,7 @@ def test_connections_that_are_lost_with_rows_in_flight_repeat_a_window_each_and_
     assert came.duplicates > 0
 
 
+@pytest.mark.long
 @private_only
 def test_a_broker_that_is_killed_and_started_again_loses_nothing_and_fails_no_task(
     spark: SparkSession, tmp_path: Path

@@ -91,6 +91,7 @@ def test_it_goes_on_where_it_stopped_and_a_deleted_commit_replays_one_batch(
     assert f"up to {second.total:,} messages may be there once more" in report
 
 
+@pytest.mark.long
 def test_a_driver_that_is_killed_in_its_second_batch_loses_nothing(
     arguments: list[str], run: Run, vhost: VirtualHost, tmp_path: Path
 ) -> None:
@@ -322,6 +323,7 @@ def test_the_rights_that_it_takes(
     assert vhost.drain_all() == {}
 
 
+@pytest.mark.long
 def test_a_dry_run_leaves_no_trace_but_its_report(run: Run, vhost: VirtualHost, tmp_path: Path) -> None:
     assert run("--dry-run") == 0
     assert vhost.drain_all() == {}

@@ -151,6 +151,7 @@ def test_each_message_is_judged_by_all_of_its_own_records(spark: SparkSession, t
     assert (told["repeated"], told["anywhere"]) == (1, 5)
 
 
+@pytest.mark.long
 def test_a_copy_of_another_message_with_the_same_id_hides_no_loss_unsaid(spark: SparkSession, tmp_path: Path) -> None:
     """Messages of one exchange since 17:00, of which each has a case of its own; the id of most is another's, too."""
     records = published(RING, [b"k"] * 9)
@@ -250,6 +251,7 @@ def test_a_sample_leaves_what_it_left_out_undetermined(spark: SparkSession, tmp_
     assert told["verdict"] == "nothing lost or misplaced, but for what keys outside the sample may hide"
 
 
+@pytest.mark.long
 def test_a_sequence_orders_what_has_coarse_times(spark: SparkSession, tmp_path: Path) -> None:
     records = published(RING, [b"k"] * 3)
     write_journal(tmp_path / "journal", records, [RING])
@@ -266,6 +268,7 @@ def test_a_sequence_orders_what_has_coarse_times(spark: SparkSession, tmp_path: 
         assert json.loads((tmp_path / "out" / "verdict.json").read_text())["out_of_order"] == 1
 
 
+@pytest.mark.long
 def test_a_message_is_lost_for_each_confirm_that_has_no_copy(spark: SparkSession, tmp_path: Path) -> None:
     """100 confirmed under 10 message ids, each as often as the seed says, of which about half were seen."""
     chance = random.Random(3)
@@ -302,6 +305,7 @@ def test_a_message_is_lost_for_each_confirm_that_has_no_copy(spark: SparkSession
     assert "3 message ids are not unique" in (tmp_path / "out" / "report.html").read_text()
 
 
+@pytest.mark.long
 def test_what_was_seen_in_a_queue_of_no_ring_is_told_apart(spark: SparkSession, tmp_path: Path) -> None:
     """Consumers that note what they see of many exchanges; all was copied to a queue beside the ring's."""
     records = published(RING, [f"customer-{n}".encode() for n in range(100)], every=1_000_000)
@@ -324,6 +328,7 @@ def test_what_was_seen_in_a_queue_of_no_ring_is_told_apart(spark: SparkSession, 
     assert "of the lost messages 1 may be among them" in (tmp_path / "out" / "report.html").read_text()
 
 
+@pytest.mark.long
 def test_of_one_exchange(spark: SparkSession, tmp_path: Path) -> None:
     ours = published(RING, KEYS[:9])
     others = published(RING, KEYS[:9], exchange="invoices", first=10, every=1_000_000)
@@ -370,6 +375,7 @@ def test_an_exchange_without_any_id_may_lead_through_a_ring_that_hashes_it(
     assert {name: flaws(row) for name, row in reconcile(spark, tmp_path, records, seen)[2].items()} == {"stray": {flaw}}
 
 
+@pytest.mark.long
 def test_files_that_cannot_be_read(spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     records = published(RING, [f"customer-{n}".encode() for n in range(600)])
     seen, out = tmp_path / "seen.parquet", tmp_path / "out"

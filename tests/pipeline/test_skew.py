@@ -142,6 +142,7 @@ def test_a_ring_that_is_uneven_is_told_also_of_many_keys(spark: SparkSession) ->
     assert "the ring is at fault" in words.of_load(found)
 
 
+@pytest.mark.long
 def test_estimates_name_the_same_keys(spark: SparkSession, tmp_path: Path) -> None:
     keys = COLD * 5 + [b"whale"] * 4000 + [bytes([0, 255])] * 500
     [found, _] = found_in(spark, tmp_path, published(KNOWN, keys), approximate=True)

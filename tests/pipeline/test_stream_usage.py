@@ -44,6 +44,7 @@ def refused(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> str:
     return said
 
 
+@pytest.mark.long
 def test_it_goes_on_behind_a_message_that_is_no_record(
     spark: SparkSession, broker: Broker, vhost: VirtualHost, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -63,6 +64,7 @@ def test_it_goes_on_behind_a_message_that_is_no_record(
     assert messages(tmp_path / "behind") == 20
 
 
+@pytest.mark.long
 def test_it_goes_on_where_retention_has_left_something(
     spark: SparkSession, broker: Broker, vhost: VirtualHost, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

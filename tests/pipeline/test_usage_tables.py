@@ -33,6 +33,7 @@ def write(folder: Path, first: int, count: int, start: int) -> None:
     write_journal(folder, records, [KNOWN], per_file=60)
 
 
+@pytest.mark.long
 def test_a_stream_gives_what_a_batch_gives_whatever_comes_late_or_twice(spark: SparkSession, tmp_path: Path) -> None:
     journal, followed, whole = tmp_path / "journal", tmp_path / "followed", tmp_path / "whole"
     tables = Tables(spark, str(followed), 5)
@@ -67,6 +68,7 @@ def test_a_stream_gives_what_a_batch_gives_whatever_comes_late_or_twice(spark: S
     assert "<svg" in (followed / "report.html").read_text(encoding="utf-8")
 
 
+@pytest.mark.long
 def test_in_a_session_that_was_begun_elsewhere_it_is_the_same(notebook: SparkSession, tmp_path: Path) -> None:
     journal, followed, whole = tmp_path / "journal", tmp_path / "followed", tmp_path / "whole"
     for hour in range(2):
@@ -78,6 +80,7 @@ def test_in_a_session_that_was_begun_elsewhere_it_is_the_same(notebook: SparkSes
     assert content(Tables(notebook, str(whole), 5))[1] == []
 
 
+@pytest.mark.long
 def test_an_hour_of_which_less_is_left_is_kept(
     spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -124,6 +127,7 @@ def test_an_hour_of_which_one_exchange_has_less_is_kept(spark: SparkSession, tmp
     assert [row.exchange for row in content(tables)[0]] == ["orders"]
 
 
+@pytest.mark.long
 def test_a_file_that_is_there_twice_ends_its_batch_and_no_later_one(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -103,6 +103,7 @@ def test_what_was_never_answered_has_no_latency(spark: SparkSession, tmp_path: P
     assert row.p99 < 1000
 
 
+@pytest.mark.long
 def test_merging_rows_gives_what_all_their_records_give(spark: SparkSession, tmp_path: Path) -> None:
     keys = [f"customer-{n % 70}".encode() for n in range(300)]
     records = read(spark, tmp_path, published(KNOWN, keys, every=MINUTE // 5, sample=0.7))

@@ -76,6 +76,7 @@ def test_a_queue_that_is_removed(spark: SparkSession, tmp_path: Path) -> None:
     assert max(expected, key=lambda key: expected[key]).decode() in page
 
 
+@pytest.mark.long
 def test_skew_and_whatif_say_the_same_of_one_journal(spark: SparkSession, tmp_path: Path) -> None:
     known = ring_of({"orders.1": 3, "orders.2": 1, "orders.3": 1, "orders.4": 1})
     write_journal(tmp_path / "journal", published(known, KEYS), [known])
@@ -175,6 +176,7 @@ def test_bad_keys_and_counts_are_told_with_their_rows(
     assert "column 'n' is bigint, not string or binary; column 'm' is missing" in said
 
 
+@pytest.mark.long
 def test_sums_that_do_not_fit_are_refused(
     spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -232,6 +234,7 @@ def test_what_a_journal_lacks(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert "none.json: cannot be read" in said
 
 
+@pytest.mark.long
 def test_keys_of_another_hashed_value_are_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The exchange was declared anew: what was hashed before are no keys of the present ring's."""
     by_tenant = ring_of({"orders.1": 1, "orders.2": 1, "orders.3": 1}, "header:tenant")

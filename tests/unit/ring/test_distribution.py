@@ -6,6 +6,7 @@ import random
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
+import pytest
 
 from ring.destination import Destination
 from ring.hashing import SLOTS, hash64, slot_of
@@ -72,6 +73,7 @@ def progression(names: list[Destination]) -> tuple["np.ndarray[tuple[int, int], 
     return owners, slots
 
 
+@pytest.mark.long
 def test_shares_and_chi_squared() -> None:
     with ThreadPoolExecutor(2) as pool:
         results = list(pool.map(one_set, range(SETS)))
