@@ -27,7 +27,7 @@ HOT = (
     "proxy/session/direction.py",
     "proxy/session/events.py",
     "proxy/session/waiting.py",
-    "proxy/session/runs.py",
+    "proxy/session/reads.py",
     "proxy/session/republishing.py",
     "proxy/wire/content.py",
     "proxy/publisher/channel.py",

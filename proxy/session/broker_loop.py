@@ -14,8 +14,8 @@ from proxy.session.channel import Channel
 from proxy.session.connection import Connection
 from proxy.session.events import Stale
 from proxy.session.handshake import MOST_FRAME_MAX
+from proxy.session.reads import run
 from proxy.session.returned import Read
-from proxy.session.runs import run
 from proxy.session.state import ChannelState, Phase
 from proxy.wire.frames import BASIC_ACK, BASIC_NACK, BODY, HEADER, METHOD, OVERHEAD, Fault, u32, u64
 

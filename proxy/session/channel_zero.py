@@ -4,6 +4,7 @@ from proxy.session import closing
 from proxy.session.channel import Channel
 from proxy.session.connection import Connection
 from proxy.session.handshake import BROKERS_TURN, Step
+from proxy.session.reads import frames
 from proxy.session.state import Phase
 from proxy.wire.frames import (
     CHANNEL_OPEN,
@@ -30,10 +31,10 @@ from proxy.wire.frames import (
 )
 
 WITHOUT_SPARE = 300.0
-"""Seconds for which nothing of a user is published again, where this proxy's channel was one too many."""
+"""Seconds for which no session of a user opens a channel of its own, after such a channel was one too many."""
 
 _CONNECTION = 10
-"""The class of channel 0's methods."""
+"""The class id of channel 0's methods."""
 
 METHODS = frozenset(
     {
@@ -46,7 +47,7 @@ METHODS = frozenset(
         CONNECTION_UPDATE_SECRET,
     }
 )
-"""The methods of a client's that belong on channel 0."""
+"""The client's methods that belong on channel 0."""
 
 _IN_SESSION = frozenset({CONNECTION_CLOSE, CONNECTION_UPDATE_SECRET})
 """What a client may send on channel 0 once the connection is open."""
@@ -59,17 +60,21 @@ def in_handshake(c: Connection, data: bytes) -> None:
     read. Once the broker has spoken, `client_loop.from_client(c, b"")` goes on.
     """
     handshake, way = c.handshake, c.to_broker
-    data, i = way.rest + data, 0
+    data, behind = way.rest + data, 0
     try:
-        while handshake.step not in BROKERS_TURN and (end := handshake.frame_end(data, i)):
+        for kind, number, i, end in frames(data):
+            if handshake.step in BROKERS_TURN:
+                break
+            handshake.check(kind, number, end - i)
+            if end > len(data):
+                break
             way.out.append(handshake.from_client(data, i, end))
             way.frames += 1
-            i = end
+            behind = end
+        way.rest = data[behind:]
     except Fault as fault:
-        way.rest = data[i:]
+        way.rest = data[behind:]
         closing.fail(c, fault)
-        return
-    way.rest = data[i:]
 
 
 def from_broker(c: Connection, method: int, data: bytes, i: int, end: int) -> bytes | None:

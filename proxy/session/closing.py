@@ -1,4 +1,7 @@
-"""How channels and sessions end (docs/architecture.md, "One drain"). After our Close only Close and Close-Ok count."""
+"""How channels and sessions end (docs/architecture.md, "One drain"; AMQP sections 1.4.2.4 and 1.5.2.5).
+
+After this proxy's own Close only Close and Close-Ok count, in either direction.
+"""
 
 import re
 
@@ -6,6 +9,7 @@ from proxy.session.backlog import Wait
 from proxy.session.channel import Channel
 from proxy.session.connection import Connection
 from proxy.session.events import Refused, Stale
+from proxy.session.reads import frames
 from proxy.session.state import EXPECT_BODY, EXPECT_HEADER, EXPECT_METHOD, ChannelState, Phase
 from proxy.wire.frames import (
     ACCESS_REFUSED,
@@ -16,7 +20,6 @@ from proxy.wire.frames import (
     CHANNEL_OPEN,
     CONNECTION_CLOSE,
     CONNECTION_CLOSE_OK,
-    FRAME,
     FRAME_ERROR,
     HEADER,
     HEARTBEAT,
@@ -41,19 +44,20 @@ from ring.destination import Destination
 
 _EXCHANGE = re.compile(rb"exchange '([^']*)'")
 _DEFAULT_EXCHANGE = (b"amq.default", b"")
-"""Its name in RabbitMQ's words and in LavinMQ's."""
+"""The default exchange's name in reply texts of RabbitMQ and of LavinMQ."""
 
 _LONGEST_METHOD = 1 << 17
+"""Bytes of a method from which it can be no Close or Close-Ok."""
 
 
 def fail(c: Connection, fault: Fault) -> None:
-    """Ends a session over what its client sent."""
+    """End a session over what its client sent."""
     c.to_broker.garbled = fault.code == FRAME_ERROR
     refuse(c, fault.code, str(fault), fault.method)
 
 
 def refuse(c: Connection, code: int, text: str, method: int = 0) -> None:
-    """Sends the client connection.close at the next frame boundary, and the broker one of its own."""
+    """Send the client connection.close at the next frame boundary, and the broker one of its own."""
     c.enter(Phase.REFUSING)
     c.waiting.drop()
     c.republishing.parking.drop()
@@ -62,16 +66,16 @@ def refuse(c: Connection, code: int, text: str, method: int = 0) -> None:
     if c.opened and not c.to_broker.skip:
         c.to_broker.out.append(close_frame(0, REPLY_SUCCESS, "ringproxy has closed the client's session"))
     else:
-        # It cannot take a method now: in the handshake, or inside a frame.
+        # The broker cannot take a method now: it is in the handshake, or inside a frame.
         c.to_broker.cut_off = True
     # What waited in `client_rest` may have a Close among it.
     late_from_client(c, b"")
 
 
 def leave(c: Connection, data: bytes, i: int, end: int) -> bytes | None:
-    """The client's connection.close: a message that comes back after it could not be published again.
+    """Take the client's connection.close, which the broker gets once it has answered what was published.
 
-    So the broker gets it once it has confirmed what was published.
+    A message that came back behind it could not be published again.
     """
     goodbyes = part(c)
     if not awaits_answers(c):
@@ -83,7 +87,7 @@ def leave(c: Connection, data: bytes, i: int, end: int) -> bytes | None:
 
 
 def part(c: Connection) -> bytes:
-    """Closes the channels on which the broker confirms nothing, as of these only a close-ok tells that all is back."""
+    """Return a channel.close for each channel without confirms: only its close-ok tells that all returns have come."""
     goodbyes = b""
     for channel in c.channels.values():
         confirms = channel.confirms
@@ -96,13 +100,13 @@ def part(c: Connection) -> bytes:
 
 
 def pass_goodbye(c: Connection) -> None:
-    """Nothing can come back any more, or it takes too long."""
+    """Pass the client's connection.close on: nothing can come back any more, or it takes too long."""
     c.enter(Phase.CLOSING)
     c.to_broker.insert(c.goodbye)
 
 
 def awaits_answers(c: Connection) -> bool:
-    """Whether the broker has yet to answer something of what the client has sent whole."""
+    """Return whether the broker has yet to answer something that the client has sent whole."""
     if c.republishing.parking or c.republishing.under_way:
         return True
     inside = c.to_broker.body_of if c.to_broker.skip else 0
@@ -164,28 +168,27 @@ def late_from_broker(c: Connection, data: bytes) -> None:
 
 
 def _methods(data: bytes, skip: int) -> tuple[set[int], bytes, int]:
-    """The methods on channel 0 among frames; the beginning of one that is not complete; the bytes to skip beyond."""
+    """Return the methods on channel 0 among frames, the beginning of the last one, and how many bytes of it to skip."""
     if skip >= len(data):
         return set(), b"", skip - len(data)
     found: set[int] = set()
-    i = skip
-    while len(data) - i >= OVERHEAD:
-        kind, number, length = FRAME.unpack_from(data, i)
-        end = i + OVERHEAD + length
+    behind = skip
+    for kind, number, i, end in frames(data, skip):
+        is_method = kind == METHOD and not number
         if end > len(data):
-            if kind == METHOD and not number and length < _LONGEST_METHOD:
+            if is_method and end - i < OVERHEAD + _LONGEST_METHOD:
                 return found, data[i:], 0
             return found, b"", end - len(data)
-        if kind == METHOD and not number and length >= 4:
+        if is_method and end - i >= OVERHEAD + 4:
             found.add(U32.unpack_from(data, i + 7)[0])
-        i = end
-    return found, data[i:], 0
+        behind = end
+    return found, data[behind:], 0
 
 
 def refuse_channel(c: Connection, channel: Channel, code: int, text: str) -> None:
-    """Closes a channel: the broker's first, so that its answers to what was published still reach the client.
+    """Close a channel: the broker's side first, so that its answers to what was published still reach the client.
 
-    Does nothing to one that is being closed already.
+    A channel that is being closed already is left as it is.
     """
     if channel.state != ChannelState.OPEN or not c.running:
         return
@@ -203,7 +206,7 @@ def _goodbye(channel: Channel) -> bytes:
 
 
 def _rest_of_content(c: Connection, channel: Channel, kind: int, data: bytes, i: int, end: int) -> bytes | None:
-    """Of a content that the broker has the beginning of: a method inside it, such as our close, would be a 505."""
+    """Pass the rest of a content on: a method amidst it, such as this proxy's channel.close, would be a 505."""
     length = end - i - OVERHEAD
     if kind == HEADER and channel.expect == EXPECT_HEADER and length >= LEAST_HEADER:
         channel.left = U64.unpack_from(data, i + 11)[0]
@@ -223,7 +226,7 @@ def _rest_of_content(c: Connection, channel: Channel, kind: int, data: bytes, i:
 
 
 def refused_frame(c: Connection, channel: Channel, kind: int, data: bytes, i: int, end: int) -> bytes | None:
-    """What a client sends on a channel that we are closing: dropped, but for the rest of a content."""
+    """Take what a client sends on a channel that this proxy closes; all is dropped but the rest of a content."""
     if channel.expect != EXPECT_METHOD:
         return _rest_of_content(c, channel, kind, data, i, end)
     method = U32.unpack_from(data, i + 7)[0] if kind == METHOD and end - i >= OVERHEAD + 4 else 0
@@ -241,16 +244,16 @@ def refused_frame(c: Connection, channel: Channel, kind: int, data: bytes, i: in
 
 
 def abandon(c: Connection, channel: Channel) -> None:
-    """Closes a channel towards its client, though the broker does not answer our channel.close.
+    """Close a channel towards its client, though the broker does not answer this proxy's channel.close.
 
-    Its number stays taken until the broker does. Other channels are not concerned.
+    The channel's number stays taken until the broker answers. Other channels go on.
     """
     owed = method_frame(channel.id, CHANNEL_CLOSE_OK) if channel.owed_close_ok else b""
     _abandon(c, channel, channel.refusal + owed)
 
 
 def refuse_open(c: Connection, channel: Channel, text: str) -> None:
-    """Answers the channel.open that a channel's backlog begins with by channel.close: the number is not free."""
+    """Answer the channel.open that a channel's backlog begins with by channel.close: the number is not free."""
     c.waiting.remove(channel)
     c.events.append(Refused(INTERNAL_ERROR, text))
     _abandon(c, channel, close_frame(channel.id, INTERNAL_ERROR, text, CHANNEL_OPEN))
@@ -267,7 +270,7 @@ def _abandon(c: Connection, channel: Channel, last_words: bytes) -> None:
 
 
 def too_late(c: Connection, channel: Channel, kind: int, data: bytes, i: int, end: int) -> bytes:
-    """A frame of the broker's on a channel that was abandoned: its client has been told of the channel's end."""
+    """Take a broker's frame on an abandoned channel, whose client knows of its end; nothing goes on."""
     method = U32.unpack_from(data, i + 7)[0] if kind == METHOD else 0
     if method == CHANNEL_CLOSE:
         c.to_broker.insert(method_frame(channel.id, CHANNEL_CLOSE_OK))
@@ -289,7 +292,7 @@ def client_agrees(c: Connection, channel: Channel, method: int, data: bytes, i: 
 
 
 def client_opens(c: Connection, channel: Channel, method: int, data: bytes, i: int, end: int) -> None:
-    """The number again, before the broker's close-ok has come: it waits. Any other is the broker's to refuse."""
+    """Take channel.open for a number in use: it waits for a close-ok that is due, or the broker refuses it."""
     if channel.state == ChannelState.CLOSING:
         c.waiting.held = Wait.BEING_CLOSED
     elif channel.state == ChannelState.CLOSED:
@@ -302,7 +305,7 @@ def broker_closes(c: Connection, channel: Channel, method: int, data: bytes, i: 
     if channel.state >= ChannelState.REFUSING and channel.expect == EXPECT_METHOD:
         c.to_broker.insert(method_frame(channel.id, CHANNEL_CLOSE_OK))
         return b""
-    # In the midst of a content ours has not gone out yet, and the broker's does as well.
+    # In the midst of a content this proxy's has not gone out yet, and the broker's closes the channel as well.
     channel.enter(ChannelState.CLOSED)
     routed, channel.routed = channel.routed, False
     channel.confirms.abandon()

@@ -1,4 +1,4 @@
-"""What the sessions of a listener have in common: their counts, and the way to what is read of the management API."""
+"""What the sessions of a listener share: their counts, and the way to what is read of the management API."""
 
 import asyncio
 import time
@@ -21,16 +21,16 @@ from ring.destination import Destination
 
 @dataclass
 class Shared:
-    """What all sessions of a listener have in common."""
+    """What all sessions of a listener share; it lives as long as the listener."""
 
     tables: RouteTables
     sync: Sync
     dial: Callable[[Callable[[], PeerSocket]], Awaitable[PeerSocket]]
-    """Connects a leg to a broker; raises OSError with the reason where none can be reached."""
+    """Connects a socket to a broker; raises OSError with the reason where none can be reached."""
     lookup_timeout: float
     allowed_mechanisms: frozenset[bytes]
     confirmed: Callable[[float], None]
-    """Takes the seconds of a sampled confirm."""
+    """A function that takes the seconds of a sampled confirm."""
     answer_timeout: float
     """Seconds that the broker may take to answer a declaration, or to close a channel, before a publish or a
     channel.open that waits for that is refused."""
@@ -39,14 +39,14 @@ class Shared:
     client_frames: int = 0
     broker_frames: int = 0
     refusals: dict[int, int] = field(default_factory=dict)
-    """Closes of ours by reply code."""
+    """How often this proxy has closed a connection or a channel, by reply code."""
     refreshing: set[tuple[Name, Destination | None]] = field(default_factory=set)
     without_spare: dict[tuple[str, bytes], float] = field(default_factory=dict)
-    """See Connection."""
+    """By virtual host and user: until when no session opens a channel of its own (`Republishing.barred`)."""
     tasks: set["asyncio.Task[None]"] = field(default_factory=set)
 
     def refresh(self, name: Name, gone: Destination | None) -> None:
-        """Reads a ring again that a return has shown to be stale; many returns at once ask once."""
+        """Have a ring read again that a return has shown to be stale; many returns at once ask once."""
         if (name, gone) in self.refreshing:
             return
         self.refreshing.add((name, gone))
@@ -60,7 +60,7 @@ class Shared:
         task.add_done_callback(done)
 
     async def reread(self, c: Connection, wanted: Stale | Unread) -> bool:
-        """Reads what a message that came back waits for; returns whether that ended within `lookup_timeout`."""
+        """Read what a message that came back waits for; return whether that ended within `lookup_timeout`."""
         try:
             async with asyncio.timeout(self.lookup_timeout):
                 if isinstance(wanted, Unread) and wanted.other_cluster:
@@ -73,11 +73,11 @@ class Shared:
         except (TimeoutError, NotReadable):
             return False
         except Absent:
-            pass  # which is an answer
+            pass  # which is an answer, too
         return True
 
     async def resolve(self, c: Connection, channel: Channel, backlog: Backlog, unread: Unread, asked: float) -> str:
-        """Reads the exchange that a channel's publish has waited for since `asked`, monotonic.
+        """Read the exchange that a channel's publish has waited for since `asked`, monotonic.
 
         Returns why that failed, or an empty string. Where the route was found for what has come by now alone, the
         backlog says so from then on.
@@ -109,12 +109,12 @@ class Shared:
         return ""
 
     async def _same_cluster(self, c: Connection, within: float) -> bool:
-        """Whether the management API's cluster is the session's after all: one was renamed, or was asked late."""
+        """Return whether the management API's cluster is the session's after all: it was renamed, or was asked late."""
         name = await self.sync.identity.confirmed(c.handshake.cluster or "", c.handshake.cluster_told_at, within)
         if name is not None and c.running:
             c.open(name)
         return name is not None
 
     def is_outdated(self, c: Connection) -> bool:
-        """Whether a new session may learn another name of the broker's cluster than this one did as it began."""
+        """Return whether a new session may learn another name of the broker's cluster than this one did as it began."""
         return c.handshake.cluster_told_at < self.sync.identity.named_at

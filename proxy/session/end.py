@@ -5,7 +5,7 @@ from enum import Enum
 SHUTTING_DOWN = "ringproxy is shutting down"
 
 CLOSE_WITHIN = 5.0
-"""Seconds that a peer gets to answer a Close of ours, or to close its socket."""
+"""Seconds that a peer gets to answer this proxy's Close, or to close its socket."""
 
 
 class End(Enum):
@@ -22,4 +22,4 @@ class End(Enum):
     SHUTDOWN = "shutdown"
     """This proxy ends."""
     DEFECT = "defect"
-    """Of this proxy: its log has the traceback."""
+    """This proxy failed; its log has the traceback."""

@@ -22,7 +22,6 @@ from proxy.wire.frames import (
     CONNECTION_TUNE,
     CONNECTION_TUNE_OK,
     END,
-    FRAME,
     FRAME_ERROR,
     HEARTBEAT,
     LEAST_FRAME_MAX,
@@ -44,7 +43,7 @@ from proxy.wire.frames import (
 from ring.hashing import RING_FORMAT
 
 HANDSHAKE_FRAME_MAX = 1 << 17
-"""Bytes of a frame taken before tune-ok; the broker has a limit of its own."""
+"""Bytes of a frame that are taken before tune-ok; the broker has a limit of its own."""
 
 
 class Step(IntEnum):
@@ -55,7 +54,7 @@ class Step(IntEnum):
     LOGIN = 1
     """The client's start-ok is due."""
     JUDGED = 2
-    """The broker looks at what the client said: its secure or tune is due."""
+    """The broker's secure or tune is due."""
     CHALLENGED = 3
     """The client's secure-ok is due."""
     TUNING = 4
@@ -104,11 +103,11 @@ _INVENTORY = {
     b"ringproxy_version": table.text_entry(b"ringproxy_version", __version__.encode()),
     b"ringproxy_ring_format": table.text_entry(b"ringproxy_ring_format", str(RING_FORMAT).encode()),
 }
-"""Client properties of ours: they make the broker's list of connections the inventory of a fleet."""
+"""This proxy's client properties, which make the broker's list of connections the inventory of a fleet."""
 
 
 def is_protocol_header(data: bytes) -> bool | None:
-    """Whether these first bytes are the header of AMQP 0-9-1; None where more are needed to tell."""
+    """Return whether a client's first bytes are AMQP 0-9-1's protocol header; None where more are needed to tell."""
     if not any(header.startswith(data[: len(header)]) for header in _TAKEN_HEADERS):
         return False
     return True if len(data) >= len(PROTOCOL_HEADER) else None
@@ -151,6 +150,8 @@ class Handshake:
 
         Raises Fault for a frame that the step does not have.
         """
+        if data[end - 1] != END:
+            raise Fault(FRAME_ERROR, f"a frame of type {data[i]} does not end with the frame-end octet")
         if data[i] == HEARTBEAT:
             return data[i:end]
         if end - i < OVERHEAD + 4:
@@ -178,33 +179,21 @@ class Handshake:
             return _start(self, data, i, end)
         return _tune(self, data, i, end) if method == CONNECTION_TUNE else None
 
-    def frame_end(self, data: bytes, i: int) -> int:
-        """Return where the client's frame at `i` ends; 0 while it is not complete.
-
-        Raises Fault for a frame that no handshake has.
-        """
-        if len(data) - i < OVERHEAD:
-            return 0
-        kind, number, length = FRAME.unpack_from(data, i)
+    def check(self, kind: int, number: int, size: int) -> None:
+        """Raise Fault for a frame that no handshake has, by its type, its channel and its size in bytes."""
         # What a client says of frame_max counts for bodies: no method of a handshake is as long.
         limit = min(self.frame_max, HANDSHAKE_FRAME_MAX)
-        if length > limit + SLACK - OVERHEAD:
-            raise Fault(FRAME_ERROR, f"a frame of {length + OVERHEAD} bytes, at most {limit} are taken here")
+        if size > limit + SLACK:
+            raise Fault(FRAME_ERROR, f"a frame of {size} bytes, at most {limit} are taken here")
         if not is_frame_type(kind):
             raise Fault(FRAME_ERROR, f"a frame of the unknown type {kind}")
         if number or kind not in (METHOD, HEARTBEAT):
             # RabbitMQ answers 505 to whatever the frame is (observed on 3.10.8 and 4.3.6).
             raise Fault(UNEXPECTED_FRAME, f"a frame of type {kind} on channel {number} before the connection is open")
-        end: int = i + OVERHEAD + length
-        if end > len(data):
-            return 0
-        if data[end - 1] != END:
-            raise Fault(FRAME_ERROR, f"a frame of type {kind} does not end with the frame-end octet")
-        return end
 
 
 def _start(h: Handshake, data: bytes, i: int, end: int) -> bytes:
-    """connection.start without the mechanisms that would lend this proxy's identity; notes the cluster's name."""
+    """Return connection.start without the mechanisms that would lend this proxy's identity; note the cluster's name."""
     first = i + 17
     stop = first + U32.unpack_from(data, i + 13)[0]
     entry = table.find(data, first, stop, b"cluster_name")
@@ -218,7 +207,7 @@ def _start(h: Handshake, data: bytes, i: int, end: int) -> bytes:
 
 
 def _start_ok(h: Handshake, data: bytes, i: int, end: int) -> bytes | None:
-    """connection.start-ok with our own client properties, where they fit the smallest frame."""
+    """Return connection.start-ok with this proxy's client properties; None where they do not fit the smallest frame."""
     if end - i < 16:
         raise Fault(SYNTAX_ERROR, "connection.start-ok stops early", CONNECTION_START_OK)
     first = i + 15
@@ -239,7 +228,7 @@ def _start_ok(h: Handshake, data: bytes, i: int, end: int) -> bytes | None:
 
 
 def _tune(h: Handshake, data: bytes, i: int, end: int) -> bytes:
-    """connection.tune with one channel fewer, which stays ours."""
+    """Return connection.tune with one channel fewer, which stays for this proxy."""
     if end - i != 20:
         raise Fault(SYNTAX_ERROR, "connection.tune is not of its length")
     h.offered_channel_max, h.offered_frame_max = U16.unpack_from(data, i + 11)[0], U32.unpack_from(data, i + 13)[0]
@@ -247,12 +236,12 @@ def _tune(h: Handshake, data: bytes, i: int, end: int) -> bytes:
 
 
 def _most_channels(h: Handshake) -> int:
-    """The channel_max that the client was offered."""
+    """Return the channel_max that the client was offered."""
     return max((h.offered_channel_max or _MOST_CHANNELS) - 1, 1)
 
 
 def _tune_ok(h: Handshake, data: bytes, i: int, end: int) -> bytes:
-    """connection.tune-ok with that channel put back. Raises Fault 530 for more than was offered, as RabbitMQ does."""
+    """Return connection.tune-ok with that channel put back. Raises Fault 530 for more than was offered."""
     if end - i != 20:
         raise Fault(SYNTAX_ERROR, "connection.tune-ok is not of its length", CONNECTION_TUNE_OK)
     wanted, frame_max = U16.unpack_from(data, i + 11)[0], U32.unpack_from(data, i + 13)[0]

@@ -1,4 +1,4 @@
-"""The AMQP listener: takes connections, and at the end closes them in good order."""
+"""The AMQP listener, which takes connections and at the end closes them in good order."""
 
 import asyncio
 import contextlib
@@ -37,19 +37,19 @@ _START = method_frame(
     CONNECTION_START,
     b"\0\x09" + U32.pack(0) + b"".join(U32.pack(len(text)) + text for text in (_MECHANISMS, _LOCALES)),
 )
-"""Clients look for it before anything else."""
+"""connection.start, which clients expect before anything else."""
 
 _CLOSE_OK = method_frame(0, CONNECTION_CLOSE_OK)
 
 
 class _Arrival(asyncio.Protocol):
-    """A connection until it is there, with TLS until the end of its handshake: a session is none before."""
+    """A connection until it is complete, with TLS until the end of its handshake; then it becomes a session."""
 
     def __init__(self, accept: Callable[[], asyncio.Protocol | None]) -> None:
         self._accept = accept
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Hands the socket over to a session's leg."""
+        """Hand the socket over to a session."""
         protocol = self._accept()
         if protocol is None:
             cast(asyncio.Transport, transport).abort()
@@ -59,7 +59,7 @@ class _Arrival(asyncio.Protocol):
 
 
 class _Refusal(asyncio.Protocol):
-    """A connection that is one too many, or comes too late: it hears why, and the broker does not hear of it."""
+    """A connection that is one too many, or comes too late; its client is told why, and no broker is dialled."""
 
     def __init__(self, refusals: "set[_Refusal]", code: int, text: str) -> None:
         self._refusals, self._close = refusals, close_frame(0, code, text)
@@ -68,12 +68,12 @@ class _Refusal(asyncio.Protocol):
         refusals.add(self)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """It gets as long as any peer that has been told of the end."""
+        """Give the client as long as any peer that has got connection.close."""
         self._transport = cast(asyncio.Transport, transport)
         self._deadline = asyncio.get_running_loop().call_later(CLOSE_WITHIN, self._transport.abort)
 
     def data_received(self, data: bytes) -> None:
-        """After the client's first bytes, the answer; after its close-ok, the end; anything else is ignored."""
+        """Answer the client's first bytes and end at its close-ok; all else is ignored."""
         if self._transport is None:
             return
         if self._read < len(PROTOCOL_HEADER) <= self._read + len(data):
@@ -83,43 +83,43 @@ class _Refusal(asyncio.Protocol):
             self._transport.close()
 
     def abort(self) -> None:
-        """Its time is over."""
+        """Close the socket at once."""
         if self._transport is not None:
             self._transport.abort()
 
     def connection_lost(self, error: Exception | None) -> None:
-        """It is gone."""
+        """Forget the connection."""
         self._deadline.cancel()
         self._refusals.discard(self)
 
 
 class Listener:
-    """The sessions, and the socket that they come from."""
+    """The listening socket and the sessions that came from it; it lives as long as the process."""
 
     def __init__(self, shared: Shared, max_sessions: int) -> None:
-        """Not listening yet."""
+        """The listener does not listen yet."""
         self.shared = shared
-        """What the sessions count together."""
+        """What the sessions share."""
         self._max_sessions = max_sessions
         self.sessions: set[Session] = set()
         self.opened = 0
-        """Sessions, since the start."""
+        """How many sessions there were since the start."""
         self.ends: Counter[End] = Counter()
         self._server: asyncio.Server | None = None
         self._refusals: set[_Refusal] = set()
         self._full = False
-        """One was refused, and none accepted since."""
+        """Whether a connection was refused, and none accepted since."""
         self._draining = False
         self._empty = asyncio.Event()
 
     @property
     def unsettled(self) -> int:
-        """Publishes of all sessions that the broker has yet to answer."""
+        """How many publishes of all sessions the broker has yet to answer."""
         return sum(session.unsettled for session in self.sessions)
 
     @property
     def frames(self) -> tuple[int, int]:
-        """Frames that clients, and that brokers, have sent."""
+        """How many frames clients have sent, and how many brokers have."""
         live = [session.connection for session in self.sessions]
         shared = self.shared
         return (
@@ -128,7 +128,7 @@ class Listener:
         )
 
     async def start(self, address: Address, tls: ssl.SSLContext | None = None) -> Address:
-        """Listens; the address with the port that it got. Raises OSError."""
+        """Listen; return the address with the port that was taken. Raises OSError."""
         self._server = await asyncio.get_running_loop().create_server(
             lambda: _Arrival(self._accept),
             address.host,
@@ -139,7 +139,7 @@ class Listener:
         return Address(*self._server.sockets[0].getsockname()[:2])
 
     def _accept(self) -> asyncio.Protocol | None:
-        """The client's leg of a new session, or what tells of the refusal; None where too many are being told."""
+        """Return a new session's client socket, or what refuses the client; None where too many are being refused."""
         if self._draining:
             return self._refuse(CONNECTION_FORCED, SHUTTING_DOWN)
         if len(self.sessions) >= self._max_sessions:
@@ -152,7 +152,7 @@ class Listener:
         return session.client
 
     def _too_many(self) -> _Refusal | None:
-        """As RabbitMQ does it beyond `connection_max`, in code and words."""
+        """Refuse a connection as RabbitMQ does beyond `connection_max`, in code and words."""
         if not self._full:
             self._full = True
             log.warning("%d AMQP sessions are open (max_sessions): further ones are refused", len(self.sessions))
@@ -172,7 +172,7 @@ class Listener:
             self._empty.set()
 
     async def drain(self, within: float) -> None:
-        """Refuses connections, and returns once all sessions have ended; `within` seconds later it ends them."""
+        """Refuse connections from now on and wait for the sessions' end; end them after `within` seconds."""
         self._draining = True
         for session in list(self.sessions):
             session.drain()
@@ -193,7 +193,7 @@ class Listener:
             await self._empty.wait()
 
     def close(self) -> None:
-        """Drops whatever is left."""
+        """Drop all connections that there are, at once."""
         if self._server is not None:
             self._server.close()
         for session in list(self.sessions):

@@ -1,6 +1,7 @@
-"""What waits in a session, and how it goes on: the backlog of a channel, or a message that came back."""
+"""The tasks of a session that wait for a reading or an answer, and take up a backlog or what came back again."""
 
 import asyncio
+import functools
 import time
 from collections.abc import Callable
 
@@ -11,30 +12,70 @@ from proxy.session.backlog import Backlog, Wait
 from proxy.session.channel import Channel
 from proxy.session.connection import Connection
 from proxy.session.context import Shared
-from proxy.session.timeouts import AnswerDeadlines
 from proxy.session.waiting import may_go_on
 from proxy.wire.frames import CONNECTION_FORCED, INTERNAL_ERROR
 
 
 class Waiter:
-    """The waiting of one session; `channel` and `returned` each run in tasks of their own."""
+    """All waiting of one session, as long as it lives; `channel` and `returned` run in tasks, one for each channel."""
 
     def __init__(
         self,
         shared: Shared,
         connection: Connection,
-        deadlines: AnswerDeadlines,
         *,
         hand_on: Callable[[], None],
+        ended: Callable[["asyncio.Task[None]", bool], None],
     ) -> None:
-        """`hand_on` writes what the rewriting has made."""
-        self._shared, self._connection, self._deadlines = shared, connection, deadlines
-        self._hand_on = hand_on
+        """`hand_on` writes what the loops have made to both peers.
+
+        `ended` is called with each task that has ended, and whether that waited for a channel.
+        """
+        self._shared, self._connection = shared, connection
+        self._hand_on, self._ended = hand_on, ended
         self.heard = asyncio.Event()
-        """To be set whenever either side has sent something, once that is taken."""
+        """An event that the session sets whenever either peer has sent something, once that is taken."""
+        self.channels: dict[Channel, asyncio.Task[None]] = {}
+        """By channel: the task that waits for what its backlog waits for."""
+        self._readings: dict[bytes, asyncio.Task[None]] = {}
+        """By exchange: the task that reads what its messages which came back wait for."""
+
+    def begin(self) -> None:
+        """Begin a task for each channel, and each exchange of messages that came back, that has come to wait."""
+        c = self._connection
+        if c.running:
+            for channel in c.waiting.channels.values():
+                if channel not in self.channels:
+                    task = self.channels[channel] = asyncio.create_task(self.channel(channel))
+                    # A task that is cancelled before it begins would come to no `finally`.
+                    task.add_done_callback(functools.partial(self._waited, channel))
+        parking = c.republishing.parking
+        for exchange in parking.exchanges:
+            if exchange not in self._readings and parking.wanted(exchange) is not None:
+                task = self._readings[exchange] = asyncio.create_task(self.returned(exchange))
+                task.add_done_callback(functools.partial(self._has_read, exchange))
+
+    def _waited(self, channel: Channel, task: "asyncio.Task[None]") -> None:
+        del self.channels[channel]
+        self._ended(task, True)
+
+    def _has_read(self, exchange: bytes, task: "asyncio.Task[None]") -> None:
+        del self._readings[exchange]
+        self.heard.set()
+        self._ended(task, False)
+
+    def cancel_channels(self) -> None:
+        """Wait for no channel any more."""
+        for task in self.channels.values():
+            task.cancel()
+
+    def cancel_readings(self) -> None:
+        """Read nothing any more for messages that came back."""
+        for task in self._readings.values():
+            task.cancel()
 
     async def channel(self, channel: Channel) -> None:
-        """Waits until nothing of a channel has to wait any more: it goes on, or it is closed."""
+        """Wait until no frame of a channel has to wait any more: the channel goes on, or is closed."""
         c = self._connection
         asked = time.monotonic()
         while (backlog := channel.backlog) is not None and c.running:
@@ -47,11 +88,11 @@ class Waiter:
                 await self._taken(channel, backlog)
             following = channel.backlog
             if following is None or following.size < backlog.size:
-                # Its first frame went on: the next that waits has the whole time again.
+                # The backlog's first frame went on: the next that waits has the whole time again.
                 asked = time.monotonic()
 
     async def _ready(self, channel: Channel, backlog: Backlog, asked: float) -> str:
-        """Waits for what a backlog has waited for since `asked`, monotonic.
+        """Wait for what a backlog has waited for since `asked`, monotonic.
 
         Returns why that failed, or an empty string.
         """
@@ -68,27 +109,27 @@ class Waiter:
                     return ""
             except TimeoutError:
                 if may_go_on(channel, backlog):
-                    return ""  # only the end of the client's frame is due
+                    return ""  # all that is due is the end of the client's frame
                 if awaited is not Wait.BEING_CLOSED or not channel.away:
                     return f"{awaited.value} within {within:g} s"
-            # A message of the channel of before is on its way, which has a limit of its own.
+            # A message of the number's last channel is on its way again, which has a limit of its own.
             asked = time.monotonic()
 
     async def _taken(self, channel: Channel, backlog: Backlog) -> None:
-        """Takes a backlog again, as soon as the client is at the end of a frame."""
+        """Take a backlog again, as soon as the client is at the end of a frame."""
         self._connection.expire()
         client_loop.resume(self._connection)
         self._hand_on()
         await self._moved(channel, backlog)
 
     async def _moved(self, channel: Channel, backlog: Backlog) -> None:
-        """Waits until a backlog has been taken again, or dropped."""
+        """Wait until a backlog has been taken again, or dropped."""
         while self._connection.running and channel.backlog is backlog:
             self.heard.clear()
             await self.heard.wait()
 
     def _refuse(self, channel: Channel, backlog: Backlog, why: str) -> None:
-        """Closes a channel over the frame that it waits with: placing a key natively would be worse than an error."""
+        """Close a channel over the frame that it waits with: routing a key natively would be worse than an error."""
         c, awaited = self._connection, backlog.awaited
         if awaited is Wait.BEING_CLOSED:
             closing.refuse_open(c, channel, f"channel {channel.id} cannot be opened: {why}")
@@ -105,14 +146,14 @@ class Waiter:
         closing.refuse_channel(c, channel, INTERNAL_ERROR, text)
 
     async def returned(self, exchange: bytes) -> None:
-        """Reads what the messages of an exchange that came back wait for, one thing after the other."""
+        """Read what the messages of an exchange that came back wait for, one thing after the other."""
         c = self._connection
         while (wanted := c.republishing.parking.wanted(exchange)) is not None:
             in_time = await self._shared.reread(c, wanted)
             c.now = time.monotonic()
             broker_loop.read_again(c, exchange, wanted, in_time=in_time)
             self._hand_on()
-            # What was told just now may have been all that a channel, or the client, waited for.
+            # These answers may have been all that a channel, or the client, waited for.
             if c.waiting.channels or c.waiting.stalled:
                 client_loop.resume(c)
             if c.crowded is not None:

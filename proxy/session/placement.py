@@ -1,7 +1,12 @@
-"""Messages that came back are published again, on a confirm channel of our own of the same connection to the broker.
+"""Where a message that came back goes now, and the publish of it on the session's own confirm channel.
 
-Its number was kept back in the handshake: so the user is the same, no delivery tag of the client's changes, and nothing
-of ours stands between a client's method and its content, or in its transaction (docs/architecture.md, "One return").
+That channel is one of the same connection to the broker, whose number was kept back in the handshake. So the user is
+the same, no delivery tag of the client's changes, and no frame of this proxy's stands between a client's method and its
+content, or in its transaction (docs/architecture.md, "One return").
+
+`publish` is one of the proxy's three encoders of a publish: it takes a header's stamps out and puts new ones in, for
+a few messages. `publishing.publish` is the fast one, for the client's frames as they come; `proxy/publisher/packing.py`
+is given no header of a client's, and makes one.
 """
 
 from collections.abc import Collection, Iterator
@@ -38,15 +43,15 @@ from proxy.wire.frames import (
 )
 
 MOST_TRIES = 5
-"""Times that one message is published again: queues that go one after the other."""
+"""How often one message is published again, with queues that go one after the other, before no queue takes it."""
 
 RECENT = 1.0
-"""Seconds for which a ring that was read again for a return needs no other reading, though it names the same queue."""
+"""Seconds for which a ring that was read again for a return is not read once more, though it names the same queue."""
 
 _ID = frozenset({content.STAMP_ID})
 
 _PASSED = frozenset({PassReason.NO_BINDINGS, PassReason.TYPE, PassReason.MODE_PASS, PassReason.SHADOW})
-"""Why an exchange without a ring gets what its ring had before: the broker routes it, or its alternate exchange."""
+"""The reasons for which an exchange without a ring gets a message back: the broker routes it from there."""
 
 
 def placed(
@@ -77,7 +82,7 @@ def placed(
         message.choice = choice
         return choice.target
     if message.sent_to.kind == "queue":
-        # (What an exchange of the ring does not deliver is no news.)
+        # What an exchange of the ring does not deliver says nothing of that ring.
         message.chosen_by = choice.by.name
         if not is_recent(c, message.stale(c.vhost)):
             return _unless_tried(tried, message.stale(c.vhost))
@@ -85,13 +90,13 @@ def placed(
 
 
 def _may_go_out(c: Connection) -> bool:
-    """Whether there is a channel for it."""
+    """Return whether the session may publish on a channel of its own."""
     barred = bool(c.republishing.barred) and c.now < c.republishing.barred.get((c.vhost, c.handshake.user), 0.0)
     return c.republishing.number > 0 and not barred and c.phase <= Phase.LEAVING
 
 
 def is_recent(c: Connection, stale: Stale) -> bool:
-    """Whether the ring was read again for that just now."""
+    """Return whether a ring was read again for the same message's end within RECENT seconds."""
     return c.now - c.republishing.reread.get(stale, -RECENT) < RECENT
 
 
@@ -102,7 +107,7 @@ def _unless_tried(tried: Collection[Stale | Name], what: Read) -> Read | None:
 
 
 def publish(c: Connection, message: ReturnedMessage, to: Target | Route, data: bytes, start: int, stop: int) -> bool:
-    """Sends method and content header of a message to a place that it was not sent to before; whether they fit."""
+    """Send method and content header of a message to another place; return False for nothing, if they do not fit."""
     own = c.republishing
     own.begun = True
     header = own_words(message, data, start, stop)
@@ -145,19 +150,19 @@ def publish(c: Connection, message: ReturnedMessage, to: Target | Route, data: b
 
 
 def own_words(message: ReturnedMessage, data: bytes, start: int, stop: int) -> bytes:
-    """The content header of a message that came back, as its client sent it."""
+    """Return the content header's payload of a message that came back, as its client sent it."""
     stamps = _ID if message.passed else STAMPS
     return content.unstamped(data, start, stop, message.put_back, message.known.had_headers, stamps)
 
 
 def more(c: Connection, message: ReturnedMessage, data: bytes, i: int, end: int, *, last: bool) -> None:
-    """The next body frame of a message that goes out again."""
+    """Send the next body frame of a message that goes out again."""
     own = c.republishing
     own.send(c.to_broker, message, FRAME.pack(BODY, own.number, end - i - OVERHEAD) + data[i + 7 : end], last=last)
 
 
 def resolved(c: Connection, message: ReturnedMessage, settlement: Settlement) -> bytes:
-    """What the client is told, now that it is known what became of a message that came back."""
+    """Note what became of a message that came back, and return the frames that its client gets for that."""
     c.republishing.take(message)
     channel = message.channel
     confirms = channel.confirms
@@ -174,12 +179,12 @@ def resolved(c: Connection, message: ReturnedMessage, settlement: Settlement) ->
 
 
 def hears(c: Connection, channel: Channel) -> bool:
-    """Whether the client may still be told something on a channel."""
+    """Return whether the client still takes frames on a channel."""
     return channel.state not in (ChannelState.CLOSED, ChannelState.GONE)
 
 
 def answer_frames(channel: Channel, answers: list[Answer]) -> bytes:
-    """Acks and nacks for a client; numbers are the channel's publishes."""
+    """Return the frames of acks and nacks for a client, with its delivery tags for the channel's numbers."""
     base = channel.confirms.base
     return b"".join(
         method_frame(channel.id, BASIC_ACK if ack else BASIC_NACK, U64.pack(n - base) + bytes((several,)))
@@ -188,7 +193,7 @@ def answer_frames(channel: Channel, answers: list[Answer]) -> bytes:
 
 
 def confirmed(c: Connection, tag: int, multiple: bool, acked: bool) -> Iterator[bytes]:
-    """The broker's answer to a publish on our channel, or to all up to it: what clients are told."""
+    """Take the broker's answer to a publish on the own channel, or to all up to it; yield what the client gets."""
     own = c.republishing
     # Tags ascend.
     tags = list(takewhile(lambda n: n <= tag, own.under_way)) if multiple else [tag] if tag in own.under_way else []

@@ -1,4 +1,7 @@
-"""One publish to a ring exchange: from its method and content header to those that go out in their place."""
+"""One publish to a ring's exchange: from the client's method and content header to those that go out in their place.
+
+This is the fast one of the proxy's three encoders of a publish (`placement.publish` says why there are others).
+"""
 
 from collections.abc import Collection
 from typing import Final
@@ -19,11 +22,11 @@ from ring.destination import Destination
 from ring.hashing import index_at, slot_of
 
 _out: Final = BytesWriter()
-"""Where a publish is put together. One for all: that is done before anything else is."""
+"""The buffer in which a publish is put together: one for all sessions, since nothing else runs meanwhile."""
 
 
 def count(c: Connection, channel: Channel, counters: Counters) -> None:
-    """Numbers and counts a publish that is about to go out."""
+    """Number and count a publish that is about to go out."""
     confirms = channel.confirms
     confirms.publish(counters)
     if confirms.answered:
@@ -34,9 +37,10 @@ def count(c: Connection, channel: Channel, counters: Counters) -> None:
 
 
 def publish(c: Connection, channel: Channel, data: bytes, i: int, end: int) -> bytes | None:
-    """What goes out for the withheld method of a channel and the content header frame from `i` to `end`.
+    """Return what goes out for the withheld method of a channel and the content header frame from `i` to `end`.
 
-    None where an exchange must be looked up first: `held` then says which. Raises Fault for an unreadable header.
+    Returns None where an exchange must be looked up first: `waiting.held` then says which. Raises Fault for a header
+    that cannot be read.
     """
     route = c.routes.get(channel.exchange) or c.route(channel.exchange)
     if route is None:
@@ -109,7 +113,7 @@ def publish(c: Connection, channel: Channel, data: bytes, i: int, end: int) -> b
 
 
 def _without(data: bytes, start: int, stop: int, cut: Collection[bytes]) -> tuple[bytes, bytes]:
-    """The payload without the headers named in `cut`, and those; no longer than it was."""
+    """Return a content header's payload without the headers named in `cut`, and the entries of those."""
     has_headers = data[start + 12] << 8 & HEADERS
     return content.stamped(data, start, stop, b"", cut) if has_headers else (data[start:stop], b"")
 
@@ -136,7 +140,7 @@ def _record(
 
 
 def _passed(c: Connection, channel: Channel, route: Route, target: Target | None, header: bytes) -> bytes:
-    """The publish as it came: shadowed, caught in a cycle, or its exchange has lost its ring since the method."""
+    """Count and return a publish as it came: shadowed, caught in a cycle, or without a ring since its method came."""
     counters = route.counters
     if target is not None:
         counters.shadowed[target.destination] += 1

@@ -39,12 +39,12 @@ from ring.destination import Destination
 
 
 class _Form(NamedTuple):
-    """The arguments of a declaring method: a reserved short, so many short strings, then bits, then perhaps a table."""
+    """The arguments of a declaring method: a reserved short, `names` short strings, then bits, then perhaps a table."""
 
     ok: int
     names: int
     nowait: int
-    """Its bit; 0 for a method that has no bits."""
+    """The bit of the method that asks for no -ok; 0 for a method that has no bits."""
 
 
 _FORMS = {
@@ -62,7 +62,7 @@ _PASSIVE = 1
 
 
 def declare(c: Connection, channel: Channel, method: int, data: bytes, i: int, end: int) -> bytes | None:
-    """Notes what the -ok will mean, and clears nowait."""
+    """Note what the -ok will mean; return the frame with nowait cleared, or None where it was not set."""
     if channel.state != ChannelState.OPEN:
         return None
     form, at, names = _FORMS[method], i + 13, []
@@ -92,9 +92,9 @@ def end_transaction(c: Connection, channel: Channel, method: int, data: bytes, i
 
 
 def answered(c: Connection, channel: Channel, method: int, data: bytes, i: int, end: int) -> bytes | None:
-    """An -ok: the broker answers a channel's requests in order."""
+    """Take a broker's -ok, which belongs to the channel's first pending request: they are answered in order."""
     if channel.late or (method == TX_COMMIT_OK and channel.away):
-        # Also what is behind the first that waits.
+        # An -ok waits behind the first that waits, too.
         channel.late.append(data[i:end])
         return b""
     if not channel.pending or channel.pending[0].ok != method:
@@ -113,7 +113,7 @@ def answered(c: Connection, channel: Channel, method: int, data: bytes, i: int, 
 
 
 def _declaration(channel: Channel, request: Pending) -> Declaration | None:
-    """What a request has changed; None where that touches no ring."""
+    """Return the declaration that a request has made; None where it touches no ring."""
     try:
         names = [name.decode() for name in request.names]
         last_queue = channel.last_queue.decode()

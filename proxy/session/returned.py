@@ -117,10 +117,10 @@ class Parking:
     __slots__ = ("_by_exchange", "size")
 
     def __init__(self) -> None:
-        """Nothing waits."""
+        """No message waits."""
         self._by_exchange: dict[bytes, deque[ParkedMessage]] = {}
         self.size = 0
-        """Bytes of them all."""
+        """Bytes of memory of all messages."""
 
     def __bool__(self) -> bool:
         """Whether any message waits."""
@@ -146,12 +146,12 @@ class Parking:
         return parked[0].unread if parked else None
 
     def put(self, parked: ParkedMessage) -> None:
-        """Adds a message behind those of its exchange."""
+        """Add a message behind those of its exchange."""
         self._by_exchange.setdefault(parked.message.exchange, deque()).append(parked)
         self.size += parked.size
 
     def grow(self, parked: ParkedMessage, body: bytes) -> None:
-        """Adds a body frame to a message that waits."""
+        """Add a body frame to a message that waits."""
         parked.bodies.append(body)
         parked.left -= len(body) - OVERHEAD
         self.size += len(body)
@@ -162,7 +162,7 @@ class Parking:
         return parked[0] if parked else None
 
     def remove(self, parked: ParkedMessage) -> None:
-        """Takes a message out."""
+        """Take a message out."""
         exchange = parked.message.exchange
         others = self._by_exchange[exchange]
         others.remove(parked)
@@ -171,16 +171,16 @@ class Parking:
             del self._by_exchange[exchange]
 
     def was_read(self, exchange: bytes, what: Read) -> None:
-        """Notes for each message of an exchange that something has been read, or could not be."""
+        """Note for each message of an exchange that something has been read, or could not be."""
         for parked in self._by_exchange.get(exchange, ()):
             parked.was_read(what)
 
     def give_up(self, exchange: bytes) -> None:
-        """Lets no message of an exchange wait for a reading any more."""
+        """Let no message of an exchange wait for a reading any more."""
         for parked in self._by_exchange.get(exchange, ()):
             parked.unread, parked.given_up = None, True
 
     def drop(self) -> None:
-        """Forgets them all: the session ends."""
+        """Forget all messages: the session ends."""
         self._by_exchange.clear()
         self.size = 0

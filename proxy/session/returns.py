@@ -1,4 +1,4 @@
-"""Messages that come back: they are published again where that helps, else each reaches its client as its own.
+"""Messages that come back: each is published again where that helps, else it reaches its client in its own words.
 
 A basic.return comes before the ack of its message on the same channel (5,413 of 5,413, measured), so what it says can
 decide what becomes of the ack. For a message that no queue takes in the end, a client that asked for mandatory gets its
@@ -40,11 +40,11 @@ from proxy.wire.frames import (
 from ring.destination import Destination
 
 _CONTENTS = frozenset({BASIC_DELIVER, BASIC_GET_OK, BASIC_RETURN})
-"""Methods of the broker's that a content follows."""
+"""The broker's methods that a content follows."""
 
 
 def begin(c: Connection, channel: Channel, method: int, data: bytes, i: int, end: int) -> bytes | None:
-    """Holds a basic.return back until its content header tells whose it is."""
+    """Hold a basic.return back until its content header tells whose message it is."""
     if not channel.routed:
         return None
     c.republishing.returning[channel] = Return(data[i:end])
@@ -52,7 +52,7 @@ def begin(c: Connection, channel: Channel, method: int, data: bytes, i: int, end
 
 
 def header(c: Connection, channel: Channel, data: bytes, i: int, end: int) -> bytes | None:
-    """The content header of a return: what goes on to the client, both frames.
+    """Take the content header of a return; return the frames that go on to the client, or None for it as it is.
 
     Where something must be read first, the message is parked, and `settle` places it after that.
     """
@@ -77,7 +77,7 @@ def header(c: Connection, channel: Channel, data: bytes, i: int, end: int) -> by
         return frame + data[i:end]
     message = ReturnedMessage(channel, known, stamps, note.put_back if note else b"", c.now)
     message.sent_to = _destination(sent_to, sent_key)
-    # An unstamped one has no room for the stamps by which it would be known if it came back again.
+    # An unstamped message has no room for the stamps by which it would be known if it came back again.
     to = placement.placed(c, message, (), data, start, stop) if unstamped is None else None
     c.republishing.expect(channel, None)
     channel.confirms.notes.pop(known.number, None)
@@ -95,7 +95,7 @@ def header(c: Connection, channel: Channel, data: bytes, i: int, end: int) -> by
             c.republishing.gathering += 1
         return b""
     _for_good(c, message, stamped=unstamped is None)
-    # An unstamped one may be another's, who asked for mandatory: a return too many harms nobody, one too few does.
+    # An unstamped message may be another publish's that asked for mandatory: a return too many harms nobody.
     if known.asked or unstamped is not None:
         return _returned(c, message, frame, data, i, end)
     c.republishing.expect(channel, Return(b"", left) if left else None)
@@ -103,7 +103,7 @@ def header(c: Connection, channel: Channel, data: bytes, i: int, end: int) -> by
 
 
 def _park(c: Connection, parked: ParkedMessage) -> ParkedMessage:
-    """Keeps a message until what decides of it has been read. Its client hears nothing of it before, and no ack."""
+    """Keep a message until what decides of it has been read; its client gets neither return nor ack before."""
     message = parked.message
     channel, number = message.channel, message.known.number
     confirms = channel.confirms
@@ -117,7 +117,7 @@ def _park(c: Connection, parked: ParkedMessage) -> ParkedMessage:
 
 
 def follow(channel: Channel, kind: int, replaced: bytes | None, data: bytes, i: int, end: int) -> None:
-    """Notes how much of a content its client has got, from the frame that was taken last and what went on for it."""
+    """Note how much of a content the client has got, by the frame that was taken last and what went on in its place."""
     if replaced == b"":
         return
     if kind == METHOD:
@@ -130,7 +130,7 @@ def follow(channel: Channel, kind: int, replaced: bytes | None, data: bytes, i: 
 
 
 def settle(c: Connection) -> None:
-    """Places the parked messages for which all is read, in their order: they go out again, or home to their clients."""
+    """Place the parked messages for which all is read, in their order: each goes out again, or back to its client."""
     for exchange in c.republishing.parking.exchanges:
         while (parked := c.republishing.parking.first(exchange)) is not None and parked.unread is None:
             message = parked.message
@@ -145,7 +145,7 @@ def settle(c: Connection) -> None:
                 to = None
             c.republishing.parking.remove(parked)
             message.channel.away -= 1
-            message.since = c.now  # what its reading took is not the broker's time
+            message.since = c.now  # the time of the reading is not the broker's
             if to is not None and placement.publish(c, message, to, parked.header, 7, stop):
                 _sent_again(c, parked)
             else:
@@ -153,7 +153,7 @@ def settle(c: Connection) -> None:
 
 
 def _sent_again(c: Connection, parked: ParkedMessage) -> None:
-    """The message goes out again: its body as far as it has come, and the rest as it comes."""
+    """Send the body of a message that goes out again, as far as it has come; the rest follows as it comes."""
     message, bodies = parked.message, parked.bodies
     for number, frame in enumerate(bodies, 1):
         placement.more(c, message, frame, 0, len(frame), last=not parked.left and number == len(bodies))
@@ -164,7 +164,7 @@ def _sent_again(c: Connection, parked: ParkedMessage) -> None:
 
 
 def _sent_home(c: Connection, parked: ParkedMessage) -> None:
-    """No queue takes the message: its client gets it where he asked for mandatory, and an answer behind it."""
+    """Give a message that no queue takes back to its client, if it asked for mandatory, with an answer behind it."""
     message, frames = parked.message, b""
     stale = message.stale(c.vhost)
     if not placement.is_recent(c, stale):
@@ -186,7 +186,7 @@ def _sent_home(c: Connection, parked: ParkedMessage) -> None:
 
 
 def _for_good(c: Connection, message: ReturnedMessage, *, stamped: bool) -> None:
-    """No queue takes a message."""
+    """Note what became of a message that no queue takes; its client's answer waits for the broker's."""
     known, confirms = message.known, message.channel.confirms
     if not placement.is_recent(c, message.stale(c.vhost)):
         c.events.append(message.stale(c.vhost))
@@ -199,13 +199,13 @@ def _for_good(c: Connection, message: ReturnedMessage, *, stamped: bool) -> None
 
 
 def _settlement(message: ReturnedMessage) -> Settlement:
-    """Of a message that no queue takes."""
+    """Return what becomes of a message that no queue takes: a nack, or an ack where native RabbitMQ would ack it."""
     behind = message.sent_to is not None and message.sent_to.kind == "exchange" and not message.passed
     return Settlement(Outcome.UNROUTABLE, message.known.asked or behind)
 
 
 def _returned(c: Connection, message: ReturnedMessage, frame: bytes, data: bytes, i: int, end: int) -> bytes:
-    """basic.return and content header in the client's words."""
+    """Return basic.return and content header as the client would have got them without this proxy."""
     _, at = short_string(frame, 13, len(frame) - 1)
     names = shorted(message.exchange) + shorted(message.key)
     method = method_frame(message.channel.id, BASIC_RETURN, frame[11:at] + names)
@@ -214,7 +214,7 @@ def _returned(c: Connection, message: ReturnedMessage, frame: bytes, data: bytes
 
 
 def body(c: Connection, channel: Channel, data: bytes, i: int, end: int) -> bytes | None:
-    """A body frame of a return: dropped where the client must not see it."""
+    """Take a body frame of a return; return what the client gets of it, or None where it passes as it is."""
     held = c.republishing.returning.get(channel)
     if held is None or held.frame:
         return None
@@ -236,20 +236,20 @@ def body(c: Connection, channel: Channel, data: bytes, i: int, end: int) -> byte
 
 
 def _sent(frame: bytes) -> tuple[bytes, bytes]:
-    """The exchange and the routing key of a basic.return."""
+    """Return the exchange and the routing key of a basic.return."""
     _, at = short_string(frame, 13, len(frame) - 1)
     sent_to, at = short_string(frame, at, len(frame) - 1)
     return sent_to, short_string(frame, at, len(frame) - 1)[0]
 
 
 def _destination(exchange: bytes, key: bytes) -> Destination:
-    """What a publish with these was for."""
+    """Return the destination of a publish to that exchange, or to the default exchange with that key."""
     name = (exchange or key).decode(errors="replace")
     return Destination("exchange" if exchange else "queue", name)
 
 
 def _unstamped(channel: Channel, exchange: bytes, routing_key: bytes) -> tuple[RingId, PublishNote] | None:
-    """The oldest unsettled publish that went out unstamped to the same place.
+    """Return the oldest unsettled publish that went out unstamped to the same place; None where there is none.
 
     Which of several came back cannot be told: those that did not ask for mandatory are marked as failed, since one nack
     too many is safe and an ack of a lost one is not.
@@ -272,9 +272,9 @@ def _unstamped(channel: Channel, exchange: bytes, routing_key: bytes) -> tuple[R
 
 
 def committed(c: Connection, channel: Channel, number: int) -> bytes | None:
-    """tx.commit-ok. Where a publish came back that the client does not know of, the channel is closed in its place."""
+    """Take tx.commit-ok; the channel is closed in its place if a publish is lost that the client does not know of."""
     if channel.state == ChannelState.REFUSING:
-        # One before it was refused: the client would take this ok for that one's.
+        # The client would take this -ok for that of a transaction before, which was refused.
         channel.confirms.settle(number, True, True)
         return b""
     lost = sum(
@@ -288,11 +288,11 @@ def committed(c: Connection, channel: Channel, number: int) -> bytes | None:
     return b""
 
 
-# On the channel of our own.
+# On the session's own channel.
 
 
 def on_ours(c: Connection, kind: int, data: bytes, i: int, end: int) -> bytes:
-    """A frame of the broker's on our own channel: what clients get for it."""
+    """Take a frame of the broker's on the session's own channel; return what the client gets for it."""
     own = c.republishing
     if kind == METHOD:
         method = U32.unpack_from(data, i + 7)[0]
@@ -312,7 +312,7 @@ def on_ours(c: Connection, kind: int, data: bytes, i: int, end: int) -> bytes:
 
 
 def _closed(c: Connection, data: bytes, i: int, end: int) -> bytes:
-    """The broker refused something: of all that was under way nobody knows, so nothing of it is acked."""
+    """Take the broker's channel.close on the own channel: nothing that was under way is acked to its client."""
     own = c.republishing
     c.to_broker.insert(method_frame(own.number, CHANNEL_CLOSE_OK))
     text = short_string(data, i + 13, end - 1)[0].decode(errors="replace")
@@ -331,7 +331,7 @@ def _closed(c: Connection, data: bytes, i: int, end: int) -> bytes:
 
 
 def _again(c: Connection, data: bytes, i: int, end: int) -> bytes:
-    """The content header of a message that came back once more."""
+    """Take the content header of a message that came back once more; return what its client gets for it."""
     own = c.republishing
     frame, start, stop = own.frame, i + 7, end - 1
     sent_to, sent_key = _sent(frame)
@@ -359,14 +359,14 @@ def _again(c: Connection, data: bytes, i: int, end: int) -> bytes:
     frames = _returned(c, message, frame, data, i, end)
     if not left:
         return frames + placement.resolved(c, message, _settlement(message))
-    # Whole at once: what is told of it meanwhile must not stand in the midst of it.
+    # The client gets the message whole: no other frame of its channel may stand in the midst of a content.
     own.to_client, own.unroutable = [frames], message
     c.republishing.gathering += 1
     return b""
 
 
 def _more(c: Connection, data: bytes, i: int, end: int) -> bytes:
-    """A body frame of it."""
+    """Take a body frame of a message that came back once more; return what its client gets, once it is whole."""
     own = c.republishing
     own.left -= end - i - OVERHEAD
     last = own.left <= 0

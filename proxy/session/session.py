@@ -1,13 +1,11 @@
 """One session: what its two sockets bring goes through the loops over frames, and what those ask for is done."""
 
 import asyncio
-import functools
 import logging
 import time
 from collections.abc import Callable
 
 from proxy.session import broker_loop, client_loop, closing
-from proxy.session.channel import Channel
 from proxy.session.connection import Connection
 from proxy.session.context import Shared
 from proxy.session.end import CLOSE_WITHIN, SHUTTING_DOWN, End
@@ -23,10 +21,10 @@ from proxy.wire.frames import CONNECTION_FORCED, PROTOCOL_HEADER
 log = logging.getLogger(__name__)
 
 HEADER_WITHIN = 10.0
-"""Seconds in which a client's first eight bytes must come, as RabbitMQ has it."""
+"""Seconds in which a client's protocol header must come; RabbitMQ has the same limit."""
 
 HANDSHAKE_WITHIN = 30.0
-"""Seconds for the handshake behind them; RabbitMQ ends it after 10."""
+"""Seconds for the handshake behind the protocol header; RabbitMQ ends it after 10."""
 
 GONE_WITHIN = 30.0
 """Seconds in which what a client sent before it left may still be waited for."""
@@ -36,7 +34,7 @@ LEAVE_WITHIN = 5.0
 
 
 class Session:
-    """A client connection and the broker connection that belongs to it."""
+    """A client connection and the broker connection that belongs to it, until both are closed."""
 
     def __init__(self, shared: Shared, ended: Callable[["Session"], None]) -> None:
         """`ended` is called once both sockets are closed."""
@@ -49,26 +47,17 @@ class Session:
         self._loop = asyncio.get_running_loop()
         self._head = b""
         self._dialling: asyncio.Task[None] | None = None
-        self._waits: dict[Channel, asyncio.Task[None]] = {}
-        """The task that looks after each channel that waits."""
-        self._rereadings: dict[bytes, asyncio.Task[None]] = {}
-        """The tasks that read what messages which came back wait for, by their exchange."""
         self._seen = Phase.HEADER
         """The phase that the connection had when `_go_on` looked last."""
         self._deadline: asyncio.TimerHandle | None = None
         self._flow = FlowControl(self.connection, self.client, self.broker, self._guarded)
         self._deadlines = AnswerDeadlines(self.connection, self.broker, guarded=self._guarded, go_on=self._go_on)
-        self._waiter = Waiter(
-            shared,
-            self.connection,
-            self._deadlines,
-            hand_on=self._hand_on,
-        )
+        self._waiter = Waiter(shared, self.connection, hand_on=self._hand_on, ended=self._task_ended)
         self._within(HEADER_WITHIN, End.PROTOCOL)
 
     @property
     def unsettled(self) -> int:
-        """Publishes that the broker has yet to answer."""
+        """How many publishes the broker has yet to answer."""
         return sum(channel.confirms.unsettled for channel in self.connection.channels.values())
 
     # What the legs tell.
@@ -108,7 +97,7 @@ class Session:
             if c.phase < Phase.HANDSHAKE:
                 self._stop(End.CLIENT)
                 return
-            if self._waits or c.phase is Phase.LEAVING:
+            if self._waiter.channels or c.phase is Phase.LEAVING:
                 # What it sent waits for a look-up, or for answers.
                 if self._deadline is None:
                     self._within(GONE_WITHIN, End.CLIENT)
@@ -136,7 +125,7 @@ class Session:
     # The beginning.
 
     def _start(self, data: bytes) -> None:
-        """The protocol header; with it, a broker is dialled."""
+        """Take the client's protocol header; once it is whole, a broker is dialled."""
         self._head += data
         if self.connection.phase is Phase.DIALLING or self.end is not None:
             return
@@ -184,7 +173,7 @@ class Session:
         client_loop.from_client(self.connection, data)
 
     def _rest_of_frame(self, data: bytes) -> None:
-        """While it drains no more is taken: the end of this frame, for nothing else can go to the broker before it."""
+        """Take the end of the client's frame and no more: no method can go to the broker amidst a frame."""
         c = self.connection
         rest = c.to_broker.skip
         if rest:
@@ -196,7 +185,7 @@ class Session:
             self._from_client(data[rest:])
 
     def _from_broker(self, data: bytes) -> None:
-        """Ends the session where that is not AMQP."""
+        """Take bytes of the broker's, and end the session where they are not AMQP."""
         try:
             broker_loop.from_broker(self.connection, data)
             if self.connection.waiting.channels:
@@ -211,10 +200,8 @@ class Session:
         """Hand on what the loops made, and wait for what they asked for."""
         c = self.connection
         self._hand_on()
-        if c.waiting.channels and c.running:
-            self._wait()
-        if c.republishing.parking:
-            self._read_again()
+        if c.waiting.channels or c.republishing.parking:
+            self._waiter.begin()
         self._flow.pace()
         self._deadlines.watch()
         seen, self._seen = self._seen, c.phase
@@ -222,20 +209,20 @@ class Session:
             self._within(None, End.BROKER)
         if c.phase is Phase.LEAVING:
             self._leave(is_new=seen is not Phase.LEAVING)
-        elif c.phase is Phase.DRAINING and not self._waits:
+        elif c.phase is Phase.DRAINING and not self._waiter.channels:
             self._end_drain()
         if c.phase is Phase.REFUSING:
             self._refused()
 
     def _guarded(self, do: Callable[[], None]) -> None:
-        """Does it for a task's end or a timer, above which nobody sees to a defect."""
+        """Call a function for a task's end or a timer, where nobody else would see to its defects."""
         try:
             do()
         except Exception:
             self._defect()
 
     def _hand_on(self) -> None:
-        """Tells of events, and writes to both sides."""
+        """See to the events of the core, and write to both peers."""
         c = self.connection
         if c.events:
             self._do()
@@ -276,36 +263,15 @@ class Session:
     def _count_refusal(self, code: int) -> None:
         self._shared.refusals[code] = self._shared.refusals.get(code, 0) + 1
 
-    def _wait(self) -> None:
-        """Has each channel that waits looked after, by a task of its own."""
-        for channel in self.connection.waiting.channels.values():
-            if channel not in self._waits:
-                task = self._waits[channel] = self._loop.create_task(self._waiter.channel(channel))
-                # A task that is cancelled before it begins would come to no `finally`.
-                task.add_done_callback(functools.partial(self._waited, channel))
-
-    def _waited(self, channel: Channel, task: asyncio.Task[None]) -> None:
-        del self._waits[channel]
-        self._resume(task)
-        if self.client.has_ended and not task.cancelled() and task.exception() is None:
+    def _task_ended(self, task: "asyncio.Task[None]", of_channel: bool) -> None:
+        """Go on after a task's end, unless it was cancelled; a defect of the task ends the session."""
+        if task.cancelled():
+            return
+        is_sound = task.exception() is None
+        if self.connection.phase is not Phase.OVER:
+            self._guarded(self._go_on if is_sound else task.result)
+        if of_channel and is_sound and self.client.has_ended:
             self._guarded(lambda: self.at_end(self.client))
-
-    def _read_again(self) -> None:
-        """Has what messages that came back wait for read, for each exchange by itself."""
-        for exchange in self.connection.republishing.parking.exchanges:
-            if exchange not in self._rereadings and self.connection.republishing.parking.wanted(exchange) is not None:
-                task = self._rereadings[exchange] = self._loop.create_task(self._waiter.returned(exchange))
-                task.add_done_callback(functools.partial(self._reread_ended, exchange))
-
-    def _reread_ended(self, exchange: bytes, task: asyncio.Task[None]) -> None:
-        del self._rereadings[exchange]
-        self._waiter.heard.set()
-        self._resume(task)
-
-    def _resume(self, task: asyncio.Task[None]) -> None:
-        """Goes on behind it, unless it was ended, or ended by a defect."""
-        if not task.cancelled() and self.connection.phase is not Phase.OVER:
-            self._guarded(self._go_on if task.exception() is None else task.result)
 
     # The end.
 
@@ -344,9 +310,8 @@ class Session:
             self._shut()
 
     def shut(self) -> None:
-        """Closes the connection now: the time to drain is over."""
-        for task in self._waits.values():
-            task.cancel()
+        """Close the connection now: the time to drain is over."""
+        self._waiter.cancel_channels()
         if self.connection.running:
             self._shut()
 
@@ -357,13 +322,12 @@ class Session:
         self._go_on()
 
     def _refused(self) -> None:
-        """After connection.close of ours: waits for both sides to agree, not for long."""
+        """Wait for both peers' close-ok after this proxy's connection.close, not for long."""
         c = self.connection
         if self.end is None:
             self.end = End.BROKER if self._deadlines.expired else End.PROTOCOL
             self._within(CLOSE_WITHIN, self.end)
-        for task in self._rereadings.values():
-            task.cancel()
+        self._waiter.cancel_readings()
         if c.to_broker.cut_off:
             c.to_broker.cut_off, c.to_client.ended = False, True
             self.broker.finish()
@@ -372,11 +336,11 @@ class Session:
             self.broker.close()
 
     def abort(self) -> None:
-        """Drops both sockets."""
+        """Drop both sockets."""
         self._stop(End.SHUTDOWN)
 
     def _within(self, seconds: float | None, end: End) -> None:
-        """Drops both sockets after that time; None takes the limit off."""
+        """Drop both sockets after so many seconds; None takes the limit off."""
         if self._deadline is not None:
             self._deadline.cancel()
         self._deadline = self._loop.call_later(seconds, self._stop, end) if seconds is not None else None
@@ -388,9 +352,10 @@ class Session:
         self.broker.abort()
 
     def _cancel(self) -> None:
-        for task in (self._dialling, *self._rereadings.values(), *self._waits.values()):
-            if task is not None:
-                task.cancel()
+        if self._dialling is not None:
+            self._dialling.cancel()
+        self._waiter.cancel_channels()
+        self._waiter.cancel_readings()
 
     def _defect(self) -> None:
         log.exception("a defect while serving client %s", self.client.peer)

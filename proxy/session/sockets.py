@@ -8,40 +8,40 @@ from proxy.wire import writing
 from proxy.wire.frames import Piece
 
 BUFFER = 1 << 18
-"""Bytes waiting to be sent on one leg from which the other is no longer read."""
+"""Bytes waiting to be sent to one peer from which the other one is no longer read."""
 
 
 class Ends(Protocol):
-    """What a leg tells its session."""
+    """What a socket tells its session."""
 
     def received(self, leg: "PeerSocket", data: bytes) -> None:
-        """Bytes came."""
+        """Take bytes that a peer has sent."""
 
     def at_end(self, leg: "PeerSocket") -> None:
-        """The peer sends no more."""
+        """Note that a peer sends no more."""
 
     def lost(self, leg: "PeerSocket") -> None:
-        """The socket is closed."""
+        """Note that a peer's socket is closed."""
 
     def flows_again(self, leg: "PeerSocket", since: float) -> None:
-        """What feeds it is read again, which it was not since then (monotonic)."""
+        """Note that what feeds a peer is read again, which it was not since then (monotonic)."""
 
 
 class PeerSocket(asyncio.Protocol):
-    """One socket. Reading stops while anything holds it."""
+    """The socket to one peer of a session, the client or the broker; it is not read while anything holds it."""
 
     def __init__(self, session: Ends) -> None:
-        """Not connected yet."""
+        """The socket is not connected yet."""
         self._session = session
         self._transport: asyncio.Transport | None = None
         self._holds = 0
         self.has_ended = self._finished = False
         self.other: PeerSocket | None = None
         self.stopped_at: float | None = None
-        """Since when what feeds this leg is not read for its sake, monotonic."""
+        """Since when the other peer is not read for this one's sake, monotonic; None while it is read."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The socket is there."""
+        """Take the socket, once it is connected."""
         transport = cast(asyncio.Transport, transport)  # uvloop's are not of the class
         transport.set_write_buffer_limits(high=BUFFER)
         self._transport = transport
@@ -50,12 +50,12 @@ class PeerSocket(asyncio.Protocol):
 
     @property
     def is_open(self) -> bool:
-        """Whether it has a socket that is not closed."""
+        """Whether the socket is connected and not closed."""
         return self._transport is not None
 
     @property
     def is_held(self) -> bool:
-        """Whether anything keeps it from being read."""
+        """Whether anything keeps the socket from being read."""
         return self._holds > 0
 
     @property
@@ -65,29 +65,29 @@ class PeerSocket(asyncio.Protocol):
         return f"{name[0]}:{name[1]}" if name else "?"
 
     def data_received(self, data: bytes) -> None:
-        """Feeds the session."""
+        """Feed the session."""
         self._session.received(self, data)
 
     def eof_received(self) -> bool:
-        """Keeps the socket open to send, where it has halves (TLS has none): the peer may have closed its own only."""
+        """Keep the socket open to send, unless TLS forbids it: the peer may have closed only its own half."""
         self.has_ended = True
         self._session.at_end(self)
         self._close_if_done()
         return self._transport is not None and self._transport.can_write_eof()
 
     def connection_lost(self, error: Exception | None) -> None:
-        """The session ends."""
+        """Tell the session that the socket is closed."""
         self._transport, self.has_ended = None, True
         self._session.lost(self)
 
     def pause_writing(self) -> None:
-        """What feeds this leg stops being read."""
+        """Stop reading the other peer, which feeds this one."""
         self.stopped_at = time.monotonic()
         if self.other is not None:
             self.other.hold()
 
     def resume_writing(self) -> None:
-        """What feeds this leg is read again."""
+        """Read the other peer again, which feeds this one."""
         if self.other is not None:
             self.other.release()
         if self.stopped_at is not None:
@@ -95,29 +95,29 @@ class PeerSocket(asyncio.Protocol):
             self._session.flows_again(self, since)
 
     def hold(self) -> None:
-        """Reads no more, until each hold has its release."""
+        """Read no more, until each hold has its release."""
         self._holds += 1
         if self._holds == 1 and self._transport is not None:
             self._transport.pause_reading()
 
     def release(self) -> None:
-        """Takes one hold back."""
+        """Take one hold back."""
         self._holds = max(self._holds - 1, 0)
         if not self._holds and self._transport is not None:
             self._transport.resume_reading()
 
     def write(self, frames: list[Piece]) -> None:
-        """Writes them in order and empties the list."""
+        """Write frames in order, and empty the list."""
         if frames and self._transport is not None and not self._finished:
             writing.write(self._transport, frames)
         frames.clear()
 
     def finish(self) -> None:
-        """Sends what is left and then the end of file; what the peer still sends is read, so that nothing resets it."""
+        """Send what is buffered, then the end of file; the peer is read on: unread bytes would reset the socket."""
         if self._finished or self._transport is None:
             return
         self._finished = True
-        # Nothing will ask for a release any more.
+        # Nobody will ask for a release any more.
         self._holds = 0
         self._transport.resume_reading()
         try:
@@ -130,12 +130,12 @@ class PeerSocket(asyncio.Protocol):
         self._close_if_done()
 
     def close(self) -> None:
-        """Sends what is left and closes: the peer has said its last word."""
+        """Send what is buffered and close: the peer has sent its last."""
         if self._transport is not None:
             self._transport.close()
 
     def abort(self) -> None:
-        """Closes the socket at once."""
+        """Close the socket at once."""
         if self._transport is not None:
             self._transport.abort()
 

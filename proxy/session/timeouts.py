@@ -1,4 +1,4 @@
-"""What the broker should have answered by now, and has not."""
+"""The times within which the broker must answer what a session does by itself."""
 
 import asyncio
 import time
@@ -16,11 +16,11 @@ PLACED_WITHIN = 15.0
 """Seconds that a message which came back, and the acks that wait for it, may take, before the session is closed."""
 
 _LOOKS = 5
-"""How often in `CLOSE_WITHIN` it is looked at whether a channel of ours is closed."""
+"""How often in `CLOSE_WITHIN` a channel that this proxy closes is looked at."""
 
 
 class AnswerDeadlines:
-    """Looks after messages that went out again, and channels that we close, while the broker is read."""
+    """The deadlines of one session: of messages that went out again, and of channels that the session closes."""
 
     def __init__(
         self,
@@ -36,29 +36,29 @@ class AnswerDeadlines:
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self.expired = False
-        """A message was not confirmed in time, over which the session ends."""
+        """Whether a message was not confirmed in time, over which the session ends."""
 
     def watch(self) -> None:
-        """Looks after the messages that are under way again, from now on if not already."""
+        """Look after the messages that are under way again, from now on if not already."""
         if self._connection.republishing.under_way and self._timer is None:
             self._timer = self._loop.call_later(PLACED_WITHIN / 10, self._guarded, self._look)
 
     def watch_close(self, channel: Channel) -> None:
-        """Looks after a channel that we close."""
+        """Look after a channel that this proxy closes, from now on."""
         self._look_again(channel, _LOOKS)
 
     def cancel(self) -> None:
-        """The session is over."""
+        """Look after nothing any more: the session is over."""
         if self._timer is not None:
             self._timer.cancel()
 
     def _look(self) -> None:
-        """Ends the session where a message that came back has no confirm for too long: nothing else can tell of it."""
+        """End the session where a message that came back has no confirm for too long: nothing else can tell of it."""
         c, self._timer = self._connection, None
         since = c.republishing.since
         if since is None or not c.running:
             return
-        # (Its confirm is not read while the broker is not, for the client's sake or for what waits.)
+        # The confirm cannot be read while the broker is held, for the client's sake or for what waits.
         if time.monotonic() - since > PLACED_WITHIN and not self._broker.is_held:
             text = f"a message that came back was published again, and not confirmed within {PLACED_WITHIN:g} s"
             closing.refuse(c, INTERNAL_ERROR, text)
@@ -69,7 +69,7 @@ class AnswerDeadlines:
         self._loop.call_later(CLOSE_WITHIN / _LOOKS, self._look_at, channel, looks)
 
     def _look_at(self, channel: Channel, looks: int) -> None:
-        """Tells the client of its channel's end where the broker has not answered our channel.close in all that time.
+        """Close a channel towards its client where the broker has not answered channel.close within CLOSE_WITHIN.
 
         The broker may be busy with that channel alone, so the session and its other channels go on.
         """
@@ -77,7 +77,7 @@ class AnswerDeadlines:
         if c.phase is Phase.OVER or channel.state != ChannelState.REFUSING:
             return
         if not channel.away and not self._broker.is_held:
-            # Else it may have, and that is not read yet.
+            # While the broker is held, its answer may have come without being read.
             looks -= 1
         if looks:
             self._look_again(channel, looks)
