@@ -22,7 +22,6 @@ from tests.unit.proxy.session.wire import (
     close_channel,
     close_connection,
     code_of,
-    confirm_select,
     exchange,
     fed,
     header,
@@ -572,13 +571,3 @@ def test_two_commits_close_the_channel_once() -> None:
     broker_loop.from_broker(w.c, COMMIT_OK + COMMIT_OK)
     assert len(split(w.to_broker())) == 1
     assert w.to_client() == b""
-
-
-def test_confirm_select_is_forwarded_and_begins() -> None:
-    w = Wire({"x": QUEUES})
-    w.client(message(1, b"x", b"k"))
-    assert w.client(confirm_select(1)) == confirm_select(1)
-    w.client(message(1, b"x", b"k"))
-    assert w.c.channels[1].confirms.unsettled == 1
-    assert w.broker(ack(1, 1)) == ack(1, 1)
-    assert (w.counters("x").sent, w.counters("x").acked) == (1, 1)

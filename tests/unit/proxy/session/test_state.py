@@ -1,57 +1,155 @@
-"""What a session knows of its legs: routes that were forced, and frames of ours at frame boundaries."""
+"""Sessions and channels change their states as the tables say: by every row of them, and by nothing else."""
+
+from random import Random
 
 import pytest
 from pamqp import commands
 
-from proxy.session.connection import Connection
-from tests.unit.proxy.session.wire import HEARTBEAT, QUEUES, ROUTE_ALL, Wire, body, header, made, publish
+from proxy.session import broker_loop, client_loop, closing
+from proxy.session.backlog import Wait
+from proxy.session.channel import Channel
+from proxy.session.handshake import Handshake, Step
+from proxy.session.state import (
+    CHANNEL_TRANSITIONS,
+    CONTENT_TRANSITIONS,
+    EXPECT_BODY,
+    EXPECT_HEADER,
+    EXPECT_METHOD,
+    TRANSITIONS,
+    ChannelState,
+    Phase,
+)
+from proxy.wire.frames import CONNECTION_FORCED, INTERNAL_ERROR
+from tests.unit.proxy.session.wire import (
+    CONNECTION_CLOSE_OK,
+    QUEUES,
+    Wire,
+    body,
+    close_channel,
+    close_connection,
+    header,
+    made,
+    publish,
+)
+
+CLOSE, CLOSE_OK = close_channel(1, 200, b"", (0, 0)), made(1, commands.Channel.CloseOk())
+BYE = close_connection(200, b"")
+OPENED = made(0, commands.Connection.OpenOk())
+OF_CLIENT = {
+    EXPECT_METHOD: (
+        *(publish(1, b"t", b"k"), publish(1, b"x", b"k"), CLOSE, CLOSE_OK, CLOSE_OK),
+        *(made(1, commands.Channel.Open()), made(1, commands.Channel.Open())),
+    ),
+    EXPECT_HEADER: (header(1, 5), header(1, 0)),
+    EXPECT_BODY: (body(1, b"hello"), body(1, b"he")),
+}
+"""By what is expected of the client, what it may send; frames out of turn end the session, which another test sees."""
+OF_BROKER = (CLOSE, CLOSE_OK, CLOSE_OK, CLOSE_OK)
+LAST = ("bye of the client", "bye-ok of the client", "bye of the broker", "refuse", "left", "drain", "over")
 
 
-def test_before_a_virtual_host_is_open_nothing_is_counted() -> None:
-    w = Wire()
-    c = Connection(w.tables.table, w.samples.append, frozenset())
-    assert c.route(b"x") is None
-    assert not c.waiting.channels
-    assert not c.running
-    c.expire()
-    with pytest.raises(RuntimeError):
-        _ = c.counter_table
+class Walk:
+    """A session that takes one frame, or one look of a timer, at a time."""
+
+    def __init__(self, rng: Random, *, opened: bool) -> None:
+        self.rng, self.w = rng, Wire({"x": QUEUES}, channels=(1,) if opened else (), confirming=True)
+        self.c = c = self.w.c
+        if not opened:
+            c.phase, c.table, c.routes = Phase.HANDSHAKE, None, {}
+            c.handshake = Handshake(frozenset())
+            c.handshake.step, c.handshake.channel_max, c.handshake.vhost = Step.OPENING, 10, "/"
+
+    def step(self) -> None:
+        """Take something that a peer or the session may do now."""
+        c = self.c
+        which = self.rng.random()
+        if which < 0.5 and c.phase is not Phase.OVER:
+            expect = c.channels[1].expect if 1 in c.channels else EXPECT_METHOD
+            client_loop.from_client(c, self.rng.choice(OF_CLIENT[expect]))
+        elif which < 0.75 and c.phase is not Phase.OVER:
+            broker_loop.from_broker(c, self.rng.choice(OF_BROKER) if c.opened else OPENED)
+        elif which < 0.92:
+            self._look()
+        else:
+            self._end(self.rng.choice(LAST))
+        self.w.to_broker(), self.w.to_client()
+        c.events.clear()
+
+    def _look(self) -> None:
+        """Do what the session's timers and tasks may do with a channel."""
+        c, channel = self.c, self.c.channels.get(1)
+        if channel is None or not c.running:
+            return
+        if channel.backlog is not None and channel.backlog.awaited is Wait.BEING_CLOSED:
+            closing.refuse_open(c, channel, "too late")
+        elif channel.state == ChannelState.REFUSING:
+            closing.abandon(c, channel)
+        elif self.rng.random() < 0.3:
+            closing.refuse_channel(c, channel, INTERNAL_ERROR, "no ring")
+
+    def _end(self, how: str) -> None:
+        c = self.c
+        if c.phase is Phase.OVER:
+            return
+        match how:
+            case "bye of the client":
+                client_loop.from_client(c, BYE)
+            case "bye-ok of the client":
+                client_loop.from_client(c, CONNECTION_CLOSE_OK)
+            case "bye of the broker":
+                broker_loop.from_broker(c, BYE)
+            case "refuse" if c.running or c.phase is Phase.HANDSHAKE:
+                closing.refuse(c, CONNECTION_FORCED, "no more")
+            case "left" if c.phase is Phase.LEAVING:
+                closing.pass_goodbye(c)
+            case "drain" if c.phase is Phase.RUNNING:
+                c.enter(Phase.DRAINING)
+            case "over":
+                c.enter(Phase.OVER)
+            case _:
+                pass
 
 
-def test_a_forced_route_is_for_its_name_only() -> None:
-    w = Wire({"x": QUEUES}, selection=ROUTE_ALL)
-    assert w.c.table is not None
-    forced = w.c.waiting.forced = w.c.table.absent(b"\xff-gone")
-    assert w.c.route(b"\xff-gone") is forced
-    assert w.c.route(b"x") is w.c.table.find(b"x")
-    assert w.c.route(b"unknown") is None
-    assert w.c.waiting.held is not None
-    assert w.c.waiting.held.name == ("/", "unknown")
+def test_random_sessions_take_every_row_of_the_tables_and_no_other() -> None:
+    rng = Random(1)
+    phases: set[tuple[Phase, Phase]] = set()
+    states: set[tuple[int, int]] = set()
+    contents: set[tuple[int, int]] = set()
+    for n in range(4000):
+        walk = Walk(rng, opened=n % 4 > 0)
+        for _ in range(30):
+            phase, channel = walk.c.phase, walk.c.channels.get(1)
+            state, expect = (channel.state, channel.expect) if channel is not None else (-1, 0)
+            walk.step()
+            phases.add((phase, walk.c.phase))
+            if channel is not None:
+                states.add((state, channel.state))
+                contents.add((expect, channel.expect))
+    # What comes before the handshake, a session does by itself.
+    expected = {(one, other) for one, others in TRANSITIONS.items() for other in others if one >= Phase.HANDSHAKE}
+    assert {(one, other) for one, other in phases if one is not other} == expected
+    changes = {(one, other) for one, others in CHANNEL_TRANSITIONS.items() for other in others}
+    assert {pair for pair in states if pair[0] != pair[1]} == {pair for pair in changes if pair[0] != pair[1]}
+    assert {pair for pair in contents if pair[0] != pair[1]} == {
+        (one, other) for one, others in CONTENT_TRANSITIONS.items() for other in others
+    }
 
 
-def test_frames_of_ours_wait_for_a_boundary_in_each_direction() -> None:
-    frame = body(2, b"hello")
-    for cut in range(8, len(frame)):
+@pytest.mark.parametrize("phase", Phase)
+def test_a_session_goes_on_to_no_other_phase(phase: Phase) -> None:
+    assert set(TRANSITIONS) == set(Phase)
+    for other in set(Phase) - TRANSITIONS[phase]:
         w = Wire()
-        w.client(publish(2, b"", b"q") + header(2, 5))
-        w.client(frame[:cut])
-        w.c.to_broker.insert(HEARTBEAT)
-        w.c.to_broker.insert(HEARTBEAT)
-        assert w.to_broker() == b""
-        assert w.client(frame[cut:]) == frame[cut:] + HEARTBEAT * 2
-        w.broker(made(2, commands.Basic.Deliver("c", 1, False, "e", "k")) + header(2, 5))
-        w.broker(frame[:cut])
-        w.c.to_client.insert(HEARTBEAT)
-        assert w.to_client() == b""
-        assert w.broker(frame[cut:]) == frame[cut:] + HEARTBEAT
+        w.c.phase = phase
+        with pytest.raises(RuntimeError, match=f"from {phase.name} to {other.name}"):
+            w.c.enter(other)
 
 
-def test_at_a_boundary_they_go_at_once() -> None:
-    w = Wire()
-    w.c.to_broker.insert(HEARTBEAT)
-    w.c.to_client.insert(HEARTBEAT)
-    assert (w.to_broker(), w.to_client()) == (HEARTBEAT, HEARTBEAT)
-    assert w.client(HEARTBEAT[:5]) == b""
-    w.c.to_broker.insert(HEARTBEAT)
-    assert w.to_broker() == HEARTBEAT, "a frame that is not forwarded yet is no hindrance"
-    assert w.client(HEARTBEAT[5:]) == HEARTBEAT
+@pytest.mark.parametrize("state", ChannelState)
+def test_a_channel_goes_on_to_no_other_state(state: ChannelState) -> None:
+    assert set(CHANNEL_TRANSITIONS) == set(ChannelState)
+    for other in set(ChannelState) - CHANNEL_TRANSITIONS[state]:
+        channel = Channel(1)
+        channel.state = state
+        with pytest.raises(RuntimeError, match=f"from {state.name} to {other.name}"):
+            channel.enter(other)

@@ -8,7 +8,7 @@ from pamqp import commands
 from proxy.session import broker_loop, client_loop
 from proxy.topology.table import PassReason
 from tests.unit.proxy.session import wire
-from tests.unit.proxy.session.relaying import TRAILING, no_ring, streams
+from tests.unit.proxy.session.streams import TRAILING, no_ring, streams
 from tests.unit.proxy.session.wire import (
     HEARTBEAT,
     Wire,

@@ -11,7 +11,7 @@ from proxy.session.state import ChannelState, Phase
 from proxy.topology.table import PassReason
 from ring.hashed import HashedValue
 from tests.unit.proxy.session import wire
-from tests.unit.proxy.session.relaying import BY_HEADER, TRAILING, streams
+from tests.unit.proxy.session.streams import BY_HEADER, TRAILING, streams
 from tests.unit.proxy.session.wire import (
     HEARTBEAT,
     QUEUES,

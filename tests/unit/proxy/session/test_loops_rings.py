@@ -10,7 +10,7 @@ from pamqp import commands
 from proxy.topology.table import PassReason
 from ring.hashed import HashedValue
 from tests.unit.proxy.session import wire
-from tests.unit.proxy.session.relaying import BY_HEADER, TRAILING, streams, with_ring
+from tests.unit.proxy.session.streams import BY_HEADER, TRAILING, streams, with_ring
 from tests.unit.proxy.session.wire import (
     HEARTBEAT,
     NOW,

@@ -9,7 +9,7 @@ from proxy.session.confirms import MOST_UNSETTLED
 from proxy.session.state import Phase
 from proxy.topology.table import PassReason
 from tests.unit.proxy.session import wire
-from tests.unit.proxy.session.relaying import TRAILING, with_ring
+from tests.unit.proxy.session.streams import TRAILING, with_ring
 from tests.unit.proxy.session.wire import (
     HEARTBEAT,
     QUEUES,
