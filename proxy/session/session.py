@@ -60,7 +60,7 @@ class Session:
         """How many publishes the broker has yet to answer."""
         return sum(channel.confirms.unsettled for channel in self.connection.channels.values())
 
-    # What the legs tell.
+    # What the sockets tell.
 
     def received(self, peer: PeerSocket, data: bytes) -> None:
         """Take bytes of either peer."""
@@ -278,8 +278,8 @@ class Session:
     def drain(self) -> None:
         """Take no more of the client, and close the connection once the broker has answered what was sent."""
         c = self.connection
-        if c.phase is Phase.LEAVING:
-            return  # which ends it as well
+        if c.phase in (Phase.DRAINING, Phase.LEAVING):
+            return  # which end it as well
         if c.phase > Phase.LEAVING:
             if self._deadline is None:
                 self._within(CLOSE_WITHIN, End.SHUTDOWN)
@@ -369,7 +369,7 @@ class Session:
         self._cancel()
         for channel in self.connection.channels.values():
             channel.confirms.abandon()
-        # Session, legs and tasks are a cycle, whose memory comes back when the collector next looks at old objects.
+        # Session, sockets and tasks are a cycle, whose memory comes back when the collector next looks at old objects.
         # That can be hours away, and each client whose login is refused may have left hundreds of KiB here.
         self._head = self.connection.to_broker.rest = self.connection.to_client.rest = b""
         self.connection.channels.clear()

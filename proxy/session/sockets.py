@@ -11,26 +11,26 @@ BUFFER = 1 << 18
 """Bytes waiting to be sent to one peer from which the other one is no longer read."""
 
 
-class Ends(Protocol):
+class SocketOwner(Protocol):
     """What a socket tells its session."""
 
-    def received(self, leg: "PeerSocket", data: bytes) -> None:
+    def received(self, peer: "PeerSocket", data: bytes) -> None:
         """Take bytes that a peer has sent."""
 
-    def at_end(self, leg: "PeerSocket") -> None:
+    def at_end(self, peer: "PeerSocket") -> None:
         """Note that a peer sends no more."""
 
-    def lost(self, leg: "PeerSocket") -> None:
+    def lost(self, peer: "PeerSocket") -> None:
         """Note that a peer's socket is closed."""
 
-    def flows_again(self, leg: "PeerSocket", since: float) -> None:
+    def flows_again(self, peer: "PeerSocket", since: float) -> None:
         """Note that what feeds a peer is read again, which it was not since then (monotonic)."""
 
 
 class PeerSocket(asyncio.Protocol):
     """The socket to one peer of a session, the client or the broker; it is not read while anything holds it."""
 
-    def __init__(self, session: Ends) -> None:
+    def __init__(self, session: SocketOwner) -> None:
         """The socket is not connected yet."""
         self._session = session
         self._transport: asyncio.Transport | None = None
