@@ -140,7 +140,7 @@ def _sync(settings: Settings, api: Management, router: Router, selection: Select
 
 
 def _listener(settings: Settings, tables: RouteTables, sync: Sync, brokers: Brokers, counts: Counts) -> Listener:
-    """That of AMQP, not listening yet."""
+    """Return the AMQP listener, which does not listen yet."""
     shared = Shared(
         tables,
         sync,
@@ -179,7 +179,7 @@ def _warn_of_open_doors(settings: Settings) -> None:
 
 @contextlib.asynccontextmanager
 async def _listening_amqp(listener: Listener, address: Address, tls: ServerTls | None) -> AsyncIterator[None]:
-    """The AMQP listener, up on entry. Raises ConfigError where its address cannot be bound."""
+    """Run the AMQP listener while the context lasts. Raises ConfigError where its address cannot be bound."""
     try:
         bound = await listener.start(address, tls.context if tls else None)
     except OSError as error:
@@ -199,7 +199,7 @@ async def _touching(tables: Iterable[RouteTables]) -> None:
 
 
 def _in_use(tables: Iterable[RouteTables]) -> set[str]:
-    """The virtual hosts that something is connected to."""
+    """Return the virtual hosts that an AMQP session or an HTTP publisher of this sidecar uses."""
     return {vhost for each in tables for vhost in each.vhosts()}
 
 
@@ -240,7 +240,7 @@ async def _listening(
     counts: Counts,
     tls: ServerTls | None = None,
 ) -> AsyncIterator[ProblemRunner]:
-    """A listener, up on entry. Raises ConfigError where its address cannot be bound."""
+    """Serve an application on an address while the context lasts. Raises ConfigError where it cannot be bound."""
     runner = ProblemRunner(app, bounds, shutdown_timeout=_LAST_WORDS, answers=counts.http_answers[what])
     await runner.setup()
     try:
@@ -257,7 +257,7 @@ async def _listening(
 
 @contextlib.asynccontextmanager
 async def _listening_on_socket(http: ProblemRunner, path: Path | None) -> AsyncIterator[None]:
-    """A listener's unix socket, where there is a path for one. Raises ConfigError where it cannot be bound."""
+    """Serve the HTTP listener on a unix socket too, if a path is set. Raises ConfigError where it cannot be bound."""
     if path is None:
         yield
         return
@@ -268,7 +268,7 @@ async def _listening_on_socket(http: ProblemRunner, path: Path | None) -> AsyncI
 
 
 async def _drain(gate: Gate, publisher: Publisher, drain_time: float) -> None:
-    """Waits until all requests are answered, `drain_time` seconds at most; further ones are refused meanwhile."""
+    """Wait until all requests are answered, `drain_time` seconds at most; new ones are refused meanwhile."""
     try:
         async with asyncio.timeout(drain_time):
             await gate.idle.wait()

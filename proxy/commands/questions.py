@@ -23,7 +23,7 @@ class QuestionError(Exception):
 
 
 def explain(sidecar: str, vhost: str | None, exchange: str, key: str) -> str:
-    """Where a key goes and why, in lines for people; without a virtual host in the sidecar's own."""
+    """Return where a key goes and why, in lines for people; `vhost` None stands for the sidecar's default one."""
     if vhost is None:
         vhost = str(_rings(sidecar)["default_vhost"])
     path = (
@@ -38,7 +38,7 @@ def explain(sidecar: str, vhost: str | None, exchange: str, key: str) -> str:
 
 
 def diff(one: str, other: str) -> tuple[str, bool]:
-    """What differs between the rings of two sidecars, in lines for people, and whether anything does."""
+    """Return how the rings of two sidecars differ, in lines for people, and whether they differ at all."""
     answers = [_by_name(url) for url in (one, other)]
     if not answers[0].keys() & answers[1].keys():
         raise QuestionError("nothing to compare: there is no exchange that both have read")

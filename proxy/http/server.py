@@ -34,7 +34,7 @@ _KEEP_ALIVE = 75.0
 """Seconds from an answer to the end of the next request's head."""
 
 MOST_HEAD = 1 << 16
-"""Bytes of a request's head."""
+"""The most bytes that a request's head may have."""
 
 _MOST_BEHIND = 2
 """Requests that may wait behind another before no more of the connection is read; with all of one read."""
@@ -70,7 +70,7 @@ of 12 runs of 8,000 requests on one connection, in turn; aiohttp 3.14, Python 3.
 
 
 class ConnectionBounds(NamedTuple):
-    """What the clients of a listener may keep waiting."""
+    """The limits of what the clients of one listener may keep waiting."""
 
     seconds: float
     """From connecting to the end of a TLS handshake; from there to the end of the first request's head; and, again and
@@ -78,11 +78,11 @@ class ConnectionBounds(NamedTuple):
     connections: int
     """Connections that may be open at once."""
     limits: Limits
-    """Where the bytes of answers count that wait to be read."""
+    """The limits in which the bytes of unread answers are counted."""
     limit: str = "max_http_connections"
-    """What bounds the connections, as the log names it."""
+    """The name of the connections' limit in the log: a setting."""
     lingering: float = 10.0
-    """Seconds, at most, to read the rest of a body that nobody wants, so that its sender gets to read the answer."""
+    """Seconds, at most, in which the rest of an unwanted body is read, so that its sender reads the answer."""
 
 
 class ProblemRunner:
@@ -102,10 +102,10 @@ class ProblemRunner:
         self._runner = web.AppRunner(app)
         self._listening: list[asyncio.Server] = []
         self.server: _Server | None = None
-        """What makes the protocol of each connection; None before `setup`."""
+        """The factory of each connection's protocol; None before `setup`."""
 
     async def setup(self) -> None:
-        """Makes the application ready to answer; it listens nowhere yet."""
+        """Make the application ready to answer; it listens nowhere yet."""
         await self._runner.setup()
         made = self._runner.server
         assert made is not None
@@ -171,9 +171,9 @@ class _Server(web.Server):
         self.loop = asyncio.get_running_loop()
         self.bounds, self.answers = bounds, answers
         self.open = 0
-        """Connections that are open."""
+        """The number of connections that are open."""
         self.silent: dict[_Protocol, None] = {}
-        """Those of them that have not sent a whole request yet, the oldest first."""
+        """The open connections that have not sent a whole request yet, the oldest first."""
         self._told = False
 
     def __call__(self) -> web.RequestHandler:
@@ -217,23 +217,23 @@ class _HeadTooLargeError(HttpProcessingError):
 
 
 class _Parser:
-    """aiohttp's, and a bound for the whole of a head, be it complete or not."""
+    """The parser of one connection: aiohttp's, with a bound for the whole head, be it complete or not."""
 
     def __init__(self, parser: Any) -> None:
         self._parser = parser
         self.message_consumed = parser.message_consumed  # asked for with every request
         self._size = 0
-        """Bytes that have come of a head."""
+        """Bytes of an incomplete head that have come so far."""
         self._reach = 0
         """Bytes in which the last and the next request are: no head is longer."""
         self._body: StreamReader = EMPTY_PAYLOAD
-        """Of the last request: what follows is another one's head."""
+        """The body of the last request; once it has ended, what follows is another request's head."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._parser, name)
 
     def feed_data(self, data: bytes) -> Any:
-        """As aiohttp's. Raises HttpProcessingError."""
+        """Parse more bytes, as aiohttp does. Raises HttpProcessingError, also for a head that is too long."""
         if self._size > MOST_HEAD:
             raise _HeadTooLargeError
         in_head = self._body.is_eof()
@@ -256,7 +256,7 @@ class _Parser:
 
 
 class _Protocol(web.RequestHandler):
-    """One connection."""
+    """The protocol of one connection of a listener, from its acceptance to its end."""
 
     __slots__ = ("_first", "_server", "_to", "_unread", "_unread_timer")
 
@@ -274,7 +274,7 @@ class _Protocol(web.RequestHandler):
         self._unread_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Refuses it, or waits for a request."""
+        """Take the connection and time its first request, or refuse it."""
         to, server = cast(asyncio.Transport, transport), self._server
         if not server.has_room():
             to.abort()
@@ -286,7 +286,7 @@ class _Protocol(web.RequestHandler):
         super().connection_made(transport)
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """Gives back what it held."""
+        """Count the connection out, and give back what its unread answers held."""
         self._leave()
         super().connection_lost(exc)
 
@@ -312,7 +312,7 @@ class _Protocol(web.RequestHandler):
             self._forget_unread()
 
     async def start(self) -> None:
-        """Answers its requests."""
+        """Answer the connection's requests, until it ends."""
         try:
             await super().start()
         finally:
@@ -321,13 +321,13 @@ class _Protocol(web.RequestHandler):
                 self._wait_for_reader(self._to)
 
     def pause_writing(self) -> None:
-        """More than a little of an answer waits to be sent."""
+        """Begin to time a client that lets more than a little of an answer wait."""
         super().pause_writing()
         if self._to is not None and self._unread_timer is None:
             self._wait_for_reader(self._to)
 
     def resume_writing(self) -> None:
-        """Little of it is left."""
+        """End the timing: the client has read most of the answer."""
         self._forget_unread()
         super().resume_writing()
 
@@ -361,7 +361,7 @@ class _Protocol(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """A 400 that shows what could not be parsed; the connection is closed, since its place in the bytes is lost."""
+        """Return a 400 that shows what could not be parsed; the connection is closed, as its place in it is lost."""
         if isinstance(exc, _HeadTooLargeError):
             status = exc.code
         self._server.answers[status] += 1

@@ -10,12 +10,12 @@ from pathlib import Path
 from proxy.settings.parse import ConfigError
 
 MODE = 0o660
-"""Its owner and group may open it."""
+"""Permissions of the socket's file: its owner and group may open it."""
 
 
 @contextlib.contextmanager
 def unix_socket(setting: str, path: Path) -> Iterator[socket.socket]:
-    """A bound socket, its file gone at the end. Raises ConfigError where the path cannot be taken."""
+    """Bind a socket at a path, and remove its file at the end. Raises ConfigError where it cannot be bound."""
     _remove_stale(setting, path)
     with socket.socket(socket.AF_UNIX) as bound:
         try:

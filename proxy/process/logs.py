@@ -17,7 +17,7 @@ from typing import Any
 from proxy.settings.config import LogFormat
 
 _CONTINUED = "    "
-"""What a line begins with that belongs to the record above it. A record's own line begins with its time."""
+"""The beginning of a line that belongs to the record above it; a record's own line begins with its time."""
 
 
 def escaped(text: str) -> str:

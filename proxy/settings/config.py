@@ -25,10 +25,10 @@ LogFormat = Literal["text", "json"]
 HostName = NewType("HostName", str)
 
 HIDDEN = "***"
-"""What is shown for a password."""
+"""The text that is shown in place of a password."""
 
 ANY_HOST = "*"
-"""What stands for every name in `host_names`."""
+"""The item of `host_names` that stands for every name."""
 
 
 def _setting(default: Any, text: str, *, positive: bool = False) -> Any:
@@ -38,7 +38,7 @@ def _setting(default: Any, text: str, *, positive: bool = False) -> Any:
 
 @dataclass(frozen=True)
 class Settings:
-    """What a sidecar is told. Times are in seconds, sizes in bytes."""
+    """All settings of one sidecar, checked as they are made. Times are in seconds, sizes in bytes."""
 
     broker_url: URL = _setting(
         URL("amqp://guest:guest@localhost:5672/"), "AMQP URL of the broker; its path is the default virtual host"
@@ -138,7 +138,7 @@ class Settings:
     log_format: LogFormat = _setting("text", "how the log is written: text, or json, one object a line")
 
     def __post_init__(self) -> None:
-        """Checks what one field's parser cannot see."""
+        """Check what the parser of one field cannot see. Raises ConfigError."""
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if field.metadata["positive"] and value <= 0:
@@ -256,7 +256,7 @@ class Settings:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches it: 127.0.0.0/8, ::1 and localhost; any other name is not looked up."""
+    """Return whether only this machine reaches a host: 127.0.0.0/8, ::1, localhost; no name is looked up."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

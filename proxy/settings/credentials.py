@@ -12,7 +12,7 @@ Credentials = Callable[[], tuple[str, str]]
 
 
 def of_url(url: URL) -> tuple[str, str]:
-    """The user and password in a URL; without a user, guest with its password, as in any amqp:// URL."""
+    """Return the user and password in a URL; without a user they are guest's, as in any amqp:// URL."""
     return url.user or "guest", url.password or ("" if url.user else "guest")
 
 
@@ -28,7 +28,7 @@ def credentials(setting: str, url: URL, file: Path | None) -> Credentials:
 
 
 def secret(setting: str, file: Path) -> str:
-    """The password in a file. Raises ConfigError."""
+    """Return the password in a file's first line. Raises ConfigError."""
     line = content(setting, file)
     try:
         return first_line(line)

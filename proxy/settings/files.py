@@ -1,4 +1,4 @@
-"""What the files that settings name hold: tokens, certificates and passwords, as they are now."""
+"""The files that settings name, as they are now: tokens, certificates and passwords."""
 
 import asyncio
 import logging
@@ -15,26 +15,26 @@ log = logging.getLogger(__name__)
 
 
 class Files:
-    """All of them, read at the start and again when they change."""
+    """The contents of all files that the settings name, read at the start and again when they change."""
 
     def __init__(self, settings: Settings) -> None:
-        """Reads them. Raises ConfigError, which names the setting."""
+        """Read all files. Raises ConfigError, which names the setting."""
         self.access = Access(settings.tokens_file)
         self.server_tls = server_tls(settings)
-        """Of the HTTP and AMQP listeners; None where they speak plain TCP."""
+        """TLS of the HTTP and AMQP listeners; None where they speak plain TCP."""
         self._client_tls = client_tls(settings)
         encrypted = settings.broker_url.scheme == "amqps", settings.management_encrypted
         self.broker_tls, self.management_tls = (self._client_tls if it_is else None for it_is in encrypted)
-        """Asked at each connect; None for plain TCP."""
+        """TLS towards the broker and the management API, asked at each connect; None for plain TCP."""
         self.broker_login = credentials("broker_password_file", settings.broker_url, settings.broker_password_file)
-        """Asked at each login for publishes over HTTP; AMQP clients bring their own."""
+        """The login of HTTP publishes, asked for each connection; AMQP clients bring their own."""
         self.management_login = credentials(
             "management_password_file", settings.management_url[0], settings.management_password_file
         )
         tls = [it.watched for it in (self.server_tls, self._client_tls) if it is not None]
         every: list[object] = [self.access.tokens, *tls, self.broker_login, self.management_login]
         self.watched: list[Watched[Any]] = [it for it in every if isinstance(it, Watched) and it.files]
-        """What is read again when it changes, by the setting."""
+        """The contents that have files, to be read again when these change."""
 
     def certificate_ends(self) -> dict[str, float]:
         """Return when the certificates that this sidecar shows end, in seconds since 1970, by the setting.
@@ -57,7 +57,7 @@ class Files:
 
 
 def server_tls(settings: Settings) -> ServerTls | None:
-    """The listeners' TLS; None where they speak plain TCP. Raises ConfigError."""
+    """Return the listeners' TLS; None where they speak plain TCP. Raises ConfigError."""
     if settings.tls_cert_file is None or settings.tls_key_file is None:
         return None
     return ServerTls(settings.tls_cert_file, settings.tls_key_file, settings.client_ca_file)

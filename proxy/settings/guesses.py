@@ -16,7 +16,7 @@ Kind = Literal["token", "login"]
 
 KINDS: tuple[Kind, ...] = ("token", "login")
 RESULTS = ("wrong", "unchecked")
-"""What becomes of credentials that are refused: they were looked at, or too many of their address wait already."""
+"""How refused credentials are counted: as wrong, or unchecked while too many of their address wait."""
 
 FREE = 20
 """Wrong credentials of one address that are answered at once."""
@@ -34,7 +34,7 @@ MOST_WORKED = 1000
 """Logins that are remembered, as digests, for having worked."""
 
 LOG_EVERY = 10.0
-"""Seconds between lines of the log."""
+"""Seconds between two lines of the log about wrong credentials."""
 
 _LONGEST_NAME = 60
 _NETWORK = 64
@@ -42,13 +42,13 @@ _NETWORK = 64
 
 
 class Guesses:
-    """What is known of wrong credentials. Nothing here keeps out who has credentials that have worked before."""
+    """The wrong credentials of late, by address. Nobody is kept out whose credentials have worked before."""
 
     def __init__(self, counts: Counter[tuple[str, str]], clock: Callable[[], float] = time.monotonic) -> None:
         """`counts` is added to by kind and result; `clock` gives seconds."""
         self._counts, self._clock = counts, clock
         self._peers: dict[str, tuple[float, float]] = {}
-        """By address: how many wrong credentials weigh on it, and when that was. The latest come last."""
+        """How many wrong credentials weigh on each address, and since when; the latest come last."""
         self._worked: dict[bytes, None] = {}
         self._key = os.urandom(32)
         self._tell_from = -LOG_EVERY
@@ -102,7 +102,7 @@ class Guesses:
 
 
 def _network(peer: str) -> str:
-    """Return what counts as one address."""
+    """Return what counts as one address: IPv4 as it is, of IPv6 the network of 64 bits."""
     try:
         address = ipaddress.ip_address(peer.partition("%")[0])
     except ValueError:

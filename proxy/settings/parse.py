@@ -22,7 +22,7 @@ class Address(NamedTuple):
     port: int
 
     def __str__(self) -> str:
-        """As it is written: ``127.0.0.1:15680``, ``[::1]:15680``."""
+        """Return the address as it is written: ``127.0.0.1:15680``, ``[::1]:15680``."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
@@ -45,7 +45,7 @@ def _shown(value: Any) -> str:
 
 
 def parse_number(value: Any) -> float:
-    """A number from 0 to 1e9."""
+    """Return a number from 0 to 1e9. Raises ConfigError."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise ConfigError(f"{_shown(value)} is not a number")
     try:
@@ -58,7 +58,7 @@ def parse_number(value: Any) -> float:
 
 
 def parse_integer(value: Any) -> int:
-    """A whole number from 0 up."""
+    """Return a whole number from 0 up. Raises ConfigError."""
     if isinstance(value, bool) or not isinstance(value, int | str):
         raise ConfigError(f"{_shown(value)} is not a whole number")
     text = str(value)
@@ -68,7 +68,7 @@ def parse_integer(value: Any) -> int:
 
 
 def parse_bool(value: Any) -> bool:
-    """``true`` or ``false``, TOML's own or in words."""
+    """Return a switch: ``true`` or ``false``, TOML's own or the words. Raises ConfigError."""
     words = {"true": True, "false": False}
     if isinstance(value, bool):
         return value
@@ -78,7 +78,7 @@ def parse_bool(value: Any) -> bool:
 
 
 def parse_address(value: Any) -> Address:
-    """``HOST:PORT``."""
+    """Return the address that ``HOST:PORT`` names. Raises ConfigError."""
     host, colon, port = str(value).rpartition(":")
     if not colon or not (_PORT.fullmatch(port) and int(port) < 65536):
         raise ConfigError(f"{value!r} is not HOST:PORT with a port from 0 to 65535")
@@ -92,7 +92,7 @@ def parse_address(value: Any) -> Address:
 
 
 def parse_host(value: Any) -> str:
-    """A host's name or address, without a port; an IPv6 address as it is, without brackets."""
+    """Return a host's name or address, without port and brackets. Raises ConfigError."""
     if not isinstance(value, str) or not _is_host(value) or (":" in value and value.count(":") == 1):
         raise ConfigError(f"{_shown(value)} is not a host's name without a port")
     if "*" in value:
@@ -110,7 +110,7 @@ def _is_host(host: str) -> bool:
 
 
 def parse_url(value: Any) -> URL:
-    """A URL of a server; credentials and a path are its only other parts."""
+    """Return a server's URL, which may have credentials and a path, and nothing more. Raises ConfigError."""
     # The value may hold a password, so it is not repeated.
     try:
         url = URL(str(value))
@@ -129,7 +129,7 @@ _BETWEEN_URLS = re.compile(r"\s*,\s*(?=[A-Za-z][A-Za-z0-9+.-]*://)")
 
 
 def parse_urls(value: Any) -> tuple[URL, ...]:
-    """One URL or several: a list, or a string with commas between them. A mistake in one names its place."""
+    """Return one URL or several, of a list or a string with commas. Raises ConfigError with the place."""
     items = value if isinstance(value, list) else _BETWEEN_URLS.split(str(value).strip())
     if not items:
         raise ConfigError("names no URL")
@@ -151,21 +151,21 @@ def place_of(number: int, count: int) -> str:
 
 
 def parse_path(value: Any) -> Path:
-    """A file's path."""
+    """Return a file's path. Raises ConfigError, also for an empty one."""
     if not isinstance(value, str) or not value or "\0" in value:
         raise ConfigError(f"{_shown(value)} is not a file's path")
     return Path(value)
 
 
 def parse_name(value: Any) -> str:
-    """A name, of a queue for one."""
+    """Return a name, such as a queue's. Raises ConfigError, also for an empty one."""
     if not isinstance(value, str) or not value or "\0" in value:
         raise ConfigError(f"{_shown(value)} is not a name")
     return value
 
 
 def parse_patterns(value: Any) -> tuple[str, ...]:
-    """Patterns of exchanges, as proxy.settings.patterns reads them; a string holds them with commas between."""
+    """Return patterns of exchanges, of a list or a string with commas, for `Selection`. Raises ConfigError."""
     items = [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
     if not isinstance(items, list) or not all(isinstance(item, str) and item for item in items):
         raise ConfigError(f"{_shown(value)} is not a list of patterns")
@@ -176,7 +176,7 @@ def parse_patterns(value: Any) -> tuple[str, ...]:
 
 
 def listed(parse: Callable[[Any], Any]) -> Callable[[Any], tuple[Any, ...]]:
-    """A list, or a string with commas between its items."""
+    """Return a parser of a list, or of a string with commas between its items."""
 
     def parse_all(value: Any) -> tuple[Any, ...]:
         items = [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
@@ -188,7 +188,7 @@ def listed(parse: Callable[[Any], Any]) -> Callable[[Any], tuple[Any, ...]]:
 
 
 def choice(expected: Any) -> Callable[[Any], Any]:
-    """One of the strings of a Literal type."""
+    """Return a parser of one of the strings of a Literal type."""
 
     def parse(value: Any) -> Any:
         if value not in get_args(expected):
@@ -199,7 +199,7 @@ def choice(expected: Any) -> Callable[[Any], Any]:
 
 
 def first_line(content: bytes) -> str:
-    """The secret in a file: its first line as it is, spaces included. Raises ValueError."""
+    """Return the secret in a file: its first line as it is, spaces included. Raises ValueError."""
     line = content.decode().partition("\n")[0].removesuffix("\r")
     if not line:
         raise ValueError("has an empty first line")

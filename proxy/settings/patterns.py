@@ -8,7 +8,7 @@ from urllib.parse import unquote
 
 
 class Mode(StrEnum):
-    """What happens to publishes to a hash exchange."""
+    """The three things that settings can say of publishes to a hash exchange."""
 
     ROUTE = "route"
     SHADOW = "shadow"
@@ -37,7 +37,7 @@ class Selection:
         return exchange in self._names
 
     def mode(self, vhost: str, exchange: str) -> Mode:
-        """The mode of an exchange."""
+        """Return the mode of an exchange."""
         for mode, patterns in self._rules:
             if any(p.vhost.fullmatch(vhost) and p.name.fullmatch(exchange) for p in patterns):
                 return mode

@@ -1,4 +1,4 @@
-"""Where the values of settings come from: a TOML file, then the environment, then flags, the last wins; and as text."""
+"""Settings from a TOML file, then the environment, then flags, of which the last wins; and settings as text."""
 
 import dataclasses
 import json
@@ -58,7 +58,7 @@ def load_settings(
 
 
 def field_names() -> tuple[str, ...]:
-    """The settings' names as they are written in TOML and flags: ``pass``, not ``pass_``."""
+    """Return the settings' names as they are written in TOML and flags: ``pass``, not ``pass_``."""
     return tuple(f.name.rstrip("_") for f in dataclasses.fields(Settings))
 
 
@@ -108,7 +108,7 @@ def _attribute(name: str) -> str:
 
 
 def _parse(name: str, value: Any, where: str) -> Any:
-    """One setting from TOML's value or a string; raises ConfigError."""
+    """Return one setting's value, from TOML's or from a string. Raises ConfigError."""
     expected = get_type_hints(Settings)[name]
     try:
         if isinstance(value, str):
@@ -136,13 +136,13 @@ _PARSERS: dict[Any, Callable[[Any], Any]] = {
 
 
 def help_of(name: str) -> str:
-    """A setting's meaning, by its written name."""
+    """Return a setting's help, by its written name."""
     field = next(f for f in dataclasses.fields(Settings) if f.name.rstrip("_") == name)
     return str(field.metadata["help"]).replace("%", "%%")
 
 
 def describe(settings: Settings) -> str:
-    """The settings as a TOML file that gives them again but for the passwords, which are hidden."""
+    """Return the settings as a TOML file that gives them again but for the passwords, which are hidden."""
     lines = []
     for field in dataclasses.fields(Settings):
         name, value = field.name.rstrip("_"), getattr(settings, field.name)
@@ -153,7 +153,7 @@ def describe(settings: Settings) -> str:
 
 
 def hidden(url: URL) -> str:
-    """A URL to show: its password replaced."""
+    """Return a URL to show, its password replaced."""
     return str(url.with_password(HIDDEN) if url.password else url)
 
 

@@ -20,7 +20,7 @@ class Own(NamedTuple):
 
 
 class Made(NamedTuple):
-    """A context as the files were when it was made."""
+    """A TLS context, made of the files as they were at one time."""
 
     context: ssl.SSLContext
     ends: float | None
@@ -31,11 +31,11 @@ class ServerTls:
     """TLS of the listeners. A connection is shown what the files said when it came."""
 
     def __init__(self, certificate: Path, key: Path, client_ca: Path | None) -> None:
-        """With `client_ca`, clients must show a certificate that it vouches for. Raises ConfigError."""
+        """Read the files; with `client_ca`, clients must show a certificate that it signed. Raises ConfigError."""
         own = Own(certificate, key, ("tls_cert_file", "tls_key_file"))
         self.watched = Watched(own.settings[0], [certificate, key, client_ca], lambda: _server_context(own, client_ca))
         self.context = _server_context(own, client_ca).context
-        """For the listeners, for good: it hands each connection over to the newest."""
+        """The context that listeners keep for good: it hands each handshake over to the newest one."""
         # No tickets: a resumed session brings along a client certificate that the files of now may not vouch for. (TLS
         # 1.2 resumes without tickets too, and Python has no switch for that.)
         self.context.options |= ssl.OP_NO_TICKET

@@ -1,4 +1,4 @@
-"""Who may publish over HTTP: bearer tokens, each with the virtual hosts and exchanges that it is for."""
+"""The tokens file: bearer tokens of HTTP, each with the virtual hosts and exchanges that it is for."""
 
 import hashlib
 import re
@@ -12,7 +12,7 @@ from proxy.settings.patterns import Mode, Selection
 from proxy.settings.watched import Watched, content
 
 DECISIONS = 10_000
-"""Remembered at once, of (token, virtual host, exchange)."""
+"""Most decisions that are remembered, by token, virtual host and exchange."""
 
 _FIELDS = {"name", "token", "sha256", "publish"}
 
@@ -27,7 +27,7 @@ class Unauthorized(Exception):  # noqa: N818 - the caller turns it into an answe
 
 
 class UnknownToken(Unauthorized):
-    """A token was presented, and it is none that is known."""
+    """A token was presented that is not in the file."""
 
 
 class Forbidden(Exception):  # noqa: N818
@@ -35,7 +35,7 @@ class Forbidden(Exception):  # noqa: N818
 
 
 class Token(NamedTuple):
-    """What one token may do."""
+    """One token of the file, and the places where it may publish."""
 
     name: str
     publish: Selection
@@ -83,18 +83,18 @@ class Tokens:
 
 
 class Access:
-    """Who may publish, as the tokens file now says; everyone where there is none."""
+    """Who may publish over HTTP, as the tokens file says now; everyone, if no file is set."""
 
     def __init__(self, file: Path | None) -> None:
-        """Reads the file. Raises ConfigError."""
+        """Read the file. Raises ConfigError."""
         # As many as there ever are tokens.
         worked: set[bytes] = set()
         self.tokens = Watched("tokens_file", [file], lambda: read_tokens(file, worked)) if file is not None else None
-        """Those of the file; None where there is no file."""
+        """The tokens of the file, read again when it changes; None where no file is set."""
 
     @property
     def is_open(self) -> bool:
-        """Whether there is nothing to check."""
+        """Whether everyone may publish, as no tokens file is set."""
         return self.tokens is None
 
     def check(

@@ -1,4 +1,4 @@
-"""What files say, read again when they change; a new version that is broken leaves the last good one in force."""
+"""Values made of files, and made again when these change; a broken version leaves the last good one in force."""
 
 import logging
 from collections.abc import Callable, Iterable
@@ -33,7 +33,7 @@ class Watched(Generic[T]):
         # Before the reading: a change meanwhile shows at the next look.
         self._seen = self._look()
         self.value = read()
-        """The last good one."""
+        """The value of the last version of the files that had no mistake."""
 
     def refresh(self) -> T:
         """Looks at the files; what they say, or last said in good order. Each broken version is logged once."""

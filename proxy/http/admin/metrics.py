@@ -1,4 +1,4 @@
-"""How a scrape reads what is counted. No label holds a routing key, message id or client."""
+"""All metrics, read at the time of a scrape. No label holds a routing key, message id or client."""
 
 from collections.abc import Iterator
 
@@ -28,7 +28,7 @@ from ring.hashing import RING_FORMAT
 
 
 class ProxyCollector(Collector):
-    """Reads everything at the time of a scrape."""
+    """The collector of the proxy's own metrics: a new metric is a family that `collect` yields."""
 
     def __init__(
         self,
@@ -41,13 +41,13 @@ class ProxyCollector(Collector):
         limits: Limits,
         files: Files,
     ) -> None:
-        """The parts that hold the figures."""
+        """Keep the parts that hold the figures."""
         self._counts, self._router, self._sync = counts, router, sync
         self._limits, self._files = limits, files
         self._publisher, self._listener, self._journaling = publisher, listener, journaling
 
     def collect(self) -> Iterator[Metric]:
-        """Every metric of the proxy's own."""
+        """Yield every metric of the proxy's own, with its figures of now."""
         build = {"version": __version__, "ring_format": str(RING_FORMAT), "hot_loop": kind()}
         yield InfoMetricFamily("ringproxy_build", "What runs.", build)
         yield from self._collect_publishes()
@@ -295,7 +295,7 @@ class ProxyCollector(Collector):
 
 
 def registry(collector: ProxyCollector) -> CollectorRegistry:
-    """The proxy's own metrics with those of the process and the interpreter."""
+    """Return a registry of the proxy's own metrics, and those of the process and the interpreter."""
     made = CollectorRegistry()
     made.register(collector)
     ProcessCollector(registry=made)

@@ -27,13 +27,13 @@ SECONDS = 5.0
 """How long a client may take to send a request, and to read the next part of an answer."""
 
 _PROBES = frozenset({"/livez", "/startupz", "/readyz"})
-"""Paths whose answers are small; those of all others are as large as there are exchanges."""
+"""Paths whose answers are small; the others' answers grow with the number of exchanges."""
 
 MOST_LOOK_UPS = 8
 """Exchanges that are looked up at once for `/rings/{vhost}/{exchange}`: each holds a connection for as long."""
 
 MOST_TITLES = 10
-"""So many exchanges are named in one line."""
+"""Most exchanges that are named in one line."""
 
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -48,7 +48,7 @@ async def _closing(request: web.Request, handler: Handler) -> web.StreamResponse
 
 
 class Admin:
-    """The admin listener's requests, on the parts that answer them."""
+    """The endpoints of the admin listener, on the parts that they ask."""
 
     def __init__(
         self,
@@ -72,10 +72,10 @@ class Admin:
         self.started = False
         self._look_ups = 0
         self.unread = Limits(ADMIN_CONNECTIONS, ADMIN_UNREAD)
-        """Where the bytes of answers count that wait to be read."""
+        """The limits in which the bytes of unread answers are counted."""
 
     def application(self) -> web.Application:
-        """The listener as an aiohttp application."""
+        """Return the listener's endpoints as an aiohttp application."""
         app = web.Application(middlewares=[_closing, problem_middleware, self._named, self._bounded])
         app.router.add_get("/livez", self.livez)
         app.router.add_get("/startupz", self.startupz)
@@ -100,15 +100,15 @@ class Admin:
         return await handler(request)
 
     async def livez(self, _: web.Request) -> web.Response:
-        """200 whenever the event loop turns. Never the broker's state: a restart would not mend the broker."""
+        """Answer 200 whenever the event loop turns, whatever the broker does: a restart would not mend the broker."""
         return web.Response(text="ok\n")
 
     async def startupz(self, _: web.Request) -> web.Response:
-        """200 once settings are valid and listeners bound. Never the broker's state, or no pod could start without."""
+        """Answer 200 once the listeners are bound, whatever the broker does, or no pod could start without it."""
         return web.Response(text="ok\n") if self.started else web.Response(text="starting\n", status=503)
 
     async def readyz(self, request: web.Request) -> web.Response:
-        """200 where a publish would work: management API and broker reachable, named rings read, not draining."""
+        """Answer 200 where a publish would work: API and broker are reached, named rings read, and nothing drains."""
         checks = self._checks()
         ready = not any(checks.values())
         if "verbose" in request.query:
@@ -125,7 +125,7 @@ class Admin:
         return web.Response(text=text, status=200 if ready else 503)
 
     def _checks(self) -> dict[str, str]:
-        """Each check, and why it fails; empty where it holds."""
+        """Return each check of readiness with why it fails, which is empty where it holds."""
         sync = self._sync
         unread, stale = sync.pending(), [name for name in self._stale() if name not in sync.homeless]
         checks = {
@@ -147,7 +147,7 @@ class Admin:
         return checks
 
     def _elsewhere(self) -> list[tuple[str, str]]:
-        """What is amiss in other virtual hosts, and why; one of them must not make the sidecar unready for all."""
+        """Return what is amiss in other virtual hosts: none of them may make the sidecar unready for all."""
         faults = [*self._publisher.faults().items(), *self._publisher.blocked().items()]
         notes = [(f"virtual host {vhost!r}", why) for vhost, why in faults if why and vhost != self._default_vhost]
         if gone := [name for name in self._stale() if name in self._sync.homeless]:
@@ -155,7 +155,7 @@ class Admin:
         return sorted(notes) + self._not_routed()
 
     def _not_routed(self) -> list[tuple[str, str]]:
-        """What keeps exchanges that a ring should route from being routed, by the reason, and which they are."""
+        """Return the exchanges that a ring should route and does not, by the reason."""
         found: dict[str, list[Name]] = {}
         for name, entry in sorted(self._router.entries.items()):
             if entry.mode is Mode.ROUTE and entry.passed in KEEPS_FROM_ROUTING:
@@ -167,12 +167,12 @@ class Admin:
         return sorted(name for name, e in router.entries.items() if e.follows_bindings and router.stale(e))
 
     async def metrics(self, request: web.Request) -> web.Response:
-        """The Prometheus metrics, in the format that the scraper asks for."""
+        """Answer with the metrics, in the format that the scraper asks for."""
         encoder, content_type = choose_encoder(request.headers.get("Accept", ""))
         return web.Response(body=encoder(self._metrics), headers={"Content-Type": content_type})
 
     async def rings(self, _: web.Request) -> web.Response:
-        """Every exchange that this sidecar knows, with its ring; what `ring-proxy diff` compares."""
+        """Answer with every exchange that is known, with its ring, as `ring-proxy diff` compares them."""
         exchanges = [self._shown(name, entry) for name, entry in sorted(self._router.entries.items())]
         faults = [{"vhost": v, "exchange": e, "fault": why} for (v, e), why in sorted(self._sync.faults.items())]
         return json_answer(
@@ -180,7 +180,7 @@ class Admin:
         )
 
     async def ring(self, request: web.Request) -> web.Response:
-        """One exchange, looked up if need be, and with ``?key=`` where that key goes; for `ring-proxy explain`."""
+        """Answer with one exchange, looked up if need be, and with ``?key=`` where that goes (`ring-proxy explain`)."""
         vhost, exchange = request.match_info["vhost"], request.match_info["exchange"]
         name = (vhost, exchange)
         if name not in self._router.entries:

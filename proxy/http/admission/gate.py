@@ -1,4 +1,4 @@
-"""The way in for everything that publishes over HTTP: who may, how much at once, and nothing more once draining."""
+"""The way in for every request of the HTTP listener: authorization, limits, bodies, and no entry while draining."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -26,7 +26,7 @@ _LITTLE = 4096
 """Bytes of a request's head that do not count."""
 
 _COPIES = 2
-"""Of a head: as bytes, and as text."""
+"""Copies of a request's head that aiohttp keeps: one as bytes, one as text."""
 
 
 class Admitted:
@@ -38,19 +38,19 @@ class Admitted:
     __slots__ = ("_gate", "batch", "counted", "messages", "name", "size")
 
     def __init__(self, gate: "Gate", messages: int, *, counted: bool) -> None:
-        """Of no exchange yet."""
+        """Admit a request that has named no exchange yet, and that counts for so many messages in flight."""
         self._gate, self.messages = gate, messages
         self.name = NOWHERE
-        """Where its problem counts: an exchange that is known to exist, or NOWHERE."""
+        """The exchange under which a problem of the request is counted; NOWHERE until it is known to exist."""
         self.size = 0
-        """Bytes of it in memory."""
+        """Bytes that the request holds of `max_in_flight_bytes`."""
         self.batch = False
-        """Whether these are a batch's; to be set before there are any."""
+        """Whether `size` counts as a batch's; to be set while it is still 0."""
         self.counted = counted
-        """What became of its messages is counted elsewhere, or it has none."""
+        """Whether the outcomes of its messages are counted elsewhere, so that its problem is not."""
 
     def __enter__(self) -> Self:
-        """Raises ProblemError 503 while draining."""
+        """Count the request in. Raises ProblemError 503 while draining."""
         gate = self._gate
         if gate.draining:
             if not self.counted:
@@ -65,7 +65,7 @@ class Admitted:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Counts it out."""
+        """Count the request out, and its problem, if it ends with one."""
         gate = self._gate
         if isinstance(error, ProblemError) and not self.counted:
             gate.count(self.name, error.outcome)
@@ -78,7 +78,7 @@ class Admitted:
 
 
 class Gate:
-    """Counts requests in and out."""
+    """The one gate of the HTTP listener: each request is counted in, authorized, read and counted out."""
 
     def __init__(
         self,
@@ -101,20 +101,23 @@ class Gate:
         self.loop = asyncio.get_running_loop()
         self.draining = False
         self.active = 0
-        """Requests that are not answered yet."""
+        """Requests that have been admitted and not answered yet."""
         self.idle = asyncio.Event()
         self.idle.set()
 
     def admitted(self, messages: int = 1, *, counted: bool = False) -> Admitted:
-        """One request, which counts for so many messages; those of a batch count themselves."""
+        """Return a request's admission, for so many messages in flight; those of a batch count as they come."""
         return Admitted(self, messages, counted=counted)
 
     def count(self, name: Name, outcome: Outcome) -> None:
-        """Counts a message that was not sent."""
+        """Count a message that was not sent, by its exchange and outcome."""
         self._counts.unsent[INGRESS, name, outcome] += 1
 
-    def check(self, request: web.Request, name: Name, admitted: Admitted | None = None) -> None:
-        """Return where the client may publish there. Raises ProblemError 401, 403 or 421."""
+    def authorize(self, request: web.Request, name: Name, admitted: Admitted | None = None) -> None:
+        """Check the request's bearer token for an exchange; without tokens, that no web page sends the request.
+
+        From now on problems count under the exchange, if it is known. Raises ProblemError 401, 403, 421 or 429.
+        """
         if admitted is not None and name in self._router.entries:
             admitted.name = name
         if self._access.is_open:
@@ -151,7 +154,10 @@ class Gate:
             self._names.check(request)
 
     def take(self, admitted: Admitted, size: int) -> None:
-        """Counts bytes that a request is about to hold. Raises ProblemError 429, at first also for its message."""
+        """Count bytes that a request is about to hold. Raises ProblemError 429 where there is no room for them.
+
+        The first call of a request raises it also where there is no room for one more message.
+        """
         why = self.limits.full(size, admitted.size, batch=admitted.batch)
         if why:
             raise ProblemError(429, "too-many", why, Outcome.REJECTED, retryable=True)
@@ -162,17 +168,17 @@ class Gate:
         admitted.size += size
 
     def hold(self, admitted: Admitted, size: int) -> None:
-        """Counts that a request holds so many bytes, beyond what it is known to. Raises ProblemError 429."""
+        """Count that a request holds `size` bytes in all, if that is more than before. Raises ProblemError 429."""
         if size > admitted.size:
             self.take(admitted, size - admitted.size)
 
     def give(self, admitted: Admitted, size: int) -> None:
-        """Counts bytes of a batch's request out that it holds no more."""
+        """Count out bytes that a batch's request holds no more."""
         self.limits.give_for_batch(size)
         admitted.size -= size
 
     async def body(self, request: web.Request, admitted: Admitted, most: int) -> bytes:
-        """The whole body, as it is. Raises ProblemError: 400 where it breaks off, 408, 413, 429."""
+        """Return the whole body, as it is. Raises ProblemError: 400 where it breaks off, 408, 413, 429."""
         content, length, head = request.content, request.content_length, head_of(request)
         if length is not None:
             if length > most:
@@ -222,11 +228,11 @@ def peer_of(request: web.BaseRequest) -> str:
 
 
 def head_of(request: web.Request) -> int:
-    """Bytes that a request's head holds until its answer, where that is much."""
+    """Return the bytes that a request's head holds until its answer; 0 for a small one."""
     size = head_size(request.raw_path, request.raw_headers)
     return size * _COPIES if size > _LITTLE else 0
 
 
 def too_large(most: int, setting: str) -> ProblemError:
-    """A 413 for a body of more than so many bytes, which this setting allows."""
+    """Return a 413 for a body that has more bytes than the setting allows."""
     return ProblemError(413, "too-large", f"body: more than {most} bytes ({setting})", Outcome.INVALID)

@@ -7,7 +7,7 @@ LEAST_RATE = 1 << 16
 
 
 _BATCHES = 3 / 8
-"""Of the bytes, what requests that bring batches may hold: with their messages they have half."""
+"""Share of `max_in_flight_bytes` that requests with batches may hold; with their messages they have half."""
 
 
 class Limits:
@@ -18,7 +18,7 @@ class Limits:
     """
 
     def __init__(self, most_messages: int, most_bytes: int) -> None:
-        """Both at least 1."""
+        """Start with nothing under way; both limits are at least 1."""
         self._most_messages, self._most_bytes = most_messages, most_bytes
         self.messages = self.bytes = 0
         self._batched = self._batched_bytes = 0
@@ -41,7 +41,7 @@ class Limits:
         return ""
 
     def take(self, messages: int, size: int) -> None:
-        """Counts them in."""
+        """Count messages and bytes in."""
         self.messages += messages
         self.bytes += size
 
@@ -53,7 +53,7 @@ class Limits:
             self._freed.set()
 
     def take_for_batch(self, size: int) -> None:
-        """Counts bytes in that a request holds which brings a batch."""
+        """Count in bytes that a request with a batch holds."""
         self._batches += size
         self.bytes += size
 
@@ -63,21 +63,21 @@ class Limits:
         self.give(0, size)
 
     def take_batched(self, size: int) -> None:
-        """Counts one message of a batch in."""
+        """Count in one message of a batch, and its bytes."""
         self.messages += 1
         self.bytes += size
         self._batched += 1
         self._batched_bytes += size
 
     def give_batched(self, size: int) -> None:
-        """Counts one message of a batch out."""
+        """Count out one message of a batch, and its bytes."""
         self._batched -= 1
         self._batched_bytes -= size
         self.give(1, size)
 
     @property
     def has_room(self) -> bool:
-        """Whether one more message of a batch may go now: where none is under way always, however small the limits."""
+        """Whether one more message of a batch may be sent now; always, if none is in flight."""
         return not self._turn.locked() and self._has_room()
 
     def _has_room(self) -> bool:
@@ -85,7 +85,7 @@ class Limits:
         return (few and (self._batched_bytes + self._batches) * 2 < self._most_bytes) or not self._batched
 
     async def room(self) -> None:
-        """Returns once there is room for more of a batch; those who wait take turns."""
+        """Return once there is room for one more message of a batch; those who wait take turns."""
         async with self._turn:  # which lets them in as they came
             while not self._has_room():
                 self._freed.clear()

@@ -28,7 +28,7 @@ _FRAMINGS = {
     "application/ndjson": Framing.LINES,
     "application/jsonl": Framing.LINES,
 }
-"""By media type."""
+"""How a body's messages are framed, by its media type."""
 
 _BUFFER = 1 << 17
 """Bytes of a body that wait to be read, at most: aiohttp's."""
@@ -50,7 +50,7 @@ Add = Callable[[Batch, Item], Coroutine[Any, Any, None] | None]
 
 
 class BatchEndpoint:
-    """Batches, for every endpoint that takes one."""
+    """The batch endpoint, and the publishing of batches for others that take one (CloudEvents)."""
 
     def __init__(
         self,
@@ -73,10 +73,10 @@ class BatchEndpoint:
         self._max_body, self._max_batch, self._max_batch_body = max_body, max_batch, max_batch_body
 
     async def answer(self, request: web.Request) -> web.Response:
-        """The batch's answer."""
+        """Publish the batch in the request's body, and return the answer."""
         with self._gate.admitted(0) as admitted:
             name = name_of(request, query_of(request, {"vhost"}), self._default_vhost)
-            self._gate.check(request, name, admitted)
+            self._gate.authorize(request, name, admitted)
             refuse_message_headers(request, _INSTEAD)
             framing, gzip = _framed(request)
             return await self.sent(request, admitted, name, framing, partial(self._add, set()), gzip=gzip)
@@ -92,7 +92,7 @@ class BatchEndpoint:
         gzip: bool = False,
         words: FieldNames = MESSAGES,
     ) -> web.Response:
-        """The answer to the batch that is the request's body. Raises ProblemError where not all of it is confirmed."""
+        """Publish the batch in a request's body; return its answer. Raises ProblemError unless all is confirmed."""
         items = self._items(request, framing, gzip)
         admitted.batch = True
         # So much may come while a look-up is waited for; what is silent takes the place of others no longer than that.
@@ -130,14 +130,14 @@ class BatchEndpoint:
         return json_answer(answer)
 
     def _items(self, request: web.Request, framing: Framing, gzip: bool) -> Items:
-        """Raises ProblemError 413."""
+        """Return the reader of the body's items. Raises ProblemError 413 for a body that is announced as too long."""
         if (request.content_length or 0) > self._max_batch_body:
             raise too_large(self._max_batch_body, "max_batch_body")
         most_item = self._max_body * _JSON_SHARE + _BUFFER
         return Items(framing, gzip=gzip, most_bytes=self._max_batch_body, most_item=most_item)
 
     async def _read(self, request: web.Request, admitted: Admitted, items: Items, batch: Batch, add: Add) -> None:
-        """Sends what is read. Raises ProblemError where the body cannot be read on."""
+        """Read the body, and send each message as it becomes whole. Raises ProblemError where reading fails."""
         head, came = admitted.size, 0
         try:
             async for part in self._gate.parts(request):
@@ -169,7 +169,7 @@ class BatchEndpoint:
                 await step
 
     def _add(self, ids: set[str], batch: Batch, item: Item) -> Coroutine[Any, Any, None] | None:
-        """One more message, whose id is none of those before."""
+        """Add one item to the batch; its id must not be one of `ids`, to which it is added."""
         index = len(batch)
         try:
             message_id, message = message_of(item)
@@ -191,7 +191,7 @@ class BatchEndpoint:
 
 
 def _framed(request: web.Request) -> tuple[Framing, bool]:
-    """How the body's messages are framed, and whether gzip packs them. Raises ProblemError 415."""
+    """Return how the body's messages are framed, and whether the body is gzip. Raises ProblemError 415."""
     framing = _FRAMINGS.get(request.content_type)
     if framing is None:
         detail = f"Content-Type: {request.content_type!r} is not one of {', '.join(_FRAMINGS)}"

@@ -39,7 +39,7 @@ def docs() -> Handler:
 
 
 def _serving(text: str, content_type: str, headers: Mapping[str, str]) -> Handler:
-    """Answers with the text, or with a 304 who has it; asked for again each time, as another version may run next."""
+    """Return a handler that serves the text, or a 304 to a client that has it (``Cache-Control: no-cache``)."""
     body = text.encode()
     tag = hashlib.sha256(body).hexdigest()[:16]
     headers = {"Cache-Control": "no-cache", "X-Content-Type-Options": "nosniff", **headers}

@@ -24,7 +24,7 @@ _INSTEAD = "the routing key is the attribute partitionkey or ?key=, and attribut
 
 
 class EventsEndpoint:
-    """Events, published as single messages and batches are."""
+    """The CloudEvents endpoint: one event is published as a message, several as a batch."""
 
     def __init__(
         self, gate: Gate, single: PublishEndpoint, batches: BatchEndpoint, *, default_vhost: str, max_body: int
@@ -34,11 +34,11 @@ class EventsEndpoint:
         self._default_vhost, self._max_body = default_vhost, max_body
 
     async def answer(self, request: web.Request) -> web.Response:
-        """The answer to one event as to a message, to a batch of them as to a batch."""
+        """Publish one event as a single message, or several as a batch, and return the answer."""
         with self._gate.admitted() as admitted:
             query = query_of(request, {"vhost", "key"})
             name = name_of(request, query, self._default_vhost)
-            self._gate.check(request, name, admitted)
+            self._gate.authorize(request, name, admitted)
             refuse_message_headers(request, _INSTEAD)
             key, form = key_of(None, query), _form(request)
             if form is Form.BATCHED:
@@ -55,7 +55,10 @@ class EventsEndpoint:
                 raise ProblemError(problem.status, problem.kind, detail, problem.outcome) from None
 
     async def _message(self, request: web.Request, admitted: Admitted, form: Form) -> Message:
-        """That of one event. Raises ProblemError. (Apart, as what it is made from must not wait for the answer.)"""
+        """Return the message of one event. Raises ProblemError.
+
+        This is a function of its own so that the body and the parsed event are freed before the answer is waited for.
+        """
         body = await self._gate.body(request, admitted, self._max_body)
         try:
             raw = request.raw_headers
@@ -67,7 +70,7 @@ class EventsEndpoint:
     def _add(
         self, known: set[bytes], default: bytes | None, batch: Batch, event: Item
     ) -> Coroutine[Any, Any, None] | None:
-        """One more event of a batch, which is none of those before; with the default as key where it has none."""
+        """Add one event to the batch; `known` are the identities before it, `default` the key if it has none."""
         index = len(batch)
         try:
             event_id, message = message_of(event)
@@ -88,7 +91,7 @@ class EventsEndpoint:
 
 
 def _form(request: web.Request) -> Form:
-    """How the request carries events. Raises ProblemError 415."""
+    """Return the content mode in which the request carries events. Raises ProblemError 415."""
     try:
         form = form_of(request.headers.get("Content-Type", ""))
     except ValueError as error:
@@ -100,5 +103,5 @@ def _form(request: web.Request) -> Form:
 
 
 def _keyed(message: Message, default: bytes | None) -> Message:
-    """With the default as key, where the event has no `partitionkey`."""
+    """Return the message with `default` as its routing key, if the event has no `partitionkey`."""
     return message if message.key is not None else message._replace(key=default)

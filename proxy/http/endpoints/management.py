@@ -42,7 +42,7 @@ _WORDS = {
 
 
 class _BadError(ProblemError):
-    """A 400 in the management API's words."""
+    """A 400 whose `reason` is worded as the management API words it."""
 
     def __init__(self, reason: object) -> None:
         super().__init__(400, "bad-request", str(reason), Outcome.INVALID)
@@ -50,14 +50,14 @@ class _BadError(ProblemError):
 
 
 class ManagementEndpoint:
-    """``POST /api/exchanges/{vhost}/{name}/publish``."""
+    """The endpoint ``POST /api/exchanges/{vhost}/{name}/publish`` of the management API."""
 
     def __init__(self, gate: Gate, dispatch: Dispatch, *, is_on: bool, max_body: int) -> None:
         """`is_on`: whether anything is published so; `max_body` in bytes, of the request."""
         self._gate, self._dispatch, self._is_on, self._max_body = gate, dispatch, is_on, max_body
 
     async def answer(self, request: web.Request) -> web.Response:
-        """Its answer: whether a queue took the message, or an error as the management API words it."""
+        """Return whether a queue took the message, or an error as the management API words it."""
         try:
             with self._gate.admitted(0) as admitted:
                 if not self._is_on:
@@ -129,7 +129,7 @@ class ManagementEndpoint:
 
 
 def _login(request: web.Request) -> Login:
-    """Raises ProblemError 401."""
+    """Return the name and password of the request's Basic credentials. Raises ProblemError 401."""
     try:
         given = BasicAuth.decode(request.headers.get("Authorization", ""), encoding="utf-8")
     except ValueError:
@@ -157,7 +157,7 @@ def _name(part: str) -> str:
 
 
 def _message(body: bytes, user: str) -> Message:
-    """Raises ProblemError 400 or 413."""
+    """Return the message that the body asks to publish. Raises ProblemError 400 or 413."""
     try:
         fields = decoded(body or b"{}")
     except DecodingError as error:
@@ -177,7 +177,7 @@ def _message(body: bytes, user: str) -> Message:
 
 
 def _properties(given: object, user: str) -> dict[int, bytes]:
-    """Those that AMQP knows; others are ignored, as the management API does."""
+    """Return the properties that AMQP knows, encoded; others are ignored, as the management API does."""
     if not isinstance(given, Mapping):
         raise PropertyError("properties: not an object")
     known: dict[str, Any] = {name: value for name, value in given.items() if name in NAMES}
@@ -206,14 +206,14 @@ def _payload(fields: Mapping[str, Any]) -> bytes:
 
 
 def _echoed(value: object) -> str | int | None:
-    """A value as the management API gives it back, but not all of one that may be large, deep or no JSON."""
+    """Return a value as the management API repeats it in an error, cut short where it may be large or deep."""
     if isinstance(value, str):
         return value[:60]
     return value if value is None or isinstance(value, int) else shown(value)
 
 
 def _error(problem: ProblemError) -> web.Response:
-    """A problem in the management API's form, with what became of the message."""
+    """Return the answer to a problem, in the management API's form with our `outcome` and `retryable`."""
     status, error, reason = problem.status, problem.kind.replace("-", "_"), getattr(problem, "reason", problem.detail)
     headers = {}
     refused = problem.__cause__

@@ -15,11 +15,11 @@ STYLE = files("proxy.http.endpoints").joinpath("page.css").read_text(encoding="u
 """The page's style sheet, which is part of it; a policy may allow it by its hash."""
 
 _BASE = f"http://{Settings.http_listen}"
-"""Where the examples go: the default address."""
+"""The address in the examples: the listener's default one."""
 
 
 def page(document: Mapping[str, Any]) -> str:
-    """An OpenAPI 3.1 document as an HTML page. Of OpenAPI it knows what ours has."""
+    """Return an OpenAPI 3.1 document as an HTML page; only what our own document uses is understood."""
     return _Page(document).render()
 
 
@@ -102,7 +102,7 @@ class _Page:
         parameters: Iterable[Mapping[str, Any]],
         content: Mapping[str, Mapping[str, Any]],
     ) -> str:
-        """A command to paste: the parameters that have an example, and the first kind of body."""
+        """Return a curl command to paste: the parameters that have an example, and the first kind of body."""
         examples = [p for p in parameters if "example" in p]
         for parameter in examples:
             path = path.replace(f"{{{parameter['name']}}}", quote(parameter["example"], safe=""))
@@ -140,7 +140,7 @@ def _titled(title: str, content: str) -> str:
 
 
 def _table(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """Of cells that are HTML already; nothing where there are no rows."""
+    """Return a table of cells that are HTML already; an empty string for no rows."""
     body = "".join("<tr>" + "".join(f"<td>{cell}" for cell in row) for row in rows)
     head = "".join(f'<th scope="col">{column}' for column in columns)
     return body and f'<div class="wide"><table><thead><tr>{head}<tbody>{body}</table></div>'
@@ -164,7 +164,7 @@ def _body(kind: str, media: Mapping[str, Any]) -> str:
 
 
 def _as_body(example: Any) -> str:
-    """An example as it is sent: JSON, broken into lines where it is long."""
+    """Return an example as it is sent: JSON, broken into lines where it is long."""
     if isinstance(example, str):
         return example
     text = json.dumps(example)
@@ -178,7 +178,7 @@ def _answer(status: str, answer: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _value(schema: Mapping[str, Any]) -> str:
-    """What a value may be, in a few words."""
+    """Return in a few words what a value of a schema may be, as HTML."""
     match schema:
         case {"$ref": str(target)}:
             name = target.rpartition("/")[2]
@@ -208,6 +208,6 @@ def _limits(schema: Mapping[str, Any]) -> str:
 
 
 def _prose(text: str) -> str:
-    """Paragraphs, with `code` in them."""
+    """Return text as HTML paragraphs; what stands in backticks becomes code."""
     marked = re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text, quote=False))
     return "".join(f"<p>{paragraph}</p>" for paragraph in marked.split("\n\n") if paragraph)

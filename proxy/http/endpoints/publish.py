@@ -1,4 +1,4 @@
-"""The HTTP ingress: one message a POST, answered 2xx only once the broker has confirmed it."""
+"""``POST /v1/exchanges/{exchange}/publish``: one message, answered 2xx only once the broker has confirmed it."""
 
 import time
 
@@ -18,7 +18,7 @@ from proxy.wire.properties import Header
 
 
 class PublishEndpoint:
-    """Publishes of single messages, for every endpoint that takes one."""
+    """The publish endpoint, and the publishing of single messages for others that take one (CloudEvents)."""
 
     def __init__(self, gate: Gate, dispatch: Dispatch, counts: Counts, *, default_vhost: str, max_body: int) -> None:
         """`default_vhost` is taken where a request names none; `max_body` in bytes."""
@@ -26,17 +26,17 @@ class PublishEndpoint:
         self._default_vhost, self._max_body = default_vhost, max_body
 
     async def answer(self, request: web.Request) -> web.Response:
-        """``POST /v1/exchanges/{exchange}/publish``: the body is the payload."""
+        """Publish the request's body as the payload of one message, and return the answer."""
         with self._gate.admitted() as admitted:
             query = query_of(request, _QUERY)
             name = name_of(request, query, self._default_vhost)
-            self._gate.check(request, name, admitted)
+            self._gate.authorize(request, name, admitted)
             key, properties = key_and_properties(request, query)
             body = await self._gate.body(request, admitted, self._max_body)
             return await self.confirmed(request, admitted, name, Message(key, Header.of(properties), body))
 
     async def confirmed(self, request: web.Request, admitted: Admitted, name: Name, message: Message) -> web.Response:
-        """The answer to one message, once the broker has given its own. Raises ProblemError but for a confirm."""
+        """Publish one message; return its answer once the broker has confirmed it. Raises ProblemError otherwise."""
         # Headers may be longer as they are published than as they came.
         self._gate.hold(admitted, message.size)
         handle = await self._dispatch.exchange_handle(name)

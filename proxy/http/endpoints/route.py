@@ -1,4 +1,4 @@
-"""Where a key would go: asked of the same table that routes publishes, and nothing is published."""
+"""``GET /v1/exchanges/{exchange}/route``: where a key would go, by the table that routes publishes."""
 
 from typing import Any
 
@@ -15,20 +15,20 @@ from proxy.routing.routes import Choice
 
 
 class RouteEndpoint:
-    """``GET /v1/exchanges/{exchange}/route``."""
+    """The endpoint that says where a key would go, and publishes nothing."""
 
     def __init__(self, gate: Gate, dispatch: Dispatch, *, default_vhost: str) -> None:
         """`default_vhost` is taken where a request names none."""
         self._gate, self._dispatch, self._default_vhost = gate, dispatch, default_vhost
 
     async def answer(self, request: web.Request) -> web.Response:
-        """Where ``?key=`` goes."""
+        """Return where ``?key=`` would go: a destination, or the reason to pass."""
         query = query_of(request, {"vhost", "key"})
         if "key" not in query:
             raise ProblemError(400, "no-routing-key", "key: missing in the query", Outcome.INVALID)
         key = short("key", query["key"].encode("utf-8", "surrogateescape"))
         name = name_of(request, query, self._default_vhost)
-        self._gate.check(request, name)
+        self._gate.authorize(request, name)
         # A look-up may take as long as a publish; but it is none.
         with self._gate.admitted(counted=True) as admitted:
             self._gate.take(admitted, head_of(request))

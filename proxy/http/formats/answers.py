@@ -10,10 +10,10 @@ from ring.destination import Destination
 
 
 def json_answer(answer: Mapping[str, Any]) -> web.Response:
-    """A 200."""
+    """Return a 200 with this JSON object."""
     return web.Response(body=json.dumps(answer).encode(), content_type="application/json")
 
 
 def named(destination: Destination) -> dict[str, str]:
-    """A destination as all answers name it."""
+    """Return a destination as every answer names it."""
     return {"type": destination.kind, "name": destination.name}

@@ -35,7 +35,7 @@ _STRINGS = frozenset({*_REQUIRED, "datacontenttype", "dataschema", "subject", "t
 """Attributes that are strings of at least one character. Others may be of any type."""
 
 _MOST = (1 << 31) - 1
-"""Of an attribute that is an integer; the least is one more below zero."""
+"""The largest integer that an attribute may be; the smallest is ``-_MOST - 1``."""
 
 _DATA = frozenset({"data", "data_base64"})
 """Members of the JSON format that are no attributes."""
@@ -130,7 +130,7 @@ def identity_of(event: Mapping[str, object]) -> bytes:
 
 
 def _traces(headers: Collection[tuple[bytes, bytes]]) -> dict[str, str]:
-    """Those of the request, which are not the event's own."""
+    """Return the trace headers of the request, which are not the event's own."""
     traces: dict[str, str] = {}
     for raw_name, value in headers:
         if (name := TRACES.get(raw_name.lower())) is not None:
@@ -158,7 +158,7 @@ def _given_once(headers: Iterable[tuple[bytes, bytes]]) -> Iterator[tuple[str, b
 
 
 def _unescaped(header: str, value: bytes) -> str:
-    """A header's value, without quotes and percent-encoding (HTTP binding, section 3.1.3.2)."""
+    """Return a header's value without its quotes and percent-encoding (HTTP binding, section 3.1.3.2)."""
     if (quoted := _quoted(value)) is not None:
         value = _escaped.sub(rb"\1", quoted[1])
     try:
@@ -168,7 +168,7 @@ def _unescaped(header: str, value: bytes) -> str:
 
 
 def _data(event: Mapping[str, object], content_type: object) -> bytes:
-    """What the event is about (JSON format, section 3.1.2)."""
+    """Return the bytes of the event's data (JSON format, section 3.1.2)."""
     if "data" in event and "data_base64" in event:
         raise PropertyError("data: given in data_base64 too")
     as_it_is = isinstance(event.get("data"), str) and isinstance(content_type, str) and not _is_json(content_type)
@@ -206,7 +206,7 @@ def _message(
 
 
 def _check(name: str, value: object) -> None:
-    """Whether an attribute can have this name and value. Raises PropertyError."""
+    """Check that an attribute may have this name and value. Raises PropertyError."""
     if _is_name(name) is None:
         raise PropertyError("an attribute's name has lower-case letters and digits only")
     if isinstance(value, str):
@@ -242,7 +242,7 @@ def _wrong(error: PropertyError, attributes: Mapping[str, object]) -> ItemError:
 
 
 def _readable(value: object) -> str | None:
-    """What is a short string and not an empty one."""
+    """Return text as a short string. Raises PropertyError for an empty one."""
     try:
         return value if isinstance(value, str) and encoded_short_string(value) != b"\0" else None
     except PropertyError:

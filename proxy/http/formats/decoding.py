@@ -18,22 +18,22 @@ class DecodingError(ValueError):
     """A text that is not decoded; the message says why."""
 
     def __init__(self, detail: str, *, too_large: bool = False) -> None:
-        """`too_large` makes it a 413."""
+        """Set what the message says; `too_large` makes the answer a 413."""
         super().__init__(detail)
         self.too_large = too_large
 
 
 class _ConstantError(ValueError):
-    """A word that is not JSON."""
+    """A word of Python's that is no JSON: NaN or an infinity."""
 
 
 def refuse_constant(constant: str) -> NoReturn:
-    """For a decoder's `parse_constant`: Python takes NaN and the infinities, JSON has none (RFC 8259 section 6)."""
+    """Refuse NaN and the infinities, which Python's decoder takes and JSON lacks (RFC 8259 section 6)."""
     raise _ConstantError(f"{constant} is not JSON")
 
 
 def said(error: ValueError | RecursionError) -> str:
-    """What is wrong with a text that a decoder gave up on."""
+    """Return in words why a decoder gave up on a text."""
     if isinstance(error, RecursionError):
         return "nested too deeply"
     if isinstance(error, json.JSONDecodeError | UnicodeDecodeError | _ConstantError):
@@ -42,7 +42,7 @@ def said(error: ValueError | RecursionError) -> str:
 
 
 def decoded(body: bytes) -> object:
-    """The value that the body is in JSON, which is in UTF-8. Raises DecodingError."""
+    """Return the value of a body of JSON, in UTF-8. Raises DecodingError."""
     try:
         text = body.decode()
         if exceeds(text):
@@ -55,7 +55,7 @@ def decoded(body: bytes) -> object:
 
 
 def exceeds(text: str, most: int = MOST_STRUCTURE) -> bool:
-    """Whether more than so many characters of JSON lie outside its strings."""
+    """Return whether more than `most` characters of a JSON text lie outside its strings."""
     if len(text) <= most:
         return False
     structure = Structure(most)
@@ -71,7 +71,7 @@ class Structure:
         self.size = 0
         self._most = most
         self._inside = 0
-        """1 inside a string."""
+        """1 where the text counted so far ends inside a string, else 0."""
         self._cut = ""
         """The first half of what a backslash escapes."""
 

@@ -1,4 +1,4 @@
-"""One item of a batch, a JSON object, to a message; pure."""
+"""From one item of a batch, a JSON object, to a message; pure."""
 
 import json
 import re
@@ -30,7 +30,7 @@ _PERSISTENT = Header.of(PERSISTENT)
 
 _MOST_ALIKE, _LONGEST_ALIKE = 1024, 1024
 _headers_made: dict[str, Header] = {}
-"""By the text of all that an item has beside its payload: what items of a batch have alike is encoded once."""
+"""Encoded headers by the text of what an item has beside its payload: items of a batch have that alike."""
 
 _FIELDS = _PLAIN | {"payload_encoding", "content_type", "headers", "properties"}
 
@@ -54,7 +54,7 @@ class ItemError(ValueError):
 
 
 def message_of(item: Item) -> tuple[str | None, Message]:
-    """An item's own id, if it has one, and its message. Raises ItemError."""
+    """Return an item's own id (None if it has none) and its message. Raises ItemError."""
     key, payload = item.get("key"), item.get("payload")
     try:
         if (
@@ -94,7 +94,7 @@ def properties_of(values: Mapping[str, object], prefix: str) -> Properties:
 
 
 def _headers(value: object) -> dict[str, object]:
-    """The headers but for those that this proxy sets itself."""
+    """Return the headers without those that this proxy sets itself. Raises PropertyError."""
     if not isinstance(value, dict):
         raise PropertyError("not an object")
     if fan_out := FAN_OUT.intersection(value):
@@ -103,7 +103,7 @@ def _headers(value: object) -> dict[str, object]:
 
 
 def given(field: str, encode: Callable[[object], bytes], item: Mapping[str, object]) -> bytes | None:
-    """A field's value, encoded; None where it is missing. Raises PropertyError that names the field."""
+    """Return a field's value, encoded; None where it is missing. Raises PropertyError that names the field."""
     if field not in item:
         return None
     try:
@@ -113,7 +113,7 @@ def given(field: str, encode: Callable[[object], bytes], item: Mapping[str, obje
 
 
 def as_json(value: object) -> bytes:
-    """The value as compact JSON in UTF-8. Raises PropertyError."""
+    """Return the value as compact JSON in UTF-8. Raises PropertyError."""
     try:
         text = _json(value)
     except RecursionError:
@@ -155,7 +155,7 @@ def _readable(read: Callable[[Item], _T | None], item: Item) -> _T | None:
 
 
 _PAYLOADS: dict[str, Callable[[object], bytes]] = {"string": utf8, "base64": from_base64, "json": as_json}
-"""By `payload_encoding`."""
+"""How a payload becomes bytes, by `payload_encoding`."""
 
 
 def _payload(item: Item) -> bytes:
@@ -173,7 +173,7 @@ def _payload(item: Item) -> bytes:
 
 
 def _header(item: Item) -> Header:
-    """What is beside the payload; made once where items have it alike. Raises PropertyError."""
+    """Return the content header of an item; items that have it alike share one. Raises PropertyError."""
     beside = {name: value for name, value in item.items() if name not in _PLAIN}
     if not beside:
         return _PERSISTENT
@@ -192,7 +192,7 @@ def _header(item: Item) -> Header:
 
 
 def _properties(item: Item) -> Properties:
-    """The same, as properties. Raises PropertyError also for fields that there are not."""
+    """Return the properties of an item. Raises PropertyError, also for unknown fields."""
     if unknown := item.keys() - _FIELDS:
         raise PropertyError(f"{min(unknown)[:60]}: unknown field")
     if _PLAIN.issuperset(item):

@@ -16,7 +16,7 @@ _GZIP = 16 + zlib.MAX_WBITS
 
 
 class Items:
-    """The objects in a body."""
+    """The reader of one body: bytes in, in any chunking, and JSON objects out as they become whole."""
 
     def __init__(self, framing: Framing, *, gzip: bool, most_bytes: int, most_item: int) -> None:
         """`most_bytes` of the body, decompressed; `most_item` characters of one item's JSON."""
@@ -47,7 +47,7 @@ class Items:
 
     @property
     def held(self) -> int:
-        """Bytes of memory that an item takes which is not whole yet."""
+        """Bytes of memory that the item takes that is not whole yet."""
         return self._parser.held
 
     def end(self) -> Iterator[Item]:
@@ -82,7 +82,7 @@ class Items:
         return self._broken(f"the body has more than {self._most_bytes} bytes (max_batch_body)", too_large=True)
 
     def _broken(self, detail: str, *, too_large: bool = False) -> Iterator[Item]:
-        """What there is before the body's own fault, which may be an earlier one."""
+        """Yield the items before a fault of the body, then raise it; or an earlier fault of an item."""
         yield from self._parser.take("", now=True)
         raise self._parser.error(detail, too_large=too_large)
 
@@ -95,11 +95,11 @@ class _Gunzip:
 
     @property
     def whole(self) -> bool:
-        """Whether the last member has ended."""
+        """Whether the last gzip member has ended."""
         return self._member.eof
 
     def pieces(self, data: bytes) -> Iterator[bytes]:
-        """What is in the data. Raises zlib.error, also for what follows a member and is none."""
+        """Yield the decompressed data, in pieces. Raises zlib.error, also for what follows a member and is none."""
         full = False
         while data or full:
             if self._member.eof:

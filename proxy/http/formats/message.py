@@ -17,7 +17,7 @@ TRACES = {b"traceparent": "traceparent", b"tracestate": "tracestate"}
 
 
 def put_trace(traces: dict[str, str], name: str, value: str) -> None:
-    """Adds one of TRACES; several `tracestate` are one list (section 3.3.1). Raises PropertyError."""
+    """Add one of TRACES; several `tracestate` become one list (section 3.3.1). Raises PropertyError."""
     if name not in traces:
         traces[name] = value
     elif name == "tracestate":
@@ -33,11 +33,11 @@ class Message(NamedTuple):
     """Routing key, at most 255 bytes; None where none was given."""
 
     header: Header
-    """Its properties: persistent unless asked otherwise."""
+    """The message's properties; it is persistent unless the client asked otherwise."""
 
     body: bytes
 
     @property
     def size(self) -> int:
-        """Bytes that it holds: its headers may be as long as its body."""
+        """Bytes that the message holds: its headers may be as long as its body."""
         return len(self.body) + len(self.header.headers)

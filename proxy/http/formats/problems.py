@@ -62,15 +62,19 @@ class ProblemError(Exception):
         self.status, self.kind, self.detail, self.outcome, self.retryable = status, kind, detail, outcome, retryable
         self.more = more or {}
         self.delay = 0.0
-        """Seconds that the answer is to wait."""
+        """Seconds that the answer is held back, which slows whoever guesses credentials; 0 for most."""
 
     @property
     def closes(self) -> bool:
-        """Whether its connection ends: the client does well to go elsewhere, or its body's rest would be a request."""
+        """Whether the connection is closed behind the answer.
+
+        While draining the client does well to go elsewhere; after a timeout the rest of the body would be taken for a
+        request.
+        """
         return self.kind in ("draining", "timeout")
 
     def response(self) -> web.Response:
-        """The answer."""
+        """Return the answer, as `application/problem+json`."""
         body = {
             "type": f"urn:ringproxy:problem:{self.kind}",
             "title": _TITLES[self.kind],
@@ -92,17 +96,17 @@ class ProblemError(Exception):
 
 
 def invalid(field: str, problem: str) -> ProblemError:
-    """A 400 that names the field: ``invalid("Routing-Key", "'...' has 256 bytes, 255 are the most")``."""
+    """Return a 400 that names the field: ``invalid("Routing-Key", "'...' has 256 bytes, 255 are the most")``."""
     return ProblemError(400, "bad-request", f"{field}: {problem}", Outcome.INVALID)
 
 
 def unavailable(detail: str) -> ProblemError:
-    """A 503 for a message that was not sent."""
+    """Return a 503 for a message that was not sent."""
     return ProblemError(503, "unavailable", detail, Outcome.UNAVAILABLE, retryable=True)
 
 
 def refused(exchange: Name, why: str) -> ProblemError:
-    """A 503 for a message to an exchange that takes no publishes for now."""
+    """Return a 503 for a message to an exchange that takes no publishes for now."""
     return unavailable(f"exchange {exchange[1]!r} takes no publishes: {why}")
 
 
@@ -110,7 +114,7 @@ def refused(exchange: Name, why: str) -> ProblemError:
 async def problem_middleware(
     request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
 ) -> web.StreamResponse:
-    """Turns every error of a handler, and of the routing to one, into a problem."""
+    """Turn every error of a handler, and of aiohttp's routing to one, into a problem."""
     try:
         return await handler(request)
     except ProblemError as problem:

@@ -17,14 +17,14 @@ from proxy.routing.routes import Route, Target
 from proxy.session.placement import MOST_TRIES
 
 RETRYABLE = frozenset({Outcome.NACKED, Outcome.UNROUTABLE, Outcome.UNAVAILABLE, Outcome.UNKNOWN})
-"""Outcomes of which sending again may make a confirm."""
+"""Outcomes of a message that may be confirmed if it is sent again."""
 
 _UNSENT = frozenset({Outcome.INVALID, Outcome.REJECTED, Outcome.UNAVAILABLE, Outcome.UNROUTABLE})
 _LONGEST_DETAIL = 300
 
 
 class FieldNames(NamedTuple):
-    """What a request calls its list of messages, and the routing key of one."""
+    """The names under which a request has its list of messages, and the routing key of each."""
 
     messages: str
     key: str
@@ -34,18 +34,18 @@ MESSAGES = FieldNames("messages", "key")
 
 
 class _Entry:
-    """One message of the batch, and what became of it."""
+    """One message of a batch, and what became of it."""
 
     __slots__ = ("counted", "id", "message", "ordering_key", "placement", "result", "retryable", "tries")
 
     def __init__(self, message_id: str | None, message: Message | None, ordering_key: OrderingKey = None) -> None:
         self.id, self.ordering_key = message_id, ordering_key
         self.message = message
-        """Until it is settled."""
+        """The message, until it is settled; then None."""
         self.counted: int | None = None
-        """Bytes that it has in the limits; from when it is sent first, or waits behind another, until it is settled."""
+        """Bytes that it has in the limits: from its first sending, or waiting, until it is settled; else None."""
         self.tries = 0
-        """Times that it was sent again."""
+        """How many times it was sent again."""
         self.placement: Placement | None = None
         self.result: PublishResult | None = None
         self.retryable = True
@@ -61,7 +61,7 @@ class Batch:
     def __init__(
         self, dispatch: Dispatch, limits: Limits, handle: ExchangeHandle, patience: float, words: FieldNames
     ) -> None:
-        """Empty. `patience` in seconds is for room for one more message."""
+        """Begin an empty batch; `patience` is how many seconds a message waits for room."""
         self._dispatch, self._limits, self._handle, self._patience = dispatch, limits, handle, patience
         self.words = words
         self._entries: list[_Entry] = []
@@ -71,19 +71,19 @@ class Batch:
         self._returned: list[int] = []
         """Messages that came back, and those behind them; they are sent once all others are settled."""
         self._waiting: set[OrderingKey] = set()
-        """Their keys."""
+        """Ordering keys of the messages in `_returned`: further messages of these wait behind them."""
         self._abandoned = False
         self._room_wait: asyncio.Timeout | None = None
         """Ends the wait for room, of which a message that came back holds a part."""
         self._failed: set[OrderingKey] = set()
         """Keys of which nothing more is sent."""
         self._stopped = ""
-        """Why nothing more is sent."""
+        """Why no further message is sent; empty while messages are sent."""
         self._again = True
-        """Whether sending again may help what was not sent for that reason."""
+        """Whether sending them again may help the messages that were not sent for that reason."""
 
     def __len__(self) -> int:
-        """Messages so far."""
+        """Return how many messages the batch has so far."""
         return len(self._entries)
 
     def add(self, message_id: str | None, message: Message) -> Coroutine[Any, Any, None] | None:
@@ -148,13 +148,13 @@ class Batch:
             self._limits.take_batched(entry.counted)
 
     def _release(self, entry: _Entry) -> None:
-        """It is settled."""
+        """Count a settled message out of the limits, and forget its body."""
         if entry.counted is not None:
             self._limits.give_batched(entry.counted)
         entry.counted, entry.message = None, None
 
     def _unsent(self, index: int, message: Message, problem: ProblemError) -> None:
-        """A message that cannot be sent."""
+        """Note that a message could not be sent, and stop the batch where no other could be."""
         entry = self._entries[index]
         entry.ordering_key = self._dispatch.ordering_key_of(self._handle, message)
         if problem.outcome is Outcome.UNAVAILABLE or problem.status in (403, 404):
@@ -185,7 +185,7 @@ class Batch:
             self._stopped = f"too much was in flight for {self._patience:g} s"
 
     async def _room_before_return(self) -> bool:
-        """Waits for room; False once a message has come back instead."""
+        """Wait for room; return False once a message has come back instead."""
         if self._returned:
             return False
         try:
@@ -209,7 +209,7 @@ class Batch:
         self._fail(entry, PublishResult(Outcome.INVALID, why), False)
 
     def settled(self, index: int, result: PublishResult) -> None:
-        """The broker has answered for one."""
+        """Take the broker's answer for one message."""
         entry = self._entries[index]
         if result is CONFIRMED:
             entry.result = result
@@ -241,7 +241,7 @@ class Batch:
             self._failed.add(entry.ordering_key)
 
     async def done(self) -> None:
-        """Returns once the fate of every message is known, and what showed a ring to be stale was read again."""
+        """Return once the outcome of every message is known, and rings that proved stale have been read again."""
         await self._answered()
         while self._returned:
             await self._send_again()
@@ -249,13 +249,13 @@ class Batch:
         await self._refresh(e for e in self._entries if e.result is not None and is_gone(e.result))
 
     async def _answered(self) -> None:
-        """Returns once the broker has answered for all that was sent."""
+        """Return once the broker has answered for all that was sent."""
         while self._unsettled:
             self._settled.clear()
             await self._settled.wait()
 
     async def _send_again(self) -> None:
-        """What came back goes where its ring, read again, says, and what is behind it; in the order of the request."""
+        """Send the messages that came back, and those behind them, where their rings, read again, say; in order."""
         again = deque(sorted(self._returned))
         self._returned, self._waiting = [], set()
         try:
@@ -281,7 +281,7 @@ class Batch:
             self._dispatch.count_rerouted(before)
 
     def abandon(self) -> None:
-        """Nobody will ask for more: what waits to be sent again, or will come back, gives its place back."""
+        """End the batch early: what waits to be sent again, or will come back, gives its place in the limits back."""
         self._abandoned = True
         while self._returned:
             self._release(self._entries[self._returned.pop()])
@@ -298,27 +298,27 @@ class Batch:
         )
 
     def unsent(self) -> Counter[Outcome]:
-        """How many the broker never took, or gave back, by outcome: what the publisher has not counted."""
+        """Return how many messages the broker never took, or gave back, by outcome: the publisher counts the others."""
         outcomes = (entry.result.outcome for entry in self._entries if entry.result is not None)
         return Counter(o for o in outcomes if o in _UNSENT)
 
     @property
     def is_confirmed(self) -> bool:
-        """Whether every message is."""
+        """Whether every message is confirmed so far."""
         return self._confirmed
 
     def summary(self) -> dict[str, Any]:
-        """Of a batch that is confirmed."""
+        """Return the answer's members for a batch that is confirmed."""
         passed = sum(entry.placement is not None and entry.placement.reason is not None for entry in self._entries)
         count = len(self._entries)
         return {"outcome": Outcome.CONFIRMED, "messages": count, "confirmed": count - passed, "passed": passed}
 
     def results(self) -> list[dict[str, Any]]:
-        """One for each message, in their order."""
+        """Return a result for each message, in the order of the request."""
         return [_result(entry) for entry in self._entries]
 
     def problem(self) -> ProblemError:
-        """Of a batch of which something failed."""
+        """Return the problem of a batch of which some message failed."""
         results = [entry.result for entry in self._entries if entry.result is not None]
         outcomes = {result.outcome for result in results}
         failures = [entry for entry in self._entries if entry.result is not CONFIRMED]

@@ -27,11 +27,11 @@ from ring.destination import Destination
 from ring.hashing import index_at, slot_of
 
 OrderingKey = bytes | int | None
-"""What messages have in common whose order matters: a routing key, or the slot of what else their exchange hashes."""
+"""What messages share that must stay in order: the routing key, or the slot of another value that is hashed."""
 
 
 class ExchangeHandle(NamedTuple):
-    """What the messages of one request have in common: where they are published to, and over which connections."""
+    """The exchange that a request publishes to, and the broker connections that its messages go out on."""
 
     name: Name
     connections: ConnectionGroup
@@ -42,12 +42,12 @@ _NO_KEY = "Routing-Key: missing, and so is ?key="
 
 
 class Placement:
-    """Where a message went: where a ring chose, or, for a reason, to the exchange itself."""
+    """Where one message was sent: to the destination that a ring chose, or for a reason to the exchange itself."""
 
     __slots__ = ("choice", "reason", "route")
 
     def __init__(self, route: Route, choice: Choice | None, reason: PassReason | None) -> None:
-        """With a reason, `choice` is what a shadowed ring would have chosen."""
+        """Keep a ring's choice, or the reason to pass; with SHADOW `choice` is what the ring would have chosen."""
         self.route, self.choice, self.reason = route, choice, reason
 
     @property
@@ -56,12 +56,12 @@ class Placement:
         return self.choice.target.destination if self.choice is not None and self.reason is None else None
 
     def ordering_key(self, key: bytes | None) -> OrderingKey:
-        """The ordering key: messages that share it stay in order."""
+        """Return the ordering key of the message, whose routing key is `key`: messages that share it stay in order."""
         return key if self.route.hashed is None or self.choice is None else self.choice.slot
 
 
 class Chosen(NamedTuple):
-    """The answer to the question where a key goes: a ring's choice, a reason to pass, or with SHADOW both."""
+    """The answer to the question where a key goes: a ring's choice, or a reason to pass, or with SHADOW both."""
 
     choice: Choice | None
     reason: PassReason | None
@@ -83,17 +83,17 @@ def _chosen_by(table: RouteTable, route: Route | Unread, key: bytes) -> Chosen |
 
 @mypyc_attr(allow_interpreted_subclasses=True)  # as tests have them
 class Dispatch:
-    """Routes messages and hands them to the publisher."""
+    """The way of every HTTP publish: it routes messages and hands them to the publisher's connections."""
 
     def __init__(
         self, router: Router, sync: Sync, tables: RouteTables, publisher: Publisher, lookup_timeout: float
     ) -> None:
-        """`tables` count in the counter_table of HTTP. Seconds."""
+        """Take the parts that are asked; `tables` count as HTTP, and `lookup_timeout` is in seconds."""
         self._router, self._sync, self._tables, self._publisher = router, sync, tables, publisher
         self._lookup_timeout = lookup_timeout
 
     async def check(self, handle: ExchangeHandle) -> None:
-        """Returns once it is known where an exchange's messages go. Raises ProblemError 403, 404 or 503."""
+        """Return once it is known where an exchange's messages go. Raises ProblemError 403, 404 or 503."""
         since = self._router.clock()
         while not isinstance(step := self._route(handle, since), Route):
             await step
@@ -208,7 +208,7 @@ class Dispatch:
         return connections.table
 
     def _place(self, route: Route, key: bytes, message: Message) -> Placement:
-        """By a ring that hashes something else than the key, by rings behind rings, or passed."""
+        """Return where a message goes whose route is not plain: another value is hashed, rings follow, or it passes."""
         choice = None
         if route.stamp:
             header = message.header.payload(len(message.body))
@@ -270,7 +270,7 @@ class Dispatch:
         return placement.route.counters
 
     async def _cleared(self, connection: BrokerConnection, since: float) -> None:
-        """Waits until a connection takes publishes."""
+        """Wait until a connection takes publishes. Raises ProblemError 503."""
         try:
             await self._publisher.cleared(connection, since + self._lookup_timeout - self._router.clock())
         except Unavailable as error:
@@ -294,7 +294,7 @@ class Dispatch:
         raise unavailable(self._tables.mismatch(told))
 
     def _route(self, handle: ExchangeHandle, since: float) -> Route | Coroutine[Any, Any, None]:
-        """Where an exchange's messages go, or what must be awaited to know it."""
+        """Return the route of an exchange, or what must be awaited before it is known."""
         connections, exchange = handle.connections, handle.exchange
         table = self._table(connections)
         route = table.routes.get(exchange)
@@ -346,12 +346,12 @@ class Dispatch:
             raise unavailable(f"exchange {wanted[1]!r} cannot be read: {error}") from None
 
     def moved(self, handle: ExchangeHandle, message: Message, placement: Placement) -> bool:
-        """Whether a message that came back would go elsewhere now than where it had been placed, as far as is known."""
+        """Return whether a message that came back would be sent elsewhere now, as far as is known."""
         route = self._table(handle.connections).find(handle.exchange)
         return isinstance(route, Unread) or self._place(route, message.key or b"", message).where != placement.where
 
     def count_rerouted(self, placement: Placement) -> None:
-        """Counts a message that came back from there and was sent again."""
+        """Count a message that came back from `placement` and was sent again."""
         self._tables.counter_table.of(placement.route.name, None).rerouted += 1
 
     async def refresh(self, placement: Placement, why: str) -> None:

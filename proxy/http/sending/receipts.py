@@ -1,4 +1,4 @@
-"""What a client is told of a message that the broker has answered for."""
+"""The answers to messages that the broker has answered for: receipts and problems."""
 
 import json
 from functools import lru_cache
@@ -16,12 +16,12 @@ from ring.destination import Destination
 
 
 def minimal() -> web.Response:
-    """The 204 of a client that prefers ``return=minimal`` (RFC 7240)."""
+    """Return the 204 for a client that prefers ``return=minimal`` (RFC 7240)."""
     return web.Response(status=204, headers={"Preference-Applied": "return=minimal"})
 
 
 def receipt(placement: Placement) -> dict[str, Any]:
-    """Of a message that is confirmed."""
+    """Return the receipt of a message that is confirmed."""
     if placement.choice is None or placement.reason is not None:
         return {"outcome": Outcome.PASSED, "exchange": placement.route.name[1], "reason": placement.reason}
     choice = placement.choice
@@ -29,12 +29,12 @@ def receipt(placement: Placement) -> dict[str, Any]:
 
 
 def place(destination: Destination, slot: int, fingerprint: str) -> dict[str, Any]:
-    """Where a ring sends a message."""
+    """Return the members that say where a ring sends a message."""
     return {"destination": named(destination), "ring": fingerprint, "slot": slot}
 
 
 def receipt_answer(placement: Placement) -> web.Response:
-    """The same as a 200, made fast."""
+    """Return the receipt as a 200, most of it prepared: the JSON up to the slot is cached."""
     if placement.choice is None or placement.reason is not None:
         return json_answer(receipt(placement))
     choice = placement.choice
@@ -52,11 +52,11 @@ def _start(destination: Destination, fingerprint: str) -> bytes:
 
 
 _DEFAULT_EXCHANGE = ""
-"""It reaches one queue, whose name is the routing key: headers that ask for copies are not taken."""
+"""The default exchange, which reaches one queue: `CC` and `BCC`, which ask for copies, are not taken."""
 
 
 def judged(placement: Placement, result: PublishResult) -> PublishResult:
-    """The result of a message that is not confirmed, with what is known of where it went."""
+    """Return the result of a message that is not confirmed, worded by where it was sent."""
     routed = placement.choice is not None and placement.reason is None
     if result.outcome is Outcome.INVALID and result.code == NOT_FOUND and routed:
         # The exchange that its ring chose is gone, which another try does not meet again.
@@ -76,7 +76,7 @@ def judged(placement: Placement, result: PublishResult) -> PublishResult:
 
 
 def is_gone(result: PublishResult) -> bool:
-    """Whether a result shows that an exchange is gone. (Where a message came back, its ring has been read again.)"""
+    """Return whether a result shows that an exchange is gone, so that its ring must be read again."""
     return result.code == NOT_FOUND
 
 

@@ -1,4 +1,4 @@
-"""One message, sent and, where it came back, sent again."""
+"""One message: sent, and sent again where it comes back."""
 
 import asyncio
 
@@ -10,30 +10,30 @@ from proxy.session.placement import MOST_TRIES
 
 
 class Single:
-    """A message that is on its way."""
+    """The sending of one message, from its first attempt to the broker's last answer."""
 
     __slots__ = ("_dispatch", "_handle", "_loop", "_message", "_result", "placement")
 
     def __init__(
         self, dispatch: Dispatch, handle: ExchangeHandle, message: Message, loop: asyncio.AbstractEventLoop
     ) -> None:
-        """Not sent yet. (To find the running loop costs a system call.)"""
+        """Prepare the sending; the loop is given, since finding the running one costs a system call."""
         self._dispatch, self._handle, self._message, self._loop = dispatch, handle, message, loop
         self.placement: Placement
-        """Where it went last."""
+        """Where the message was sent last; set by `send`."""
         self._result: asyncio.Future[PublishResult] = loop.create_future()
 
     async def send(self) -> None:
-        """Sends it. Raises ProblemError where it cannot be sent."""
+        """Send the message. Raises ProblemError where it cannot be sent."""
         self.placement = await self._dispatch.send(self._handle, self._message, self, 0)
 
     def settled(self, index: int, result: PublishResult) -> None:
-        """The broker has answered for it."""
+        """Take the broker's answer."""
         if not self._result.done():
             self._result.set_result(result)
 
     async def result(self) -> PublishResult:
-        """What the broker says of it in the end. Raises ProblemError where it came back, and cannot be sent again."""
+        """Return the broker's last answer. Raises ProblemError where the message came back and cannot be sent again."""
         for _ in range(MOST_TRIES):
             result = await self._result
             if result.outcome is not Outcome.UNROUTABLE:

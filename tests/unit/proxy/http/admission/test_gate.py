@@ -377,15 +377,15 @@ async def test_tokens(
     request = make_mocked_request("POST", "/", headers)
     with case.gate.admitted() as admitted:
         if status is None:
-            case.gate.check(request, name, admitted)
+            case.gate.authorize(request, name, admitted)
         else:
             with pytest.raises(ProblemError) as refused:
-                case.gate.check(request, name, admitted)
+                case.gate.authorize(request, name, admitted)
             assert (refused.value.status, refused.value.kind, refused.value.outcome) == (status, kind, "invalid")
         # It counts where it was meant for, if that exists: a label must not hold clients' names.
         assert admitted.name == (name if name == KNOWN else NOWHERE)
-        case.gate.check(make_mocked_request("POST", "/", {"Authorization": "Bearer right"}), KNOWN)
+        case.gate.authorize(make_mocked_request("POST", "/", {"Authorization": "Bearer right"}), KNOWN)
 
 
 async def test_without_tokens_anybody_may() -> None:
-    Case().gate.check(make_mocked_request("POST", "/"), OTHER)
+    Case().gate.authorize(make_mocked_request("POST", "/"), OTHER)
