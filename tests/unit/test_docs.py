@@ -15,6 +15,7 @@ from proxy.routing.routes import RouteTables
 from proxy.session.context import Shared
 from proxy.session.end import End
 from proxy.session.listener import Listener
+from proxy.session.state import TRANSITIONS, Phase
 from proxy.settings.config import Settings
 from proxy.settings.files import Files
 from proxy.settings.patterns import Selection
@@ -24,6 +25,7 @@ from proxy.topology.sync import Sync
 from proxy.topology.table import PassReason, Router
 from ring.destination import Destination
 from ring.ring import Ring
+from tests.unit.test_imports import ROOMS
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = (ROOT / "docs/reference.md").read_text()
@@ -36,6 +38,11 @@ PATH = rf"(?:{'|'.join(CODE)}|deploy|docs)/[\w./-]+"
 def section(title: str) -> str:
     """A section of the reference, up to the next heading."""
     return re.split(r"^## ", REFERENCE.split(f"## {title}\n", 1)[1], maxsplit=1, flags=re.M)[0]
+
+
+def architecture(title: str) -> str:
+    """A section of docs/architecture.md, up to the next heading."""
+    return re.split(r"^## ", ARCHITECTURE.split(f"## {title}\n", 1)[1], maxsplit=1, flags=re.M)[0]
 
 
 def first_cells(text: str) -> set[str]:
@@ -85,17 +92,25 @@ def test_every_problem_outcome_and_pass_reason_is_documented() -> None:
         assert f"`{outcome}`" in REFERENCE or f'"{outcome}"' in REFERENCE
 
 
-def test_the_table_of_files_names_every_module_and_only_files_that_exist() -> None:
-    named = set(
-        re.findall(r"`([\w/.]+\.py)`", ARCHITECTURE.split("## Where to change what")[1].split("## The ring")[0])
-    )
-    files = {
-        str(path.relative_to(ROOT))
-        for package in ("ring", "proxy")
-        for path in (ROOT / package).rglob("*.py")
-        if path.name not in ("__init__.py", "__main__.py")
+def test_the_table_of_rooms_is_in_the_order_of_the_rules() -> None:
+    rooms = first_cells(architecture("The rooms")) | {"proxy/cli.py"}
+    named = [room.rstrip("/").removesuffix(".py").replace("/", ".") for room in rooms]
+    assert set(named) == set(ROOMS) - {"proxy.__main__"}
+    listed = re.findall(r"^\| `([^`]+)`", architecture("The rooms"), flags=re.M)
+    order = [room.rstrip("/").removesuffix(".py").replace("/", ".") for room in listed]
+    assert order == [room for room in ROOMS if room in order]
+
+
+def test_the_table_and_the_drawing_of_a_session_are_those_that_run() -> None:
+    text = architecture("The states of a session")
+    rows = re.findall(r"^\| ([A-Z]+) \| [^|]+ \| ([^|]+) \|$", text, flags=re.M)
+    told = {phase: set(following.replace("none", "").replace(",", " ").split()) for phase, following in rows}
+    assert told == {phase.name: {other.name for other in TRANSITIONS[phase]} for phase in Phase}
+    drawn = re.findall(r"^    ([A-Z]+) --> ([A-Z]+)$", text, flags=re.M)
+    arrows = {(phase, other) for phase, others in told.items() for other in others}
+    assert set(drawn) == {
+        (phase, other) for phase, other in arrows if other != "OVER" or phase in ("CLOSED", "REFUSING")
     }
-    assert named == files
 
 
 def anchors(document: Path) -> set[str]:
