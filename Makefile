@@ -8,11 +8,13 @@ PACKAGES := $(shell find ring proxy -name '*.py' -o -name '*.css' | sort)
 COMPILED := build/compiled/.built-$(shell echo $(PACKAGES) | cksum | cut -d ' ' -f 1)
 ON_SOURCE := tests/unit/proxy $(addprefix tests/unit/ring/test_,hashing.py scores.py contest.py ring.py)
 WITH_COMPILED := --override-ini="pythonpath=build/compiled ."
-# Each process has a broker of its own, unless one is named. More processes than cores: the tests wait more than they compute.
+# Each process has a broker of its own, unless one is named. Where tests wait, there are more processes than cores.
 PROCESSES ?= $(if $(filter amqp%,$(BROKER)),0,$(shell echo $$((2 * $$(nproc)))))
-PYTEST := .venv/bin/pytest --numprocesses $(PROCESSES) --dist loadfile --durations 20 --durations-min 8
-# The unit tests, the checks and the image do not depend on the broker: with one chosen, only what does is run.
-TESTS := $(if $(BROKER),tests/integration --ignore=tests/integration/test_image.py,tests/unit tests/integration tests/pipeline)
+PYTEST := .venv/bin/pytest --dist loadfile --durations 20 --durations-min 8
+WAITING := $(PYTEST) --numprocesses $(PROCESSES)
+COMPUTING := $(PYTEST) --numprocesses auto
+# Of the integration tests, with a broker chosen, the image's do not depend on it.
+INTEGRATION := tests/integration $(if $(BROKER),--ignore=tests/integration/test_image.py)
 
 # The data pipeline's packages, half a gigabyte: not for who only wants the sidecar.
 PIPELINE := .venv/.pipeline
@@ -29,12 +31,14 @@ pipeline-demo: $(PIPELINE) ## Show the data pipeline at work: a real sidecar's j
 	.venv/bin/python -m testbed.pipeline_demo
 
 test: checked-and-compiled ## Check and test, but for what takes long; with BROKER=sid (or another), test against that RabbitMQ
-	$(PYTEST) $(WITH_COMPILED) $(if $(BROKER),,-m "not long") $(TESTS)
+	$(if $(BROKER),,$(COMPUTING) $(WITH_COMPILED) -m "not long" tests/unit tests/pipeline)
+	$(WAITING) $(WITH_COMPILED) $(if $(BROKER),,-m "not long") $(INTEGRATION)
 
 test-all: checked-and-compiled ## Check and test all: also what takes long, on the source, and on a second, older RabbitMQ
-	$(PYTEST) $(WITH_COMPILED) $(TESTS)
-	RINGPROXY_PURE=1 $(PYTEST) $(ON_SOURCE)
-	.venv/bin/python -m testbed.second -- $(PYTEST) $(WITH_COMPILED) -m versions tests/integration tests/pipeline
+	$(COMPUTING) $(WITH_COMPILED) tests/unit tests/pipeline
+	$(WAITING) $(WITH_COMPILED) $(INTEGRATION)
+	RINGPROXY_PURE=1 $(COMPUTING) $(ON_SOURCE)
+	.venv/bin/python -m testbed.second -- $(WAITING) $(WITH_COMPILED) -m versions tests/integration tests/pipeline
 
 # At the same time, as each takes a minute of one core; and what may be installed or made once for a broker.
 checked-and-compiled: $(INSTALLED) $(if $(BROKER),,$(PIPELINE))

@@ -33,6 +33,7 @@ def arguments(job: str, folder: Path) -> list[str]:
     return [job, "--journal", str(folder / "journal"), *more.get(job, [])]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("job", TABLES)
 def test_a_url_gets_all_of_it(
     spark: SparkSession, tmp_path: Path, job: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -207,6 +207,7 @@ def test_the_page_of_usage_is_of_the_time_that_was_read(
     assert sum(row.messages for row in spark.read.parquet(str(tmp_path / "out" / "usage")).collect()) == 57
 
 
+@pytest.mark.long
 def test_whatif_is_of_the_demand_in_between(
     spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -359,6 +359,7 @@ def test_rings_that_are_missing_are_told(tmp_path: Path, capsys: pytest.CaptureF
     assert (told["undetermined"], told["unexpected"]) == (1, 0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("key", "flaw"),
     [(None, "undetermined"), (b"0123456789abcdef", "undetermined"), (b"as it was", "unexpected")],

@@ -206,6 +206,7 @@ def test_a_key_of_a_sample_is_judged_by_all_messages(spark: SparkSession, tmp_pa
     assert len(words.caveats(found)) == 2
 
 
+@pytest.mark.long
 def test_a_hot_key_of_a_sample_of_one_percent_is_as_hot_as_it_is(spark: SparkSession, tmp_path: Path) -> None:
     # 70,000 messages, each of another key, and 30,000 of one key, which is in the sample.
     whale = next(key for key in (b"whale-%d" % n for n in itertools.count()) if murmur_slot(key) < SLOTS // 100)
