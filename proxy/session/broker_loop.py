@@ -59,7 +59,7 @@ def read_again(c: Connection, exchange: bytes, what: Read, *, in_time: bool = Tr
 
 
 def _settle(c: Connection) -> None:
-    returns.settle(c)
+    returns.place_parked(c)
     if c.republishing.released:
         c.to_client.insert(_released(c))
 
@@ -107,14 +107,14 @@ def _take(c: Connection, data: bytes) -> None:  # noqa: C901 - one loop, for spe
             elif not number:
                 replaced = channel_zero.from_broker(c, method, data, i, end)
             elif number == own.number and own.begun:
-                replaced = returns.on_ours(c, kind, data, i, end)
+                replaced = returns.on_own_channel(c, kind, data, i, end)
         elif channel is not None and returning and channel in returning:
             take = returns.header if kind == HEADER else returns.body
             replaced = take(c, channel, data, i, end)
         elif number == own.number and own.begun:
-            replaced = returns.on_ours(c, kind, data, i, end)
+            replaced = returns.on_own_channel(c, kind, data, i, end)
         if parking and channel is not None:
-            returns.follow(channel, kind, replaced, data, i, end)
+            returns.note_delivery(channel, kind, replaced, data, i, end)
         way.frames += 1
         if own.released:
             replaced = (data[i:end] if replaced is None else replaced) + _released(c)

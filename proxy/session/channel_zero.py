@@ -124,7 +124,7 @@ def from_client(c: Connection, kind: int, number: int, data: bytes, i: int, end:
         return None
     if method not in _IN_SESSION:
         raise Fault(COMMAND_INVALID, f"{method_name(method)} on channel 0 now", method)
-    return closing.leave(c, data, i, end) if method == CONNECTION_CLOSE else None
+    return closing.client_leaves(c, data, i, end) if method == CONNECTION_CLOSE else None
 
 
 def _on_unopened(c: Connection, number: int, method: int) -> None:

@@ -72,12 +72,12 @@ def refuse(c: Connection, code: int, text: str, method: int = 0) -> None:
     late_from_client(c, b"")
 
 
-def leave(c: Connection, data: bytes, i: int, end: int) -> bytes | None:
+def client_leaves(c: Connection, data: bytes, i: int, end: int) -> bytes | None:
     """Take the client's connection.close, which the broker gets once it has answered what was published.
 
     A message that came back behind it could not be published again.
     """
-    goodbyes = part(c)
+    goodbyes = close_unconfirmed(c)
     if not awaits_answers(c):
         c.enter(Phase.CLOSING)
         return None
@@ -86,7 +86,7 @@ def leave(c: Connection, data: bytes, i: int, end: int) -> bytes | None:
     return goodbyes
 
 
-def part(c: Connection) -> bytes:
+def close_unconfirmed(c: Connection) -> bytes:
     """Return a channel.close for each channel without confirms: only its close-ok tells that all returns have come."""
     goodbyes = b""
     for channel in c.channels.values():

@@ -54,7 +54,7 @@ _PASSED = frozenset({PassReason.NO_BINDINGS, PassReason.TYPE, PassReason.MODE_PA
 """The reasons for which an exchange without a ring gets a message back: the broker routes it from there."""
 
 
-def placed(
+def place_of(
     c: Connection, message: ReturnedMessage, tried: Collection[Stale | Name], data: bytes, start: int, stop: int
 ) -> Target | Route | Read | None:
     """Return where a message that came back goes now: a ring's destination, its own exchange, or None for nowhere.
@@ -110,7 +110,7 @@ def publish(c: Connection, message: ReturnedMessage, to: Target | Route, data: b
     """Send method and content header of a message to another place; return False for nothing, if they do not fit."""
     own = c.republishing
     own.begun = True
-    header = own_words(message, data, start, stop)
+    header = as_published(message, data, start, stop)
     cut, entries = _ID, STAMP_ID_ENTRY + U64.pack(message.ring_id)
     if isinstance(to, Target):
         cut = STAMPS_AND_COPIES if to.is_queue else STAMPS
@@ -123,7 +123,7 @@ def publish(c: Connection, message: ReturnedMessage, to: Target | Route, data: b
         return False
     own.take(message)
     message.put_back, message.passed = put_back, not isinstance(to, Target)
-    if (record := message.channel.confirms.records.get(message.known.number)) is not None:
+    if (record := message.channel.confirms.records.get(message.origin.number)) is not None:
         if isinstance(to, Target) and message.choice is not None:
             message.choice.tell(record, to.destination)
         else:
@@ -149,36 +149,36 @@ def publish(c: Connection, message: ReturnedMessage, to: Target | Route, data: b
     return True
 
 
-def own_words(message: ReturnedMessage, data: bytes, start: int, stop: int) -> bytes:
+def as_published(message: ReturnedMessage, data: bytes, start: int, stop: int) -> bytes:
     """Return the content header's payload of a message that came back, as its client sent it."""
     stamps = _ID if message.passed else STAMPS
-    return content.unstamped(data, start, stop, message.put_back, message.known.had_headers, stamps)
+    return content.unstamped(data, start, stop, message.put_back, message.origin.had_headers, stamps)
 
 
-def more(c: Connection, message: ReturnedMessage, data: bytes, i: int, end: int, *, last: bool) -> None:
+def publish_body(c: Connection, message: ReturnedMessage, data: bytes, i: int, end: int, *, last: bool) -> None:
     """Send the next body frame of a message that goes out again."""
     own = c.republishing
     own.send(c.to_broker, message, FRAME.pack(BODY, own.number, end - i - OVERHEAD) + data[i + 7 : end], last=last)
 
 
-def resolved(c: Connection, message: ReturnedMessage, settlement: Settlement) -> bytes:
+def settle(c: Connection, message: ReturnedMessage, settlement: Settlement) -> bytes:
     """Note what became of a message that came back, and return the frames that its client gets for that."""
     c.republishing.take(message)
     channel = message.channel
     confirms = channel.confirms
-    if not hears(c, channel):
+    if not takes_frames(c, channel):
         return b""
     if not channel.away and channel.late:
         c.republishing.released.append(channel)
-    if not confirms.answered or message.known.number <= confirms.base:
+    if not confirms.answered or message.origin.number <= confirms.base:
         if settlement.outcome is not Outcome.CONFIRMED:
             c.counter_table.of((c.vhost, message.exchange.decode(errors="replace")), None).add(settlement.outcome)
         return b""
-    answers = confirms.decide(message.known.number, settlement)
+    answers = confirms.decide(message.origin.number, settlement)
     return answer_frames(channel, answers)
 
 
-def hears(c: Connection, channel: Channel) -> bool:
+def takes_frames(c: Connection, channel: Channel) -> bool:
     """Return whether the client still takes frames on a channel."""
     return channel.state not in (ChannelState.CLOSED, ChannelState.GONE)
 
@@ -192,10 +192,10 @@ def answer_frames(channel: Channel, answers: list[Answer]) -> bytes:
     )
 
 
-def confirmed(c: Connection, tag: int, multiple: bool, acked: bool) -> Iterator[bytes]:
+def own_answered(c: Connection, tag: int, multiple: bool, acked: bool) -> Iterator[bytes]:
     """Take the broker's answer to a publish on the own channel, or to all up to it; yield what the client gets."""
     own = c.republishing
     # Tags ascend.
     tags = list(takewhile(lambda n: n <= tag, own.under_way)) if multiple else [tag] if tag in own.under_way else []
     for message in [own.under_way[n] for n in tags]:
-        yield resolved(c, message, Settlement(Outcome.CONFIRMED if acked else Outcome.NACKED, acked))
+        yield settle(c, message, Settlement(Outcome.CONFIRMED if acked else Outcome.NACKED, acked))

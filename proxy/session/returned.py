@@ -28,16 +28,16 @@ class ReturnedMessage:
     """A publish of the client's that came back; it lives until its client is told what became of it."""
 
     __slots__ = (
-        "channel", "choice", "chosen_by", "exchange", "key", "known", "passed", "put_back", "ring_id", "sent_to",
+        "channel", "choice", "chosen_by", "exchange", "key", "origin", "passed", "put_back", "ring_id", "sent_to",
         "since", "tag", "tries",
     )  # fmt: skip
 
-    def __init__(self, channel: Channel, known: RingId, stamps: content.Stamps, put_back: bytes, since: float) -> None:
-        """`channel` is the client's; `since` is when the message came back, monotonic.
+    def __init__(self, channel: Channel, origin: RingId, stamps: content.Stamps, put_back: bytes, since: float) -> None:
+        """`channel` is the client's, `origin` its publish; `since` is when the message came back, monotonic.
 
         `put_back` holds the entries that were cut from the message's headers table.
         """
-        self.channel, self.known, self.put_back, self.since = channel, known, put_back, since
+        self.channel, self.origin, self.put_back, self.since = channel, origin, put_back, since
         self.exchange, self.key, self.ring_id = stamps.exchange, stamps.routing_key, stamps.ring_id
         self.sent_to: Destination | None = None
         """The destination that the message came back from last."""

@@ -54,33 +54,33 @@ def begin(c: Connection, channel: Channel, method: int, data: bytes, i: int, end
 def header(c: Connection, channel: Channel, data: bytes, i: int, end: int) -> bytes | None:
     """Take the content header of a return; return the frames that go on to the client, or None for it as it is.
 
-    Where something must be read first, the message is parked, and `settle` places it after that.
+    Where something must be read first, the message is parked, and `place_parked` places it after that.
     """
     held = c.republishing.returning.get(channel)
     if held is None or not held.frame:
         return None
     frame, start, stop = held.frame, i + 7, end - 1
-    sent_to, sent_key = _sent(frame)
+    sent_to, sent_key = _sent_to(frame)
     stamps = content.stamps_in(data, start, stop)
     mark = routes.mark(sent_to, sent_key)
     unstamped = _unstamped(channel, sent_to, sent_key) if stamps is None else None
-    known: RingId | None
+    origin: RingId | None
     note: PublishNote | None
     if unstamped is not None:
-        known, note = unstamped
+        origin, note = unstamped
         stamps = content.Stamps(note.exchange, note.routing_key, note.ring_id)
     else:
-        known = channel.read_id(stamps.ring_id ^ mark) if stamps else None
-        note = channel.confirms.notes.get(known.number) if known else None
-    if stamps is None or known is None:
+        origin = channel.read_id(stamps.ring_id ^ mark) if stamps else None
+        note = channel.confirms.notes.get(origin.number) if origin else None
+    if stamps is None or origin is None:
         c.republishing.expect(channel, None)
         return frame + data[i:end]
-    message = ReturnedMessage(channel, known, stamps, note.put_back if note else b"", c.now)
+    message = ReturnedMessage(channel, origin, stamps, note.put_back if note else b"", c.now)
     message.sent_to = _destination(sent_to, sent_key)
     # An unstamped message has no room for the stamps by which it would be known if it came back again.
-    to = placement.placed(c, message, (), data, start, stop) if unstamped is None else None
+    to = placement.place_of(c, message, (), data, start, stop) if unstamped is None else None
     c.republishing.expect(channel, None)
-    channel.confirms.notes.pop(known.number, None)
+    channel.confirms.notes.pop(origin.number, None)
     left = U64.unpack_from(data, i + 11)[0]
     if isinstance(to, Stale | Unread) or (unstamped is None and message.exchange in c.republishing.parking):
         unread = to if isinstance(to, Stale | Unread) else None
@@ -88,16 +88,16 @@ def header(c: Connection, channel: Channel, data: bytes, i: int, end: int) -> by
         c.republishing.expect(channel, Return(b"", left, parked=parked) if left else None)
         return b""
     if to is not None and placement.publish(c, message, to, data, start, stop):
-        if channel.confirms.answered and known.number > channel.confirms.low:
-            channel.confirms.came_back(known.number, None)
+        if channel.confirms.answered and origin.number > channel.confirms.low:
+            channel.confirms.came_back(origin.number, None)
         if left:
             c.republishing.expect(channel, Return(b"", left, message))
             c.republishing.gathering += 1
         return b""
-    _for_good(c, message, stamped=unstamped is None)
+    _note_unroutable(c, message, stamped=unstamped is None)
     # An unstamped message may be another publish's that asked for mandatory: a return too many harms nobody.
-    if known.asked or unstamped is not None:
-        return _returned(c, message, frame, data, i, end)
+    if origin.asked or unstamped is not None:
+        return _return_frames(c, message, frame, data, i, end)
     c.republishing.expect(channel, Return(b"", left) if left else None)
     return b""
 
@@ -105,7 +105,7 @@ def header(c: Connection, channel: Channel, data: bytes, i: int, end: int) -> by
 def _park(c: Connection, parked: ParkedMessage) -> ParkedMessage:
     """Keep a message until what decides of it has been read; its client gets neither return nor ack before."""
     message = parked.message
-    channel, number = message.channel, message.known.number
+    channel, number = message.channel, message.origin.number
     confirms = channel.confirms
     if confirms.answered and number > confirms.low and number not in confirms.returned:
         confirms.came_back(number, None)
@@ -116,7 +116,7 @@ def _park(c: Connection, parked: ParkedMessage) -> ParkedMessage:
     return parked
 
 
-def follow(channel: Channel, kind: int, replaced: bytes | None, data: bytes, i: int, end: int) -> None:
+def note_delivery(channel: Channel, kind: int, replaced: bytes | None, data: bytes, i: int, end: int) -> None:
     """Note how much of a content the client has got, by the frame that was taken last and what went on in its place."""
     if replaced == b"":
         return
@@ -129,7 +129,7 @@ def follow(channel: Channel, kind: int, replaced: bytes | None, data: bytes, i: 
         channel.coming -= end - i - OVERHEAD
 
 
-def settle(c: Connection) -> None:
+def place_parked(c: Connection) -> None:
     """Place the parked messages for which all is read, in their order: each goes out again, or back to its client."""
     for exchange in c.republishing.parking.exchanges:
         while (parked := c.republishing.parking.first(exchange)) is not None and parked.unread is None:
@@ -137,7 +137,7 @@ def settle(c: Connection) -> None:
             if message.channel.coming or c.phase > Phase.LEAVING:
                 break
             stop = len(parked.header) - 1
-            to = placement.placed(c, message, parked.tried, parked.header, 7, stop)
+            to = placement.place_of(c, message, parked.tried, parked.header, 7, stop)
             if isinstance(to, Stale | Unread):
                 if not parked.given_up:
                     parked.unread = to
@@ -147,35 +147,35 @@ def settle(c: Connection) -> None:
             message.channel.away -= 1
             message.since = c.now  # the time of the reading is not the broker's
             if to is not None and placement.publish(c, message, to, parked.header, 7, stop):
-                _sent_again(c, parked)
+                _send_again(c, parked)
             else:
-                _sent_home(c, parked)
+                _give_back(c, parked)
 
 
-def _sent_again(c: Connection, parked: ParkedMessage) -> None:
+def _send_again(c: Connection, parked: ParkedMessage) -> None:
     """Send the body of a message that goes out again, as far as it has come; the rest follows as it comes."""
     message, bodies = parked.message, parked.bodies
     for number, frame in enumerate(bodies, 1):
-        placement.more(c, message, frame, 0, len(frame), last=not parked.left and number == len(bodies))
+        placement.publish_body(c, message, frame, 0, len(frame), last=not parked.left and number == len(bodies))
     if parked.left and parked.on_own:
         c.republishing.again, c.republishing.parked = message, None
     elif parked.left:
         c.republishing.expect(message.channel, Return(b"", parked.left, message))
 
 
-def _sent_home(c: Connection, parked: ParkedMessage) -> None:
+def _give_back(c: Connection, parked: ParkedMessage) -> None:
     """Give a message that no queue takes back to its client, if it asked for mandatory, with an answer behind it."""
     message, frames = parked.message, b""
     stale = message.stale(c.vhost)
     if not placement.is_recent(c, stale):
         c.events.append(stale)
         c.republishing.reread[stale] = c.now
-    if message.known.asked and placement.hears(c, message.channel):
-        frames = _returned(c, message, parked.frame, parked.header, 0, len(parked.header)) + b"".join(
+    if message.origin.asked and placement.takes_frames(c, message.channel):
+        frames = _return_frames(c, message, parked.frame, parked.header, 0, len(parked.header)) + b"".join(
             FRAME.pack(BODY, message.channel.id, len(frame) - OVERHEAD) + frame[7:] for frame in parked.bodies
         )
     if not parked.left:
-        c.to_client.insert(frames + placement.resolved(c, message, _settlement(message)))
+        c.to_client.insert(frames + placement.settle(c, message, _settlement(message)))
     elif parked.on_own:
         own = c.republishing
         own.to_client, own.unroutable, own.parked = [frames] if frames else [], message, None
@@ -185,15 +185,15 @@ def _sent_home(c: Connection, parked: ParkedMessage) -> None:
         message.channel.coming = parked.left if frames else 0
 
 
-def _for_good(c: Connection, message: ReturnedMessage, *, stamped: bool) -> None:
+def _note_unroutable(c: Connection, message: ReturnedMessage, *, stamped: bool) -> None:
     """Note what became of a message that no queue takes; its client's answer waits for the broker's."""
-    known, confirms = message.known, message.channel.confirms
+    origin, confirms = message.origin, message.channel.confirms
     if not placement.is_recent(c, message.stale(c.vhost)):
         c.events.append(message.stale(c.vhost))
         if stamped:
             c.republishing.reread[message.stale(c.vhost)] = c.now
-    if confirms.answered and known.number > confirms.low:
-        confirms.came_back(known.number, _settlement(message))
+    if confirms.answered and origin.number > confirms.low:
+        confirms.came_back(origin.number, _settlement(message))
     else:
         c.counter_table.of((c.vhost, message.exchange.decode(errors="replace")), None).unroutable += 1
 
@@ -201,15 +201,15 @@ def _for_good(c: Connection, message: ReturnedMessage, *, stamped: bool) -> None
 def _settlement(message: ReturnedMessage) -> Settlement:
     """Return what becomes of a message that no queue takes: a nack, or an ack where native RabbitMQ would ack it."""
     behind = message.sent_to is not None and message.sent_to.kind == "exchange" and not message.passed
-    return Settlement(Outcome.UNROUTABLE, message.known.asked or behind)
+    return Settlement(Outcome.UNROUTABLE, message.origin.asked or behind)
 
 
-def _returned(c: Connection, message: ReturnedMessage, frame: bytes, data: bytes, i: int, end: int) -> bytes:
+def _return_frames(c: Connection, message: ReturnedMessage, frame: bytes, data: bytes, i: int, end: int) -> bytes:
     """Return basic.return and content header as the client would have got them without this proxy."""
     _, at = short_string(frame, 13, len(frame) - 1)
     names = shorted(message.exchange) + shorted(message.key)
     method = method_frame(message.channel.id, BASIC_RETURN, frame[11:at] + names)
-    payload = placement.own_words(message, data, i + 7, end - 1)
+    payload = placement.as_published(message, data, i + 7, end - 1)
     return method + FRAME.pack(HEADER, message.channel.id, len(payload)) + payload + b"\xce"
 
 
@@ -224,18 +224,18 @@ def body(c: Connection, channel: Channel, data: bytes, i: int, end: int) -> byte
         c.republishing.parking.grow(held.parked, data[i:end])
         c.republishing.gathering -= left <= 0
     elif held.unroutable is not None:
-        frames = data[i:end] if held.unroutable.known.asked and placement.hears(c, channel) else b""
+        frames = data[i:end] if held.unroutable.origin.asked and placement.takes_frames(c, channel) else b""
         if left > 0:
             return frames
         c.republishing.gathering -= 1
-        return frames + placement.resolved(c, held.unroutable, _settlement(held.unroutable))
+        return frames + placement.settle(c, held.unroutable, _settlement(held.unroutable))
     elif held.again is not None:
-        placement.more(c, held.again, data, i, end, last=left <= 0)
+        placement.publish_body(c, held.again, data, i, end, last=left <= 0)
         c.republishing.gathering -= left <= 0
     return b""
 
 
-def _sent(frame: bytes) -> tuple[bytes, bytes]:
+def _sent_to(frame: bytes) -> tuple[bytes, bytes]:
     """Return the exchange and the routing key of a basic.return."""
     _, at = short_string(frame, 13, len(frame) - 1)
     sent_to, at = short_string(frame, at, len(frame) - 1)
@@ -291,7 +291,7 @@ def committed(c: Connection, channel: Channel, number: int) -> bytes | None:
 # On the session's own channel.
 
 
-def on_ours(c: Connection, kind: int, data: bytes, i: int, end: int) -> bytes:
+def on_own_channel(c: Connection, kind: int, data: bytes, i: int, end: int) -> bytes:
     """Take a frame of the broker's on the session's own channel; return what the client gets for it."""
     own = c.republishing
     if kind == METHOD:
@@ -299,15 +299,15 @@ def on_ours(c: Connection, kind: int, data: bytes, i: int, end: int) -> bytes:
         own.answered = True
         if method in (BASIC_ACK, BASIC_NACK):
             tag, multiple = U64.unpack_from(data, i + 11)[0], bool(data[i + 19] & 1)
-            return b"".join(placement.confirmed(c, tag, multiple, method == BASIC_ACK))
+            return b"".join(placement.own_answered(c, tag, multiple, method == BASIC_ACK))
         if method == BASIC_RETURN:
             own.frame = data[i:end]
         elif method == CHANNEL_CLOSE:
             return _closed(c, data, i, end)
     elif kind == HEADER and own.frame:
-        return _again(c, data, i, end)
+        return _own_header(c, data, i, end)
     elif kind == BODY and own.left:
-        return _more(c, data, i, end)
+        return _own_body(c, data, i, end)
     return b""
 
 
@@ -327,14 +327,14 @@ def _closed(c: Connection, data: bytes, i: int, end: int) -> bytes:
         lost.append(half.message)
     elif ended is not None and ended not in lost:
         lost.append(ended)
-    return b"".join(placement.resolved(c, message, Settlement(Outcome.UNKNOWN, False)) for message in lost)
+    return b"".join(placement.settle(c, message, Settlement(Outcome.UNKNOWN, False)) for message in lost)
 
 
-def _again(c: Connection, data: bytes, i: int, end: int) -> bytes:
+def _own_header(c: Connection, data: bytes, i: int, end: int) -> bytes:
     """Take the content header of a message that came back once more; return what its client gets for it."""
     own = c.republishing
     frame, start, stop = own.frame, i + 7, end - 1
-    sent_to, sent_key = _sent(frame)
+    sent_to, sent_key = _sent_to(frame)
     ring_id = content.ring_id_in(data, start, stop)
     message = own.by_ring_id.get(ring_id) if ring_id is not None else None
     left = U64.unpack_from(data, i + 11)[0]
@@ -343,7 +343,7 @@ def _again(c: Connection, data: bytes, i: int, end: int) -> bytes:
     if message is None:
         return b""
     message.sent_to = _destination(sent_to, sent_key)
-    to = placement.placed(c, message, (), data, start, stop)
+    to = placement.place_of(c, message, (), data, start, stop)
     if isinstance(to, Stale | Unread) or message.exchange in c.republishing.parking:
         own.take(message)
         unread = to if isinstance(to, Stale | Unread) else None
@@ -354,18 +354,18 @@ def _again(c: Connection, data: bytes, i: int, end: int) -> bytes:
         own.again = message if left else None
         c.republishing.gathering += bool(left)
         return b""
-    if not message.known.asked or not placement.hears(c, message.channel):
-        return placement.resolved(c, message, _settlement(message))
-    frames = _returned(c, message, frame, data, i, end)
+    if not message.origin.asked or not placement.takes_frames(c, message.channel):
+        return placement.settle(c, message, _settlement(message))
+    frames = _return_frames(c, message, frame, data, i, end)
     if not left:
-        return frames + placement.resolved(c, message, _settlement(message))
+        return frames + placement.settle(c, message, _settlement(message))
     # The client gets the message whole: no other frame of its channel may stand in the midst of a content.
     own.to_client, own.unroutable = [frames], message
     c.republishing.gathering += 1
     return b""
 
 
-def _more(c: Connection, data: bytes, i: int, end: int) -> bytes:
+def _own_body(c: Connection, data: bytes, i: int, end: int) -> bytes:
     """Take a body frame of a message that came back once more; return what its client gets, once it is whole."""
     own = c.republishing
     own.left -= end - i - OVERHEAD
@@ -373,7 +373,7 @@ def _more(c: Connection, data: bytes, i: int, end: int) -> bytes:
     if own.parked is not None:
         c.republishing.parking.grow(own.parked, data[i:end])
     elif own.again is not None:
-        placement.more(c, own.again, data, i, end, last=last)
+        placement.publish_body(c, own.again, data, i, end, last=last)
     elif own.to_client and own.unroutable is not None:
         own.to_client.append(FRAME.pack(BODY, own.unroutable.channel.id, end - i - OVERHEAD) + data[i + 7 : end])
     if not last:
@@ -383,6 +383,6 @@ def _more(c: Connection, data: bytes, i: int, end: int) -> bytes:
     own.end_return()
     if ended is None:
         return b""
-    if not placement.hears(c, ended.channel):
+    if not placement.takes_frames(c, ended.channel):
         home = b""
-    return home + placement.resolved(c, ended, _settlement(ended))
+    return home + placement.settle(c, ended, _settlement(ended))

@@ -302,7 +302,7 @@ class Session:
         c = self.connection
         if closing.awaits_answers(c):
             return
-        goodbyes = closing.part(c)
+        goodbyes = closing.close_unconfirmed(c)
         if goodbyes:
             c.to_broker.insert(goodbyes)
             self._hand_on()
