@@ -18,6 +18,8 @@ from tests.integration.relay import relay
 from tests.integration.sidecar import Sidecar
 from tests.integration.wire_client import Client, Wire, encoded, publishing
 
+pytestmark = pytest.mark.long
+
 DOCUMENT = Path(__file__).parents[2] / "docs/deploy.md"
 
 MIB = 1 << 20
@@ -182,7 +184,6 @@ def test_a_publisher_is_held_back_while_the_broker_reads_nothing(
             peer.confirm(1, 2 + sent // len(one), 1)
 
 
-@pytest.mark.long
 def test_confirms_that_are_never_read_are_held_back(
     start_sidecar: StartSidecar, vhost: VirtualHost, client: Client
 ) -> None:

@@ -18,6 +18,8 @@ from tests.integration.broker_api import VirtualHost
 from tests.integration.openapi_hooks import LINES
 from tests.integration.sidecar import Sidecar
 
+pytestmark = pytest.mark.long
+
 COMMAND = Path(sys.executable).with_name("st")
 ROOT = Path(__file__).parents[2]
 

@@ -15,7 +15,7 @@ from tests.integration.conftest import StartSidecar
 from tests.integration.sidecar import Sidecar
 from tests.integration.wire_client import Client, port_of
 
-pytestmark = pytest.mark.versions
+pytestmark = [pytest.mark.long, pytest.mark.versions]
 
 PROGRAM = Path(__file__).parent / "clients" / "python" / "plugin_readme.py"
 USUAL_PORT = 5672
