@@ -5,4 +5,4 @@ Imports `ring`, the one source of truth for where a key goes; of `proxy` only wh
 
 
 class PipelineError(Exception):
-    """What a user can mend: the message is one line that says what is wrong and where."""
+    """An error that the user of a job can correct; the message is one line that says what is wrong and where."""

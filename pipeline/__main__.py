@@ -19,7 +19,7 @@ JOBS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one job."""
+    """Run the job that the arguments name, and return its exit status; without arguments take those of the command."""
     given = sys.argv[1:] if arguments is None else list(arguments)
     parser = argparse.ArgumentParser(prog="python -m pipeline", description="ringproxy's data pipeline on Spark.")
     jobs = parser.add_subparsers(dest="job", required=True, metavar="JOB")

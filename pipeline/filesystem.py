@@ -7,11 +7,16 @@ from pyspark.sql import SparkSession
 from pipeline import PipelineError
 
 FAULTS = (Py4JJavaError, IllegalArgumentException)
-"""What Java throws of a path or a file; PySpark makes its own of the second, which says that a text is no path."""
+"""The exceptions of Hadoop's file systems; PySpark turns Java's IllegalArgumentException, for a text that is no path,
+into its own.
+"""
 
 
 def found(spark: SparkSession, pattern: str) -> list[str]:
-    """The files and folders that fit a path or a pattern, in order. Raises PipelineError where Spark cannot look."""
+    """Return the files and folders that match a path or a pattern, sorted.
+
+    Raises PipelineError where Spark cannot look there.
+    """
     try:
         path = spark._jvm.org.apache.hadoop.fs.Path(pattern)  # type: ignore[union-attr]
         there = path.getFileSystem(spark._jsc.hadoopConfiguration()).globStatus(path)
@@ -21,7 +26,7 @@ def found(spark: SparkSession, pattern: str) -> list[str]:
 
 
 def content(spark: SparkSession, file: str) -> bytes:
-    """All of a file. Raises PipelineError, which names it."""
+    """Return the whole content of a file. Raises PipelineError, which names the file, where it cannot be read."""
     try:
         path = spark._jvm.org.apache.hadoop.fs.Path(file)  # type: ignore[union-attr]
         stream = path.getFileSystem(spark._jsc.hadoopConfiguration()).open(path)
@@ -34,7 +39,7 @@ def content(spark: SparkSession, file: str) -> bytes:
 
 
 def why(error: Py4JJavaError | IllegalArgumentException) -> str:
-    """What Java says of one of FAULTS, in one line."""
+    """Return the message of one of FAULTS as one line, which begins with the Java class."""
     if isinstance(error, IllegalArgumentException):
         return f"IllegalArgumentException: {error}".splitlines()[0]
     java = error.java_exception

@@ -12,10 +12,16 @@ from pipeline.filesystem import FAULTS, why
 
 
 class Folder:
-    """What `--out` names, a path or a URL. Spark writes the tables in it; the other files go the same way."""
+    """The folder that `--out` names, as a path or a URL, for as long as a job runs.
+
+    Spark writes the tables in it; reports and verdicts go through the same Hadoop file system.
+    """
 
     def __init__(self, spark: SparkSession, out: str) -> None:
-        """Makes nothing yet. Raises PipelineError where it is no path, or Spark has no file system for the URL."""
+        """Look up the file system of `out`, without creating the folder.
+
+        Raises PipelineError where `out` is no path, or Spark has no file system for its URL.
+        """
         self._out, self._hadoop = out, spark._jvm.org.apache.hadoop.fs  # type: ignore[union-attr]
         try:
             uri = self._hadoop.Path(out).toUri()
@@ -26,15 +32,18 @@ class Folder:
         self._files.setWriteChecksum(False)  # On this machine a file would get a second one beside it.
 
     def __str__(self) -> str:
-        """As it was given."""
+        """Return the path or URL as it was given."""
         return self._out
 
     def holds(self, name: str) -> bool:
-        """Whether there is such a file or folder in it."""
+        """Return whether the folder has a file or folder of this name."""
         return bool(self._files.exists(self._path(name)))
 
     def write(self, name: str, text: str) -> None:
-        """Writes a file, whole or not at all, over an earlier one. Raises PipelineError."""
+        """Write a file, whole or not at all, in place of an earlier one of this name.
+
+        Raises PipelineError where it cannot be written.
+        """
         path, unfinished = self._path(name), self._path(f".{name}.unfinished")
         try:
             stream = self._files.create(unfinished, True)
@@ -48,11 +57,11 @@ class Folder:
             raise PipelineError(f"--out: {path}: cannot be written")
 
     def write_verdict(self, told: Mapping[str, object]) -> None:
-        """Writes verdict.json, a job's answer for machines."""
+        """Write verdict.json, the answer of a job for machines."""
         self.write("verdict.json", json.dumps(told, indent=1) + "\n")
 
     def remove_verdict(self) -> None:
-        """An earlier run's, whose tables go now."""
+        """Delete the verdict.json of an earlier run, whose tables are about to be overwritten."""
         self._files.delete(self._path("verdict.json"), False)
 
     def _path(self, name: str) -> Any:

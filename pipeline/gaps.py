@@ -16,16 +16,16 @@ from pipeline.journal import read_records
 from pipeline.period import ALWAYS, Period
 
 SEQUENCES = "proxy string, first long, last long, since long, until long, records long, file string"
-"""The columns of `sequences`."""
+"""The columns that `sequences` returns, as a Spark schema."""
 
 _MOST_HELD = 1_000_000
-"""The records of one file that a task holds at a time, in 20 bytes each, and in 60 more while it sorts them.
+"""How many records of one file a task holds at a time, in 20 bytes each and 60 more while it sorts them.
 
-A run may end where they do.
+A run of consecutive numbers may end where they do.
 """
 
 _AROUND = timedelta(hours=1)
-"""A clock that was set by no more than this puts no record where it is not found."""
+"""How far beyond a period's ends records are looked for: a clock that was set by no more than this hides none."""
 
 _NAMED = r"/([0-9a-f]{16})-([0-9]{12,18})\.jsonl\.gz$"
 """The name of a sidecar's file (docs/journal.md): the proxy, and the number from which on the file has its records."""
@@ -33,12 +33,12 @@ _NAMED = r"/([0-9a-f]{16})-([0-9]{12,18})\.jsonl\.gz$"
 
 @dataclass(frozen=True)
 class Missing:
-    """How many records of a journal are not there."""
+    """The counts of the records that a journal lacks."""
 
     records: int
-    """Numbers that are missing behind a proxy's oldest kept record, or that its oldest file says were dropped."""
+    """How many numbers are missing behind a proxy's oldest kept record, or were dropped, as its oldest file says."""
     before: int
-    """Numbers before the oldest kept record of their proxy: expired, or never written."""
+    """How many numbers are before the oldest kept record of their proxy: these have expired, or were never written."""
 
     def __str__(self) -> str:
         """Return a sentence on the numbers before the oldest kept records; empty where there are none."""

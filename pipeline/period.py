@@ -16,32 +16,35 @@ _LAST = datetime.max.replace(tzinfo=UTC)
 
 @dataclass(frozen=True)
 class Period:
-    """From `since` to before `until`, in UTC; None for no end."""
+    """The part of a journal's time that a job looks at: from `since` on and before `until`, both in UTC.
+
+    An end that is None does not limit it.
+    """
 
     since: datetime | None = None
     until: datetime | None = None
 
     def __str__(self) -> str:
-        """As a page says it."""
+        """Return the period in words, as reports show it, such as "from 2026-11-21 17:00:00 UTC"."""
         limits = (("from", self.since), ("until", self.until))
         words = [f"{word} {at:%Y-%m-%d %H:%M:%S.%f}".removesuffix(".000000") for word, at in limits if at is not None]
         return f"{' '.join(words)} UTC" if words else "of all times"
 
     @property
     def is_limited(self) -> bool:
-        """Whether it leaves anything out."""
+        """Whether the period leaves any time out."""
         return self != ALWAYS
 
     @property
     def has_whole_hours(self) -> bool:
-        """Whether no hour is in it in part."""
+        """Whether each end of the period is a whole hour or not given, so that no hour is partly in it."""
         return all(
             at is None or (at - _BEGINNING) % timedelta(hours=1) == timedelta() for at in (self.since, self.until)
         )
 
     @property
     def begins_an_hour(self) -> bool:
-        """Whether it has a beginning, and that is a whole hour."""
+        """Whether the period has a beginning and this is a whole hour."""
         return self.since is not None and Period(self.since).has_whole_hours
 
     def beside(self, by: timedelta) -> "list[Period]":
@@ -50,17 +53,17 @@ class Period:
         return before if self.until is None else [*before, Period(self.until, min(self.until, _LAST - by) + by)]
 
     def wider(self, by: timedelta) -> "Period":
-        """So much longer at each of its ends."""
+        """Return the period, longer by this time at each end that it has."""
         since = None if self.since is None else self.since - by
         return Period(since, None if self.until is None else min(self.until, _LAST - by) + by)
 
     def as_json(self) -> dict[str, str | None]:
-        """As a verdict says it."""
+        """Return the ends of the period as verdict.json has them: ISO 8601 texts, or None."""
         limits = {"from": self.since, "until": self.until}
         return {name: None if at is None else at.isoformat() for name, at in limits.items()}
 
     def holds(self, time: Column) -> Column:
-        """Of microseconds since 1970."""
+        """Return whether a time, a column in microseconds since 1970 UTC, is in the period."""
         held = F.lit(True)
         if self.since is not None:
             held &= time >= (self.since - _BEGINNING) // _MICROSECOND
@@ -75,23 +78,23 @@ class Period:
 
 
 def no_record(journal: str, within: Period) -> PipelineError:
-    """What a job says of a journal that has none in it."""
+    """Return the error for a journal that has no record in a period."""
     return PipelineError(f"{journal}: no record{f' {within}' if within.is_limited else ''}")
 
 
 ALWAYS = Period()
-"""All of the journal."""
+"""The period without ends: all of a journal."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Of the jobs that read a journal's folder."""
+    """Add the options `--from` and `--until`, of jobs that read a journal's folder, to a parser."""
     form = "as 2026-11-21T17 or 2026-11-21T17:30:00"
     parser.add_argument("--from", dest="since", type=_utc, metavar="TIME", help=f"only records from it on, UTC: {form}")
     parser.add_argument("--until", type=_utc, metavar="TIME", help="only records before it")
 
 
 def period_of(options: argparse.Namespace) -> Period:
-    """What these say. Raises PipelineError where nothing is between them."""
+    """Return the period of `--from` and `--until`. Raises PipelineError where its end is not after its beginning."""
     period = Period(options.since, options.until)
     if period.since is not None and period.until is not None and period.since >= period.until:
         raise PipelineError(f"--until: {period.until:%Y-%m-%d %H:%M:%S} is not after --from")

@@ -21,7 +21,7 @@ _LONG = 40
 
 
 class Grade(Enum):
-    """How what a report found is to be taken: its style, its sign, and its words, which stand beside the colour."""
+    """How good or bad a report's findings are: the CSS class, the sign and the words that the page shows."""
 
     GOOD = ("good", "✓", "Good")
     LOOK = ("look", "!", "To look at")
@@ -99,7 +99,7 @@ class Report:
 
 
 def _told(value: str | Sequence[str]) -> str:
-    """One value, or several of which none is broken into lines that has room in one."""
+    """Return one value, or several with commas, as HTML; none of several is broken where it fits into a line."""
     if isinstance(value, str):
         return html.escape(value)
     return ", ".join(f"<span>{html.escape(one)}</span>" for one in value)

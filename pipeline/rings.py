@@ -15,32 +15,33 @@ from ring.ring import Ring, fingerprint
 
 @dataclass(frozen=True)
 class RingSpec:
-    """A ring, and what its exchange is."""
+    """What defines a ring: the weights of its destinations, and its exchange's type and hashed value."""
 
     exchange_type: str
     hashed: str
-    """As `HashedValue` prints it: ``routing_key``, ``header:customer``."""
+    """What the exchange hashes, as `HashedValue` prints it, such as ``routing_key`` or ``header:customer``."""
     weights: dict[Destination, int]
 
     @property
     def fingerprint(self) -> str:
-        """Equal fingerprints route equally."""
+        """The fingerprint of the ring: rings with equal ones route equally."""
         return fingerprint(self.weights, self.exchange_type, self.hashed)
 
     @functools.cached_property
     def ring(self) -> Ring:
-        """Its table."""
+        """The ring itself, built at first use and kept."""
         return Ring.build(self.weights)
 
 
 _PLAIN = RingSpec("x-consistent-hash", "routing_key", {})
-"""What a ring's exchange is where nothing says otherwise."""
+"""The exchange that a ring's file is taken for where it does not name type and hashed value."""
 
 
 def parse_ring(text: str | bytes, where: str, like: RingSpec = _PLAIN) -> RingSpec:
-    """A ring from JSON, of a journal or written by hand: only `destinations` must be there, the rest is as in `like`.
+    """Return the ring of a JSON text, which a sidecar's journal or a person wrote.
 
-    Raises PipelineError that begins with `where` and names the field.
+    Only `destinations` must be there; exchange type and hashed value are those of `like` where they are not. Raises
+    PipelineError that begins with `where` and names the field.
     """
     try:
         told = json.loads(text if isinstance(text, str) else text.decode())
@@ -62,7 +63,10 @@ def parse_ring(text: str | bytes, where: str, like: RingSpec = _PLAIN) -> RingSp
 
 
 def read_ring(path: str, like: RingSpec = _PLAIN) -> RingSpec:
-    """The same from a file of this machine, which the message names."""
+    """Return the ring of a JSON file on this machine, as `parse_ring` does.
+
+    Raises PipelineError that begins with the path.
+    """
     try:
         text = Path(path).read_bytes()
     except OSError as error:
@@ -71,7 +75,7 @@ def read_ring(path: str, like: RingSpec = _PLAIN) -> RingSpec:
 
 
 def to_json(spec: RingSpec) -> str:
-    """What `parse_ring` reads."""
+    """Return a ring as the JSON that `parse_ring` reads."""
     told = {
         "v": VERSION,
         "fingerprint": spec.fingerprint,

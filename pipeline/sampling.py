@@ -71,19 +71,22 @@ class _Drawn(NamedTuple):
 
     @property
     def effective(self) -> float:
-        """As many keys, all alike, would tell as much (Kish): (sum of messages)^2 / sum of squares; 0 of none."""
+        """The effective number of keys (Kish): how many equal keys would tell as much as these.
+
+        It is (sum of messages)^2 / sum of squares, and 0 without messages.
+        """
         return self.messages**2 / self.squares if self.messages > 0 and self.squares > 0 else 0.0
 
     @property
     def enough(self) -> bool:
-        """Whether they tell how much slots differ that were not drawn."""
+        """Whether the drawn slots tell how much slots differ that were not drawn."""
         return self.effective >= ENOUGH
 
     @property
     def each(self) -> float:
-        """The variance of a slot's messages over their mean, empty slots included; at least 1, as of single messages.
+        """The variance of a slot's messages divided by their mean, empty slots included.
 
-        It is infinite of less than two slots.
+        It is at least 1, that of single messages, and infinite for fewer than two slots.
         """
         if self.slots < 2:
             return math.inf
@@ -125,7 +128,7 @@ class Sample:
 
     @classmethod
     def of(cls, slots: int, messages: float, squares: float, heaviest: Iterable[tuple[int, float]]) -> "Sample":
-        """Make it of the sums over all drawn slots of their messages and of those squared.
+        """Make a sample of the sums, over all drawn slots, of their messages and of their messages squared.
 
         `heaviest` are pairs (slot, its messages) of the MOST_HEAVY heaviest slots, or more, in any order. Heavy are as
         many of them as are each, with all that are heavier, far above what is left, so that two hot ones do not hide
@@ -144,7 +147,7 @@ class Sample:
 
     @classmethod
     def of_slots(cls, slots: int, numbers: NDArray[Any], messages: NDArray[Any]) -> "Sample":
-        """Make it of the numbers and the messages of all drawn slots that have any, each slot once."""
+        """Make a sample of the numbers and the messages of all drawn slots that have messages, each slot once."""
         counts = messages.astype(np.float64)
         first = np.argsort(-counts, kind="stable")[:MOST_HEAVY]
         heaviest = zip(numbers[first].tolist(), counts[first].tolist(), strict=True)
@@ -240,7 +243,7 @@ class Sample:
         return Sample(self.slots, heavy, self.only, self.messages, self.squares)
 
     def _ways(self) -> list[_Drawn]:
-        """Which drawn slots may stand for those that were not drawn; the figures are of the first way.
+        """Return the sets of drawn slots that may stand for those that were not drawn, the expected one first.
 
         Where the heavy slots are not taken for the only ones, they may be, or there are more of them; that is expected
         where the others, by their effective number, are no more than they.
@@ -260,7 +263,7 @@ class Sample:
 
 
 def _part(messages: float, others: float) -> float:
-    """A share, where the others may be infinitely many; nothing is of nothing."""
+    """Return the share of some messages among these and the others, which may be infinitely many; 0 for none."""
     return float(messages / (messages + others)) if messages else 0.0
 
 

@@ -16,7 +16,7 @@ from pyspark.sql.types import (
 from ring.hashing import SLOTS
 
 VERSION = 1
-"""Of a journal's records and rings."""
+"""The version of a journal's records and rings that the jobs read."""
 
 RECORD = StructType(
     [
@@ -46,24 +46,24 @@ INGRESSES = ("amqp", "http")
 """How a publish may have come to a sidecar."""
 
 OUTCOMES = ("confirmed", "passed", "nacked", "unroutable", "unknown", "sent", "invalid")
-"""What may have become of a publish."""
+"""The outcomes that a record may have."""
 
 YEAR_10000 = 253_402_300_800_000_000
-"""In microseconds since 1970 UTC: neither Python nor a folder's name has such a date."""
+"""The beginning of the year 10000 in microseconds since 1970 UTC: Python's dates and folders' names end before it."""
 
 
 @dataclass(frozen=True)
 class Allowed:
-    """What a field holds, besides its type."""
+    """The values that a record's field may have, besides being of its type."""
 
     words: tuple[str, ...] = ()
-    """One of these; without any, whatever the type has, within the bounds."""
+    """The texts that are allowed; empty where any is, or where the field is a number."""
     least: float | None = None
     most: float | None = None
     nullable: bool = False
 
     def holds(self, value: str | float | None) -> bool:
-        """Whether a field may have this value."""
+        """Return whether a field may have this value."""
         if value is None:
             return self.nullable
         if isinstance(value, str):
@@ -71,7 +71,7 @@ class Allowed:
         return (self.least is None or value >= self.least) and (self.most is None or value <= self.most)
 
     def __str__(self) -> str:
-        """As an error says what was wanted."""
+        """Return the allowed values in words, for an error's message."""
         if self.words:
             wanted = f"one of {', '.join(self.words)}"
         elif self.least is not None:
@@ -97,11 +97,13 @@ ALLOWED = {
     "latency": Allowed(least=0, nullable=True),
     "bytes": Allowed(least=0),
 }
-"""Of the fields that not all values of their type, and null, will do for; `v` is looked at before any of them."""
+"""The allowed values by field, of the fields that cannot have any value of their type or null. `v` is checked before
+them.
+"""
 
 
 def mismatches(found: StructType, expected: dict[str, tuple[type[DataType], ...]]) -> list[str]:
-    """What of the columns that a job needs is missing or of another type, a line each."""
+    """Return a line for each column that a job needs and that is missing or of another type."""
     complaints = []
     fields = {field.name: field.dataType for field in found.fields}
     for name, types in expected.items():

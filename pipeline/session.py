@@ -15,18 +15,18 @@ from pipeline import PipelineError
 from pipeline.java import ensure_java
 
 _LOGGING = Path(__file__).with_name("log4j2.properties")
-"""Of a local session: what goes wrong is raised, and told once."""
+"""The logging of a local session: errors are raised and shown once, so Spark itself logs none."""
 
 _ADAPTIVE = "spark.sql.adaptive.enabled"
-"""Fits the number of partitions after a shuffle to what there is, and splits the skewed ones of a join."""
+"""The setting of Spark's adaptive execution, which fits partitions to the data and splits skewed ones of a join."""
 
 _TIME_ZONE, _UTC = "spark.sql.session.timeZone", "UTC"
-"""Of the folders' days and hours."""
+"""The setting of the session's time zone and its value: folders of days and hours are in UTC."""
 
 _RAISED = re.compile(r"\[USER_RAISED_EXCEPTION\] (.*?)(?: SQLSTATE|\n|$)")
 _OF_A_WORKER = re.compile(r"^pipeline\.PipelineError: (.*)$", re.MULTILINE)
 _TRACEBACK = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t].*\n|\n)*(\S.*)")
-"""A worker's, and the exception in it: the first line that is not indented."""
+"""Matches the traceback of a Python worker; the group is its exception, the first line that is not indented."""
 _PASSWORD = re.compile(r"(?<=://)([^\s/@:]*):[^\s/@]*(?=@)")
 _UNREADABLE = re.compile(r"\[FAILED_READ_FILE[^\]]*\] .*?(file:\S+?|\S+://\S+?)\.?\s")
 _UNFIT = re.compile(r"\[CANNOT_PARSE_JSON_FIELD\] (.*?)\.? SQLSTATE")
@@ -34,10 +34,10 @@ _UNFIT = re.compile(r"\[CANNOT_PARSE_JSON_FIELD\] (.*?)\.? SQLSTATE")
 
 @contextmanager
 def spark_session(name: str, settings: Mapping[str, str] | None = None) -> Iterator[SparkSession]:
-    """A session, begun and stopped here, in which `settings` go before what is set otherwise.
+    """Yield a Spark session that ends with the block; `settings` take precedence over all others.
 
-    One that is active already, as in a notebook, stays as it is, but for its time zone, which is UTC meanwhile.
-    Raises PipelineError where there is no Java, and for what a job itself raised.
+    A session that is active already, as in a notebook, is used and goes on afterwards; only its time zone is UTC
+    meanwhile. Raises PipelineError where there is no Java, and for the errors of a job.
     """
     already = SparkSession.getActiveSession()
     try:
@@ -85,7 +85,11 @@ def _in_utc(spark: SparkSession) -> Iterator[SparkSession]:
 
 
 def in_one_line(text: str) -> str:
-    """What a user needs of a Spark exception's text: what a job raised, the file that is unreadable, or a line."""
+    """Return what a user needs of the text of a Spark exception, as one line.
+
+    That is the error that a job raised, the file that cannot be read, the exception of a Python task, or else the first
+    line.
+    """
     if found := _RAISED.search(text):
         return found[1]
     if found := _OF_A_WORKER.search(text):

@@ -14,7 +14,7 @@ from ring.hashing import slot_of
 from ring.ring import Ring
 
 MAX_KEY = 255
-"""Bytes of a routing key: an AMQP short string."""
+"""The most bytes that a routing key has: it is an AMQP short string."""
 
 _udf: Any = arrow_udf  # whose stubs only know the call that it warns of
 _DESTINATION = StructType([StructField("kind", StringType()), StructField("name", StringType())])
@@ -26,13 +26,19 @@ def _slots(keys: pa.Array) -> pa.Array:
 
 
 def slot_of_key(key: Column) -> Column:
-    """The slot of a key, binary or text (its UTF-8): an int, null where the key is. Hash each distinct key once."""
+    """Return the slot of a key, binary or text in UTF-8, as an int; null for a null key.
+
+    Hashing is slow in Spark: apply it to distinct keys.
+    """
     column: Column = _udf(_slots, IntegerType())(key.cast("binary"))
     return column
 
 
 def destination_of_slot(spark: SparkSession, ring: Ring, slot: Column) -> Column:
-    """The owner of a slot: a struct of `kind` and `name`, null where the slot is. The table is broadcast, 2 MiB."""
+    """Return the owner of a slot as a struct of `kind` and `name`; null for a null slot.
+
+    The ring's table of 2 MiB is broadcast to the executors.
+    """
     shared = spark.sparkContext.broadcast((ring.owner_index, ring.destinations))
 
     def owners(slots: pa.Array) -> pa.Array:
@@ -44,7 +50,10 @@ def destination_of_slot(spark: SparkSession, ring: Ring, slot: Column) -> Column
 
 
 def owner_of_slot(spark: SparkSession, rings: Mapping[str, Ring], ring: Column, slot: Column) -> Column:
-    """The same where each row says, by its fingerprint, which ring it is of; null where there is no such ring."""
+    """Return the owner of a slot by the ring whose fingerprint is in the column `ring`.
+
+    It is a struct of `kind` and `name`, null where `rings` has no such fingerprint.
+    """
     shared = spark.sparkContext.broadcast({name: (one.owner_index, one.destinations) for name, one in rings.items()})
 
     def owners(fingerprints: pa.Array, slots: pa.Array) -> pa.Array:
@@ -60,7 +69,7 @@ def owner_of_slot(spark: SparkSession, rings: Mapping[str, Ring], ring: Column, 
 
 
 def _owners(owner_index: bytes, destinations: tuple[Destination, ...], slots: pa.Array) -> tuple[pa.Array, pa.Array]:
-    """Kinds and names."""
+    """Return the kinds and the names of the owners of slots."""
     table = pa.Array.from_buffers(pa.uint16(), len(owner_index) // 2, [None, pa.py_buffer(owner_index)])
     index = table.take(slots)
     kinds, names = (pa.array(part, pa.string()).take(index) for part in zip(*destinations, strict=True))

@@ -23,20 +23,22 @@ from pipeline.schema import mismatches
 TEXT = (StringType, BinaryType)
 WHOLE = (LongType, IntegerType, ShortType, ByteType)
 TIME = (TimestampType, TimestampNTZType, LongType)
-"""A timestamp, or microseconds since 1970 UTC."""
+"""The types of a column of times: timestamps, or whole microseconds since 1970 UTC."""
 
 _CSV = {"header": "true", "mode": "FAILFAST", "escape": '"', "multiLine": "true"}
-"""As RFC 4180 says: a quote in a cell is doubled, where Spark takes a backslash, and a cell may have line breaks (CR LF
-comes as LF where lines end so too)."""
+"""Options of Spark's CSV reader by RFC 4180: a quote in a cell is doubled, where Spark's default is a backslash, and a
+cell may have line breaks. (CR LF in a cell becomes LF where lines end in LF.)
+"""
 
 Columns = Mapping[str, tuple[type[DataType], ...]]
-"""Names, and TEXT, WHOLE or TIME."""
+"""The columns that a job needs: names, each with TEXT, WHOLE or TIME."""
 
 
 def read_table(spark: SparkSession, path: str, columns: Columns) -> DataFrame:
-    """These columns of a table. A CSV has no types, so its cells are read as what is asked for, an empty one as null.
+    """Return these columns of a table, of the format that the end of its name says.
 
-    Raises PipelineError where a column is missing or of another type, or the file is of another kind or not there.
+    A CSV has no types: its cells are parsed as the types that are asked for, an empty cell as null. Raises
+    PipelineError where a column is missing or of another type, or the file is missing or of another format.
     """
     suffix = path.rstrip("/").rpartition(".")[2].lower()
     try:
@@ -64,13 +66,13 @@ def read_table(spark: SparkSession, path: str, columns: Columns) -> DataFrame:
 
 
 def column(name: str) -> Column:
-    """A column by its name; a dot in it is a dot, where Spark takes it for a field of a struct."""
+    """Return a column by its name, in which a dot is a dot and not, as Spark takes it, a field of a struct."""
     quoted = name.replace("`", "``")
     return F.col(f"`{quoted}`")
 
 
 def _typed(table: DataFrame, path: str, columns: Columns) -> DataFrame:
-    """Text as numbers and times; the first cell that is none ends the job that reaches it."""
+    """Return the table with columns of text parsed as numbers and times; the first cell that is none ends the job."""
     typed = {}
     for name, types in columns.items():
         cell = column(name)

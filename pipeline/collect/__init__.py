@@ -1,1 +1,1 @@
-"""The journal of a stream queue, as files."""
+"""The job `collect`: it writes the journal of a stream queue as files."""

@@ -15,17 +15,17 @@ from pipeline.stream.queue import StreamQueue
 from pipeline.stream.source import queue_records
 
 _EVENTS = "event string, batch long"
-"""Of what batches before have written."""
+"""The columns that are read of the files which earlier batches have written."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Of this job."""
+    """Add the options of `collect` to a parser."""
     arguments.add_arguments(parser)
     parser.add_argument("--out", required=True, metavar="DIR", help="a journal's folder: records/, rings/")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Writes the files; 0."""
+    """Write the records and rings of the queue as files, and return the exit status 0."""
     queue = arguments.queue_of(options)
     if queue is None:
         raise PipelineError("--amqp-url and --queue say where the records are")
@@ -35,7 +35,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def collect(records: DataFrame, queue: StreamQueue, out: str) -> None:
-    """Adds what has come since the last run; a batch that comes again replaces what was written of it."""
+    """Write the records that have come since the last run; a batch that Spark repeats replaces its own files."""
     spark = records.sparkSession
     folder, known = Folder(spark, out), set(read_rings(spark, out))
 
@@ -68,9 +68,10 @@ def collect(records: DataFrame, queue: StreamQueue, out: str) -> None:
 
 
 def _without_copies(rows: DataFrame, folder: Folder, number: int) -> DataFrame:
-    """Those that no batch before `number` has written; later ones do not count, so that it is the same when repeated.
+    """Return the rows that no batch with a lower number has written.
 
-    A record's copies have one time, so that only the folders of the hours of `rows` are looked at.
+    Later batches are not looked at, so that a batch that is repeated gives the same files. A record's copies have one
+    time, so only the folders of the rows' hours are read.
     """
     if not number:
         return rows
