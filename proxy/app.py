@@ -53,7 +53,7 @@ TOUCH_INTERVAL = 5.0
 
 
 async def run(settings: Settings) -> None:
-    """Runs a sidecar until SIGTERM or SIGINT; a second one ends it at once. Raises ConfigError for a busy address."""
+    """Run a sidecar until SIGTERM or SIGINT; a second one ends it at once. Raises ConfigError for a busy address."""
     log.info("ringproxy %s, ring format %d, %s", __version__, RING_FORMAT, kind())
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -222,7 +222,7 @@ async def _running(forever: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
 
 @contextlib.asynccontextmanager
 async def _closed_in_time(publisher: Publisher) -> AsyncIterator[None]:
-    """Closes the publisher on exit; a broker that does not answer gets no longer than a client would."""
+    """Close the publisher on exit; a broker that does not answer gets no longer than a client would."""
     try:
         yield
     finally:

@@ -28,7 +28,7 @@ USAGE_ERROR = 2
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs the command; returns its exit status: 2 for a mistake in settings or arguments."""
+    """Run the command; returns its exit status: 2 for a mistake in settings or arguments."""
     options, unknown = _parser().parse_known_args(arguments)
     if isinstance(sys.stdout, io.TextIOWrapper):
         # Keys may be any bytes, and names characters that a terminal lacks.

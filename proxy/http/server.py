@@ -1,4 +1,4 @@
-"""How connections are served: what is not HTTP is answered with a problem, and what clients keep waiting is bounded.
+"""The connections of a listener: what is not HTTP is answered with a problem, what clients keep waiting is bounded.
 
 aiohttp bounds the lines of a request's head (8 KiB each, 128 headers), and what waits unread of bodies (128 KiB a
 connection). Bodies are `proxy.http.admission.gate`'s. This bounds
@@ -44,7 +44,7 @@ AIOHTTP = (3, 14, 1), (3, 15)
 
 
 def check_aiohttp(version: str) -> None:
-    """Raises ImportError where this version of aiohttp may lack the private parts that the bounds of heads need."""
+    """Raise ImportError where this version of aiohttp may lack the private parts that the bounds of heads need."""
     numbers = tuple(int(number) for number in re.findall(r"\d+", version)[:3])
     first, after = AIOHTTP
     if not first <= numbers < after:
@@ -73,8 +73,8 @@ class ConnectionBounds(NamedTuple):
     """The limits of what the clients of one listener may keep waiting."""
 
     seconds: float
-    """From connecting to the end of a TLS handshake; from there to the end of the first request's head; and, again and
-    again, to read the rest of an answer or at least LEAST_RATE bytes a second of it."""
+    """Seconds for a TLS handshake, then for the first request's head, and for each part of an answer to be read: the
+    rest of it, or at least LEAST_RATE bytes a second."""
     connections: int
     """Connections that may be open at once."""
     limits: Limits
@@ -112,7 +112,7 @@ class ProblemRunner:
         self.server = _Server(made, self._app.get(FAST_PATH), self._bounds, self._answers)
 
     async def listen(self, address: Address, tls: ssl.SSLContext | None = None) -> None:
-        """Listens on one more address; a TLS handshake that is not done in time ends. Raises OSError."""
+        """Listen on one more address; a TLS handshake that is not done in time ends. Raises OSError."""
         assert self.server is not None
         self._listening.append(
             await asyncio.get_running_loop().create_server(
@@ -125,7 +125,7 @@ class ProblemRunner:
         )
 
     async def listen_on(self, bound: socket.socket) -> None:
-        """Listens on a socket that is bound already."""
+        """Listen on a socket that is bound already."""
         assert self.server is not None
         loop = asyncio.get_running_loop()
         self._listening.append(await loop.create_server(self.server, sock=bound, backlog=_BACKLOG))
@@ -136,7 +136,7 @@ class ProblemRunner:
         return [each.getsockname() for listening in self._listening for each in listening.sockets]
 
     async def cleanup(self) -> None:
-        """Stops listening, gives the answers on their way `shutdown_timeout` seconds, and closes every connection."""
+        """Stop listening, gives the answers on their way `shutdown_timeout` seconds, and closes every connection."""
         for each in self._listening:
             each.close()
         self._listening.clear()
@@ -210,7 +210,7 @@ _OPTIONS: Mapping[str, Any] = {
 
 
 class _HeadTooLargeError(HttpProcessingError):
-    """A head of more than MOST_HEAD bytes."""
+    """The head of a request has more than MOST_HEAD bytes."""
 
     def __init__(self) -> None:
         super().__init__(code=431, message=f"the head has more than {MOST_HEAD} bytes")
@@ -291,14 +291,14 @@ class _Protocol(web.RequestHandler):
         super().connection_lost(exc)
 
     def has_asked(self) -> None:
-        """Notes that a whole request has come, which ends the wait for the first."""
+        """Note that a whole request has come, which ends the wait for the first."""
         if self._first is not None:
             self._first.cancel()
             self._first = None
             self._server.silent.pop(self, None)
 
     def evict(self) -> None:
-        """Closes it at once; it counts no more from now on."""
+        """Close it at once; it counts no more from now on."""
         to = self._to
         self._leave()
         if to is not None:

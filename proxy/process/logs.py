@@ -1,4 +1,4 @@
-"""How the log is written: one line, or one JSON object, for each record, in which nobody can forge another record.
+"""The format of the log: a line, or a JSON object, for each record, in which nobody can forge another record.
 
 Names of exchanges, queues and virtual hosts are the clients' choice, and so is the text of many faults. Every character
 that a terminal or a collector could take for anything else than a character is escaped (`escaped`), here and nowhere
@@ -62,7 +62,7 @@ _FORMATTERS: Mapping[LogFormat, Callable[[], logging.Formatter]] = {"text": Text
 
 
 def install(level: str, form: LogFormat) -> None:
-    """Has this module write to standard error what any logger says, of libraries too, from `level` up.
+    """Let this module write to standard error what any logger says, of libraries too, from `level` up.
 
     Where the root logger has handlers already, say a test's, these stay the only ones.
     """
@@ -74,7 +74,7 @@ def install(level: str, form: LogFormat) -> None:
 
 
 def catch_all() -> None:
-    """Has the log tell what Python would print to standard error itself: warnings, exceptions that nobody handles."""
+    """Let the log tell what Python would print to standard error itself: warnings, exceptions that nobody handles."""
     logging.captureWarnings(True)
     log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ def of_url(url: URL) -> tuple[str, str]:
 
 
 def credentials(setting: str, url: URL, file: Path | None) -> Credentials:
-    """Those of a URL, with the password in a file's first line as it is at the call, where there is a file.
+    """Return a function that gives the user and password of a URL, or with the password that a file has by then.
 
     `setting` is what names the file. Raises ConfigError where it has no password; later the last good one stays.
     """

@@ -46,7 +46,7 @@ class Files:
         return {setting: at for setting, at in ends.items() if at is not None}
 
     async def watch(self) -> None:
-        """Looks at the files, for ever, so that a mistake in one shows before it is needed."""
+        """Look at the files, for ever, so that a mistake in one shows before it is needed."""
         while True:
             await asyncio.sleep(watched.LOOK_INTERVAL)
             for each in self.watched:

@@ -33,7 +33,7 @@ def did_you_mean(written: str, known: Iterable[str]) -> str:
 
 
 def check_text(value: str) -> None:
-    """Raises ConfigError for what is no Unicode text."""
+    """Raise ConfigError for what is no Unicode text."""
     try:
         value.encode()
     except UnicodeEncodeError:

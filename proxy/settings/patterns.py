@@ -24,7 +24,7 @@ class Selection:
     """
 
     def __init__(self, route: Iterable[str], shadow: Iterable[str], pass_: Iterable[str]) -> None:
-        """Takes the three settings as they are."""
+        """Take the three settings as they are."""
         names = [pattern.rpartition("/")[2] for patterns in (route, shadow, pass_) for pattern in patterns]
         self._names = {unquote(name) for name in names if not _WILDCARDS.keys() & set(name)}
         self._rules = [

@@ -42,7 +42,7 @@ _KUBERNETES_LINK = re.compile(r"SERVICE_HOST|SERVICE_PORT(_.*)?|PORT(_[0-9]+_.*)
 def load_settings(
     file: Path | None, environment: Mapping[str, str], flags: Mapping[str, str], *, secrets: bool = True
 ) -> Settings:
-    """Settings of a TOML file, the environment and flags (by written name), the last winning.
+    """Return the settings of a TOML file, the environment and flags (by written name); the last wins.
 
     Raises ConfigError for an unknown key or a value that does not parse. Without `secrets` no password is read.
     """

@@ -105,7 +105,7 @@ def _show(context: ssl.SSLContext, own: Own) -> float | None:
 
 
 def _trust(context: ssl.SSLContext, setting: str, ca: Path) -> None:
-    """Trusts the certificates in a file, and no others that the context does not trust yet."""
+    """Trust the certificates in a file, and no others that the context does not trust yet."""
     if _MARK not in content(setting, ca):
         raise ConfigError(f"{setting}: {str(ca)!r} has no certificate (PEM)")
     try:

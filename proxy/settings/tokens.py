@@ -55,7 +55,7 @@ class Tokens:
     def check(
         self, authorization: str | None, vhost: str, exchange: str, guess: Callable[[], None] = lambda: None
     ) -> None:
-        """Returns where that Authorization header may publish there. Raises Unauthorized or Forbidden.
+        """Return where that Authorization header may publish there. Raises Unauthorized or Forbidden.
 
         `guess` is called before a token is looked at that has not been right before; what it raises ends the check.
         """
@@ -100,7 +100,7 @@ class Access:
     def check(
         self, authorization: str | None, vhost: str, exchange: str, guess: Callable[[], None] = lambda: None
     ) -> None:
-        """Returns where that Authorization header may publish there. Raises Unauthorized or Forbidden.
+        """Return where that Authorization header may publish there. Raises Unauthorized or Forbidden.
 
         `guess` is called before a token is looked at that has not been right before; what it raises ends the check.
         """

@@ -36,7 +36,7 @@ class Watched(Generic[T]):
         """The value of the last version of the files that had no mistake."""
 
     def refresh(self) -> T:
-        """Looks at the files; what they say, or last said in good order. Each broken version is logged once."""
+        """Look at the files; what they say, or last said in good order. Each broken version is logged once."""
         seen = self._look()
         if seen != self._seen:
             self._seen = seen

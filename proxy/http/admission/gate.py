@@ -30,7 +30,7 @@ _COPIES = 2
 
 
 class Admitted:
-    """A request from its first byte to its answer, and what it holds of the limits; a problem that ends it is counted.
+    """One request from its admission to its answer, and what it holds of the limits. Its problem is counted at the end.
 
     Use as a context manager. (A generator's would cost a hundredth of a request.)
     """

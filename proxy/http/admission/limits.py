@@ -1,4 +1,4 @@
-"""How much may be under way at once: messages and bytes taken from HTTP clients and not answered yet."""
+"""The limits of what is under way at once: messages and bytes of HTTP clients that are not answered yet."""
 
 import asyncio
 
@@ -27,7 +27,7 @@ class Limits:
         self._turn, self._freed = asyncio.Lock(), asyncio.Event()
 
     def full(self, size: int, held: int = 0, *, batch: bool = False) -> str:
-        """Why so many more bytes are too much for a request that holds `held`; empty where they are not.
+        """Return why `size` more bytes are too much for a request that holds `held`; empty where they are not.
 
         One that holds none yet may also be a message too many. The only one that holds any may go on, however large;
         so may the only `batch`, as far as single messages leave room.
@@ -46,7 +46,7 @@ class Limits:
         self.bytes += size
 
     def give(self, messages: int, size: int) -> None:
-        """Counts them out."""
+        """Count messages and bytes out."""
         self.messages -= messages
         self.bytes -= size
         if self._turn.locked() and self._has_room():
@@ -58,7 +58,7 @@ class Limits:
         self.bytes += size
 
     def give_for_batch(self, size: int) -> None:
-        """Counts them out."""
+        """Count out bytes that a request with a batch held."""
         self._batches -= size
         self.give(0, size)
 

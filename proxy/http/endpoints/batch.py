@@ -156,7 +156,7 @@ class BatchEndpoint:
             raise ProblemError(400, "bad-request", str(error), Outcome.INVALID) from None
 
     async def _send(self, admitted: Admitted, batch: Batch, piece: Iterator[Item], add: Add) -> None:
-        """Sends the items of a piece. (Returns between pieces, so that no item is held while the next is awaited.)"""
+        """Send the items of a piece. (Returns between pieces, so that no item is held while the next is awaited.)"""
         for item in piece:
             if len(batch) >= self._max_batch:
                 raise BodyError(

@@ -1,4 +1,4 @@
-"""What answers of several endpoints have in common."""
+"""JSON that the answers of several endpoints share."""
 
 import json
 from collections.abc import Mapping

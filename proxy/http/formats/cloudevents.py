@@ -56,7 +56,7 @@ _is_time = re.compile(
 
 
 class Form(Enum):
-    """How a request carries events (HTTP binding, section 3): by its media type."""
+    """The three ways in which a request carries events (HTTP binding, section 3), told by its media type."""
 
     BINARY = ""
     STRUCTURED = "application/cloudevents+json"
@@ -64,7 +64,7 @@ class Form(Enum):
 
 
 def form_of(content_type: str) -> Form:
-    """By the header Content-Type. Raises ValueError for a format of events that is not known here: a 415."""
+    """Return the form that a Content-Type names. Raises ValueError for an unknown format of events (a 415)."""
     media_type = content_type.partition(";")[0].strip().lower()
     if not media_type.startswith("application/cloudevents"):
         return Form.BINARY
@@ -75,7 +75,7 @@ def form_of(content_type: str) -> Form:
 
 
 def binary(headers: Collection[tuple[bytes, bytes]], body: bytes) -> Message:
-    """The event in a request's raw headers, with the body as its data. Raises ItemError that names the header."""
+    """Return the message of an event in raw headers, whose data is the body. Raises ItemError that names the header."""
     attributes: dict[str, object] = {}
     properties = dict(PERSISTENT)
     try:
@@ -92,7 +92,7 @@ def binary(headers: Collection[tuple[bytes, bytes]], body: bytes) -> Message:
 
 
 def structured(body: bytes, headers: Collection[tuple[bytes, bytes]] = ()) -> Message:
-    """The event that is the body, with the trace in a request's raw headers. Raises ItemError."""
+    """Return the message of the event that is the body, with the trace in raw headers. Raises ItemError."""
     try:
         event = decoded(body)
     except DecodingError as error:
@@ -105,7 +105,7 @@ def structured(body: bytes, headers: Collection[tuple[bytes, bytes]] = ()) -> Me
 def message_of(
     event: Mapping[str, object], headers: Collection[tuple[bytes, bytes]] = ()
 ) -> tuple[str | None, Message]:
-    """An event in the JSON format: its id, where that is a short string, and its message. Raises ItemError.
+    """Return the id of an event in the JSON format (None if no short string), and its message. Raises ItemError.
 
     The trace in the headers goes along where the event has no attribute of that name.
     """
@@ -122,10 +122,7 @@ def message_of(
 
 
 def identity_of(event: Mapping[str, object]) -> bytes:
-    """What no other event has than one that `message_of` took: its source and id (section 3.1.1 of CloudEvents).
-
-    As 16 bytes, however long those are.
-    """
+    """Return 16 bytes that stand for an event's source and id, which no other event has (section 3.1.1)."""
     return blake2b(f"{event['source']}\0{event['id']}".encode(), digest_size=16).digest()
 
 
@@ -183,7 +180,7 @@ def _message(
     prefix: str,
     traces: Mapping[str, str],
 ) -> Message:
-    """Of an event's attributes, with these other headers. Raises PropertyError that names one, after the prefix."""
+    """Return the message of an event's attributes and data. Raises PropertyError that names one, after `prefix`."""
     for name in _REQUIRED:
         if name not in attributes:
             raise PropertyError(f"{prefix}{name}: missing")

@@ -76,7 +76,7 @@ def message_of(item: Item) -> tuple[str | None, Message]:
 
 
 def properties_of(values: Mapping[str, object], prefix: str) -> Properties:
-    """Properties by their AMQP names, just those given. Raises PropertyError that names one, after the prefix."""
+    """Return the given properties, encoded, by their flags. Raises PropertyError that names one, after `prefix`."""
     properties = {}
     for name, value in values.items():
         if name not in NAMES:

@@ -1,4 +1,4 @@
-"""What an HTTP request says: which exchange, which message. Every mistake is a 400 that names the field."""
+"""The exchange and the message that an HTTP request names. Every mistake is a 400 that names the field."""
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -40,12 +40,12 @@ _NO_PAGE = frozenset({".", "..", "amq.default"})
 
 
 def head_size(path: str, raw_headers: RawHeaders) -> int:
-    """Bytes of a request's head, its line ends and method aside."""
+    """Return the bytes of a request's head, its line ends and method aside."""
     return len(path) + sum([len(name) + len(value) for name, value in raw_headers])
 
 
 def query_of(request: web.Request, allowed: set[str]) -> dict[str, str]:
-    """The query's parameters, any bytes kept as surrogates; each at most once and none but those allowed."""
+    """Return the query's parameters, any bytes kept as surrogates. Raises ProblemError for unknown or repeated ones."""
     raw = request.rel_url.raw_query_string
     query: dict[str, str] = {}
     if not raw:
@@ -60,7 +60,7 @@ def query_of(request: web.Request, allowed: set[str]) -> dict[str, str]:
 
 
 def key_and_properties(request: web.Request, query: Mapping[str, str]) -> tuple[bytes | None, Properties]:
-    """The routing key, None where there is none, and the properties that a request's headers give its message."""
+    """Return the routing key (None for none) and the message's properties of a request. Raises ProblemError."""
     key: bytes | None = None
     properties: Properties = {}
     headers: dict[str, object] = {}
@@ -88,7 +88,7 @@ def key_and_properties(request: web.Request, query: Mapping[str, str]) -> tuple[
 
 
 def key_of(key: bytes | None, query: Mapping[str, str]) -> bytes | None:
-    """The routing key, given in a header or in the query; None for neither. Raises ProblemError."""
+    """Return the routing key, given in a header or in the query; None for neither. Raises ProblemError."""
     field = "Routing-Key"
     if "key" in query:
         if key is not None:
@@ -100,7 +100,7 @@ def key_of(key: bytes | None, query: Mapping[str, str]) -> bytes | None:
 
 
 def refuse_message_headers(request: web.Request, instead: str) -> None:
-    """Raises ProblemError for a header of a single message, which would be lost here; `instead` says what is taken."""
+    """Raise ProblemError for a header of a single message, which would be lost here; `instead` says what is taken."""
     for raw_name, _ in request.raw_headers:
         lower = raw_name.lower()
         if lower == b"routing-key" or lower.startswith(b"amqp-"):
@@ -148,7 +148,7 @@ def _put_header(headers: dict[str, object], field: str, lower: bytes, value: byt
 
 
 def prefers(request: web.Request, what: str) -> bool:
-    """Whether the client prefers an answer that is ``return=minimal`` or ``return=representation`` (RFC 7240)."""
+    """Return whether the client prefers ``return=minimal`` or ``return=representation``, by `what` (RFC 7240)."""
     for value in request.headers.getall("Prefer", ()):
         if f"return={what}" in (part.partition(";")[0].strip().lower() for part in value.split(",")):
             return True
@@ -156,7 +156,7 @@ def prefers(request: web.Request, what: str) -> bool:
 
 
 def short(field: str, value: bytes) -> bytes:
-    """The value, where it fits an AMQP short string. Raises ProblemError."""
+    """Return the value, if it fits an AMQP short string. Raises ProblemError."""
     if len(value) > SHORT_STRING:
         shown = value[:40].decode("utf-8", "backslashreplace")
         raise invalid(field, f"{shown!r}... has {len(value)} bytes, {SHORT_STRING} are the most")
@@ -164,7 +164,7 @@ def short(field: str, value: bytes) -> bytes:
 
 
 def text(field: str, value: bytes) -> str:
-    """The value as text. Raises ProblemError where it is not UTF-8."""
+    """Return the value as text. Raises ProblemError where it is not UTF-8."""
     try:
         return value.decode()
     except UnicodeDecodeError:
@@ -172,7 +172,7 @@ def text(field: str, value: bytes) -> str:
 
 
 def name_of(request: web.Request, query: Mapping[str, str], default_vhost: str) -> Name:
-    """The virtual host and exchange that a request names. Raises ProblemError."""
+    """Return the virtual host and exchange that a request names. Raises ProblemError."""
     # Of the raw path: aiohttp's own decoding leaves bytes that are not UTF-8 as they stand, `%FF`.
     return _named(request.rel_url.raw_path.split("/", 4)[3], query.get("vhost", default_vhost))
 

@@ -87,7 +87,7 @@ class Batch:
         return len(self._entries)
 
     def add(self, message_id: str | None, message: Message) -> Coroutine[Any, Any, None] | None:
-        """Sends one more message, unless an earlier one has failed; gives what must be awaited before the next, if any.
+        """Send one more message, unless an earlier one has failed; gives what must be awaited before the next, if any.
 
         Not a coroutine itself, for speed: almost always there is nothing to wait for.
         """
@@ -102,7 +102,7 @@ class Batch:
         return self._add_late(step, index, message) if step is not None else None
 
     async def _add_late(self, step: Coroutine[Any, Any, None], index: int, message: Message) -> None:
-        """After what has to be awaited before the message can be sent, as often as there is such a thing."""
+        """Send a message after what must be awaited before it, as often as there is something to await."""
         due: Coroutine[Any, Any, None] | None = step
         since = time.monotonic()
         while due is not None:
@@ -114,7 +114,7 @@ class Batch:
             due = self._send(index, message, since)
 
     def _send(self, index: int, message: Message, since: float) -> Coroutine[Any, Any, None] | None:
-        """Sends a message or fails it, or gives what must be awaited before the next try."""
+        """Send a message or fails it, or gives what must be awaited before the next try."""
         entry = self._entries[index]
         # Looked at after each wait: a message must not overtake one of its key that has failed meanwhile.
         if self._stopped:
@@ -172,7 +172,7 @@ class Batch:
             self._stopped, self._again = f"not sent after an earlier message: {why}"[:_LONGEST_DETAIL], again
 
     async def _room(self) -> None:
-        """Waits for room, or stops the batch where there is none for too long.
+        """Wait for room, or stops the batch where there is none for too long.
 
         What came back has its place until it is settled, so that is seen to first, whenever it comes.
         """
@@ -198,9 +198,9 @@ class Batch:
         return True
 
     def refuse(self, message_id: str | None, key: bytes | None, why: str, message: Message | None = None) -> None:
-        """One more message, which is not sent; `key` is None where that cannot be read, or there is none.
+        """Add a message that is not sent, and say why; `key` is None where it cannot be read, or there is none.
 
-        With its message, where one could be made of it, it holds back those behind it also where not the key is hashed.
+        `message`, where one could be made, gives its ordering key also where another value than the key is hashed.
         """
         entry = _Entry(
             message_id, None, key if message is None else self._dispatch.ordering_key_of(self._handle, message)

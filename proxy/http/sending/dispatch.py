@@ -1,4 +1,4 @@
-"""From a message to the broker connection that it goes out on: the way of every HTTP publish, single or of a batch."""
+"""The way of every HTTP publish, single or of a batch: from a message to the broker connection that it goes out on."""
 
 import asyncio
 import contextlib
@@ -100,7 +100,7 @@ class Dispatch:
         self._refuse_internal(handle)
 
     async def exchange_handle(self, name: Name, login: Login | None = None) -> ExchangeHandle:
-        """The way to an exchange, as this sidecar's own user or another.
+        """Return what is needed to publish to an exchange, as this sidecar's own user or another.
 
         Raises ProblemError where there is no such exchange. Clients choose the name, so an unknown one opens no
         connection. For another user the broker checks the login first, if MOST_GUESTS allows.
@@ -122,7 +122,7 @@ class Dispatch:
             await self._cleared(connection, self._router.clock())
 
     def _must_be_read(self, name: Name) -> bool:
-        """Whether it must be known first that an exchange exists.
+        """Return whether an exchange must be known to exist before a connection is used for it.
 
         Not for a shadowed one in a virtual host that this sidecar publishes to: the broker's answer is its own then.
         """
@@ -131,7 +131,7 @@ class Dispatch:
         return self._tables.selection.mode(*name) is not Mode.SHADOW or not self._publisher.serves(name[0])
 
     async def send(self, handle: ExchangeHandle, message: Message, receiver: Receiver, index: int) -> Placement:
-        """Publishes one message, and has `receiver` told its result; waits only for a look-up or a connection.
+        """Publish one message, and has `receiver` told its result; waits only for a look-up or a connection.
 
         Raises ProblemError where nothing was sent.
         """
@@ -143,7 +143,7 @@ class Dispatch:
     def attempt(
         self, handle: ExchangeHandle, message: Message, receiver: Receiver, index: int, since: float
     ) -> Placement | Coroutine[Any, Any, None]:
-        """Publishes a message at once, or gives what must be awaited before the next attempt.
+        """Publish a message at once, or gives what must be awaited before the next attempt.
 
         `since` is when the first attempt was, monotonic. Raises ProblemError where there is no use in another.
         """
@@ -202,7 +202,7 @@ class Dispatch:
         return self._place(route, message.key or b"", message).ordering_key(message.key)
 
     def _table(self, connections: ConnectionGroup) -> RouteTable:
-        """The routes, whatever the cluster: that is looked at for each publish."""
+        """Return the routes of the virtual host, whatever the broker's cluster: that is checked for each publish."""
         if connections.table is None:
             connections.table = self._tables.table(connections.vhost, None)
         return connections.table
@@ -279,7 +279,7 @@ class Dispatch:
             raise problem from error
 
     async def _same_cluster(self, connection: BrokerConnection, since: float) -> None:
-        """Returns if the management API's cluster is the connection's after all: one was renamed, or was asked late.
+        """Return if the management API's cluster is the connection's after all: one was renamed, or was asked late.
 
         Raises ProblemError where it is not.
         """
@@ -325,7 +325,7 @@ class Dispatch:
             raise ProblemError(403, "internal-exchange", detail, Outcome.INVALID)
 
     async def look_up(self, name: Name, wanted: Name, since: float) -> None:
-        """Returns once an exchange is read on which publishes to `name` wait since `since`, monotonic.
+        """Return once an exchange is read on which publishes to `name` wait since `since`, monotonic.
 
         Raises ProblemError where it does not exist or cannot be read in time.
         """
@@ -355,7 +355,7 @@ class Dispatch:
         self._tables.counter_table.of(placement.route.name, None).rerouted += 1
 
     async def refresh(self, placement: Placement, why: str) -> None:
-        """Reads the ring of a message that did not reach its queue again: the next try finds the new one.
+        """Read the ring of a message that did not reach its queue again: the next try finds the new one.
 
         Not for longer than a look-up may take.
         """
