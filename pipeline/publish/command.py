@@ -29,7 +29,7 @@ from pipeline.rings import RingSpec, to_json
 from pipeline.session import spark_session
 
 _FOR_EACH_BATCH = {"ring", "batch", "run", "commit_log", "task_attempts", "dry_run"}
-"""Options that the command itself sets."""
+"""Options of the Data Source that the command sets itself for each batch."""
 
 _JSON = {
     "key": StringType(),
@@ -40,18 +40,19 @@ _JSON = {
     "timestamp": LongType(),
     "expiration": LongType(),
 }
-"""What columns of JSON files are, whatever their values look like."""
+"""The types of columns in JSON files, which Spark would otherwise infer from their values."""
 
 _FILES_PER_BATCH = 100
-"""Unless rows are to be in order: that of files is Spark's to choose."""
+"""The default number of files in a batch; with --order all files are one batch, as Spark chooses the order of files."""
 
 _READ = {"mode": "FAILFAST", "mergeSchema": "true", "maxFileAge": "36500d"}
-"""A JSON value of another type than its column's ends the job, and is not null; Parquet files may have more or fewer
-columns; a file is taken however old it is."""
+"""Options of Spark's file readers. A JSON value of another type than its column's ends the job, instead of becoming
+null; Parquet files may differ in their columns; a file is taken however old it is.
+"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Those of the command, and the Data Source's options."""
+    """Add the options of `publish` and those of the Data Source to a parser."""
     parser.add_argument("--input", required=True, metavar="PATH", help="folder of files with a row for each message")
     parser.add_argument("--format", default="parquet", choices=["parquet", "json"], help="(default parquet)")
     parser.add_argument("--checkpoint", required=True, metavar="DIR", help="where the stream keeps how far it has come")
@@ -74,7 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Publishes what is there, and writes the report."""
+    """Publish the rows of all files that are there, write the report, and return the exit status 0."""
     names = [name for name in CONNECTION | OWN if name not in _FOR_EACH_BATCH]
     given = {name: value for name in names if (value := getattr(options, name)) is not None}
     if options.order:
@@ -134,7 +135,9 @@ def _out_usable() -> Iterator[None]:
 
 
 def task_attempts(spark: SparkSession) -> int:
-    """Attempts of each task before a job fails: spark.task.maxFailures, or what a local master says instead."""
+    """Return how often Spark tries each task before a job fails: spark.task.maxFailures, or a local master's own
+    number.
+    """
     if found := re.fullmatch(r"local(?:\[[^,\]]*(?:, *(\d+))?\])?", spark.sparkContext.master or ""):
         return int(found[1] or 1)
     return int(spark.sparkContext.getConf().get("spark.task.maxFailures", "4") or 4)
@@ -145,7 +148,7 @@ def _table(spark: SparkSession, options: argparse.Namespace) -> DataFrame:
 
 
 def _schema(spark: SparkSession, options: argparse.Namespace) -> StructType:
-    """Of the files that are there now."""
+    """Return the schema of the files that are there now. Raises PipelineError where there is none."""
     if not found(spark, options.input):
         raise PipelineError(f"--input: {options.input} does not exist")
     schema = spark.read.format(options.format).options(**_READ).load(options.input).schema
@@ -179,7 +182,7 @@ def _stream(spark: SparkSession, options: argparse.Namespace, given: Mapping[str
 
 
 def files_per_batch(options: argparse.Namespace) -> int | None:
-    """Of one micro-batch; None for all that are there, so that rows can be in order across files."""
+    """Return how many files make one batch; None for all that are there, so that rows are in order across files."""
     if options.files_per_batch is None and not options.order:
         return _FILES_PER_BATCH
     given: int | None = options.files_per_batch
@@ -194,7 +197,10 @@ def _publish(
     order: str | None,
     kept: RingSpec | None = None,
 ) -> None:
-    """One batch, by the ring `kept` of when it was begun before, or that of now; none where a row is no message."""
+    """Publish one batch, by the ring `kept` with which it was begun before or else the present one.
+
+    Nothing is published, and PipelineError raised, where a row makes no message.
+    """
     # The broker was there when the command began: a batch in between waits for it.
     spec = pinned_in_time(parsed)
     if kept is not None:

@@ -12,28 +12,28 @@ from pipeline import PipelineError
 from pipeline.rings import RingSpec, parse_ring, to_json
 
 _VERSION = 1
-"""Of the log's lines."""
+"""The version of the log's lines."""
 
 _BLOCK = 1 << 16
-"""Bytes of the log that are read at once from its end."""
+"""How many bytes are read at a time from the end of the log."""
 
 
 @dataclass(frozen=True)
 class TaskResult:
-    """What one task has published."""
+    """The result of one task, in the attempt that succeeded."""
 
     rows: Mapping[str, int]
-    """Confirmed, by queue."""
+    """How many rows were confirmed, by queue name."""
     failed_attempts: int
-    """Of the same task before it; each published some of its rows, or none, or all."""
+    """How many attempts of the same task failed before this one; each may have published some or all of its rows."""
     seconds: float
     again: int
-    """Rows that this attempt sent again though their queue may have had them, each time counted."""
+    """How many times this attempt sent a row again that its queue may have had already."""
 
 
 @dataclass(frozen=True)
 class Write:
-    """A write that was committed, and all tries at it."""
+    """A write that was committed: one batch of a stream, or one `df.write`, with all tries at it."""
 
     batch: str
     fingerprint: str
@@ -41,39 +41,44 @@ class Write:
     """By queue."""
     dry_run: bool
     seconds: float
-    """Of its longest task."""
+    """The seconds that its longest task took."""
     failed_attempts: int
-    """Of tasks, in the try that was committed."""
+    """How many attempts of tasks failed in the try that was committed."""
     failed_tries: int
-    """Of the whole: it failed, the driver was killed, or it was committed before and published again."""
+    """How many earlier tries there were at the whole write: it failed, the driver was killed, or it was committed
+    before.
+    """
     again: int
-    """Rows that tasks sent again without failing though their queue may have had them, in the committed try."""
+    """How many times, in the committed try, tasks sent a row again that its queue may have had already."""
     duplicates: int
-    """Messages beyond one for each row that may be in the queues, at most."""
+    """The most messages that may be in the queues beyond one for each row."""
 
     @property
     def total(self) -> int:
-        """Rows in all."""
+        """The number of rows in all queues."""
         return sum(self.rows.values())
 
 
 class CommitLog:
-    """A file that lines are added to, each whole or, at a crash, not at all."""
+    """The commit log of one `run`: a file to which JSON lines are added, of which a crash can tear only the last."""
 
     def __init__(self, path: Path | None, run: str = "") -> None:
-        """None keeps nothing. `run` tells batches of one number apart: `options.Log`."""
+        """Open the log at `path`, None for no log. `run` tells batches with the same number apart, such as of two
+        checkpoints.
+        """
         self._path, self._run = path, run
 
     def begun(self, batch: str, spec: RingSpec, attempts: int) -> None:
-        """Before anything is published; `attempts` of each task are made before the write fails, none of a dry run.
+        """Add a line before anything of a batch is published.
 
-        `batch` is empty where it is not known yet.
+        `batch` is empty where its number is not known yet. `attempts` is how often Spark tries each task before the
+        write fails, 0 for a dry run.
         """
         told = {"batch": batch, "ring": spec.fingerprint, "attempts": attempts, "pinned": json.loads(to_json(spec))}
         self._add({"event": "begun", **told})
 
     def pinned(self) -> dict[str, RingSpec]:
-        """By batch, the ring that this run began it by, the last time."""
+        """Return the ring with which this run last began each batch, by batch number."""
         found: dict[str, RingSpec] = {}
         rings: dict[object, RingSpec] = {}
         if self._path is not None and self._path.exists():
@@ -87,7 +92,7 @@ class CommitLog:
         return found
 
     def committed(self, batch: str, fingerprint: str, parts: Sequence[TaskResult], dry_run: bool) -> None:
-        """All rows are confirmed."""
+        """Add a line once all rows of a batch are confirmed; `parts` are the results of its tasks."""
         rows: dict[str, int] = {}
         for part in parts:
             for queue, count in part.rows.items():
@@ -106,7 +111,7 @@ class CommitLog:
         self._add({"event": "committed", **told})
 
     def aborted(self, batch: str, fingerprint: str) -> None:
-        """A task failed for good; all of the write's rows are published again where it is tried again."""
+        """Add a line once a task has failed for good, and the write with it."""
         self._add({"event": "aborted", "batch": batch, "ring": fingerprint})
 
     def _add(self, told: Mapping[str, object]) -> None:

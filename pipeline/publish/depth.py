@@ -120,7 +120,7 @@ class Allowance:
     """
 
     _SHORTEST, _LONGEST = 0.02, 1.0
-    """Seconds between looks at one queue."""
+    """The shortest and the longest time, in seconds, between two looks at one queue."""
 
     def __init__(self, depths: Depths, queues: tuple[str, ...], max_depth: int) -> None:
         """No queue was looked at yet, so none may be sent a row."""
@@ -154,14 +154,14 @@ class Allowance:
 
 
 class _Declare(Queue.Declare):
-    """Of any name that the broker takes: pamqp's own check lets only some characters pass."""
+    """A queue.declare with any queue name that the broker takes; pamqp's own check refuses many characters."""
 
     def validate(self) -> None:
-        """The broker will say."""
+        """Check nothing: the broker refuses a name that is wrong."""
 
 
 async def _declared(channel: AbstractChannel, queue: str) -> int:
-    """Ready messages of a queue."""
+    """Return the number of ready messages of a queue, by a passive declaration."""
     underlying = await channel.get_underlay_channel()
     assert isinstance(underlying, aiormq.Channel)
     answer = await underlying.rpc(_Declare(queue=queue, passive=True))

@@ -1,4 +1,4 @@
-"""From a table's rows, as Arrow has them, to messages with their properties encoded."""
+"""Turning a table's rows, in Arrow's batches, into AMQP messages with their properties encoded."""
 
 from collections.abc import Iterable, Iterator
 from hashlib import blake2b
@@ -54,7 +54,7 @@ PROPERTIES: dict[str, tuple[type[DataType], ...]] = {
 _NEVER_NULL = ("key", "body", "message_id")
 
 _Properties = tuple[tuple[int, bytes], ...]
-"""Flag and encoded value of each, in the order of AMQP; 0 and nothing for one that is null."""
+"""The flag and the encoded value of each property of a row, in AMQP's order; 0 and b"" for a null one."""
 
 _FLAGS = Header.of(PERSISTENT).flags
 
@@ -64,17 +64,17 @@ _ID_LENGTH = bytes((2 * _ID_BYTES,))
 
 
 class RowMessage(NamedTuple):
-    """What is published."""
+    """One row of a table as an AMQP message."""
 
     key: bytes
     hashed: bytes
-    """What the exchange hashes of it; empty where it lacks that."""
+    """The value of the row that the exchange hashes; empty where the row lacks it."""
     body: bytes
     header: Header
 
 
 def check_columns(schema: StructType, ids: tuple[str, ...], hashed: HashedValue) -> None:
-    """Raises PipelineError for columns that are missing, unknown or of another type; all in one line."""
+    """Raise PipelineError for columns that are missing, unknown or of another type, with all of them in one line."""
     names = schema.fieldNames()
     wanted = NEEDED | {name: types for name, types in PROPERTIES.items() if name in names}
     complaints = mismatches(schema, wanted)
@@ -92,9 +92,10 @@ def check_columns(schema: StructType, ids: tuple[str, ...], hashed: HashedValue)
 
 
 def check_rows(rows: DataFrame) -> None:
-    """Raises PipelineError where rows lack what they need, or hold texts that are too long for AMQP; all in one line.
+    """Raise PipelineError where rows lack a value that they need, or have a text that is too long for AMQP.
 
-    It says how many rows, and the first file that has some. `Reader` would say so too, but with rows before published.
+    The message says how many rows, and names the first file that has some. `Reader` would find these rows too, but
+    only after rows before them were published.
     """
     wrong = {f"with a null {name}": F.col(name).isNull() for name in _NEVER_NULL if name in rows.columns}
     for name in ("key", *(name for name, types in PROPERTIES.items() if types == _TEXT)):
@@ -112,14 +113,21 @@ def check_rows(rows: DataFrame) -> None:
 
 
 class Reader:
-    """Makes messages of batches."""
+    """A converter of Arrow batches into messages, for one write."""
 
     def __init__(self, hashed: HashedValue, ids: tuple[str, ...], write: str) -> None:
-        """`ids` and what tells this `write` from others go into the message ids made where there is no such column."""
+        """Take the hashed value of the exchange and the parts of message ids that are made here.
+
+        Where a table has no column message_id, an id is made of the row, of its columns `ids`, and of the text
+        `write`, which tells this write from others.
+        """
         self._hashed, self._ids, self._write = hashed, ids, write.encode()
 
     def messages(self, batch: pa.RecordBatch) -> Iterator[RowMessage]:
-        """One a row, in order. Raises PipelineError for a null key, body or message_id, or a value that is none."""
+        """Return the messages of a batch's rows, in order.
+
+        Raises PipelineError for a null key, body or message_id, and for a value that AMQP cannot carry.
+        """
         columns = dict(zip(batch.schema.names, batch.columns, strict=True))
         for name in _NEVER_NULL:
             if name in columns and (nulls := columns[name].null_count):
@@ -135,7 +143,9 @@ class Reader:
         return map(RowMessage, keys, self._values(columns), bodies, headers)
 
     def _values(self, columns: dict[str, pa.Array]) -> list[bytes]:
-        """What the exchange hashes of each row that is no routing key."""
+        """Return the value of each row that the exchange hashes, where that is a header or property; b"" where it is
+        absent.
+        """
         hashed = self._hashed
         if hashed.source == "header":
             return [key_of(hashed, b"", dict(row or ())) or b"" for row in columns["headers"].to_pylist()]
@@ -145,7 +155,7 @@ class Reader:
     def _headers(
         self, columns: dict[str, pa.Array], count: int, keys: list[bytes], bodies: list[bytes]
     ) -> Iterator[Header]:
-        """Each row's properties; where there is no message_id, one made of all that the row has."""
+        """Return the content header of each row, with an id made of the row where there is no column message_id."""
         given = [_encoded(name, _plain(columns[name])) for name in PROPERTIES if name in columns]
         rows: Iterable[_Properties] = zip(*given, strict=True) if given else repeat((), count)
         if "message_id" in columns:
@@ -155,7 +165,10 @@ class Reader:
         return map(self._header_with_id, rows, keys, bodies, more)
 
     def _header_with_id(self, row: _Properties, key: bytes, body: bytes, more: tuple[bytes, ...]) -> Header:
-        """The id is the same for the same row in any attempt; rows that are equal in everything share it."""
+        """Return a row's content header with a message id made of the row.
+
+        The id is the same in any attempt; rows that are equal in everything share it.
+        """
         parts = [self._write, key, body, *more]
         for flag, value in row:
             parts += (flag.to_bytes(2, "big"), value)
@@ -165,7 +178,9 @@ class Reader:
 
 
 def _header(row: _Properties, made_id: bytes = b"") -> Header:
-    """Of a row's properties, in the order of their flags, and an id that was made; persistent."""
+    """Return the content header of a persistent message with these properties, in the order of their flags, and a
+    made id.
+    """
     flags, before, headers, after = _FLAGS | (_ID_FLAG if made_id else 0), b"", b"", b"\x02"
     for flag, value in row:
         flags |= flag
@@ -181,7 +196,7 @@ def _header(row: _Properties, made_id: bytes = b"") -> Header:
 
 
 def _encoded(name: str, values: list[Any]) -> Iterator[tuple[int, bytes]]:
-    """Flag and bytes of each value of a property; 0 and none for null."""
+    """Yield the flag and the encoded bytes of each value of a property; 0 and b"" for null."""
     for value in values:
         try:
             yield encoded(name, value) if value is not None else (0, b"")
@@ -190,7 +205,7 @@ def _encoded(name: str, values: list[Any]) -> Iterator[tuple[int, bytes]]:
 
 
 def _plain(column: pa.Array) -> list[Any]:
-    """Values as `encoded` takes them."""
+    """Return the values of a column as `encoded` takes them: timestamps in seconds since 1970, maps as dicts."""
     if pa.types.is_timestamp(column.type):
         microseconds = column.cast(pa.timestamp("us", column.type.tz)).cast(pa.int64())
         return [None if value is None else value // 1_000_000 for value in microseconds.to_pylist()]
@@ -199,7 +214,7 @@ def _plain(column: pa.Array) -> list[Any]:
 
 
 def _bytes(column: pa.Array) -> list[bytes]:
-    """The values of a column of text or bytes without nulls; many times as fast as `to_pylist`."""
+    """Return the values of a column of text or bytes without nulls, many times as fast as `to_pylist`."""
     column = column.cast(pa.large_binary())
     _, offsets, data = column.buffers()
     stops = np.frombuffer(offsets, np.int64)[column.offset : column.offset + len(column) + 1].tolist()

@@ -1,4 +1,4 @@
-"""What the Data Source and the command are told, as texts, and what that means."""
+"""The options of the Data Source `ringproxy` and of the command `publish`: from texts to checked values."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,15 +26,17 @@ CONNECTION = {
 
 @dataclass(frozen=True)
 class Log:
-    """Where the commit log is, and whose lines are whose in it."""
+    """Where the commit log of a write is, and which of its lines belong to this stream or program."""
 
     path: Path | None
     run: str
-    """What a batch's number belongs to: the stream's checkpoint, by Spark's id of it or by its path; empty for none."""
+    """The stream's checkpoint, by Spark's id of it or its path, to which batch numbers belong; empty where there is
+    none.
+    """
 
     @classmethod
     def of(cls, given: Mapping[str, str]) -> "Log":
-        """From all options, of which no other is looked at."""
+        """Read the commit log's place and run from a write's options, and look at no other option."""
         told = _lowered(given)
         path = told.get("commit_log")
         return cls(Path(path) if path else None, told.get("run") or told.get("checkpointlocation", ""))
@@ -42,31 +44,33 @@ class Log:
 
 @dataclass(frozen=True)
 class Options:
-    """All of it, checked."""
+    """The checked options of one write."""
 
     settings: Settings
-    """Of the connections, the passwords in them; its other settings say nothing here."""
+    """The settings of the connections to broker and management API, with their passwords; others have no effect."""
     exchange: str
     window: int
-    """Rows of one task that wait for their confirms and are kept until then, at most; so many may come twice a loss."""
+    """The most rows of one task that wait for confirms; so many are kept in memory, and may come twice after each
+    loss.
+    """
     retry_timeout: float
-    """Seconds for which a task tries without a single confirm, before it fails."""
+    """The seconds for which a task tries without one confirm before it fails."""
     connections: int
-    """Tasks, each with a connection, of one write, at most; 0 for as many as there are partitions."""
+    """The most tasks of one write, each with its own connection; 0 for as many as there are partitions."""
     rate: float
-    """Messages a second in all; 0 for as fast as it goes."""
+    """The messages a second of all tasks together; 0 for no limit."""
     max_depth: int
-    """Ready messages of a queue from which on a task waits for its consumers; 0 for any number."""
+    """The number of ready messages at which a task waits for a queue's consumers; 0 for no limit."""
     dry_run: bool
     ids: tuple[str, ...]
-    """Columns that are not published, and tell apart rows which are equal otherwise."""
+    """The columns that are not published but go into message ids, to tell apart rows that are equal otherwise."""
     ring: str
     """The ring to publish by, as JSON (docs/journal.md, "A ring"); empty for the one that the bindings make."""
     batch: str
-    """What tells this write from others of equal rows; a stream's batches bring their numbers."""
+    """A text that tells this write from others of equal rows; empty for a stream, whose batches have numbers."""
     log: Log
     task_attempts: int
-    """Of each task, before a write fails."""
+    """How often Spark tries each task before a write fails."""
 
 
 OWN = {
@@ -90,11 +94,11 @@ OWN = {
 """The Data Source's own options."""
 
 _SPARKS = {"checkpointlocation", "path", "queryname"}
-"""What Spark hands to a stream's sink together with its options."""
+"""Options of Spark's own that it hands to a stream's sink, in small letters; they are ignored."""
 
 
 def parse(given: Mapping[str, str]) -> Options:
-    """Options from texts by name, of any case. Raises PipelineError, which names the option."""
+    """Return checked options from texts by name, in any case. Raises PipelineError, which names the option."""
     told = _lowered(given)
     for name in told.keys() - _SPARKS:
         if name not in CONNECTION and name not in OWN:

@@ -12,9 +12,10 @@ from ring.ring import Ring
 
 
 def prepared(rows: DataFrame, spec: RingSpec, connections: int, order: str | None = None) -> DataFrame:
-    """The rows in at most so many partitions: each queue's in one, sorted by the column `order` where there is one.
+    """Return the rows in at most `connections` partitions, with all rows of a queue in one of them.
 
-    A key's rows then go out one behind the other. Without `order` they go out as Spark brings them, which is no order.
+    Where `order` names a column they are sorted by it, so that a key's rows go out in that order. Without it they go
+    out as Spark brings them, in no order.
     """
     tasks = tasks_of(spec.ring, connections)
     slot = slot_of_key(F.coalesce(value_hashed(spec.hashed), F.lit(b"")))
@@ -26,7 +27,7 @@ def prepared(rows: DataFrame, spec: RingSpec, connections: int, order: str | Non
 
 
 def value_hashed(printed: str) -> Column:
-    """What the exchange hashes of a row, as bytes; null where the row lacks it."""
+    """Return the value of a row that the exchange hashes, as bytes; null where the row lacks it."""
     hashed = hashed_value(printed)
     match hashed.source:
         case "routing_key":

@@ -1,22 +1,22 @@
 """How fast rows may go out."""
 
 _BURST = 0.2
-"""Seconds of its rate that one who was held up may catch up at once."""
+"""The seconds of a delay that a task may catch up by sending faster; the rest of a delay is lost."""
 
 
 class Pace:
     """A rate that is held on average from the start on, in messages a second."""
 
     def __init__(self, rate: float, now: float) -> None:
-        """`now` and all other times in seconds, of one clock."""
+        """Begin at the time `now`; this and all other times are in seconds of one clock."""
         self._rate, self._due = rate, now
 
     def take(self, count: int, now: float) -> float:
-        """So many went out; the seconds to wait before the next."""
+        """Count messages that have gone out, and return the seconds to wait before the next ones."""
         self._due = max(self._due, now - _BURST) + count / self._rate
         return max(0.0, self._due - now)
 
     @property
     def burst(self) -> int:
-        """As many at once as still makes for an even flow."""
+        """The most messages to send at once for an even flow, 1 or more."""
         return max(1, round(self._rate * _BURST / 4))

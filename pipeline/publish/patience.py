@@ -1,19 +1,22 @@
-"""How long to try again, and how long to pause in between."""
+"""The limit of the time in which a task tries again without progress, and its pauses."""
 
 import random
 
 _FIRST = 0.1
-"""Seconds of the first pause, at most."""
+"""The longest first pause, in seconds."""
 
 _LONGEST = 5.0
-"""Seconds of any pause, at most."""
+"""The longest pause of all, in seconds."""
 
 
 class Patience:
-    """A limit of the time without progress, and pauses that grow and are random: tasks do not come all at once."""
+    """A limit of the time without progress, with pauses that grow.
+
+    Pauses are random, so that many tasks do not come back at once.
+    """
 
     def __init__(self, limit: float) -> None:
-        """`limit` in seconds; it counts from the first `left` on."""
+        """Take the limit in seconds; it counts from the first call of `left`."""
         self.limit = limit
         self._since: float | None = None
         self._progress = 0
@@ -34,5 +37,5 @@ class Patience:
         return random.uniform(0, longest)
 
     def rest(self) -> None:
-        """Forget the time until now: nothing is amiss."""
+        """Begin the limit anew at the next call of `left`, since nothing is wrong now."""
         self._since = None

@@ -1,4 +1,4 @@
-"""What a write is held to, looked up once on the driver: the ring that the bindings make, its queues being there."""
+"""The ring that a write is pinned to, which the driver reads once, after it has seen all of its queues."""
 
 import asyncio
 import logging
@@ -19,10 +19,11 @@ log = logging.getLogger(__name__)
 
 
 def pinned(options: Options) -> RingSpec:
-    """The ring to publish by: the one given, or the one that the bindings make now; all its queues were seen.
+    """Return the ring to publish by: the given one, or the one that the bindings make now, all of whose queues
+    exist.
 
-    Raises PipelineError at once for what would fail later: no such exchange, no ring, a queue that is missing or would
-    dead-letter elsewhere, wrong credentials; AwayError for a broker that does not answer.
+    Raises PipelineError at once for what would fail later: no such exchange, no ring, a queue that is missing or
+    would dead-letter elsewhere, wrong credentials; AwayError for a broker that does not answer.
     """
     try:
         spec = parse_ring(options.ring, "option 'ring'") if options.ring else asyncio.run(_read(options))
@@ -54,9 +55,10 @@ def pinned_in_time(options: Options) -> RingSpec:
 
 
 def pinned_again(kept: RingSpec, now: RingSpec) -> RingSpec:
-    """The ring for a batch that was begun by `kept` before, so that a row's copies are in one queue.
+    """Return the ring for a batch that was begun with the ring `kept` before.
 
-    `now`, where a destination of `kept` is bound no more, so that maybe nobody consumes it, or the exchange is another.
+    That is `kept`, so that all copies of a row are in one queue; but `now` where a destination of `kept` is no
+    longer bound, so that maybe nobody consumes it, or where the exchange's type or hashed value has changed.
     """
     same = (kept.exchange_type, kept.hashed) == (now.exchange_type, now.hashed)
     return kept if same and kept.weights.keys() <= now.weights.keys() else now

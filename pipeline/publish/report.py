@@ -17,9 +17,10 @@ from pipeline.report import Grade, Report
 def write_report(
     path: Path, about: About, writes: Sequence[Write], before: int, open_tries: int, *, failed: bool
 ) -> None:
-    """Of all writes of a commit log, the first `before` of earlier runs; and of `open_tries` that led to no commit.
+    """Write the report on all writes of a commit log and on `open_tries`, which led to no commit.
 
-    `about` is the page's head; `failed`: the last run.
+    The first `before` of the writes are of earlier runs. `about` is the head of the page, and `failed` says that the
+    last run has failed.
     """
     rows = Counter[str]()
     for write in writes:

@@ -1,4 +1,4 @@
-"""A ring as tasks get it: which queue a key goes to, and how a publish there begins."""
+"""A ring in the form that tasks get: the queue of each key, and the bytes with which a publish to it begins."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,11 +22,11 @@ class Routes:
     fingerprint: str
     queues: tuple[str, ...]
     owners: bytes
-    """For `index_at`: each slot's queue."""
+    """The ring's table: the index of each slot's queue, as `index_at` reads it."""
 
     @classmethod
     def of(cls, exchange: str, spec: RingSpec) -> "Routes":
-        """Of a ring all of whose destinations are queues. Raises PipelineError for another."""
+        """Make the routes of a ring. Raises PipelineError where a destination is an exchange."""
         for destination in spec.ring.destinations:
             if destination.kind != "queue":
                 raise PipelineError(f"exchange {exchange!r}: {destination} is bound to it; rows go to queues only")
@@ -34,22 +34,24 @@ class Routes:
         return cls(exchange, hashed_value(spec.hashed), spec.fingerprint, queues, spec.ring.owner_index)
 
     def index_of(self, value: bytes) -> int:
-        """Of the queue that the hashed value belongs to."""
+        """Return the index in `queues` of the queue that owns a hashed value."""
         return index_at(self.owners, slot_of(value))
 
     @cached_property
     def methods(self) -> tuple[bytes, ...]:
-        """How a publish to each queue begins."""
+        """The payload of basic.publish for each queue, in the order of `queues`."""
         return tuple(Target(Destination("queue", name)).method for name in self.queues)
 
     @cached_property
     def stamp(self) -> bytes:
-        """What its stamps begin with."""
+        """The encoded x-ring-exchange header, with which the stamps of each message begin."""
         return stamp_of_exchange(self.exchange.encode())
 
 
 def hashed_value(printed: str) -> HashedValue:
-    """As `HashedValue.parse`. Raises PipelineError, which names the field."""
+    """Return the hashed value that a text such as ``header:customer`` names. Raises PipelineError for any other
+    text.
+    """
     try:
         return HashedValue.parse(printed)
     except ValueError as error:
@@ -57,7 +59,7 @@ def hashed_value(printed: str) -> HashedValue:
 
 
 def in_words(counts: Mapping[str, int], what: str) -> str:
-    """Counts by queue: ``queue 'orders.1': 3 rows returned``."""
+    """Return counts of rows by queue in words, such as ``queue 'orders.1': 3 rows returned``."""
     return "; ".join(
         f"queue {queue!r}: {count:,} {'row' if count == 1 else 'rows'} {what}" for queue, count in counts.items()
     )

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 CHUNK = 250
-"""Messages put together in one turn of the event loop: they go out in one write."""
+"""The most messages of one turn of the event loop, which go out in one write."""
 
 CHUNK_BYTES = 1 << 18
 
@@ -50,11 +50,11 @@ class SendResult:
 
 
 class Sender:
-    """Publishes by a link that somebody runs, until each row is confirmed or patience ends.
+    """The sending of one task's rows over a broker connection, until each row is confirmed or `patience` ends.
 
-    What is lost with a connection, refused or not answered in time is sent again, on the link's next connection where
-    the present one is gone: once all that is in flight is settled, and before any row behind it. So a queue's rows
-    stand in it in their order, save that some come again.
+    What is lost with a connection, refused or not answered in time is sent again, on a new connection where the
+    present one is gone: once all that is in flight is settled, and before any row behind it. So a queue's rows are
+    in it in their order, save that some come again.
     """
 
     def __init__(
@@ -66,11 +66,15 @@ class Sender:
         pace: Pace | None = None,
         depths: Allowance | None = None,
     ) -> None:
-        """`window`: rows without a confirm, at most. Without a `pace` or `depths` there is no such limit."""
+        """Take a connection that the caller runs, and limits.
+
+        `window` is the most rows without a confirm. Without `pace` the rate has no limit, without `depths` the
+        queues' depths have none.
+        """
         self._link, self._routes, self._patience, self._pace, self._depths = link, routes, patience, pace, depths
         self.window = Window(routes.queues, window, self._news)
         self._again: deque[RowMessage] = deque()
-        """Rows that go out before any other: they were lost, or it was not their turn yet."""
+        """The rows that go out before any other: lost ones, and the one whose queue was too deep."""
         self._stop = ""
         self._full = -1
         """The index of the queue that may not be sent the next row as deep as it is; below 0 for none."""
@@ -79,12 +83,15 @@ class Sender:
         self._room: asyncio.Future[None] | None = None
 
     def _news(self) -> None:
-        """Wake who waits for something that has come to pass."""
+        """Wake the waiting `_until` if its condition holds now."""
         if self._awaited is not None and self._awaited() and self._room is not None and not self._room.done():
             self._room.set_result(None)
 
     async def _until(self, awaited: Callable[[], bool]) -> None:
-        """Return once that holds, of which the window has news. The link gives up what takes too long."""
+        """Wait until a condition holds that only the window's news can change.
+
+        This ends, since the connection gives up what takes too long.
+        """
         if not awaited():
             self._awaited, self._room = awaited, asyncio.get_running_loop().create_future()
             try:
@@ -94,11 +101,11 @@ class Sender:
 
     @property
     def over(self) -> bool:
-        """Whether to publish no more: the task fails."""
+        """Whether the task has failed, so that nothing more is published."""
         return bool(self._stop)
 
     async def send(self, messages: Iterable[RowMessage]) -> None:
-        """Publish messages in order; return once all were sent, confirmed or not, or it is `over`."""
+        """Publish messages in order, and return once all were sent, confirmed or not, or the task is `over`."""
         turn = iter(messages)
         if not (self._again or self.window.held):
             self._patience.rest()  # Upstream may have taken its time.
@@ -112,7 +119,7 @@ class Sender:
                 return
 
     def _publish(self, turn: Iterator[RowMessage]) -> tuple[int, bool]:
-        """Hand the link's client as many messages as go out at once; return how many, and whether there are no more."""
+        """Hand the connection as many messages as go out at once; return how many, and whether there are no more."""
         routes, window, again, depths, counters = self._routes, self.window, self._again, self._depths, self._counters
         index_of, methods, stamp, by_queue = routes.index_of, routes.methods, routes.stamp, window.by_queue
         client = self._link.client
@@ -143,7 +150,7 @@ class Sender:
         return sent, False
 
     async def _until_clear(self) -> None:
-        """Return once a row may be sent, or none may any more."""
+        """Wait until a row may be sent, or the task is `over`."""
         window = self.window
         while not self.over:
             if window.lost:
@@ -158,7 +165,7 @@ class Sender:
                 return
 
     async def _recover(self) -> None:
-        """Take back what has to be sent again, once nothing is in flight, and pause."""
+        """Wait until nothing is in flight, take back the rows that have to be sent again, and pause."""
         window = self.window
         await self._until(lambda: not window.unsettled)
         faults, hopeless = window.faults, window.hopeless
@@ -179,7 +186,7 @@ class Sender:
         self._stop = f"{why}{more}; no row was confirmed for {self._patience.limit:g} s (retry_timeout)"
 
     async def _reachable(self) -> None:
-        """Return once a row may be sent, or the broker has been waited for long enough."""
+        """Wait until the connection takes rows, or the broker has been waited for long enough."""
         link = self._link
         try:
             async with asyncio.timeout(self._left()):
@@ -194,7 +201,10 @@ class Sender:
             self._give_up(link.why)
 
     async def _drained(self) -> None:
-        """Look at the queue that is full, and pause if it still is; the limit of time is for looks that fail only."""
+        """Look at the queue that is full, and pause if it still is.
+
+        Only looks that fail count against the limit of time; a full queue is waited for without limit.
+        """
         index, self._full = self._full, -1
         assert self._depths is not None
         try:
@@ -209,7 +219,7 @@ class Sender:
         await asyncio.sleep(pause)
 
     async def meanwhile(self, upstream: asyncio.Future[T]) -> T:
-        """Return what upstream brings; until then, rows that are lost are sent again."""
+        """Return the result of `upstream`, and meanwhile send again the rows that are lost."""
         upstream.add_done_callback(lambda _: self._news())
         while not (upstream.done() or self.over):
             if self._again or self.window.lost:
@@ -219,7 +229,7 @@ class Sender:
         return await upstream
 
     async def finish(self) -> None:
-        """Wait until all is confirmed. Raises PipelineError where it is `over` before."""
+        """Wait until all rows are confirmed. Raises PipelineError where the task is `over` before."""
         window = self.window
         while (self._again or window.held) and not self.over:
             if self._again or window.lost:
@@ -233,7 +243,10 @@ class Sender:
 
 
 def connected(settings: Settings, done: Callable[[], bool]) -> tuple[BrokerConnection, Awaitable[None]]:
-    """A link to the broker, and what runs it: it connects again after each loss, until it is `done`."""
+    """Return a connection to the broker and the coroutine that runs it.
+
+    The coroutine connects again after each loss, until `done` returns true.
+    """
     brokers = Brokers(settings.brokers, tls_of(settings.broker_url, settings), settings.lookup_timeout)
     link = BrokerConnection(
         brokers.dial,

@@ -32,33 +32,39 @@ from pipeline.publish.sending import SendResult, publish
 from pipeline.rings import RingSpec
 
 QUERY = "sql.streaming.queryId"
-"""The local property that has the id which Spark keeps in a stream's checkpoint."""
+"""The name of Spark's local property with the id of a stream's checkpoint."""
 
 _BATCH = "streaming.sql.batchId"
-"""The local property that has the number of a stream's batch."""
+"""The name of Spark's local property with the number of a stream's batch."""
 
 
 @dataclass(frozen=True)
 class TaskCommit(TaskResult, WriterCommitMessage):
-    """What a task tells the driver."""
+    """The message by which a task tells the driver its result."""
 
     fingerprint: str
     dry_run: bool
 
 
 class RingProxy(DataSource):
-    """A sink only."""
+    """The Data Source `ringproxy`, which can only be written to."""
 
     @classmethod
     def name(cls) -> str:
-        """Registration asks for it on the driver, the one place where Spark's own settings show."""
+        """Return the name for `format`. Raises PipelineError where spark.speculation is on.
+
+        Spark calls this on the driver when the source is registered, which is the only place where Spark's own
+        settings can be seen.
+        """
         context = SparkContext._active_spark_context
         if context is not None and context.getConf().get("spark.speculation", "false").lower() == "true":
             raise PipelineError("spark.speculation is on: a second copy of a slow task would publish its rows again")
         return "ringproxy"
 
     def writer(self, schema: StructType, overwrite: bool) -> "Writer":
-        """Called on the driver when a write begins."""
+        """Return the writer of a `df.write`, once the ring is pinned. Spark calls this on the driver when a write
+        begins.
+        """
         if overwrite:
             raise PipelineError('a queue cannot be overwritten: mode("append")')
         options = parse(self.options)
@@ -66,7 +72,10 @@ class RingProxy(DataSource):
         return Writer(_begun(options, schema, pinned_in_time(options) if options.ring else pinned(options)))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> "StreamWriter":  # noqa: N802 - Spark's name
-        """Called on the driver when a micro-batch begins, and again when it is committed or aborted."""
+        """Return the writer of a stream's batch.
+
+        Spark calls this on the driver when a batch begins, and again when it is committed or aborted.
+        """
         if overwrite:
             # Else each batch would publish all groups so far again.
             raise PipelineError('a queue cannot be overwritten: outputMode("append")')
@@ -75,13 +84,13 @@ class RingProxy(DataSource):
 
 @dataclass(frozen=True)
 class Task:
-    """What a write was begun with, as each of its tasks gets it."""
+    """The options and the pinned ring of one write, which Spark pickles for each of its tasks."""
 
     options: Options
     routes: Routes
 
     def run(self, batches: Iterator[pa.RecordBatch]) -> TaskCommit:
-        """Publishes one task's rows. Raises PipelineError where one of them was not confirmed in time."""
+        """Publish one task's rows. Raises PipelineError where a row was not confirmed in time."""
         options, context = self.options, TaskContext.get()
         assert context is not None
         partition, begun = context.partitionId(), time.monotonic()
@@ -105,55 +114,55 @@ class Task:
 
 
 class Writer(DataSourceArrowWriter):
-    """Of `df.write`."""
+    """The writer of one `df.write`."""
 
     def __init__(self, task: Task) -> None:
-        """Goes to the tasks as it is."""
+        """Take what each task of the write needs."""
         self._task = task
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """In a task."""
+        """Publish the rows of one task, in that task."""
         return self._task.run(iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """On the driver."""
+        """Note on the driver that all tasks are done."""
         _committed(self._task.options.log, self._task.options.batch, messages)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """On the driver."""
+        """Note on the driver that a task has failed for good."""
         _aborted(self._task.options.log, self._task.options.batch, self._task.routes.fingerprint)
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
-    """Of `df.writeStream`.
+    """The writer of one batch of `df.writeStream`.
 
-    Spark makes one to publish a batch, which it pickles for the tasks, and another to commit it. Only the first looks
-    at the broker: what was confirmed must not fail by it.
+    Spark makes one instance to publish a batch, which it pickles for the tasks, and another to commit it. Only the
+    first looks at the broker: rows that were confirmed must not fail by it.
     """
 
     def __init__(self, given: Mapping[str, str], schema: StructType) -> None:
-        """Nothing has begun yet."""
+        """Take the options of the stream and the schema of its rows, without looking at the broker."""
         self._given, self._schema = given, schema
         self._task: Task | None = None
 
     def __getstate__(self) -> dict[str, object]:
-        """Goes to the tasks: here the batch begins, once however often it is pickled."""
+        """Begin the batch when it is first pickled for the tasks: pin the ring and note it in the commit log."""
         if self._task is None:
             options = parse(self._given)
             self._task = _begun(options, self._schema, pinned_in_time(options))
         return {"_task": self._task}
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """In a task."""
+        """Publish the rows of one task, in that task."""
         assert self._task is not None  # or it had not been pickled
         return self._task.run(iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """On the driver."""
+        """Note on the driver that all tasks of a batch are done."""
         _committed(Log.of(self._given), str(batchId), messages)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """On the driver."""
+        """Note on the driver that a task of a batch has failed for good."""
         _aborted(Log.of(self._given), str(batchId), _fingerprint(_parts(messages)))
 
 
@@ -166,14 +175,14 @@ def _begun(options: Options, schema: StructType, spec: RingSpec) -> Task:
 
 
 def _committed(log: Log, batch: str, told: Iterable[WriterCommitMessage | None]) -> None:
-    """All tasks are done."""
+    """Note in the commit log that all tasks are done."""
     parts = _parts(told)
     dry_run = any(part.dry_run for part in parts)
     CommitLog(log.path, log.run).committed(batch, _fingerprint(parts), parts, dry_run)
 
 
 def _aborted(log: Log, batch: str, fingerprint: str) -> None:
-    """One has failed for good."""
+    """Note in the commit log that a task has failed for good."""
     # Raised here, it would hide from a stream's user what led to this; no count needs the line.
     with suppress(PipelineError):
         CommitLog(log.path, log.run).aborted(batch, fingerprint)
@@ -184,10 +193,10 @@ def _parts(told: Iterable[WriterCommitMessage | None]) -> list[TaskCommit]:
 
 
 def _fingerprint(parts: list[TaskCommit]) -> str:
-    """Of the ring that all tasks had; empty where none was done."""
+    """Return the fingerprint of the ring that all tasks had; empty where no task was done."""
     return next((part.fingerprint for part in parts), "")
 
 
 def _counted(batches: Iterable[Iterable[RowMessage]], routes: Routes) -> Counter[str]:
-    """Rows by queue, of a dry run."""
+    """Return how many rows would go to each queue, for a dry run."""
     return Counter(routes.queues[routes.index_of(message.hashed)] for batch in batches for message in batch)

@@ -1,4 +1,4 @@
-"""The rows of one task that were sent and may have to be sent again: as many as the window has room for, by queue."""
+"""The rows of one task that were sent and may have to be sent again, kept by queue."""
 
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
@@ -16,7 +16,7 @@ _WORDS = {
 }
 
 _SAYS_ALL = frozenset({Outcome.UNROUTABLE, Outcome.NACKED})
-"""Outcomes to which the broker's answer adds nothing."""
+"""The outcomes whose detail says no more than the outcome itself."""
 
 
 class QueueWindow:
@@ -38,7 +38,7 @@ class QueueWindow:
 
     @property
     def next(self) -> int:
-        """The number of the next row that is sent."""
+        """The number that the next row gets when it is sent."""
         return self.first + len(self.messages)
 
     def settled(self, number: int, verdict: PublishResult) -> None:
@@ -57,10 +57,11 @@ class QueueWindow:
         self._window.settled(self.index, verdict, freed)
 
     def take_back(self) -> tuple[list[RowMessage], int, int]:
-        """Empty the line and return the rows to send again, how many of them the queue may have, and how many are done.
+        """Empty the queue's window; return the rows to send again, how many of them the queue may have, and how many
+        are done.
 
-        Sent again are the rows that were not confirmed, and rows behind one of those that have its key; the others are
-        done. Every row must be settled.
+        Sent again are the rows that were not confirmed, and rows behind one of those that have its key; the others
+        are done. Every row must be settled.
         """
         again: list[RowMessage] = []
         keys: set[bytes] = set()
@@ -93,50 +94,50 @@ class Window:
         self._queues, self._size, self._news = queues, size, news
         self.by_queue = tuple(QueueWindow(self, index) for index in range(len(queues)))
         self.confirmed = [0] * len(queues)
-        """Rows by queue that were confirmed and never need to be sent again."""
+        """The number of rows of each queue that were confirmed and never need to be sent again."""
         self.held = 0
-        """Rows that are kept here."""
+        """The number of rows that are kept here, of all queues."""
         self.unsettled = 0
-        """Those of them whose fate is not known."""
+        """The number of kept rows whose outcome is not known yet."""
         self.repeated = 0
-        """Rows that were taken back though their queue may have them, each time counted."""
+        """How many times a row was taken back that its queue may have already."""
         self._failed: dict[Outcome, Counter[str]] = {}
         self._why = ""
         self._opened(size)
 
     def _opened(self, most: int) -> None:
-        """From now on so many rows are kept at most."""
+        """Set the most rows that are kept from now on."""
         self._open, self._few = most, most * 3 // 4
 
     @property
     def room(self) -> int:
-        """How many more rows may be sent now; none where it is below 1."""
+        """The number of rows that may be sent now; none where it is below 1."""
         return self._open - self.held
 
     @property
     def roomy(self) -> bool:
-        """Whether so few rows are kept that it pays to send more; `news` is called then."""
+        """Whether at most three quarters of the room are taken, so that it pays to send more; `news` is called then."""
         return self.held <= self._few
 
     @property
     def lost(self) -> bool:
-        """Whether a row has to be sent again: `take_back` it, once nothing is unsettled."""
+        """Whether a row has to be sent again, by `take_back` once nothing is unsettled."""
         return bool(self._failed)
 
     @property
     def hopeless(self) -> bool:
-        """Whether the broker refused a row in such a way that sending it again cannot help."""
+        """Whether the broker refused a row in a way that sending it again cannot mend."""
         return Outcome.INVALID in self._failed
 
     @property
     def faults(self) -> str:
-        """What became of the rows that were lost, in words: by queue, then why; empty where there are none."""
+        """The lost rows in words, by queue and with the reason; empty where there are none."""
         told = [in_words(queues, _WORDS.get(outcome, outcome.value)) for outcome, queues in self._failed.items()]
         return "; ".join(text for text in (*told, self._why) if text)
 
     @property
     def total(self) -> int:
-        """The sum of `confirmed`."""
+        """The number of confirmed rows of all queues."""
         return sum(self.confirmed)
 
     def sent(self, index: int) -> int:
@@ -144,13 +145,13 @@ class Window:
         return self.confirmed[index] + len(self.by_queue[index].messages)
 
     def add(self, queue_window: QueueWindow, message: RowMessage) -> None:
-        """Keep a row that was sent as the line's next."""
+        """Keep a row that was sent, as the next one of its queue."""
         queue_window.messages.append(message)
         self.held += 1
         self.unsettled += 1
 
     def settled(self, index: int, verdict: PublishResult, freed: int) -> None:
-        """Take the fate of one row of that queue, by which `freed` of its rows need to be kept no longer."""
+        """Count the outcome of one row of a queue; `freed` of that queue's rows need to be kept no longer."""
         self.unsettled -= 1
         if verdict.outcome is Outcome.CONFIRMED:
             self.held -= freed
