@@ -1,5 +1,7 @@
 """Sessions and channels change their states as the tables say: by every row of them, and by nothing else."""
 
+import re
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -153,3 +155,14 @@ def test_a_channel_goes_on_to_no_other_state(state: ChannelState) -> None:
         channel.state = state
         with pytest.raises(RuntimeError, match=f"from {state.name} to {other.name}"):
             channel.enter(other)
+
+
+def test_the_document_has_the_table_of_phases_and_draws_it() -> None:
+    text = (Path(__file__).parents[4] / "docs/architecture.md").read_text()
+    rows = re.findall(r"^\| ([A-Z]+) \|[^|]*\| ([A-Z, ]+|none) \|$", text, re.MULTILINE)
+    table = {Phase[name]: {Phase[other] for other in re.findall("[A-Z]+", others)} for name, others in rows}
+    assert table == TRANSITIONS
+    arrows = {(Phase[one], Phase[other]) for one, other in re.findall(r"^ +([A-Z]+) --> ([A-Z]+)$", text, re.MULTILINE)}
+    every = {(one, other) for one, others in TRANSITIONS.items() for other in others}
+    assert every - arrows == {(one, Phase.OVER) for one in Phase if one < Phase.CLOSED}
+    assert arrows <= every
