@@ -24,7 +24,7 @@ _REFUSALS = (aiormq.exceptions.AuthenticationError, aiormq.exceptions.ProbableAu
 
 
 class AwayError(PipelineError):
-    """The broker or its management API does not answer now, for which it may be asked again."""
+    """An error for a broker or management API that does not answer now: asking again later may help."""
 
 
 class Depths:
@@ -34,7 +34,7 @@ class Depths:
     """
 
     def __init__(self, settings: Settings) -> None:
-        """As the user of broker_url, in its virtual host."""
+        """Take the settings of the broker; connections are made as the user of broker_url, in its virtual host."""
         self._settings = settings
         self._connection: AbstractConnection | None = None
         self._channel: AbstractChannel | None = None

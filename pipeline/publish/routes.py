@@ -39,12 +39,14 @@ class Routes:
 
     @cached_property
     def methods(self) -> tuple[bytes, ...]:
-        """The payload of basic.publish for each queue, in the order of `queues`."""
+        """The arguments of basic.publish up to its bits for each queue, in the order of `queues`."""
         return tuple(Target(Destination("queue", name)).method for name in self.queues)
 
     @cached_property
     def stamp(self) -> bytes:
-        """The encoded x-ring-exchange header, with which the stamps of each message begin."""
+        """The encoded header x-ring-exchange and the name of x-ring-routing-key, with which the stamps of each
+        message begin.
+        """
         return stamp_of_exchange(self.exchange.encode())
 
 

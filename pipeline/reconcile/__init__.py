@@ -1,1 +1,1 @@
-"""The journal against what consumers saw."""
+"""The job `reconcile`: it compares the journal with what consumers saw."""

@@ -22,23 +22,24 @@ from pipeline.session import spark_session
 from pipeline.tables import TIME, WHOLE, Columns, column, read_table
 
 CLOCKS = 1_000_000
-"""Microseconds by which the clocks of sidecars and consumers may differ."""
+"""The most microseconds by which the clocks of sidecars and consumers are taken to differ."""
 
 _AROUND = timedelta(hours=1)
-"""Before --from and after --until: what was seen on one side may have its record, of when its fate was known, there.
+"""How far before --from and after --until records are read as well.
 
-What was seen longer than that before the first judged record is a copy of none.
+A record's time is when its outcome was known, so what was seen on one side of an end may have its record on the
+other. A copy that was seen longer than that before the first judged record is a copy of none.
 """
 
 _HASHED_KEY = 16
-"""Bytes of a key that `journal_key = hash` left."""
+"""The length in bytes of a key in a journal with `journal_key = hash`."""
 
 _MOST_TOLD = 20
-"""Messages in the report; the Parquet folder has all."""
+"""The most messages that the report lists; the Parquet folder has all."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Of this job."""
+    """Add the options of `reconcile` to a parser."""
     parser.add_argument("--journal", required=True, metavar="DIR", help="the sidecars' journal")
     period.add_arguments(parser)
     parser.add_argument("--vhost", required=True, metavar="NAME")
@@ -53,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True)
 class _Journal:
-    """What may be missing from a journal, and what has no id."""
+    """What a journal says of its own completeness, and of the records that are judged."""
 
     missing: gaps.Missing
     sample: float
@@ -64,11 +65,11 @@ class _Journal:
     queues: frozenset[str]
     """The destinations of the rings that the judged records name."""
     times: tuple[int, int]
-    """Of the first and the last record that is judged, in microseconds since 1970."""
+    """The times of the first and the last judged record, in microseconds since 1970."""
 
 
 def run(options: argparse.Namespace) -> int:
-    """Writes the tables, the verdict and the report."""
+    """Write the tables, the verdict and the report; return 1 where a message is lost or misplaced, else 0."""
     within = period.period_of(options)
     with spark_session("reconcile") as spark:
         out = Folder(spark, options.out)
@@ -117,7 +118,10 @@ def run(options: argparse.Namespace) -> int:
 def _elsewhere(
     everything: DataFrame, ours: Column, journal: str, within: period.Period, queues: frozenset[str]
 ) -> DataFrame:
-    """What `sharing` finds in records that are not judged: of others, or of ours of shortly before or after."""
+    """Return `sharing` of the records that are not judged.
+
+    These are of other exchanges, or of the judged ones in the hour before or after the period.
+    """
     if not within.is_limited:
         return sharing(everything.where(~ours), queues)
     around = read_records(everything.sparkSession, journal, within.wider(_AROUND))
@@ -127,7 +131,7 @@ def _elsewhere(
 
 
 def _write(messages: DataFrame, out: Folder) -> tuple[list[Row], list[Row]]:
-    """The Parquet folders; the summary's rows, and some of the messages with a flaw."""
+    """Write the Parquet folders; return the summary's rows and some of the messages with a flaw."""
     spark = messages.sparkSession
     messages.write.mode("overwrite").parquet(f"{out}/messages")
     written = spark.read.schema(messages.schema).parquet(f"{out}/messages")
@@ -140,7 +144,11 @@ def _write(messages: DataFrame, out: Folder) -> tuple[list[Row], list[Row]]:
 
 
 def _journal(everything: DataFrame, ours: Column, options: argparse.Namespace, within: period.Period) -> _Journal:
-    """Gaps and samples are a proxy's, wherever it published. Raises PipelineError for a missing ring."""
+    """Return what a journal says of its own completeness.
+
+    Gaps and samples are those of all records, since a sidecar's numbers and sample span all exchanges. Raises
+    PipelineError where nothing can be judged, or a ring that records name is missing.
+    """
     with gaps.found(options.journal, everything, within) as rows:
         missing = gaps.counted(rows)
     plain = F.octet_length("key") != _HASHED_KEY
@@ -191,14 +199,22 @@ def _journal(everything: DataFrame, ours: Column, options: argparse.Namespace, w
 
 
 def _until(everything: DataFrame) -> int:
-    """A killed sidecar's last records are missing without a gap: what was under way at its last one, or came later."""
+    """Return the time, in microseconds since 1970, up to which no sidecar can lack records.
+
+    The last records of a sidecar that was killed are missing without a gap: those of publishes that were under way
+    at its last record, or began later.
+    """
     by_proxy = everything.groupBy("proxy").agg(F.max("time").alias("time"), F.max("latency").alias("latency"))
     told = by_proxy.agg(F.min("time").alias("time"), F.max("latency").alias("latency")).collect()[0]
     return max(0, int(told.time) - int(told.latency or 0) - CLOCKS)
 
 
 def _seen(spark: SparkSession, options: argparse.Namespace) -> tuple[DataFrame, int]:
-    """Columns `message_id`, `queue`, `position`, `seen_at` (microseconds); and how many rows have no id."""
+    """Return what consumers saw, and how many rows of it have no message id.
+
+    The columns are `message_id`, `queue`, `position` (the sequence or the time) and `seen_at` (microseconds since
+    1970).
+    """
     wanted: Columns = {options.message_id: (StringType,), options.queue: (StringType,), options.time: TIME}
     ordered: Columns = {} if options.sequence is None else {options.sequence: WHOLE}
     table = read_table(spark, options.seen, {**wanted, **ordered})

@@ -8,7 +8,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from pipeline.period import Period
 
 FLAWS = ("lost", "duplicated", "out_of_order", "wrong_queue", "unexpected", "undetermined", "unconfirmed")
-"""What may be said of a message; more than one may be true."""
+"""The flaws that a message may have, several at once; all are columns of the table messages."""
 
 
 def published(records: DataFrame) -> DataFrame:

@@ -4,7 +4,7 @@ from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 ORDERED = ("proxy", "exchange", "key", "queue")
-"""What messages have an order within: nothing tells in which order two sidecars published."""
+"""The columns within which messages have an order; nothing tells in which order two sidecars published."""
 
 
 def chunks(records: DataFrame, of_seen: DataFrame) -> DataFrame:

@@ -30,7 +30,11 @@ _MEANINGS = {
 def report(
     told: Mapping[str, Any], missing: Missing, queues: Sequence[Row], worst: Sequence[Row], about: About
 ) -> Report:
-    """The HTML file's content; `told` is the verdict, `worst` some of the messages with a flaw, `about` its head."""
+    """Return the page.
+
+    `told` has the fields of verdict.json, `queues` the rows of the summary, `worst` some of the messages with a
+    flaw, and `about` is the head of the page.
+    """
     queues = sorted(queues, key=lambda row: natural(row.queue or ""))
     page = Report(
         "Reconciliation",

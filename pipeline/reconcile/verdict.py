@@ -13,7 +13,7 @@ _HIDES = {
     "records_missing": "missing records",
     "records_before_oldest": "records before the oldest kept",
 }
-"""By the number in verdict.json: what may hide a lost message where that number is not 0."""
+"""What may hide a lost message where a field of verdict.json is not 0, by the name of that field."""
 
 
 def verdict(told: Mapping[str, Any]) -> str:

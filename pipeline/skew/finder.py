@@ -1,4 +1,4 @@
-"""Finds what there is to say of each exchange of a journal's records, across its rings, and of each of those rings."""
+"""Finding the skew of each exchange in a journal's records, across its rings, and of each of those rings."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ EXACT = 100_000_000
 """Records up to which every key is counted; above it keys are counted of so many, and hot keys are estimated of all."""
 
 _HEAVIEST = 32
-"""Slots of each ring and exchange that are looked at for heavy ones: also for what each ring has of the exchange's."""
+"""How many of the heaviest slots of each ring and exchange are looked at for heavy ones."""
 
 _Place = tuple[str, str, str, bool]
 """The values of `keys.SCOPE`."""
@@ -34,7 +34,7 @@ class _Part:
     ring: RingSpec
     place: _Place
     volume: Volume
-    """What of the scope's messages went by it."""
+    """The part of the scope's messages that went by this ring."""
 
     def fair(self, destination: Destination) -> float:
         """Return the share of this ring's messages that a destination's weight promises it, 0 where it has none."""

@@ -66,26 +66,28 @@ class Scope:
 
 @dataclass(frozen=True)
 class Load:
-    """What a destination has got."""
+    """The keys, messages and bytes of one destination of a scope."""
 
     destination: Destination
     weight: int | None
-    """None where the exchange's rings give it different ones."""
+    """The weight of the destination; None where the exchange's rings differ in it."""
     fair: float
     """The share of the messages that its weight promised it: across rings the mean, by each ring's messages."""
     keys: int
-    """Distinct ones that were counted; across rings those that the ring with the most records gives it."""
+    """The number of its distinct keys that were counted; across rings those that the ring with the most records
+    gives it.
+    """
     named: int
-    """Keys that are not null."""
+    """The number of those keys that are not null."""
     messages: int
     bytes: int
     unseen: float
-    """Of the slots that the sample does not have, how many it owns: across rings the mean, by what each has there."""
+    """How many of the slots outside the sample it owns; across rings the mean, by what each ring has there."""
 
 
 @dataclass(frozen=True)
 class HotKey:
-    """A key, or, where the journal has none, a slot."""
+    """A hot key, or a hot slot where the journal has no keys."""
 
     slot: int
     key: bytes | None
@@ -95,7 +97,7 @@ class HotKey:
     """The share of the messages that its destination was promised: across rings the mean, by each ring's messages."""
 
     def __str__(self) -> str:
-        """As people read it: its text, or its bytes in hexadecimal digits, or its slot."""
+        """Return the key for people: its text, its bytes in hexadecimal digits, or its slot."""
         if self.key is None:
             return f"slot {self.slot}"
         text = self.key.decode(errors="replace")
@@ -104,38 +106,40 @@ class HotKey:
 
 @dataclass(frozen=True)
 class Findings:
-    """Of one ring or exchange; counts are of records, of which each key's are there whole."""
+    """The findings on one ring, or on an exchange across its rings; counts are of records, and of a key are all
+    there or none.
+    """
 
     scope: Scope
     loads: Sequence[Load]
-    """Of each destination, in the ring's order."""
+    """The load of each destination, in the order of the ring."""
     candidates: Sequence[HotKey]
-    """The hottest first; all that may outweigh a destination are there."""
+    """The hot keys, the hottest first, with all that may outweigh a destination."""
     asked: int
-    """How many of the hottest are shown, whether they outweigh a destination or not."""
+    """How many of the hottest keys are shown whether or not they outweigh a destination."""
     spread: Sequence[tuple[int, int]]
-    """Pairs: messages, and how many keys have so many."""
+    """Pairs of a number of messages and how many keys have so many."""
     sample: Sample
     """The messages by slot, of which shares of everything published are estimated."""
     approximate: bool
-    """Whether `candidates` are estimates."""
+    """Whether the messages of `candidates` are estimates."""
     keys_share: float
-    """Of the sampled slots, those whose keys were counted for `spread` and the loads' keys."""
+    """The share of the sampled slots whose keys were counted for `spread` and for the loads."""
 
     @property
     def name(self) -> str:
-        """As people read it."""
+        """The name of the exchange, or of its ring, for people."""
         where = f"{self.scope.exchange} (virtual host {self.scope.vhost}"
         return f"{where})" if self.scope.across else f"{where}, ring {self.scope.ring})"
 
     @cached_property
     def messages(self) -> int:
-        """Those of all destinations."""
+        """The number of messages of all destinations."""
         return sum(load.messages for load in self.loads)
 
     @cached_property
     def keys(self) -> int:
-        """Distinct ones that were counted."""
+        """The number of distinct keys that were counted."""
         return sum(count for _, count in self.spread)
 
     @property
@@ -146,7 +150,9 @@ class Findings:
 
     @cached_property
     def chi_squared(self) -> measures.ChiSquared | None:
-        """Of the ring: keys, however hot, count once; None across several rings, since each has its own weights."""
+        """The test of the ring, in which each key counts once; None across several rings, since each has its own
+        weights.
+        """
         if self.scope.rings > 1:
             return None
         slots = max(1, round(SLOTS * self.scope.least * self.keys_share))

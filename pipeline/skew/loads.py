@@ -1,4 +1,4 @@
-"""What each destination has got of keys, messages and bytes."""
+"""The keys, messages and bytes of each destination, added up by the owner of each slot."""
 
 from collections.abc import Mapping
 

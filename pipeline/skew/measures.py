@@ -1,4 +1,4 @@
-"""The figures that tell a ring's unevenness, keys' and a load's apart."""
+"""The measures that tell a ring's unevenness from its keys': chi-squared, Gini coefficient and Lorenz curve."""
 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -7,16 +7,16 @@ from pyspark.mllib.linalg import Vectors
 from pyspark.mllib.stat import Statistics
 
 LEAST_EXPECTED = 5
-"""Keys of a destination, below which the chi-squared distribution is no good approximation."""
+"""The least expected keys of a destination for which the chi-squared distribution is a good approximation."""
 
 
 class ChiSquared(NamedTuple):
-    """A test of goodness of fit."""
+    """The result of a chi-squared test of goodness of fit."""
 
     statistic: float
     freedom: int
     p: float
-    """How likely so uneven a spread, or a worse one, is of a ring that is right."""
+    """The p-value: how likely a right ring spreads keys so unevenly or worse."""
 
 
 def chi_squared(keys: Sequence[int], weights: Sequence[int], named: int, slots: int) -> ChiSquared | None:
@@ -42,7 +42,10 @@ def chi_squared(keys: Sequence[int], weights: Sequence[int], named: int, slots: 
 
 
 def gini(spread: Iterable[tuple[int, int]]) -> float:
-    """The Gini coefficient, of pairs (messages, keys with so many): 0 where all are alike, near 1 where one has all."""
+    """Return the Gini coefficient of pairs (messages, keys with so many).
+
+    It is 0 where all keys are alike, and near 1 where one has all messages.
+    """
     keys = messages = 0
     area = 0
     for each, count in sorted(spread):
@@ -54,7 +57,10 @@ def gini(spread: Iterable[tuple[int, int]]) -> float:
 
 
 def lorenz(spread: Iterable[tuple[int, int]]) -> tuple[list[float], list[float]]:
-    """The Lorenz curve: shares of keys, the coldest first, and of their messages; without any, as if all were alike."""
+    """Return the Lorenz curve: shares of keys, the coldest first, and the shares of messages that these have.
+
+    Without messages it is that of keys that are all alike.
+    """
     keys, messages = [0], [0]
     for each, count in sorted(spread):
         keys.append(keys[-1] + count)

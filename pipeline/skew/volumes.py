@@ -1,4 +1,4 @@
-"""What of an exchange's messages went by each of its rings: by that, fair shares and loads across rings are means."""
+"""The part of an exchange's messages that went by each of its rings, by which figures across rings are means."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -17,12 +17,12 @@ class Drawn(NamedTuple):
 
 
 class Volume(NamedTuple):
-    """What one ring has of the exchange's messages, as shares of those of all rings."""
+    """The shares that one ring has of the exchange's messages."""
 
     published: float
-    """Of everything published; more than 0."""
+    """The ring's share of everything published; more than 0."""
     unseen: float
-    """Of what is expected in the slots that were not drawn."""
+    """The ring's share of what is expected in the slots that were not drawn."""
 
 
 def volumes(sample: Sample, rings: Sequence[Drawn]) -> list[Volume]:

@@ -1,4 +1,4 @@
-"""What `skew` has found, in sentences."""
+"""The findings of `skew` in sentences."""
 
 from collections.abc import Sequence
 

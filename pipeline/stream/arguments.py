@@ -1,4 +1,4 @@
-"""What a job's command line says of the journal's stream queue."""
+"""The command-line options of jobs that read the journal's stream queue."""
 
 import argparse
 from pathlib import Path
@@ -9,7 +9,7 @@ from pipeline.stream.source import MAX_MESSAGES, check_starting
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Where the queue is, and how it is read."""
+    """Add the options that say where the queue is and how it is read to a parser."""
     parser.add_argument(
         "--amqp-url", metavar="URL", help="amqp://user:password@host:port/vhost of their journal_stream"
     )
@@ -29,7 +29,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def queue_of(options: argparse.Namespace) -> StreamQueue | None:
-    """The queue; None where none of these arguments is given. Raises PipelineError where one is missing or wrong."""
+    """Return the queue that the options name; None where none of them is given.
+
+    Raises PipelineError where one is missing or wrong.
+    """
     given = options.amqp_url, options.queue, options.amqp_password_file, *source_options(options).values()
     if all(one is None for one in given):
         return None
@@ -43,6 +46,6 @@ def queue_of(options: argparse.Namespace) -> StreamQueue | None:
 
 
 def source_options(options: argparse.Namespace) -> dict[str, str]:
-    """The data source's options, of those that are given."""
+    """Return those of the Data Source's options that were given on the command line, by name."""
     given = {"starting": options.starting, "max_messages": options.max_messages, "lossy": options.lossy or None}
     return {name: str(value) for name, value in given.items() if value is not None}

@@ -1,4 +1,4 @@
-"""What the messages of the journal's stream queue hold: records as Arrow batches, rings as they are."""
+"""Reading the messages of the journal's stream queue: records as Arrow batches, rings as RingSpec."""
 
 import base64
 import binascii
@@ -19,12 +19,12 @@ from pipeline.schema import ALLOWED, RECORD, VERSION
 from pipeline.stream.queue import StreamMessage, StreamQueue, ranges
 
 RECORDS, RING = "ringproxy.records.v1", "ringproxy.ring.v1"
-"""Types of messages."""
+"""The values of the AMQP property `type` by which messages of records and of rings are told apart."""
 
 _SCHEMA = to_arrow_schema(RECORD, timezone="UTC")
 _KEY = _SCHEMA.get_field_index("key")
 _TEXT_KEY = _SCHEMA.set(_KEY, pa.field("key", pa.string()))
-"""As JSON has it: the key in base64."""
+"""The Arrow schema of a record as JSON has it, with the key in base64."""
 _ONLY_VERSION = pa.schema([_SCHEMA.field("v")])
 
 
@@ -56,7 +56,10 @@ def records(message: StreamMessage, queue: StreamQueue) -> pa.RecordBatch | None
 
 
 def read_rings(queue: StreamQueue) -> Mapping[str, RingSpec]:
-    """The rings of a stream by fingerprint. Reads all that is in it, since nothing tells where its rings are."""
+    """Return the rings of a stream by fingerprint.
+
+    It reads the whole stream, since nothing says at which offsets its rings are.
+    """
     start, end = queue.first() or 0, queue.end()
     rings: dict[str, RingSpec] = {}
     for first, last in ranges(start, end):

@@ -26,22 +26,26 @@ from proxy.settings.parse import ConfigError
 logging.getLogger("aiormq").addHandler(logging.NullHandler())
 
 PREFETCH = 200
-"""Messages that the broker sends ahead."""
+"""The prefetch count: how many messages the broker sends ahead of their acks."""
 
 PATIENCE = 5.0
-"""Seconds for a delivery where one may be missing: a stream may be empty, or have nothing new."""
+"""The seconds to wait for a delivery that may not come, since a stream may be empty or have nothing new."""
 
 QUIET = 0.3
-"""Seconds without a delivery after which the newest is the last: a stream's last chunk comes at once."""
+"""The seconds without a delivery after which the newest message is taken for the last; a stream's last chunk comes
+at once.
+"""
 
 ENOUGH = 1.0
-"""Seconds in all for that: where sidecars go on publishing there is never quiet, and any end that was seen is one."""
+"""The most seconds to wait for such a silence: while sidecars publish there is none, and any end that was seen will
+do.
+"""
 
 DEADLINE = 30.0
-"""Seconds for what the broker must answer or deliver."""
+"""The seconds within which the broker must answer, or deliver a message that exists."""
 
 MOST_AT_ONCE = 250
-"""Messages that are held in memory together: of about 1,000 records, and 30 kB, where there is much to journal."""
+"""The most messages that a task holds in memory, each of about 1,000 records and 30 kB under load."""
 
 
 class StreamMessage(NamedTuple):
@@ -50,37 +54,40 @@ class StreamMessage(NamedTuple):
     offset: int
     type: str
     encoding: str
-    """`content_encoding`; empty where there is none."""
+    """The property content_encoding; empty where the message has none."""
     body: bytes
 
 
 Next = Callable[[float], Awaitable[StreamMessage | None]]
-"""The next message, or None where none comes in so many seconds."""
+"""A function that waits some seconds for the next message, and returns None where none comes."""
 
 
 TRIES, PAUSE = 4, 1.0
-"""How often a stream is asked for that the broker is not ready to read, and the seconds between."""
+"""How often a stream is tried that the broker is not ready to read, and the seconds between tries."""
 
 NOT_READY = ("INTERNAL_ERROR", "does not have a replica on the local node")
-"""What 3.10.8 may answer to the consumer of a stream that was declared just now."""
+"""The answers of RabbitMQ 3.10.8 to a consumer whose stream was declared just now, after which a retry helps."""
 
 T = TypeVar("T")
 
 
 class _NotReadyError(PipelineError):
-    """The broker failed by itself."""
+    """An error of the broker that a retry may mend: one of NOT_READY."""
 
 
 @dataclass(frozen=True)
 class StreamQueue:
-    """A stream queue and how to reach it. Each call makes a connection of its own; all raise PipelineError."""
+    """A stream queue and how to reach it.
+
+    Each call makes a connection of its own, and raises PipelineError where the broker cannot be reached or refuses.
+    """
 
     url: str = field(repr=False)
-    """``amqp://user:password@host:port/vhost``; never shown."""
+    """The AMQP URL, ``amqp://user:password@host:port/vhost``; it is never shown, since it has the password."""
     name: str
 
     def __post_init__(self) -> None:
-        """Refuses a URL of another kind."""
+        """Raise PipelineError where the URL is no AMQP URL."""
         try:
             url = URL(self.url)
         except ValueError:
@@ -91,7 +98,10 @@ class StreamQueue:
 
     @classmethod
     def with_password_file(cls, url: str, name: str, file: Path | None) -> Self:
-        """With the password in a file's first line, where there is one: a URL shows in the list of processes."""
+        """Return the queue, with its password from the first line of `file` where that is given.
+
+        A URL on the command line shows in the list of processes; a file's content does not.
+        """
         queue = cls(url, name)
         if file is None:
             return queue
@@ -101,18 +111,19 @@ class StreamQueue:
             raise PipelineError(str(error)) from None
 
     def __str__(self) -> str:
-        """As errors name it."""
+        """Return the name and address of the queue, without the password, as errors show it."""
         url = URL(self.url)
         return f"stream queue {self.name!r} at {url.host}:{url.port or (5671 if url.scheme == 'amqps' else 5672)}"
 
     def first(self) -> int | None:
-        """The offset of the oldest message; None where there is none."""
+        """Return the offset of the oldest message; None for an empty stream."""
         return self._tried(self._first)
 
     def end(self, start: int | None = None) -> int:
-        """The offset after the newest message: 0 where there is none.
+        """Return the offset behind the newest message, 0 for an empty stream.
 
-        With `start`, waits PATIENCE for something after it, and raises where the stream ends before it.
+        With `start`, wait up to PATIENCE for a message from there on, and raise PipelineError where the stream ends
+        before it.
         """
         end = self._tried(lambda: self._end(start))
         if start is not None and end < start:
@@ -122,14 +133,16 @@ class StreamQueue:
         return end
 
     def messages(self, start: int, end: int, *, lossy: bool = False) -> list[StreamMessage]:
-        """The messages from `start` to before `end`; some message at or after `end` - 1 must be there.
+        """Return the messages with offsets from `start` to before `end`; the stream must have one at `end` - 1 or
+        later.
 
-        Raises for messages from `start` on that retention has removed; with `lossy`, they are left out.
+        Raises PipelineError where retention has removed messages from `start` on, unless `lossy`: then they are left
+        out.
         """
         return self._tried(lambda: self._messages(start, end, lossy))
 
     def _tried(self, read: Callable[[], Coroutine[None, None, T]]) -> T:
-        """Reads, and again after a moment where the broker was not ready for it."""
+        """Run `read` and return its result; try again after a pause where the broker was not ready."""
         for _ in range(TRIES - 1):
             try:
                 return asyncio.run(read())
@@ -157,7 +170,7 @@ class StreamQueue:
         return end
 
     async def _if_any(self, following: Next) -> StreamMessage | None:
-        """The first delivery, or None of a stream that is empty, and not merely slow to come."""
+        """Return the first delivery, or None where the stream is empty and not merely slow."""
         if (message := await following(PATIENCE)) or not await self._count():
             return message
         if message := await following(DEADLINE):
@@ -165,7 +178,7 @@ class StreamQueue:
         raise PipelineError(f"{self}: nothing came in {PATIENCE + DEADLINE:g} s, though it is not empty")
 
     async def _count(self) -> int:
-        """Messages, as the broker counts them: those of the last 5 s it may not have counted yet, seen on 3.10.8."""
+        """Return the broker's count of messages, which may lack those of the last 5 s (seen on 3.10.8)."""
         async with self._channel() as channel:
             queue = await channel.declare_queue(self.name, passive=True, timeout=DEADLINE)
             return queue.declaration_result.message_count or 0
@@ -191,7 +204,7 @@ class StreamQueue:
 
     @asynccontextmanager
     async def _consumed(self, offset: int | str) -> AsyncIterator[Next]:
-        """Consumes from an offset on."""
+        """Consume the stream from an offset on, and yield the function that waits for the next message."""
         arrived: asyncio.Queue[AbstractIncomingMessage] = asyncio.Queue()
         async with self._channel() as channel:
             await channel.set_qos(PREFETCH)
@@ -216,7 +229,7 @@ class StreamQueue:
 
     @asynccontextmanager
     async def _channel(self) -> AsyncIterator[AbstractChannel]:
-        """Of a connection of its own; what goes wrong with it is a PipelineError."""
+        """Yield a channel of a new connection, which closes at the end. Raises PipelineError for any failure of it."""
         try:
             async with await self._connect() as connection:
                 yield await connection.channel()
@@ -230,7 +243,7 @@ class StreamQueue:
 
 
 def ranges(start: int, end: int) -> list[tuple[int, int]]:
-    """Cuts offsets from `start` to before `end` into what `StreamQueue.messages` can read at once."""
+    """Divide offsets from `start` to before `end` into ranges that `StreamQueue.messages` reads at once."""
     return [(at, min(at + MOST_AT_ONCE, end)) for at in range(start, end, MOST_AT_ONCE)]
 
 

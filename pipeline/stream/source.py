@@ -28,27 +28,30 @@ from pipeline.stream.queue import MOST_AT_ONCE, StreamQueue, ranges
 NAME = "ringproxy-journal"
 
 MAX_MESSAGES = 4 * MOST_AT_ONCE
-"""Of each trigger, where no option says: up to a million records."""
+"""The default of `max_messages`: up to a million records in each trigger."""
 
 Offset = dict[str, int]
-"""{"next": the offset of the first message that is not read}."""
+"""The offset of a query in Spark's checkpoint: {"next": the offset of the first message that is not read}."""
 
 
 def queue_records(spark: SparkSession, queue: StreamQueue, options: Mapping[str, str]) -> DataFrame:
-    """The records of a stream queue as a stream; the options are those of a stream, without `amqp_url` and `queue`."""
+    """Return a stream of the records of a stream queue.
+
+    `options` are those of the Data Source for streams, without `amqp_url` and `queue`.
+    """
     spark.dataSource.register(JournalSource)
     return spark.readStream.format(NAME).options(amqp_url=queue.url, queue=queue.name, **options).load()
 
 
 def check_starting(starting: str, named: str) -> None:
-    """Raises PipelineError, which begins with the option's name, for what is no place to start at."""
+    """Raise PipelineError that begins with `named` where `starting` is neither first, next nor an offset."""
     if starting not in ("first", "next") and not (starting.isascii() and starting.isdigit()):
         raise PipelineError(f"{named}: {starting!r} is not first, next or an offset")
 
 
 @dataclass(frozen=True)
 class Options:
-    """What the source was told; raises PipelineError for what cannot be."""
+    """The checked options of the Data Source."""
 
     queue: StreamQueue
     starting: str
@@ -57,7 +60,7 @@ class Options:
 
     @classmethod
     def of(cls, given: Mapping[str, str]) -> "Options":
-        """From Spark's options, whose names have no case."""
+        """Return checked options from Spark's, whose names have no case. Raises PipelineError for a wrong one."""
         for name in ("amqp_url", "queue"):
             if not given.get(name):
                 raise PipelineError(f"{NAME}: the option {name!r} is missing")
@@ -73,62 +76,62 @@ class Options:
 
 
 class JournalSource(DataSource):
-    """Register it with a session before use."""
+    """The Data Source `ringproxy-journal`, which a Spark session must register before use."""
 
     @classmethod
     def name(cls) -> str:
-        """For `format`."""
+        """Return the name for `format`."""
         return NAME
 
     def schema(self) -> StructType:
-        """The columns of a record."""
+        """Return the columns of a record."""
         return RECORD
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Of what is in the queue now."""
+        """Return a reader of the records that are in the queue now, for `spark.read`."""
         return JournalReader(self.options)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - as Spark calls it
-        """Of what is there and comes."""
+        """Return a reader of the records that are there and that come, for `spark.readStream`."""
         return JournalStreamReader(self.options)
 
 
 class Range(InputPartition):
-    """A task's offsets."""
+    """The range of offsets that one task reads."""
 
     def __init__(self, start: int, end: int) -> None:
-        """From `start` to before `end`."""
+        """Take the offsets from `start` to before `end`."""
         self.start, self.end = start, end
 
 
 class JournalReader(DataSourceReader):
-    """Reads the stream as far as it goes now."""
+    """The reader of one `spark.read`: of the stream as far as it goes when the job begins."""
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
-        """As `Options` says."""
+        """Take Spark's options. Raises PipelineError for a wrong one."""
         self._options = Options.of(options)
 
     def partitions(self) -> Sequence[Range]:
-        """A task for each range; from the oldest message on."""
+        """Return a range for each task, from the oldest message to the newest."""
         queue = self._options.queue
         return [Range(*of_task) for of_task in ranges(queue.first() or 0, queue.end())]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """A batch for each message."""
+        """Yield the records of one range, an Arrow batch for each message."""
         return read(self._options, partition)
 
 
 class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads the stream as it grows."""
+    """The reader of one streaming query, which follows the stream as it grows."""
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
-        """As `Options` says."""
+        """Take Spark's options. Raises PipelineError for a wrong one."""
         self._options = Options.of(options)
         self._last: int | None = None
-        """With the trigger availableNow, where that ends."""
+        """The offset at which a query with the trigger availableNow ends; None for other triggers."""
 
     def initialOffset(self) -> Offset:  # noqa: N802
-        """Where a query without a checkpoint starts."""
+        """Return the offset at which a query without a checkpoint starts."""
         match self._options.starting:
             case "first":
                 return {"next": self._options.queue.first() or 0}
@@ -138,15 +141,15 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 return {"next": int(offset)}
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """Rows stand for the queue's messages."""
+        """Return the limit of a batch; what Spark calls rows are the queue's messages here."""
         return ReadMaxRows(self._options.max_messages)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """What comes later is left to the next run."""
+        """Note the present end of the stream: later messages are left to the next run."""
         self._last = self._options.queue.end()
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802
-        """The end of the next batch."""
+        """Return the offset at which the next batch ends."""
         begin, end = start["next"], self._last
         if end is None or end < begin:
             end = self._options.queue.end(begin)
@@ -157,20 +160,20 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {"next": end}
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[Range]:
-        """A task for each range."""
+        """Return a range of the batch's offsets for each task."""
         return [Range(*of_task) for of_task in ranges(self._oldest(start["next"]), end["next"])]
 
     def _oldest(self, start: int) -> int:
-        """Where there may be something to read from `start` on."""
+        """Return the first offset to read: `start`, or with `lossy` the oldest message where that comes later."""
         return max(start, self._options.queue.first() or 0) if self._options.lossy else start
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """A batch for each message."""
+        """Yield the records of one range, an Arrow batch for each message."""
         return read(self._options, partition)
 
 
 def read(options: Options, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-    """The records of a task, a batch for each message that has any."""
+    """Yield the records of a task, one Arrow batch for each message that has records."""
     assert isinstance(partition, Range)
     for message in options.queue.messages(partition.start, partition.end, lossy=options.lossy):
         try:

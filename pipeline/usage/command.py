@@ -21,11 +21,11 @@ from pipeline.usage.report import report
 from pipeline.usage.tables import Tables, Written
 
 _MOST_KEPT = 5
-"""Hours that a line names."""
+"""The most hours that the line on kept hours names."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Of this job."""
+    """Add the options of `usage` to a parser."""
     parser.add_argument(
         "--journal", metavar="DIR", help="the sidecars' journal_dir, or a copy of it; or, with --stream:"
     )
@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Writes the tables and the report; 0."""
+    """Write the tables and the report, and return the exit status 0."""
     if options.every is not None and (not options.stream or options.every < 1):
         raise PipelineError(f"--every: {options.every}: goes with --stream, and is 1 at least")
     if options.overwrite_fewer and options.stream:
@@ -87,7 +87,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _queue(options: argparse.Namespace) -> StreamQueue | None:
-    """Where the records come from a stream queue."""
+    """Return the stream queue that the options name, None for a folder. Raises PipelineError where options do not
+    fit.
+    """
     queue = arguments.queue_of(options)
     if queue is None and options.journal is None:
         raise PipelineError("--journal, or --amqp-url and --queue, says where the records are")
@@ -99,9 +101,10 @@ def _queue(options: argparse.Namespace) -> StreamQueue | None:
 def follow(
     records: DataFrame, tables: Tables, every: int | None, tell_now: Callable[[], None], *, doubled: bool = False
 ) -> None:
-    """Adds what has come since the last run; with `every`, goes on with what comes, and calls `tell_now` at each batch.
+    """Add the records that have come since the last run to the tables.
 
-    Of records that are there twice in one batch, one counts where they may be `doubled`.
+    With `every`, a number of seconds, go on with what comes, and call `tell_now` after each batch. Where records may
+    be `doubled`, one of each is counted in a batch.
     """
 
     def add(batch: DataFrame, number: int) -> None:

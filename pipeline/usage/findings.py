@@ -1,4 +1,4 @@
-"""What the report of `usage` tells, collected from its tables."""
+"""The findings that the report of `usage` shows, collected from its tables."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -13,16 +13,16 @@ from pipeline.gaps import Missing, counted
 from pipeline.usage.windows import merged, sums, with_estimates
 
 MOST_ROWS = 50
-"""Of a table in the report: the Parquet tables have all."""
+"""The most rows of a table in the report; the Parquet tables have all."""
 
 MOST_LINES = 8
-"""Destinations that a plot tells apart."""
+"""The most destinations that a plot tells apart."""
 
 MOST_WINDOWS = 300
-"""In the report: above it they are told by wider ones."""
+"""The most windows in the report; where there are more, it shows wider ones."""
 
 _WIDER = (10, 15, 20, 30, 60, 180, 360, 720)
-"""Minutes; above them whole days."""
+"""The widths, in minutes, to which windows are merged; above them come whole days."""
 _DAY = 1440
 
 _DESTINATION = ("vhost", "exchange", "kind", "destination")
@@ -36,27 +36,31 @@ class Findings:
     """
 
     whole: Row
-    """Everything added up."""
+    """The row of all records."""
     ingresses: Sequence[Row]
-    """Everything added up by `ingress`, of those that have a record: a latency of one is not like one of another."""
+    """A row of all records for each `ingress` that has some, since latencies differ between ingresses."""
     destinations: Sequence[Row]
-    """The busiest first, MOST_ROWS at most."""
+    """A row for each destination, the busiest first, at most MOST_ROWS."""
     answers: Mapping[tuple[int, str], Row]
-    """`p50` and `p99` of the n-th of the destinations, by an ingress."""
+    """The rows with `p50` and `p99`, by the index in `destinations` and the ingress."""
     minutes: int
-    """The width of `windows`: the table's, or so much wider that they are no more than MOST_WINDOWS."""
+    """The width of `windows` in minutes: the table's, or so much wider that there are at most MOST_WINDOWS."""
     windows: Sequence[Row]
-    """In order, each over all destinations, by `ingress`."""
+    """A row for each window and `ingress` over all destinations, in order of time."""
     busy: Sequence[Row]
-    """By window, `messages_scaled` of `line`: the n-th of the destinations, of MOST_LINES; null for all others."""
+    """Rows of `window`, `line` and `messages_scaled`; `line` is an index in `destinations` below MOST_LINES, null
+    for all others.
+    """
     gaps: Sequence[Row]
-    """The largest first, MOST_ROWS at most."""
+    """A row for each gap, the largest first, at most MOST_ROWS."""
     missing: Missing
-    """How many records are in no file."""
+    """The counts of missing records."""
 
     @cached_property
     def names(self) -> Sequence[str]:
-        """Of each of the destinations, as people read it; those that would be equal are told in full."""
+        """The name of each of `destinations` for people; names that would be equal have kind and virtual host as
+        well.
+        """
         short = [
             f"{row.exchange} > {'passed' if row.destination is None else row.destination}" for row in self.destinations
         ]
@@ -68,7 +72,7 @@ class Findings:
 
 
 def find(usage: DataFrame, gaps: DataFrame) -> Findings:
-    """From the two tables, of which the first has rows, all of one width."""
+    """Return the findings of the two tables; `usage` must have rows, all with windows of one width."""
     ranked = _told(usage, *_DESTINATION).orderBy(F.desc("messages_scaled"), *_DESTINATION)
     destinations = ranked.limit(MOST_ROWS).collect()
     numbered = _numbered(usage, destinations)
@@ -115,12 +119,12 @@ def _number(names: Sequence[str], columns: Sequence[str]) -> int:
 
 
 def _told(usage: DataFrame, *by: str) -> DataFrame:
-    """Without the sketches, which are large and of no use in a report."""
+    """Return the table added up by some columns with its estimates, without sketches, which are large."""
     return with_estimates(merged(usage, by)).drop("keys_sketch")
 
 
 def _numbered(usage: DataFrame, destinations: Sequence[Row]) -> DataFrame:
-    """The table with the column `line`: which of these destinations a row is of; null for any other."""
+    """Return the table with a column `line`, the index of the row's destination in `destinations`, null for others."""
     names = [(n, *(row[name] for name in _DESTINATION)) for n, row in enumerate(destinations)]
     columns = ", ".join(f"_{name} string" for name in _DESTINATION)
     lines = F.broadcast(usage.sparkSession.createDataFrame(names, f"line int, {columns}"))

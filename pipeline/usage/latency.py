@@ -19,7 +19,7 @@ _ROUNDING = 1e-12
 
 
 def bucket(latency: Column) -> Column:
-    """The bucket of whole microseconds, an int; null where the latency is."""
+    """Return the number of the bucket of a latency in whole microseconds; null for a null latency."""
     quarter = F.floor(_PER_DOUBLING * F.log2(F.greatest(latency, F.lit(1))) + _ROUNDING)
     placed = F.least(F.greatest(quarter - (_FIRST * _PER_DOUBLING - 1), F.lit(0)), F.lit(BUCKETS - 1))
     return F.when(latency.isNotNull(), placed.cast("int"))
@@ -34,20 +34,21 @@ def histogram(placed: str, count: str) -> Column:
 
 
 def merged(histograms: str) -> Column:
-    """Aggregates the histograms of a column to their element-wise sum."""
+    """Return the aggregate that adds up the histograms of a column, bucket by bucket."""
     return _array(f"{histograms}[{{n}}]")
 
 
 def _array(of_bucket: str) -> Column:
-    """Sums of what is SQL for the bucket {n}, as an array."""
+    """Return the array of the sums, for each bucket {n}, of this SQL expression."""
     # Not collect_list, which holds all rows of a group at a time. As text: each function called is ten round trips.
     return F.expr(f"array({', '.join(f'sum({of_bucket.format(n=n)})' for n in range(BUCKETS))})")
 
 
 def quantile(histogram: str, share: float) -> Column:
-    """The bound below which at least `share` of a column's histogram are, in microseconds.
+    """Return the least bound, in microseconds, below which at least `share` of a column's histogram is.
 
-    At most 25% too high, of latencies from BOUNDS[0] on. Null for an empty histogram; BOUNDS[-1] for what is beyond it.
+    It is at most 25% too high for latencies from BOUNDS[0] on; null for an empty histogram, BOUNDS[-1] for what is
+    beyond it.
     """
     total = f"aggregate({histogram}, 0L, (a, b) -> a + b)"
     start = f"named_struct('seen', 0L, 'below', 0, 'rank', ceil({total} * {share}D))"

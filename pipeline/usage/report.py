@@ -103,7 +103,7 @@ def report(found: Findings, about: About, within: Period = ALWAYS, kept: Sequenc
 
 
 def _answers(found: Findings) -> str:
-    """How soon the broker answered, in a sentence; empty where no record tells."""
+    """Return a sentence on how soon the broker answered; empty where no record says."""
     told = [row for row in found.ingresses if row.p99]
     if len(found.ingresses) > 1:
         each = [f"over {row.ingress.upper()} within {_within(row)}" for row in told]
@@ -121,7 +121,7 @@ def _is_sample(whole: Row) -> bool:
 
 
 def _messages(of: Row) -> Number:
-    """As many as there were; of a sample the estimate of them, and its interval."""
+    """Return the number of messages of a row; for a sample the estimate with its interval."""
     if not _is_sample(of):
         return count(of.messages)
     return interval(of.messages_scaled, of.messages_low, of.messages_high, estimate)

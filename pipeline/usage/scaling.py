@@ -17,7 +17,7 @@ GROUPS = 8
 """A group has the slots with one remainder by it: slots are hashes, so that is a random part of them."""
 
 SPREAD = ("messages", "bytes")
-"""The figures that have an interval."""
+"""The columns of which a sample's estimate gets an interval by random groups."""
 
 _T = 2.364624
 """97.5% quantile of Student's t with GROUPS - 1 degrees of freedom: so few groups tell their own variance roughly."""

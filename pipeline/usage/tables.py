@@ -19,7 +19,7 @@ _NOTHING_THERE = ("PATH_NOT_FOUND", "UNABLE_TO_INFER_SCHEMA")
 
 @dataclass(frozen=True)
 class Written:
-    """What a batch has made of the tables."""
+    """The result of writing the tables from a journal's folder."""
 
     within: Period
     """The time that it was of: at an end that was not asked for, from the first or to the last window of a record."""
@@ -30,7 +30,9 @@ class Written:
 
 @dataclass(frozen=True)
 class Tables:
-    """In the folder `out`: `usage`, partitioned by `dt` and `hour`, and `gaps`."""
+    """The tables in the folder `out`: `usage`, partitioned by `dt` and `hour`, and `gaps`, with windows of
+    `minutes`.
+    """
 
     spark: SparkSession
     out: str
@@ -54,12 +56,12 @@ class Tables:
             raise PipelineError(f"--window: {self.minutes}: {self.out} has windows of {one.minutes} minutes")
 
     def usage(self, within: Period = ALWAYS) -> DataFrame | None:
-        """What this run and those before it have written of a period of whole hours; None for nothing."""
+        """Return the table `usage` in a period of whole hours, from all runs so far; None where it has no row."""
         root = f"{self.out}/usage"
         return self._written(root, *hours.folders(self.spark, root, within))
 
     def gaps(self) -> DataFrame:
-        """As of the last run."""
+        """Return the table `gaps` as the last run wrote it."""
         return self.spark.read.parquet(f"{self.out}/gaps")
 
     def write(
@@ -85,7 +87,7 @@ class Tables:
         return Written(span, kept)
 
     def _fuller(self, rows: DataFrame, within: Period) -> list[Row]:
-        """The hours of which the table has a window with more records than these rows, as `Written.kept` has them."""
+        """Return the hours in which the table has a row with more records than `rows` have, as in `Written.kept`."""
         written = self.usage(within)
         if written is None:
             return []
@@ -106,12 +108,11 @@ class Tables:
         return by_hour.where("fewer").drop("fewer").orderBy("hour").collect()
 
     def add(self, records: DataFrame, batch: int) -> None:
-        """Adds a stream's batch; the same batch again changes nothing.
+        """Add a batch of a stream to the tables; adding it again changes nothing.
 
         Raises PipelineError where a record is in two files, or twice in one: in both batches' rows it would count.
-
-        Each batch's own rows are kept under its number, and the hours that it has records of are made of all of those.
-        Nothing is held back: a record that comes late changes its hour.
+        Each batch's own rows are kept under its number, and the hours that it has records of are made of all of
+        those. Nothing is held back: a record that comes late changes its hour.
         """
         number = F.lit(batch).alias("batch")
         new = gaps.sequences(records).select("*", number).persist()
@@ -145,7 +146,9 @@ class Tables:
 
     @property
     def checkpoint(self) -> str:
-        """The stream's: with the tables that it is of, so that neither is there without the other."""
+        """The folder of the stream's checkpoint, inside that of its tables, so that neither exists without the
+        other.
+        """
         return f"{self.out}/checkpoint"
 
     def _newest(self) -> str | None:
@@ -156,7 +159,7 @@ class Tables:
         return None
 
     def _written(self, table: str, *folders: str) -> DataFrame | None:
-        """These folders of a partitioned table, which have no file, or are not there, before they have a row."""
+        """Return these folders of a partitioned table; None where they do not exist or have no file yet."""
         if not folders:
             return None
         try:
@@ -177,14 +180,14 @@ class Tables:
 
 
 def _overwrite(rows: DataFrame, path: str, *by: str) -> None:
-    """Replaces the table, or of a partitioned one the partitions that there are rows of."""
+    """Write rows in place of the table, or in a partitioned table in place of the partitions that they are of."""
     if by:
         rows = rows.repartition(*by)
     rows.write.mode("overwrite").option("partitionOverwriteMode", "dynamic").partitionBy(*by).parquet(path)
 
 
 def _span(rows: DataFrame, within: Period) -> Period | None:
-    """The period with both ends: where it lacks one, that is at the first or the last of rows; None without rows."""
+    """Return the period with both ends, taken from the first or last window where it lacks one; None without rows."""
     first, last = rows.agg(F.unix_micros(F.min("window")), F.unix_micros(F.max("window"))).collect()[0]
     if first is None:
         return None

@@ -10,21 +10,23 @@ from pipeline.schema import OUTCOMES
 from pipeline.usage import latency, scaling
 
 GROUP = ("window", "vhost", "exchange", "ingress", "kind", "destination")
-"""`window` is its start; `kind` and `destination` are null for what was passed."""
+"""The columns by which records are added up. `window` is its start; `kind` and `destination` are null for what was
+passed.
+"""
 
 COUNTS = ("messages", "bytes", *OUTCOMES)
-"""Of the records that there are; each also as NAME_scaled: of all publishes, those that a sample left out with them."""
+"""The columns of counts of the records read; NAME_scaled are the estimates of all publishes."""
 
 ANSWERS = ("confirmed", "passed", "nacked", "unroutable", "invalid")
-"""Outcomes that the broker told. The latency of `unknown` is how long was waited, in vain."""
+"""The outcomes with an answer of the broker. The latency of `unknown` is how long an answer was waited for, in vain."""
 
 
 def usage(records: DataFrame, minutes: int) -> DataFrame:
-    """One row for each GROUP; raises PipelineError for windows that an hour is not made of.
+    """Return records added up to one row for each GROUP. Raises PipelineError where `minutes` is no divisor of 60.
 
     Columns: GROUP, `minutes`, COUNTS and their scaled ones, the sums of scaling.groups, `latency` (latency.BUCKETS
-    counts, of ANSWERS),
-    `keys_sketch` (HLL of the distinct keys), `with_key` (records that have a key) and `sample` (the largest).
+    counts, of ANSWERS), `keys_sketch` (HLL of the distinct keys), `with_key` (records that have a key) and `sample`
+    (the largest).
     """
     if not 1 <= minutes <= 60 or 60 % minutes:
         raise PipelineError(f"--window: {minutes}: whole hours must be made of windows: a divisor of 60")
@@ -54,7 +56,7 @@ def usage(records: DataFrame, minutes: int) -> DataFrame:
 
 
 def merged(rows: DataFrame, by: Sequence[str] = (*GROUP, "minutes")) -> DataFrame:
-    """Rows of `usage` added up to coarser groups; what `usage` would have said of all their records."""
+    """Return rows of `usage` added up to coarser groups, as if `usage` had read all of their records."""
     return sums(rows.groupBy(*by))
 
 
@@ -88,7 +90,7 @@ def with_estimates(rows: DataFrame) -> DataFrame:
 
 
 def with_hour(rows: DataFrame) -> DataFrame:
-    """Adds what tables are partitioned by: `dt` and `hour` of the window, in UTC (the session's time zone)."""
+    """Return rows with the columns of partitions, `dt` and `hour` of the window in UTC, the session's time zone."""
     return rows.withColumns({"dt": F.date_format("window", "yyyy-MM-dd"), "hour": F.hour("window")})
 
 

@@ -15,15 +15,15 @@ I64 = NDArray[np.int64]
 F64 = NDArray[np.float64]
 
 GOOD_ENOUGH = 1.01
-"""Times the least that can be had for the busiest destination: no better weights are looked for."""
+"""A load within this factor of the least that weights can reach ends the search."""
 
 _ROUNDS, _PATIENCE, _STEPS = 8, 2, 40
 _BETTER = 1.002
-"""Times: what a round must gain for another to be worth its time."""
+"""The factor by which a round must improve on the best load to count."""
 _HEAVY = 1 << 12
-"""Slots that are looked at in every step."""
+"""How many of the heaviest slots are placed exactly in every step."""
 _LEAST_WEIGHT = 1000
-"""Of weights that are looked for, the smallest, where MAX_WEIGHT leaves room: so they have steps of a thousandth."""
+"""The smallest of the weights that are tried, where MAX_WEIGHT leaves room, so that steps are of a thousandth."""
 
 
 @dataclass(frozen=True)
@@ -61,17 +61,18 @@ def advise(proposed: RingSpec, demand: Demand) -> Advice:
 
 
 def _heaviest(demand: Demand) -> Demand:
-    """The slots that make a lump wherever they go."""
+    """Return the demand of the heaviest slots, which make a difference wherever they go."""
     which = np.argsort(-demand.messages, kind="stable")[:_HEAVY]
     return Demand(demand.slots[which], demand.messages[which], demand.bytes[which])
 
 
 def _evened(got: Load, heavy: Demand, enough: float) -> dict[Destination, int]:
-    """The best weights of those that it tries from these on, by an estimate: the few heavy slots go where they go, and
-    of all others a destination gets what it got, times what its share of the weights has become.
+    """Return the best weights that are found by an estimate, beginning with those of `got`.
 
-    Each step corrects a destination's weight by what it got over its fair share. A heavy slot goes back and forth
-    between destinations as they grow light: hence ever smaller steps, and the best one counts, not the last.
+    The estimate places the few heavy slots exactly; of all others a destination gets what it got, times what its
+    share of the weights has become. Each step corrects a destination's weight by what it got over its fair share. A
+    heavy slot goes back and forth between destinations as they grow light: hence ever smaller steps, and the best
+    one counts, not the last.
     """
     shares = np.array(got.weights) / sum(got.weights)
     light = (got.messages - _of(heavy, dict(zip(got.destinations, got.weights, strict=True)))) / shares
@@ -90,7 +91,7 @@ def _evened(got: Load, heavy: Demand, enough: float) -> dict[Destination, int]:
 
 
 def _of(heavy: Demand, weights: Weights) -> F64:
-    """What each destination gets of these slots, in the order they sort."""
+    """Return the messages that each destination gets of the heavy slots, in the order of destinations."""
     return load_by(weights, owners(weights, heavy.slots), heavy).messages
 
 

@@ -26,11 +26,11 @@ from pipeline.whatif.topology import checked, edited
 from pipeline.whatif.verdict import Limits, verdict
 
 MOST_TOLD = 20
-"""Keys in the report; the Parquet folder has all."""
+"""The most keys that the report lists; the Parquet folder has all."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Of this job."""
+    """Add the options of `whatif` to a parser."""
     parser.add_argument("--journal", metavar="DIR", help="the sidecars' journal; with --vhost and --exchange")
     parser.add_argument("--vhost", metavar="NAME")
     parser.add_argument("--exchange", metavar="NAME")
@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Writes the tables, the verdict and the report; 1 where a limit is passed, else 0."""
+    """Write the tables, the verdict and the report; return 1 where a limit is passed, else 0."""
     _check(options)
     limits, within = Limits(options.max_moved, options.max_over_fair), period.period_of(options)
     asked = given(options)  # before the work, not after it
@@ -106,7 +106,7 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def _about(options: argparse.Namespace, within: period.Period, inputs: Inputs) -> about.About:
-    """The head of the page."""
+    """Return the head of the page."""
     names = ("vhost", "exchange", "key", "count", "bytes", "ring", "proposed", "add", "remove", "weight")
     given = {f"--{name.replace('_', '-')}": vars(options)[name] for name in (*names, "max_moved", "max_over_fair")}
     if options.journal is None:
@@ -126,7 +126,7 @@ def _proposed(options: argparse.Namespace, present: RingSpec) -> RingSpec:
 
 
 def _write(keys: DataFrame, found: Findings, out: Folder) -> tuple[list[Row], Row]:
-    """The Parquet folders; the first of the moved keys, and the heaviest key."""
+    """Write the Parquet folders; return the moved keys with the most messages, and the heaviest key."""
     spark = keys.sparkSession
     in_slot = keys.where(F.col("slot") == found.published.heaviest_slot)
     heaviest = in_slot.orderBy(F.desc("messages")).limit(1).collect()[0]

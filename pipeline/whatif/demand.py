@@ -1,4 +1,4 @@
-"""What was published to an exchange, by key and by slot."""
+"""The demand on an exchange: how much was published, by key and by slot."""
 
 import numpy as np
 import pyarrow as pa
@@ -13,7 +13,7 @@ from ring.hashing import SLOTS
 from ring.ring import Ring
 
 MOST = 2**62
-"""Messages or bytes: what a long holds, with room for a double's rounding."""
+"""The most messages or bytes of a demand: what a long holds, with room for a double's rounding."""
 
 
 def of_exchange(records: DataFrame, vhost: str, exchange: str) -> DataFrame:
@@ -85,7 +85,7 @@ def _total(name: str) -> Column:
 
 
 def of_all_rings(keys: DataFrame) -> DataFrame:
-    """Of `of_journal`: each key once, by whichever ring its publishes went."""
+    """Return the rows of `of_journal` added up to one for each key, whichever ring its publishes went by."""
     return keys.groupBy("slot", "key").agg(_total("messages"), _total("bytes"))
 
 

@@ -1,4 +1,4 @@
-"""All that is found of a proposed ring, of a demand by slot."""
+"""The findings on a proposed ring, for a demand by slot."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -26,17 +26,17 @@ class OverFair:
     """The busiest destination's messages per weight over the mean per weight, by several rings."""
 
     present: Estimate
-    """By the present ring and its weights."""
+    """The figure of the present ring, by its own weights."""
     proposed: Estimate
     advised: Estimate
-    """By the advised weights' ring and the proposed weights."""
+    """The figure of the advised ring, by the proposed weights."""
     least: Estimate
-    """What no weights of the proposed destinations bring it below."""
+    """The least that any weights of the proposed destinations can reach."""
 
 
 @dataclass(frozen=True)
 class Findings:
-    """What the jobs' tables, verdict and report say."""
+    """The findings of one run of `whatif`, for its tables, verdict and report."""
 
     present: RingSpec
     proposed: RingSpec
@@ -45,10 +45,10 @@ class Findings:
     after: Load
     moved: Share
     native: Share
-    """What RabbitMQ's own exchange of that type would move for the same edit, in the mean."""
+    """The share that RabbitMQ's own exchange of that type would move for the same edit, in the mean."""
     advice: Advice
     advised_moves: Share
-    """What the advised weights would move from where the present ring has it."""
+    """The share that the advised weights would move from where the present ring has it."""
     max_over_fair: OverFair
 
     @property
@@ -91,7 +91,7 @@ def find(present: RingSpec, proposed: RingSpec, published: Published) -> Finding
 
 
 _ABSENT = (None, 0, 0, 0.0, None)
-"""What a ring gives to a destination that it lacks."""
+"""The row of a destination that a ring lacks."""
 
 
 def _by_destination(of: Load) -> dict[Destination, tuple[int | None, int, int, float, float | None]]:

@@ -1,4 +1,4 @@
-"""What `whatif` goes by: an exchange's keys, of which each is there once, and its present ring."""
+"""The inputs of `whatif`: an exchange's keys, each once, and its present ring."""
 
 import argparse
 from dataclasses import dataclass
@@ -14,19 +14,19 @@ from pipeline.whatif.present import Present, newest
 
 @dataclass(frozen=True)
 class Inputs:
-    """What there is to go by."""
+    """The keys, the present ring and the sample that one run of `whatif` goes by."""
 
     keys: DataFrame
-    """Of the value that the present ring hashes, each once."""
+    """The keys of the value that the present ring hashes, a row for each."""
     present: Present
     sample: float = 1.0
-    """Of the slots which are there whole."""
+    """The share of the slots whose messages are all counted."""
     times: tuple[int, int] | None = None
-    """Of a journal, those of the first and the last record that was read, in microseconds since 1970."""
+    """The times of the journal's first and last record, in microseconds since 1970; None for a table."""
     hashed_otherwise: int = 0
-    """Records that are left out: their keys are of another value, of before the exchange was declared anew."""
+    """The number of records left out because their ring hashes another value than the present one."""
     without_ring: int = 0
-    """Others that are, since nothing says what their keys are: the journal lacks their ring."""
+    """The number of records left out because the journal lacks their ring."""
 
 
 def inputs_of_journal(

@@ -1,4 +1,4 @@
-"""What RabbitMQ's own exchanges move: jump consistent hash, or a remainder, over buckets that bindings fill."""
+"""The keys that RabbitMQ's own exchanges move, by jump consistent hash or a remainder over buckets of bindings."""
 
 from collections.abc import Callable, Iterable, Mapping
 
@@ -13,7 +13,10 @@ _MULTIPLIER = np.uint64(2862933555777941757)
 
 
 def jump(hashes: U64, buckets: int) -> NDArray[np.int64]:
-    """The bucket, 0 to `buckets` - 1, of each 64-bit hash (Lamping and Veach, 2014); `buckets` is 1 or more."""
+    """Return the bucket, 0 to `buckets` - 1, of each 64-bit hash by jump consistent hash (Lamping and Veach, 2014).
+
+    `buckets` is 1 or more.
+    """
     owners = np.zeros(len(hashes), np.int64)
     still = np.arange(len(hashes))
     state, bucket = hashes, owners
@@ -27,7 +30,7 @@ def jump(hashes: U64, buckets: int) -> NDArray[np.int64]:
 
 
 def rebound(present: Mapping[Destination, int], proposed: Mapping[Destination, int]) -> dict[Destination, int]:
-    """The proposed weights in binding order: what stays as it was, then what is bound, or bound anew with its weight.
+    """Return the proposed weights in binding order: first what stays as it was, then what is bound or bound anew.
 
     Both mappings are in binding order too.
     """
@@ -36,7 +39,7 @@ def rebound(present: Mapping[Destination, int], proposed: Mapping[Destination, i
 
 
 def remainder(hashes: U64, buckets: int) -> NDArray[np.int64]:
-    """The same of x-modulus-hash."""
+    """Return the bucket, 0 to `buckets` - 1, of each 64-bit hash by x-modulus-hash: the remainder."""
     return (hashes % np.uint64(buckets)).astype(np.int64)
 
 
@@ -45,9 +48,10 @@ def natively_moved(
     proposed: Mapping[Destination, int],
     bucket: Callable[[U64, int], NDArray[np.int64]] = jump,
 ) -> float:
-    """The share of all keys that the exchange itself would send elsewhere; all weights in binding order.
+    """Return the share of all keys that RabbitMQ's exchange would move; both weights are in binding order.
 
-    `bucket` is how it finds one of so many. Counted over as many hashes as there are slots: off by 0.0005 (sigma).
+    `bucket` finds the bucket of each hash. It is counted over as many hashes as there are slots, with a standard
+    error of 0.0005 at most.
     """
     hashes = draws(slot_streams(np.arange(SLOTS)), np.uint64(0))
     names = {destination: n for n, destination in enumerate({**present, **proposed})}

@@ -1,4 +1,4 @@
-"""What a ring would do with a measured demand: numpy over slots, on the driver."""
+"""Predicting what a ring does with a measured demand, by numpy over slots on the driver."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ F64 = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Demand:
-    """What was published, by slot: arrays of one length, each slot once. What is expected need be no whole number."""
+    """How much was published by slot: arrays of one length, with each slot once. Expected numbers may be fractions."""
 
     slots: I64
     messages: NDArray[Any]
@@ -29,7 +29,7 @@ class Demand:
 
 @dataclass(frozen=True)
 class Load:
-    """What each of a ring's destinations gets. All fields have one entry a destination, in the order they sort."""
+    """What each of a ring's destinations gets; all fields have one entry a destination, in sorted order."""
 
     destinations: tuple[Destination, ...]
     weights: tuple[int, ...]
@@ -75,7 +75,7 @@ def load_by(weights: Weights, owner_of: U16, demand: Demand, wanted: Weights | N
 
 
 def moved(present: Ring, proposed: Ring, slots: I64) -> NDArray[np.bool_]:
-    """Of each of these slots, whether the proposed ring gives it to another destination."""
+    """Return for each of these slots whether the proposed ring gives it to another destination."""
     position: dict[Destination, int] = {d: i for i, d in enumerate(present.destinations)}
     absent = len(position)
     as_present = np.array([position.get(d, absent) for d in proposed.destinations])

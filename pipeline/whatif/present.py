@@ -23,13 +23,13 @@ class Present:
 
     spec: RingSpec
     source: str
-    """Where it is from: `ring` (a file), `management` (the API) or `journal`."""
+    """The source of the ring: `ring` (a file), `management` (the API) or `journal`."""
     said: str
-    """A sentence for the report that says so."""
+    """The sentence of the report that names the source."""
 
 
 _SAY = "say --ring or --management-url"
-"""What helps where a journal does not tell."""
+"""The advice for a journal that does not show the present ring."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -98,7 +98,7 @@ def newest(records: DataFrame, names: Iterable[str], rings: Mapping[str, RingSpe
 
 
 class Trace(NamedTuple):
-    """What one sidecar's records of one ring say of when it published by that ring; times are in microseconds."""
+    """The times at which one sidecar published by one ring, from its records; in microseconds since 1970."""
 
     ring: str
     first: int

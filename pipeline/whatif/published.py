@@ -24,24 +24,24 @@ class Share:
 
 @dataclass(frozen=True)
 class Counts:
-    """One kind of what was published, messages or bytes."""
+    """The messages, or the bytes, that were published: counted in the drawn slots, estimated in the others."""
 
     slots: NDArray[np.int64]
-    """The slots that have any, each once."""
+    """The slots in which some were counted, each once."""
     counted: NDArray[np.int64]
-    """How many each of those has."""
+    """How many were counted in each of `slots`."""
     sample: Sample
-    """What they say of all slots."""
+    """The sample that estimates all slots from these."""
 
     @property
     def mean(self) -> float:
-        """How many each slot has that was not looked at, as far as can be told."""
+        """The estimate for each slot that was not drawn."""
         unseen = self.sample.unseen_slots
         return (self.sample.total().value - self.sample.seen) / unseen if unseen else 0.0
 
     @property
     def total(self) -> int:
-        """How many there are in all slots, as far as can be told."""
+        """The estimate for all slots together."""
         return int(self.counted.sum()) + round(self.mean * self.sample.unseen_slots)
 
     def expected(self) -> NDArray[np.float64]:
@@ -69,7 +69,7 @@ class Published:
     messages: Counts
     bytes: Counts
     demand: Demand
-    """What each slot has, or is expected to have: of the counted ones only where those are all."""
+    """The demand by slot, counted or expected; it has only the counted slots where all were drawn."""
 
     @classmethod
     def of(cls, counted: Demand, sample: float = 1.0) -> Self:
@@ -88,7 +88,7 @@ class Published:
         return Share(messages, size, of_messages, of_bytes)
 
     def share_of(self, part: float) -> Share:
-        """Return what that part of everything is, 0 to 1."""
+        """Return the share that is a part, 0 to 1, of everything."""
         messages, size = self.messages.total, self.bytes.total
         return Share(
             round(part * messages), round(part * size), _sure(part if messages else 0.0), _sure(part if size else 0.0)

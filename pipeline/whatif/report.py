@@ -16,7 +16,7 @@ from pipeline.whatif.findings import Findings
 
 
 def sentence(found: Findings) -> str:
-    """The answer in one."""
+    """Return the answer in one sentence."""
     over_fair = found.max_over_fair
     return (
         f"{interval(*found.moved.of_messages)} of the messages would go elsewhere,"
@@ -85,7 +85,7 @@ def report(
 
 
 def as_text(key: bytes | None) -> str:
-    """A key as people read it: text where it is, else hexadecimal."""
+    """Return a key for people: as text where it is printable UTF-8, else in hexadecimal digits."""
     if key is None:
         return "not journalled"
     text = bytes(key).decode(errors="replace")

@@ -12,7 +12,11 @@ MODULUS = "x-modulus-hash"
 
 
 def edited(present: RingSpec, add: Iterable[str], remove: Iterable[str], weight: Iterable[str]) -> RingSpec:
-    """The present ring with destinations added and reweighted (``queue:NAME=WEIGHT``) and removed (``queue:NAME``)."""
+    """Return the present ring with these edits.
+
+    Destinations are added and reweighted by ``queue:NAME=WEIGHT``, removed by ``queue:NAME``; raises PipelineError
+    for an edit that does not fit.
+    """
     weights = dict(present.weights)
     for text in remove:
         if weights.pop(_destination(text, "--remove"), None) is None:
@@ -31,9 +35,10 @@ def edited(present: RingSpec, add: Iterable[str], remove: Iterable[str], weight:
 
 
 def checked(present: RingSpec, proposed: RingSpec) -> RingSpec:
-    """The proposed ring. Raises PipelineError where it cannot be, or is of another exchange type or hashed value.
+    """Return the proposed ring. Raises PipelineError where it is invalid or its exchange type or hashed value
+    differ.
 
-    The keys that are known are of the present hashed value: what another would move cannot be told.
+    Keys are known only of the present hashed value: what another one would move cannot be told.
     """
     for what, now, then in (
         ("exchange_type", present.exchange_type, proposed.exchange_type),
