@@ -45,16 +45,12 @@ HOT = (
     "proxy/http/formats/message.py",
 )
 
-# By Cython: in threads, without the GIL.
-WITHOUT_GIL = "ring/slotwise.py"
-
 
 def extensions() -> list[Extension]:
-    """Those modules, mypyc's in one library; none where they are to stay as they are, or a compiler is not there."""
+    """Return the hot modules as extensions of one library; none with RINGPROXY_PURE=1 or where mypyc fails."""
     if os.environ.get("RINGPROXY_PURE") == "1":
         return []
     try:
-        from Cython.Build import cythonize
         from mypyc.build import mypycify
     except ImportError as error:
         print(f"the hot modules are not compiled: {error}", file=sys.stderr)
@@ -62,19 +58,20 @@ def extensions() -> list[Extension]:
     # What is imported besides need not be there to build.
     flags = ["--config-file=", "--ignore-missing-imports", "--follow-imports=silent"]
     try:
-        compiled = mypycify([*flags, *HOT], opt_level="3", group_name="ringproxy", strip_asserts=False)
-        loop = Extension("ring.slotwise", [WITHOUT_GIL], extra_compile_args=["-O3", "-g0"])
-        return compiled + cythonize([loop], build_dir="build", language_level=3, quiet=True, force=True)
-    except (Exception, SystemExit) as error:  # how they end for what they refuse
+        return mypycify([*flags, *HOT], opt_level="3", group_name="ringproxy", strip_asserts=False)
+    except (Exception, SystemExit) as error:  # how mypyc ends for what it refuses
         print(f"the hot modules are not compiled: {error}", file=sys.stderr)
         return []
 
 
 class BuildOrNot(build_ext):
-    """Builds all extensions, or, where one cannot be, none."""
+    """The build step of the extensions: it builds all of them, or, where one cannot be built, none."""
 
     def run(self) -> None:
-        """Never fails for want of a compiler. Nothing is built beside the sources: it would hide changes to them."""
+        """Build the extensions; never fail for want of a compiler.
+
+        Nothing is built beside the sources, where it would hide later changes to them.
+        """
         if self.inplace or self.editable_mode:
             self.extensions = []
             return

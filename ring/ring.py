@@ -44,7 +44,7 @@ class Ring:
 
     @classmethod
     def build(cls, weights: Mapping[Destination, int]) -> "Ring":
-        """The ring of these weights: 1 to 3 ms a destination of many, if compiled, and nearly all without the GIL.
+        """Return the ring of these weights: 2 to 6 ms of CPU a destination, nearly all without the GIL.
 
         Raises ValueError for no destination at all, for more than MAX_DESTINATIONS, or for a weight out of range.
         """

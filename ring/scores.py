@@ -24,6 +24,7 @@ _MIX_2 = np.uint64(0x94D049BB133111EB)
 _LOG_STEPS = 12  # the table holds log2 at 2^12 steps of [1, 2]
 _LOG_BITS = 39  # fractional bits of its entries
 _FRACTION_BITS = 36  # bits of the place between two steps; 28-bit step * 36 bits fits 64
+DRAW_BITS = 64
 SCORE_BITS = 57
 """Fractional bits of -log2(u), which is at most 53."""
 
@@ -36,18 +37,30 @@ def slot_streams(slots: NDArray[np.int64]) -> U64:
     return streams
 
 
-def draws(streams: U64, seeds: U64 | np.uint64, out: U64 | None = None, scratch: U64 | None = None) -> U64:
-    """The 64-bit draw of each slot for one destination's seed, or for a seed a slot."""
-    z = np.add(streams, seeds, out=out)
-    t = np.right_shift(z, np.uint64(30), out=scratch)
-    np.bitwise_xor(z, t, out=z)
-    np.multiply(z, _MIX_1, out=z)
-    np.right_shift(z, np.uint64(27), out=t)
-    np.bitwise_xor(z, t, out=z)
-    np.multiply(z, _MIX_2, out=z)
-    np.right_shift(z, np.uint64(31), out=t)
-    np.bitwise_xor(z, t, out=z)
-    return z
+def draws(streams: U64, seeds: U64 | np.uint64) -> U64:
+    """Return the 64-bit draw of each slot for one destination's seed, or for a seed a slot."""
+    draw = np.empty_like(streams)
+    early_draws(streams, seeds, draw, np.empty_like(streams))
+    return finished(draw)
+
+
+def early_draws(streams: U64, seeds: U64 | np.uint64, out: U64, scratch: U64) -> None:
+    """Write into `out` the draws of `draws` but for SplitMix64's last step, which changes only their lower 33 bits.
+
+    `scratch` is overwritten. Both are of the shape of `streams`, and there so that nothing is allocated.
+    """
+    np.add(streams, seeds, out=out)
+    np.right_shift(out, np.uint64(30), out=scratch)
+    np.bitwise_xor(out, scratch, out=out)
+    np.multiply(out, _MIX_1, out=out)
+    np.right_shift(out, np.uint64(27), out=scratch)
+    np.bitwise_xor(out, scratch, out=out)
+    np.multiply(out, _MIX_2, out=out)
+
+
+def finished(early: U64) -> U64:
+    """Return the draws of which `early` are what `early_draws` wrote."""
+    return early ^ (early >> np.uint64(31))
 
 
 @functools.cache

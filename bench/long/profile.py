@@ -22,7 +22,7 @@ _SHOWN = 8
 _OWNERS = {
     "the kernel": r"\[kernel|\[vdso\]",
     "HAProxy": r"^haproxy",
-    "this project, compiled": r"ringproxy__mypyc|^slotwise\.",
+    "this project, compiled": r"ringproxy__mypyc",
     "the Python interpreter": r"libpython|^python",
     "uvloop": r"^loop\.cpython|uvloop",
     "aiohttp's parser and writer": r"_http_(parser|writer)|_websocket|multidict|_quoting|yarl|frozenlist",

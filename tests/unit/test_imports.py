@@ -91,8 +91,8 @@ IO = {
 PURE_PACKAGES = {"librt", "mypy_extensions", "mmh3", "numpy", "yarl"}
 """Packages that never do I/O."""
 
-MAY_BESIDES = {"ring.contest": {"concurrent"}, "ring.slotwise": {"cython"}}
-"""Threads, and a loop that they run in without the GIL."""
+MAY_BESIDES = {"ring.contest": {"concurrent"}}
+"""Threads that build a ring, while numpy has released the GIL."""
 
 PIPELINE_MAY = {
     *("outcome", "publisher.channel", "publisher.connection", "publisher.dial", "routing.counters", "routing.routes"),

@@ -11,7 +11,7 @@ import pytest
 from ring.destination import Destination
 from ring.hashing import SLOTS, hash64, slot_of
 from ring.ring import Ring
-from ring.scores import draws, slot_streams
+from ring.scores import draws, early_draws, slot_streams
 
 IntMatrix = np.ndarray[tuple[int, int], np.dtype[np.int64]]
 
@@ -32,7 +32,8 @@ def chi_squared(counts: np.ndarray[tuple[int], np.dtype[np.int64]]) -> float:
 
 @functools.cache
 def key_slots(seed: int) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
-    return np.array([slot_of(f"{seed}/{i}".encode()) for i in range(KEYS)], dtype=np.int64)
+    """Return the slots of one set of keys, sorted, so that a ring's table is read in its order."""
+    return np.sort(np.array([slot_of(f"{seed}/{i}".encode()) for i in range(KEYS)], dtype=np.int64))
 
 
 def one_set(seed: int) -> tuple[list[float], list[float], list[tuple[list[Destination], bytes]]]:
@@ -54,22 +55,31 @@ def one_set(seed: int) -> tuple[list[float], list[float], list[tuple[list[Destin
 
 
 def progression(names: list[Destination]) -> tuple["np.ndarray[tuple[int, int], np.dtype[np.uint8]]", IntMatrix]:
-    """Each slot's owner, and each name's number of slots, once the first 1, 2, ... of the names are bound.
+    """Return each slot's owner, and each name's number of slots, once the first 1, 2, ... of the names are bound.
 
-    Worked out a cache's worth of slots at a time.
+    The n-th name takes one slot in n, so the numbers of slots are kept up by what each name takes from whom.
     """
-    streams, chunk = slot_streams(np.arange(SLOTS)), 1 << 14
+    streams, chunk = slot_streams(np.arange(SLOTS)), 1 << 15
     owners = np.empty((len(names), SLOTS), np.uint8)
     slots = np.zeros((len(names), len(names)), np.int64)
+    seeds = [np.uint64(hash64(f"queue\0{name.name}".encode())) for name in names]
+    drawn, scratch = np.empty(chunk, np.uint64), np.empty(chunk, np.uint64)
     for start in range(0, SLOTS, chunk):
         part = slice(start, start + chunk)
-        best, owner = np.zeros(chunk, np.uint64), np.zeros(chunk, np.uint8)
-        for n, name in enumerate(names):
-            drawn = draws(streams[part], np.uint64(hash64(f"queue\0{name.name}".encode())))
-            np.copyto(owner, np.uint8(n), where=drawn > best)
-            np.maximum(best, drawn, out=best)
+        best, owner, held = draws(streams[part], seeds[0]), np.zeros(chunk, np.uint8), np.zeros(len(names), np.int64)
+        held[0] = chunk
+        owners[0, part] = owner
+        slots[0] += held
+        for n in range(1, len(names)):
+            early_draws(streams[part], seeds[n], drawn, scratch)
+            np.right_shift(drawn, np.uint64(31), out=scratch)
+            np.bitwise_xor(drawn, scratch, out=drawn)
+            won = (drawn > best).nonzero()[0]
+            held -= np.bincount(owner[won], minlength=len(names))
+            held[n] = len(won)
+            best[won], owner[won] = drawn[won], n
             owners[n, part] = owner
-            slots[n] += np.bincount(owner, minlength=len(names))
+            slots[n] += held
     return owners, slots
 
 

@@ -70,4 +70,6 @@ def test_the_logarithm_is_close_down_to_the_smallest_scores() -> None:
     seen = exact > 1e-9
     assert seen.sum() > 2900
     assert np.max(np.abs(measured[seen] / exact[seen] - 1)) < 7e-5
+    # Whoever is ruled out without a logarithm relies on this slope.
+    assert np.min(measured[seen] / (1 - u[seen])) > 1.442
     assert neg_log2(np.array([MASK], dtype=np.uint64))[0] == 0
