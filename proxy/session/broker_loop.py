@@ -89,6 +89,7 @@ def _take(c: Connection, data: bytes) -> None:  # noqa: C901 - one loop, for spe
         kind, number = head >> 56 & 0xFF, head >> 40 & 0xFFFF
         length: int = head >> 8 & 0xFFFFFFFF
         end = i + OVERHEAD + length
+        # A body streams as it comes, but for one that goes elsewhere than to the client.
         if end > size and (kind != BODY or own.gathering):
             if length > MOST_FRAME_MAX:
                 raise BrokerFault(f"a frame of type {kind} and {length} bytes")
@@ -117,6 +118,7 @@ def _take(c: Connection, data: bytes) -> None:  # noqa: C901 - one loop, for spe
             returns.note_delivery(channel, kind, replaced, data, i, end)
         way.frames += 1
         if own.released:
+            # The answers that waited go out right behind the frame that has decided them.
             replaced = (data[i:end] if replaced is None else replaced) + _released(c)
         if replaced is not None:
             if start < i:

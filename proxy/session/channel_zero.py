@@ -133,7 +133,7 @@ def _on_unopened(c: Connection, number: int, method: int) -> None:
     _check_number(c, number, method)
     if method == CHANNEL_OPEN:
         c.channels[number] = Channel(number)
-    # To any other method the broker answers that the channel is not open.
+    # To any other method the broker answers 504, that the channel is not open.
 
 
 def _check_number(c: Connection, number: int, method: int = 0) -> None:

@@ -153,6 +153,7 @@ def _take(c: Connection, data: bytes) -> None:  # noqa: C901 - one loop, for spe
             if length > limit:
                 raise Fault(FRAME_ERROR, f"a frame of {length + OVERHEAD} bytes, agreed on are {c.frame_max}")
             if end > size:
+                # Bodies stream; methods and headers are looked at whole.
                 if kind != BODY:
                     break
             elif data[end - 1] != END:
@@ -200,6 +201,7 @@ def _take(c: Connection, data: bytes) -> None:  # noqa: C901 - one loop, for spe
                 break
             i = end
             if c.crowded is not None or (not number and c.phase > Phase.DRAINING):
+                # What follows stays in `rest`, or is no session's any more.
                 break
     except Fault as fault:
         if start < i:
@@ -225,6 +227,7 @@ def _is_close(kind: int, data: bytes, i: int, end: int) -> bool:
 def _method(c: Connection, channel: Channel, data: bytes, i: int, end: int) -> bytes | None:
     """Take a client's method on an open channel; return what goes on in its place, or None for the frame as it is."""
     if channel.expect != EXPECT_METHOD:
+        # AMQP section 4.2.6: a content is not interrupted on its channel, which is a 505 to RabbitMQ.
         raise Fault(UNEXPECTED_FRAME, "a method where a content header or body was due")
     if end - i < _LEAST_METHOD:
         raise Fault(SYNTAX_ERROR, "a method frame too short for a method")
@@ -240,12 +243,14 @@ def _method(c: Connection, channel: Channel, data: bytes, i: int, end: int) -> b
     if channel.state == _OPEN:
         exchange = data[i + 14 : at]
         route = c.routes.get(exchange) or c.route(exchange)
+        # No declaration changes where the default exchange delivers, so a publish to it need not wait for one.
         if channel.declaring and exchange and (route is None or not route.fixed):
             c.waiting.held = Wait.UNANSWERED
             return None
         if route is None:
             return None
         if route.stamp:
+            # The ring may hash a header, and the stamps stand among the headers: the method waits for them.
             channel.withheld, channel.expect = True, EXPECT_HEADER
             channel.exchange, channel.key, channel.bits = exchange, data[at + 1 : stop], data[stop]
             channel.frame = data[i:end]
@@ -271,6 +276,7 @@ def _header(c: Connection, channel: Channel, data: bytes, i: int, end: int) -> b
             return None
         channel.withheld = False
     elif channel.routed:
+        # A client may forward what it got with stamps: their id must not look like one of this channel's.
         published = content.disowned(data, i, end, channel.nonce)
     channel.left = u64(data, i + 11)
     channel.expect = EXPECT_BODY if channel.left else EXPECT_METHOD

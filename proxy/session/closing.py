@@ -231,6 +231,7 @@ def refused_frame(c: Connection, channel: Channel, kind: int, data: bytes, i: in
         return _rest_of_content(c, channel, kind, data, i, end)
     method = U32.unpack_from(data, i + 7)[0] if kind == METHOD and end - i >= OVERHEAD + 4 else 0
     if method == CHANNEL_CLOSE and channel.state == ChannelState.REFUSING:
+        # The broker's close-ok is due yet, and with it what it has to say of earlier publishes.
         channel.owed_close_ok = True
     elif method == CHANNEL_CLOSE:
         c.to_client.insert(method_frame(channel.id, CHANNEL_CLOSE_OK))
@@ -318,7 +319,9 @@ def broker_closes(c: Connection, channel: Channel, method: int, data: bytes, i: 
     behind = Destination("exchange", exchange.decode(errors="replace"))
     rings = c.table.rings_to(behind) if c.table else []
     if code == NOT_FOUND:
+        # An exchange behind the ring is gone, and the broker closes the channel where a queue's end is a return.
         c.events.extend(Stale(name, behind) for name in rings)
+    # The broker checks write access to where a publish goes now, which the client's user may not have.
     if code != ACCESS_REFUSED or not (rings or exchange in _DEFAULT_EXCHANGE):
         return None
     wanted = b"amq.default" if exchange in _DEFAULT_EXCHANGE else exchange

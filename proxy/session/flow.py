@@ -12,7 +12,7 @@ from proxy.wire.frames import HEARTBEAT_FRAME
 
 
 class FlowControl:
-    """Holds back either socket of one session, and sends heartbeats in the stead of a peer that is not read."""
+    """The holds on the two sockets of one session, and the heartbeats in the stead of a peer that is not read."""
 
     def __init__(
         self,

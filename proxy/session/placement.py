@@ -109,7 +109,7 @@ def _unless_tried(tried: Collection[Stale | Name], what: Read) -> Read | None:
 def publish(c: Connection, message: ReturnedMessage, to: Target | Route, data: bytes, start: int, stop: int) -> bool:
     """Send method and content header of a message to another place; return False for nothing, if they do not fit."""
     own = c.republishing
-    own.begun = True
+    own.begun = True  # from now on the broker's frames on that number are this proxy's
     header = as_published(message, data, start, stop)
     cut, entries = _ID, STAMP_ID_ENTRY + U64.pack(message.ring_id)
     if isinstance(to, Target):

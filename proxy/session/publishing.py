@@ -82,6 +82,7 @@ def publish(c: Connection, channel: Channel, data: bytes, i: int, end: int) -> b
     out.write(channel.method_start)
     write_i32_be(out, len(method) + 1)
     out.write(method)
+    # Mandatory whatever the client asked for: only a return tells that the destination is gone.
     out.append(channel.bits | MANDATORY)
     out.append(END)
     out.write(channel.header_start)
