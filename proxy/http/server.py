@@ -174,7 +174,7 @@ class _Server(web.Server):
         """The number of connections that are open."""
         self.silent: dict[_Protocol, None] = {}
         """The open connections that have not sent a whole request yet, the oldest first."""
-        self._told = False
+        self._warned = False
 
     def __call__(self) -> web.RequestHandler:
         return _Protocol(self)
@@ -186,8 +186,8 @@ class _Server(web.Server):
         """
         if self.open < self.bounds.connections:
             return True
-        if not self._told:
-            self._told = True
+        if not self._warned:
+            self._warned = True
             log.warning(
                 "%d HTTP connections are open, as many as may be (%s): a further one takes the place of the oldest "
                 "that asked nothing, or is closed",
