@@ -55,10 +55,7 @@ TOUCH_INTERVAL = 5.0
 async def run(settings: Settings) -> None:
     """Run a sidecar until SIGTERM or SIGINT; a second one ends it at once. Raises ConfigError for a busy address."""
     log.info("ringproxy %s, ring format %d, %s", __version__, RING_FORMAT, kind())
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, _on_signal, stop)
+    stop = _stop_at_signals()
     files = Files(settings)
     _warn_of_open_doors(settings)
     descriptors.warn_beyond(settings, descriptors.raise_limit())
@@ -71,13 +68,7 @@ async def run(settings: Settings) -> None:
         sync = _sync(settings, api, router, selection)
         journaling = Journaling(settings, files)
         brokers = Brokers(settings.brokers, files.broker_tls, settings.lookup_timeout)
-        publisher = Publisher(
-            brokers.dial,
-            files.broker_login,
-            connections=settings.broker_connections,
-            connect_timeout=settings.lookup_timeout,
-            confirm_timeout=settings.confirm_timeout,
-        )
+        publisher = _publisher(settings, brokers, files)
         counts = Counts()
         tables = {
             ingress: RouteTables(
@@ -139,6 +130,16 @@ def _sync(settings: Settings, api: Management, router: Router, selection: Select
     )
 
 
+def _publisher(settings: Settings, brokers: Brokers, files: Files) -> Publisher:
+    return Publisher(
+        brokers.dial,
+        files.broker_login,
+        connections=settings.broker_connections,
+        connect_timeout=settings.lookup_timeout,
+        confirm_timeout=settings.confirm_timeout,
+    )
+
+
 def _listener(settings: Settings, tables: RouteTables, sync: Sync, brokers: Brokers, counts: Counts) -> Listener:
     """Return the AMQP listener, which does not listen yet."""
     shared = Shared(
@@ -151,6 +152,14 @@ def _listener(settings: Settings, tables: RouteTables, sync: Sync, brokers: Brok
         settings.confirm_timeout,
     )
     return Listener(shared, settings.max_sessions)
+
+
+def _stop_at_signals() -> asyncio.Event:
+    """Return an event that SIGTERM and SIGINT set; the second of them ends the process at once."""
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, _on_signal, stop)
+    return stop
 
 
 def _on_signal(stop: asyncio.Event) -> None:
