@@ -27,17 +27,20 @@ DOCUMENT = ROOT / "docs" / "performance.md"
 PARTS = "amqp", "throughput", "latency", "freeze"
 ROUNDS, SECONDS, FREEZE = 5, 2, 60
 _LATENCY_SECONDS = 2
-"""Of a round at a fixed rate, of a thousand requests a second."""
+"""The seconds of a round at a fixed rate, which is a thousand requests a second."""
 _LOAD = os.getloadavg()[0]
-"""What others do to the machine, before this does anything."""
+"""The load average of the machine before the benchmark does anything."""
 _HOST_TIME = HostTime.now()
 _BEGUN = time.monotonic()
 _COMMIT = report.commit(ROOT)
-"""Of the beginning: a part that is done changes the document."""
+"""The commit at the beginning, since each finished part changes the document."""
 
 
 def main() -> int:
-    """The exit status: 0 also where a goal is missed, 1 where a measurement failed, 2 where none could begin."""
+    """Run the benchmark and return its exit status.
+
+    It is 0 also where a goal is missed, 1 where a measurement failed, 2 where none could begin.
+    """
     signal.signal(signal.SIGTERM, _exit)
     options = _options()
     choice = os.environ.get("BROKER", "")
@@ -62,7 +65,7 @@ def main() -> int:
 
 
 def _long(world: World, choice: str, part: str) -> bool:
-    """Measures one of the long parts; one that fails leaves its section as it was, and the others their turn."""
+    """Measure one of the long parts; one that fails leaves its section as it was, and the others their turn."""
     before = HostTime.now()
     try:
         text = LONG[part](world)
@@ -78,7 +81,7 @@ def _long(world: World, choice: str, part: str) -> bool:
 
 
 def _publish(section: str, text: str, *, whole: bool) -> None:
-    """Prints it, and writes it into the document if it is whole."""
+    """Print a section, and write it into the document if it is `whole`."""
     print(text, flush=True)
     if whole:
         DOCUMENT.write_text(report.replaced(DOCUMENT.read_text(), section, text))
@@ -110,7 +113,7 @@ def _usual_settings(options: argparse.Namespace) -> bool:
 
 
 def _measured(world: World, options: argparse.Namespace, parts: Sequence[str]) -> tuple[Results, bool]:
-    """What was found, and whether a part failed: it leaves the others their turn."""
+    """Return the results, and whether a part failed; the other parts are measured nevertheless."""
     results, stage, failed = Results(), Stage(world), False
     for part in parts:
         try:
@@ -153,7 +156,7 @@ def _machine(before: HostTime) -> str:
 
 
 def _processor() -> str:
-    """Its name, where the kernel tells it."""
+    """Return the name of the processor as far as the kernel knows it."""
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
             return line.partition(":")[2].strip()

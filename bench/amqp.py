@@ -27,33 +27,33 @@ _WARM_UP = 0.5
 
 @dataclass(frozen=True)
 class Measured:
-    """What was measured; by title."""
+    """The results of the measurements by AMQP, by the title of each way of a publish."""
 
     version: str
-    """The broker's."""
+    """The version of the broker."""
     throughput: Mapping[str, Sequence[Throughput]]
     latency: Mapping[int, Mapping[str, Sequence[Latency]]]
-    """By rate."""
+    """The latencies of confirms by rate, in messages a second, and title."""
     resident: Mapping[str, int]
-    """Bytes of the proxies after that."""
+    """The resident bytes of the proxies after the measurements."""
     idle: int
-    """Bytes of the sidecar before any load, with one ring."""
+    """The resident bytes of the sidecar before any load, with one ring."""
     absent: Sequence[str] = field(default=())
-    """Contenders that this broker does not have."""
+    """The titles of the ways that this broker does not have."""
 
 
 class Way(NamedTuple):
-    """One way of a publish."""
+    """One way of a publish to a queue, directly or through a proxy."""
 
     title: str
     amqp_url: str
     messages: Path
     proxy: int | None
-    """The pid of what is between publisher and broker."""
+    """The pid of the proxy between publisher and broker; None where there is none."""
 
 
 def ways(world: World) -> list[Way]:
-    """All that this broker has."""
+    """Return the ways of a publish that this broker has."""
     queues, hashed = _saved(world, "amqp-queues", QUEUES, ""), _saved(world, "amqp-hashed", KEYS, EXCHANGE)
     direct_url = world.node.amqp_url
     found = [Way(STRAIGHT, direct_url, queues, None), Way(CONSISTENT, direct_url, hashed, None)]
@@ -68,14 +68,14 @@ def ways(world: World) -> list[Way]:
 
 
 def contender(world: World, way: Way) -> Contender:
-    """That way at full rate."""
+    """Return a contender that publishes this way at full rate."""
     return Contender(
         way.title, partial(direct.messages_per_second, way.amqp_url, way.messages), world.node.pid, way.proxy
     )
 
 
 def measured(world: World, rounds: int, seconds: float) -> Measured:
-    """Throughput, then the latency of confirms at each rate."""
+    """Measure the throughput of all ways, and then the latency of their confirms at each rate."""
     all_ways = ways(world)
     throughput = in_turn({way.title: contender(world, way).measure for way in all_ways}, rounds, seconds)
     latency = {}

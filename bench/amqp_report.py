@@ -10,11 +10,11 @@ SLOW_SINCE = 4, 3
 """The release of RabbitMQ from which its x-consistent-hash takes the broker several times as long as before."""
 
 MOST_IDLE = 80
-"""MiB."""
+"""The goal for the memory of an idle sidecar, in MiB."""
 
 
 def goals(found: Measured) -> list[Goal]:
-    """Those of the compiled sidecar."""
+    """Return the goals of the compiled sidecar, with what was reached."""
     both = f"{COMPILED} ÷ {{}}, messages/s".format
     release = tuple(int(part) for part in found.version.split(".")[:2])
     times_native = 2.2 if release >= SLOW_SINCE else 1.25
@@ -35,13 +35,13 @@ def goals(found: Measured) -> list[Goal]:
 
 
 def markdown(found: Measured) -> str:
-    """Tables and charts."""
+    """Return the tables and charts as Markdown."""
     parts = [_throughput(found), _bars(found), *(_latency(found, rate) for rate in found.latency)]
     return "\n\n".join(parts)
 
 
 def _ratio(found: Measured, other: str, figure: Callable[[Throughput], float | None]) -> Spread:
-    """Of the compiled sidecar to another, within each round."""
+    """Return the spread of a figure's ratio between the compiled sidecar and another way, within each round."""
     pairs = zip(found.throughput[COMPILED], found.throughput[other], strict=True)
     return Spread.of([(figure(ours) or 0.0) / (figure(theirs) or 1.0) for ours, theirs in pairs])
 
@@ -68,7 +68,7 @@ def _throughput(found: Measured) -> str:
 
 
 def _cpu(figures: Sequence[float | None]) -> str:
-    """The median with its range."""
+    """Return the median of the figures that are known, with their range; empty where none is."""
     known = [figure for figure in figures if figure is not None]
     return f"{median(known, '.2f')} ({shown(Spread.of(known), '.2f')[1]})" if known else ""
 

@@ -12,10 +12,10 @@ from bench.wrk import answers_per_second
 
 DIRECT, DIRECT_TRANSIENT = "AMQP, straight to the queues", "AMQP, straight to the queues, transient"
 IN_A_ROW, ROW = f"{DIRECT}, each queue's in a row", 60
-"""As the sidecar writes what it has of a turn of its event loop; messages of one queue."""
+"""The way that the sidecar writes a turn of its event loop: so many messages of one queue in a row."""
 SINGLE_TRANSIENT = "single, transient"
 CONNECTIONS = 32
-"""Of single requests."""
+"""The connections of single requests."""
 ONE_BY_ONE = f"AMQP, straight to the queues, {CONNECTIONS} under way"
 ONE_BY_ONE_TRANSIENT = f"{ONE_BY_ONE}, transient"
 JSON, JSON_TRANSIENT = "batches, JSON", "batches, JSON, transient"
@@ -24,7 +24,7 @@ NDJSON, GZIP = "batches, NDJSON", "batches, JSON with gzip"
 SINGLE, BARE, MANAGEMENT = "single", "bare handler, nothing published", "management API"
 
 BATCH_CONNECTIONS = 1, 2, 4, 8
-"""Those that are tried for batches."""
+"""The numbers of connections that are tried for batches."""
 
 PERSISTENT, TRANSIENT = 2, 1
 
@@ -33,7 +33,7 @@ class Stage:
     """The contenders on one world, and the files of their requests."""
 
     def __init__(self, world: World) -> None:
-        """Writes the files."""
+        """Write the files of requests into the world's folder."""
         self._world = world
         self._sidecar = world.sidecar.process.pid
         self._singles = self._saved("single", messages.singles())
@@ -48,13 +48,13 @@ class Stage:
         }
 
     def best_batch_connections(self) -> int:
-        """Of those tried, the number that gets the most through, in two rounds of a second each."""
+        """Return the number of connections with the highest throughput of batches, in two rounds of a second each."""
         tried = {str(number): self._batch(JSON, number).measure for number in BATCH_CONNECTIONS}
         found = in_turn(tried, rounds=2, seconds=1)
         return max(BATCH_CONNECTIONS, key=lambda number: sum(result.rate for result in found[str(number)]))
 
     def contenders(self, batch_connections: int) -> list[Contender]:
-        """All of them."""
+        """Return the contenders at full rate, in the order of the report."""
         world, broker = self._world, self._world.node.pid
         return [
             self._direct(DIRECT, PERSISTENT),
@@ -78,7 +78,7 @@ class Stage:
         ]
 
     def at_fixed_rate(self) -> dict[str, Callable[[float], Latency]]:
-        """Those whose latency is measured, by title."""
+        """Return the measurements of latency at a fixed rate, by title."""
         world = self._world
         return {
             SINGLE: partial(latency, world.sidecar.http_url, self._singles),

@@ -40,32 +40,32 @@ from proxy.wire.frames import (
 
 SIZE = 128
 CHUNK = 500
-"""Messages a write, at most."""
+"""The most messages in one write."""
 CHUNK_BYTES = 1 << 18
-"""Bytes a write, at most, where that is more than one message."""
+"""The most bytes in one write of several messages."""
 WINDOW = 10
-"""Writes without a confirm, at most."""
+"""The most writes without a confirm."""
 
 _HEADER = Struct(">HHQHB")
 """A content header with one property of one octet: class, weight, body size, property flags, the property."""
 _DELIVERY_MODE = 1 << 12
 _LONGEST = 131072 - 8
-"""Bytes of a body in one frame: RabbitMQ's own limit of a frame, without what is around it."""
+"""The most bytes of a body in one frame: RabbitMQ's default frame_max of 131,072 less the 8 bytes around a payload."""
 
 _ACK = Struct(">BHIIQBB")
-"""A whole frame of basic.ack: type, channel, size, method, delivery tag, multiple, end octet. No other is awaited."""
+"""A whole frame of basic.ack: type, channel, size, method, delivery tag, multiple, end octet."""
 
 
 class Chunks(NamedTuple):
-    """Messages as they are written."""
+    """Messages prepared as the byte strings that are written to the socket."""
 
     chunks: Sequence[bytes]
     size: int
-    """Messages in each."""
+    """The number of messages in each chunk."""
 
     @classmethod
     def of(cls, messages: Sequence[bytes], most: int = CHUNK) -> "Chunks":
-        """Of these messages, in turn, so many a write at most."""
+        """Make chunks of these messages in turn, of at most `most` messages and about CHUNK_BYTES each."""
         size = max(1, min(most, CHUNK_BYTES // max(map(len, messages))))
         starts = range(0, len(messages), size)
         return cls([b"".join(messages[(s + n) % len(messages)] for n in range(size)) for s in starts], size)
@@ -91,7 +91,7 @@ def messages_per_second(
 def message(
     key: str, mode: int, exchange: str = "", size: int = SIZE, *, bits: int = 0, entries: bytes | None = None
 ) -> bytes:
-    """The frames of one message of that delivery mode: to a queue, by the default exchange, or to another.
+    """Return the frames of one message of that delivery mode: to a queue, by the default exchange, or to another.
 
     `bits` are basic.publish's; `entries` those of its headers, None for no headers.
     """
@@ -110,14 +110,14 @@ def _frame(kind: int, payload: bytes) -> bytes:
 
 
 class Acks:
-    """The acks in what the broker says."""
+    """The acks in the bytes that the broker sends on one connection."""
 
     def __init__(self) -> None:
-        """Nothing was said so far."""
+        """Begin without any bytes."""
         self._rest = b""
 
     def feed(self, data: bytes) -> Iterator[tuple[int, int]]:
-        """Takes bytes of the broker; delivery tags, and whether it is all up to that one.
+        """Take bytes of the broker; delivery tags, and whether it is all up to that one.
 
         Raises BenchError for any frame but an ack.
         """
@@ -131,16 +131,16 @@ class Acks:
 
 
 class Confirmed:
-    """Which delivery tags are confirmed, all up to `upto` and some above."""
+    """The confirmed delivery tags of one channel: all up to `upto`, and some above."""
 
     def __init__(self) -> None:
-        """None so far."""
+        """Begin without a confirm."""
         self.upto = 0
         self._above: set[int] = set()
         self._acks = Acks()
 
     def feed(self, data: bytes) -> None:
-        """Takes bytes of the broker. Raises BenchError for any frame but an ack."""
+        """Take bytes of the broker. Raises BenchError for any frame but an ack."""
         for tag, multiple in self._acks.feed(data):
             if not multiple:
                 self._above.add(tag)
@@ -153,7 +153,7 @@ class Confirmed:
 
 
 def publish(sock: socket.socket, messages: Chunks, seconds: float, window: int = WINDOW) -> tuple[int, float]:
-    """Writes the messages again and again; how many were confirmed, and the seconds until the last was.
+    """Write the messages again and again; how many were confirmed, and the seconds until the last was.
 
     At most `window` writes are without a confirm.
     A write may block while confirms wait to be read: those of a window fit into the socket's buffers.
@@ -169,7 +169,7 @@ def publish(sock: socket.socket, messages: Chunks, seconds: float, window: int =
 
 
 def connect(amqp_url: str) -> socket.socket:
-    """A connection to the broker with channel 1 in confirm mode, without heartbeats; with TLS for amqps."""
+    """Return a connection to the broker with channel 1 in confirm mode, without heartbeats; with TLS for amqps."""
     url = urlsplit(amqp_url)
     sock = socket.create_connection((url.hostname or "127.0.0.1", url.port or 5672))
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -197,7 +197,7 @@ def connect(amqp_url: str) -> socket.socket:
 
 
 def _answer(sock: socket.socket) -> bytes:
-    """The one frame that the broker has to say now."""
+    """Read one frame, which must be all that the broker sends now, and return its bytes."""
     data = b""
     while len(data) < FRAME.size or len(data) < FRAME.unpack_from(data)[2] + 8:
         data += received(sock)
@@ -205,7 +205,7 @@ def _answer(sock: socket.socket) -> bytes:
 
 
 def received(sock: socket.socket) -> bytes:
-    """What has come. Raises BenchError at the end."""
+    """Return the bytes that have come. Raises BenchError where the broker has closed the connection."""
     data = sock.recv(1 << 18)
     if not data:
         raise BenchError("the broker closed the connection")
@@ -213,7 +213,7 @@ def received(sock: socket.socket) -> bytes:
 
 
 def main() -> None:
-    """What `python -m bench.direct` does."""
+    """Run the command `python -m bench.direct`."""
     amqp_url, seconds, messages, *under_way = sys.argv[1:]
     found = wire.load(Path(messages))
     with connect(amqp_url) as sock:

@@ -1,4 +1,4 @@
-"""What becomes of full load while the broker is frozen, and how soon after it is back publishes are confirmed again."""
+"""Full load on a sidecar while its broker is frozen, and how soon afterwards publishes are confirmed again."""
 
 import asyncio
 import itertools
@@ -16,35 +16,35 @@ from bench.world import World
 from proxy.settings.config import Settings
 
 SINGLES, BATCHES = 64, 16
-"""Connections that publish single messages, and those that publish batches of 500: more than may be in flight."""
+"""The numbers of connections that publish single messages and batches of 500: more than may be in flight."""
 
 ALLOWED = frozenset({429, 503, 504})
-"""Statuses other than 2xx that tell a client to come again."""
+"""The statuses other than 2xx that ask a client to try again."""
 
 LIMIT = Settings().confirm_timeout + Settings().lookup_timeout + 1
-"""Seconds within which every request is answered."""
+"""The seconds within which every request must be answered."""
 
 _BEFORE = 5.0
 _CALM = 5.0
-"""Seconds without a refusal, after which the recovery is over."""
+"""The seconds without a refusal that end the recovery."""
 _RECOVERED_WITHIN = 60.0
 
 
 @dataclass
 class Answered:
-    """What was answered to one kind of request."""
+    """The answers to one kind of request."""
 
     statuses: Counter[int] = field(default_factory=Counter)
-    """Since the freeze began; 0 for a connection that ended without an answer."""
+    """How often each status came since the freeze began; 0 stands for a connection that ended without an answer."""
     slowest: float = 0.0
-    """Seconds."""
+    """The seconds that the slowest answer took."""
     first_confirm: float | None = None
     """When the first confirm came after the freeze (time.perf_counter)."""
     last_refusal: float | None = None
     """When the last answer came that was no confirm."""
 
     def add(self, answer: Answer | None, took: float, *, thawed: bool) -> None:
-        """Counts an answer."""
+        """Count an answer."""
         self.statuses[answer.status if answer else 0] += 1
         self.slowest = max(self.slowest, took)
         if answer is None or answer.status // 100 != 2:
@@ -55,12 +55,12 @@ class Answered:
 
 @dataclass(frozen=True)
 class Frozen:
-    """The result."""
+    """The result of one freeze."""
 
     seconds: float
-    """For which the broker was frozen."""
+    """The seconds for which the broker was frozen."""
     statuses: Counter[int]
-    """Of the answers since then; 0 for a connection that ended without one."""
+    """How often each status came since then; 0 stands for a connection that ended without an answer."""
     slowest: float
     """Seconds that the slowest answer took."""
     recovery: float | None
@@ -72,10 +72,10 @@ class Frozen:
 
 
 class Freeze:
-    """Clients of both kinds, and what they were answered."""
+    """One run with a frozen broker: clients of both kinds, and the answers that they get."""
 
     def __init__(self, world: World) -> None:
-        """Nothing runs yet."""
+        """Make the clients, which do not run yet."""
         self._world = world
         self._thawed = False
         self.singles, self.batches = Answered(), Answered()
@@ -85,7 +85,7 @@ class Freeze:
         self._clients += [Client(url, batch, self._on_batch) for _ in range(BATCHES)]
 
     async def run(self, seconds: float) -> Frozen:
-        """Full load, the freeze, and the recovery."""
+        """Run full load, the freeze and the recovery, and return what was found."""
         pid = self._world.sidecar.process.pid
         running = [asyncio.create_task(client.run()) for client in self._clients]
         await asyncio.sleep(_BEFORE)
@@ -121,7 +121,7 @@ class Freeze:
         return None
 
     def _unanswered(self) -> list[float]:
-        """How long the requests have waited that were never answered."""
+        """Return how long the requests have waited that were never answered."""
         now = time.perf_counter()
         return [now - client.waits_since for client in self._clients if client.waits_since is not None]
 

@@ -44,7 +44,7 @@ def latency(url: str, requests: Path, seconds: float) -> Latency:
 
 
 class Connection:
-    """A connection that stays, and when the request was due that it waits for."""
+    """A connection that stays open, and the time at which its pending request was due."""
 
     def __init__(self, sock: socket.socket, answered: Callable[[bytes], bool]) -> None:
         """`answered` takes what comes in, and says whether it ends an answer; it raises BenchError for a refusal."""
@@ -52,28 +52,28 @@ class Connection:
         self._due = 0.0
 
     def fileno(self) -> int:
-        """For select."""
+        """Return the number of the socket, for select."""
         return self._sock.fileno()
 
     def send(self, request: bytes, due: float) -> None:
-        """Sends a request."""
+        """Send a request."""
         self._due = due
         self._sock.sendall(request)
 
     def receive(self) -> float | None:
-        """Reads what has come; the seconds since the request was due if the answer is whole now."""
+        """Read what has come; the seconds since the request was due if the answer is whole now."""
         data = self._sock.recv(65536)
         if not data:
             raise BenchError("the server closed a connection")
         return time.perf_counter() - self._due if self._answered(data) else None
 
     def close(self) -> None:
-        """Closes it."""
+        """Close it."""
         self._sock.close()
 
 
 def connect(url: str) -> Connection:
-    """A connection to an HTTP server or a broker."""
+    """Return a connection to an HTTP server or a broker."""
     address = urlsplit(url)
     if address.scheme == "amqp":
         return Connection(direct.connect(url), _confirms(direct.Confirmed()))
@@ -124,7 +124,7 @@ def latencies(connections: Sequence[Connection], requests: Sequence[bytes], coun
 
 
 def main() -> None:
-    """What `python -m bench.latency` does."""
+    """Run the command `python -m bench.latency`."""
     url, requests, seconds = sys.argv[1:]
     connections = [connect(url) for _ in range(CONNECTIONS)]
     gc.disable()

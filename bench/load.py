@@ -8,10 +8,12 @@ from urllib.parse import urlsplit
 from bench.wire import Answer, Answers
 
 Answered = Callable[[Answer | None, float], None]
-"""Told of each answer and the seconds since its request; None where the connection ended without one."""
+"""A function that is called with each answer and the seconds since its request; the answer is None where there is
+none.
+"""
 
 _AGAIN = 0.05
-"""Seconds until a connection that could not be made is tried again."""
+"""The seconds until a connection that could not be made is tried again."""
 
 
 class Client:
@@ -27,7 +29,7 @@ class Client:
         """When the request was sent that is not answered yet (time.perf_counter)."""
 
     async def run(self) -> None:
-        """Publishes until stopped and answered."""
+        """Publish until stopped and answered."""
         while not self._stopping:
             try:
                 transport, connection = await asyncio.get_running_loop().create_connection(
@@ -41,18 +43,18 @@ class Client:
             transport.close()
 
     def stop(self) -> None:
-        """Sends nothing more."""
+        """Send nothing more."""
         self._stopping = True
 
     def next(self) -> bytes | None:
-        """The next request, None for no more."""
+        """Return the next request, None for no more."""
         if self._stopping:
             return None
         self.waits_since = time.perf_counter()
         return next(self._requests)
 
     def settle(self, answer: Answer | None) -> None:
-        """Takes the answer, or the connection's end without one."""
+        """Take the answer, or the connection's end without one."""
         since, self.waits_since = self.waits_since, None
         if since is not None:
             self._answered(answer, time.perf_counter() - since)

@@ -55,7 +55,7 @@ class Waiting:
 
 
 def confirm_times(sock: socket.socket, messages: Sequence[bytes], rate: float, count: int) -> list[float]:
-    """Seconds of each of `count` messages, due evenly over time."""
+    """Return the seconds of each of `count` messages, due evenly over time."""
     waiting, acks, number = Waiting(), direct.Acks(), 0
     begun = time.perf_counter()
     while len(waiting.took) < count:

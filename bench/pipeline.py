@@ -36,7 +36,7 @@ COLUMNS = ("v", "time", "sample", "vhost", "exchange", "ring", "key", "slot", "b
 
 
 def main() -> int:
-    """Prints seconds, rates and their ratio."""
+    """Print seconds, rates and their ratio."""
     parser = argparse.ArgumentParser(prog="python -m bench.pipeline", description=__doc__)
     parser.add_argument("--records", type=int, default=5_000_000)
     parser.add_argument("--rounds", type=int, default=3, help="of each, in turn (default: 3)")

@@ -7,19 +7,19 @@ from typing import NamedTuple
 
 
 def cpu_seconds(pid: int) -> float:
-    """CPU time of all its threads so far, in user and kernel mode."""
+    """Return the CPU seconds of all threads of a process so far, in user and kernel mode."""
     # The number that clock_getcpuclockid(3) gives. /proc/PID/stat says the same in steps of 10 ms, too coarse for a
     # relay that takes 0.1 s of a round.
     return time.clock_gettime((~pid << 3) | 2)
 
 
 def memory(pid: int) -> int:
-    """The bytes that are resident now."""
+    """Return the bytes that are resident now."""
     return _status(pid, "VmRSS")
 
 
 def peak_memory(pid: int) -> int:
-    """The most bytes that were ever resident at once."""
+    """Return the most bytes that were ever resident at once."""
     return _status(pid, "VmHWM")
 
 
@@ -30,19 +30,21 @@ def _status(pid: int, what: str) -> int:
 
 
 class HostTime(NamedTuple):
-    """Of all processors since they began, in the kernel's ticks: all of it, and what the host of a virtual one took."""
+    """The time of all processors since the start of the machine, in ticks: all of it, and what the host took
+    (steal).
+    """
 
     all: int
     stolen: int
 
     @classmethod
     def now(cls) -> "HostTime":
-        """As /proc/stat has it: its columns are user, nice, system, idle, iowait, irq, softirq, steal."""
+        """Read the time from /proc/stat, whose columns are user, nice, system, idle, iowait, irq, softirq, steal."""
         ticks = [int(each) for each in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
         return cls(sum(ticks), ticks[7])
 
     def stolen_since(self, before: "HostTime") -> float:
-        """The part of the time since then that the host took, 0 to 1."""
+        """Return the part of the time since then that the host took, 0 to 1."""
         return (self.stolen - before.stolen) / max(self.all - before.all, 1)
 
 

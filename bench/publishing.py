@@ -28,7 +28,7 @@ CONNECTIONS, SECONDS, PERSISTENT = 2, 5, 2
 
 
 def main() -> int:
-    """Prints rates and their ratio."""
+    """Print rates and their ratio."""
     parser = argparse.ArgumentParser(prog="python -m bench.publishing", description=__doc__)
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--rounds", type=int, default=3, help="of each, in turn (default: 3)")

@@ -33,19 +33,19 @@ _SINGLES = frozenset({SINGLE, SINGLE_TRANSIENT, ONE_BY_ONE, ONE_BY_ONE_TRANSIENT
 
 @dataclass
 class Results:
-    """All that was measured; a part that was left out is empty."""
+    """The results of the usual parts; a part that was left out is empty."""
 
     amqp: Measured | None = None
     throughput: Mapping[str, Sequence[Throughput]] = field(default_factory=dict)
     batch_connections: int = 0
     resident: Mapping[str, int] = field(default_factory=dict)
-    """Bytes of memory of what took the requests, at the end, by title."""
+    """The resident bytes, at the end, of the process that took the requests, by title."""
     latency: Mapping[str, Sequence[Latency]] = field(default_factory=dict)
     frozen: Frozen | None = None
 
 
 def commit(folder: Path) -> str:
-    """What is measured there, as `git describe` names it; empty where git knows nothing of it."""
+    """Return the commit of a folder as `git describe` names it; empty where it is not under git."""
     command = ["git", "-C", str(folder), "describe", "--always", "--dirty"]
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
@@ -54,12 +54,12 @@ def commit(folder: Path) -> str:
 
 
 def measured_by(command: str, described: str) -> str:
-    """The command that measures, the day, and the commit as far as there is one."""
+    """Return the command that measures, the day, and the commit as far as there is one."""
     return f"`{command}`, {date.today().isoformat()}" + (described and f", commit {described}")
 
 
 def markdown(results: Results, conditions: Sequence[str]) -> str:
-    """The whole report; `conditions` are told before the tables, one a line."""
+    """Return the whole report; `conditions` are told before the tables, one a line."""
     parts = ["\n".join(f"- {line}" for line in conditions), goal_table(goals(results))]
     if results.amqp:
         parts.append(amqp_report.markdown(results.amqp))
@@ -73,7 +73,7 @@ def markdown(results: Results, conditions: Sequence[str]) -> str:
 
 
 def replaced(document: str, section: str, text: str) -> str:
-    """The document with the text between the two markers of a section, in place of what was there."""
+    """Return the document with the text between the two markers of a section, in place of what was there."""
     begin, end = f"<!-- {section}: begin -->", f"<!-- {section}: end -->"
     before, found, rest = document.partition(begin)
     _, ended, after = rest.partition(end)
@@ -83,7 +83,7 @@ def replaced(document: str, section: str, text: str) -> str:
 
 
 def goals(results: Results) -> list[Goal]:
-    """Every goal whose part was measured."""
+    """Return the goals of the parts that were measured, with what was reached."""
     found = amqp_report.goals(results.amqp) if results.amqp else []
     if results.throughput:
         for least, title, one, other in (

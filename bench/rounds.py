@@ -12,11 +12,11 @@ from bench.process import cpu_seconds, memory
 T = TypeVar("T")
 
 _REST = 0.1
-"""Seconds in which what one contender has left behind is cleared away."""
+"""The seconds between contenders, in which what one has left behind is cleared away."""
 
 
 class Spread(NamedTuple):
-    """Of one figure over the rounds."""
+    """The median, least and greatest value of one figure over the rounds."""
 
     median: float
     least: float
@@ -24,15 +24,15 @@ class Spread(NamedTuple):
 
     @classmethod
     def of(cls, figures: Sequence[float]) -> "Spread":
-        """Of these figures."""
+        """Return the spread of these figures."""
         return cls(statistics.median(figures), min(figures), max(figures))
 
 
 class Throughput(NamedTuple):
-    """Of one round."""
+    """The figures of one round of a contender."""
 
     rate: float
-    """Messages a second."""
+    """The rate of confirmed messages a second."""
     broker: float | None
     """CPU time of the broker per message, in microseconds; None where it has no part."""
     server: float | None
@@ -41,23 +41,23 @@ class Throughput(NamedTuple):
 
 @dataclass(frozen=True)
 class Contender:
-    """One way to publish."""
+    """One way to publish whose throughput is measured."""
 
     title: str
     run: Callable[[float], tuple[float, int]]
-    """For so many seconds; messages a second, and messages."""
+    """A function that publishes for some seconds, and returns messages a second and messages."""
     broker: int | None
     server: int | None
-    """Pids, None for what has no part in it."""
+    """The pid of the process that takes the requests; None, as `broker` may be, where it has no part."""
 
     def memory(self) -> int:
-        """Bytes resident now of what takes its messages."""
+        """Return the resident bytes of the process that takes the contender's messages."""
         pid = self.server or self.broker
         assert pid is not None
         return memory(pid)
 
     def measure(self, seconds: float) -> Throughput:
-        """One round."""
+        """Run one round of some seconds, and return its figures."""
         before = [_cpu_seconds(pid) for pid in (self.broker, self.server)]
         rate, count = self.run(seconds)
         after = [_cpu_seconds(pid) for pid in (self.broker, self.server)]

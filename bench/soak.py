@@ -54,17 +54,17 @@ class Soak:
         return self.median(warm, warm + seconds * _END), self.median(seconds * (1 - _END), seconds)
 
     def count(self, answer: Answer | None, took: float) -> None:
-        """Counts an answer."""
+        """Count an answer."""
         self.answers[answer.status if answer else 0] += 1
 
     def count_batch(self, answer: Answer | None, took: float) -> None:
-        """Counts the answer to a batch."""
+        """Count the answer to a batch."""
         self.batches += 1
         self.count(answer, took)
 
 
 async def run(sidecar: Sidecar, seconds: float) -> Soak:
-    """Publishes for so long. Raises BenchError for anything but confirms."""
+    """Publish for so long. Raises BenchError for anything but confirms."""
     soak, pid = Soak(), sidecar.process.pid
     singles, batches = messages.singles(), messages.json_batches()
     clients = [Client(sidecar.http_url, itertools.cycle(singles), soak.count) for _ in range(SINGLES)]

@@ -1,4 +1,4 @@
-"""What the report is made of: goals, tables, and charts of bars."""
+"""The parts of the report: goals, tables, and charts of bars."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -9,7 +9,7 @@ from bench.rounds import Spread
 T = TypeVar("T")
 
 _WIDTH = 40
-"""Characters of the longest bar."""
+"""The length of the longest bar, in characters."""
 
 
 class Goal(NamedTuple):
@@ -23,23 +23,23 @@ class Goal(NamedTuple):
 
 
 def goal_table(goals: Iterable[Goal]) -> str:
-    """All of them, with those missed in bold."""
+    """Return a table of goals, with those that are missed in bold."""
     rows = [[g.title, g.wanted, g.reached, g.spread, "yes" if g.met else "**no**"] for g in goals]
     return table(["", "goal", "reached", "least to most", "met"], rows)
 
 
 def at_least(title: str, least: float, reached: Spread) -> Goal:
-    """A goal for the median."""
+    """Return the goal that the median is at least this figure."""
     return Goal(title, f"at least {least:g}", *shown(reached, ".2f"), reached.median >= least)
 
 
 def at_most(title: str, most: float, reached: Spread) -> Goal:
-    """A goal for the median."""
+    """Return the goal that the median is at most this figure."""
     return Goal(title, f"at most {most:g}", *shown(reached, ".2f"), reached.median <= most)
 
 
 def shown(spread: Spread, form: str) -> tuple[str, str]:
-    """The median, and the range, in this format."""
+    """Return the median, and the range, in this format."""
     return f"{spread.median:{form}}", f"{spread.least:{form}} to {spread.most:{form}}"
 
 
@@ -50,7 +50,7 @@ def median(figures: Sequence[float | None], form: str = ".1f") -> str:
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table in Markdown."""
+    """Return a table in Markdown."""
     lines = [heads, ["---"] * len(heads), *rows]
     return re.sub(r" +\|", " |", "\n".join("| " + " | ".join(line) + " |" for line in lines))
 

@@ -12,7 +12,7 @@ _CLOSE = re.compile(rb"\r\nconnection: *close\r\n", re.I)
 
 
 def post(path: str, body: bytes, headers: Mapping[str, str]) -> bytes:
-    """A POST request."""
+    """Return a POST request."""
     lines = [f"POST {path} HTTP/1.1", "Host: 127.0.0.1", *(f"{name}: {value}" for name, value in headers.items())]
     return "\r\n".join([*lines, f"Content-Length: {len(body)}", "", ""]).encode() + body
 
@@ -33,7 +33,7 @@ class Answers:
         self._buffer = b""
 
     def feed(self, data: bytes) -> list[Answer]:
-        """The answers that end in `data`. Raises ValueError for one without a Content-Length, but for a 204."""
+        """Return the answers that end in `data`. Raises ValueError for one without a Content-Length, but for a 204."""
         self._buffer += data
         found = []
         while (split := self._buffer.find(b"\r\n\r\n")) >= 0:
@@ -50,12 +50,12 @@ class Answers:
 
 
 def save(path: Path, requests: Iterable[bytes]) -> None:
-    """Writes requests to a file for a client in another process: each with its size before it, in four bytes."""
+    """Write requests to a file for a client in another process: each with its size before it, in four bytes."""
     path.write_bytes(b"".join(_SIZE.pack(len(request)) + request for request in requests))
 
 
 def load(path: Path) -> list[bytes]:
-    """The requests that `save` wrote."""
+    """Return the requests that `save` wrote."""
     data, at, found = path.read_bytes(), 0, []
     while at < len(data):
         (size,) = _SIZE.unpack_from(data, at)

@@ -1,4 +1,4 @@
-"""What is measured: a RabbitMQ node of its own, sidecars beside it, and what they are compared with."""
+"""The processes that are measured: a RabbitMQ node, sidecars beside it, and what they are compared with."""
 
 import itertools
 import json
@@ -36,26 +36,26 @@ _COMPILED = _ROOT / "build" / "compiled"
 
 @dataclass(frozen=True)
 class World:
-    """All that a measurement needs."""
+    """The running processes that a measurement needs, for as long as the benchmark runs."""
 
     node: Node
     version: str
-    """The broker's."""
+    """The version of the broker."""
     has_modulus: bool
     """Whether the broker has the type x-modulus-hash."""
     sidecar: Sidecar
-    """Compiled, as it is installed."""
+    """The sidecar with its hot modules compiled, as it is installed."""
     idle_memory: int
-    """Its bytes before any load, with one ring."""
+    """The resident bytes of the sidecar before any load, with one ring."""
     pure: Sidecar
     relay: Relay
     bare_url: str
     bare_pid: int
     event_loop: str
-    """Of the sidecar and of the bare handler."""
+    """The name of the event loop of the sidecar and of the bare handler."""
     wrk: Path
     folder: Path
-    """For requests that other processes send."""
+    """The folder for files of requests that other processes send."""
 
 
 @contextmanager
@@ -85,7 +85,7 @@ def running_world(choice: str) -> Iterator[World]:
 
 @contextmanager
 def running_compiled(node: Node, settings: Mapping[str, str] | None = None) -> Iterator[Sidecar]:
-    """A sidecar with its hot modules compiled; raises SetupError where they were not."""
+    """Yield a sidecar with its hot modules compiled; raises SetupError where they were not."""
     _check_compiled()
     with running_sidecar({**_beside(node), **(settings or {})}, compiled_environment()) as sidecar:
         if not _is_compiled(sidecar):
@@ -95,7 +95,7 @@ def running_compiled(node: Node, settings: Mapping[str, str] | None = None) -> I
 
 @contextmanager
 def running_pure(node: Node) -> Iterator[Sidecar]:
-    """The same build with RINGPROXY_PURE=1."""
+    """Yield a sidecar of the compiled build that runs as pure Python, by RINGPROXY_PURE=1."""
     with running_sidecar(_beside(node), compiled_environment() | {PURE: "1"}) as sidecar:
         if _is_compiled(sidecar):
             raise SetupError(f"the sidecar runs compiled in spite of {PURE}=1")
@@ -109,7 +109,7 @@ def declare(
     weights: Sequence[int] = (1,),
     arguments: Mapping[str, object] = BOUNDED,
 ) -> None:
-    """Declares a hash exchange and its queues, which drop what is oldest, bound with these weights in turn."""
+    """Declare a hash exchange and its queues, which drop what is oldest, bound with these weights in turn."""
     connection = pika.BlockingConnection(pika.URLParameters(amqp_url))
     channel = connection.channel()
     channel.exchange_declare(exchange, "x-consistent-hash", durable=True)
@@ -120,7 +120,7 @@ def declare(
 
 
 def _declare_modulus(amqp_url: str) -> bool:
-    """An exchange that spreads over the same queues by modulus; False where the broker has no such type."""
+    """Declare an x-modulus-hash exchange over the same queues; return False where the broker has no such type."""
     connection = pika.BlockingConnection(pika.URLParameters(amqp_url))
     channel = connection.channel()
     try:
@@ -138,12 +138,14 @@ def _beside(node: Node) -> dict[str, str]:
 
 
 def compiled_environment(*more: Path) -> dict[str, str]:
-    """That of the build, then `more` to import from; the folder where we are must not come before it."""
+    """Return an environment that imports from the compiled build, and then from `more`, never from the current
+    folder.
+    """
     return {"PYTHONPATH": ":".join(map(str, (_COMPILED, *more))), "PYTHONSAFEPATH": "1", PURE: ""}
 
 
 def _check_compiled() -> None:
-    """Raises SetupError where what was compiled is not the source as it is: its figures would be told as this one's."""
+    """Raise SetupError where what was compiled is not the source as it is: its figures would be told as this one's."""
     for package in ("ring", "proxy"):
         for source in (_ROOT / package).rglob("*.py"):
             built = _COMPILED / source.relative_to(_ROOT)
@@ -157,7 +159,7 @@ def _is_compiled(sidecar: Sidecar) -> bool:
 
 
 def check_routed(http_url: str) -> None:
-    """Or the exchange itself would be measured: what is passed is answered 200 too."""
+    """Raise BenchError where the sidecar does not route the exchange itself: what it passes is answered 200 too."""
     with DIRECT.open(f"{http_url}/v1/exchanges/{EXCHANGE}/route?key=any", timeout=10) as response:
         answer = json.load(response)
     if answer.get("destination", {}).get("name") not in QUEUES:

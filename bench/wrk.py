@@ -26,7 +26,7 @@ def answers_per_second(wrk: Path, url: str, requests: Path, connections: int, se
 
 
 def result(output: str) -> tuple[float, int]:
-    """The rate and the number of answers in the line that the script prints. Raises BenchError as said above."""
+    """Return the rate and the number of answers in the line that the script prints. Raises BenchError as said above."""
     lines: Sequence[str] = [line for line in output.splitlines() if line.startswith("{")]
     if not lines:
         raise BenchError(f"wrk says nothing of its result: {output}")

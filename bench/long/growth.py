@@ -1,4 +1,4 @@
-"""What rings cost: to ask, to build, to change. `python -m bench.long.growth` prints it as JSON."""
+"""The cost of rings: to look up, to build, to change. `python -m bench.long.growth compiled` prints it as JSON."""
 
 import asyncio
 import hashlib
@@ -30,7 +30,7 @@ _ASKED = 200_000
 _TICK = 0.001
 _IDLE = 1.5
 _LONGEST_STALL = 10
-"""Milliseconds."""
+"""The goal for the longest stall of the event loop, in milliseconds."""
 
 Weights = Mapping[Destination, int]
 
@@ -45,7 +45,7 @@ def growth(world: World) -> str:
 
 
 def _control(said: dict[str, Any]) -> str:
-    """The stalls that are there without a build."""
+    """Return a sentence on the stalls of the event loop without a build."""
     idle, of_idle = shown(Spread.of(said["stall"]), ".1f")
     busy, of_busy = shown(Spread.of(said["busy"]), ".1f")
     return (
@@ -117,7 +117,7 @@ def _table(found: list[dict[str, Any]]) -> str:
 
 
 def measured(queues: int, heaviest: int) -> dict[str, Any]:
-    """One case; seconds as milliseconds, but microseconds of a look-up."""
+    """Measure one number of queues and greatest weight: look-ups in microseconds, all else in milliseconds."""
     draw = random.Random(queues)
     weights = {Destination("queue", f"bench.q{n}"): draw.randint(1, heaviest) for n in range(queues)}
     first = next(iter(weights))
@@ -144,7 +144,7 @@ def _timed(run: Callable[[], object]) -> float:
 
 
 def _asked(ring: Ring) -> float:
-    """Microseconds of a look-up, of keys that are all different; the loop around it is in it."""
+    """Return the microseconds of a look-up, of keys that are all different; the loop around it is in it."""
     keys = [f"key-{number}".encode() for number in range(_ASKED)]
     begun = time.perf_counter()
     for key in keys:
@@ -153,7 +153,7 @@ def _asked(ring: Ring) -> float:
 
 
 async def _beside(run: Callable[[], object]) -> tuple[float, float]:
-    """Milliseconds that it takes in a thread, and the longest time in which the event loop did not turn."""
+    """Return the milliseconds that it takes in a thread, and the longest time in which the event loop did not turn."""
     loop, stall = asyncio.get_running_loop(), 0.0
     with ThreadPoolExecutor(1) as pool:
         begun = time.perf_counter()
@@ -181,7 +181,7 @@ def main() -> None:
 
 
 def _spun() -> None:
-    """Two processors' work that needs no GIL, for about as long as a build."""
+    """Keep two processors busy without the GIL for about as long as a build takes."""
     data = bytes(1 << 29)
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(hashlib.blake2b, (data, data)))

@@ -33,15 +33,15 @@ from ring.hashing import SLOTS
 from ring.ring import Ring
 
 CHUNK = 64
-"""Messages of one read of a socket."""
+"""The messages of one read of a socket."""
 SIZE, ROUNDS = 128, 2000
 
 JOURNALS = {"none": 0, "of 1% of the keys": SLOTS // 100, "of all": SLOTS}
-"""By title: the slots that are journalled. What a journal's thread does is not in it."""
+"""The number of slots that are journalled, by title. A journal's own thread is not measured."""
 
 
 def in_process(world: World) -> str:
-    """One publish to a ring: its frames rewritten, stamped and counted, and its confirm."""
+    """Measure one publish to a ring (frames rewritten, stamped, counted) and its confirm; return the section."""
     del world  # no broker has a part in it
     rows = []
     for title, pure in (("compiled", ""), ("pure Python", "1")):
@@ -56,12 +56,12 @@ def in_process(world: World) -> str:
 
 
 def main() -> None:
-    """By journal: microseconds of CPU for a publish and for its confirm."""
+    """Print the microseconds for a publish and for its confirm, by journal, as JSON."""
     print(json.dumps({title: measured(slots) for title, slots in JOURNALS.items()}))
 
 
 def measured(slots: int) -> tuple[float, float]:
-    """Medians of CHUNK messages at a time, each eighth of which has a confirm for eight."""
+    """Return the median microseconds of a publish and of its confirm, CHUNK messages at a time, one ack for eight."""
     connection = _connection(slots)
     publishes = b"".join(_publish(b"customer-%d" % n) for n in range(CHUNK))
     sent, answered = [], []
@@ -82,7 +82,7 @@ def _timed(feed: Callable[[Connection, bytes], None], connection: Connection, da
 
 
 def _connection(slots: int) -> Connection:
-    """A session with one channel in confirm mode, and a ring of eight queues."""
+    """Return a session with one channel in confirm mode, and a ring of eight queues."""
     ring = Ring.build({Destination("queue", f"orders.{n}"): 1 for n in range(8)})
     router = Router(300.0, False)
     known = KnownRing.of(ring, HashedValue(), CONSISTENT_HASH)
@@ -118,7 +118,7 @@ def _publish(key: bytes) -> bytes:
 
 
 def _ack(number: int) -> bytes:
-    """Of all up to that one."""
+    """Return the frame of a basic.ack for all publishes up to a number."""
     return _frame(1, pack(">HHQB", 60, 80, number, 1))
 
 

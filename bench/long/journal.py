@@ -1,4 +1,4 @@
-"""What the journal costs."""
+"""The cost of the journal for a sidecar."""
 
 import re
 import statistics
@@ -17,17 +17,17 @@ from testbed.readiness import DIRECT
 from testbed.sidecar import Sidecar
 
 ROUNDS, SECONDS = 40, 1.0
-"""More and shorter than elsewhere: what is looked for is less than rounds differ by."""
+"""The rounds and their seconds: more and shorter than elsewhere, since the difference is less than rounds differ by."""
 
 KEYS = [f"key-{number}" for number in range(20_000)]
 """So many that the keys of a hundredth of the slots, which a sample is of, are about a hundredth of them."""
 
 SAMPLES = {"no journal": None, "a journal of 1%": "0.01", "a journal of all": "1"}
-"""By title: the share of the keys."""
+"""The share of the keys that is journalled, by title; None for no journal."""
 
 
 def journal(world: World) -> str:
-    """Sidecars with and without one, in turn; and what of the records was dropped."""
+    """Measure sidecars with and without a journal in turn; return the section, with the records that were dropped."""
     messages = world.folder / "journal-keys"
     wire.save(messages, [direct.message(key, TRANSIENT, EXCHANGE) for key in KEYS])
     with ExitStack() as stack:
@@ -47,7 +47,7 @@ def journal(world: World) -> str:
 
 
 def _compared(found: dict[str, list[Throughput]]) -> str:
-    """Within each round, to the first; the middle half of the rounds, since the outermost tell of the machine."""
+    """Return a table of ratios to the first sidecar, taken within each round, with the middle half of the rounds."""
     first, *others = found.items()
     heads = ["", f"messages/s ÷ {first[0]}", "middle half", f"sidecar CPU a message ÷ {first[0]}", "middle half"]
     cells = []
@@ -65,7 +65,7 @@ def _quartiles(figures: Sequence[float]) -> tuple[str, str]:
 
 
 def _records(sidecar: Sidecar) -> tuple[str, str]:
-    """Taken and dropped, by its metrics."""
+    """Return how many records a sidecar has taken and dropped, by its metrics."""
     with DIRECT.open(f"{sidecar.admin_url}/metrics", timeout=10) as answer:
         text = answer.read().decode()
 

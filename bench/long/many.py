@@ -29,7 +29,7 @@ class Session:
     """One connection, its confirms, and what it has sent."""
 
     def __init__(self, amqp_url: str, chunk: bytes, size: int) -> None:
-        """Opens it; a chunk has `size` messages."""
+        """Open it; a chunk has `size` messages."""
         self.sock = direct.connect(amqp_url)
         self._chunk, self._size = chunk, size
         self._confirmed, self.sent = direct.Confirmed(), 0

@@ -1,4 +1,4 @@
-"""What rings and idle sessions take of a sidecar's memory."""
+"""The memory of a sidecar that rings and idle sessions take."""
 
 from contextlib import ExitStack
 
@@ -12,11 +12,11 @@ RINGS = 1, 11, 51
 SESSIONS = 1, 100, 1000
 
 _MOST_EACH = 3.0
-"""MiB of one ring more."""
+"""The goal for the memory of one more ring, in MiB."""
 
 
 def memory(world: World) -> str:
-    """A table, and the goal for rings."""
+    """Measure the memory of a sidecar with rings and idle sessions; return the section."""
     exchanges = [EXCHANGE, *(f"{EXCHANGE}.ring{number}" for number in range(1, max(RINGS)))]
     for exchange in exchanges[1:]:
         declare(world.node.amqp_url, exchange, QUEUES)

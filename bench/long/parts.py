@@ -10,11 +10,11 @@ from bench.tables import goal_table
 from bench.world import World, running_world
 
 SUITES = "sid", "trixie"
-"""Of Debian, on whose RabbitMQ the parts of these names run, whichever BROKER names."""
+"""The Debian suites on whose RabbitMQ the parts of these names run, whichever broker BROKER names."""
 
 
 def _by_amqp(suite: str, world: World) -> str:
-    """What is compared by AMQP, on that suite's RabbitMQ."""
+    """Measure all ways of a publish by AMQP on a suite's RabbitMQ; return the section."""
     del world  # another has the same processes around it
     with running_world(suite) as other:
         found = amqp.measured(other, ROUNDS, SECONDS)

@@ -47,7 +47,7 @@ class _Load(NamedTuple):
 
 
 def profile(world: World) -> str:
-    """A table of whose code it is, of each load's column, and a list of functions."""
+    """Return a table of whose code it is, of each load's column, and a list of functions."""
     perf = ensure_package("linux-perf", "perf")
     file = world.folder / "perf.data"
     loads = list(_loads(world))
@@ -114,7 +114,7 @@ def read(report: str) -> Samples:
 
 
 def most(samples: Samples) -> list[tuple[tuple[str, str], float]]:
-    """The functions of the most samples first."""
+    """Return the functions of the most samples first."""
     return sorted(samples.items(), key=lambda each: -each[1])
 
 

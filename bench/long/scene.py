@@ -33,17 +33,17 @@ class Scene:
     exchange: str
     queues: Sequence[str]
     weights: Sequence[int] = (1,)
-    """Of the queues, in turn."""
+    """The weights of the queues, in turn."""
     mode: int = TRANSIENT
     size: int = direct.SIZE
     arguments: Mapping[str, object] | None = None
-    """Of the queues, where they are not the usual ones."""
+    """The arguments of the queues; None for the usual ones."""
     relayed: bool = False
-    """Compared with the bare relay, too."""
+    """Whether HAProxy is compared as well."""
 
     @contextmanager
     def set(self, world: World) -> Iterator[None]:
-        """Declares it and waits until the sidecar has its ring; takes it away at the end."""
+        """Declare it and waits until the sidecar has its ring; takes it away at the end."""
         declare(world.node.amqp_url, self.exchange, self.queues, self.weights, self.arguments or BOUNDED)
         try:
             await_ring(world.sidecar.http_url, self.exchange)
@@ -78,12 +78,12 @@ def compared(world: World, scenes: Sequence[Scene], about: str) -> str:
 
 
 def raced(contenders: Sequence[Contender]) -> dict[str, list[Throughput]]:
-    """In turn, in few rounds."""
+    """Measure contenders in turn, in ROUNDS rounds, and return their figures by title."""
     return in_turn({one.title: one.measure for one in contenders}, ROUNDS, SECONDS)
 
 
 def rows(found: Mapping[str, Mapping[str, Sequence[Throughput]]], about: str) -> str:
-    """A table of contenders within scenes, their ratios to the first of their scene."""
+    """Return a table of contenders within scenes, their ratios to the first of their scene."""
     cells = []
     for scene, ways in found.items():
         first = next(iter(ways.values()))
@@ -97,7 +97,7 @@ def rows(found: Mapping[str, Mapping[str, Sequence[Throughput]]], about: str) ->
 
 
 def await_ring(http_url: str, exchange: str) -> None:
-    """Until a sidecar routes the exchange. Raises BenchError where that takes too long."""
+    """Wait until a sidecar routes the exchange. Raises BenchError where that takes too long."""
     deadline, url = time.monotonic() + _RING_WITHIN, f"{http_url}/v1/exchanges/{quote(exchange)}/route?key=any"
     while True:
         try:
@@ -112,7 +112,7 @@ def await_ring(http_url: str, exchange: str) -> None:
 
 
 def remove(amqp_url: str, exchange: str, queues: Sequence[str]) -> None:
-    """Deletes an exchange and its queues."""
+    """Delete an exchange and its queues."""
     connection = pika.BlockingConnection(pika.URLParameters(amqp_url))
     channel = connection.channel()
     channel.exchange_delete(exchange)

@@ -1,4 +1,4 @@
-"""What the broker itself charges for what a sidecar puts into each message: nobody can be faster than that."""
+"""The broker's own cost for the headers that a sidecar puts into each message, which no proxy can undercut."""
 
 from bench import direct, wire
 from bench.amqp import CONSISTENT, RELAYED, STRAIGHT, Way, contender, ways
@@ -35,5 +35,5 @@ def stamps(world: World) -> str:
 
 
 def _all(key: bytes) -> bytes:
-    """The entries of all stamps."""
+    """Return the encoded entries of all three stamps for a routing key."""
     return stamp_of_exchange(EXCHANGE.encode()) + U32.pack(len(key)) + key + _ID

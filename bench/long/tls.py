@@ -1,4 +1,4 @@
-"""TLS between client and sidecar."""
+"""The cost of TLS between client and sidecar."""
 
 import subprocess
 from pathlib import Path
@@ -12,7 +12,7 @@ ENCRYPTED = f"{COMPILED}, TLS from the client"
 
 
 def tls(world: World) -> str:
-    """Beside the same without."""
+    """Measure the sidecar with and without TLS from the client; return the section."""
     certificate, key = _certificate(world.folder)
     with running_compiled(world.node, {"tls-cert-file": str(certificate), "tls-key-file": str(key)}) as sidecar:
         straight, _, plain = Scene("", EXCHANGE, QUEUES).ways(world)

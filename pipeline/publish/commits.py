@@ -38,7 +38,7 @@ class Write:
     batch: str
     fingerprint: str
     rows: Mapping[str, int]
-    """By queue."""
+    """How many rows were confirmed, by queue name."""
     dry_run: bool
     seconds: float
     """The seconds that its longest task took."""
@@ -131,16 +131,17 @@ class CommitLog:
 
 
 def read_commits(path: Path) -> list[Write]:
-    """The writes of a log, each with the last commit of its batch. Raises PipelineError for what is no commit log.
+    """Return the writes of a log, each with the last commit of its batch. Raises PipelineError for any other file.
 
-    What was begun and not committed counts as a try at what the same run commits as that batch; or commits next, where
-    no batch was named: a stream goes on with the same one. A write that names no batch is one of its own.
+    A try that was begun and not committed counts as a try at what the same run commits as that batch; or commits
+    next, where no batch was named: a stream goes on with the same one. A write that names no batch is one of its
+    own.
     """
     return _read(path)[0]
 
 
 def unfinished(path: Path) -> int:
-    """Tries that were begun and led to no commit yet: some of their rows may be in the queues."""
+    """Return how many tries were begun and led to no commit yet: some of their rows may be in the queues."""
     return _read(path)[1]
 
 
@@ -200,7 +201,7 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 
 
 def _cut_torn_line(file: BinaryIO) -> None:
-    """Cuts off what a crash left of a line, reading backwards: the log may be long."""
+    """Cut off what a crash left of a line, reading backwards: the log may be long."""
     end = file.seek(0, os.SEEK_END)
     while end:
         start = max(0, end - _BLOCK)

@@ -75,7 +75,7 @@ async def _read(options: Options) -> RingSpec:
 
 
 async def _refuse_dead_letters(api: Management, vhost: str, routes: Routes) -> None:
-    """As the sidecar passes such an exchange: docs/reference.md, on_dead_letter."""
+    """Raise PipelineError where a queue would dead-letter rows under its own name."""
     told = await asyncio.gather(*(api.dead_letters_by_own_name(vhost, queue) for queue in routes.queues))
     found = [(queue, cause) for queue, cause in zip(routes.queues, told, strict=True) if cause]
     if found:

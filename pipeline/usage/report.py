@@ -153,7 +153,7 @@ def _share(row: Row, whole: Row) -> Number:
 
 
 def _percentiles(row: Row | None) -> Sequence[object]:
-    """The median and the 99th percentile; None for both where nothing was answered."""
+    """Return the median and the 99th percentile; None for both where nothing was answered."""
     return (None, None) if row is None or row.p99 is None else (duration(row.p50), duration(row.p99))
 
 

@@ -67,7 +67,7 @@ def bad_rows(keys: DataFrame, hashed: str) -> list[str]:
 
 
 def by_slot(keys: DataFrame, where: str) -> Demand:
-    """The demand of the slots that have any: at most 2^20 rows, on the driver.
+    """Return the demand of the slots that have any: at most 2^20 rows, on the driver.
 
     Raises PipelineError, which says `where` the keys are from, for sums above MOST.
     """

@@ -40,7 +40,7 @@ Keys = dict[str, str]
 
 
 def main() -> int:
-    """Runs the demo; 0 only if nothing was lost, doubled or misplaced."""
+    """Run the demo; 0 only if nothing was lost, doubled or misplaced."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)
     say("A hash exchange keeps each key's messages in one queue, in order, until queues come or go: then keys move,")
@@ -58,7 +58,7 @@ def main() -> int:
 
 
 async def demo(broker: Broker) -> int:
-    """The three acts: the race of pika programs, changes while publishing goes on, the judgement."""
+    """Run the three acts: the race of pika programs, changes while publishing goes on, the judgement."""
     vhost = f"ringproxy-demo-{os.getpid()}"
     settings = {
         "broker-url": broker.amqp_url,
@@ -88,7 +88,7 @@ async def demo(broker: Broker) -> int:
 
 
 async def pika_act(broker: Broker, vhost: str, world: World, sidecar: Sidecar) -> Verdict:
-    """The same pika program through the sidecar and to the exchange itself: rates, spread and what is wrong."""
+    """Run the same pika program through the sidecar and to the exchange itself; print rates, spread and flaws."""
     say(f"An ordinary pika program publishes {MESSAGES:,} messages with confirms, through the sidecar's AMQP port and,")
     say(f"turn about, to the exchange itself, {MESSAGES // TURNS:,} a turn:")
     direct = URL(broker.amqp_url).with_path("/") / quote(vhost, safe="")
@@ -107,12 +107,12 @@ async def pika_act(broker: Broker, vhost: str, world: World, sidecar: Sidecar) -
 
 
 def native_name(queue: str) -> str:
-    """The queue of the exchange that is used without the sidecar."""
+    """Return the queue of the exchange that is used without the sidecar."""
     return f"native-{queue}"
 
 
 async def change_under_load(load: Load, world: World, history: History, rings: Rings) -> list[Keys]:
-    """Binds the fifth queue and unbinds the first; where keys go after each, of a sample that is sent again."""
+    """Bind the fifth queue and unbinds the first; where keys go after each, of a sample that is sent again."""
     stop = asyncio.Event()
     publishing = asyncio.create_task(load.run(stop.is_set, progress))
     placed = []
@@ -138,7 +138,7 @@ async def change_under_load(load: Load, world: World, history: History, rings: R
 
 
 async def more(load: Load, publishing: "asyncio.Task[None]", count: int) -> None:
-    """Returns once so many more messages are confirmed, or publishing ended early for a problem."""
+    """Return once so many more messages are confirmed, or publishing ended early for a problem."""
     goal = len(load.sent) + count
     while len(load.sent) < goal and not publishing.done():  # noqa: ASYNC110 - nothing tells of each message
         await asyncio.sleep(0.02)
@@ -167,7 +167,7 @@ def latest(messages: Sequence[Sent]) -> Keys:
 
 
 def print_race(through: Lane, native: Lane, result: Race) -> bool:
-    """The table of rates and spreads, and whether ringproxy's is even. Keys and queues are always the same."""
+    """Print the table of rates and spreads; return whether ringproxy's is even. Keys and queues are always the same."""
     ours, total = {queue: len(numbers) for queue, numbers in result.through.items()}, sum(WEIGHTS.values())
     print(f"\n  {'queue':<22} {'weight':>6} {'expected':>9} {'ringproxy':>10} {'x-consistent-hash':>18}")
     for queue, weight in WEIGHTS.items():
@@ -183,7 +183,7 @@ def print_race(through: Lane, native: Lane, result: Race) -> bool:
 
 
 def print_moved(ours: list[Keys], natively: list[Keys]) -> None:
-    """The table of which share of the keys changed queue at each change."""
+    """Print the share of the keys that changed their queue at each change."""
     total = sum(WEIGHTS.values()) + FIFTH[1]
     # A queue that comes can take its share of the weight; of one that leaves, its own keys must go, and no other.
     both = ours[1].keys() & ours[2].keys()
@@ -196,7 +196,7 @@ def print_moved(ours: list[Keys], natively: list[Keys]) -> None:
 
 
 def conclude(problems: list[str], verdict: Verdict, raced: Verdict) -> int:
-    """The last lines, and the exit status."""
+    """Print the last lines, and return the exit status."""
     faults = [*raced.faults, *problems, *verdict.faults]
     for fault in faults[:10]:
         print(f"  FAULT: {fault}")
@@ -215,7 +215,7 @@ def conclude(problems: list[str], verdict: Verdict, raced: Verdict) -> int:
 
 
 def say(text: str) -> None:
-    """One line of what happens now."""
+    """Print one line on what happens now."""
     print(text, flush=True)
 
 

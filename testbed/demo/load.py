@@ -15,16 +15,16 @@ class Load:
     """Publishes keys in turn, round and round, until told to stop; message numbers never repeat."""
 
     def __init__(self, http_url: str, vhost: str, exchange: str, keys: Sequence[str]) -> None:
-        """Against a sidecar's HTTP listener."""
+        """Take the URL of a sidecar's HTTP listener."""
         self._url = f"{http_url}/v1/exchanges/{exchange}/publish"
         self._vhost, self._keys = vhost, keys
         self._next = 0
         self.sent: list[Sent] = []
         self.problems: list[str] = []
-        """Answers other than 200; the demo expects none."""
+        """The answers other than 200, of which the demo expects none."""
 
     async def run(self, enough: Callable[[], bool], progress: Callable[[int], None]) -> None:
-        """Publishes until `enough`; tells `progress` the number confirmed now and then."""
+        """Publish until `enough`; tells `progress` the number confirmed now and then."""
         connector = aiohttp.TCPConnector(limit=IN_FLIGHT)
         async with aiohttp.ClientSession(connector=connector) as session:
             await asyncio.gather(*(self._publisher(session, enough, progress) for _ in range(IN_FLIGHT)))

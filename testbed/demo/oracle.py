@@ -41,12 +41,12 @@ class History:
         self._changes: list[tuple[Ring, float, float]] = [(self._ring(), float("-inf"), float("-inf"))]
 
     def changed(self, weights: Mapping[str, int], begun: float, done: float) -> None:
-        """The bindings became these, by a request that ran from `begun` to `done`."""
+        """Note that the bindings became these, by a request that ran from `begun` to `done`."""
         self._weights = dict(weights)
         self._changes.append((self._ring(), begun, done))
 
     def eras(self) -> list[Era]:
-        """In order; each ends a grace time after the change that ended it was done."""
+        """Return the eras in order; each ends a grace time after the change that ended it was done."""
         ends = [done + self._grace for _, _, done in self._changes[1:]] + [float("inf")]
         return [Era(ring, begun, end) for (ring, begun, _), end in zip(self._changes, ends, strict=True)]
 
@@ -56,7 +56,7 @@ class History:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What was wrong, in words, and how sharp the judgement was."""
+    """The judgement on the messages: what was wrong, in words, and how sharp the judgement was."""
 
     faults: list[str]
     judged: int
@@ -65,7 +65,7 @@ class Verdict:
 
 
 def judge(sent: Iterable[Sent], found: Mapping[str, Iterable[int]], eras: Sequence[Era]) -> Verdict:
-    """Judges confirmed messages by where they were found: numbers of messages by queue."""
+    """Judge confirmed messages by where they were found: numbers of messages by queue."""
     places: dict[int, list[str]] = {}
     for queue, numbers in found.items():
         for number in numbers:
@@ -100,6 +100,6 @@ def chi_squared(counts: Mapping[str, int], weights: Mapping[str, int]) -> float:
 
 
 def moved(before: Mapping[str, str], after: Mapping[str, str]) -> float:
-    """The share of the keys of both, 0 to 1, whose queue differs."""
+    """Return the share of the keys of both, 0 to 1, whose queue differs."""
     both = before.keys() & after.keys()
     return sum(before[key] != after[key] for key in both) / len(both)

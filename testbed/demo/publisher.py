@@ -18,7 +18,7 @@ WINDOW = 1000
 
 
 def key_of(number: int) -> str:
-    """The routing key of a message; its body is the number itself."""
+    """Return the routing key of a message; its body is the number itself."""
     return f"order-{number}"
 
 
@@ -26,7 +26,7 @@ class Publisher:
     """Publishes messages of the numbers from `first` on, and counts a message once the broker acks it."""
 
     def __init__(self, url: str, exchange: str, first: int, count: int) -> None:
-        """Connects once `run`."""
+        """Connect once `run`."""
         self._url, self._exchange, self._first, self._count = url, exchange, first, count
         self._tag = 0
         self._waiting: set[int] = set()
@@ -36,7 +36,7 @@ class Publisher:
         self.problem = ""
 
     def run(self) -> None:
-        """Returns when every message is acked or nacked, or at the first problem."""
+        """Return when every message is acked or nacked, or at the first problem."""
         connection = pika.SelectConnection(
             pika.URLParameters(self._url),
             on_open_callback=lambda opened: opened.channel(on_open_callback=self._opened),
@@ -91,7 +91,7 @@ class Publisher:
 
 
 def main(url: str, exchange: str, first: str, count: str) -> None:
-    """Publishes and prints."""
+    """Publish and prints."""
     publisher = Publisher(url, exchange, int(first), int(count))
     publisher.run()
     print(json.dumps({n: getattr(publisher, n) for n in ("confirmed", "seconds", "problem")}))

@@ -22,7 +22,7 @@ LONGEST_TURN = 120.0
 
 @dataclass
 class Lane:
-    """One of the two ways to publish, and what came of it."""
+    """One of the two ways to publish, through the sidecar or to the exchange, and its results."""
 
     url: str
     exchange: str
@@ -38,7 +38,7 @@ class Lane:
         return statistics.median(self.rates)
 
     async def turn(self, first: int, count: int) -> None:
-        """Runs the program for so many messages, numbered from `first`."""
+        """Run the program for so many messages, numbered from `first`."""
         program = [sys.executable, "-m", "testbed.demo.publisher", self.url, self.exchange, str(first), str(count)]
         process = await asyncio.create_subprocess_exec(*program, stdout=PIPE, process_group=0)
         try:
@@ -59,20 +59,20 @@ class Lane:
             self.problems.append(f"{self.exchange}: {len(confirmed)} of {count} confirmed: {result['problem']}")
 
     def sent(self) -> list[Sent]:
-        """The confirmed messages for the judge; bindings do not change meanwhile, so times do not matter."""
+        """Return the confirmed messages for the judge; bindings do not change meanwhile, so times do not matter."""
         return [Sent(number, key_of(number), 0.0, 0.0) for number in self.confirmed]
 
 
 @dataclass(frozen=True)
 class Race:
-    """What was found in the queues of both lanes, by queue."""
+    """The result of a race: the messages found in the queues of both lanes, by queue."""
 
     through: dict[str, list[int]]
     native: Counter[str]
 
 
 async def race(world: World, through: Lane, native: Lane, messages: int, tell: Callable[[str], None]) -> Race:
-    """Publishes so many messages in each lane, by turns, and empties the queues after each turn."""
+    """Publish so many messages in each lane, by turns, and empties the queues after each turn."""
     result, each = Race({queue: [] for queue in through.queues}, Counter()), messages // TURNS
     for turn in range(TURNS):
         for lane in (through, native) if turn % 2 == 0 else (native, through):

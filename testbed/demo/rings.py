@@ -19,7 +19,7 @@ class Rings:
         self._url = f"{sidecar.admin_url}/rings/{vhost}/{exchange}"
 
     async def until(self, weights: Mapping[str, int]) -> None:
-        """Returns once the ring of these weights is in force."""
+        """Return once the ring of these weights is in force."""
         wanted = fingerprint({Destination("queue", q): w for q, w in weights.items()}, HASH, "routing_key")
         async with aiohttp.ClientSession() as session, asyncio.timeout(30):
             while True:

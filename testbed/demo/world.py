@@ -21,33 +21,33 @@ class World:
     """A virtual host with a channel on it."""
 
     def __init__(self, channel: AbstractChannel) -> None:
-        """On a channel of that virtual host."""
+        """Take a channel of the demo's virtual host."""
         self._channel = channel
 
     async def declare(self, exchange: str, queues: Mapping[str, int]) -> None:
-        """A consistent-hash exchange and queues bound with their weights."""
+        """Declare a consistent-hash exchange and queues, bound with their weights."""
         await self._channel.declare_exchange(exchange, HASH, durable=True)
         for queue, weight in queues.items():
             await self.bind(exchange, queue, weight)
 
     async def bind(self, exchange: str, queue: str, weight: int) -> None:
-        """Declares a queue and binds it with a weight."""
+        """Declare a queue and binds it with a weight."""
         declared = await self._channel.declare_queue(queue, durable=True)
         await declared.bind(exchange, routing_key=str(weight))
 
     async def unbind(self, exchange: str, queue: str, weight: int) -> None:
-        """Undoes `bind`; the queue stays."""
+        """Undo `bind`; the queue stays."""
         declared = await self._channel.get_queue(queue)
         await declared.unbind(exchange, routing_key=str(weight))
 
     async def publish_natively(self, exchange: str, keys: Iterable[str]) -> None:
-        """Publishes each key as a message to the exchange itself, without confirms."""
+        """Publish each key as a message to the exchange itself, without confirms."""
         target = await self._channel.get_exchange(exchange)
         for key in keys:
             await target.publish(aio_pika.Message(key.encode(), delivery_mode=1), key, mandatory=False)
 
     async def drain(self, queues: Iterable[str], expected: int) -> dict[str, list[bytes]]:
-        """Takes `expected` messages, or all there are, out of the queues: bodies by queue."""
+        """Take `expected` messages, or all there are, out of the queues: bodies by queue."""
         found: dict[str, list[bytes]] = {queue: [] for queue in queues}
         for queue, bodies in found.items():
             declared = await self._channel.get_queue(queue)
@@ -64,7 +64,7 @@ class World:
         return found
 
     async def purge(self, queue: str) -> int:
-        """Empties a queue; how many messages were in it."""
+        """Empty a queue; how many messages were in it."""
         return (await (await self._channel.get_queue(queue)).purge()).message_count or 0
 
     async def _more(self, found: dict[str, list[bytes]]) -> bool:
@@ -85,7 +85,7 @@ async def _keep(bodies: list[bytes], message: AbstractIncomingMessage) -> None:
 
 @asynccontextmanager
 async def new_world(broker: Broker, vhost: str) -> AsyncIterator[World]:
-    """Makes a virtual host, and deletes it with all that is in it at the end."""
+    """Make a virtual host, and deletes it with all that is in it at the end."""
     path = f"/api/vhosts/{quote(vhost, safe='')}"
     user = urlsplit(broker.management_url).username or "guest"
     await asyncio.to_thread(_request, broker, "PUT", path, {})

@@ -30,7 +30,7 @@ FIFTH, HEAVIER = ("orders.5", 1), ("orders.2", 1, 2)
 """The queue that is added, and the one whose weight changes, from and to what."""
 
 MESSAGES = 2000
-"""Of each stretch, over AMQP; by HTTP as many."""
+"""The messages of each stretch over AMQP, and as many again by HTTP."""
 STREAM = "journal"
 """The stream queue of the sidecar that journals to one, which is a second one."""
 ROWS = 5000
@@ -38,7 +38,7 @@ ROWS = 5000
 
 
 def main() -> int:
-    """Runs the demo; 0 only if every job ran, found what is known to be there, and a browser shows its report."""
+    """Run the demo; 0 only if every job ran, found what is known to be there, and a browser shows its report."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)
     begun = time.monotonic()
@@ -146,7 +146,7 @@ async def traffic(publisher: Publisher, consumer: Consumer, world: World, sideca
 
 
 def say(text: str) -> None:
-    """One line of what happens now."""
+    """Print one line on what happens now."""
     print(text, flush=True)
 
 

@@ -22,7 +22,7 @@ class Figure(NamedTuple):
         return self.low <= self.whole <= self.high
 
     def __str__(self) -> str:
-        """The figure as one line of a table."""
+        """Return the figure as one line of a table."""
         whole, estimate, low, high = (f"{n:,.0f}" if n >= 1000 else f"{n:.3f}" for n in self[1:])
         return f"{self.what:<44} {whole:>8}   {estimate:>10} ({low} to {high})"
 
@@ -75,7 +75,7 @@ def _sums(rows: list[Any], exchange: str, names: tuple[str, ...]) -> dict[str, l
 
 
 def _across(folder: Path, exchange: str) -> list[Any]:
-    """The rows that are of an exchange across its rings."""
+    """Return the rows that are of an exchange across its rings."""
     return [row for row in table(folder).to_pylist() if row["exchange"] == exchange and row["ring"] is None]
 
 

@@ -26,23 +26,23 @@ class Jobs:
     """Over the folder's `journal`; each writes to a folder of its own name beside it."""
 
     def __init__(self, folder: Path, vhost: str, exchange: str) -> None:
-        """Of the exchange that was published to."""
+        """Take the exchange that was published to."""
         self._folder, self._exchange = folder, exchange
         self._of = ("--vhost", vhost, "--exchange", exchange)
         self._journal = ("--journal", str(folder / "journal"))
         self.reports: list[str] = []
-        """Names of the folders of jobs that have written one."""
+        """The names of the folders in which jobs have written a report."""
         self.faults: list[str] = []
 
     async def usage(self, published: int) -> None:
-        """Every message that was published must be in it, none missing."""
+        """Run `usage`, which must have every message that was published, and miss none."""
         out = await self.run("usage", *self._journal)
         counted = sum(table(out / "usage")["messages"].to_pylist())
         self.expect("usage", "messages", counted, published)
         self.expect("usage", "gaps", table(out / "gaps").num_rows, 0)
 
     async def skew(self) -> None:
-        """The hottest key of the exchange, and of each ring that records name, must be HOT, which no weight can fix."""
+        """Run `skew`, whose hottest key of the exchange and of each ring must be HOT, which no weight can fix."""
         out = await self.run("skew", *self._journal)
         keys = table(out / "keys").sort_by([("messages", "descending")]).to_pylist()
         keys = [key for key in keys if key["exchange"] == self._exchange]
@@ -56,14 +56,14 @@ class Jobs:
             self.expect("skew", f"no weight can fix it, ring {ring}", heaviest["unfixable"], True)
 
     async def whatif(self) -> None:
-        """A sixth queue must take some of the messages, and less than half."""
+        """Run `whatif`, in which a sixth queue must take some of the messages, and less than half."""
         out = await self.run("whatif", *self._journal, *self._of, "--add", "queue:orders.6=1", "--max-moved", "0.5")
         verdict = verdict_of(out)
         self.expect("whatif", "verdict", verdict["verdict"], "within")
         self.expect("whatif", "messages move", 0 < verdict["moved"]["of_messages"] < 0.5, True)
 
     async def reconcile(self, left_out: int, doubled: int) -> None:
-        """So many messages that the consumer did not note, and noted twice; and else nothing."""
+        """Run `reconcile`, which must find the messages that the consumer left out or noted twice, and nothing else."""
         seen = ("--seen", str(self._folder / "seen.parquet"), "--sequence", "sequence")
         verdict = verdict_of(await self.run("reconcile", *self._journal, *self._of, *seen, status=1))
         expected = {"lost": left_out, "duplicated": doubled, "out_of_order": 0, "wrong_queue": 0, "unexpected": 0}
@@ -78,7 +78,7 @@ class Jobs:
         )
 
     async def collect(self, amqp_url: str, queue: str, published: int) -> None:
-        """Every message whose record is in the stream queue must be in the folder, and its ring."""
+        """Run `collect`, whose folder must have every record of the stream queue, and its ring."""
         out = await self.run("collect", "--amqp-url", amqp_url, "--queue", queue, report=False)
         records = _records(out, "json")
         self.expect("collect", "records", len(records), published)

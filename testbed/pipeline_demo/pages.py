@@ -31,7 +31,7 @@ _SIDEWAYS = "document.documentElement.scrollWidth - document.documentElement.cli
 
 
 async def looked_at(browser: int, report: Path) -> tuple[str, list[str]]:
-    """What the browser shows of a report, an absolute path, in words; and what of it is not as it should be."""
+    """Return what the browser shows of a report, an absolute path, in words; and what of it is not as it should be."""
     async with opened(browser, report.as_uri()) as tab:
         beyond = {}
         for width in (PHONE, WIDE):

@@ -13,7 +13,7 @@ EXCHANGE = "payments"
 WEIGHTS = {"payments.1": 1, "payments.2": 1, "payments.3": 1, "payments.4": 1}
 
 SAMPLE = 0.01
-"""Of the slots: what the second sidecar journals."""
+"""The share of the slots that the second sidecar journals."""
 
 MESSAGES = 30_000
 """Through each of the two sidecars."""
@@ -22,7 +22,7 @@ _OTHERS = 20_000
 """Keys beside the hot one; some 12,000 of them are used, so that about 120 are in the sample."""
 
 _HOT_SHARE = 0.3
-"""Of the messages: more than the fair share of any of the four queues."""
+"""The share of the messages that the hot key has: more than the fair share of any of the four queues."""
 
 
 def hot_key() -> str:

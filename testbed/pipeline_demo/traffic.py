@@ -94,12 +94,12 @@ class Consumer:
     """Takes all there is out of queues, and notes what it saw."""
 
     def __init__(self, channel: AbstractChannel) -> None:
-        """On a channel straight to the broker."""
+        """Take a channel straight to the broker."""
         self._channel = channel
         self.seen: list[Seen] = []
 
     async def consume(self, queue: str) -> None:
-        """Begins."""
+        """Begin to consume."""
         declared = await self._channel.get_queue(queue, ensure=False)
 
         async def note(message: AbstractIncomingMessage) -> None:
@@ -108,7 +108,7 @@ class Consumer:
         await declared.consume(note, no_ack=True)
 
     async def until(self, count: int) -> None:
-        """Returns once so many have come, and no more do."""
+        """Return once so many have come, and no more do."""
         async with asyncio.timeout(PATIENCE):
             while len(self.seen) < count:  # noqa: ASYNC110 - nothing tells of each message
                 await asyncio.sleep(0.05)
@@ -127,7 +127,7 @@ class Consumer:
 
 @asynccontextmanager
 async def channel_to(url: str) -> AsyncIterator[AbstractChannel]:
-    """In confirm mode."""
+    """Yield a channel in confirm mode."""
     async with await aio_pika.connect(url) as connection:
         yield await connection.channel()
 

@@ -108,7 +108,7 @@ async def run(title: str, nodes: list[Node], kind: str, faults: list[Fault], fol
 
 
 def noted(made: Arena, name: str) -> list[Note]:
-    """What a publisher wrote down."""
+    """Return what a publisher wrote down."""
     notes = []
     with made.notes(name).open() as file:
         for line in file:
@@ -120,7 +120,7 @@ def noted(made: Arena, name: str) -> list[Note]:
 
 
 def attacked(attacks: Counter[str], samples: list[Sample]) -> list[str]:
-    """Prints what the hostile client did and how the sidecars were; what was wrong, in words."""
+    """Print what the hostile client did and how the sidecars were; what was wrong, in words."""
     say(f"\n  {attacks.total():,} attacks without a login: {dict(sorted(attacks.items()))}")
     for name, health in sorted(worst(samples).items()):
         say(
@@ -140,7 +140,7 @@ def report(
     rerouted: int,
     others: list[str],
 ) -> bool:
-    """Prints the verdict; whether nothing was wrong, and the judge finds what is planted.
+    """Print the verdict; whether nothing was wrong, and the judge finds what is planted.
 
     `calm` is when all was well again; `rerouted` counts messages that came back and that sidecars published again;
     `others` are faults that were found elsewhere.

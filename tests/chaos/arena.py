@@ -88,7 +88,7 @@ FLEET = Fleet(
 
 
 def libraries() -> None:
-    """Installs what the publishers and the clock need, where it is missing."""
+    """Install what the publishers and the clock need, where it is missing."""
     for package in ("php-cli", "php-amqplib", "libfaketime"):
         ensure_installed(package)
 
@@ -137,12 +137,12 @@ class Member:
         return self.started[-1]
 
     def count(self) -> None:
-        """Adds what the one that runs has published again; it is about to end."""
+        """Add what the one that runs has published again; it is about to end."""
         self.running = False
         self.rerouted += int(self.now.metric("ringproxy_rerouted_total"))
 
     def stop(self) -> None:
-        """Ends it in good order, and in time."""
+        """End it in good order, and in time."""
         self.count()
         asked = time.monotonic()
         self.now.stop()
@@ -150,7 +150,7 @@ class Member:
         assert took < DRAIN_TIME + CLOSING + SLACK, f"a sidecar took {took:.1f} s to end"
 
     def end(self) -> None:
-        """Ends it for good and checks what every one of them logged."""
+        """End it for good and checks what every one of them logged."""
         self.stop()
         for sidecar in self.started:
             sidecar.check_log()
@@ -188,11 +188,11 @@ class Arena:
             self.clients[name] = subprocess.Popen(whole, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
     def attacks(self) -> Counter[str]:
-        """How many attacks of each kind the hostile client made."""
+        """Return how many attacks of each kind the hostile client made."""
         return Counter(json.loads((self.folder / "hostile.report").read_text()))
 
     def notes(self, name: str) -> Path:
-        """What a publisher wrote down."""
+        """Return what a publisher wrote down."""
         return self.folder / f"{name}.notes"
 
     @property
@@ -200,7 +200,7 @@ class Arena:
         return self.folder / "stop"
 
     def end_clients(self) -> None:
-        """Waits until each publisher has its answers; raises where a client failed."""
+        """Wait until each publisher has its answers; raises where a client failed."""
         self._stop.touch()
         for name, process in self.clients.items():
             status = process.wait(CLIENTS_END_WITHIN)

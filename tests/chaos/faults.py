@@ -76,7 +76,7 @@ class Injector:
         }
 
     async def run(self, faults: list[Fault]) -> None:
-        """Returns when all is done, and all is well again."""
+        """Return when all is done, and all is well again."""
         async with asyncio.TaskGroup() as lanes:
             for kinds in LANES:
                 lanes.create_task(self._lane([fault for fault in faults if fault.kind in kinds]))
@@ -290,7 +290,7 @@ class Injector:
 
 
 def _ended(member: Member, killed: bool) -> None:
-    """Ends the sidecar; in good order where it was asked to."""
+    """End the sidecar; in good order where it was asked to."""
     if killed:
         member.count()
         member.now.signal(signal.SIGKILL)

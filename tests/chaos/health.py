@@ -44,7 +44,7 @@ class Looked(Protocol):
 
 
 async def observe(members: Sequence[Looked], samples: list[Sample]) -> None:
-    """Adds samples until cancelled."""
+    """Add samples until cancelled."""
     while True:
         for number, member in enumerate(members):
             if member.running:
@@ -82,7 +82,7 @@ class Health(NamedTuple):
 
 
 def worst(samples: Iterable[Sample]) -> dict[str, Health]:
-    """The worst of each sidecar, by name; of an answer that did not come in time, the time that it had."""
+    """Return the worst of each sidecar, by name; of an answer that did not come in time, the time that it had."""
     found: dict[str, Health] = defaultdict(lambda: Health(0, 0, 0.0))
     for sample in samples:
         before, livez = found[sample.sidecar], LIVEZ_WITHIN if sample.livez is None else sample.livez
@@ -93,7 +93,7 @@ def worst(samples: Iterable[Sample]) -> dict[str, Health]:
 
 
 def unwell(samples: Sequence[Sample], names: Sequence[str]) -> list[str]:
-    """What was wrong with the sidecars of these names, in words: the first of each kind for each of them."""
+    """Return what was wrong with the sidecars of these names, in words: the first of each kind for each of them."""
     faults = []
     for name in names:
         own = [sample for sample in samples if sample.sidecar == name]

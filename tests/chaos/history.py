@@ -74,7 +74,7 @@ class History:
         return self.changes[-1].weights if self.changes else self.weights
 
     def impaired_for(self) -> float:
-        """Seconds in all."""
+        """Return the seconds in all."""
         total, until = 0.0, float("-inf")
         for span in sorted(self.impaired):
             total += max(span.end - max(span.begin, until), 0.0)
@@ -122,14 +122,14 @@ class Rings:
         return [era.begin for era in self._eras]
 
     def owners(self, key: str, sent: float, latest: float) -> set[str]:
-        """The queues of a key on every ring that may have been in force between these times."""
+        """Return the queues of a key on every ring that may have been in force between these times."""
         slot = self._slots.get(key)
         if slot is None:
             slot = self._slots[key] = slot_of(key.encode())
         return {era.ring.owner(slot).name for era in self._between(sent, latest)}
 
     def kept(self, key: str, sent: float, latest: float) -> set[str]:
-        """The queues of a key on rings of new bindings with old ones kept beside them, as a proxy has it.
+        """Return the queues of a key on rings of new bindings with old ones kept beside them, as a proxy has it.
 
         What is new counts at once, and what has left must settle, after an outage anew. But a queue that was deleted
         leaves at once where a message has come back from it.
@@ -154,7 +154,7 @@ class Rings:
         return self._mixed[weights]
 
     def _deleted(self, begin: float, end: float) -> set[Destination]:
-        """The queues that were deleted between these times."""
+        """Return the queues that were deleted between these times."""
         return {
             Destination("queue", deletion.queue)
             for deletion in self._history.deletions
@@ -162,7 +162,7 @@ class Rings:
         }
 
     def queues(self, sent: float, latest: float) -> set[str]:
-        """The queues that were bound, or may have seemed so, between these times."""
+        """Return the queues that were bound, or may have seemed so, between these times."""
         return {destination.name for era in self._between(sent, latest) for destination in era.ring.destinations}
 
     def stale(self, sent: float, told: float) -> bool:
@@ -170,7 +170,7 @@ class Rings:
         return any(begin < sent and told < end for begin, end in self._stale)
 
     def stale_for(self) -> float:
-        """Seconds in all in which every ring was too old."""
+        """Return the seconds in all in which every ring was too old."""
         return sum(end - begin for begin, end in self._stale)
 
     @cached_property
@@ -186,7 +186,7 @@ class Rings:
             yield era
 
     def _outlived(self, done: float) -> float:
-        """The last moment at which what a change took away may still be believed."""
+        """Return the last moment at which what a change took away may still be believed."""
         end = done + self._limits.grace
         for span in sorted(self._history.impaired):
             if span.begin < end and span.end > done:

@@ -46,7 +46,7 @@ class Target:
 
 
 def _opened(vhost: str = "/") -> bytes:
-    """A handshake that waits for nothing and leaves the login out: any number of channels, no heartbeats."""
+    """Return a handshake that waits for nothing and leaves the login out: any number of channels, no heartbeats."""
     # By hand: the library refuses names as long as these.
     opening = raw_frame(1, 0, Connection.Open.index.to_bytes(4, "big") + short(vhost.encode()) + bytes(2))
     return PROTOCOL_HEADER + encoded(0, Connection.TuneOk(0, 131072, 0)) + opening
@@ -84,16 +84,16 @@ class Attacks:
         return _opened() + encoded(1, Channel.Open()) + encoded(1, Confirm.Select()) + b"".join(sent)
 
     def made_up_vhosts(self) -> bytes:
-        """A virtual host that nobody has heard of."""
+        """Return the bytes of a client that opens a virtual host which does not exist, and publishes."""
         name = f"{next(self._numbers)}-{'v' * 200}"
         return _opened(name) + encoded(1, Channel.Open()) + publishing(1, self._exchange, "key", b"hostile 0")
 
     def half_a_frame(self) -> bytes:
-        """A login of which the rest never comes."""
+        """Return half a login, whose rest never comes."""
         return PROTOCOL_HEADER + _LOGIN[: len(_LOGIN) // 2]
 
     def lying_length(self) -> bytes:
-        """A frame that says it has 4 GiB."""
+        """Return a frame that says it has 4 GiB."""
         return PROTOCOL_HEADER + b"\x01\0\0\xff\xff\xff\xf0" + bytes(1 << 16)
 
     def wrong_end(self) -> bytes:
@@ -101,15 +101,15 @@ class Attacks:
         return PROTOCOL_HEADER + raw_frame(1, 0, bytes(1000), b"\0") * 100
 
     def wrong_login(self) -> bytes:
-        """A password that the broker refuses, and all the rest at once."""
+        """Return the bytes of a client with a password that the broker refuses, and with all the rest at once."""
         return PROTOCOL_HEADER + _LOGIN + _opened()[len(PROTOCOL_HEADER) :] + _FLOOD
 
     def noise(self) -> bytes:
-        """Bytes of chance."""
+        """Return random bytes."""
         return os.urandom(1 << 16)
 
     def nothing(self) -> bytes:
-        """A connection over which nothing is said."""
+        """Return no bytes: the connection stays silent."""
         return b""
 
 
@@ -119,7 +119,7 @@ def over(target: Target) -> bool:
 
 
 async def attack(port: int, data: bytes, held: deque[asyncio.StreamWriter]) -> None:
-    """Writes the bytes over a new connection, which stays open until there are too many."""
+    """Write the bytes over a new connection, which stays open until there are too many."""
     _, writer = await asyncio.open_connection("127.0.0.1", port)
     held.append(writer)
     if len(held) > HELD:

@@ -86,7 +86,7 @@ def _aborted(request: web.Request) -> web.Response:
 
 @asynccontextmanager
 async def management_front(target: str) -> AsyncIterator[ManagementFront]:
-    """A front that is always closed."""
+    """Yield a front that is always closed."""
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5)) as session:
         front = ManagementFront(target, session)
         application = web.Application()

@@ -106,7 +106,7 @@ class Verdict:
 
 
 def judge(notes: Iterable[Note], copies: Sequence[Copy], history: History, limits: Limits, fleet: Fleet) -> Verdict:
-    """Judges a run. `copies` of one queue stand in the order that they were taken out in."""
+    """Judge a run. `copies` of one queue stand in the order that they were taken out in."""
     return _Judge(history, Rings(history, limits), fleet).judged(notes, copies)
 
 
@@ -221,7 +221,7 @@ class _Judge:
             self._fault(f"nobody was well as the management API began to hang at {hang.begin:.3f}: this says nothing")
 
     def _stayed(self, note: Note, hang: Hang) -> bool:
-        """Whether no ring of the time before the hang had its key in a queue that went."""
+        """Return whether no ring of the time before the hang had its key in a queue that went."""
         return self._rings.owners(note.key, hang.begin - STANDSTILL, hang.begin).isdisjoint(hang.queues)
 
     def _chosen(self, note: Note, begin: float, end: float) -> set[str]:
@@ -231,7 +231,7 @@ class _Judge:
         return self._rings.owners(note.key, begin, end)
 
     def _deleted(self, queues: set[str], begin: float, end: float, after: float = AROUND_A_DELETION) -> Deletion | None:
-        """A deletion of one of these queues between these times, or so many seconds before."""
+        """Return a deletion of one of these queues between these times, or so many seconds before."""
         for deletion in self._history.deletions:
             near = deletion.begin - AROUND_A_DELETION <= end and begin <= deletion.done + after
             if near and deletion.queue in queues:
@@ -243,7 +243,7 @@ class _Judge:
 
 
 def title(note: Note) -> str:
-    """A message in words: enough to find all there is about it."""
+    """Return a message in words: enough to find all there is about it."""
     return (
         f"{note.publisher} {note.number} (channel {note.channel}, key {note.key}, {note.sent:.3f} to {note.told:.3f},"
         f" {note.outcome})"

@@ -12,7 +12,7 @@ PLANTED = ("was confirmed and is in no queue", "and not in [", "is 2 times in qu
 def planted(
     notes: Sequence[Note], copies: Sequence[Copy], history: History, limits: Limits, fleet: Fleet
 ) -> list[Copy]:
-    """The copies, with one taken away, one in a queue where no ring put it, and one there twice.
+    """Return the copies, with one taken away, one in a queue where no ring put it, and one there twice.
 
     The first three for which one queue alone was right, which was not deleted about then.
     """

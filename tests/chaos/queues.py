@@ -101,7 +101,7 @@ class Queues:
         return kept
 
     def delete(self, node: Node, queue: str) -> None:
-        """Deletes a queue while it is consumed, so that no message is lost but those on their way at that moment."""
+        """Delete a queue while it is consumed, so that no message is lost but those on their way at that moment."""
         with self._emptied([node], queue) as taking:
             begin, done = taking.delete()
         self.history.deletions.append(Deletion(queue, begin, done))
@@ -109,7 +109,7 @@ class Queues:
             self._changed(begin, {q: w for q, w in self.history.current.items() if q != queue}, done)
 
     def delete_together(self, node: Node, queues: Sequence[str], now: Callable[[], None]) -> None:
-        """Deletes several bound queues at one moment, each while it is consumed; calls `now` just before."""
+        """Delete several bound queues at one moment, each while it is consumed; calls `now` just before."""
         ready = threading.Barrier(len(queues), now, EMPTIED_WITHIN)
 
         def deleted(queue: str) -> Deletion:
@@ -124,7 +124,7 @@ class Queues:
         self._changed(min(each.begin for each in deletions), left, max(each.done for each in deletions))
 
     def drain(self, nodes: Sequence[Node]) -> None:
-        """Takes every message out of every queue."""
+        """Take every message out of every queue."""
         for queue in (*STEADY, *CHANGING):
             with _connected(nodes[0]) as connection:
                 self._declare(connection.channel(), queue)
@@ -133,7 +133,7 @@ class Queues:
 
     @contextmanager
     def _emptied(self, nodes: Sequence[Node], queue: str) -> Iterator["_Taking"]:
-        """A consumer that has taken what was in a queue at the call, and goes on.
+        """Yield a consumer that has taken what was in a queue at the call, and goes on.
 
         One of a quorum queue may get nothing any more once a node was killed (3.10.8, seen once: 30 s at the end of a
         run, while publishers were confirmed): then another, at the next node.
@@ -184,7 +184,7 @@ class _Taking:
         channel.basic_consume(queue, self._taken)
 
     def until_now(self) -> bool:
-        """Returns once everything is taken that was in the queue at the call: a message put behind it has come.
+        """Return once everything is taken that was in the queue at the call: a message put behind it has come.
 
         Or, False, once nothing has come for long.
 
@@ -201,7 +201,7 @@ class _Taking:
         return True
 
     def delete(self) -> tuple[float, float]:
-        """Deletes the queue, and takes what it has sent before; gives when the deletion began and ended.
+        """Delete the queue, and takes what it has sent before; gives when the deletion began and ended.
 
         What the queue has not sent by then is lost: so the channel is there already, and much may be unacknowledged.
         Not every consumer of a quorum queue is told of the end (3.10.8, measured): then it is once nothing has come
@@ -215,7 +215,7 @@ class _Taking:
         return begin, done
 
     def _go_on(self, longest: float) -> bool:
-        """Whether something has come lately."""
+        """Return whether something has come lately."""
         self._connection.process_data_events(0.02)
         return time.monotonic() - self._last < longest
 

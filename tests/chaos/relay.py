@@ -42,7 +42,7 @@ class Relay:
         self._flowing.set()
 
     async def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Serves one connection until either side ends it."""
+        """Serve one connection until either side ends it."""
         try:
             answers, server = await asyncio.open_connection("127.0.0.1", self.target)
         except OSError:
@@ -81,7 +81,7 @@ class Relay:
         return len(pairs)
 
     async def stall(self, seconds: float) -> int:
-        """Lets nothing through for a time, and loses nothing."""
+        """Let nothing through for a time, and loses nothing."""
         self._flowing.clear()
         try:
             await asyncio.sleep(seconds)
@@ -100,7 +100,7 @@ class Relay:
         return len(pairs)
 
     async def cut(self, seconds: float, *, towards_client: bool) -> int:
-        """Cuts the next bytes of each connection short, within a frame, and closes it; how many it came to in time."""
+        """Cut the next bytes of each connection short, within a frame, and closes it; how many it came to in time."""
         pairs = set(self._pairs)
         for pair in pairs:
             pair.cut = pair.client if towards_client else pair.server
@@ -112,7 +112,7 @@ class Relay:
 
 @asynccontextmanager
 async def relay(target: int) -> AsyncIterator[Relay]:
-    """A relay that is always closed, with its connections."""
+    """Yield a relay that is always closed, with its connections."""
     made = Relay(target)
     serving: set[asyncio.Task[None]] = set()
 

@@ -17,7 +17,7 @@ BETWEEN = 0.5
 
 
 async def watch(port: int, history: History) -> None:
-    """Writes down when readings were not prompt, until cancelled."""
+    """Write down when readings were not prompt, until cancelled."""
     async with aiohttp.ClientSession(
         f"http://127.0.0.1:{port}", auth=aiohttp.BasicAuth("guest", "guest"), timeout=aiohttp.ClientTimeout(total=5)
     ) as session:

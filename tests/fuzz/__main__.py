@@ -15,7 +15,7 @@ _FLAGS = ("-timeout=20", "-rss_limit_mb=1024", "-max_len=2048", "-print_final_st
 
 
 def fuzz(name: str, flags: list[str]) -> None:
-    """Runs one harness, instrumented, in this process, which libFuzzer ends."""
+    """Run one harness, instrumented, in this process, which libFuzzer ends."""
     atheris = importlib.import_module("atheris")  # on no platform's list of what tests need
     with atheris.instrument_imports(include=["proxy", "ring"]):
         check = importlib.import_module(f"tests.fuzz.{name}").check
@@ -28,7 +28,7 @@ def fuzz(name: str, flags: list[str]) -> None:
 
 
 def all_in_turn(seconds: int) -> int:
-    """Each harness for so many seconds; the exit status says whether anything was found."""
+    """Run each harness for so many seconds; return the exit status, which says whether anything was found."""
     found = []
     for name in HARNESSES:
         before = resource.getrusage(resource.RUSAGE_CHILDREN)

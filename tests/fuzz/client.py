@@ -49,7 +49,7 @@ class Run:
         self.fault, self.ids = "", [0]
 
     def take(self, step: Step) -> None:
-        """Does one step."""
+        """Do one step."""
         op, wire = step.op % _OPS, self.wire
         if op <= BROKER_RAW:
             self._feed(_frame(op, step))
@@ -144,7 +144,7 @@ def _publishes(number: int, to: int = 0, size: int = 5) -> list[Step]:
 
 
 def seeds() -> list[bytes]:
-    """What a broker says, to begin with."""
+    """Return what a broker says, to begin with."""
     refused = close_channel(1, 403, b"ACCESS_REFUSED - write access to exchange 'one' refused")
     large = close_channel(1, 406, b"PRECONDITION_FAILED - message size 9 is larger than configured max size 8")
     scripts: list[tuple[int, list[Step]]] = [

@@ -51,7 +51,7 @@ _FROM_BROKER = frozenset({BASIC_RETURN, BASIC_DELIVER, BASIC_GET_OK})
 
 
 def is_orderly(data: bytes) -> bool:
-    """Whether these frames are such as a broker sends: each content whole and behind its method."""
+    """Return whether these frames are such as a broker sends: each content whole and behind its method."""
     try:
         frames, _ = whole_frames(data)
         contents(frames, {frame.channel for frame in frames}, _FROM_BROKER)
@@ -61,7 +61,7 @@ def is_orderly(data: bytes) -> bool:
 
 
 def channels_closed(data: bytes) -> set[int]:
-    """The channels that these frames close, as far as they are frames."""
+    """Return the channels that these frames close, as far as they are frames."""
     try:
         frames, _ = whole_frames(data)
     except AssertionError:
@@ -88,7 +88,7 @@ class _Channel:
         self._body = b""
 
     def take(self, frame: Frame) -> Content | None:
-        """The message that is whole with this frame."""
+        """Return the message that is whole with this frame."""
         if frame.kind == METHOD:
             assert self._place is None, f"a method inside a content: {frame}"
             if method_of(frame) in self._carriers:

@@ -15,19 +15,19 @@ GROWN = Path("build/fuzz")
 
 
 def inputs(name: str) -> list[bytes]:
-    """A harness's seeds, and what is kept of its corpus."""
+    """Return a harness's seeds, and what is kept of its corpus."""
     seeds: list[bytes] = importlib.import_module(f"tests.fuzz.{name}").seeds()
     return seeds + kept(name)
 
 
 def kept(name: str) -> list[bytes]:
-    """What is kept of a harness's corpus."""
+    """Return what is kept of a harness's corpus."""
     file = FOLDER / f"{name}.txt"
     return [base64.b64decode(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
 def pack(name: str) -> int:
-    """Keeps the least of a grown corpus that takes as many branches, the shortest first; how many inputs that is."""
+    """Keep the least of a grown corpus that takes as many branches, the shortest first; how many inputs that is."""
     check = importlib.import_module(f"tests.fuzz.{name}").check
     seen: set[_Branch] = set()
     for data in inputs(name):
@@ -48,7 +48,7 @@ _Branch = tuple[str, int, int]
 
 
 def _branches(check: Callable[[bytes], None], data: bytes) -> set[_Branch]:
-    """What of the proxy an input goes through."""
+    """Return what of the proxy an input goes through."""
     found: set[_Branch] = set()
 
     def called(frame: FrameType, event: str, _: object) -> Any:

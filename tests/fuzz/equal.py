@@ -36,14 +36,14 @@ CASES: Mapping[str, Callable[[Random, Say], None]] = {
 
 
 def said(name: str, seed: str) -> list[str]:
-    """What came out of one case."""
+    """Return what came out of one case."""
     lines: list[str] = []
     CASES[name](Random(f"{name} {seed}"), lambda thing: lines.append(shown(thing)))
     return lines
 
 
 def main(seed: str, rounds: int, names: Collection[str]) -> None:
-    """Says all: first what runs, then of each case its name and what came out of it, a line each."""
+    """Say all: first what runs, then of each case its name and what came out of it, a line each."""
     print(kind())
     with patch("secrets.randbits", lambda bits: 0x1234567):
         for number in range(rounds):

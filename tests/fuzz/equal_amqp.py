@@ -88,13 +88,13 @@ def handshakes(rng: Random, say: Say) -> None:
 
 
 def _begun(rng: Random, at: int, near: int) -> bytes:
-    """The beginning of a frame of any length."""
+    """Return the beginning of a frame of any length."""
     kind = rng.choice((1, 2, 3, 3, 8, number(rng, 8)))
     return pack(">BHI", kind, at, number(rng, 32, near)) + rng.randbytes(rng.randrange(40))
 
 
 def _fed(rng: Random, say: Say, it: Wire, feed: wire.Feed, data: bytes) -> bool:
-    """Feeds it to one side, and says what comes out; whether the session goes on."""
+    """Feed it to one side, and says what comes out; whether the session goes on."""
     ok = all(attempt(say, feed, it.c, part) for part in pieces(data, rng if rng.random() < 0.3 else None))
     say((it.to_broker(), it.to_client(), [repr(event) for event in it.c.events], it.c.phase))
     it.c.events.clear()
@@ -137,7 +137,7 @@ def _set(rng: Random, channel: Channel) -> None:
 
 
 def _of_client(rng: Random, at: int) -> bytes:
-    """A publish whose body may be longer than is sent, or else a frame."""
+    """Return a publish whose body may be longer than is sent, or else a frame."""
     which = rng.randrange(8)
     if which < 5:
         data = rng.choice((b"", b"x", b"hello" * 20))
@@ -178,7 +178,7 @@ def entry_(rng: Random) -> bytes:
 
 
 def _of_broker(rng: Random, at: int, channel: Channel) -> bytes:
-    """An answer to publishes near or far, or a message that comes back with any id."""
+    """Return an answer to publishes near or far, or a message that comes back with any id."""
     tag = number(rng, 64, channel.confirms.number - channel.confirms.base)
     which = rng.randrange(8)
     if which < 4:

@@ -239,7 +239,7 @@ async def _moment() -> None:
 
 
 async def _ended(waits: Coroutine[Any, Any, None]) -> Any:
-    """What raises what that raised."""
+    """Return what raises what that raised."""
     task = asyncio.ensure_future(waits)
     await asyncio.wait([task])
     return task.result

@@ -95,7 +95,7 @@ def buffers(rng: Random, say: Say) -> None:
 
 
 def choice(by: Route, slot: int, value: bytes | None, by_message_id: bool) -> Choice:
-    """A choice of that ring's first destination."""
+    """Return a choice of that ring's first destination."""
     return Choice(by.targets[0], by, slot, value, False, by_message_id)
 
 

@@ -39,7 +39,7 @@ def check(data: bytes) -> None:
 
 
 def seeds() -> list[bytes]:
-    """What RabbitMQ answers."""
+    """Return what RabbitMQ answers."""
     bindings = [
         {"destination": f"q{n}", "destination_type": kind, "routing_key": key}
         for n, (kind, key) in enumerate(

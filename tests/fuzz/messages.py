@@ -153,7 +153,7 @@ class _Gate:
         yield None
 
     def begin(self, admitted: Admitted) -> None:
-        """Counts nothing."""
+        """Count nothing."""
 
     def refuse_pages(self, request: web.Request) -> None:
         """Whatever the request's headers say."""

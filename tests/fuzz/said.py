@@ -61,7 +61,7 @@ def kept_of(name: str) -> list[bytes]:
 
 
 def shown(thing: object, within: int = 0) -> str:
-    """A value as text that does not depend on what runs; long bytes by their length and checksum."""
+    """Return a value as text that does not depend on what runs; long bytes by their length and checksum."""
     if isinstance(thing, bytes):
         return repr(thing) if len(thing) <= 100 else f"{thing[:60]!r}..({len(thing)}, {crc32(thing):08x})"
     if isinstance(thing, IntEnum):
@@ -83,7 +83,7 @@ def shown(thing: object, within: int = 0) -> str:
 
 
 def attempt(say: Say, function: Callable[..., object], *arguments: object) -> bool:
-    """Says what it returns, or raises; whether it returned."""
+    """Say what it returns, or raises; whether it returned."""
     try:
         say(function(*arguments))
     except Exception as error:

@@ -128,7 +128,7 @@ class Session:
         self._routed: list[tuple[Frame, Frame]] = []
 
     def take(self, step: Step) -> None:
-        """Does one step."""
+        """Do one step."""
         op, c = step.op % _OPS, self.c
         if op <= CLIENT_RAW:
             data = _frame(op - CLIENT_METHOD, step)
@@ -184,7 +184,7 @@ class Session:
         raise AssertionError("a look-up that never ends")
 
     def _read(self, channel: Channel, backlog: Backlog, found: Entry | KnownRing | None) -> None:
-        """Ends the wait of a channel, but where it is the broker that must answer."""
+        """End the wait of a channel, but where it is the broker that must answer."""
         c, unread = self.c, backlog.awaited
         if unread is None or isinstance(unread, Wait) or not c.running:
             return

@@ -32,7 +32,7 @@ def check(data: bytes) -> None:
 
 
 def _load(flags: dict[str, str]) -> str:
-    """What is shown of settings, or of the mistake in them."""
+    """Return what is shown of settings, or of the mistake in them."""
     try:
         settings = load_settings(None, {}, flags)
     except ConfigError as error:
@@ -60,7 +60,7 @@ def _check(settings: Settings) -> None:
 
 
 def seeds() -> list[bytes]:
-    """A value of each kind."""
+    """Return a value of each kind."""
     file = b"""
         broker_url = "amqp://me:pw@rabbit:5672/shop"
         route = ["orders.*", "%2F/x"]

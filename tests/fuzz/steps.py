@@ -19,7 +19,7 @@ class Step(NamedTuple):
 
 
 def steps(data: bytes) -> Iterator[Step]:
-    """What the bytes say: op, channel, length and so many bytes, again and again; what is too short is an end."""
+    """Yield what the bytes say: op, channel, length and so many bytes, again and again; what is too short is an end."""
     at = 0
     while at + 3 <= len(data):
         op, channel, length = data[at : at + 3]
@@ -33,7 +33,7 @@ def steps(data: bytes) -> Iterator[Step]:
 
 
 def written(steps: Iterable[Step]) -> bytes:
-    """The bytes that say these steps. Of long data only the length and the beginning are kept."""
+    """Return the bytes that say these steps. Of long data only the length and the beginning are kept."""
     parts = []
     for op, channel, data in steps:
         if len(data) < _SHORT:
@@ -44,7 +44,7 @@ def written(steps: Iterable[Step]) -> bytes:
 
 
 def pieces(data: bytes, rng: Random | None) -> list[bytes]:
-    """The data whole, or with a source of chance in pieces: each byte alone, or cut in a few places."""
+    """Return the data whole, or with a source of chance in pieces: each byte alone, or cut in a few places."""
     if rng is None or len(data) < 2:
         return [data]
     if len(data) <= 48 and rng.random() < 0.5:
@@ -54,5 +54,5 @@ def pieces(data: bytes, rng: Random | None) -> list[bytes]:
 
 
 def chance(data: bytes) -> Random:
-    """A source of chance that is the same for the same input."""
+    """Return a source of chance that is the same for the same input."""
     return Random(crc32(data))

@@ -18,7 +18,7 @@ DEADLINE_SECONDS = 30.0
 
 
 def wait_until(what: str, look: Callable[[], T | Literal[False] | None], within: float = DEADLINE_SECONDS) -> T:
-    """The first true result of `look`; fails the test where there is none in time, in seconds."""
+    """Return the first true result of `look`; fails the test where there is none in time, in seconds."""
     deadline = time.monotonic() + within
     while not (found := look()):
         assert time.monotonic() < deadline, f"not within {within:g} s: {what}"
@@ -49,7 +49,7 @@ class BrokerApi:
         }
 
     def ask(self, method: str, *path: str, body: object = None, query: str = "", missing: object = None) -> Any:
-        """The JSON answered, `missing` for 404; the test fails for any other error."""
+        """Return the JSON answered, `missing` for 404; the test fails for any other error."""
         target = "/api/" + "/".join(quote(part, safe="") for part in path) + (query and f"?{query}")
         host, port = self._url.hostname or "localhost", self._url.port
         with closing(http.client.HTTPConnection(host, port, timeout=DEADLINE_SECONDS)) as connection:
@@ -67,7 +67,7 @@ class VirtualHost:
     """A virtual host of one test's own."""
 
     def __init__(self, api: BrokerApi, name: str, users: Iterable[str]) -> None:
-        """Creates it; each of `users` may do everything in it."""
+        """Create it; each of `users` may do everything in it."""
         self.api, self.name = api, name
         api.ask("PUT", "vhosts", name)
         for user in users:
@@ -121,14 +121,14 @@ class VirtualHost:
         return [queue["name"] for queue in self.api.ask("GET", "queues", self.name, query="columns=name")]
 
     def drain(self, queue: str) -> list[Delivered]:
-        """Takes every message out of a queue."""
+        """Take every message out of a queue."""
         taken: list[Delivered] = []
         while batch := self._get(queue, 5000):
             taken += batch
         return taken
 
     def drain_all(self) -> dict[str, list[Delivered]]:
-        """Takes every message out of every queue; queues without any are left out."""
+        """Take every message out of every queue; queues without any are left out."""
         return {name: messages for name in self.queues() if (messages := self.drain(name))}
 
     def _get(self, queue: str, count: int) -> list[Delivered]:
@@ -154,7 +154,7 @@ _numbers = itertools.count(1)
 
 
 def fresh_name() -> str:
-    """A virtual host's name that no other test has, of each shape in turn."""
+    """Return a virtual host's name that no other test has, of each shape in turn."""
     number = next(_numbers)
     return f"{NAME_SHAPES[number % (len(NAME_SHAPES) - 1)]}-{number}"
 

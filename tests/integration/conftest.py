@@ -21,14 +21,14 @@ _BROKER = pytest.StashKey[str]()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Tells which broker the integration tests ran on."""
+    """Tell which broker the integration tests ran on."""
     if broker := config.stash.get(_BROKER, ""):
         terminalreporter.write_sep("-", f"ran on RabbitMQ {broker}")
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any, error: object) -> None:
-    """Takes a worker's word for it, where tests run in several processes, each with a broker of its own."""
+    """Take a worker's word for it, where tests run in several processes, each with a broker of its own."""
     if broker := getattr(node, "workeroutput", {}).get("broker"):
         node.config.stash[_BROKER] = broker
 
@@ -63,7 +63,7 @@ def api(broker: Broker) -> BrokerApi:
 
 @pytest.fixture(scope="session")
 def login(broker: Broker, api: BrokerApi) -> Iterator[Login]:
-    """A user and a default virtual host for the sidecars of this run."""
+    """Yield a user and a default virtual host for the sidecars of this run."""
     api.ask("PUT", "users", USER, body={"password": PASSWORD, "tags": "management"})
     home = VirtualHost(api, fresh_name(), [USER])
     yield Login(
@@ -77,13 +77,13 @@ def login(broker: Broker, api: BrokerApi) -> Iterator[Login]:
 
 @pytest.fixture(scope="session")
 def client(broker: Broker) -> Client:
-    """The broker's administrator, who may do everything in every virtual host that he makes."""
+    """Yield the broker's administrator, who may do everything in every virtual host that he makes."""
     return Client.of(broker.amqp_url)
 
 
 @pytest.fixture
 def vhost(api: BrokerApi, login: Login) -> Iterator[VirtualHost]:
-    """A virtual host of the test's own, with a name that needs percent-encoding."""
+    """Yield a virtual host of the test's own, with a name that needs percent-encoding."""
     made = VirtualHost(api, fresh_name(), [USER])
     yield made
     made.delete()
@@ -91,7 +91,7 @@ def vhost(api: BrokerApi, login: Login) -> Iterator[VirtualHost]:
 
 @pytest.fixture
 def other_vhost(api: BrokerApi, login: Login) -> Iterator[VirtualHost]:
-    """One more."""
+    """Yield one more virtual host of the test's own."""
     made = VirtualHost(api, fresh_name(), [USER])
     yield made
     made.delete()
@@ -99,7 +99,7 @@ def other_vhost(api: BrokerApi, login: Login) -> Iterator[VirtualHost]:
 
 @pytest.fixture(scope="session")
 def sidecar(login: Login, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sidecar]:
-    """The sidecar that most tests share, each with its own virtual host."""
+    """Yield the sidecar that most tests share, each with its own virtual host."""
     running = Sidecar(login.settings(sync_interval="15"), tmp_path_factory.mktemp("sidecar"), SECRETS)
     try:
         running.wait_ready()
@@ -113,7 +113,7 @@ StartSidecar = Callable[..., Sidecar]
 
 @pytest.fixture
 def start_sidecar(login: Login, tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartSidecar]:
-    """Starts sidecars with settings of the test's choice, and checks each one's log once it has ended."""
+    """Start sidecars with settings of the test's choice, and checks each one's log once it has ended."""
     started: list[Sidecar] = []
 
     def start(**changes: str) -> Sidecar:
@@ -132,7 +132,7 @@ def start_sidecar(login: Login, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 
 def with_login(url: str, user: str, password: str, path: str | None = None) -> str:
-    """The URL with these credentials."""
+    """Return the URL with these credentials."""
     parts = urlsplit(url)
     host = parts.netloc.rpartition("@")[2]
     netloc = f"{quote(user, safe='')}:{quote(password, safe='')}@{host}"

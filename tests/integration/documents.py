@@ -30,16 +30,18 @@ class Document:
                 self._sections[title] = blocks
 
     def __iter__(self) -> Iterator[str]:
-        """The headings."""
+        """Return the headings."""
         return iter(self._sections)
 
     def __getitem__(self, title: str) -> list[str]:
-        """To be unpacked into as many names as there are blocks, so that none is left out."""
+        """Return the blocks under a heading, to be unpacked into as many names as there are, so that none is left
+        out.
+        """
         return self._sections[title]
 
 
 def tried(document: Document, name: str, test: str) -> bool:
-    """Whether a test's source takes the blocks of every section of the document."""
+    """Return whether a test's source takes the blocks of every section of the document."""
     return set(document) == set(re.findall(rf'\b{name}\["(.+?)"\]', Path(test).read_text()))
 
 
@@ -54,7 +56,7 @@ class Shell:
         self._environment |= variables
 
     def __call__(self, commands: str, status: int = 0) -> str:
-        """What they print; the test fails unless they end with that status."""
+        """Return what they print; the test fails unless they end with that status."""
         done = subprocess.run(
             ["bash", "-euc", commands],
             cwd=ROOT,
@@ -69,7 +71,7 @@ class Shell:
 
 
 def variables(broker: Broker | Node, sidecar: Sidecar, other: Sidecar | None = None) -> dict[str, str]:
-    """What the runbook's commands take from the environment."""
+    """Return what the runbook's commands take from the environment."""
     url = urlsplit(broker.management_url)
     return {
         "MANAGEMENT": f"http://{url.hostname}:{url.port}",
@@ -82,7 +84,7 @@ def variables(broker: Broker | Node, sidecar: Sidecar, other: Sidecar | None = N
 
 
 def parsed(told: str) -> list[Any]:
-    """The JSON values of several answers, one behind the other."""
+    """Return the JSON values of several answers, one behind the other."""
     values, decoder = [], json.JSONDecoder()
     while told := told.strip():
         value, end = decoder.raw_decode(told)

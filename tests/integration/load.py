@@ -25,7 +25,7 @@ class Load:
     """Publishes numbered messages, whose bodies are their keys."""
 
     def __init__(self, sidecar: Sidecar, exchange: str, vhost: str, *, workers: int, limit: int = 1 << 30) -> None:
-        """Ends by itself after `limit` messages; a worker ends where nobody listens any more."""
+        """End by itself after `limit` messages; a worker ends where nobody listens any more."""
         self._sidecar, self._path, self._limit = sidecar, publish_path(exchange, vhost), limit
         self._numbers = itertools.count()
         self._stop = threading.Event()

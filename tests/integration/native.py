@@ -7,7 +7,7 @@ from tests.integration.wire_client import Client
 
 
 def publish_in(vhost: VirtualHost, exchange: str) -> int:
-    """The broker's count; 0 where there is none."""
+    """Return the broker's count; 0 where there is none."""
     answer = vhost.api.ask("GET", "exchanges", vhost.name, exchange)
     return int((answer.get("message_stats") or {}).get("publish_in", 0))
 

@@ -10,12 +10,12 @@ LINES = ("application/x-ndjson", "application/ndjson", "application/jsonl")
 
 @schemathesis.serializer(*LINES)
 def as_lines(_: schemathesis.SerializationContext, value: Any) -> bytes:
-    """A line for each item of what should be an array."""
+    """Return a line for each item of what should be an array."""
     items = value if isinstance(value, list) else [value]
     return b"".join(json.dumps(item).encode() + b"\n" for item in items)
 
 
 @schemathesis.hook
 def filter_body(_: schemathesis.HookContext, body: Any) -> bool:
-    """Leaves out empty batches: they ask nothing of the exchange, so a wrong name beside one is not seen."""
+    """Leave out empty batches: they ask nothing of the exchange, so a wrong name beside one is not seen."""
     return body not in ([], {"messages": []})

@@ -21,7 +21,7 @@ Control = Callable[..., None]
 
 @contextmanager
 def own_node(configuration: str) -> Iterator[tuple[Node, Control]]:
-    """A running node with these lines in its configuration, and its rabbitmqctl."""
+    """Yield a running node with these lines in its configuration, and its rabbitmqctl."""
     rabbitmq = installation(BROKER)
     with Supervisor() as supervisor:
         node = Node(rabbitmq, supervisor, start_epmd(rabbitmq, supervisor))

@@ -29,38 +29,38 @@ class Relay:
         self.open()
 
     def open(self) -> None:
-        """Accepts connections, again where it had been cut."""
+        """Accept connections, again where it had been cut."""
         self._listener = socket.create_server(("127.0.0.1", self.port))
         self.port = self._listener.getsockname()[1]
         self._listener.settimeout(_LOOK)
         self._start(self._accept, self._listener)
 
     def freeze(self) -> None:
-        """Holds every byte back, both ways; connections stay up."""
+        """Hold every byte back, both ways; connections stay up."""
         self._flowing.clear()
 
     def thaw(self) -> None:
         self._flowing.set()
 
     def hold_answers(self) -> None:
-        """Holds back what the target sends on; what is sent to it still goes through."""
+        """Hold back what the target sends on; what is sent to it still goes through."""
         self._answering.clear()
 
     def drop_answers(self) -> None:
-        """Ends every connection with what is held back, and accepts new ones."""
+        """End every connection with what is held back, and accepts new ones."""
         self.cut()
         self._answering.set()
         self.open()
 
     def hold_ends(self) -> None:
-        """Forwards bytes, but no end of file, until `pass_ends`."""
+        """Forward bytes, but no end of file, until `pass_ends`."""
         self._ending.clear()
 
     def pass_ends(self) -> None:
         self._ending.set()
 
     def cut(self) -> None:
-        """Ends every connection and refuses new ones."""
+        """End every connection and refuses new ones."""
         if self._listener:
             # A close alone would leave it listening for as long as the thread that accepts waits on it.
             self._listener.shutdown(socket.SHUT_RDWR)
@@ -74,7 +74,7 @@ class Relay:
                     end.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Ends it for good, and waits until its threads have ended."""
+        """End it for good, and waits until its threads have ended."""
         self._flowing.set()
         self._answering.set()
         self._ending.set()
@@ -126,7 +126,7 @@ class Relay:
 
 @contextmanager
 def relay(url: str) -> Iterator[tuple[Relay, str]]:
-    """A relay to a URL's host, and the URL with the relay's address instead."""
+    """Yield a relay to a URL's host, and the URL with the relay's address instead."""
     parts = urlsplit(url)
     made = Relay((parts.hostname or "localhost", parts.port or {"amqp": 5672, "http": 15672}[parts.scheme]))
     try:
@@ -136,7 +136,7 @@ def relay(url: str) -> Iterator[tuple[Relay, str]]:
 
 
 def at_port(url: str, port: int) -> str:
-    """The URL with the same credentials, on a port of this machine."""
+    """Return the URL with the same credentials, on a port of this machine."""
     parts = urlsplit(url)
     credentials, at, _ = parts.netloc.rpartition("@")
     return urlunsplit(parts._replace(netloc=f"{credentials}{at}127.0.0.1:{port}"))
@@ -165,7 +165,7 @@ class ManagementFront:
                 self.wfile.write(body)
 
             def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - http.server's own name
-                """Says nothing."""
+                """Say nothing."""
 
         self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = False
@@ -192,7 +192,7 @@ class ManagementFront:
 
 @contextmanager
 def management_front(url: str) -> Iterator[ManagementFront]:
-    """A front that is always closed."""
+    """Yield a front that is always closed."""
     front = ManagementFront(url)
     try:
         yield front

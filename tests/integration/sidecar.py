@@ -46,18 +46,18 @@ class Answer:
         return self.body.decode()
 
     def receipt(self) -> Any:
-        """The JSON of a 200."""
+        """Return the JSON of a 200."""
         assert self.status == 200, self
         return self.json
 
     def queue(self) -> str:
-        """The queue that the receipt of a confirmed publish, or the answer of `route`, names."""
+        """Return the queue that the receipt of a confirmed publish, or the answer of `route`, names."""
         destination = self.receipt()["destination"]
         assert destination["type"] == "queue"
         return str(destination["name"])
 
     def problem(self, status: int, kind: str, outcome: str, *, retryable: bool) -> str:
-        """The detail of a problem that has all of this."""
+        """Return the detail of a problem that has all of this."""
         assert self.headers.get("content-type") == "application/problem+json", self
         problem = self.json
         found = (self.status, problem["status"], problem["type"], problem["outcome"], problem["retryable"])
@@ -78,7 +78,7 @@ class Sidecar:
         additions: Mapping[str, str] | None = None,
         before: str = ":",
     ) -> None:
-        """Starts it on free ports and waits until both listeners are bound. `secrets` may show nowhere.
+        """Start it on free ports and waits until both listeners are bound. `secrets` may show nowhere.
 
         `additions` are to its environment; `before` are commands of a shell, which it then replaces.
         """
@@ -101,7 +101,7 @@ class Sidecar:
     def _started(
         self, environment: Mapping[str, str], before: str, exactly: bool
     ) -> "subprocess.Popen[bytes] | Prestarted":
-        """The process: where it matters exactly as a user starts it, else a fork that saves the imports."""
+        """Return the process: where it matters exactly as a user starts it, else a fork that saves the imports."""
         if not exactly:
             return Prestarted(self._log, environment)
         command = ["sh", "-ec", f'{before}; exec "$0" "$@"', COMMAND, "run"]
@@ -156,15 +156,15 @@ class Sidecar:
         return self.ask("GET", f"/v1/exchanges/{quote(exchange, safe='')}/route?{urlencode(query)}")
 
     def ask(self, method: str, path: str, body: Body = None, headers: Headers = None) -> Answer:
-        """Of the listener that takes publishes."""
+        """Send a request to the listener that takes publishes, and return the answer."""
         return ask(self.port, method, path, body, headers)
 
     def admin(self, path: str, headers: Headers = None) -> Answer:
-        """Of the admin listener."""
+        """Send a request to the admin listener, and return the answer."""
         return ask(self.admin_port, "GET", path, None, headers)
 
     def metric(self, name: str, **labels: str) -> float:
-        """The sum of a metric's samples that have these labels."""
+        """Return the sum of a metric's samples that have these labels."""
         wanted = [f'{label}="{_escaped(value)}"' for label, value in labels.items()]
         total = 0.0
         for line in self.admin("/metrics").text.splitlines():
@@ -174,18 +174,18 @@ class Sidecar:
         return total
 
     def memory(self, what: str = "VmRSS") -> int:
-        """Bytes resident now; `VmHWM` for the most so far."""
+        """Return the bytes resident now; `VmHWM` for the most so far."""
         status = Path(f"/proc/{self.process.pid}/status").read_text()
         found = re.search(rf"^{what}:\s+(\d+) kB$", status, re.MULTILINE)
         assert found, status
         return int(found[1]) * 1024
 
     def ring(self, vhost: str, exchange: str) -> Any:
-        """What it knows of an exchange."""
+        """Return what it knows of an exchange."""
         return self.admin(f"/rings/{quote(vhost, safe='')}/{quote(exchange, safe='')}").receipt()
 
     def weights(self, vhost: str, exchange: str) -> dict[str, int]:
-        """Of the ring in force, by the destination's name; empty where there is none."""
+        """Return the weights of the ring in force, by the destination's name; empty where there is none."""
         return {d["name"]: d["weight"] for d in self.ring(vhost, exchange).get("destinations", ())}
 
     def wait_for_weights(self, vhost: str, exchange: str, weights: Mapping[str, int]) -> None:
@@ -213,7 +213,7 @@ class Sidecar:
         self.process.send_signal(number)
 
     def stop(self) -> None:
-        """Ends it with SIGTERM and checks that it left in good order and told no secret."""
+        """End it with SIGTERM and checks that it left in good order and told no secret."""
         try:
             if self.process.poll() is None:
                 self.signal(signal.SIGTERM)
@@ -224,13 +224,13 @@ class Sidecar:
         self.check_log()
 
     def kill(self) -> None:
-        """Ends it at once, where it still runs."""
+        """End it at once, where it still runs."""
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait()
 
     def check_log(self) -> None:
-        """No defect, no secret."""
+        """Fail the test where the log has a defect or a secret."""
         log = self.log()
         for words in _NEVER_IN_A_LOG:
             assert words not in log, log
@@ -268,7 +268,7 @@ def _received(connection: socket.socket) -> bytes:
 
 
 def _answers(data: bytes) -> list[Answer]:
-    """The whole answers among these bytes, each with its length; interim ones are left out."""
+    """Return the whole answers among these bytes, each with its length; interim ones are left out."""
     answers = []
     while b"\r\n\r\n" in data:
         head, _, data = data.partition(b"\r\n\r\n")

@@ -33,17 +33,17 @@ class Content:
 
 
 def encoded(channel: int, value: frame.FrameTypes) -> bytes:
-    """A frame's bytes."""
+    """Return a frame's bytes."""
     return frame.marshal(value, channel)
 
 
 def raw_frame(kind: int, channel: int, payload: bytes, end: bytes = b"\xce") -> bytes:
-    """A frame of any bytes."""
+    """Return a frame of any bytes."""
     return struct.pack(">BHI", kind, channel, len(payload)) + payload + end
 
 
 def short(text: bytes) -> bytes:
-    """A short string."""
+    """Return a short string."""
     return bytes((len(text),)) + text
 
 
@@ -57,7 +57,7 @@ def publish_frames(
     mandatory: bool = False,
     frame_max: int = 131072,
 ) -> list[bytes]:
-    """The frames of one publish."""
+    """Return the frames of one publish."""
     step = frame_max - 8
     return [
         encoded(channel, Basic.Publish(0, exchange, key, mandatory)),
@@ -67,17 +67,17 @@ def publish_frames(
 
 
 def publishing(channel: int, exchange: str, key: str, data: bytes = b"", *, mandatory: bool = False) -> bytes:
-    """The bytes of one publish."""
+    """Return the bytes of one publish."""
     return b"".join(publish_frames(channel, exchange, key, data, mandatory=mandatory))
 
 
 def shown(value: Frame) -> str:
-    """A frame in words, for a test that fails."""
+    """Return a frame in words, for a test that fails."""
     return f"{value.name} {dict(value)}" if isinstance(value, base.Frame) else repr(value)
 
 
 class Wire:
-    """One connection."""
+    """One AMQP connection of a test, which sends and reads single frames."""
 
     def __init__(self, port: int, host: str = "127.0.0.1") -> None:
         self.socket = socket.create_connection((host, port), DEADLINE_SECONDS)
@@ -88,18 +88,18 @@ class Wire:
         self.frame_max = 131072
 
     def close(self) -> None:
-        """Closes the socket, without a word."""
+        """Close the socket, without a word."""
         self.socket.close()
 
     def send(self, *parts: bytes) -> None:
         self.socket.sendall(b"".join(parts))
 
     def tell(self, channel: int, *values: frame.FrameTypes) -> None:
-        """Sends frames."""
+        """Send frames."""
         self.send(*(encoded(channel, value) for value in values))
 
     def read_bytes(self, count: int) -> bytes:
-        """So many; raises EOFError where the peer ends before."""
+        """Read so many bytes. Raises EOFError where the peer closes before."""
         while len(self._data) < count:
             try:
                 more = self.socket.recv(1 << 18)
@@ -112,14 +112,14 @@ class Wire:
         return taken
 
     def read_frame(self) -> tuple[int, int, bytes]:
-        """The next frame as it is: kind, channel, payload."""
+        """Return the next frame as it is: kind, channel, payload."""
         kind, channel, length = struct.unpack(">BHI", self.read_bytes(7))
         payload = self.read_bytes(length + 1)
         assert payload[-1] == 0xCE, payload
         return kind, channel, payload[:-1]
 
     def read(self) -> tuple[int, Frame]:
-        """The next frame but heartbeats, and its channel."""
+        """Return the next frame but heartbeats, and its channel."""
         while True:
             kind, channel, payload = self.read_frame()
             _, _, value = frame.unmarshal(raw_frame(kind, channel, payload))
@@ -128,19 +128,19 @@ class Wire:
                 return channel, value
 
     def expect(self, channel: int, kind: type[M]) -> M:
-        """The next frame, which is that method on that channel."""
+        """Return the next frame, which is that method on that channel."""
         at, value = self.read()
         assert (at, type(value)) == (channel, kind), (at, shown(value))
         assert isinstance(value, kind)
         return value
 
     def ask(self, channel: int, request: base.Frame, answer: type[M]) -> M:
-        """Sends a method and reads its answer, which is the next frame."""
+        """Send a method and reads its answer, which is the next frame."""
         self.tell(channel, request)
         return self.expect(channel, answer)
 
     def content(self, channel: int, kind: type[M]) -> Content:
-        """The next content, announced by that method; nothing of another channel in between."""
+        """Return the next content, announced by that method; nothing of another channel in between."""
         method = self.expect(channel, kind)
         at, head = self.read()
         assert at == channel
@@ -155,7 +155,7 @@ class Wire:
         return Content(method, head.properties, data)
 
     def at_end(self) -> bool:
-        """Whether the peer closes without one more byte."""
+        """Return whether the peer closes without one more byte."""
         try:
             more = self.read_bytes(1)
         except EOFError as error:
@@ -166,7 +166,7 @@ class Wire:
     # What clients do.
 
     def handshake(self, user: str, password: str, capabilities: FieldTable | None = None) -> None:
-        """Up to the broker's tune."""
+        """Do the handshake up to the broker's tune."""
         self.send(PROTOCOL_HEADER)
         self.start = self.expect(0, Connection.Start)
         self.tune = self.ask(
@@ -184,7 +184,7 @@ class Wire:
         self.ask(0, Connection.Open(vhost), Connection.OpenOk)
 
     def channel(self, number: int = 1, *, confirm: bool = True) -> int:
-        """Opens a channel, in confirm mode unless told otherwise."""
+        """Open a channel, in confirm mode unless told otherwise."""
         self.ask(number, Channel.Open(), Channel.OpenOk)
         if confirm:
             self.ask(number, Confirm.Select(), Confirm.SelectOk)
@@ -228,7 +228,7 @@ class Wire:
         assert set(told.values()) == {"ack"}, told
 
     def get(self, channel: int, queue: str) -> Content | None:
-        """The queue's first message, taken out; None for none."""
+        """Return the queue's first message, taken out; None for none."""
         self.tell(channel, Basic.Get(0, queue, True))
         kind, at, payload = self.read_frame()
         if payload[:4] == b"\x00\x3c\x00\x48":
@@ -237,7 +237,7 @@ class Wire:
         return self.content(channel, Basic.GetOk)
 
     def goodbye(self) -> None:
-        """Closes the connection in good order."""
+        """Close the connection in good order."""
         self.ask(0, Connection.Close(200, "", 0, 0), Connection.CloseOk)
         # RabbitMQ leaves it to clients to close the socket.
         self.close()
@@ -245,7 +245,7 @@ class Wire:
 
 @contextmanager
 def wire(port: int) -> Iterator[Wire]:
-    """A connection without a byte sent, closed at the end of the block."""
+    """Yield a connection without a byte sent, closed at the end of the block."""
     made = Wire(port)
     try:
         yield made
@@ -262,7 +262,7 @@ class Client:
 
     @classmethod
     def of(cls, url: str) -> "Client":
-        """The one whose credentials an AMQP URL has."""
+        """Return the one whose credentials an AMQP URL has."""
         parts = urlsplit(url)
         return cls(unquote(parts.username or "guest"), unquote(parts.password or "guest"))
 
@@ -277,7 +277,7 @@ class Client:
         heartbeat: int = 0,
         capabilities: FieldTable | None = None,
     ) -> Iterator[Wire]:
-        """An open connection, its socket closed at the end of the block."""
+        """Yield an open connection, its socket closed at the end of the block."""
         with wire(port) as made:
             made.handshake(self.user, self.password, capabilities)
             made.open(vhost, channel_max=channel_max, frame_max=frame_max, heartbeat=heartbeat)
@@ -285,7 +285,7 @@ class Client:
 
     @contextmanager
     def pika(self, port: int, vhost: str, *, heartbeat: int = 0) -> Iterator[BlockingChannel]:
-        """A channel of pika's, in confirm mode."""
+        """Yield a channel of pika's, in confirm mode."""
         credentials = PlainCredentials(self.user, self.password)
         parameters = ConnectionParameters("127.0.0.1", port, vhost, credentials=credentials, heartbeat=heartbeat)
         connection = BlockingConnection(parameters)
@@ -299,5 +299,5 @@ class Client:
 
 
 def port_of(url: str) -> int:
-    """Of an AMQP URL."""
+    """Return the port of an AMQP URL."""
     return urlsplit(url).port or 5672

@@ -39,7 +39,7 @@ def spark() -> Iterator[SparkSession]:
 
 @pytest.fixture
 def notebook(spark: SparkSession) -> Iterator[SparkSession]:
-    """The session, as one that somebody has begun elsewhere: with Spark's defaults, in a time zone of theirs."""
+    """Yield the session, as one that somebody has begun elsewhere: with Spark's defaults, in a time zone of theirs."""
     theirs = {
         "spark.sql.session.timeZone": "America/New_York",
         "spark.sql.sources.partitionOverwriteMode": "static",

@@ -91,7 +91,7 @@ def log_unwritable(log: Path) -> Iterator[Callable[[], None]]:
 
 @contextmanager
 def meanwhile(act: Callable[[], object], folder: Path) -> Iterator[Callable[[], None]]:
-    """A fault that waits until the test's process has done that: once, when the first task has come to it."""
+    """Yield a fault that waits until the test's process has run `act`, once the first task has come to it."""
     reached, done = folder / "reached", folder / "done"
 
     def fault() -> None:
@@ -132,7 +132,7 @@ class Came:
         return sum(self.bodies.values()) - len(self.bodies)
 
     def ids(self) -> dict[int, set[str]]:
-        """The message ids of each row."""
+        """Return the message ids of each row."""
         found: dict[int, set[str]] = {}
         for messages in self.by_queue.values():
             for message in messages:
@@ -150,23 +150,23 @@ def check_nothing_lost(came: Came, count: int, bound: int) -> None:
 
 
 def committed(path: Path) -> Write:
-    """The one write of a log."""
+    """Return the one write of a log."""
     (write,) = read_commits(path)
     return write
 
 
 def something_came(vhost: VirtualHost, least: int = 1) -> bool:
-    """Whether the queues have so many messages together."""
+    """Return whether the queues have so many messages together."""
     return came_until_now(vhost, least) >= least
 
 
 def came_until_now(vhost: VirtualHost, most: int = 100_000) -> int:
-    """How many messages the queues have together, where none has more than that."""
+    """Return how many messages the queues have together, where none has more than that."""
     body = {"count": most, "ackmode": "ack_requeue_true", "encoding": "base64"}
     there = (vhost.api.ask("POST", "queues", vhost.name, name, "get", body=body) for name in vhost.queues())
     return sum(map(len, there))
 
 
 def words(error: BaseException) -> str:
-    """What a user is told."""
+    """Return what a user is told."""
     return in_one_line(str(error))

@@ -23,7 +23,7 @@ PROXY = "00000000000000a1"
 
 
 def ring_of(weights: Mapping[str, int], hashed: str = "routing_key") -> RingSpec:
-    """The ring of an x-consistent-hash exchange with these queues."""
+    """Return the ring of an x-consistent-hash exchange with these queues."""
     return RingSpec("x-consistent-hash", hashed, {Destination("queue", name): w for name, w in weights.items()})
 
 
@@ -41,7 +41,7 @@ def published(
     size: int = 100,
     with_key: bool = True,
 ) -> list[Record]:
-    """A confirmed publish of each key, `every` microseconds, through the ring; the n-th takes 100 + n % 900 us.
+    """Return a confirmed publish of each key, `every` microseconds, through the ring; the n-th takes 100 + n % 900 us.
 
     Keys in slots that the sample leaves out make no record and take no number.
     """
@@ -79,7 +79,7 @@ def published(
 def write_journal(
     folder: Path, records: Sequence[Record], rings: Iterable[RingSpec], *, per_file: int = 10_000
 ) -> list[Path]:
-    """Writes records, in each proxy's order, and rings; the files of records. May be called again for more."""
+    """Write records, in each proxy's order, and rings; the files of records. May be called again for more."""
     (folder / "rings").mkdir(parents=True, exist_ok=True)
     for known in rings:
         (folder / "rings" / f"{known.fingerprint}.json").write_text(to_json(known), encoding="utf-8")
@@ -98,7 +98,7 @@ def write_journal(
 
 
 def truncated(folder: Path, size: int = 2000) -> str:
-    """Cuts the end off the folder's one data file, a journal's or a table's; its name."""
+    """Cut the end off the folder's one data file, a journal's or a table's; its name."""
     (file,) = [path for path in folder.rglob("*.*") if path.name.endswith((".gz", ".parquet")) and path.is_file()]
     file.write_bytes(file.read_bytes()[:-size])
     for checksum in folder.rglob(f".{file.name}.crc"):  # Spark's, which would tell before the file itself
@@ -107,5 +107,5 @@ def truncated(folder: Path, size: int = 2000) -> str:
 
 
 def line(record: Record) -> bytes:
-    """A record's line."""
+    """Return a record's line."""
     return json.dumps(record, separators=(",", ":")).encode() + b"\n"

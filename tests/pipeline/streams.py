@@ -22,7 +22,7 @@ def stream_queue(broker: Broker, vhost: str, name: str = "journal") -> StreamQue
 
 
 def put(queue: StreamQueue, messages: Iterable[Sent], *, together: bool = True, **arguments: int) -> None:
-    """Declares a stream queue and publishes to it with confirms; one by one unless `together`.
+    """Declare a stream queue and publishes to it with confirms; one by one unless `together`.
 
     Arguments are written `x_max_length_bytes=1`.
     """
@@ -46,7 +46,7 @@ def put(queue: StreamQueue, messages: Iterable[Sent], *, together: bool = True, 
 
 
 def settled(queue: StreamQueue) -> int:
-    """The oldest offset, once retention, which follows in the background, has done its work."""
+    """Return the oldest offset, once retention, which follows in the background, has done its work."""
     oldest, now = -1, queue.first()
     while now != oldest:
         assert now is not None

@@ -14,7 +14,7 @@ SIZE = 1500
 
 
 async def ask(session: aiohttp.ClientSession, url: str, lines: list[str]) -> list[str]:
-    """What is told of each message."""
+    """Return what is told of each message."""
     try:
         headers = {"Content-Type": "application/x-ndjson"}
         async with session.post(url, data="".join(lines).encode(), headers=headers) as response:

@@ -25,7 +25,7 @@ LOST = (aiohttp.ClientError, TimeoutError)
 
 
 async def ask(session: aiohttp.ClientSession, url: str, key: str, body: str) -> str:
-    """What is told of one publish."""
+    """Return what is told of one publish."""
     try:
         async with session.post(url, data=body.encode(), headers={"Routing-Key": key}) as response:
             return TOLD[(await response.json(content_type=None))["outcome"]]

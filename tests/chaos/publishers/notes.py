@@ -31,7 +31,7 @@ class Task:
 
 
 def task() -> Task:
-    """The task in the arguments."""
+    """Return the task in the arguments."""
     return Task(**json.loads(sys.argv[1]))
 
 
@@ -64,11 +64,11 @@ class Notes:
         return self._number, f"{self._todo.name}-{self._number % KEYS}"
 
     def body(self, number: int) -> str:
-        """What it carries: enough to tell it from all others."""
+        """Return what it carries: enough to tell it from all others."""
         return f"{self._todo.name} {number}"
 
     def wait(self) -> float:
-        """Seconds until the next message may go out."""
+        """Return the seconds until the next message may go out."""
         due = self._begun + self._number / self._todo.rate
         now = time.monotonic()
         if now - due > 1.0:  # what an outage cost is not made up for in a burst

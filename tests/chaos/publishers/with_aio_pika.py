@@ -21,7 +21,7 @@ A mistake of this program's own is seen all the same: nothing would be confirmed
 
 
 async def publish_one(exchange: AbstractExchange, notes: Notes, name: str) -> bool:
-    """Whether the channel may be used again."""
+    """Return whether the channel may be used again."""
     number, key = notes.next()
     message = aio_pika.Message(notes.body(number).encode(), delivery_mode=aio_pika.DeliveryMode.PERSISTENT)
     sent, outcome = time.monotonic(), "unknown"

@@ -67,7 +67,7 @@ def seen(queue: str, message: AbstractIncomingMessage) -> dict[str, object]:
 
 
 async def publish_all(channel: AbstractChannel, orders: AbstractExchange) -> tuple[int, int]:
-    """The numbers of acks and of nacks."""
+    """Return the numbers of acks and of nacks."""
     direct = await channel.get_exchange("amq.direct")
     lost = aio_pika.Message(b"lost", message_id="lost")
     answers = await asyncio.gather(
@@ -105,7 +105,7 @@ async def consume_all(queues: list[AbstractQueue]) -> list[dict[str, object]]:
 async def closed_by(
     connection: AbstractConnection, mistake: Callable[[AbstractChannel], Awaitable[object]]
 ) -> list[object]:
-    """What a channel ends with over a mistake: this client's name of the code, and the text."""
+    """Return what a channel ends with over a mistake: this client's name of the code, and the text."""
     channel = await connection.channel()
     try:
         await mistake(channel)

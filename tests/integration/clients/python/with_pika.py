@@ -56,7 +56,7 @@ def seen(queue: str, method: Any, properties: pika.BasicProperties, body: bytes)
 
 
 def publish_all(channel: BlockingChannel) -> tuple[int, list[dict[str, object]]]:
-    """How many confirms came, and what was returned."""
+    """Return how many confirms came, and what was returned."""
     # Each publish waits for its confirm: a nack, or a return, is an exception.
     for number in range(COUNT):
         channel.basic_publish("orders", f"customer-{number}", body_of(number).encode(), properties_of(number))
@@ -100,7 +100,7 @@ def consume_all(channel: BlockingChannel) -> list[dict[str, object]]:
 
 
 def closed_by(connection: pika.BlockingConnection, mistake: Callable[[BlockingChannel], object]) -> list[object]:
-    """The code and the text that a channel ends with over a mistake."""
+    """Return the code and the text that a channel ends with over a mistake."""
     channel = connection.channel()
     channel.confirm_delivery()
     try:
