@@ -42,7 +42,7 @@ class Tab:
         return message["result"]
 
     async def open(self, url: str) -> None:
-        """Show the page; returns once it is loaded and has told what it logs."""
+        """Show the page; return once it is loaded and has told what it logs."""
         for domain in ("Page", "Log", "Runtime", "Network"):
             await self.ask(f"{domain}.enable")
         await self.ask("Page.navigate", url=url)
@@ -76,7 +76,7 @@ class Tab:
 
 @contextmanager
 def running_browser(*here: str) -> Iterator[int]:
-    """Start a browser, with Debian's package where there is none, and stops it at the end; its DevTools port.
+    """Start a browser, with Debian's package where there is none, and stop it at the end; its DevTools port.
 
     These names lead to this machine, and no other names anywhere.
     """

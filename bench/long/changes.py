@@ -26,7 +26,7 @@ EXTRA = f"{EXCHANGE}.changing"
 
 
 def changes(world: World) -> str:
-    """Change made at the broker, which a sidecar reads within its interval, and those it carries itself."""
+    """Measure throughput while bindings change, at the broker or through the sidecar; return the section."""
     scene = Scene("", f"{EXCHANGE}.changed", [f"{EXCHANGE}.changed.q{n}" for n in range(len(QUEUES))])
     with scene.set(world), _queue(world.node.amqp_url):
         straight, native, ours = scene.ways(world)

@@ -43,7 +43,7 @@ class Scene:
 
     @contextmanager
     def set(self, world: World) -> Iterator[None]:
-        """Declare it and waits until the sidecar has its ring; takes it away at the end."""
+        """Declare it and wait until the sidecar has its ring; take it away at the end."""
         declare(world.node.amqp_url, self.exchange, self.queues, self.weights, self.arguments or BOUNDED)
         try:
             await_ring(world.sidecar.http_url, self.exchange)

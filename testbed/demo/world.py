@@ -31,7 +31,7 @@ class World:
             await self.bind(exchange, queue, weight)
 
     async def bind(self, exchange: str, queue: str, weight: int) -> None:
-        """Declare a queue and binds it with a weight."""
+        """Declare a queue and bind it with a weight."""
         declared = await self._channel.declare_queue(queue, durable=True)
         await declared.bind(exchange, routing_key=str(weight))
 
@@ -85,7 +85,7 @@ async def _keep(bodies: list[bytes], message: AbstractIncomingMessage) -> None:
 
 @asynccontextmanager
 async def new_world(broker: Broker, vhost: str) -> AsyncIterator[World]:
-    """Make a virtual host, and deletes it with all that is in it at the end."""
+    """Make a virtual host, and delete it with all that is in it at the end."""
     path = f"/api/vhosts/{quote(vhost, safe='')}"
     user = urlsplit(broker.management_url).username or "guest"
     await asyncio.to_thread(_request, broker, "PUT", path, {})

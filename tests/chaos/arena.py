@@ -150,7 +150,7 @@ class Member:
         assert took < DRAIN_TIME + CLOSING + SLACK, f"a sidecar took {took:.1f} s to end"
 
     def end(self) -> None:
-        """End it for good and checks what every one of them logged."""
+        """End it for good and check what every one of them logged."""
         self.stop()
         for sidecar in self.started:
             sidecar.check_log()

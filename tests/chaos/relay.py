@@ -100,7 +100,7 @@ class Relay:
         return len(pairs)
 
     async def cut(self, seconds: float, *, towards_client: bool) -> int:
-        """Cut the next bytes of each connection short, within a frame, and closes it; how many it came to in time."""
+        """Cut the next bytes of each connection short, within a frame, and close it; how many it came to in time."""
         pairs = set(self._pairs)
         for pair in pairs:
             pair.cut = pair.client if towards_client else pair.server

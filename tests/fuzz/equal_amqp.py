@@ -94,7 +94,7 @@ def _begun(rng: Random, at: int, near: int) -> bytes:
 
 
 def _fed(rng: Random, say: Say, it: Wire, feed: wire.Feed, data: bytes) -> bool:
-    """Feed it to one side, and says what comes out; whether the session goes on."""
+    """Feed it to one side, and say what comes out; whether the session goes on."""
     ok = all(attempt(say, feed, it.c, part) for part in pieces(data, rng if rng.random() < 0.3 else None))
     say((it.to_broker(), it.to_client(), [repr(event) for event in it.c.events], it.c.phase))
     it.c.events.clear()

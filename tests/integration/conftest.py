@@ -113,7 +113,7 @@ StartSidecar = Callable[..., Sidecar]
 
 @pytest.fixture
 def start_sidecar(login: Login, tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartSidecar]:
-    """Start sidecars with settings of the test's choice, and checks each one's log once it has ended."""
+    """Start sidecars with settings of the test's choice, and check each one's log once it has ended."""
     started: list[Sidecar] = []
 
     def start(**changes: str) -> Sidecar:

@@ -47,7 +47,7 @@ class Relay:
         self._answering.clear()
 
     def drop_answers(self) -> None:
-        """End every connection with what is held back, and accepts new ones."""
+        """End every connection with what is held back, and accept new ones."""
         self.cut()
         self._answering.set()
         self.open()
@@ -60,7 +60,7 @@ class Relay:
         self._ending.set()
 
     def cut(self) -> None:
-        """End every connection and refuses new ones."""
+        """End every connection and refuse new ones."""
         if self._listener:
             # A close alone would leave it listening for as long as the thread that accepts waits on it.
             self._listener.shutdown(socket.SHUT_RDWR)
@@ -74,7 +74,7 @@ class Relay:
                     end.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """End it for good, and waits until its threads have ended."""
+        """End it for good, and wait until its threads have ended."""
         self._flowing.set()
         self._answering.set()
         self._ending.set()

@@ -78,7 +78,7 @@ class Sidecar:
         additions: Mapping[str, str] | None = None,
         before: str = ":",
     ) -> None:
-        """Start it on free ports and waits until both listeners are bound. `secrets` may show nowhere.
+        """Start it on free ports and wait until both listeners are bound. `secrets` may show nowhere.
 
         `additions` are to its environment; `before` are commands of a shell, which it then replaces.
         """
@@ -213,7 +213,7 @@ class Sidecar:
         self.process.send_signal(number)
 
     def stop(self) -> None:
-        """End it with SIGTERM and checks that it left in good order and told no secret."""
+        """End it with SIGTERM and check that it left in good order and told no secret."""
         try:
             if self.process.poll() is None:
                 self.signal(signal.SIGTERM)

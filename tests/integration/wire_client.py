@@ -135,7 +135,7 @@ class Wire:
         return value
 
     def ask(self, channel: int, request: base.Frame, answer: type[M]) -> M:
-        """Send a method and reads its answer, which is the next frame."""
+        """Send a method and read its answer, which is the next frame."""
         self.tell(channel, request)
         return self.expect(channel, answer)
 

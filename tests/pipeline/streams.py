@@ -22,7 +22,7 @@ def stream_queue(broker: Broker, vhost: str, name: str = "journal") -> StreamQue
 
 
 def put(queue: StreamQueue, messages: Iterable[Sent], *, together: bool = True, **arguments: int) -> None:
-    """Declare a stream queue and publishes to it with confirms; one by one unless `together`.
+    """Declare a stream queue and publish to it with confirms; one by one unless `together`.
 
     Arguments are written `x_max_length_bytes=1`.
     """
