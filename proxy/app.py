@@ -25,7 +25,7 @@ from proxy.journal.journaling import Journaling
 from proxy.process import descriptors, memory
 from proxy.publisher.dial import Brokers
 from proxy.publisher.pool import Publisher
-from proxy.routing.counts import Counts
+from proxy.routing.counters import Counts
 from proxy.routing.forgetting import SWEEP_INTERVAL, Forgetting
 from proxy.routing.routes import RouteTables
 from proxy.session.context import Shared

@@ -11,7 +11,7 @@ from proxy.http.formats.problems import ProblemError, problem_middleware
 from proxy.http.sending.dispatch import Dispatch
 from proxy.http.server import FAST_PATH
 from proxy.outcome import Outcome
-from proxy.routing.counts import Counts
+from proxy.routing.counters import Counts
 from proxy.settings.config import Settings
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection
 
-from proxy.routing.counts import Counts
+from proxy.routing.counters import Counts
 from proxy.topology.sync import Sync
 from proxy.topology.table import Name, Router
 from ring.destination import Destination

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from math import inf
-from typing import NamedTuple
 from weakref import WeakValueDictionary
 from zlib import crc32
 
@@ -12,7 +11,7 @@ from proxy.journal.buffer import MESSAGE_ID, Journal, Record
 from proxy.routing.counters import NOWHERE, Counters, CounterTable
 from proxy.settings.patterns import Mode, Selection
 from proxy.topology.bindings import RING_TYPES
-from proxy.topology.table import MAX_HOPS, Entry, Name, PassReason, Router, Unknown
+from proxy.topology.table import MAX_HOPS, Entry, Name, PassReason, Router, Unread
 from proxy.wire import content
 from proxy.wire.frames import BASIC_PUBLISH, U32, shorted
 from ring.destination import Destination
@@ -51,17 +50,6 @@ class Target:
         """The ring of a destination that is an exchange with one."""
         self.unread: Unread | None = None
         """Why nothing may be published there yet."""
-
-
-class Unread(NamedTuple):
-    """An exchange that must be looked up before anything is published to it."""
-
-    name: Name
-    why: str
-    other_cluster: bool = False
-    """The broker's cluster is not known to be the management API's: no look-up helps, another question may."""
-    refused: bool = False
-    """The exchange takes no publishes for the reason `why`: no look-up helps."""
 
 
 class Choice:
@@ -243,8 +231,8 @@ class RouteTable:
         if mode is Mode.SHADOW:
             return self._shadowed(exchange, name)
         entry = router.look(name, self._asked)
-        if isinstance(entry, Unknown):
-            return Unread(entry.exchange, entry.why, refused=entry.refused)
+        if isinstance(entry, Unread):
+            return entry
         if entry.exchange_type in RING_TYPES and (why := self._tables.mismatch(self.cluster)):
             return Unread(name, why, other_cluster=True)
         self.expires = min(self.expires, router.fresh_until(entry))
@@ -290,8 +278,8 @@ class RouteTable:
         if self._tables.selection.mode(*name) is not Mode.ROUTE:
             return
         entry = router.look(name, self._asked)
-        if isinstance(entry, Unknown):
-            target.unread = Unread(entry.exchange, entry.why, refused=entry.refused)
+        if isinstance(entry, Unread):
+            target.unread = entry
             return
         self.expires = min(self.expires, router.fresh_until(entry))
         if entry.passed is None and entry.known is not None:

@@ -3,7 +3,8 @@
 from enum import Enum
 from typing import Final
 
-from proxy.routing.routes import Route, Unread
+from proxy.routing.routes import Route
+from proxy.topology.table import Unread
 
 MOST_WITHHELD: Final = 1 << 18
 """Bytes that the channels of a session may keep waiting, together, before the client is not read any further."""

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from proxy.routing.routes import Route, RouteTables, Unread
+from proxy.routing.routes import Route, RouteTables
 from proxy.session import publishing
 from proxy.session.backlog import Backlog
 from proxy.session.channel import Channel
@@ -15,7 +15,7 @@ from proxy.session.events import Stale
 from proxy.session.sockets import PeerSocket
 from proxy.topology.lookups import Absent, NotReadable, VhostAbsent
 from proxy.topology.sync import Sync
-from proxy.topology.table import Name
+from proxy.topology.table import Name, Unread
 from ring.destination import Destination
 
 

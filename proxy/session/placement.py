@@ -13,14 +13,14 @@ from collections.abc import Collection, Iterator
 from itertools import takewhile
 
 from proxy.outcome import Outcome
-from proxy.routing.routes import PUBLISH, Route, Target, Unread
+from proxy.routing.routes import PUBLISH, Route, Target
 from proxy.session.channel import Channel
 from proxy.session.confirms import Answer, Settlement
 from proxy.session.connection import Connection
 from proxy.session.events import Stale
 from proxy.session.returned import Read, ReturnedMessage
 from proxy.session.state import ChannelState, Phase
-from proxy.topology.table import Name, PassReason
+from proxy.topology.table import Name, PassReason, Unread
 from proxy.wire import content
 from proxy.wire.content import STAMP_ID_ENTRY, STAMPS, STAMPS_AND_COPIES
 from proxy.wire.frames import (

@@ -6,10 +6,10 @@ Pure state: nothing here reads or writes.
 from collections import deque
 from typing import Final, NamedTuple
 
-from proxy.routing.routes import Choice, Unread
+from proxy.routing.routes import Choice
 from proxy.session.channel import Channel, RingId
 from proxy.session.events import Stale
-from proxy.topology.table import Name
+from proxy.topology.table import Name, Unread
 from proxy.wire import content
 from proxy.wire.frames import OVERHEAD
 from ring.destination import Destination

@@ -7,7 +7,6 @@ return. One that did not gets a nack, but for what an exchange of the ring did n
 
 from proxy.outcome import Outcome
 from proxy.routing import routes
-from proxy.routing.routes import Unread
 from proxy.session import closing, placement
 from proxy.session.channel import Channel, RingId, ring_id_of
 from proxy.session.confirms import PublishNote, Settlement
@@ -15,6 +14,7 @@ from proxy.session.connection import Connection
 from proxy.session.events import Refused, Stale
 from proxy.session.returned import ParkedMessage, Return, ReturnedMessage
 from proxy.session.state import ChannelState, Phase
+from proxy.topology.table import Unread
 from proxy.wire import content
 from proxy.wire.frames import (
     BASIC_ACK,

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from proxy.topology.bindings import TopologyError
 from proxy.topology.management import ManagementError, NotAskableError
 from proxy.topology.reading import VhostNotListedError
-from proxy.topology.table import Name, Router, Unknown
+from proxy.topology.table import Name, Router, Unread
 
 LONGEST_PAUSE = 2.0
 """Seconds between the tries of a look-up, at most, where the API asked for no more."""
@@ -73,7 +73,7 @@ class LookUps:
         except TimeoutError:
             self._router.relent(name, asked)
             # (Or another one that waited has, before.)
-            if not declared_on or isinstance(self._router.look(name, asked), Unknown):
+            if not declared_on or isinstance(self._router.look(name, asked), Unread):
                 fault = shared.fault if shared is not None else ""
                 raise NotReadable(fault or "no answer of the management API in time") from None
 

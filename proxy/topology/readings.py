@@ -22,7 +22,7 @@ from proxy.topology.reading import Reading, VhostNotListedError, read
 from proxy.topology.removals import Belief
 from proxy.topology.restoring import Restoring
 from proxy.topology.ring_cache import RingCache
-from proxy.topology.table import Entry, Name, Router, Unknown
+from proxy.topology.table import Entry, Name, Router, Unread
 from ring.destination import Destination
 
 log = logging.getLogger(__name__)
@@ -171,7 +171,7 @@ class Readings:
         self.tracked.setdefault(name, tracked)
         self._router.put(name, entry)
         self.wake.set()
-        return not isinstance(self._router.look(name), Unknown)
+        return not isinstance(self._router.look(name), Unread)
 
     async def read(self, name: Name, why: str) -> None:
         """Makes one reading and all that follows from it, or takes what came of one that started after this call.

@@ -108,14 +108,16 @@ class Entry:
         return tuple(sorted(queue for queue, cause in self.queues.items() if cause))
 
 
-@dataclass(frozen=True)
-class Unknown:
-    """Not known, or not known freshly enough: `exchange` must be read first."""
+class Unread(NamedTuple):
+    """The reason why nothing may be published to an exchange now; as a rule that it must be read first."""
 
-    exchange: Name
+    name: Name
+    """The exchange in the way: the one published to, or one that its ring leads to."""
     why: str
+    other_cluster: bool = False
+    """The broker's cluster is not known to be the management API's: no look-up helps, asking for its name again may."""
     refused: bool = False
-    """The exchange is known, and takes no publishes for the reason `why`: a publish need not wait for a reading."""
+    """The exchange is known, and takes no publishes for the reason `why`: no look-up helps."""
 
 
 class _Mark(NamedTuple):
@@ -132,7 +134,7 @@ class Router:
     """The table of what is known of each exchange. Not thread-safe: belongs to the event loop."""
 
     def __init__(self, ring_max_age: float, refuse_stale: bool, clock: Callable[[], float] = time.monotonic) -> None:
-        """A ring that routes and is older than `ring_max_age` seconds answers Unknown if `refuse_stale`."""
+        """A ring that routes and is older than `ring_max_age` seconds answers Unread if `refuse_stale`."""
         self._entries: dict[Name, Entry] = {}
         self._max_age, self._refuse_stale, self.clock = ring_max_age, refuse_stale, clock
         self.used_at: dict[Name, float] = {}
@@ -171,7 +173,7 @@ class Router:
             told()
 
     def expect(self, name: Name, at: float, *, certain: bool) -> None:
-        """Something was declared on an exchange at `at`: it is Unknown until an entry that was read after that.
+        """Something was declared on an exchange at `at`: it is Unread until an entry that was read after that.
 
         Not `certain` where, as far as is known, the declaration changed nothing.
         """
@@ -209,7 +211,7 @@ class Router:
         """The monotonic time after which an entry is not served; inf where it always is."""
         return entry.read_at + self._max_age if self._refuse_stale and entry.follows_bindings else math.inf
 
-    def look(self, name: Name, asked: float = math.inf) -> Entry | Unknown:
+    def look(self, name: Name, asked: float = math.inf) -> Entry | Unread:
         """The entry of an exchange that is published to, or why it must be read first.
 
         A declaration that came after `asked`, when the publish did, is not waited for by an entry that was read
@@ -217,14 +219,14 @@ class Router:
         """
         entry = self._entries.get(name)
         if entry is None:
-            return Unknown(name, "not read yet")
+            return Unread(name, "not read yet")
         self.used_at[name] = self.clock()
         if self.expected(name, asked):
-            return Unknown(name, "a declaration has not been read back yet")
+            return Unread(name, "a declaration has not been read back yet")
         if self.clock() > self.fresh_until(entry):
-            return Unknown(name, f"its ring is older than {self._max_age:g} s")
+            return Unread(name, f"its ring is older than {self._max_age:g} s")
         if entry.refused:
-            return Unknown(name, entry.refused, refused=True)
+            return Unread(name, entry.refused, refused=True)
         return entry
 
 

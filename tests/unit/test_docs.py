@@ -10,7 +10,7 @@ from proxy.journal.journaling import Journaling
 from proxy.outcome import Outcome
 from proxy.publisher.dial import Brokers
 from proxy.publisher.pool import Publisher
-from proxy.routing.counts import Counts
+from proxy.routing.counters import Counts
 from proxy.routing.routes import RouteTables
 from proxy.session.context import Shared
 from proxy.session.end import End

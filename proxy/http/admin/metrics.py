@@ -16,7 +16,7 @@ from proxy import __version__
 from proxy.http.admission.limits import Limits
 from proxy.journal.journaling import Journaling
 from proxy.publisher.pool import Publisher
-from proxy.routing.counts import Counts
+from proxy.routing.counters import Counts
 from proxy.session.end import End
 from proxy.session.listener import Listener
 from proxy.settings.files import Files

@@ -14,8 +14,7 @@ from proxy.http.admission.pages import HostNames, refuse_foreign
 from proxy.http.formats.parsing import head_size
 from proxy.http.formats.problems import ProblemError, invalid
 from proxy.outcome import Outcome
-from proxy.routing.counters import NOWHERE
-from proxy.routing.counts import Counts
+from proxy.routing.counters import NOWHERE, Counts
 from proxy.settings.guesses import Guesses, Kind
 from proxy.settings.tokens import Access, Forbidden, Unauthorized, UnknownToken
 from proxy.topology.table import Name, Router

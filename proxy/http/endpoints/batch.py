@@ -19,7 +19,7 @@ from proxy.http.sending.batch import MESSAGES, Batch, FieldNames
 from proxy.http.sending.dispatch import Dispatch
 from proxy.http.sending.receipts import minimal
 from proxy.outcome import Outcome
-from proxy.routing.counts import Counts
+from proxy.routing.counters import Counts
 from proxy.topology.table import Name
 
 _FRAMINGS = {

@@ -12,7 +12,7 @@ from proxy.http.sending.receipts import failure, minimal, receipt_answer
 from proxy.http.sending.single import Single
 from proxy.outcome import Outcome
 from proxy.publisher.channel import CONFIRMED
-from proxy.routing.counts import Counts
+from proxy.routing.counters import Counts
 from proxy.topology.table import Name
 from proxy.wire.properties import Header
 

@@ -12,7 +12,7 @@ from proxy.http.endpoints.management import ManagementEndpoint
 from proxy.http.endpoints.publish import PublishEndpoint
 from proxy.http.endpoints.route import RouteEndpoint
 from proxy.http.sending.dispatch import Dispatch
-from proxy.routing.counts import Counts
+from proxy.routing.counters import Counts
 from proxy.settings.config import Settings
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]

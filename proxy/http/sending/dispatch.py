@@ -17,11 +17,11 @@ from proxy.publisher.connection import BrokerConnection
 from proxy.publisher.pool import ConnectionGroup, Login, Publisher, TooManyGuests, Unavailable
 from proxy.publisher.protocol import Full
 from proxy.routing.counters import Counters
-from proxy.routing.routes import PUBLISH, Choice, Route, RouteTable, RouteTables, Unread
+from proxy.routing.routes import PUBLISH, Choice, Route, RouteTable, RouteTables
 from proxy.settings.patterns import Mode
 from proxy.topology.lookups import Absent, NotReadable
 from proxy.topology.sync import Sync
-from proxy.topology.table import Name, PassReason, Router, Unknown
+from proxy.topology.table import Name, PassReason, Router, Unread
 from proxy.wire.frames import shorted
 from ring.destination import Destination
 from ring.hashing import index_at, slot_of
@@ -184,8 +184,8 @@ class Dispatch:
 
     def _choose(self, name: Name, key: bytes, since: float) -> Chosen | Unread:
         entry = self._router.look(name, since)
-        if isinstance(entry, Unknown):
-            return Unread(entry.exchange, entry.why, refused=entry.refused)
+        if isinstance(entry, Unread):
+            return entry
         if entry.known is None or entry.passed not in (None, PassReason.SHADOW):
             return Chosen(None, entry.passed or PassReason.NO_BINDINGS)
         table, exchange = self._tables.table(name[0], None), name[1].encode()

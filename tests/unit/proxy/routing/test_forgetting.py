@@ -1,7 +1,7 @@
 """Counts of what is gone end a while later; those of what is there go on."""
 
 from proxy.outcome import Outcome
-from proxy.routing.counts import Counts
+from proxy.routing.counters import Counts
 from proxy.routing.forgetting import COUNTS_KEPT, Forgetting
 from proxy.routing.routes import RouteTables
 from proxy.settings.patterns import Selection

@@ -9,9 +9,9 @@ import pytest
 
 from proxy.routing import routes
 from proxy.routing.counters import NOWHERE, CounterTable
-from proxy.routing.routes import Route, RouteTables, Target, Unread
+from proxy.routing.routes import Route, RouteTables, Target
 from proxy.settings.patterns import Selection
-from proxy.topology.table import MAX_HOPS, Entry, KnownRing, Name, PassReason, Router
+from proxy.topology.table import MAX_HOPS, Entry, KnownRing, Name, PassReason, Router, Unread
 from ring.hashed import HashedValue
 from ring.hashing import slot_of
 from tests.unit.proxy.session.wire import NOW, QUEUES, VHOST, exchange, header, known, queue, ring, selecting

@@ -5,10 +5,9 @@ from struct import pack
 
 import pytest
 
-from proxy.routing.routes import Unread
 from proxy.session.events import Refused, Stale
 from proxy.session.placement import MOST_TRIES, RECENT
-from proxy.topology.table import Entry, KnownRing, PassReason
+from proxy.topology.table import Entry, KnownRing, PassReason, Unread
 from proxy.wire import content
 from proxy.wire.content import STAMP_ID
 from tests.unit.proxy.session.rerouting import (

@@ -5,12 +5,11 @@ from collections.abc import Callable
 import pytest
 from pamqp import commands
 
-from proxy.routing.routes import Unread
 from proxy.session import closing
 from proxy.session.backlog import Wait
 from proxy.session.events import Stale
 from proxy.session.state import ChannelState, Phase
-from proxy.topology.table import PassReason
+from proxy.topology.table import PassReason, Unread
 from tests.unit.proxy.session.rerouting import (
     CLOSE_OK,
     KEPT,

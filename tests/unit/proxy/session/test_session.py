@@ -9,7 +9,6 @@ from typing import Any, cast
 import pytest
 from pamqp import commands
 
-from proxy.routing.routes import Unread
 from proxy.session import client_loop, timeouts
 from proxy.session import session as sessions
 from proxy.session.channel import Channel
@@ -25,7 +24,7 @@ from proxy.session.state import ChannelState
 from proxy.topology.declarations import Declaration
 from proxy.topology.lookups import Absent, NotReadable
 from proxy.topology.sync import Sync
-from proxy.topology.table import Name
+from proxy.topology.table import Name, Unread
 from ring.destination import Destination
 from tests.unit.proxy.fake_broker import eventually
 from tests.unit.proxy.session.rerouting import KEPT, LEFT, LOST, again

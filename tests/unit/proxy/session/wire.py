@@ -11,7 +11,7 @@ from pamqp import frame as pamqp_frame
 from pamqp import header as pamqp_header
 
 from proxy.routing.counters import Counters, CounterTable
-from proxy.routing.routes import Route, RouteTables, Unread
+from proxy.routing.routes import Route, RouteTables
 from proxy.session import broker_loop, client_loop
 from proxy.session.backlog import Awaited, Backlog, Wait
 from proxy.session.channel import Channel
@@ -20,7 +20,7 @@ from proxy.session.returned import Read
 from proxy.session.state import Phase
 from proxy.settings.patterns import Mode, Selection
 from proxy.topology.bindings import CONSISTENT_HASH, Bindings
-from proxy.topology.table import Entry, KnownRing, Name, PassReason, Router
+from proxy.topology.table import Entry, KnownRing, Name, PassReason, Router, Unread
 from proxy.wire.frames import Piece
 from ring.destination import Destination
 from ring.hashed import HashedValue

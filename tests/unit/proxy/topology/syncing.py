@@ -14,7 +14,7 @@ from proxy.topology import sync as sync_module
 from proxy.topology.management import Management
 from proxy.topology.ring_cache import RingCache
 from proxy.topology.sync import Sync
-from proxy.topology.table import Entry, Router, Unknown
+from proxy.topology.table import Entry, Router, Unread
 from ring.destination import Destination
 from tests.unit.proxy.fake_management import FakeManagement, Gate
 
@@ -53,7 +53,7 @@ class Made:
 
     def waits(self) -> bool:
         """Whether a publish to X would have to wait for a reading."""
-        return isinstance(self.router.look(X), Unknown)
+        return isinstance(self.router.look(X), Unread)
 
     def routes(self, name: Name = X) -> bool:
         """Whether publishes go by the exchange's ring."""

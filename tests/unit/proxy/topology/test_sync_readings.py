@@ -7,7 +7,7 @@ import pytest
 
 from proxy.topology.assembly import DEAD_LETTER_READS
 from proxy.topology.bindings import CONSISTENT_HASH, MODULUS_HASH
-from proxy.topology.table import Entry, PassReason, Unknown
+from proxy.topology.table import Entry, PassReason, Unread
 from ring.destination import Destination
 from ring.ring import Ring
 from tests.unit.proxy.fake_management import FakeManagement, binding
@@ -147,7 +147,7 @@ async def test_dead_letters_are_refused_where_so_set(
             "queue 'b' would dead-letter under its own name (policy 'dead'): give it a dead-letter-routing-key, or set"
             " on_dead_letter = rewrite or pass"
         )
-        assert made.router.look(X) == Unknown(X, why, refused=True)
+        assert made.router.look(X) == Unread(X, why, refused=True)
         assert warnings(caplog) == [f"exchange 'x' in virtual host '/': publishes are refused: {why}"]
         # An exchange that is only watched goes on as it does without the sidecar.
         await made.sync.look_up(("/", "watched"), 10)

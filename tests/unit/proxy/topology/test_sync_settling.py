@@ -7,7 +7,7 @@ import pytest
 from proxy.topology.bindings import CONSISTENT_HASH
 from proxy.topology.declarations import Bound
 from proxy.topology.lookups import Absent
-from proxy.topology.table import PassReason, Unknown
+from proxy.topology.table import PassReason, Unread
 from ring.destination import Destination
 from tests.unit.proxy.fake_management import FakeManagement, binding, status
 from tests.unit.proxy.topology.syncing import SETTLE, A, B, C, Clock, X, eventually, syncing
@@ -187,7 +187,7 @@ async def test_a_virtual_host_that_is_deleted_and_comes_back_has_nothing_of_befo
         fake.delete("x", "v")
         fake.vhosts.remove("v")
         await made.sync._again(name)
-        assert isinstance(made.router.look(name), Unknown)
+        assert isinstance(made.router.look(name), Unread)
         assert name not in made.sync._readings.overlays
         fake.exchange("x", binding("b"), vhost="v")
         await made.sync.look_up(name, 10)

@@ -18,8 +18,7 @@ from proxy.http.admission.limits import LEAST_RATE, Limits
 from proxy.http.formats.problems import ProblemError, problem_middleware
 from proxy.http.server import ConnectionBounds, ProblemRunner
 from proxy.outcome import Outcome
-from proxy.routing.counters import NOWHERE
-from proxy.routing.counts import Counts
+from proxy.routing.counters import NOWHERE, Counts
 from proxy.settings.parse import Address
 from proxy.settings.tokens import Access
 from proxy.topology.table import Router
