@@ -1,4 +1,4 @@
-"""From a reading and a belief to an entry of the router: the ring, the reason to pass if there is one, what changed."""
+"""Make an entry of the router of a reading and the weights in force: the ring, a reason to pass, what changed."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -50,14 +50,14 @@ class Assembly:
     ) -> tuple[Entry, Change | None]:
         """The entry that follows `before`, and how its ring changed; `started` is when the reading was, monotonic.
 
-        `weights` are those believed, which may have more than `bindings`. Raises ManagementError or TopologyError.
+        `weights` are those in force, which may have more than `bindings`. Raises ManagementError or TopologyError.
         """
         mode = self._selection.mode(*name)
         known = before.known if before else None
         if exchange is not None:
             exchange_type, hashed = exchange.type, exchange.hashed
         else:
-            # Gone, but not settled: the last ring serves on, but for what is vouched to be gone.
+            # Gone, but not settled: the last ring serves on, but for what is confirmed to be gone.
             exchange_type = before.exchange_type if before else ""
             hashed = known.hashed if known else HashedValue()
         change, internal = None, False
@@ -65,7 +65,7 @@ class Assembly:
         if mode is Mode.PASS or not weights:
             known, change = None, lost(known, why)
         else:
-            # Of what is believed, which may have destinations that the reading has not any more.
+            # Of what is in force, which may have destinations that the reading has not any more.
             queues = await self._dead_letters(name[0], weights, before.queues if before else {})
             internal = await self._any_internal(name[0], weights)
             if known is None or not _same(known, weights, hashed, exchange_type):

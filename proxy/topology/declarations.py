@@ -278,7 +278,7 @@ class Overlay:
         bound = [b for b, said in self._bound.items() if b not in present and said.counts(started)]
         return (*kept, *bound)
 
-    def vouched(self, destinations: Iterable[Destination]) -> set[Destination]:
+    def confirmed_removals(self, destinations: Iterable[Destination]) -> set[Destination]:
         """Of these, the ones whose removal was declared: where a reading has them no more, it need not settle."""
         if self._deleted is not None or self._anew is not None:
             return set(destinations)

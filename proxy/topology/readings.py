@@ -1,4 +1,4 @@
-"""One exchange's readings: what each makes of the entry, of what is believed, and of when the next one is due."""
+"""One exchange's readings: what each makes of the entry, of the weights in force, and of when the next one is due."""
 
 import asyncio
 import logging
@@ -19,7 +19,7 @@ from proxy.topology.lookups import Absent
 from proxy.topology.management import Management, ManagementError, NotAskableError
 from proxy.topology.overlays import Overlays
 from proxy.topology.reading import Reading, VhostNotListedError, read
-from proxy.topology.removals import Belief
+from proxy.topology.removals import WeightsInForce
 from proxy.topology.restoring import Restoring
 from proxy.topology.ring_cache import RingCache
 from proxy.topology.table import Entry, Name, Router, Unread
@@ -46,7 +46,7 @@ IN_TURN = "sync"
 class Tracked:
     """What one exchange's readings need to know of the ones before."""
 
-    belief: Belief = field(default_factory=Belief)
+    in_force: WeightsInForce = field(default_factory=WeightsInForce)
     told: Collection[Destination] = ()
     """Of what is missing: what the log has said."""
     due: float = 0.0
@@ -56,8 +56,8 @@ class Tracked:
     fault: ManagementError | TopologyError | None = None
     """How that reading failed; None where it did not."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    vouched: set[Destination] = field(default_factory=set)
-    """Removals that a second source told of since the last reading."""
+    confirmed_removals: set[Destination] = field(default_factory=set)
+    """Removals that a second source has confirmed since the last reading: a return, or a declaration."""
     read_started: float = NEVER
     """When the last good reading started."""
 
@@ -125,7 +125,7 @@ class Readings:
             for name in restored:
                 self._router.drop(name)
                 # A reading under way may hold it.
-                self.tracked[name].belief = Belief()
+                self.tracked[name].in_force = WeightsInForce()
                 if name not in self._named:
                     del self.tracked[name]
         self._router.tell()
@@ -167,7 +167,7 @@ class Readings:
         if entry is None or name in self._router.entries or self.identity.asked is not asked:
             return False  # nothing is kept, or the API has answered meanwhile
         self._restored_of = self.identity.names
-        tracked.belief = Belief(entry.known.ring.as_weights() if entry.known is not None else {})
+        tracked.in_force = WeightsInForce(entry.known.ring.as_weights() if entry.known is not None else {})
         self.tracked.setdefault(name, tracked)
         self._router.put(name, entry)
         self.wake.set()
@@ -197,7 +197,7 @@ class Readings:
                 raise _absent(name)
 
     async def _try(self, name: Name, tracked: Tracked, why: str) -> None:
-        started, vouched = time.monotonic(), frozenset(tracked.vouched)
+        started, confirmed_removals = time.monotonic(), frozenset(tracked.confirmed_removals)
         # What was declared here and does not show yet exists: it is asked for, or publishes would pass by its ring.
         declared = name in self.overlays or self.overlays.lacks(name, started)
         if name not in self.tracked and not declared:
@@ -212,7 +212,7 @@ class Readings:
             known = name in self._router.entries
             pause = 0.0 if known else min(self._settle_time, LONGEST_DOUBT)
             reading = await read(self._api, name, pause, lambda vhost, names: self.listings.note(vhost, names, started))
-            await self._apply(name, tracked, reading, started, why, vouched)
+            await self._apply(name, tracked, reading, started, why, confirmed_removals)
         except Absent as error:
             absent = error
         except (ManagementError, TopologyError) as error:
@@ -226,7 +226,7 @@ class Readings:
         if tracked.fault is not None:
             log.info("%s can be read again", title(name))
         tracked.tried, tracked.fault, tracked.failures = started, None, 0
-        tracked.vouched -= vouched
+        tracked.confirmed_removals -= confirmed_removals
         if self.look_up_fault is not None and self.look_up_fault[0] == name[0]:
             self.look_up_fault = None
         if absent is not None:
@@ -255,7 +255,7 @@ class Readings:
             entry = self._router.entries.get(name)
             kept = f"; its last good state, {time.monotonic() - entry.read_at:.0f} s old, stays" if entry else ""
             log.warning("cannot read %s: %s%s", title(name), fault, kept, exc_info=defect)
-        tracked.tried, tracked.fault, tracked.belief = started, fault, tracked.belief.after_failure()
+        tracked.tried, tracked.fault, tracked.in_force = started, fault, tracked.in_force.after_failure()
         tracked.failures += 1
         self._router.relent(name, started)
         if isinstance(fault, VhostNotListedError):
@@ -282,7 +282,7 @@ class Readings:
         reading: Reading,
         started: float,
         why: str,
-        vouched: Collection[Destination],
+        confirmed_removals: Collection[Destination],
     ) -> None:
         exchange, overlay = reading.exchange, self.overlays.of(name)
         shown_type = exchange.type if exchange is not None else None
@@ -290,26 +290,26 @@ class Readings:
             raise ManagementError("more was declared than is kept until a reading shows it")
         if overlay.missing(shown_type, started):
             raise ManagementError("it was declared and does not show yet")
-        bindings, belief, shown = Bindings(), Belief(), Bindings().weights
+        bindings, in_force, shown = Bindings(), WeightsInForce(), Bindings().weights
         if exchange is not None and exchange.type in RING_TYPES:
             bindings = weigh(overlay.apply(reading.bindings, started), exchange.type)
             shown = weigh(reading.bindings, exchange.type).weights
         if exchange is None or exchange.type in RING_TYPES:
             if isinstance(tracked.fault, VhostNotListedError):
                 # It was deleted, and nothing of it is left; or out of sight: what shows now is all there is.
-                vouched = tracked.belief.weights.keys()
-            vouched = {*vouched, *overlay.vouched(tracked.belief.weights)}
-            belief = tracked.belief.after(
-                bindings.weights, started, time.monotonic(), self._settle_time, vouched, shown
+                confirmed_removals = tracked.in_force.weights.keys()
+            confirmed_removals = {*confirmed_removals, *overlay.confirmed_removals(tracked.in_force.weights)}
+            in_force = tracked.in_force.after(
+                bindings.weights, started, time.monotonic(), self._settle_time, confirmed_removals, shown
             )
         before = self._router.entries.get(name)
-        if exchange is None and (before is None or not belief.weights):
+        if exchange is None and (before is None or not in_force.weights):
             self.results["absent"] += 1
-            tracked.belief = Belief()
+            tracked.in_force = WeightsInForce()
             self.overlays.settle(name, shown_type, reading.bindings, started)
             self._drop(name, before)
             raise _absent(name)
-        entry, change = await self._assembly.entry(name, exchange, bindings, belief.weights, before, started, why)
+        entry, change = await self._assembly.entry(name, exchange, bindings, in_force.weights, before, started, why)
         self._router.put(name, entry)
         if before is None and entry.exchange_type in RING_TYPES:
             # This is often a new session's first publish: an answer that is newer than the name its broker gave vouches
@@ -319,17 +319,17 @@ class Readings:
             self.changes[name] += 1
             self.moved[name] = self.moved.get(name, 0.0) + change.moved
         tell(name, before, entry, change)
-        missing = belief.missing.keys() - bindings.weights.keys()
+        missing = in_force.missing.keys() - bindings.weights.keys()
         tell_missing(name, tracked.told, missing)
         tracked.told = missing
         # Only now: half a reading, its queues say not readable, leaves no trace.
-        tracked.belief = belief
+        tracked.in_force = in_force
         self.overlays.settle(name, shown_type, reading.bindings, started)
         self._router.used_at.setdefault(name, started)
         self.results["ok"] += 1
         self._keep(name, entry)
         tracked.read_started = started
-        look_again_at = belief.look_again_at(self._settle_time), self.overlays.of(name).ends_at()
+        look_again_at = in_force.look_again_at(self._settle_time), self.overlays.of(name).ends_at()
         in_turn = started + random.uniform(0, self._interval)
         tracked.due = min(in_turn, *(at if at is not None else in_turn for at in look_again_at))
         if self.tracked.setdefault(name, tracked) is tracked:

@@ -1,7 +1,8 @@
-"""What to believe of a reading that shows less than before. Pure: readings and times in, weights out.
+"""Decide when a binding that readings do not show any more counts as removed. Pure: readings, times in, weights out.
 
-Additions and new weights count at once. A removal that nothing vouches for must be seen to last a settle time, so that
-an unbind followed by a bind does not move keys twice and a node's passing lie, or two in a row, do not empty a ring.
+Additions and new weights count at once. A removal that no second source confirms must be seen to last a settle time, so
+that an unbind followed by a bind does not move keys twice, and a node's passing lie, or two in a row, do not empty a
+ring.
 """
 
 from collections.abc import Collection, Mapping
@@ -17,8 +18,11 @@ _LONGEST_GAP = 1 / 2
 
 
 @dataclass(frozen=True)
-class Belief:
-    """The weights to route by, and since when some of them are missing from the readings."""
+class WeightsInForce:
+    """The weights to route by after one reading, and since when some of them are missing from the readings.
+
+    Each reading makes a new one of the one before.
+    """
 
     weights: Mapping[Destination, int] = field(default_factory=dict)
     missing: Mapping[Destination, float] = field(default_factory=dict)
@@ -34,14 +38,14 @@ class Belief:
         started: float,
         came: float,
         settle_time: float,
-        vouched: Collection[Destination] = (),
+        confirmed_removals: Collection[Destination] = (),
         shown: Collection[Destination] | None = None,
-    ) -> "Belief":
-        """The belief after a reading that started, and came back, at these times (monotonic seconds).
+    ) -> "WeightsInForce":
+        """Return the weights in force after a reading that started, and came back, at these times (monotonic seconds).
 
-        `vouched` are destinations whose removal a second source told of: a return, an event, an -ok. `shown` is what
-        the reading showed itself, where `reading` has declarations laid over it: a removal settles also while it is
-        hidden by a declaration, and counts as soon as that does not.
+        `confirmed_removals` are destinations whose removal a second source confirmed: a return, an event, an -ok.
+        `shown` is what the reading showed itself, where `reading` has declarations laid over it: a removal settles
+        also while it is hidden by a declaration, and counts as soon as that does not.
         """
         shown = reading if shown is None else shown
         unseen = max(started - self.came - settle_time * _LONGEST_GAP, 0.0)
@@ -50,19 +54,19 @@ class Belief:
             destination: self.missing.get(destination, came)
             + (unseen if destination in self.missing and destination not in self.laid_over else 0)
             for destination in self.weights
-            if destination not in shown and destination not in vouched
+            if destination not in shown and destination not in confirmed_removals
         }
         # A single reading never settles a removal, unless settle_time is 0.
         settled = {d for d, since in missing.items() if started - since >= settle_time or not settle_time}
         laid_over = frozenset(settled & reading.keys())
         missing = {d: since for d, since in missing.items() if d not in settled or d in laid_over}
-        return Belief({**{d: self.weights[d] for d in missing}, **reading}, missing, laid_over, came)
+        return WeightsInForce({**{d: self.weights[d] for d in missing}, **reading}, missing, laid_over, came)
 
-    def after_failure(self) -> "Belief":
-        """The same once a reading has failed: what was missing before may have been there meanwhile."""
-        return Belief(self.weights)
+    def after_failure(self) -> "WeightsInForce":
+        """Return the weights in force once a reading has failed: what was missing may have been there meanwhile."""
+        return WeightsInForce(self.weights)
 
     def look_again_at(self, settle_time: float) -> float | None:
-        """When to read next to see whether what is missing still is; None where nothing is."""
+        """Return when to read next, monotonic, to see whether what is missing still is; None if nothing is."""
         unsettled = [since for destination, since in self.missing.items() if destination not in self.laid_over]
         return min(self.came + settle_time / _LOOKS, min(unsettled) + settle_time) if unsettled else None

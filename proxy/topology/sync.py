@@ -215,7 +215,11 @@ class Sync:
     def _undoes_return(self, name: Name, declaration: Declaration) -> bool:
         """Whether it binds a destination again which a return has shown to be gone, and no reading yet."""
         tracked = self._readings.tracked.get(name)
-        return isinstance(declaration, Bound) and tracked is not None and declaration.destination in tracked.vouched
+        return (
+            isinstance(declaration, Bound)
+            and tracked is not None
+            and declaration.destination in tracked.confirmed_removals
+        )
 
     def _is_readable(self, name: Name) -> bool:
         tracked = self._readings.tracked.get(name)
@@ -254,8 +258,8 @@ class Sync:
         """
         await self._look_ups.look_up(name, within)
 
-    async def refresh(self, name: Name, why: str, vouched: Collection[Destination] = ()) -> None:
-        """Reads an exchange because something showed that it changed; `vouched` removals need not settle.
+    async def refresh(self, name: Name, why: str, confirmed_removals: Collection[Destination] = ()) -> None:
+        """Reads an exchange because something showed that it changed; `confirmed_removals` need not settle.
 
         Returns after a reading that started after this call; never raises. Calls at one time share one. Where the
         exchange's last reading failed it returns at once: `run` tries again, and until that succeeds nobody is made to
@@ -264,8 +268,8 @@ class Sync:
         tracked = self._readings.tracked.get(name)
         if tracked is None:
             return
-        tracked.vouched.update(vouched)
-        self._readings.overlays.of(name).doubt(vouched)
+        tracked.confirmed_removals.update(confirmed_removals)
+        self._readings.overlays.of(name).doubt(confirmed_removals)
         if tracked.fault is not None:
             retry_after = tracked.fault.retry_after if isinstance(tracked.fault, ManagementError) else 0.0
             tracked.due = min(tracked.due, tracked.tried + max(retry_after, RETRY_WANTED))

@@ -165,7 +165,7 @@ def test_what_does_not_show_the_exchange_settles_nothing_of_it() -> None:
     assert overlay.missing("fanout", 101.0)
     overlay = told(DELETED)
     overlay.settle(CONSISTENT_HASH, [A1], 101.0)
-    assert overlay.vouched([A]) == {A}
+    assert overlay.confirmed_removals([A]) == {A}
     overlay.settle(None, (), 102.0)
     assert overlay.empty
 
@@ -235,7 +235,7 @@ def test_once_it_was_seen_to_be_gone_a_new_one_starts_afresh() -> None:
 
 
 @pytest.mark.parametrize(
-    ("declarations", "vouched"),
+    ("declarations", "confirmed_removals"),
     [
         ([], set()),
         ([bound(A1)], set()),
@@ -248,14 +248,14 @@ def test_once_it_was_seen_to_be_gone_a_new_one_starts_afresh() -> None:
     ],
 )
 def test_it_vouches_for_what_was_declared_to_be_gone(
-    declarations: list[Declaration], vouched: set[Destination]
+    declarations: list[Declaration], confirmed_removals: set[Destination]
 ) -> None:
     overlay = told(*declarations)
-    assert overlay.vouched([A, B, E]) == vouched
+    assert overlay.confirmed_removals([A, B, E]) == confirmed_removals
     # Also where the next good reading took long to come; then that one knows.
-    assert overlay.vouched([A, B, E]) == vouched
+    assert overlay.confirmed_removals([A, B, E]) == confirmed_removals
     overlay.settle(None, (), LATE)
-    assert overlay.vouched([A, B, E]) == set()
+    assert overlay.confirmed_removals([A, B, E]) == set()
 
 
 # Any sequence.

@@ -53,7 +53,7 @@ async def test_a_vouched_removal_counts_at_once_and_once(fake: FakeManagement, c
         fake.exchange("x", binding("a"), binding("c"))
         clock.now += 1
         await made.sync._again(X, "test")
-        assert made.weights() == {A: 1, B: 1, C: 1}, "vouched for once, removed twice"
+        assert made.weights() == {A: 1, B: 1, C: 1}, "confirmed once, removed twice"
 
 
 async def test_a_voucher_outlives_a_reading_that_fails(fake: FakeManagement, clock: Clock) -> None:
@@ -157,7 +157,7 @@ async def test_of_two_short_lies_with_failures_between_none_is_believed(fake: Fa
         fake.exchange("x", binding("a"))
         clock.now += SETTLE / 2
         await made.sync._again(X, "test")
-        assert (made.weights(), made.sync._readings.tracked[X].belief.missing) == ({A: 1}, {})
+        assert (made.weights(), made.sync._readings.tracked[X].in_force.missing) == ({A: 1}, {})
 
 
 async def test_an_exchange_that_goes_before_its_first_reading_ends_was_never_there(
