@@ -3,7 +3,7 @@
 PYTHON ?= python3
 INSTALLED := .venv/.installed
 # This project as users install it: its hot modules compiled.
-PACKAGES := $(shell find ring proxy -name '*.py' -o -name '*.css' | sort)
+PACKAGES := $(shell find ring proxy -name '*.py' -o -name '*.css' -o -name '*.json' | sort)
 # With the names in its own, so that it is made again when a file is gone.
 COMPILED := build/compiled/.built-$(shell echo $(PACKAGES) | cksum | cut -d ' ' -f 1)
 ON_SOURCE := tests/unit/proxy $(addprefix tests/unit/ring/test_,hashing.py scores.py contest.py ring.py)
