@@ -11,7 +11,14 @@ from proxy.session.channel import Channel, Pending
 from proxy.session.connection import Connection
 from proxy.session.events import Declared
 from proxy.session.state import ChannelState
-from proxy.topology.declarations import Bound, Declaration, ExchangeDeclared, ExchangeDeleted, QueueDeleted, Unbound
+from proxy.topology.declarations import (
+    BindingAdded,
+    BindingRemoved,
+    Declaration,
+    ExchangeDeclared,
+    ExchangeDeleted,
+    QueueDeleted,
+)
 from proxy.wire.frames import (
     EXCHANGE_BIND,
     EXCHANGE_BIND_OK,
@@ -128,13 +135,13 @@ def _declaration(channel: Channel, request: Pending) -> Declaration | None:
             return QueueDeleted(names[0] or last_queue)
         case method if method in (EXCHANGE_BIND, EXCHANGE_UNBIND):
             destination, source, key = names
-            kind = Bound if method == EXCHANGE_BIND else Unbound
+            kind = BindingAdded if method == EXCHANGE_BIND else BindingRemoved
             return kind(source, Destination("exchange", destination), key, request.plain)
         case method if method in (QUEUE_BIND, QUEUE_UNBIND):
             queue, source, key = names
             # An empty name stands for the last queue declared, and with it an empty key.
             key = last_queue if not queue and not key else key
-            kind = Bound if method == QUEUE_BIND else Unbound
+            kind = BindingAdded if method == QUEUE_BIND else BindingRemoved
             return kind(source, Destination("queue", queue or last_queue), key, request.plain)
         case _:
             return None

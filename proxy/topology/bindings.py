@@ -67,7 +67,7 @@ def parse_exchange(answer: object) -> Exchange:
     return Exchange(kind, _flag(table, "internal"), hashed, _publish_in(table.get("message_stats")))
 
 
-def exchange_of(answer: object, name: str) -> Exchange | None:
+def find_exchange(answer: object, name: str) -> Exchange | None:
     """The exchange of that name in `GET /api/exchanges/{vhost}`; None where it is not there. Raises TopologyError."""
     if not isinstance(answer, list):
         raise TopologyError(f"exchanges: {_brief(answer)} is not a list")
@@ -129,7 +129,7 @@ def parse_nodes(answer: object) -> frozenset[str]:
     return frozenset(node for state in states for node in _object(state, "cluster_state"))
 
 
-def names_of(cluster: str, nodes: Iterable[str]) -> frozenset[str]:
+def default_names(cluster: str, nodes: Iterable[str]) -> frozenset[str]:
     """What its nodes call a cluster that nobody has named: each by its own name, with the host's domain.
 
     `cluster` is what one of them calls it; none where it is called otherwise.

@@ -48,12 +48,12 @@ def _some(parts: Sequence[object], most: int = 5) -> str:
     return shown if len(parts) <= most else f"{shown} and {len(parts) - most} more"
 
 
-def tell(name: Name, before: Entry | None, after: Entry, change: Change | None) -> None:
+def log_change(name: Name, before: Entry | None, after: Entry, change: Change | None) -> None:
     """Logs a change of the ring, of what happens to publishes, and bindings that are newly ignored or doubled."""
     if change:
         log.info("%s: %s (%s); %.2f%% of the slots moved", title(name), change.what, change.why, change.moved * 100)
     if before is None or (before.passed, before.refused) != (after.passed, after.refused):
-        _tell_passed(name, after)
+        _log_passed(name, after)
     ignored_before = set(before.bindings.ignored) if before else set()
     for binding in after.bindings.ignored:
         if binding not in ignored_before:
@@ -73,14 +73,14 @@ def tell(name: Name, before: Entry | None, after: Entry, change: Change | None) 
             log.warning("%s: %s is so light that it expects under 100 slots", title(name), destination)
 
 
-def tell_missing(name: Name, before: Collection[Destination], after: Collection[Destination]) -> None:
+def log_missing(name: Name, before: Collection[Destination], after: Collection[Destination]) -> None:
     """Logs which destinations are newly missing from the readings, and keep their keys until that has settled."""
     new = [destination for destination in after if destination not in before]
     if new:
         log.info("%s: %s no longer shown by the management API; kept for the settle time", title(name), _some(new))
 
 
-def tell_absent(name: Name) -> None:
+def log_absent(name: Name) -> None:
     """Log that an exchange does not exist although a setting names it, and what an operator can do about that."""
     log.warning(
         "%s does not exist, and the setting route or shadow names it: correct the name (VHOST/NAME where it is not in"
@@ -98,7 +98,7 @@ def dead_letters_refused(queues: Mapping[str, str | None]) -> str:
     )
 
 
-def _tell_passed(name: Name, entry: Entry) -> None:
+def _log_passed(name: Name, entry: Entry) -> None:
     if entry.refused:
         log.warning("%s: publishes are refused: %s", title(name), entry.refused)
         return

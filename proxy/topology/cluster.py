@@ -6,8 +6,9 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from proxy.topology.bindings import TopologyError, names_of
+from proxy.topology.bindings import TopologyError, default_names
 from proxy.topology.management import Management, ManagementError
+from proxy.topology.table import NEVER
 
 log = logging.getLogger(__name__)
 
@@ -20,10 +21,8 @@ FORMER_FOR = 5.0
 MOST_FORMER = 100
 """Former names of one cluster that are remembered."""
 
-NEVER = float("-inf")
 
-
-class Identity:
+class ClusterIdentity:
     """The names of the management API's cluster, now and before it was renamed, as far as the API has said them.
 
     A broker tells its cluster's name once, as a connection to it begins. So a connection that is older than a renaming
@@ -35,7 +34,7 @@ class Identity:
     def __init__(self, api: Management, changed: Callable[[], None]) -> None:
         """`changed` is called once its names are others than before."""
         self._api, self._changed = api, changed
-        api.stranger = self.stranger
+        api.why_foreign = self.why_foreign
         self.cluster: str | None = None
         """The name of the cluster; None where the management API has not said it, or cannot."""
         self._own: frozenset[str] = frozenset()
@@ -94,7 +93,7 @@ class Identity:
             if self._fault is not None:
                 raise self._fault
 
-    def stranger(self, cluster: str | None, nodes: frozenset[str]) -> str:
+    def why_foreign(self, cluster: str | None, nodes: frozenset[str]) -> str:
         """Return why a node that has not been asked so far is of another cluster; empty where it is not.
 
         A cluster that was renamed meanwhile is known by a node that it had before.
@@ -114,7 +113,7 @@ class Identity:
             raise ManagementError("/api/cluster-name: another node of management_url answers now")
         own = frozenset[str]() if cluster is None else frozenset({cluster})
         if cluster is not None and unnamed:
-            own |= names_of(cluster, nodes)
+            own |= default_names(cluster, nodes)
         before, answered = (self.cluster, self._own), self._answered
         if own != self._own:
             self.named_at = started

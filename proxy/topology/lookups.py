@@ -54,11 +54,11 @@ class LookUps:
 
         What was declared on it before this call is read back too; what comes later is for others to wait for.
         """
-        asked, shared, declared_on = self._router.clock(), None, self._router.expected(name)
+        asked, shared, declared_on = self._router.clock(), None, self._router.awaits_read_back(name)
         try:
             async with asyncio.timeout(within):
                 # A second one where the first had started before something was declared.
-                while shared is None or self._router.expected(name, asked):
+                while shared is None or self._router.awaits_read_back(name, asked):
                     shared = self._joined(name)
                     shared.waiting += 1
                     try:
@@ -71,7 +71,7 @@ class LookUps:
                     finally:
                         shared.waiting -= 1
         except TimeoutError:
-            self._router.relent(name, asked)
+            self._router.release_uncertain(name, asked)
             # (Or another one that waited has, before.)
             if not declared_on or isinstance(self._router.look(name, asked), Unread):
                 fault = shared.fault if shared is not None else ""
@@ -101,12 +101,12 @@ class LookUps:
     async def _look(self, name: Name, shared: _LookUp) -> None:
         pause = 0.05
         while True:
-            expected = self._router.expected(name)
+            expected = self._router.awaits_read_back(name)
             try:
                 return await self._read_in_turn(name, shared)
             except (ManagementError, TopologyError) as error:
                 known = name in self._router.entries
-                if known and expected and not self._router.expected(name):
+                if known and expected and not self._router.awaits_read_back(name):
                     return None  # nothing new was declared: the last good entry serves on
                 if isinstance(error, VhostNotListedError) and not known:
                     raise VhostAbsent(str(error)) from None

@@ -20,7 +20,7 @@ from proxy.topology.bindings import (
     Exchange,
     TopologyError,
     dead_letters_by_own_name,
-    exchange_of,
+    find_exchange,
     parse_bindings,
     parse_exchange,
     parse_names,
@@ -85,7 +85,7 @@ class Management:
     """A client of one cluster's management API, at most eight requests at a time. Use as an async context manager.
 
     Where several URLs are given, a request that one node does not answer is put to the next. No answer counts of a node
-    that takes the place of another before `stranger` has told that its cluster is the same.
+    that takes the place of another before `why_foreign` has told that its cluster is the same.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class Management:
         `credentials`, where not those in the first URL, and `tls`, where not the system's, are asked for each time.
         """
         self._nodes = Nodes(urls)
-        self.stranger: Callable[[str | None, frozenset[str]], str] = lambda cluster, nodes: ""
+        self.why_foreign: Callable[[str | None, frozenset[str]], str] = lambda cluster, nodes: ""
         """Tells why a cluster of that name, with those nodes, is another one than before; empty where it is not."""
         self._credentials = credentials or (lambda: of_url(urls[0]))
         self._tls = tls
@@ -153,7 +153,7 @@ class Management:
     async def exchange(self, vhost: str, name: str) -> Exchange | None:
         """One exchange; None where the API says that it, or its virtual host, does not exist."""
         if name in _DOTS:
-            return exchange_of(await self._get(["exchanges", vhost], _EXCHANGE_COLUMNS) or [], name)
+            return find_exchange(await self._get(["exchanges", vhost], _EXCHANGE_COLUMNS) or [], name)
         answer = await self._get(["exchanges", vhost, name], _EXCHANGE_COLUMNS)
         return None if answer is None else parse_exchange(answer)
 
@@ -211,12 +211,12 @@ class Management:
             raise
         except (ManagementError, TopologyError) as error:
             raise UnansweredError(_shown(_CLUSTER_NAME), f"its cluster cannot be told: {error}") from None
-        if why := self.stranger(cluster, nodes):
-            if why != node.stranger:
+        if why := self.why_foreign(cluster, nodes):
+            if why != node.why_foreign:
                 log.error("management_url: %s is not asked: %s", node, why)
-            node.stranger = why
+            node.why_foreign = why
             raise UnansweredError(_shown(_CLUSTER_NAME), why)
-        node.stranger = ""
+        node.why_foreign = ""
         if self._nodes.is_other(node):
             told = "".join(f"; {other}: {fault}" for other, fault in faults.items() if other is self._nodes.current)
             log.warning("management_url: %s is asked from now on%s", node, told)

@@ -5,10 +5,10 @@ from collections.abc import Callable, Sequence
 
 from yarl import URL
 
+from proxy.topology.table import NEVER
+
 PASSED_OVER = 30.0
 """Seconds for which a node that did not answer is asked after the others only."""
-
-NEVER = float("-inf")
 
 
 class Node:
@@ -19,7 +19,7 @@ class Node:
         self.base = url.with_user(None).with_password(None).with_query(None).with_fragment(None)
         self.failed_at = NEVER
         """When it last did not answer, monotonic; NEVER where it has answered since."""
-        self.stranger = ""
+        self.why_foreign = ""
         """Why its cluster was found to be another one; empty where it was not."""
 
     def __str__(self) -> str:

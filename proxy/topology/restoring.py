@@ -3,23 +3,23 @@
 import asyncio
 import logging
 
-from proxy.topology.assembly import Assembly
 from proxy.topology.changes import title
-from proxy.topology.cluster import Identity
+from proxy.topology.cluster import ClusterIdentity
+from proxy.topology.entry_builder import EntryBuilder
 from proxy.topology.ring_cache import RingCache, Saved
 from proxy.topology.table import Entry, Name, Router
 
 log = logging.getLogger(__name__)
 
 
-class Restoring:
+class EntryRestorer:
     """Makes stale entries of what is kept, of their true age. Used once a reading has failed, and never before."""
 
     def __init__(
-        self, cache: RingCache, assembly: Assembly, router: Router, identity: Identity, max_age: float
+        self, cache: RingCache, entry_builder: EntryBuilder, router: Router, identity: ClusterIdentity, max_age: float
     ) -> None:
         """`max_age` is the setting `ring_max_age`."""
-        self._cache, self._assembly, self._router = cache, assembly, router
+        self._cache, self._entry_builder, self._router = cache, entry_builder, router
         self._identity, self._max_age = identity, max_age
         self._all: asyncio.Task[dict[Name, Saved]] | None = None
 
@@ -61,7 +61,7 @@ class Restoring:
             # How far the clock was off cannot be told, so that no age is too great.
             log.warning("%s: what is kept is of the future, and counts as older than ring_max_age", title(name))
             age = self._max_age + 1.0
-        entry = await self._assembly.restored(saved, self._router.clock() - age)
+        entry = await self._entry_builder.restored(saved, self._router.clock() - age)
         if entry is not None:
             log.warning(
                 "%s: its ring of %.0f s ago is restored from ring_cache_dir, as it cannot be read", title(name), age

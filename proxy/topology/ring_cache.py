@@ -53,7 +53,7 @@ _ENDING = ".ring.json"
 
 
 Cluster = tuple[str | None, frozenset[str], frozenset[str]]
-"""A cluster's name, all names that its brokers go by, and its nodes, as `Identity.names` has them."""
+"""A cluster's name, all names that its brokers go by, and its nodes, as `ClusterIdentity.names` has them."""
 
 
 @dataclass(frozen=True)
@@ -234,7 +234,7 @@ class RingCache:
         self._lock = threading.Lock()
         self._todo: dict[Name, Saved | None] = {}
         """What the thread has not taken yet; None for a file that is to be removed."""
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
         self._thread.submit(self._sweep)
 
     def close(self) -> None:
@@ -281,7 +281,7 @@ class RingCache:
                     self._write(path, encoded(saved))
             except (OSError, ValueError) as error:
                 why = error.strerror if isinstance(error, OSError) else str(error)
-                self._tell(f"ring_cache_dir: {str(self._folder)!r}: a ring is not kept: {why}")
+                self._log_once(f"ring_cache_dir: {str(self._folder)!r}: a ring is not kept: {why}")
 
     def _write(self, path: Path, content: bytes) -> None:
         if len(content) > MOST_BYTES:
@@ -347,7 +347,7 @@ class RingCache:
             return None
         except (OSError, ValueError) as error:
             why = error.strerror if isinstance(error, OSError) else str(error)
-            self._tell(f"ring_cache_dir: {str(path)!r} is ignored: {why}")
+            self._log_once(f"ring_cache_dir: {str(path)!r} is ignored: {why}")
             return None
         return saved
 
@@ -356,10 +356,10 @@ class RingCache:
         age = self._clock() - saved.at
         return age if age >= 0 else None
 
-    def _tell(self, line: str) -> None:
+    def _log_once(self, line: str) -> None:
         """Logs a mistake once."""
-        if line not in self._told and len(self._told) < MOST_FILES:
-            self._told.add(line)
+        if line not in self._logged and len(self._logged) < MOST_FILES:
+            self._logged.add(line)
             log.warning("%s", line)
 
 

@@ -16,7 +16,12 @@ from ring.ring import Ring, fingerprint
 Name = tuple[str, str]
 """A virtual host and an exchange's name."""
 
+NEVER: Final = float("-inf")
+"""The monotonic time of what has not happened yet."""
+
 CHANGES_KEPT = 16
+"""Changes of its ring that one entry remembers."""
+
 MAX_HOPS = 8
 """Ring exchanges that one publish may go through before it counts as a cycle."""
 
@@ -120,7 +125,7 @@ class Unread(NamedTuple):
     """The exchange is known, and takes no publishes for the reason `why`: no look-up helps."""
 
 
-class _Mark(NamedTuple):
+class _UnreadDeclarations(NamedTuple):
     """Something was declared on an exchange that its entry does not show."""
 
     since: float
@@ -139,7 +144,7 @@ class Router:
         self._max_age, self._refuse_stale, self.clock = ring_max_age, refuse_stale, clock
         self.used_at: dict[Name, float] = {}
         """When a publish last asked for each exchange."""
-        self._marks: dict[Name, _Mark] = {}
+        self._unread: dict[Name, _UnreadDeclarations] = {}
         self.on_change: list[Callable[[], None]] = []
         """Called whenever where publishes to any exchange go may change."""
 
@@ -153,55 +158,57 @@ class Router:
         before = self._entries.get(name)
         same = before is not None and _routes_alike(before, entry) and self.clock() <= self.fresh_until(before)
         self._entries[name] = entry
-        mark = self._marks.get(name)
-        if mark is not None and mark.at <= entry.read_at:
-            del self._marks[name]
+        unread = self._unread.get(name)
+        if unread is not None and unread.at <= entry.read_at:
+            del self._unread[name]
             same = False
         if not same:
-            self.tell()
+            self.notify()
 
     def drop(self, name: Name) -> None:
         """Forgets an exchange."""
         self._entries.pop(name, None)
         self.used_at.pop(name, None)
-        self._marks.pop(name, None)
-        self.tell()
+        self._unread.pop(name, None)
+        self.notify()
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         """Calls whoever wants to know of changes."""
-        for told in self.on_change:
-            told()
+        for callback in self.on_change:
+            callback()
 
-    def expect(self, name: Name, at: float, *, certain: bool) -> None:
+    def mark_declared(self, name: Name, at: float, *, certain: bool) -> None:
         """Something was declared on an exchange at `at`: it is Unread until an entry that was read after that.
 
         Not `certain` where, as far as is known, the declaration changed nothing.
         """
-        mark = self._marks.get(name)
-        if mark is None:
-            self._marks[name] = _Mark(at, at, certain)
+        unread = self._unread.get(name)
+        if unread is None:
+            self._unread[name] = _UnreadDeclarations(at, at, certain)
         else:
-            self._marks[name] = _Mark(min(at, mark.since), max(at, mark.at), certain or mark.certain)
-        if mark is None:
-            self.tell()
+            self._unread[name] = _UnreadDeclarations(
+                min(at, unread.since), max(at, unread.at), certain or unread.certain
+            )
+        if unread is None:
+            self.notify()
 
-    def relent(self, name: Name, started: float) -> bool:
+    def release_uncertain(self, name: Name, started: float) -> bool:
         """A reading that started then failed: what was declared before it is not waited for unless it is certain.
 
         Nor what was declared since: else clients that declare in turn would hold up publishes for as long as nothing
         can be read. Returns whether there was such a thing.
         """
-        mark = self._marks.get(name)
-        if mark is None or mark.certain or mark.since > started:
+        unread = self._unread.get(name)
+        if unread is None or unread.certain or unread.since > started:
             return False
-        del self._marks[name]
-        self.tell()
+        del self._unread[name]
+        self.notify()
         return True
 
-    def expected(self, name: Name, asked: float = math.inf) -> bool:
+    def awaits_read_back(self, name: Name, asked: float = math.inf) -> bool:
         """Whether a declaration on an exchange is to be read back; not where its entry was read at `asked` or later."""
         entry = self._entries.get(name)
-        return name in self._marks and (entry is None or entry.read_at < asked)
+        return name in self._unread and (entry is None or entry.read_at < asked)
 
     def stale(self, entry: Entry) -> bool:
         """Whether a ring has not been read for longer than its greatest age."""
@@ -221,7 +228,7 @@ class Router:
         if entry is None:
             return Unread(name, "not read yet")
         self.used_at[name] = self.clock()
-        if self.expected(name, asked):
+        if self.awaits_read_back(name, asked):
             return Unread(name, "a declaration has not been read back yet")
         if self.clock() > self.fresh_until(entry):
             return Unread(name, f"its ring is older than {self._max_age:g} s")

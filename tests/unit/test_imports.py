@@ -67,8 +67,8 @@ IO_MODULES = {
     "proxy.settings": {"files", "tls"},
     "proxy.process": {"logs"},
     "proxy.topology": {
-        *("assembly", "cluster", "lookups", "management", "reading", "readings", "restoring", "ring_cache"),
-        "sync",
+        *("cluster", "entry_builder", "lookups", "management", "reading", "restoring", "ring_cache", "sync"),
+        "updater",
     },
     "proxy.journal": {"journaling", "stream", "writer"},
     "proxy.routing": {"forgetting"},

@@ -127,7 +127,7 @@ class Admin:
     def _checks(self) -> dict[str, str]:
         """Return each check of readiness with why it fails, which is empty where it holds."""
         sync = self._sync
-        unread, stale = sync.pending(), [name for name in self._stale() if name not in sync.homeless]
+        unread, stale = sync.pending(), [name for name in self._stale() if name not in sync.vhost_not_listed]
         checks = {
             "not draining": "shutting down" if self._draining() else "",
             "management API": sync.identity.unreachable,
@@ -150,7 +150,7 @@ class Admin:
         """Return what is amiss in other virtual hosts: none of them may make the sidecar unready for all."""
         faults = [*self._publisher.faults().items(), *self._publisher.blocked().items()]
         notes = [(f"virtual host {vhost!r}", why) for vhost, why in faults if why and vhost != self._default_vhost]
-        if gone := [name for name in self._stale() if name in self._sync.homeless]:
+        if gone := [name for name in self._stale() if name in self._sync.vhost_not_listed]:
             notes.append(("rings of virtual hosts that do not show", _titles(gone)))
         return sorted(notes) + self._not_routed()
 

@@ -190,7 +190,7 @@ def test_a_declaration_makes_an_exchange_unread_until_it_is_read_back() -> None:
     t = Tables({"x": QUEUES, "o": ring(exchange("x"))})
     t.route("x"), t.route("o")
     t.clock.now += 1
-    t.router.expect((VHOST, "x"), t.clock.now, certain=True)
+    t.router.mark_declared((VHOST, "x"), t.clock.now, certain=True)
     assert isinstance(t.table.find(b"x"), Unread)
     target = t.target("o")
     assert target is not None

@@ -11,7 +11,14 @@ from pamqp import commands
 from proxy.session import broker_loop
 from proxy.session.events import Declared
 from proxy.session.state import ChannelState
-from proxy.topology.declarations import Bound, Declaration, ExchangeDeclared, ExchangeDeleted, QueueDeleted, Unbound
+from proxy.topology.declarations import (
+    BindingAdded,
+    BindingRemoved,
+    Declaration,
+    ExchangeDeclared,
+    ExchangeDeleted,
+    QueueDeleted,
+)
 from proxy.topology.table import PassReason
 from tests.unit.proxy.session import wire
 from tests.unit.proxy.session.wire import (
@@ -56,11 +63,11 @@ FORMS = {
         (40, 10), short("x") + short("topic"), 14, 16, True, method(1, 40, 11), ExchangeDeclared("x", "topic")
     ),
     "exchange.delete": Form((40, 20), short("x"), 1, 2, False, method(1, 40, 21), ExchangeDeleted("x")),
-    "exchange.bind": Form((40, 30), TO_EXCHANGE, 0, 1, True, method(1, 40, 31), Bound(*TO_D)),
-    "exchange.unbind": Form((40, 40), TO_EXCHANGE, 0, 1, True, method(1, 40, 51), Unbound(*TO_D)),
+    "exchange.bind": Form((40, 30), TO_EXCHANGE, 0, 1, True, method(1, 40, 31), BindingAdded(*TO_D)),
+    "exchange.unbind": Form((40, 40), TO_EXCHANGE, 0, 1, True, method(1, 40, 51), BindingRemoved(*TO_D)),
     "queue.declare": Form((50, 10), short("q"), 14, 16, True, QUEUE_DECLARE_OK, None),
-    "queue.bind": Form((50, 20), TO_QUEUE, 0, 1, True, method(1, 50, 21), Bound(*TO_Q)),
-    "queue.unbind": Form((50, 50), TO_QUEUE, 0, 0, True, method(1, 50, 51), Unbound(*TO_Q)),
+    "queue.bind": Form((50, 20), TO_QUEUE, 0, 1, True, method(1, 50, 21), BindingAdded(*TO_Q)),
+    "queue.unbind": Form((50, 50), TO_QUEUE, 0, 0, True, method(1, 50, 51), BindingRemoved(*TO_Q)),
     "queue.delete": Form((50, 40), short("q"), 3, 4, False, method(1, 50, 41, NO_TABLE), QueueDeleted("q")),
 }
 WITH_NOWAIT = {name: form for name, form in FORMS.items() if form.nowait}
@@ -136,13 +143,13 @@ def test_a_binding_with_arguments_is_not_plain(name: str) -> None:
     assert table in w.client(data)
     w.broker(form.ok)
     (told,) = declared(w)
-    assert isinstance(told, Bound | Unbound)
-    assert isinstance(form.declares, Bound | Unbound)
+    assert isinstance(told, BindingAdded | BindingRemoved)
+    assert isinstance(form.declares, BindingAdded | BindingRemoved)
     assert not told.plain
     assert (told.source, told.destination, told.key) == form_of(form.declares)
 
 
-def form_of(said: Bound | Unbound) -> tuple[str, object, str]:
+def form_of(said: BindingAdded | BindingRemoved) -> tuple[str, object, str]:
     return said.source, said.destination, said.key
 
 
@@ -178,11 +185,11 @@ def test_an_empty_name_is_the_last_queue_declared(pipelined: bool) -> None:
             w.client(asked)
             w.broker(ok)
     assert declared(w) == [
-        Bound("x", queue("amq.gen-1"), "7"),
-        Bound("x", queue("amq.gen-1"), "amq.gen-1"),
-        Bound("x", queue("other"), ""),
-        Bound("x", queue("named"), "8"),
-        Unbound("x", queue("named"), "8"),
+        BindingAdded("x", queue("amq.gen-1"), "7"),
+        BindingAdded("x", queue("amq.gen-1"), "amq.gen-1"),
+        BindingAdded("x", queue("other"), ""),
+        BindingAdded("x", queue("named"), "8"),
+        BindingRemoved("x", queue("named"), "8"),
         QueueDeleted("named"),
     ]
 

@@ -284,7 +284,7 @@ def test_what_was_found_for_a_publish_is_for_none_that_came_after_the_reading_be
     seen = len(w.backlog.pieces)
     w.client(message(1, b"later", b"k2") + message(2, b"", b"q"))
     w.router.put(("/", "later"), known(QUEUES))
-    w.router.expect(("/", "later"), wire.NOW + 1, certain=True)
+    w.router.mark_declared(("/", "later"), wire.NOW + 1, certain=True)
     assert w.c.table is not None
     route = w.c.table.once(b"later", wire.NOW - 1)
     assert isinstance(route, Route)

@@ -105,7 +105,7 @@ async def syncing(
         for other in asyncio.all_tasks() - {asyncio.current_task()}:
             if "LookUps._look" in repr(other) or "Sync._" in repr(other):
                 other.cancel()
-        sync._readings.close()
+        sync._updater.close()
 
 
 async def refreshing(made: Made, fake: FakeManagement) -> tuple[Gate, asyncio.Task[None]]:

@@ -6,7 +6,7 @@ import pytest
 
 from proxy.settings.patterns import Mode
 from proxy.topology.bindings import CONSISTENT_HASH, MODULUS_HASH, Bindings, IgnoredBinding
-from proxy.topology.changes import changed, difference, lost, tell, tell_missing, title
+from proxy.topology.changes import changed, difference, log_change, log_missing, lost, title
 from proxy.topology.table import Entry, KnownRing, PassReason
 from ring.destination import Destination
 from ring.hashed import HashedValue
@@ -49,10 +49,10 @@ def test_differences_in_words() -> None:
 
 
 def test_what_is_missing_is_told_once(said: pytest.LogCaptureFixture) -> None:
-    tell_missing(NAME, {}, {A: 0.0})
-    tell_missing(NAME, {A: 0.0}, {A: 1.0})
-    tell_missing(NAME, {A: 1.0}, {A: 1.5, B: 0.0})
-    tell_missing(NAME, {A: 1.5, B: 0.0}, {})
+    log_missing(NAME, {}, {A: 0.0})
+    log_missing(NAME, {A: 0.0}, {A: 1.0})
+    log_missing(NAME, {A: 1.0}, {A: 1.5, B: 0.0})
+    log_missing(NAME, {A: 1.5, B: 0.0}, {})
     rest = "no longer shown by the management API; kept for the settle time"
     assert said.messages == [f"{HERE}: queue 'a' {rest}", f"{HERE}: queue 'b' {rest}"]
 
@@ -89,7 +89,7 @@ def test_a_first_ring_moves_nothing_and_a_lost_one_everything() -> None:
 def test_one_line_for_a_change(said: pytest.LogCaptureFixture) -> None:
     after = entry(known({B: 2}))
     assert after.known is not None
-    tell(NAME, entry(), after, changed(ONE, after.known, "a message was returned"))
+    log_change(NAME, entry(), after, changed(ONE, after.known, "a message was returned"))
     (line,) = said.messages
     assert line.startswith(f"{HERE}: -queue 'a' weight 1 (a message was returned); 33.")
     assert line.endswith("% of the slots moved")
@@ -100,17 +100,17 @@ def test_nothing_new_is_not_told(said: pytest.LogCaptureFixture) -> None:
     ignored = Bindings({A: 1}, (IgnoredBinding(B, "abc", "not a whole number"),), (A,))
     for passed in (None, *PassReason):
         same = entry(passed=passed, bindings=ignored)
-        tell(NAME, same, replace(same, read_at=9.0), None)
+        log_change(NAME, same, replace(same, read_at=9.0), None)
     assert said.messages == []
 
 
 def test_what_happens_to_publishes_is_told_when_it_changes(said: pytest.LogCaptureFixture) -> None:
-    tell(NAME, None, entry(), None)
+    log_change(NAME, None, entry(), None)
     assert said.messages == [f"{HERE}: publishes are routed by the ring"]
     said.clear()
     for reason in PassReason:
         after = replace(entry(passed=reason), queues={"q1": "policy 'p'", "ok": "", "q2": "an argument"})
-        tell(NAME, entry(), after, None)
+        log_change(NAME, entry(), after, None)
         (record,) = said.records
         loud = reason in (PassReason.DEAD_LETTER, PassReason.INTERNAL_DESTINATION)
         assert record.levelno == (logging.WARNING if loud else logging.INFO), reason
@@ -119,14 +119,14 @@ def test_what_happens_to_publishes_is_told_when_it_changes(said: pytest.LogCaptu
             assert "'q1' (policy 'p'), 'q2' (an argument);" in record.getMessage()
             assert "on_dead_letter = rewrite" in record.getMessage()
         said.clear()
-        tell(NAME, after, entry(), None)
+        log_change(NAME, after, entry(), None)
         assert said.messages == [f"{HERE}: publishes are routed by the ring"]
         said.clear()
 
 
 def test_ignored_and_doubled_bindings_are_told_once(said: pytest.LogCaptureFixture) -> None:
     one = entry(bindings=Bindings({A: 1}, (IgnoredBinding(B, "abc", "not a whole number"),), (A,)))
-    tell(NAME, entry(), one, None)
+    log_change(NAME, entry(), one, None)
     assert said.messages == [
         f"{HERE}: the binding to queue 'b' is ignored: its key 'abc' is not a whole number",
         f"{HERE}: queue 'a' is bound more than once; its largest weight counts",
@@ -134,18 +134,18 @@ def test_ignored_and_doubled_bindings_are_told_once(said: pytest.LogCaptureFixtu
     assert {record.levelno for record in said.records} == {logging.WARNING}
     said.clear()
     more = entry(bindings=Bindings({A: 1}, (*one.bindings.ignored, IgnoredBinding(C, "0", "outside")), (A, B)))
-    tell(NAME, one, more, None)
+    log_change(NAME, one, more, None)
     assert len(said.messages) == 2
     assert "queue 'c'" in said.messages[0]
     assert "queue 'b'" in said.messages[1]
     said.clear()
-    tell(NAME, None, more, None)
+    log_change(NAME, None, more, None)
     assert len(said.messages) == 5
 
 
 def test_a_destination_too_light_is_told_with_the_change(said: pytest.LogCaptureFixture) -> None:
     light = known({A: 1, B: 10_000, C: 10_000})
-    tell(NAME, entry(), entry(light), changed(ONE, light, "sync"))
+    log_change(NAME, entry(), entry(light), changed(ONE, light, "sync"))
     assert [m for m in said.messages if "light" in m] == [
         f"{HERE}: queue 'a' is so light that it expects under 100 slots"
     ]
@@ -157,7 +157,7 @@ def test_names_cannot_forge_a_line(said: pytest.LogCaptureFixture) -> None:
     after = known({nasty: 1, A: 1})
     bindings = Bindings({nasty: 1}, (IgnoredBinding(nasty, "k\nERROR", "not a whole number"),), (nasty,))
     new = replace(entry(after, PassReason.DEAD_LETTER, bindings), queues={"q\nERROR": "an argument"})
-    tell(name, None, new, changed(ONE, after, "sync"))
+    log_change(name, None, new, changed(ONE, after, "sync"))
     assert len(said.messages) == 4
     assert all("\n" not in message for message in said.messages)
     assert "\n" not in title(name)

@@ -16,7 +16,7 @@ X: Name = ("/", "x")
 FAULT = ManagementError("down")
 
 
-class Readings:
+class TableUpdater:
     """Stands for Sync: each reading waits until the test lets it go, or ends at once."""
 
     def __init__(self, *ends: Exception | None) -> None:
@@ -43,7 +43,7 @@ class Readings:
         self.during()
         end = self.ends.pop(0) if len(self.ends) > 1 else self.ends[0]
         if end is not None:
-            self.router.relent(name, started)
+            self.router.release_uncertain(name, started)
             raise end
         self.put(name, started)
 
@@ -51,11 +51,11 @@ class Readings:
         self.router.put(name, Entry(Mode.ROUTE, CONSISTENT_HASH, None, None, Bindings(), read_at))
 
     def expect(self, *, certain: bool = True) -> None:
-        self.router.expect(X, self.clock(), certain=certain)
+        self.router.mark_declared(X, self.clock(), certain=certain)
 
 
 async def test_a_declaration_during_a_reading_takes_another_one() -> None:
-    readings = Readings(None)
+    readings = TableUpdater(None)
     readings.gate.clear()
     looking = asyncio.create_task(readings.look_ups.look_up(X, 10))
     await readings.begun.wait()
@@ -67,56 +67,56 @@ async def test_a_declaration_during_a_reading_takes_another_one() -> None:
     # What was asked before the declaration is answered; the next publish asks again.
     await looking
     assert len(readings.started) == 1
-    assert readings.router.expected(X)
+    assert readings.router.awaits_read_back(X)
     await later
-    assert not readings.router.expected(X)
+    assert not readings.router.awaits_read_back(X)
     assert len(readings.started) == 2
 
 
 async def test_a_stream_of_declarations_holds_up_no_look_up() -> None:
-    readings = Readings(None)
+    readings = TableUpdater(None)
     readings.put(X, 999.0)
     readings.during = readings.expect
     readings.expect()
     await asyncio.gather(*(readings.look_ups.look_up(X, 10) for _ in range(10)))
     assert len(readings.started) == 1
-    assert readings.router.expected(X)
+    assert readings.router.awaits_read_back(X)
 
 
 async def test_where_nothing_new_was_declared_a_failed_reading_is_enough() -> None:
-    readings = Readings(FAULT)
+    readings = TableUpdater(FAULT)
     readings.put(X, 999.0)
     readings.expect(certain=False)
     await readings.look_ups.look_up(X, 10)
     assert len(readings.started) == 1
-    assert not readings.router.expected(X)
+    assert not readings.router.awaits_read_back(X)
 
 
 async def test_and_so_is_one_that_does_not_end() -> None:
-    readings = Readings(None)
+    readings = TableUpdater(None)
     readings.gate.clear()
     readings.put(X, 999.0)
     readings.expect(certain=False)
     await readings.look_ups.look_up(X, 0.01)
-    assert not readings.router.expected(X)
+    assert not readings.router.awaits_read_back(X)
     readings.expect(certain=True)
     with pytest.raises(NotReadable, match="in time"):
         await readings.look_ups.look_up(X, 0.01)
-    assert readings.router.expected(X)
+    assert readings.router.awaits_read_back(X)
 
 
 async def test_what_may_change_something_is_read_until_that_succeeds() -> None:
-    readings = Readings(FAULT, FAULT, None)
+    readings = TableUpdater(FAULT, FAULT, None)
     readings.put(X, 999.0)
     readings.expect()
     await readings.look_ups.look_up(X, 10)
     assert len(readings.started) == 3
-    assert not readings.router.expected(X)
+    assert not readings.router.awaits_read_back(X)
 
 
 async def test_where_nothing_was_declared_a_failed_reading_is_no_answer() -> None:
     for known in (True, False):
-        readings = Readings(FAULT)
+        readings = TableUpdater(FAULT)
         if known:
             readings.put(X, 999.0)
         with pytest.raises(NotReadable, match="down"):
@@ -125,7 +125,7 @@ async def test_where_nothing_was_declared_a_failed_reading_is_no_answer() -> Non
 
 
 async def test_an_exchange_that_went_meanwhile_does_not_serve_on() -> None:
-    readings = Readings(FAULT)
+    readings = TableUpdater(FAULT)
     readings.put(X, 999.0)
     readings.expect(certain=False)
     readings.during = lambda: readings.router.drop(X)
@@ -135,7 +135,7 @@ async def test_an_exchange_that_went_meanwhile_does_not_serve_on() -> None:
 
 async def test_all_that_wait_for_an_api_that_hangs_are_served_by_the_last_good_entry() -> None:
     """Where what was declared, again and again, changes nothing as far as is known."""
-    readings = Readings(None)
+    readings = TableUpdater(None)
     readings.put(X, 999.0)
     readings.gate.clear()
     readings.expect(certain=False)
@@ -152,17 +152,17 @@ async def test_all_that_wait_for_an_api_that_hangs_are_served_by_the_last_good_e
 
 
 async def test_absent_is_an_answer() -> None:
-    readings = Readings(Absent("gone"))
+    readings = TableUpdater(Absent("gone"))
     with pytest.raises(Absent, match="gone"):
         await readings.look_ups.look_up(X, 10)
-    readings = Readings(VhostNotListedError("/"))
+    readings = TableUpdater(VhostNotListedError("/"))
     with pytest.raises(Absent, match="virtual host '/'"):
         await readings.look_ups.look_up(X, 10)
     assert readings.look_ups.under_way == {}
 
 
 async def test_few_exchanges_are_read_first_at_once_and_known_ones_wait_for_none() -> None:
-    readings = Readings(None)
+    readings = TableUpdater(None)
     readings.gate.clear()
     names = [("/", f"{n}") for n in range(10)]
     asked = [asyncio.create_task(readings.look_ups.look_up(name, 10)) for name in names]
@@ -181,7 +181,7 @@ async def test_few_exchanges_are_read_first_at_once_and_known_ones_wait_for_none
 
 
 async def test_who_has_left_takes_no_turn() -> None:
-    readings = Readings(None)
+    readings = TableUpdater(None)
     readings.gate.clear()
     asked = [readings.look_ups.look_up(("/", f"{n}"), 0.02) for n in range(10)]
     ends = await asyncio.gather(*asked, return_exceptions=True)

@@ -10,9 +10,9 @@ from unittest.mock import Mock
 import pytest
 
 from proxy.settings.patterns import Selection
-from proxy.topology import assembly
+from proxy.topology import entry_builder
 from proxy.topology import sync as sync_module
-from proxy.topology.assembly import DEAD_LETTER_READS
+from proxy.topology.entry_builder import DEAD_LETTER_READS
 from proxy.topology.lookups import NotReadable
 from proxy.topology.management import Management
 from proxy.topology.sync import Sync
@@ -74,7 +74,7 @@ async def test_what_nobody_uses_is_forgotten_and_what_is_used_or_named_is_not(
                 await made.sync.refresh(name, "sync")
             made.sync._forget_idle(clock.now)
         assert set(made.router.entries) == {used, named}
-        assert set(made.sync._readings.tracked) == {used, named}
+        assert set(made.sync._updater.tracked) == {used, named}
 
 
 async def test_the_sync_survives_what_nobody_expected(
@@ -145,7 +145,7 @@ async def test_a_thousand_queues_are_built_while_the_loop_goes_on(
         return ring
 
     real_build = Ring.build
-    monkeypatch.setattr(assembly, "Ring", SimpleNamespace(build=build))
+    monkeypatch.setattr(entry_builder, "Ring", SimpleNamespace(build=build))
     fake.exchange("x", *(binding(f"q{i}") for i in range(1000)))
     async with syncing(fake) as made:
         ticker = asyncio.create_task(tick())

@@ -8,20 +8,20 @@ from unittest.mock import Mock
 
 import pytest
 
-from proxy.topology import declarations as declared_module
-from proxy.topology import readings as readings_module
+from proxy.topology import overlay as overlay_module
+from proxy.topology import updater as updater_module
 from proxy.topology.bindings import CONSISTENT_HASH
 from proxy.topology.declarations import (
-    OVERLAY_TIME,
-    Bound,
+    BindingAdded,
+    BindingRemoved,
     Declaration,
     ExchangeDeclared,
     ExchangeDeleted,
     QueueDeleted,
-    Unbound,
 )
 from proxy.topology.lookups import Absent, NotReadable
-from proxy.topology.overlays import OVERLAY_KEPT
+from proxy.topology.overlay import OVERLAY_TIME
+from proxy.topology.overlay_store import OVERLAY_KEPT
 from ring.destination import Destination
 from tests.unit.proxy.fake_management import FakeManagement, Gate, binding, status
 from tests.unit.proxy.topology.syncing import (
@@ -45,9 +45,9 @@ DECLARED = ExchangeDeclared("x", CONSISTENT_HASH)
 @pytest.mark.parametrize(
     ("declaration", "behind", "there", "weights"),
     [
-        (Bound("x", C, "2"), ["a", "b"], ["a", "b", "c"], {A: 1, B: 1, C: 2}),
-        (Bound("x", A, "7"), ["a", "b"], ["a", "a7", "b"], {A: 7, B: 1}),
-        (Unbound("x", A, "1"), ["a", "b"], ["b"], {B: 1}),
+        (BindingAdded("x", C, "2"), ["a", "b"], ["a", "b", "c"], {A: 1, B: 1, C: 2}),
+        (BindingAdded("x", A, "7"), ["a", "b"], ["a", "a7", "b"], {A: 7, B: 1}),
+        (BindingRemoved("x", A, "1"), ["a", "b"], ["b"], {B: 1}),
         (QueueDeleted("a"), ["a", "b"], ["b"], {B: 1}),
     ],
 )
@@ -80,7 +80,7 @@ async def test_the_next_publish_after_an_ok_waits_for_a_reading_and_what_that_do
         clock.now += 1
         await made.sync.refresh(X, "test")
         assert made.weights() == weights
-        assert X not in made.sync._readings.overlays
+        assert X not in made.sync._updater.overlays
         # From now on, what is done elsewhere shows.
         fake.exchange("x", *(made_of[name] for name in behind))
         for _ in range(3):
@@ -95,8 +95,8 @@ async def test_a_change_that_does_not_show_in_time_is_not_laid_over_any_more(
     fake.exchange("x", binding("a"), binding("b"))
     async with syncing(fake) as made:
         await made.sync.look_up(X, 10)
-        made.sync.declared("/", Bound("x", C, "1"))
-        made.sync.declared("/", Unbound("x", A, "1"))
+        made.sync.declared("/", BindingAdded("x", C, "1"))
+        made.sync.declared("/", BindingRemoved("x", A, "1"))
         laid_over, all_shown, settled = {B: 1, C: 1}, {A: 1, B: 1, C: 1}, {A: 1, B: 1}
         for later, weights in (
             (OVERLAY_TIME - 1, laid_over),
@@ -107,7 +107,7 @@ async def test_a_change_that_does_not_show_in_time_is_not_laid_over_any_more(
             clock.now += later
             await made.sync.refresh(X, "test")
             assert made.weights() == weights
-        assert X not in made.sync._readings.overlays
+        assert X not in made.sync._updater.overlays
 
 
 async def test_a_binding_and_an_exchange_of_their_own_that_do_not_show_yet(fake: FakeManagement) -> None:
@@ -125,7 +125,7 @@ async def test_a_binding_and_an_exchange_of_their_own_that_do_not_show_yet(fake:
 
     async with syncing(fake) as made:
         made.sync.declared("/", DECLARED)
-        made.sync.declared("/", Bound("x", A, "1"))
+        made.sync.declared("/", BindingAdded("x", A, "1"))
         fake.fail(catch_up, OF_X)
         await made.sync.look_up(X, 10)
         assert (made.weights(), made.waits()) == ({A: 1}, False)
@@ -145,14 +145,14 @@ async def test_a_reading_without_the_exchange_that_was_declared_is_a_fault_that_
         clock.now += OVERLAY_TIME + 1
         with pytest.raises(Absent):
             await made.sync.look_up(X, 10)
-        assert (X in made.sync._readings.overlays, made.router.expected(X)) == (False, False)
+        assert (X in made.sync._updater.overlays, made.router.awaits_read_back(X)) == (False, False)
 
 
 async def test_an_exchange_declared_anew_is_not_the_one_of_another_type(fake: FakeManagement, clock: Clock) -> None:
     fake.exchange("x", type="fanout")
     async with syncing(fake) as made:
         await made.sync.look_up(X, 10)
-        for declaration in (ExchangeDeleted("x"), DECLARED, Bound("x", A, "1")):
+        for declaration in (ExchangeDeleted("x"), DECLARED, BindingAdded("x", A, "1")):
             made.sync.declared("/", declaration)
         clock.now += 1
         await made.sync.refresh(X, "test")
@@ -168,7 +168,7 @@ async def test_a_reading_under_way_when_the_ok_comes_is_not_enough(fake: FakeMan
     fake.exchange("x", binding("a"))
     async with syncing(fake) as made:
         gate, refresh = await refreshing(made, fake)
-        made.sync.declared("/", Bound("x", B, "1"))
+        made.sync.declared("/", BindingAdded("x", B, "1"))
         looking = asyncio.create_task(made.sync.look_up(X, 10))
         fake.mend()
         gate.open()
@@ -206,7 +206,7 @@ async def test_what_is_declared_during_a_first_reading_is_certain(fake: FakeMana
     async with syncing(fake) as made:
         looking = asyncio.create_task(made.sync.look_up(X, 10))
         await eventually(lambda: gate.waiting == 1)
-        made.sync.declared("/", Bound("x", B, "1"))
+        made.sync.declared("/", BindingAdded("x", B, "1"))
         gate.open()
         await looking
         fake.fail(status(500))
@@ -239,10 +239,10 @@ async def test_bindings_that_come_and_go_end_as_they_were_declared(fake: FakeMan
     async with syncing(fake) as made:
         await made.sync.look_up(X, 10)
         steps: list[tuple[list[Declaration], dict[Destination, int]]] = [
-            ([Unbound("x", A, "1"), Bound("x", A, "1")], {A: 1, B: 1}),
-            ([Unbound("x", A, "1"), Bound("x", A, "5")], {A: 5, B: 1}),
-            ([QueueDeleted("b"), Bound("x", B, "2")], {A: 5, B: 2}),
-            ([Bound("x", C, "1"), Unbound("x", C, "1")], {A: 5, B: 2}),
+            ([BindingRemoved("x", A, "1"), BindingAdded("x", A, "1")], {A: 1, B: 1}),
+            ([BindingRemoved("x", A, "1"), BindingAdded("x", A, "5")], {A: 5, B: 1}),
+            ([QueueDeleted("b"), BindingAdded("x", B, "2")], {A: 5, B: 2}),
+            ([BindingAdded("x", C, "1"), BindingRemoved("x", C, "1")], {A: 5, B: 2}),
             ([QueueDeleted("a")], {B: 2}),
         ]
         for declarations, weights in steps:
@@ -259,7 +259,7 @@ async def test_of_two_bindings_to_a_queue_the_one_that_is_left_counts(fake: Fake
     fake.exchange("x", binding("a", "1"), binding("a", "5"))
     async with syncing(fake) as made:
         await made.sync.look_up(X, 10)
-        made.sync.declared("/", Unbound("x", A, "5"))
+        made.sync.declared("/", BindingRemoved("x", A, "5"))
         clock.now += 1
         await made.sync.look_up(X, 10)
         assert made.weights() == {A: 1}
@@ -269,7 +269,7 @@ async def test_a_declared_removal_need_not_settle_however_late_it_is_read(fake: 
     fake.exchange("x", binding("a"), binding("b"))
     async with syncing(fake) as made:
         await made.sync.look_up(X, 10)
-        made.sync.declared("/", Unbound("x", A, "1"))
+        made.sync.declared("/", BindingRemoved("x", A, "1"))
         fake.fail(status(500), "/api/queues/")
         fake.exchange("x", binding("b"))
         for _ in range(3):
@@ -298,7 +298,7 @@ async def test_a_deleted_exchange_is_gone_at_once_and_one_that_still_shows_is_be
         clock.now += 1
         await made.sync.refresh(X, "test")
         assert dict(made.router.entries) == {}
-        assert X not in made.sync._readings.overlays
+        assert X not in made.sync._updater.overlays
 
 
 async def test_a_deleted_exchange_goes_from_the_rings_that_led_to_it(fake: FakeManagement, clock: Clock) -> None:
@@ -317,7 +317,7 @@ async def test_a_return_outweighs_a_binding_that_was_declared(fake: FakeManageme
     fake.exchange("x", binding("b"))
     async with syncing(fake) as made:
         await made.sync.look_up(X, 10)
-        made.sync.declared("/", Bound("x", A, "1"))
+        made.sync.declared("/", BindingAdded("x", A, "1"))
         clock.now += 1
         await made.sync.look_up(X, 10)
         assert made.weights() == {A: 1, B: 1}
@@ -335,14 +335,19 @@ async def test_declarations_that_change_nothing_need_no_reading(fake: FakeManage
         fake.requests.clear()
         for fault in (None, status(503)):
             fake.fail(fault) if fault else fake.mend()
-            for declaration in (DECLARED, Bound("x", A, "1"), Bound("x", B, "abc"), Unbound("x", C, "1")):
+            for declaration in (
+                DECLARED,
+                BindingAdded("x", A, "1"),
+                BindingAdded("x", B, "abc"),
+                BindingRemoved("x", C, "1"),
+            ):
                 made.sync.declared("/", declaration)
                 clock.now += 1
-                assert (made.waits(), X in made.sync._readings.overlays) == (False, False)
+                assert (made.waits(), X in made.sync._updater.overlays) == (False, False)
         assert made.entry is entry
         assert fake.requests == []
         made.sync.declared("/", DECLARED)
-        made.sync.declared("/", Bound("x", A, "2"))
+        made.sync.declared("/", BindingAdded("x", A, "2"))
         with pytest.raises(NotReadable, match="503"):
             await made.sync.look_up(X, 0.2)
         assert made.waits()
@@ -388,7 +393,7 @@ async def test_a_shadowed_exchange_is_read_again_soon_where_its_bindings_change(
     async with syncing(fake, shadow=("x",), named=(X,), running=True) as made:
         await eventually(lambda: made.weights() == {A: 1})
         fake.exchange("x", binding("a"), binding("b"))
-        made.sync.declared("/", Bound("x", B, "1"))
+        made.sync.declared("/", BindingAdded("x", B, "1"))
         assert not made.waits()
         await eventually(lambda: made.weights() == {A: 1, B: 1})
 
@@ -400,14 +405,14 @@ async def test_bindings_of_what_passes_whatever_is_bound_are_no_reason_to_read(
     fake.exchange("x", binding("a"), **fields)
     async with syncing(fake, **settings) as made:
         await made.sync.look_up(X, 10)
-        for declaration in (Bound("x", B, "1"), Unbound("x", A, "1"), QueueDeleted("a")):
+        for declaration in (BindingAdded("x", B, "1"), BindingRemoved("x", A, "1"), QueueDeleted("a")):
             made.sync.declared("/", declaration)
-            assert (made.waits(), X in made.sync._readings.overlays) == (False, False)
+            assert (made.waits(), X in made.sync._updater.overlays) == (False, False)
         made.sync.declared("/", ExchangeDeleted("x"))
         assert made.waits()
         # What is bound to its successor may count.
-        made.sync.declared("/", Bound("x", B, "1"))
-        assert made.sync._readings.overlays.of(X).binds(B)
+        made.sync.declared("/", BindingAdded("x", B, "1"))
+        assert made.sync._updater.overlays.of(X).has_added(B)
 
 
 async def test_the_default_exchange_and_other_virtual_hosts_are_not_touched(fake: FakeManagement) -> None:
@@ -416,12 +421,12 @@ async def test_the_default_exchange_and_other_virtual_hosts_are_not_touched(fake
         await made.sync.look_up(X, 10)
         changed = Mock()
         made.router.on_change.append(changed)
-        made.sync.declared("/", Bound("", A, "a"))
+        made.sync.declared("/", BindingAdded("", A, "a"))
         made.sync.declared("v", QueueDeleted("a"))
-        made.sync.declared("v", Bound("x", B, "1"))
+        made.sync.declared("v", BindingAdded("x", B, "1"))
         # Nor does it matter to any route what is declared of an exchange that nobody publishes to.
         assert changed.call_count == 0
-        assert ("v", "x") in made.sync._readings.overlays
+        assert ("v", "x") in made.sync._updater.overlays
         assert not made.waits()
 
 
@@ -429,17 +434,17 @@ async def test_a_program_that_binds_and_publishes_by_turns_is_not_slowed(
     fake: FakeManagement, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing but the clock lets the later readings start."""
-    monkeypatch.setattr(readings_module, "MIN_REFRESH", LONG)
+    monkeypatch.setattr(updater_module, "MIN_REFRESH", LONG)
     fake.exchange("x", binding("a"))
     async with syncing(fake) as made:
         await made.sync.look_up(X, 10)
         for weight in "2345":
-            clock.now += readings_module.MIN_REFRESH_DECLARED
-            made.sync.declared("/", Bound("x", A, weight))
+            clock.now += updater_module.MIN_REFRESH_DECLARED
+            made.sync.declared("/", BindingAdded("x", A, weight))
             await made.sync.look_up(X, 10)
             assert made.weights() == {A: int(weight)}
-        monkeypatch.setattr(readings_module, "MIN_REFRESH_DECLARED", LONG)
-        made.sync.declared("/", Bound("x", A, "6"))
+        monkeypatch.setattr(updater_module, "MIN_REFRESH_DECLARED", LONG)
+        made.sync.declared("/", BindingAdded("x", A, "6"))
         asked = fake.counted()[OF_X]
         waiting = asyncio.create_task(made.sync.look_up(X, 10))
         # As long as a whole reading of another takes.
@@ -457,23 +462,23 @@ async def test_what_was_declared_of_exchanges_that_nobody_publishes_to_is_forgot
     fake.exchange("x", binding("a"))
     async with syncing(fake) as made:
         await made.sync.look_up(X, 10)
-        made.sync.declared("/", Bound("x", B, "1"))
-        made.sync.declared("/", Bound("never", B, "1"))
+        made.sync.declared("/", BindingAdded("x", B, "1"))
+        made.sync.declared("/", BindingAdded("never", B, "1"))
         clock.now += OVERLAY_KEPT - 1
         made.sync._forget_declared(clock.now)
-        assert ("/", "never") in made.sync._readings.overlays
+        assert ("/", "never") in made.sync._updater.overlays
         clock.now += 2
         made.sync._forget_declared(clock.now)
-        assert ("/", "never") not in made.sync._readings.overlays
+        assert ("/", "never") not in made.sync._updater.overlays
         # The next reading of the other one needs what was said.
         assert made.waits()
-        assert X in made.sync._readings.overlays
+        assert X in made.sync._updater.overlays
         await made.sync.look_up(X, 10)
-        made.sync.declared("/", Bound("x", B, "1"))
+        made.sync.declared("/", BindingAdded("x", B, "1"))
         await made.sync.look_up(X, 10)
         clock.now += OVERLAY_KEPT + 1
         made.sync._forget_declared(clock.now)
-        assert X not in made.sync._readings.overlays
+        assert X not in made.sync._updater.overlays
         assert made.weights() is not None
 
 
@@ -482,21 +487,21 @@ async def test_what_was_declared_is_not_kept_without_bound(fake: FakeManagement,
     async with syncing(fake) as made:
         for n in range(3000):
             clock.now += 0.1
-            made.sync.declared("/", Bound("events", Destination("queue", f"q{n}"), "k"))
+            made.sync.declared("/", BindingAdded("events", Destination("queue", f"q{n}"), "k"))
             made.sync.declared("/", QueueDeleted(f"q{n}"))
-        assert made.sync._readings.overlays.of(("/", "events")).size <= 2 * OVERLAY_KEPT / 0.1 + 2
-        assert not made.router._marks
+        assert made.sync._updater.overlays.of(("/", "events")).statement_count <= 2 * OVERLAY_KEPT / 0.1 + 2
+        assert not made.router._unread
 
 
 async def test_a_reading_that_lacks_what_was_declared_and_forgotten_is_not_believed(
     fake: FakeManagement, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(declared_module, "MOST_SAID", 2)
+    monkeypatch.setattr(overlay_module, "MOST_STATEMENTS", 2)
     fake.exchange("x", binding("a"))
     async with syncing(fake) as made:
         await made.sync.look_up(X, 10)
         for n in range(3):
-            made.sync.declared("/", Bound("x", Destination("queue", f"q{n}"), "1"))
+            made.sync.declared("/", BindingAdded("x", Destination("queue", f"q{n}"), "1"))
         await made.sync._again(X, "test")
         assert "more was declared" in made.sync.faults[X]
         assert made.waits()
@@ -514,8 +519,8 @@ async def test_an_opposite_change_made_elsewhere_counts_once_the_declaration_no_
     fake.exchange("x", binding("a"), binding("b"))
     async with syncing(fake) as made:
         await made.sync.look_up(X, 10)
-        made.sync.declared("/", Unbound("x", B, "1"))
-        made.sync.declared("/", Bound("x", B, "1"))
+        made.sync.declared("/", BindingRemoved("x", B, "1"))
+        made.sync.declared("/", BindingAdded("x", B, "1"))
         said = clock.now
         await made.sync.refresh(X, "test")
         # Unbound elsewhere, at once: readings show it, and cannot tell it from what was before the declarations.
@@ -524,7 +529,7 @@ async def test_an_opposite_change_made_elsewhere_counts_once_the_declaration_no_
             clock.now += 0.5
             await made.sync.refresh(X, "test")
             assert made.weights() == {A: 1, B: 1}
-        due = made.sync._readings.tracked[X].due
+        due = made.sync._updater.tracked[X].due
         assert due <= said + OVERLAY_TIME
         clock.now = said + OVERLAY_TIME + 0.001
         await made.sync.refresh(X, "test")
@@ -548,7 +553,7 @@ async def test_a_binding_to_what_came_back_counts_though_it_was_known_before(
             fake.fail(gate, BINDINGS_OF_X)
         refresh = asyncio.create_task(made.sync.refresh(X, "a message was returned", {B}))
         await (eventually(lambda: gate.waiting == 1) if readable else refresh)
-        made.sync.declared("/", Bound("x", B, "1"))
+        made.sync.declared("/", BindingAdded("x", B, "1"))
         assert made.waits() == readable
         fake.mend()
         gate.open()

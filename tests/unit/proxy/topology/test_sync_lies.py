@@ -122,10 +122,10 @@ async def test_retry_after_is_heeded(fake: FakeManagement, clock: Clock) -> None
     async with syncing(fake, interval=1.0, named=(X,)) as made:
         fake.fail(status(429, headers={"Retry-After": "40"}))
         await made.sync._again(X, "test")
-        assert made.sync._readings.tracked[X].due >= clock.now + 39
+        assert made.sync._updater.tracked[X].due >= clock.now + 39
         fake.fail(status(500))
         clock.now += 1
         for _ in range(20):
             await made.sync._again(X, "test")
             clock.now += 1
-        assert made.sync._readings.tracked[X].due <= clock.now + 1.0
+        assert made.sync._updater.tracked[X].due <= clock.now + 1.0

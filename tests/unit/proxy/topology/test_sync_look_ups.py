@@ -6,8 +6,8 @@ import pytest
 
 from proxy.topology.bindings import CONSISTENT_HASH
 from proxy.topology.declarations import ExchangeDeclared
-from proxy.topology.listings import LISTING_COUNTS
 from proxy.topology.lookups import Absent, NotReadable, VhostAbsent
+from proxy.topology.recent_listings import LISTING_COUNTS
 from proxy.topology.table import PassReason
 from ring.ring import Ring
 from tests.unit.proxy.fake_management import FakeManagement, Gate, binding, body, status
@@ -74,7 +74,7 @@ async def test_what_does_not_exist_is_absent(fake: FakeManagement, clock: Clock)
             await made.sync.look_up(("v", "x"), 10)
         assert made.sync.results["absent"] == 1
         # Names that clients make up leave nothing behind.
-        assert (made.sync._readings.tracked, made.sync._look_ups.under_way, dict(made.router.entries)) == ({}, {}, {})
+        assert (made.sync._updater.tracked, made.sync._look_ups.under_way, dict(made.router.entries)) == ({}, {}, {})
         fake.exchange("x", binding("a"))
         clock.now += LISTING_COUNTS
         await made.sync.look_up(X, 10)

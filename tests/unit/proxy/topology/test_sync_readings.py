@@ -5,8 +5,8 @@ from unittest.mock import Mock
 
 import pytest
 
-from proxy.topology.assembly import DEAD_LETTER_READS
 from proxy.topology.bindings import CONSISTENT_HASH, MODULUS_HASH
+from proxy.topology.entry_builder import DEAD_LETTER_READS
 from proxy.topology.table import Entry, PassReason, Unread
 from ring.destination import Destination
 from ring.ring import Ring

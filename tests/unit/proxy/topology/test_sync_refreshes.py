@@ -5,8 +5,8 @@ from contextlib import suppress
 
 import pytest
 
-from proxy.topology import readings as readings_module
 from proxy.topology import sync as sync_module
+from proxy.topology import updater as updater_module
 from proxy.topology.lookups import Absent
 from tests.unit.proxy.fake_management import FakeManagement, Gate, binding, status
 from tests.unit.proxy.topology.syncing import BINDINGS_OF_X, LONG, OF_X, A, B, Clock, X, eventually, refreshing, syncing
@@ -37,14 +37,14 @@ async def test_refreshes_share_a_reading_that_fails(fake: FakeManagement) -> Non
         gate.open()
         await asyncio.gather(first, *later)
         assert made.sync.results["failed"] <= 2
-        assert made.sync._readings.tracked[X].failures <= 2
+        assert made.sync._updater.tracked[X].failures <= 2
 
 
 async def test_readings_of_one_exchange_keep_a_distance(
     fake: FakeManagement, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where they fail. Nothing but the clock lets the second one start."""
-    monkeypatch.setattr(readings_module, "MIN_REFRESH", LONG)
+    monkeypatch.setattr(updater_module, "MIN_REFRESH", LONG)
     fake.exchange("x", binding("a"))
     for fault in (None, status(500)):
         async with syncing(fake, named=(X,)) as made:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from proxy.topology.bindings import CONSISTENT_HASH
-from proxy.topology.declarations import Bound
+from proxy.topology.declarations import BindingAdded
 from proxy.topology.lookups import Absent
 from proxy.topology.table import PassReason, Unread
 from ring.destination import Destination
@@ -93,7 +93,7 @@ async def test_a_deleted_exchange_is_forgotten_after_the_settle_time(fake: FakeM
             assert X in made.router.entries
             clock.now += SETTLE / 2
             await made.sync._again(X, "test")
-        assert (dict(made.router.entries), made.sync._readings.tracked) == ({}, {})
+        assert (dict(made.router.entries), made.sync._updater.tracked) == ({}, {})
         assert made.sync.results["absent"] == 1
         with pytest.raises(Absent):
             await made.sync.look_up(X, 10)
@@ -157,7 +157,7 @@ async def test_of_two_short_lies_with_failures_between_none_is_believed(fake: Fa
         fake.exchange("x", binding("a"))
         clock.now += SETTLE / 2
         await made.sync._again(X, "test")
-        assert (made.weights(), made.sync._readings.tracked[X].in_force.missing) == ({A: 1}, {})
+        assert (made.weights(), made.sync._updater.tracked[X].in_force.missing) == ({A: 1}, {})
 
 
 async def test_an_exchange_that_goes_before_its_first_reading_ends_was_never_there(
@@ -183,12 +183,12 @@ async def test_a_virtual_host_that_is_deleted_and_comes_back_has_nothing_of_befo
     name = ("v", "x")
     async with syncing(fake) as made:
         await made.sync.look_up(name, 10)
-        made.sync.declared("v", Bound("x", C, "1"))
+        made.sync.declared("v", BindingAdded("x", C, "1"))
         fake.delete("x", "v")
         fake.vhosts.remove("v")
         await made.sync._again(name)
         assert isinstance(made.router.look(name), Unread)
-        assert name not in made.sync._readings.overlays
+        assert name not in made.sync._updater.overlays
         fake.exchange("x", binding("b"), vhost="v")
         await made.sync.look_up(name, 10)
         assert made.weights(name) == {B: 1}

@@ -154,8 +154,8 @@ def changed(router: Router) -> Mock:
 
 def test_what_was_declared_on_is_unknown_until_it_was_read_after_that(router: Router) -> None:
     router.put(X, entry(TWO, read_at=1000.0))
-    router.expect(X, 1001.0, certain=True)
-    assert router.expected(X)
+    router.mark_declared(X, 1001.0, certain=True)
+    assert router.awaits_read_back(X)
     assert router.look(X) == Unread(X, "a declaration has not been read back yet")
     # The reading was under way when the -ok came.
     router.put(X, entry(TWO, read_at=1000.9))
@@ -163,16 +163,16 @@ def test_what_was_declared_on_is_unknown_until_it_was_read_after_that(router: Ro
     router.put(X, entry(TWO, read_at=1001.0))
     assert isinstance(router.look(X), Entry)
     assert router.look(X) is router.entries[X]
-    assert not router.expected(X)
+    assert not router.awaits_read_back(X)
 
 
 def test_an_exchange_that_was_never_read_can_be_declared_on(router: Router) -> None:
-    router.expect(X, 1001.0, certain=True)
-    assert router.expected(X)
+    router.mark_declared(X, 1001.0, certain=True)
+    assert router.awaits_read_back(X)
     router.put(X, entry(TWO, read_at=1000.0))
     assert isinstance(router.look(X), Unread)
     router.drop(X)
-    assert not router.expected(X)
+    assert not router.awaits_read_back(X)
     router.put(X, entry(TWO, read_at=1000.0))
     assert isinstance(router.look(X), Entry)
 
@@ -180,27 +180,27 @@ def test_an_exchange_that_was_never_read_can_be_declared_on(router: Router) -> N
 def test_a_publish_waits_for_what_was_declared_before_it_only(router: Router) -> None:
     """Else a stream of declarations would hold it up for as long as it lasts."""
     router.put(X, entry(TWO, read_at=1000.0))
-    router.expect(X, 1001.0, certain=True)
+    router.mark_declared(X, 1001.0, certain=True)
     assert isinstance(router.look(X, 1000.0), Entry)
     assert isinstance(router.look(X, 1000.1), Unread)
-    assert not router.expected(X, 1000.0)
-    assert router.expected(X, 1000.1)
-    router.expect(Y, 1001.0, certain=True)
-    assert router.expected(Y, 0.0), "there is no entry that could do"
+    assert not router.awaits_read_back(X, 1000.0)
+    assert router.awaits_read_back(X, 1000.1)
+    router.mark_declared(Y, 1001.0, certain=True)
+    assert router.awaits_read_back(Y, 0.0), "there is no entry that could do"
 
 
 def test_a_failed_reading_lifts_only_what_is_not_certain_and_came_before_it(router: Router) -> None:
     router.put(X, entry(TWO))
-    router.expect(X, 1001.0, certain=False)
+    router.mark_declared(X, 1001.0, certain=False)
     assert isinstance(router.look(X), Unread)
-    assert not router.relent(X, 1000.9)
-    assert router.expected(X)
-    assert router.relent(X, 1001.0)
+    assert not router.release_uncertain(X, 1000.9)
+    assert router.awaits_read_back(X)
+    assert router.release_uncertain(X, 1001.0)
     assert isinstance(router.look(X), Entry)
-    assert not router.relent(X, 1002.0)
-    router.expect(X, 1003.0, certain=True)
-    assert not router.relent(X, 1004.0)
-    assert router.expected(X)
+    assert not router.release_uncertain(X, 1002.0)
+    router.mark_declared(X, 1003.0, certain=True)
+    assert not router.release_uncertain(X, 1004.0)
+    assert router.awaits_read_back(X)
 
 
 @pytest.mark.parametrize("certain", [(True, False), (False, True)])
@@ -209,36 +209,36 @@ def test_of_several_declarations_the_latest_time_counts_and_certain_is_what_any_
 ) -> None:
     router.put(X, entry(TWO))
     for at, sure in zip((1001.0, 1002.0), certain, strict=True):
-        router.expect(X, at, certain=sure)
-    assert not router.relent(X, 1003.0)
+        router.mark_declared(X, at, certain=sure)
+    assert not router.release_uncertain(X, 1003.0)
     router.put(X, entry(TWO, read_at=1001.5))
-    assert router.expected(X)
+    assert router.awaits_read_back(X)
     router.put(X, entry(TWO, read_at=1002.0))
-    assert not router.expected(X)
+    assert not router.awaits_read_back(X)
 
 
 def test_an_earlier_time_does_not_take_the_place_of_a_later_one(router: Router) -> None:
     router.put(X, entry(TWO))
-    router.expect(X, 1002.0, certain=False)
-    router.expect(X, 1001.0, certain=False)
+    router.mark_declared(X, 1002.0, certain=False)
+    router.mark_declared(X, 1001.0, certain=False)
     router.put(X, entry(TWO, read_at=1001.5))
-    assert router.expected(X)
+    assert router.awaits_read_back(X)
 
 
 def test_a_stream_of_declarations_that_change_nothing_does_not_hold_up_publishes_while_nothing_can_be_read(
     router: Router,
 ) -> None:
     router.put(X, entry(TWO))
-    router.expect(X, 1001.0, certain=False)
-    router.expect(X, 1003.0, certain=False)
-    assert not router.relent(X, 1000.9)
-    assert router.relent(X, 1001.0)
+    router.mark_declared(X, 1001.0, certain=False)
+    router.mark_declared(X, 1003.0, certain=False)
+    assert not router.release_uncertain(X, 1000.9)
+    assert router.release_uncertain(X, 1001.0)
     assert isinstance(router.look(X), Entry)
 
 
 def test_use_shows_also_where_a_declaration_is_waited_for(router: Router, clock: Clock) -> None:
     router.put(X, entry(TWO))
-    router.expect(X, 1001.0, certain=True)
+    router.mark_declared(X, 1001.0, certain=True)
     router.look(X)
     assert router.used_at == {X: clock.now}
 
@@ -252,17 +252,17 @@ def test_changes_are_told_and_readings_that_change_nothing_are_not(router: Route
     assert changed.call_count == 1
     router.put(X, replace(first, read_at=1001.0, bindings=Bindings({queue("a"): 1}), queues={"a": ""}))
     assert changed.call_count == 1, "as before, but for what routes nothing"
-    router.expect(X, 1002.0, certain=False)
+    router.mark_declared(X, 1002.0, certain=False)
     assert changed.call_count == 2
-    router.expect(X, 1003.0, certain=True)
+    router.mark_declared(X, 1003.0, certain=True)
     router.put(X, replace(first, read_at=1002.5))
-    assert not router.relent(X, 1004.0)
+    assert not router.release_uncertain(X, 1004.0)
     assert changed.call_count == 2, "it was unknown, and is"
     router.put(X, replace(first, read_at=1003.0))
     assert changed.call_count == 3, "a mark was lifted"
-    router.expect(Y, 1003.0, certain=False)
-    router.relent(Y, 1003.0)
-    router.relent(Y, 1003.0)
+    router.mark_declared(Y, 1003.0, certain=False)
+    router.release_uncertain(Y, 1003.0)
+    router.release_uncertain(Y, 1003.0)
     assert changed.call_count == 5
     router.drop(X)
     assert changed.call_count == 6
@@ -287,7 +287,7 @@ def test_every_change_that_matters_is_told(router: Router, changed: Mock, change
 def test_all_who_want_to_know_are_told(router: Router, changed: Mock) -> None:
     also = Mock()
     router.on_change.append(also)
-    router.tell()
+    router.notify()
     assert changed.call_count == also.call_count == 1
 
 

@@ -73,7 +73,7 @@ async def test_a_question_waits_for_what_was_declared_before_it_only() -> None:
     entries = {"x": known(ring(exchange("y"))), "y": known(QUEUES)}
     dispatch, router = asking(entries)
     await dispatch.choose(X, b"k")
-    router.expect((VHOST, "y"), NOW + 1, certain=True)
+    router.mark_declared((VHOST, "y"), NOW + 1, certain=True)
     entries["y"] = known(ring(queue("new")), read_at=NOW)
     choice, _ = await dispatch.choose(X, b"k")
     assert choice is not None

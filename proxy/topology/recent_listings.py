@@ -1,6 +1,6 @@
 """Which exchanges a virtual host had a moment ago: publishes to names that do not exist share one answer. Pure."""
 
-from proxy.topology.table import Name
+from proxy.topology.table import NEVER, Name
 
 LISTING_COUNTS = 1.0
 """Seconds after the question for which an answer that lists no exchange of a name counts for that name."""
@@ -9,7 +9,7 @@ MOST_LISTINGS = 16
 """Virtual hosts whose last answer is kept."""
 
 
-class Listings:
+class RecentListings:
     """The exchanges that the management API listed last, by virtual host.
 
     Clients choose the names that they publish to, and each name that does not exist would cost the API three requests,
@@ -29,7 +29,7 @@ class Listings:
 
     def lacks(self, name: Name, declared_at: float, now: float) -> bool:
         """Whether an exchange did not exist a moment ago, and nothing was declared on it since, as of `declared_at`."""
-        asked, names = self._listed.get(name[0], (float("-inf"), frozenset()))
+        asked, names = self._listed.get(name[0], (NEVER, frozenset()))
         return now - asked <= LISTING_COUNTS and declared_at < asked and (names is None or name[1] not in names)
 
     def lacks_vhost(self, vhost: str) -> bool:

@@ -10,19 +10,19 @@ from dataclasses import dataclass, field
 
 from proxy.settings.config import OnDeadLetter
 from proxy.settings.patterns import Selection
-from proxy.topology.assembly import Assembly
 from proxy.topology.bindings import RING_TYPES, Bindings, TopologyError, weigh
-from proxy.topology.changes import tell, tell_absent, tell_missing, title
-from proxy.topology.cluster import ASK_DISTANCE, Identity
-from proxy.topology.listings import Listings
+from proxy.topology.changes import log_absent, log_change, log_missing, title
+from proxy.topology.cluster import ASK_DISTANCE, ClusterIdentity
+from proxy.topology.entry_builder import EntryBuilder
 from proxy.topology.lookups import Absent
 from proxy.topology.management import Management, ManagementError, NotAskableError
-from proxy.topology.overlays import Overlays
+from proxy.topology.overlay_store import OverlayStore
 from proxy.topology.reading import Reading, VhostNotListedError, read
+from proxy.topology.recent_listings import RecentListings
 from proxy.topology.removals import WeightsInForce
-from proxy.topology.restoring import Restoring
+from proxy.topology.restoring import EntryRestorer
 from proxy.topology.ring_cache import RingCache
-from proxy.topology.table import Entry, Name, Router, Unread
+from proxy.topology.table import NEVER, Entry, Name, Router, Unread
 from ring.destination import Destination
 
 log = logging.getLogger(__name__)
@@ -36,18 +36,16 @@ MIN_REFRESH_DECLARED = 0.02
 LONGEST_DOUBT = 1.0
 """Seconds, at most, after which an exchange that is new and has no bindings is looked at again."""
 
-NEVER = float("-inf")
-
 IN_TURN = "sync"
 """Why an exchange is read that nobody asked for."""
 
 
 @dataclass
-class Tracked:
+class TrackedExchange:
     """What one exchange's readings need to know of the ones before."""
 
     in_force: WeightsInForce = field(default_factory=WeightsInForce)
-    told: Collection[Destination] = ()
+    logged_missing: Collection[Destination] = ()
     """Of what is missing: what the log has said."""
     due: float = 0.0
     tried: float = NEVER
@@ -62,10 +60,10 @@ class Tracked:
     """When the last good reading started."""
 
 
-class Readings:
+class TableUpdater:
     """The readings of all exchanges: each takes one turn here, and what follows from it is swapped into the router.
 
-    Nothing here decides when to read: `Sync` does, by what `Tracked.due` and `identify_due` say.
+    Nothing here decides when to read: `Sync` does, by what `TrackedExchange.due` and `identify_due` say.
     """
 
     def __init__(
@@ -86,16 +84,16 @@ class Readings:
         Good readings are kept in `cache`, and restored from it where one fails; `max_age` is `ring_max_age`.
         """
         self._api, self._router = api, router
-        self.identity = Identity(api, self._identified)
-        self._assembly = Assembly(api, selection, on_dead_letter)
+        self.identity = ClusterIdentity(api, self._identified)
+        self._entry_builder = EntryBuilder(api, selection, on_dead_letter)
         self._cache = cache
-        self._restoring = Restoring(cache, self._assembly, router, self.identity, max_age) if cache else None
+        self._restoring = EntryRestorer(cache, self._entry_builder, router, self.identity, max_age) if cache else None
         self._interval, self._settle_time = interval, settle_time
         self._named = named
-        self.tracked: dict[Name, Tracked] = {name: Tracked() for name in named}
+        self.tracked: dict[Name, TrackedExchange] = {name: TrackedExchange() for name in named}
         """What is known of the readings of each exchange in use."""
-        self.overlays = Overlays()
-        self.listings = Listings()
+        self.overlays = OverlayStore()
+        self.listings = RecentListings()
         self.wake = asyncio.Event()
         """Set once something may be due sooner than it was."""
         self.identify_due = 0.0
@@ -113,7 +111,7 @@ class Readings:
 
     def close(self) -> None:
         """Ends the thread that builds rings, once it is done with the one it may be building."""
-        self._assembly.close()
+        self._entry_builder.close()
         if self._restoring is not None:
             self._restoring.close()
 
@@ -128,7 +126,7 @@ class Readings:
                 self.tracked[name].in_force = WeightsInForce()
                 if name not in self._named:
                     del self.tracked[name]
-        self._router.tell()
+        self._router.notify()
 
     def _keep(self, name: Name, entry: Entry) -> None:
         """Keeps what was read on disk, where a setting says so."""
@@ -150,12 +148,12 @@ class Readings:
         for name in await self._restoring.names():
             if self.identity.asked:
                 return
-            tracked = self.tracked.get(name) or Tracked()
+            tracked = self.tracked.get(name) or TrackedExchange()
             if await self._restore(name, tracked):
                 tracked.fault = tracked.fault or ManagementError("the management API has not answered yet")
                 restored(name)
 
-    async def _restore(self, name: Name, tracked: Tracked) -> bool:
+    async def _restore(self, name: Name, tracked: TrackedExchange) -> bool:
         """Puts an exchange that cannot be read into the table as it was kept, if it was, as a stale ring.
 
         Returns whether publishes need not wait for a reading now.
@@ -178,11 +176,11 @@ class Readings:
 
         Raises Absent, ManagementError or TopologyError.
         """
-        tracked = self.tracked.get(name) or Tracked()
+        tracked = self.tracked.get(name) or TrackedExchange()
         asked = time.monotonic()
         async with tracked.lock:
             if tracked.tried < asked:
-                distance = MIN_REFRESH_DECLARED if self._router.expected(name) else MIN_REFRESH
+                distance = MIN_REFRESH_DECLARED if self._router.awaits_read_back(name) else MIN_REFRESH
                 await asyncio.sleep(tracked.tried + distance - time.monotonic())
                 try:
                     await self._try(name, tracked, why)
@@ -196,12 +194,12 @@ class Readings:
             elif name not in self._router.entries:
                 raise _absent(name)
 
-    async def _try(self, name: Name, tracked: Tracked, why: str) -> None:
+    async def _try(self, name: Name, tracked: TrackedExchange, why: str) -> None:
         started, confirmed_removals = time.monotonic(), frozenset(tracked.confirmed_removals)
         # What was declared here and does not show yet exists: it is asked for, or publishes would pass by its ring.
-        declared = name in self.overlays or self.overlays.lacks(name, started)
+        declared = name in self.overlays or self.overlays.incomplete_for(name, started)
         if name not in self.tracked and not declared:
-            declared_at = self.overlays.of(name).told_at
+            declared_at = self.overlays.of(name).declared_at
             if self.listings.lacks(name, declared_at, started):
                 raise VhostNotListedError(name[0]) if self.listings.lacks_vhost(name[0]) else _absent(name)
         absent: Absent | None = None
@@ -235,7 +233,7 @@ class Readings:
     def _failed(
         self,
         name: Name,
-        tracked: Tracked,
+        tracked: TrackedExchange,
         why: str,
         started: float,
         fault: ManagementError | TopologyError,
@@ -257,7 +255,7 @@ class Readings:
             log.warning("cannot read %s: %s%s", title(name), fault, kept, exc_info=defect)
         tracked.tried, tracked.fault, tracked.in_force = started, fault, tracked.in_force.after_failure()
         tracked.failures += 1
-        self._router.relent(name, started)
+        self._router.release_uncertain(name, started)
         if isinstance(fault, VhostNotListedError):
             self._may_be_deleted(name, why, started)
         longest = min(self._interval, 0.5 * 2 ** min(tracked.failures, 10))
@@ -269,16 +267,16 @@ class Readings:
 
         Where it is only the management user who may not see it, the last good ring serves on.
         """
-        if self.overlays.of(name).told_at < started:
+        if self.overlays.of(name).declared_at < started:
             self.overlays.forget(name)
         if why == IN_TURN and name in self._router.entries:
             # The next publish waits for a reading of its own, and goes on without it if that finds no more.
-            self._router.expect(name, time.monotonic(), certain=False)
+            self._router.mark_declared(name, time.monotonic(), certain=False)
 
     async def _apply(
         self,
         name: Name,
-        tracked: Tracked,
+        tracked: TrackedExchange,
         reading: Reading,
         started: float,
         why: str,
@@ -286,9 +284,9 @@ class Readings:
     ) -> None:
         exchange, overlay = reading.exchange, self.overlays.of(name)
         shown_type = exchange.type if exchange is not None else None
-        if self.overlays.lacks(name, started):
+        if self.overlays.incomplete_for(name, started):
             raise ManagementError("more was declared than is kept until a reading shows it")
-        if overlay.missing(shown_type, started):
+        if overlay.misses_exchange(shown_type, started):
             raise ManagementError("it was declared and does not show yet")
         bindings, in_force, shown = Bindings(), WeightsInForce(), Bindings().weights
         if exchange is not None and exchange.type in RING_TYPES:
@@ -309,7 +307,9 @@ class Readings:
             self.overlays.settle(name, shown_type, reading.bindings, started)
             self._drop(name, before)
             raise _absent(name)
-        entry, change = await self._assembly.entry(name, exchange, bindings, in_force.weights, before, started, why)
+        entry, change = await self._entry_builder.entry(
+            name, exchange, bindings, in_force.weights, before, started, why
+        )
         self._router.put(name, entry)
         if before is None and entry.exchange_type in RING_TYPES:
             # This is often a new session's first publish: an answer that is newer than the name its broker gave vouches
@@ -318,10 +318,10 @@ class Readings:
         if change:
             self.changes[name] += 1
             self.moved[name] = self.moved.get(name, 0.0) + change.moved
-        tell(name, before, entry, change)
+        log_change(name, before, entry, change)
         missing = in_force.missing.keys() - bindings.weights.keys()
-        tell_missing(name, tracked.told, missing)
-        tracked.told = missing
+        log_missing(name, tracked.logged_missing, missing)
+        tracked.logged_missing = missing
         # Only now: half a reading, its queues say not readable, leaves no trace.
         tracked.in_force = in_force
         self.overlays.settle(name, shown_type, reading.bindings, started)
@@ -338,7 +338,7 @@ class Readings:
     def _drop(self, name: Name, before: Entry | None) -> None:
         named = self.tracked[name] if name in self._named else None
         if named is not None and (before is not None or named.read_started == NEVER):
-            tell_absent(name)
+            log_absent(name)
         elif before is not None:
             log.info("%s: gone", title(name))
         self._router.drop(name)

@@ -26,7 +26,7 @@ _AT_ONCE = 4
 Weights = Mapping[Destination, int]
 
 
-class Assembly:
+class EntryBuilder:
     """Makes entries. Rings are built in threads of their own, nearly all of it without the GIL, so the loop goes on."""
 
     def __init__(self, api: Management, selection: Selection, on_dead_letter: OnDeadLetter) -> None:
