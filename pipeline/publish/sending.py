@@ -59,7 +59,7 @@ class Sender:
 
     def __init__(
         self,
-        link: BrokerConnection,
+        connection: BrokerConnection,
         routes: Routes,
         window: int,
         patience: Patience,
@@ -71,7 +71,8 @@ class Sender:
         `window` is the most rows without a confirm. Without `pace` the rate has no limit, without `depths` the
         queues' depths have none.
         """
-        self._link, self._routes, self._patience, self._pace, self._depths = link, routes, patience, pace, depths
+        self._connection, self._routes = connection, routes
+        self._patience, self._pace, self._depths = patience, pace, depths
         self.window = Window(routes.queues, window, self._news)
         self._again: deque[RowMessage] = deque()
         """The rows that go out before any other: lost ones, and the one whose queue was too deep."""
@@ -112,8 +113,8 @@ class Sender:
         while not self.over:
             await self._until_clear()
             sent, whole = (0, False) if self.over else self._publish(turn)
-            self._link.wake()
-            # The link writes at the end of this turn of the loop.
+            self._connection.wake()
+            # The connection writes at the end of this turn of the loop.
             await asyncio.sleep(self._pace.take(sent, time.monotonic()) if self._pace and sent else 0)
             if whole:
                 return
@@ -122,8 +123,8 @@ class Sender:
         """Hand the connection as many messages as go out at once; return how many, and whether there are no more."""
         routes, window, again, depths, counters = self._routes, self.window, self._again, self._depths, self._counters
         index_of, methods, stamp, by_queue = routes.index_of, routes.methods, routes.stamp, window.by_queue
-        client = self._link.client
-        assert client is not None  # or the link were not clear
+        protocol = self._connection.protocol
+        assert protocol is not None  # or the connection were not clear
         count = min(CHUNK, window.room, self._pace.burst if self._pace else CHUNK)
         room, sent = CHUNK_BYTES, 0
         while sent < count and room > 0:
@@ -138,7 +139,7 @@ class Sender:
                 break
             queue_window = by_queue[index]
             try:
-                client.publish(
+                protocol.publish(
                     b"", methods[index], header, stamp, key, body, (queue_window, queue_window.next, counters)
                 )
             except ValueError as error:
@@ -155,7 +156,7 @@ class Sender:
         while not self.over:
             if window.lost:
                 await self._recover()
-            elif not self._link.clear:
+            elif not self._connection.clear:
                 await self._reachable()
             elif window.room <= 0:
                 await self._until(lambda: window.roomy or window.lost)
@@ -187,18 +188,18 @@ class Sender:
 
     async def _reachable(self) -> None:
         """Wait until the connection takes rows, or the broker has been waited for long enough."""
-        link = self._link
+        connection = self._connection
         try:
             async with asyncio.timeout(self._left()):
-                while not link.clear:
-                    await link.settled()
-                    if link.login_refused and not link.connects:
-                        self._stop = link.why
+                while not connection.clear:
+                    await connection.settled()
+                    if connection.login_refused and not connection.connects:
+                        self._stop = connection.why
                         return
-                    if not link.clear:
+                    if not connection.clear:
                         await asyncio.sleep(_NOT_CLEAR)
         except TimeoutError:
-            self._give_up(link.why)
+            self._give_up(connection.why)
 
     async def _drained(self) -> None:
         """Look at the queue that is full, and pause if it still is.
@@ -248,14 +249,14 @@ def connected(settings: Settings, done: Callable[[], bool]) -> tuple[BrokerConne
     The coroutine connects again after each loss, until `done` returns true.
     """
     brokers = Brokers(settings.brokers, tls_of(settings.broker_url, settings), settings.lookup_timeout)
-    link = BrokerConnection(
+    connection = BrokerConnection(
         brokers.dial,
         lambda: of_url(settings.broker_url),
         settings.default_vhost,
         open_timeout=settings.lookup_timeout,
         confirm_timeout=settings.confirm_timeout,
     )
-    return link, link.run(lambda up: not done())
+    return connection, connection.run(lambda up: not done())
 
 
 async def publish(batches: Iterator[Iterable[RowMessage]], options: Options, routes: Routes) -> SendResult:
@@ -266,13 +267,13 @@ async def publish(batches: Iterator[Iterable[RowMessage]], options: Options, rou
     """
     settings, loop = options.settings, asyncio.get_running_loop()
     over = False
-    link, running = connected(settings, lambda: over)
+    connection, running = connected(settings, lambda: over)
     rate = options.rate / options.connections if options.rate else 0
     pace = Pace(rate, time.monotonic()) if rate else None
     connecting = asyncio.ensure_future(running)
     async with Depths(settings) as depths:
         allowance = Allowance(depths, routes.queues, options.max_depth) if options.max_depth else None
-        sender = Sender(link, routes, options.window, Patience(options.retry_timeout), pace, allowance)
+        sender = Sender(connection, routes, options.window, Patience(options.retry_timeout), pace, allowance)
         try:
             while not sender.over:
                 # In a thread: upstream may take its time, and the broker wants heartbeats meanwhile.
@@ -283,7 +284,7 @@ async def publish(batches: Iterator[Iterable[RowMessage]], options: Options, rou
             await sender.finish()
         finally:
             over = True
-            await link.aclose()
+            await connection.aclose()
             connecting.cancel()
             await asyncio.gather(connecting, return_exceptions=True)
     rows = {queue: count for queue, count in zip(routes.queues, sender.window.confirmed, strict=True) if count}

@@ -34,11 +34,11 @@ _TICK = 0.1
 
 
 class Socket(asyncio.Protocol):
-    """One incarnation of a link's connection."""
+    """One socket to the broker: an incarnation of a `BrokerConnection`, from its dial to its loss."""
 
-    def __init__(self, link: "BrokerConnection", client: PublisherProtocol) -> None:
+    def __init__(self, connection: "BrokerConnection", protocol: PublisherProtocol) -> None:
         """Not connected yet."""
-        self.link, self.client = link, client
+        self.connection, self.protocol = connection, protocol
         self.transport: asyncio.Transport | None = None
         self.closed = asyncio.get_running_loop().create_future()
         self.paused = False
@@ -52,31 +52,31 @@ class Socket(asyncio.Protocol):
         transport.write(PROTOCOL_HEADER)
 
     def data_received(self, data: bytes) -> None:
-        """Feeds the client."""
+        """Feeds the protocol."""
         self.heard_at = time.monotonic()
-        client = self.client
-        before = client.stage, client.blocked
+        protocol = self.protocol
+        before = protocol.stage, protocol.blocked
         try:
-            client.feed(data)
+            protocol.feed(data)
         except Fault as fault:
-            client.fault, client.stage = f"the broker sent what is not AMQP 0-9-1: {fault}", Stage.CLOSED
-            client.pack()
-            client.out.clear()
-        if client.out:
+            protocol.fault, protocol.stage = f"the broker sent what is not AMQP 0-9-1: {fault}", Stage.CLOSED
+            protocol.pack()
+            protocol.out.clear()
+        if protocol.out:
             # Publishes are among it, and more of them may come in this turn of the loop.
-            self.link.wake()
-        while client.news:
-            log.warning("broker, virtual host %r: %s", self.link.vhost, client.news.pop())
-        if (client.stage, client.blocked) != before:
-            self.link.changed()
-        if client.stage is Stage.CLOSED:
+            self.connection.wake()
+        while protocol.news:
+            log.warning("broker, virtual host %r: %s", self.connection.vhost, protocol.news.pop())
+        if (protocol.stage, protocol.blocked) != before:
+            self.connection.changed()
+        if protocol.stage is Stage.CLOSED:
             self.flush()
             self.end()
 
     def flush(self) -> None:
         """Writes what is queued."""
-        out = self.client.out
-        self.client.pack()
+        out = self.protocol.out
+        self.protocol.pack()
         if out and self.transport is not None:
             self.wrote_at = time.monotonic()
             writing.write(self.transport, out)
@@ -97,20 +97,20 @@ class Socket(asyncio.Protocol):
     def pause_writing(self) -> None:
         """The broker does not read."""
         self.paused = True
-        self.link.changed()
+        self.connection.changed()
 
     def resume_writing(self) -> None:
         """It does again."""
         self.paused = False
-        self.link.changed()
+        self.connection.changed()
 
     def connection_lost(self, error: Exception | None) -> None:
         """Nothing more will come."""
         self.transport = None
-        if error is not None and not self.client.fault:
-            self.client.fault = f"the connection was lost: {error}"
-        self.client.stage = Stage.CLOSED
-        self.link.changed()
+        if error is not None and not self.protocol.fault:
+            self.protocol.fault = f"the connection was lost: {error}"
+        self.protocol.stage = Stage.CLOSED
+        self.connection.changed()
         if not self.closed.done():
             self.closed.set_result(None)
 
@@ -130,7 +130,7 @@ class BrokerConnection:
         """`dial` raises OSError; `login` gives user and password, asked at each try. Times in seconds."""
         self._dial, self._login, self.vhost = dial, login, vhost
         self._open_timeout, self._confirm_timeout = open_timeout, confirm_timeout
-        self.client: PublisherProtocol | None = None
+        self.protocol: PublisherProtocol | None = None
         """Of the present connection; None while there is none."""
         self.clear = False
         """Whether a publish may be sent now."""
@@ -154,22 +154,23 @@ class BrokerConnection:
     @property
     def why(self) -> str:
         """Why no publish can be sent now."""
-        if self.client is None or self.client.stage is not Stage.OPEN:
+        if self.protocol is None or self.protocol.stage is not Stage.OPEN:
             return f"no connection to the broker: {self.fault or 'it was lost just now'}"
-        if self.client.blocked:
-            return f"the broker takes no publishes: {self.client.blocked}"
+        if self.protocol.blocked:
+            return f"the broker takes no publishes: {self.protocol.blocked}"
         return "the broker reads no more of what was sent to it"
 
     def changed(self) -> None:
         """Looks anew at whether publishes may be sent."""
         socket = self._socket
-        client = socket.client if socket is not None else None
-        opened = client is not None and client.stage is Stage.OPEN
-        if client is not None and opened and self.client is None:
-            self.client, self.fault, self.cluster, self.login_refused = client, "", client.cluster, 0
-            self.connects += 1
-            self.cluster_told_at = time.monotonic()
-        self.clear = opened and client is not None and not client.blocked and socket is not None and not socket.paused
+        self.clear = False
+        if socket is not None and socket.protocol.stage is Stage.OPEN:
+            protocol = socket.protocol
+            if self.protocol is None:
+                self.protocol, self.fault, self.cluster, self.login_refused = protocol, "", protocol.cluster, 0
+                self.connects += 1
+                self.cluster_told_at = time.monotonic()
+            self.clear = not protocol.blocked and not socket.paused
         self._news.set()
         self._news = asyncio.Event()
 
@@ -183,14 +184,14 @@ class BrokerConnection:
         socket = self._socket
         if (
             socket is not None
-            and socket.client.stage is Stage.OPEN
+            and socket.protocol.stage is Stage.OPEN
             and time.monotonic() - self.cluster_told_at > DOUBT_AFTER
         ):
             self._close(socket)
             self._loop.call_later(self._open_timeout, socket.abort)
 
     def wake(self) -> None:
-        """What was queued at the client goes out at the end of this turn of the loop, all in one write."""
+        """What was queued at the protocol goes out at the end of this turn of the loop, all in one write."""
         if not self._due:
             self._due = True
             self._loop.call_soon(self._flush)
@@ -223,47 +224,47 @@ class BrokerConnection:
 
     async def _connection(self, wanted: Callable[[bool], bool]) -> str:
         """One connection from its beginning to its end; returns why it ended."""
-        client = PublisherProtocol(*self._login(), self.vhost)
+        protocol = PublisherProtocol(*self._login(), self.vhost)
         socket: Socket | None = None
         try:
             async with asyncio.timeout(self._open_timeout):
-                socket = self._socket = await self._dial(lambda: Socket(self, client))
+                socket = self._socket = await self._dial(lambda: Socket(self, protocol))
                 # Its first bytes may have come before it was known here.
                 socket.flush()
                 self.changed()
-                while client.stage is Stage.OPENING and not socket.closed.done():
+                while protocol.stage is Stage.OPENING and not socket.closed.done():
                     await self._wait(socket)
-            if client.stage is Stage.OPEN:
+            if protocol.stage is Stage.OPEN:
                 log.info("connected to the broker, virtual host %r", self.vhost)
             while not socket.closed.done():
                 await self._wait(socket)
                 self._tick(socket, time.monotonic())
-                if not client.in_flight and not wanted(True):
+                if not protocol.in_flight and not wanted(True):
                     await self.aclose()
         except TimeoutError:
             return "no AMQP answer in time"
         except OSError as error:
             return str(error)
         finally:
-            self._ended(client, socket)
-        return self._in_words(client)
+            self._ended(protocol, socket)
+        return self._in_words(protocol)
 
     async def _wait(self, socket: Socket) -> None:
         await asyncio.wait((socket.closed,), timeout=_TICK)
 
     def _tick(self, socket: Socket, now: float) -> None:
-        client, marks = socket.client, self._marks
-        if client.in_flight and (not marks or now - marks[-1][0] >= self._confirm_timeout / _MARKS):
-            marks.append((now, client.marks()))
+        protocol, marks = socket.protocol, self._marks
+        if protocol.in_flight and (not marks or now - marks[-1][0] >= self._confirm_timeout / _MARKS):
+            marks.append((now, protocol.marks()))
         given_up = 0
         while marks and marks[0][0] + self._confirm_timeout <= now:
             for channel, number in marks.popleft()[1]:
-                given_up += client.give_up(channel, number, f"no confirm within {self._confirm_timeout:g} s")
+                given_up += protocol.give_up(channel, number, f"no confirm within {self._confirm_timeout:g} s")
         self._probe(socket, now, given_up > 0)
-        if now - socket.heard_at > 2 * client.heartbeat:
-            client.fault = "the broker has sent no heartbeat"
+        if now - socket.heard_at > 2 * protocol.heartbeat:
+            protocol.fault = "the broker has sent no heartbeat"
             socket.abort()
-        elif now - socket.wrote_at > client.heartbeat / 2 and socket.transport is not None and not socket.paused:
+        elif now - socket.wrote_at > protocol.heartbeat / 2 and socket.transport is not None and not socket.paused:
             socket.wrote_at = now
             socket.transport.write(HEARTBEAT_FRAME)
 
@@ -273,52 +274,52 @@ class BrokerConnection:
         A broker may stop for ever while its heartbeats come (docs/reliability.md, "What long runs have found"); it
         reads others. In an alarm it does not read either, but says so.
         """
-        client = socket.client
+        protocol = socket.protocol
         if self._probed is not None:
             asked, methods = self._probed
-            if client.blocked or client.methods != methods:
+            if protocol.blocked or protocol.methods != methods:
                 self._probed = None
             elif now - asked > self._confirm_timeout:
-                client.fault = f"the broker has not read this connection for {self._confirm_timeout:g} s"
+                protocol.fault = f"the broker has not read this connection for {self._confirm_timeout:g} s"
                 socket.abort()
-        elif given_up and not client.blocked and client.stage is Stage.OPEN and client.probe():
-            self._probed = now, client.methods
+        elif given_up and not protocol.blocked and protocol.stage is Stage.OPEN and protocol.probe():
+            self._probed = now, protocol.methods
             self.wake()
 
-    def _ended(self, client: PublisherProtocol, socket: Socket | None) -> None:
-        refused = client.code in (ACCESS_REFUSED, NOT_ALLOWED) and self.client is None
-        self.login_refused = client.code if refused else 0
-        self.client = self._socket = self._probed = None
+    def _ended(self, protocol: PublisherProtocol, socket: Socket | None) -> None:
+        refused = protocol.code in (ACCESS_REFUSED, NOT_ALLOWED) and self.protocol is None
+        self.login_refused = protocol.code if refused else 0
+        self.protocol = self._socket = self._probed = None
         self._marks.clear()
         self.changed()
-        client.lost(f"the connection was lost before the confirm: {self._in_words(client)}")
+        protocol.lost(f"the connection was lost before the confirm: {self._in_words(protocol)}")
         if socket is not None:
             socket.abort()
 
-    def _in_words(self, client: PublisherProtocol) -> str:
-        if client.code:
-            return f"the broker closed the connection: {client.code} {client.fault}"
-        return client.fault or "the connection was lost"
+    def _in_words(self, protocol: PublisherProtocol) -> str:
+        if protocol.code:
+            return f"the broker closed the connection: {protocol.code} {protocol.fault}"
+        return protocol.fault or "the connection was lost"
 
     def abandon(self, why: str) -> None:
         """Waits for no confirm any more: each publish in flight is `unknown`."""
-        if self.client is not None:
-            for channel, number in self.client.marks():
-                self.client.give_up(channel, number, why)
+        if self.protocol is not None:
+            for channel, number in self.protocol.marks():
+                self.protocol.give_up(channel, number, why)
 
     async def aclose(self) -> None:
         """Closes the connection in good order, as far as the broker answers in time."""
         socket = self._socket
         if socket is None:
             return
-        if socket.client.stage is Stage.OPEN:
+        if socket.protocol.stage is Stage.OPEN:
             self._close(socket)
             await asyncio.wait((socket.closed,), timeout=self._open_timeout)
         socket.abort()
 
     def _close(self, socket: Socket) -> None:
         """Nothing more is published on it; what is in flight may still be answered."""
-        socket.client.close()
-        socket.client.fault = _CLOSED
+        socket.protocol.close()
+        socket.protocol.fault = _CLOSED
         socket.flush()
         self.changed()

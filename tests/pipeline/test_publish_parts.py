@@ -1,4 +1,4 @@
-"""What of publishing is pure: options, columns, messages, lanes, pace and the commit log."""
+"""What of publishing is pure: options, columns, messages, tasks, pace and the commit log."""
 
 import argparse
 import asyncio
@@ -330,20 +330,20 @@ async def test_a_queue_near_its_limit_is_looked_at_for_a_quarter_of_it_or_after_
 # Sending, the broker played by hand.
 
 
-class FakeLink:
+class FakeConnection:
     """Takes publishes at once, and writes nothing."""
 
     def __init__(self) -> None:
-        self.client = PublisherProtocol("user", "password", "/")
+        self.protocol = PublisherProtocol("user", "password", "/")
         self.clear, self.why = True, "the broker takes nothing"
 
     def wake(self) -> None:
-        self.client.pack()
+        self.protocol.pack()
 
 
-def sender(window: int) -> tuple[Sender, FakeLink]:
-    link = FakeLink()
-    return Sender(link, Routes.of("orders", ring_of({"q0": 1})), window, Patience(1.0)), link  # type: ignore[arg-type]
+def sender(window: int) -> tuple[Sender, FakeConnection]:
+    connection = FakeConnection()
+    return Sender(connection, Routes.of("orders", ring_of({"q0": 1})), window, Patience(1.0)), connection  # type: ignore[arg-type]
 
 
 def messages(count: int) -> list[RowMessage]:
@@ -356,7 +356,7 @@ async def turns(count: int = 20) -> None:
 
 
 async def test_no_more_rows_are_taken_than_the_window_has_room_for() -> None:
-    sending, link = sender(window=10)
+    sending, connection = sender(window=10)
     taken = 0
 
     def rows() -> object:
@@ -367,17 +367,17 @@ async def test_no_more_rows_are_taken_than_the_window_has_room_for() -> None:
 
     task = asyncio.create_task(sending.send(rows()))  # type: ignore[arg-type]
     await turns()
-    assert (taken, link.client.in_flight) == (10, 10)
-    (channel,) = link.client.channels.values()
+    assert (taken, connection.protocol.in_flight) == (10, 10)
+    (channel,) = connection.protocol.channels.values()
     # The first has no answer: those behind it are kept, and nothing more is taken.
     for number in range(2, 11):
-        link.client.in_flight -= channel.settle(number, False, CONFIRMED)
+        connection.protocol.in_flight -= channel.settle(number, False, CONFIRMED)
     await turns()
     assert taken == 10
-    link.client.in_flight -= channel.settle(1, False, CONFIRMED)
+    connection.protocol.in_flight -= channel.settle(1, False, CONFIRMED)
     await turns()
     assert taken == 20
-    link.client.in_flight -= channel.settle(20, True, CONFIRMED)
+    connection.protocol.in_flight -= channel.settle(20, True, CONFIRMED)
     await task
     assert taken == 25
     done = asyncio.create_task(sending.finish())
@@ -389,9 +389,9 @@ async def test_no_more_rows_are_taken_than_the_window_has_room_for() -> None:
 
 
 async def test_rows_are_stamped_for_consumers() -> None:
-    sending, link = sender(window=10)
+    sending, connection = sender(window=10)
     await sending.send(messages(1))
-    frames = b"".join(link.client.out)
+    frames = b"".join(connection.protocol.out)
     start = frames.index(b"\x02\0\x01", frames.index(b"\x02q0")) + 7
     end = start + int.from_bytes(frames[start - 4 : start], "big")
     _, at = headers_at(frames, start, end)
@@ -400,10 +400,10 @@ async def test_rows_are_stamped_for_consumers() -> None:
     assert names == [b"x-ring-exchange", b"x-ring-routing-key", b"x-ring-id"]
 
 
-# ConnectionGroup, pace and the log.
+# Tasks, pace and the log.
 
 
-def test_lanes_are_as_even_as_the_ring_lets_them() -> None:
+def test_tasks_are_as_even_as_the_ring_lets_them() -> None:
     ring = ring_of({"big": 4, "a": 1, "b": 1, "c": 1, "d": 1}).ring
     tasks = tasks_of(ring, 2)
     assert {queue for queue, task in tasks.items() if task == tasks["big"]} == {"big"}

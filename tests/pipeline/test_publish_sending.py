@@ -43,13 +43,13 @@ PER_BATCH = 100
 
 @pytest.fixture(autouse=True)
 def _reconnects_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Or a link that is lost 50 times would pause for up to 10 s."""
+    """Or a connection that is lost 50 times would pause for up to 10 s."""
     monkeypatch.setattr(connection, "LONGEST_PAUSE", 0.1)
 
 
 @pytest.fixture
-def links(monkeypatch: pytest.MonkeyPatch) -> list[connection.BrokerConnection]:
-    """The links of tasks, as they are made."""
+def connections(monkeypatch: pytest.MonkeyPatch) -> list[connection.BrokerConnection]:
+    """The connections of tasks, as they are made."""
     made, connected = [], sending.connected
 
     def noted(settings: Settings, done: Callable[[], bool]) -> tuple[connection.BrokerConnection, Awaitable[None]]:
@@ -321,7 +321,7 @@ async def test_a_look_that_fails_is_made_again(login: Login, vhost: VirtualHost)
 
 
 async def test_a_login_that_is_refused_after_it_was_taken_is_waited_for(
-    login: Login, vhost: VirtualHost, links: list[connection.BrokerConnection]
+    login: Login, vhost: VirtualHost, connections: list[connection.BrokerConnection]
 ) -> None:
     vhost.ring("orders", QUEUES)
     user = "publisher for a while"
@@ -335,7 +335,7 @@ async def test_a_login_that_is_refused_after_it_was_taken_is_waited_for(
         wait_until("rows", lambda: something_came(vhost, PER_BATCH))
         permitted("another")
         loop.call_soon_threadsafe(between.reset)
-        wait_until("a refusal", lambda: links[0].login_refused)
+        wait_until("a refusal", lambda: connections[0].login_refused)
         # The next rows meet the refusal.
         loop.call_soon_threadsafe(loop.call_later, 0.5, loop.run_in_executor, None, permitted, "first")
         yield next(made)
@@ -369,7 +369,7 @@ async def to_node(node: Node, messages: Iterator[Iterator[RowMessage]], **more: 
 
 @private_only
 async def test_a_broker_that_blocks_publishers_is_waited_for(
-    small_node: tuple[Node, Control], links: list[connection.BrokerConnection]
+    small_node: tuple[Node, Control], connections: list[connection.BrokerConnection]
 ) -> None:
     node, control = small_node
     home = VirtualHost(BrokerApi(node.management_url), "/", [])
@@ -385,7 +385,7 @@ async def test_a_broker_that_blocks_publishers_is_waited_for(
         return True
 
     def blocked() -> bool:
-        return bool(links and links[0].client is not None and links[0].client.blocked)
+        return bool(connections and connections[0].protocol is not None and connections[0].protocol.blocked)
 
     publishing = asyncio.create_task(to_node(node, batches(going_on), confirm_timeout="1"))
     await asyncio.to_thread(wait_until, "rows", lambda: something_came(home))

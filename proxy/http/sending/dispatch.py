@@ -34,7 +34,7 @@ class ExchangeHandle(NamedTuple):
     """The exchange that a request publishes to, and the broker connections that its messages go out on."""
 
     name: Name
-    connections: ConnectionGroup
+    group: ConnectionGroup
     exchange: bytes
 
 
@@ -108,7 +108,7 @@ class Dispatch:
         if login is None and self._must_be_read(name):
             await self.look_up(name, name, self._router.clock())
         try:
-            return ExchangeHandle(name, self._publisher.lanes(name[0], login), name[1].encode())
+            return ExchangeHandle(name, self._publisher.group(name[0], login), name[1].encode())
         except TooManyGuests as error:
             raise ProblemError(429, "too-many", str(error), Outcome.REJECTED, retryable=True) from None
 
@@ -117,8 +117,8 @@ class Dispatch:
 
         Raises ProblemError 503, caused by LoginRefused where the broker has refused.
         """
-        connection = handle.connections.link
-        if connection.client is None:
+        connection = handle.group.connection
+        if connection.protocol is None:
             await self._cleared(connection, self._router.clock())
 
     def _must_be_read(self, name: Name) -> bool:
@@ -150,7 +150,7 @@ class Dispatch:
         route = self._route(handle, since)
         if not isinstance(route, Route):
             return route
-        connections, key = handle.connections, message.key or b""
+        group, key = handle.group, message.key or b""
         if message.key is None and (route.hashed is None or not route.stamp):
             raise ProblemError(400, "no-routing-key", _NO_KEY, Outcome.INVALID)
         if route.plain:
@@ -163,7 +163,7 @@ class Dispatch:
             slot = placement.choice.slot if placement.choice is not None else slot_of(key)
             if placement.choice is not None and placement.choice.target.unread is not None:
                 return self._read(handle.name, placement.choice.target.unread, since)
-        connection = connections.links[slot % len(connections.links)]
+        connection = group.connections[slot % len(group.connections)]
         if not connection.clear:
             return self._cleared(connection, since)
         if route.reason is not PassReason.TYPE and not route.fixed and self._tables.mismatch(connection.cluster):
@@ -196,16 +196,16 @@ class Dispatch:
 
     def ordering_key_of(self, handle: ExchangeHandle, message: Message) -> OrderingKey:
         """Return the ordering key of a message that has not been routed."""
-        route = self._table(handle.connections).find(handle.exchange)
+        route = self._table(handle.group).find(handle.exchange)
         if isinstance(route, Unread) or route.hashed is None:
             return message.key
         return self._place(route, message.key or b"", message).ordering_key(message.key)
 
-    def _table(self, connections: ConnectionGroup) -> RouteTable:
+    def _table(self, group: ConnectionGroup) -> RouteTable:
         """Return the routes of the virtual host, whatever the broker's cluster: that is checked for each publish."""
-        if connections.table is None:
-            connections.table = self._tables.table(connections.vhost, None)
-        return connections.table
+        if group.table is None:
+            group.table = self._tables.table(group.vhost, None)
+        return group.table
 
     def _place(self, route: Route, key: bytes, message: Message) -> Placement:
         """Return where a message goes whose route is not plain: another value is hashed, rings follow, or it passes."""
@@ -227,8 +227,8 @@ class Dispatch:
         message: Message,
         confirm_to: tuple[Receiver, int],
     ) -> None:
-        client, route, key = connection.client, placement.route, message.key or b""
-        assert client is not None
+        protocol, route, key = connection.protocol, placement.route, message.key or b""
+        assert protocol is not None
         counters = route.counters
         if placement.choice is not None and placement.reason is None:
             target = placement.choice.target
@@ -238,14 +238,14 @@ class Dispatch:
             exchange, stamp = handle.exchange, b""
             method = PUBLISH + shorted(exchange) + shorted(key)
             counters = self._count_passed(placement)
-        if 0 < client.most_body < len(message.body):
-            detail = f"message size {len(message.body)} is larger than configured max size {client.most_body}"
+        if 0 < protocol.most_body < len(message.body):
+            detail = f"message size {len(message.body)} is larger than configured max size {protocol.most_body}"
             # In the broker's words, who answered so the first time.
             raise ProblemError(413, "too-large", f"body: PRECONDITION_FAILED - {detail}", Outcome.INVALID)
         if route.journal is not None and placement.choice is not None and placement.choice.slot < route.journal.limit:
             confirm_to = self._journalled(route.journal, placement, placement.choice, message, confirm_to), 0
         try:
-            client.publish(exchange, method, message.header, stamp, key, message.body, (*confirm_to, counters))
+            protocol.publish(exchange, method, message.header, stamp, key, message.body, (*confirm_to, counters))
         except ValueError as error:
             raise invalid("headers", str(error)) from None
         except Full as full:
@@ -295,16 +295,16 @@ class Dispatch:
 
     def _route(self, handle: ExchangeHandle, since: float) -> Route | Coroutine[Any, Any, None]:
         """Return the route of an exchange, or what must be awaited before it is known."""
-        connections, exchange = handle.connections, handle.exchange
-        table = self._table(connections)
+        group, exchange = handle.group, handle.exchange
+        table = self._table(group)
         route = table.routes.get(exchange)
         if table.expires < self._router.clock():
             table.clear()
         elif route is not None:
             return route
-        if connections.guest and connections.link.client is None:
+        if group.guest and group.connection.protocol is None:
             # The broker judges him before he learns what there is.
-            return self._cleared(connections.link, since)
+            return self._cleared(group.connection, since)
         if exchange and self._must_be_read(handle.name):
             return self.look_up(handle.name, handle.name, since)
         found = table.find(exchange)
@@ -347,7 +347,7 @@ class Dispatch:
 
     def moved(self, handle: ExchangeHandle, message: Message, placement: Placement) -> bool:
         """Return whether a message that came back would be sent elsewhere now, as far as is known."""
-        route = self._table(handle.connections).find(handle.exchange)
+        route = self._table(handle.group).find(handle.exchange)
         return isinstance(route, Unread) or self._place(route, message.key or b"", message).where != placement.where
 
     def count_rerouted(self, placement: Placement) -> None:

@@ -1,4 +1,4 @@
-"""A link stays up whatever becomes of the sockets under it, and leaves no publish without an answer."""
+"""A connection stays up whatever becomes of the sockets under it, and leaves no publish without an answer."""
 
 import asyncio
 import contextlib
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from proxy.outcome import Outcome
-from proxy.publisher import connection as link_module
+from proxy.publisher import connection as connection_module
 from proxy.publisher.channel import PublishResult
 from proxy.publisher.connection import BrokerConnection, Socket
 from proxy.publisher.dial import Brokers
@@ -43,18 +43,18 @@ class Told:
         return self.outcomes
 
 
-def publish(link: BrokerConnection, told: Told, index: int, body: bytes = b"x") -> None:
-    assert link.clear
-    assert link.client is not None
-    link.client.publish(b"", TO_Q, PERSISTENT_HEADER, b"", b"", body, (told, index, Counters()))
-    link.wake()
+def publish(connection: BrokerConnection, told: Told, index: int, body: bytes = b"x") -> None:
+    assert connection.clear
+    assert connection.protocol is not None
+    connection.protocol.publish(b"", TO_Q, PERSISTENT_HEADER, b"", b"", body, (told, index, Counters()))
+    connection.wake()
 
 
 def wanted(connected: bool) -> bool:
     return True
 
 
-def link_to(
+def connection_to(
     broker: FakeBroker | Brokers, *, open_timeout: float = 10, confirm_timeout: float = 10, password: str = SECRET
 ) -> BrokerConnection:
     dial = broker.brokers().dial if isinstance(broker, FakeBroker) else broker.dial
@@ -64,10 +64,12 @@ def link_to(
 
 
 @asynccontextmanager
-async def running(link: BrokerConnection, wanted: Callable[[bool], bool] = wanted) -> AsyncIterator[BrokerConnection]:
-    task = asyncio.create_task(link.run(wanted))
+async def running(
+    connection: BrokerConnection, wanted: Callable[[bool], bool] = wanted
+) -> AsyncIterator[BrokerConnection]:
+    task = asyncio.create_task(connection.run(wanted))
     try:
-        yield link
+        yield connection
     finally:
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
@@ -76,43 +78,43 @@ async def running(link: BrokerConnection, wanted: Callable[[bool], bool] = wante
 
 @asynccontextmanager
 async def up(broker: FakeBroker, **options: float) -> AsyncIterator[tuple[BrokerConnection, Visit, Told]]:
-    """A link that is up, its first visit at a broker that listens."""
-    async with listening(broker), running(link_to(broker, **options)) as link:  # type: ignore[arg-type]
+    """A connection that is up, its first visit at a broker that listens."""
+    async with listening(broker), running(connection_to(broker, **options)) as connection:  # type: ignore[arg-type]
         async with asyncio.timeout(20):
-            await link.settled()
-        yield link, broker.visits[0], Told()
+            await connection.settled()
+        yield connection, broker.visits[0], Told()
 
 
-async def again(link: BrokerConnection, broker: FakeBroker, told: Told, index: int) -> None:
-    """The link comes up once more, and a publish is confirmed."""
-    await eventually(lambda: link.clear and len(broker.visits) > 1)
-    publish(link, told, index)
+async def again(connection: BrokerConnection, broker: FakeBroker, told: Told, index: int) -> None:
+    """The connection comes up once more, and a publish is confirmed."""
+    await eventually(lambda: connection.clear and len(broker.visits) > 1)
+    publish(connection, told, index)
     visit = broker.visits[-1]
     await broker.until(lambda: visit.bodies != [])
     visit.say(ack(1, 1))
     await eventually(lambda: index in told.verdicts)
     assert told.verdicts[index].outcome is Outcome.CONFIRMED
-    assert link.client is not None
-    assert (link.client.in_flight, link.fault) == (0, "")
+    assert connection.protocol is not None
+    assert (connection.protocol.in_flight, connection.fault) == (0, "")
 
 
 # Up.
 
 
 async def test_publishes_are_confirmed() -> None:
-    async with up(FakeBroker(confirms=True)) as (link, visit, told):
+    async with up(FakeBroker(confirms=True)) as (connection, visit, told):
         for index in range(3):
-            publish(link, told, index, b"%d" % index)
+            publish(connection, told, index, b"%d" % index)
         assert await told.all(3) == [Outcome.CONFIRMED] * 3
         assert visit.bodies == [b"0", b"1", b"2"]
-        assert (visit.vhost, link.cluster, link.connects, link.fault) == ("v", "rabbit@fake", 1, "")
+        assert (visit.vhost, connection.cluster, connection.connects, connection.fault) == ("v", "rabbit@fake", 1, "")
         assert f"\0me\0{SECRET}".encode() in visit.logins[0]
 
 
 async def test_large_bodies_arrive_whole() -> None:
     broker = FakeBroker()
-    async with up(broker) as (link, visit, told):
-        publish(link, told, 0, body := bytes(range(256)) * 20_000)
+    async with up(broker) as (connection, visit, told):
+        publish(connection, told, 0, body := bytes(range(256)) * 20_000)
         await broker.until(lambda: sum(map(len, visit.bodies)) == len(body))
         assert b"".join(visit.bodies) == body
         visit.say(ack(1, 1))
@@ -124,63 +126,63 @@ async def test_large_bodies_arrive_whole() -> None:
 
 async def test_lost_with_messages_in_flight(caplog: pytest.LogCaptureFixture) -> None:
     broker = FakeBroker()
-    async with up(broker) as (link, visit, told):
+    async with up(broker) as (connection, visit, told):
         for index in range(3):
-            publish(link, told, index)
+            publish(connection, told, index)
         await broker.until(lambda: len(visit.bodies) == 3)
         visit.say(ack(1, 2))
         await told.all(1)
         visit.drop()
         assert await told.all(3) == [Outcome.UNKNOWN, Outcome.CONFIRMED, Outcome.UNKNOWN]
         assert "the connection was lost before the confirm" in told.verdicts[0].detail
-        await again(link, broker, told, 3)
-        assert link.connects == 2
+        await again(connection, broker, told, 3)
+        assert connection.connects == 2
         assert "connection was lost" in caplog.text
 
 
 async def test_no_publish_is_taken_once_the_socket_is_gone() -> None:
     """Not even in the same turn of the loop: it would be unknown, while the next connection takes it."""
-    async with up(FakeBroker()) as (link, _, _):
-        socket = link._socket
+    async with up(FakeBroker()) as (connection, _, _):
+        socket = connection._socket
         assert socket is not None
         assert socket.transport is not None
         socket.transport.abort()
         socket.connection_lost(None)
-        assert not link.clear
-        assert "no connection to the broker" in link.why
+        assert not connection.clear
+        assert "no connection to the broker" in connection.why
 
 
 async def test_closed_by_the_broker() -> None:
     broker = FakeBroker()
-    async with up(broker) as (link, visit, told):
-        publish(link, told, 0)
+    async with up(broker) as (connection, visit, told):
+        publish(connection, told, 0)
         await broker.until(lambda: visit.bodies != [])
         visit.say(close_connection(320, b"CONNECTION_FORCED - shutdown"))
         assert await told.all(1) == [Outcome.UNKNOWN]
         assert "320 CONNECTION_FORCED - shutdown" in told.verdicts[0].detail
         await broker.until(lambda: visit.ended)
         assert visit.methods[-1] == CLOSE_OK
-        assert not link.login_refused
-        await again(link, broker, told, 1)
+        assert not connection.login_refused
+        await again(connection, broker, told, 1)
 
 
 async def test_what_is_not_amqp() -> None:
     broker = FakeBroker()
-    async with up(broker) as (link, visit, told):
-        publish(link, told, 0)
+    async with up(broker) as (connection, visit, told):
+        publish(connection, told, 0)
         await broker.until(lambda: visit.bodies != [])
         visit.say(b"HTTP/1.1 400 Bad Request\r\n\r\n")
         assert await told.all(1) == [Outcome.UNKNOWN]
         assert "not AMQP 0-9-1" in told.verdicts[0].detail
-        await again(link, broker, told, 1)
+        await again(connection, broker, told, 1)
 
 
 async def test_after_what_is_not_amqp_nothing_that_waits_is_written() -> None:
     broker = FakeBroker()
-    async with up(broker) as (link, visit, told):
-        assert link._socket is not None
-        publish(link, told, 0)
-        link._socket.data_received(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+    async with up(broker) as (connection, visit, told):
+        assert connection._socket is not None
+        publish(connection, told, 0)
+        connection._socket.data_received(b"HTTP/1.1 400 Bad Request\r\n\r\n")
         assert await told.all(1) == [Outcome.UNKNOWN]
         await broker.until(lambda: visit.ended)
         assert visit.bodies == []
@@ -188,34 +190,34 @@ async def test_after_what_is_not_amqp_nothing_that_waits_is_written() -> None:
 
 async def test_an_ack_too_many_ends_the_connection() -> None:
     broker = FakeBroker()
-    async with up(broker) as (link, visit, told):
-        publish(link, told, 0)
+    async with up(broker) as (connection, visit, told):
+        publish(connection, told, 0)
         await broker.until(lambda: visit.bodies != [])
         visit.say(ack(1, 2))
         assert await told.all(1) == [Outcome.UNKNOWN]
-        await again(link, broker, told, 1)
+        await again(connection, broker, told, 1)
 
 
 async def test_a_closed_channel_is_not_a_lost_connection() -> None:
     broker = FakeBroker()
-    async with up(broker) as (link, visit, told):
+    async with up(broker) as (connection, visit, told):
         for index in range(2):
-            publish(link, told, index)
+            publish(connection, told, index)
         await broker.until(lambda: len(visit.bodies) == 2)
         visit.say(close_channel(1, 404, b"NOT_FOUND - x"))
         assert await told.all(2) == [Outcome.UNKNOWN] * 2
-        publish(link, told, 2)
+        publish(connection, told, 2)
         await broker.until(lambda: len(visit.bodies) == 3)
         visit.say(ack(1, 1))
         assert (await told.all(3))[2] is Outcome.CONFIRMED
         assert (20, 41) in visit.methods
-        assert link.connects == 1
+        assert connection.connects == 1
 
 
 async def test_a_missing_permission_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     broker = FakeBroker()
-    async with up(broker) as (link, visit, told):
-        publish(link, told, 0)
+    async with up(broker) as (connection, visit, told):
+        publish(connection, told, 0)
         await broker.until(lambda: visit.bodies != [])
         visit.say(close_channel(1, 403, b"ACCESS_REFUSED - no"))
         assert await told.all(1) == [Outcome.INVALID]
@@ -228,80 +230,80 @@ async def test_a_missing_permission_is_logged(caplog: pytest.LogCaptureFixture) 
 async def test_heartbeats_both_ways() -> None:
     """A broker that is silent for two of them is gone; it hears of its client all the while."""
     broker = FakeBroker(heartbeat=1)
-    async with up(broker) as (link, visit, told):
-        publish(link, told, 0)
+    async with up(broker) as (connection, visit, told):
+        publish(connection, told, 0)
         assert await told.all(1) == [Outcome.UNKNOWN]
         assert "no heartbeat" in told.verdicts[0].detail
         assert visit.heartbeats >= 3
-        await again(link, broker, told, 1)
+        await again(connection, broker, told, 1)
 
 
 async def test_no_confirm_in_time() -> None:
     broker = FakeBroker()
-    async with up(broker, confirm_timeout=0.3) as (link, visit, told):
-        publish(link, told, 0)
+    async with up(broker, confirm_timeout=0.3) as (connection, visit, told):
+        publish(connection, told, 0)
         assert await told.all(1) == [Outcome.UNKNOWN]
         assert told.verdicts[0].detail == "no confirm within 0.3 s"
-        publish(link, told, 1)
+        publish(connection, told, 1)
         await broker.until(lambda: len(visit.bodies) == 2)
         # The first one's comes too late; the second one's does not.
         visit.say(ack(1, 2, multiple=True))
         assert await told.all(2) == [Outcome.UNKNOWN, Outcome.CONFIRMED]
-        assert link.connects == 1
+        assert connection.connects == 1
 
 
 async def test_a_broker_that_reads_no_more_of_one_connection(caplog: pytest.LogCaptureFixture) -> None:
     """As RabbitMQ before 3.12 where a quorum queue was deleted: the next connection is read."""
     broker = FakeBroker()
-    async with up(broker, confirm_timeout=0.3) as (link, visit, told):
+    async with up(broker, confirm_timeout=0.3) as (connection, visit, told):
         visit.reads.clear()
-        publish(link, told, 0)
+        publish(connection, told, 0)
         assert await told.all(1) == [Outcome.UNKNOWN]
         assert told.verdicts[0].detail == "no confirm within 0.3 s"
-        await again(link, broker, told, 1)
+        await again(connection, broker, told, 1)
         assert "the broker has not read this connection for 0.3 s" in caplog.text
 
 
 async def test_a_broker_that_reads_and_confirms_nothing_keeps_its_connection() -> None:
     broker = FakeBroker()
-    async with up(broker, confirm_timeout=0.3) as (link, visit, told):
+    async with up(broker, confirm_timeout=0.3) as (connection, visit, told):
         for index in range(4):
-            publish(link, told, index)
+            publish(connection, told, index)
             await told.all(index + 1)
         assert set(told.outcomes) == {Outcome.UNKNOWN}
         # The first channel is the publishes'; each of the others asked whether it reads.
         assert visit.methods.count((20, 10)) > 2
-        assert link.connects == 1
+        assert connection.connects == 1
 
 
 async def test_a_broker_that_does_not_read() -> None:
     broker = FakeBroker()
-    async with up(broker) as (link, visit, told):
+    async with up(broker) as (connection, visit, told):
         visit.reads.clear()
         sent = 0
-        while link.clear:
-            publish(link, told, sent, bytes(1 << 20))
+        while connection.clear:
+            publish(connection, told, sent, bytes(1 << 20))
             sent += 1
             await asyncio.sleep(0)
             assert sent < 100
-        assert "reads no more" in link.why
+        assert "reads no more" in connection.why
         visit.reads.set()
-        await eventually(lambda: link.clear)
+        await eventually(lambda: connection.clear)
         await broker.until(lambda: sum(map(len, visit.bodies)) == sent << 20)
         visit.say(ack(1, sent, multiple=True))
         assert await told.all(sent) == [Outcome.CONFIRMED] * sent
 
 
 async def test_a_broker_that_takes_no_publishes() -> None:
-    async with up(FakeBroker()) as (link, visit, _):
+    async with up(FakeBroker()) as (connection, visit, _):
         visit.say(blocked("low on disk"))
-        await eventually(lambda: not link.clear)
-        assert link.why == "the broker takes no publishes: low on disk"
-        settled = asyncio.create_task(link.settled())
+        await eventually(lambda: not connection.clear)
+        assert connection.why == "the broker takes no publishes: low on disk"
+        settled = asyncio.create_task(connection.settled())
         visit.say(method(0, 10, 61))
         async with asyncio.timeout(20):
             await settled
-        assert link.clear
+        assert connection.clear
 
 
 # Never up.
@@ -310,46 +312,51 @@ async def test_a_broker_that_takes_no_publishes() -> None:
 async def test_nobody_listens(caplog: pytest.LogCaptureFixture) -> None:
     address = free_address()
     tries = Tries(Brokers([address], None, 1).dial)
-    async with running(BrokerConnection(tries, lambda: ("me", SECRET), "v", open_timeout=1, confirm_timeout=1)) as link:
+    async with running(
+        BrokerConnection(tries, lambda: ("me", SECRET), "v", open_timeout=1, confirm_timeout=1)
+    ) as connection:
         await eventually(lambda: tries.count > 2)
-        assert str(address) in link.fault
-        assert link.why == f"no connection to the broker: {link.fault}"
+        assert str(address) in connection.fault
+        assert connection.why == f"no connection to the broker: {connection.fault}"
         # Tried several times, told once.
         assert len([record for record in caplog.records if record.name == "proxy.publisher.connection"]) == 1
 
 
 @pytest.mark.parametrize("greeting", [b"", b"\x01"])
 async def test_a_broker_that_does_not_answer(greeting: bytes) -> None:
-    async with listening(FakeBroker(greeting=greeting)) as broker, running(link_to(broker, open_timeout=0.1)) as link:
+    async with (
+        listening(FakeBroker(greeting=greeting)) as broker,
+        running(connection_to(broker, open_timeout=0.1)) as connection,
+    ):
         await broker.visit(2)
-        assert link.fault == "no AMQP answer in time"
+        assert connection.fault == "no AMQP answer in time"
         await broker.until(lambda: broker.visits[0].ended)
 
 
 @pytest.mark.parametrize("greeting", [b"HTTP/1.1 400 Bad Request\r\n\r\n", PROTOCOL_HEADER + b"\0"])
 async def test_what_is_no_broker(greeting: bytes, caplog: pytest.LogCaptureFixture) -> None:
-    async with listening(FakeBroker(greeting=greeting)) as broker, running(link_to(broker)) as link:
+    async with listening(FakeBroker(greeting=greeting)) as broker, running(connection_to(broker)) as connection:
         await broker.visit(2)
-        await eventually(lambda: "not AMQP 0-9-1" in link.fault)
-        assert SECRET not in caplog.text + link.fault
+        await eventually(lambda: "not AMQP 0-9-1" in connection.fault)
+        assert SECRET not in caplog.text + connection.fault
 
 
 @pytest.mark.parametrize("code", [403, 530])
 async def test_a_refused_login_is_told_at_once(code: int, caplog: pytest.LogCaptureFixture) -> None:
     async with listening(FakeBroker(refuse=code)) as broker:
-        link = link_to(broker)
+        connection = connection_to(broker)
         async with asyncio.timeout(20):
-            await link.run(lambda connected: connected)
-            await link.settled()
-        assert (link.login_refused, link.clear, link.connects) == (code, False, 0)
-        assert link.fault == f"the broker closed the connection: {code} REFUSED - said the fake"
+            await connection.run(lambda connected: connected)
+            await connection.settled()
+        assert (connection.login_refused, connection.clear, connection.connects) == (code, False, 0)
+        assert connection.fault == f"the broker closed the connection: {code} REFUSED - said the fake"
         await broker.until(lambda: broker.visits[0].ended)
         assert broker.visits[0].methods == [(10, 11), CLOSE_OK]
         # Let in later, it forgets.
         broker.refuse = 0
-        async with running(link):
-            await eventually(lambda: link.clear)
-            assert not link.login_refused
+        async with running(connection):
+            await eventually(lambda: connection.clear)
+            assert not connection.login_refused
         assert SECRET not in caplog.text
 
 
@@ -373,10 +380,10 @@ async def test_it_tries_again_whatever_was_raised(error: Exception) -> None:
         tries = Tries(broker.brokers().dial, error, error)
         async with running(
             BrokerConnection(tries, lambda: ("me", SECRET), "v", open_timeout=5, confirm_timeout=5)
-        ) as link:
+        ) as connection:
             await eventually(lambda: tries.count == 2)
-            assert link.fault not in ("", "not connected yet")
-            await eventually(lambda: link.clear)
+            assert connection.fault not in ("", "not connected yet")
+            await eventually(lambda: connection.clear)
 
 
 async def test_a_login_that_cannot_be_had_is_no_end() -> None:
@@ -390,9 +397,9 @@ async def test_a_login_that_cannot_be_had_is_no_end() -> None:
         return "me", SECRET
 
     async with listening(FakeBroker()) as broker:
-        link = BrokerConnection(broker.brokers().dial, login, "v", open_timeout=5, confirm_timeout=5)
-        async with running(link):
-            await eventually(lambda: link.clear)
+        connection = BrokerConnection(broker.brokers().dial, login, "v", open_timeout=5, confirm_timeout=5)
+        async with running(connection):
+            await eventually(lambda: connection.clear)
 
 
 # The end.
@@ -400,13 +407,13 @@ async def test_a_login_that_cannot_be_had_is_no_end() -> None:
 
 async def test_closing_in_good_order_takes_the_last_confirms() -> None:
     broker = FakeBroker(polite=False)
-    async with up(broker) as (link, visit, told):
-        publish(link, told, 0)
-        publish(link, told, 1)
-        closing = asyncio.create_task(link.aclose())
+    async with up(broker) as (connection, visit, told):
+        publish(connection, told, 0)
+        publish(connection, told, 1)
+        closing = asyncio.create_task(connection.aclose())
         await broker.until(lambda: CLOSE in visit.methods)
-        assert not link.clear
-        assert "no connection" in link.why
+        assert not connection.clear
+        assert "no connection" in connection.why
         assert len(visit.bodies) == 2
         visit.say(ack(1, 1) + method(0, 10, 51))
         async with asyncio.timeout(5):
@@ -417,22 +424,22 @@ async def test_closing_in_good_order_takes_the_last_confirms() -> None:
 
 async def test_closing_waits_no_longer_than_opening() -> None:
     broker = FakeBroker(polite=False)
-    async with up(broker, open_timeout=0.2) as (link, visit, told):
-        publish(link, told, 0)
+    async with up(broker, open_timeout=0.2) as (connection, visit, told):
+        publish(connection, told, 0)
         async with asyncio.timeout(5):
-            await link.aclose()
+            await connection.aclose()
         assert await told.all(1) == [Outcome.UNKNOWN]
         await broker.until(lambda: visit.ended)
 
 
 async def test_closing_what_is_not_open() -> None:
     async with listening(FakeBroker(greeting=b"")) as broker:
-        link = link_to(broker)
-        await link.aclose()
-        async with running(link):
-            await eventually(lambda: link._socket is not None)
+        connection = connection_to(broker)
+        await connection.aclose()
+        async with running(connection):
+            await eventually(lambda: connection._socket is not None)
             async with asyncio.timeout(5):
-                await link.aclose()
+                await connection.aclose()
             await broker.until(lambda: broker.visits[0].ended)
 
 
@@ -440,11 +447,11 @@ async def test_closing_what_is_not_open() -> None:
 async def test_nobody_wants_it_any_more(polite: bool, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     async with listening(FakeBroker(polite=polite)) as broker:
-        link = link_to(broker, open_timeout=0.3)
+        connection = connection_to(broker, open_timeout=0.3)
         told, stays = Told(), True
-        task = asyncio.create_task(link.run(lambda connected: stays))
-        await eventually(lambda: link.clear)
-        publish(link, told, 0)
+        task = asyncio.create_task(connection.run(lambda connected: stays))
+        await eventually(lambda: connection.clear)
+        publish(connection, told, 0)
         stays = False
         visit = broker.visits[0]
         await broker.until(lambda: visit.bodies != [])
@@ -456,50 +463,50 @@ async def test_nobody_wants_it_any_more(polite: bool, caplog: pytest.LogCaptureF
             await task
         assert told.outcomes == [Outcome.CONFIRMED]
         assert CLOSE in visit.methods
-        assert (link.client, link.clear) == (None, False)
+        assert (connection.protocol, connection.clear) == (None, False)
         assert [r.levelname for r in caplog.records if "this sidecar closed" in r.message] == ["INFO"]
 
 
 async def test_no_publish_falls_between_closing_and_the_next_connection() -> None:
-    """One that comes while an idle link is being closed waits until it is wanted, and up, again."""
+    """One that comes while an idle connection is being closed waits until it is wanted, and up, again."""
     async with listening(FakeBroker(polite=False)) as broker:
-        link = link_to(broker)
+        connection = connection_to(broker)
         stays = True
-        async with running(link, lambda connected: stays):
-            await eventually(lambda: link.clear)
+        async with running(connection, lambda connected: stays):
+            await eventually(lambda: connection.clear)
             stays = False
             await broker.until(lambda: CLOSE in broker.visits[0].methods)
-            assert not link.clear
+            assert not connection.clear
             stays = True
             broker.visits[0].say(method(0, 10, 51))
-            await again(link, broker, Told(), 0)
+            await again(connection, broker, Told(), 0)
 
 
 @pytest.mark.parametrize("polite", [True, False])
 async def test_a_doubted_link_connects_anew(polite: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where the broker does not answer its goodbye."""
     broker = FakeBroker(polite=polite)
-    async with up(broker, open_timeout=0.3) as (link, visit, told):
-        link.doubt()
-        monkeypatch.setattr(link_module, "DOUBT_AFTER", 0.0)
-        publish(link, told, 0)
-        link.doubt()
-        link.doubt()
-        assert not link.clear
+    async with up(broker, open_timeout=0.3) as (connection, visit, told):
+        connection.doubt()
+        monkeypatch.setattr(connection_module, "DOUBT_AFTER", 0.0)
+        publish(connection, told, 0)
+        connection.doubt()
+        connection.doubt()
+        assert not connection.clear
         await broker.until(lambda: visit.ended)
         assert visit.methods.count(CLOSE) == 1
         assert await told.all(1) == [Outcome.UNKNOWN]
-        await again(link, broker, told, 1)
+        await again(connection, broker, told, 1)
 
 
 async def test_abandoned() -> None:
     broker = FakeBroker()
-    async with up(broker) as (link, visit, told):
-        publish(link, told, 0)
+    async with up(broker) as (connection, visit, told):
+        publish(connection, told, 0)
         await broker.until(lambda: visit.bodies != [])
-        link.abandon("the end")
+        connection.abandon("the end")
         assert [(v.outcome, v.detail) for v in told.verdicts.values()] == [(Outcome.UNKNOWN, "the end")]
-        link_to(broker).abandon("never up")
+        connection_to(broker).abandon("never up")
 
 
 async def stuck(make: Callable[[], Socket]) -> Socket:
@@ -511,10 +518,10 @@ async def stuck(make: Callable[[], Socket]) -> Socket:
 async def test_cancelled_while_it_connects(greeting: bytes | None) -> None:
     async with listening(FakeBroker(greeting=greeting or b"")) as broker:
         dial = stuck if greeting is None else broker.brokers().dial
-        link = BrokerConnection(dial, lambda: ("me", SECRET), "v", open_timeout=5, confirm_timeout=5)
-        async with running(link):
+        connection = BrokerConnection(dial, lambda: ("me", SECRET), "v", open_timeout=5, confirm_timeout=5)
+        async with running(connection):
             await asyncio.sleep(0) if greeting is None else await broker.visit()
-        assert (link.clear, link.client) == (False, None)
+        assert (connection.clear, connection.protocol) == (False, None)
         await broker.until(lambda: all(visit.ended for visit in broker.visits))
 
 
@@ -523,18 +530,18 @@ async def test_cancelled_while_it_is_up(polite: bool) -> None:
     broker = FakeBroker(polite=polite)
     async with listening(broker):
         told = Told()
-        async with running(link_to(broker)) as link:
-            await eventually(lambda: link.clear)
-            publish(link, told, 0)
+        async with running(connection_to(broker)) as connection:
+            await eventually(lambda: connection.clear)
+            publish(connection, told, 0)
         assert told.outcomes == [Outcome.UNKNOWN]
         await broker.until(lambda: broker.visits[0].ended)
 
 
 async def test_cancelled_while_it_closes() -> None:
     broker = FakeBroker(polite=False)
-    async with up(broker) as (link, visit, told):
-        publish(link, told, 0)
-        closing: asyncio.Task[None] = asyncio.create_task(link.aclose())
+    async with up(broker) as (connection, visit, told):
+        publish(connection, told, 0)
+        closing: asyncio.Task[None] = asyncio.create_task(connection.aclose())
         await broker.until(lambda: CLOSE in visit.methods)
         closing.cancel()
     assert told.outcomes == [Outcome.UNKNOWN]
@@ -542,7 +549,7 @@ async def test_cancelled_while_it_closes() -> None:
 
 async def test_whatever_happens_every_publish_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
     """Connections that end in every way, under publishes that never stop."""
-    monkeypatch.setattr(link_module, "LONGEST_PAUSE", 0.02)
+    monkeypatch.setattr(connection_module, "LONGEST_PAUSE", 0.02)
     broker = FakeBroker()
     ends: list[Callable[[Visit], object]] = [
         Visit.drop,
@@ -552,14 +559,14 @@ async def test_whatever_happens_every_publish_is_told_of(monkeypatch: pytest.Mon
         lambda visit: visit.say(ack(1, 1000)),
         lambda visit: visit.say(blocked("now") + close_connection(541, b"x")[:-5]),
     ]
-    async with up(broker, confirm_timeout=0.5) as (link, _, told):
+    async with up(broker, confirm_timeout=0.5) as (connection, _, told):
         sent = 0
 
         async def publishing() -> None:
             nonlocal sent
             while True:
-                if link.clear:
-                    publish(link, told, sent, b"x" * 5000)
+                if connection.clear:
+                    publish(connection, told, sent, b"x" * 5000)
                     sent += 1
                 await asyncio.sleep(0)
 
