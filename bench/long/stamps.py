@@ -5,10 +5,10 @@ from bench.amqp import CONSISTENT, RELAYED, STRAIGHT, Way, contender, ways
 from bench.long.scene import TRANSIENT, raced, rows
 from bench.messages import KEYS
 from bench.world import EXCHANGE, QUEUES, World
-from proxy.wire.content import STAMP_ID_ENTRY, stamp_of_exchange
+from proxy.wire.content import STAMP_ID_FIELD, stamp_of_exchange
 from proxy.wire.frames import MANDATORY, U32, U64
 
-_ID = STAMP_ID_ENTRY + U64.pack(1 << 60)
+_ID = STAMP_ID_FIELD + U64.pack(1 << 60)
 
 
 def stamps(world: World) -> str:

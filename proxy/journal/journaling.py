@@ -8,7 +8,7 @@ from time import monotonic
 from proxy.journal import lines
 from proxy.journal.buffer import Filled, Journal
 from proxy.journal.files import FileStore
-from proxy.journal.lines import KeyForm, Lines
+from proxy.journal.lines import KeyForm, LineFormatter
 from proxy.journal.store import Store
 from proxy.journal.writer import Writer, proxy_id, writing
 from proxy.settings.config import Settings
@@ -35,7 +35,7 @@ class Journaling:
         filled: SimpleQueue[Filled | None] = SimpleQueue()
         slots = max(1, round(settings.journal_sample * SLOTS))
         self.journal = Journal(slots, filled.put, monotonic)
-        self.writer = Writer(self.journal, filled, store, Lines(proxy, slots / SLOTS, key_form(settings)))
+        self.writer = Writer(self.journal, filled, store, LineFormatter(proxy, slots / SLOTS, key_form(settings)))
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:

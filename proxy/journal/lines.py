@@ -46,7 +46,7 @@ def none(_: bytes) -> str:
     return "null"
 
 
-class Lines:
+class LineFormatter:
     """Makes the lines of one sidecar."""
 
     def __init__(self, proxy: str, sample: float, key: KeyForm) -> None:
@@ -64,7 +64,7 @@ class Lines:
         latency = "null" if record.outcome is Outcome.SENT else str(int((record.told_at - record.published_at) * 1e6))
         if message_id is not None and self._key is not plain and record.message_id_is_key:
             message_id = None  # it is the key
-        told = quoted(message_id.decode(errors="replace")) if message_id is not None else "null"
+        shown_id = quoted(message_id.decode(errors="replace")) if message_id is not None else "null"
         # Not by the ring itself: it takes 2 MiB, and every change makes a new one.
         name, ring = record.name, record.ring.fingerprint
         route = self._routes.get((name, ring)) or self._route(name, ring)
@@ -72,7 +72,7 @@ class Lines:
         return (
             f'{self._start}{seq}","time":{int((record.told_at + epoch) * 1e6)}{self._proxy}{seq}{self._sample}'
             f'{record.ingress}"{route},"key":{self._key(key) if key is not None else "null"},"slot":{record.slot}'
-            f'{where},"outcome":"{record.outcome}","latency":{latency},"bytes":{record.size},"message_id":{told}}}\n'
+            f'{where},"outcome":"{record.outcome}","latency":{latency},"bytes":{record.size},"message_id":{shown_id}}}\n'
         )
 
     def _route(self, name: Name, ring: str) -> str:
@@ -96,7 +96,7 @@ _NOWHERE = ',"kind":null,"destination":null'
 
 def ring_json(known: KnownRing) -> bytes:
     """A ring, under its fingerprint."""
-    told = {
+    fields = {
         "v": VERSION,
         "fingerprint": known.fingerprint,
         "ring_format": RING_FORMAT,
@@ -104,4 +104,4 @@ def ring_json(known: KnownRing) -> bytes:
         "hashed": str(known.hashed),
         "destinations": [[d.kind, d.name, weight] for d, weight in known.ring.as_weights().items()],
     }
-    return json.dumps(told).encode() + b"\n"
+    return json.dumps(fields).encode() + b"\n"

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from queue import Empty, SimpleQueue
 
 from proxy.journal.buffer import Filled, Journal
-from proxy.journal.lines import Lines, ring_json
+from proxy.journal.lines import LineFormatter, ring_json
 from proxy.journal.store import HOUR, FullError, Store, StoreError
 from proxy.topology.table import KnownRing
 
@@ -43,9 +43,11 @@ NEVER = float("-inf")
 class Writer:
     """The thread's state. Its figures may be read by others."""
 
-    def __init__(self, journal: Journal, filled: "SimpleQueue[Filled | None]", store: Store, lines: Lines) -> None:
+    def __init__(
+        self, journal: Journal, filled: "SimpleQueue[Filled | None]", store: Store, formatter: LineFormatter
+    ) -> None:
         """Not running. `filled` has the journal's full buffers, and in the end None."""
-        self._journal, self._filled, self._store, self._lines = journal, filled, store, lines
+        self._journal, self._filled, self._store, self._formatter = journal, filled, store, formatter
         self._rings: dict[str, float] = {}
         """By fingerprint, when it was kept last, monotonic."""
         self._due: dict[str, KnownRing] = {}
@@ -96,7 +98,7 @@ class Writer:
             known = record.ring
             if self._rings.get(known.fingerprint, NEVER) < record.told_at - RING_AGAIN:
                 self._due[known.fingerprint] = known
-            line = self._lines.line(record, filled.first + n, epoch)
+            line = self._formatter.line(record, filled.first + n, epoch)
             self._chunk.append(line)
             self._size += len(line)
             if not n % _STRETCH:

@@ -27,6 +27,9 @@ class Receiver(Protocol):
         connection is lost: others are told after it."""
 
 
+Pending = tuple[Receiver, int, Counters]
+"""A publish whose result is awaited: who receives the result, the receiver's index for it, and where it is counted."""
+
 CONFIRMED: Final = PublishResult(Outcome.CONFIRMED)
 NACKED: Final = PublishResult(Outcome.NACKED, "the broker answered basic.nack")
 UNROUTABLE: Final = PublishResult(Outcome.UNROUTABLE, "there was no queue for it")
@@ -51,7 +54,7 @@ class ConfirmChannel:
         """Of the last publish; and up to which all are settled."""
         self.given_up = -1
         """Of the last publish that was settled without the broker's answer; below 0 for none."""
-        self.pending: dict[int, tuple[Receiver, int, Counters]] = {}
+        self.pending: dict[int, Pending] = {}
         self.returned: set[int] = set()
         # Positive int64s: the nonce tells this channel's publishes from those of others.
         self.nonce: i64 = (secrets.randbits(30) | 1 << 30) << 32
@@ -67,11 +70,11 @@ class ConfirmChannel:
         if multiple:
             first = self.low + 1
             self.low = max(self.low, number)
-        told = 0
+        settled = 0
         for n in range(first, number + 1):
             entry = pending.pop(n, None)
             if entry is not None:
-                told += 1
+                settled += 1
                 receiver, index, counters = entry
                 if self.returned and n in self.returned:
                     self.returned.discard(n)
@@ -87,4 +90,4 @@ class ConfirmChannel:
                     receiver.settled(index, verdict)
         while self.low < self.number and self.low + 1 not in pending:
             self.low += 1
-        return told
+        return settled

@@ -4,14 +4,10 @@ from typing import Final
 
 from librt.strings import BytesWriter, write_i32_be, write_i64_be
 
-from proxy.publisher.channel import ConfirmChannel, Receiver
-from proxy.routing.counters import Counters
-from proxy.wire.content import STAMP_ID_ENTRY
+from proxy.publisher.channel import ConfirmChannel, Pending
+from proxy.wire.content import STAMP_ID_FIELD
 from proxy.wire.frames import END, MANDATORY, U32, Piece
 from proxy.wire.properties import Header
-
-Told = tuple[Receiver, int, Counters]
-"""Who is told of a publish's fate, by which number, and where it is counted."""
 
 _CLASS: Final = b"\x00\x3c\x00\x00"
 """How a content header's payload begins: class and weight."""
@@ -26,16 +22,16 @@ _out: Final = BytesWriter()
 class Publish:
     """A mandatory publish, not numbered yet."""
 
-    __slots__ = ("_body", "_entries", "_header", "_key", "_method", "_stamp", "payload", "told")
+    __slots__ = ("_body", "_entries", "_header", "_key", "_method", "_stamp", "payload", "pending")
 
-    def __init__(self, method: bytes, header: Header, stamp: bytes, key: bytes, body: bytes, told: Told) -> None:
+    def __init__(self, method: bytes, header: Header, stamp: bytes, key: bytes, body: bytes, pending: Pending) -> None:
         """`method` is basic.publish up to its bits.
 
         `stamp` is what its stamps begin with (`content.stamp_of_exchange`), up to `key`; empty for a ring id alone.
         """
         self._method, self._header, self._stamp, self._key, self._body = method, header, stamp, key, body
-        self.told = told
-        entries = len(STAMP_ID_ENTRY) + 8 + len(header.headers)
+        self.pending = pending
+        entries = len(STAMP_ID_FIELD) + 8 + len(header.headers)
         if stamp:
             entries += len(stamp) + 4 + len(key)
         self._entries = entries
@@ -66,7 +62,7 @@ class Publish:
             out.write(self._stamp)
             write_i32_be(out, len(key))
             out.write(key)
-        out.write(STAMP_ID_ENTRY)
+        out.write(STAMP_ID_FIELD)
         write_i64_be(out, channel.nonce + number)
         out.write(header.headers)
         out.write(header.after)
@@ -78,7 +74,7 @@ class Publish:
             out.append(END)
         to.append(out.getvalue())
         channel.number = number
-        channel.pending[number] = self.told
+        channel.pending[number] = self.pending
         if size <= min(room, _SMALL):
             return
         whole = memoryview(body)

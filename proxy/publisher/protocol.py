@@ -8,8 +8,8 @@ from typing import Final
 
 from proxy import __version__
 from proxy.outcome import Outcome
-from proxy.publisher.channel import CONFIRMED, NACKED, ConfirmChannel, PublishResult
-from proxy.publisher.packing import Publish, Told
+from proxy.publisher.channel import CONFIRMED, NACKED, ConfirmChannel, Pending, PublishResult
+from proxy.publisher.packing import Publish
 from proxy.wire import table
 from proxy.wire.content import ring_id_in
 from proxy.wire.frames import (
@@ -128,7 +128,7 @@ class PublisherProtocol:
     # What is sent.
 
     def publish(
-        self, exchange: bytes, method: bytes, header: Header, stamp: bytes, key: bytes, body: bytes, told: Told
+        self, exchange: bytes, method: bytes, header: Header, stamp: bytes, key: bytes, body: bytes, pending: Pending
     ) -> None:
         """Takes one publish, for `pack` (see `Publish`).
 
@@ -137,7 +137,7 @@ class PublisherProtocol:
         channel = self.channels.get(exchange)
         if channel is None:
             channel = self._open(exchange)
-        publish, room = Publish(method, header, stamp, key, body, told), self.frame_max - OVERHEAD
+        publish, room = Publish(method, header, stamp, key, body, pending), self.frame_max - OVERHEAD
         if publish.payload > room:
             raise ValueError(f"properties and headers are {publish.payload} bytes, the broker takes {room}")
         if exchange:
@@ -147,7 +147,7 @@ class PublisherProtocol:
         else:
             self._waiting[method] = [publish]
         self.in_flight += 1
-        told[2].published += 1
+        pending[2].published += 1
 
     def pack(self) -> None:
         """Queues what was published straight to queues: what one queue gets in a row, and in its order.
@@ -207,9 +207,9 @@ class PublisherProtocol:
 
         Returns how many of them were still waited for.
         """
-        told = channel.settle(number, True, PublishResult(Outcome.UNKNOWN, why))
-        self.in_flight -= told
-        return told
+        settled = channel.settle(number, True, PublishResult(Outcome.UNKNOWN, why))
+        self.in_flight -= settled
+        return settled
 
     def probe(self) -> bool:
         """Queues the opening of a channel and its end: a broker that reads answers that, whatever its queues do.
@@ -278,14 +278,13 @@ class PublisherProtocol:
     def _answered(self, number: int, tag: int, bits: int, verdict: PublishResult) -> None:
         channel = self._by_id.get(number)
         if channel is not None:
-            told = channel.settle(tag, bool(bits & 1), verdict)
-            self.in_flight -= told
+            self.in_flight -= channel.settle(tag, bool(bits & 1), verdict)
 
     def _on_start(self, _: int, data: bytes) -> None:
         first = 6
         stop = first + u32(data, 2)
-        entry = table.find(data, first, stop, b"cluster_name")
-        name = table.text_of(data, entry) if entry else None
+        field = table.find(data, first, stop, b"cluster_name")
+        name = table.text_of(data, field) if field else None
         self.cluster = name.decode(errors="replace") if name is not None else None
         properties = {
             "product": "ringproxy",
@@ -376,8 +375,8 @@ class PublisherProtocol:
         outcome = Outcome.INVALID if alone else Outcome.UNKNOWN
         detail = words if alone else f"the channel was lost before the confirm: {words}"
         # RabbitMQ says 406, for which AMQP has a code of its own.
-        told = channel.settle(last, True, PublishResult(outcome, detail, CONTENT_TOO_LARGE if found else code))
-        self.in_flight -= told
+        result = PublishResult(outcome, detail, CONTENT_TOO_LARGE if found else code)
+        self.in_flight -= channel.settle(last, True, result)
 
     def _in_words(self, exchange: bytes, code: int, text: bytes) -> str:
         """Why the broker closed a channel; where a permission is missing, which."""

@@ -100,8 +100,8 @@ MOST_FRAME_MAX: Final = 1 << 24
 """Bytes of a method or header frame where the peers agree on no limit. Bodies are never held."""
 
 _INVENTORY = {
-    b"ringproxy_version": table.text_entry(b"ringproxy_version", __version__.encode()),
-    b"ringproxy_ring_format": table.text_entry(b"ringproxy_ring_format", str(RING_FORMAT).encode()),
+    b"ringproxy_version": table.text_field(b"ringproxy_version", __version__.encode()),
+    b"ringproxy_ring_format": table.text_field(b"ringproxy_ring_format", str(RING_FORMAT).encode()),
 }
 """This proxy's client properties, which make the broker's list of connections the inventory of a fleet."""
 
@@ -196,8 +196,8 @@ def _start(h: Handshake, data: bytes, i: int, end: int) -> bytes:
     """Return connection.start without the mechanisms that would lend this proxy's identity; note the cluster's name."""
     first = i + 17
     stop = first + U32.unpack_from(data, i + 13)[0]
-    entry = table.find(data, first, stop, b"cluster_name")
-    name = table.text_of(data, entry) if entry else None
+    field = table.find(data, first, stop, b"cluster_name")
+    name = table.text_of(data, field) if field else None
     h.cluster = name.decode(errors="replace") if name is not None else None
     at = stop + 4 + U32.unpack_from(data, stop)[0]
     offered = [m for m in data[stop + 4 : at].split() if m not in LENT or m in h.allowed_mechanisms]

@@ -22,7 +22,7 @@ from proxy.session.returned import Read, ReturnedMessage
 from proxy.session.state import ChannelState, Phase
 from proxy.topology.table import Name, PassReason, Unread
 from proxy.wire import content
-from proxy.wire.content import STAMP_ID_ENTRY, STAMPS, STAMPS_AND_COPIES
+from proxy.wire.content import STAMP_ID_FIELD, STAMPS, STAMPS_AND_COPIES
 from proxy.wire.frames import (
     BASIC_ACK,
     BASIC_NACK,
@@ -111,7 +111,7 @@ def publish(c: Connection, message: ReturnedMessage, to: Target | Route, data: b
     own = c.republishing
     own.begun = True  # from now on the broker's frames on that number are this proxy's
     header = as_published(message, data, start, stop)
-    cut, entries = _ID, STAMP_ID_ENTRY + U64.pack(message.ring_id)
+    cut, entries = _ID, STAMP_ID_FIELD + U64.pack(message.ring_id)
     if isinstance(to, Target):
         cut = STAMPS_AND_COPIES if to.is_queue else STAMPS
         entries = content.stamp_of_exchange(message.exchange) + U32.pack(len(message.key)) + message.key + entries

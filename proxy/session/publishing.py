@@ -16,7 +16,7 @@ from proxy.session.confirms import MOST_UNSETTLED, PublishNote
 from proxy.session.connection import Connection
 from proxy.topology.table import PassReason
 from proxy.wire import content
-from proxy.wire.content import FLAGS, HEADERS, STAMP_ID_ENTRY, STAMPS, STAMPS_AND_COPIES
+from proxy.wire.content import FLAGS, HEADERS, STAMP_ID_FIELD, STAMPS, STAMPS_AND_COPIES
 from proxy.wire.frames import END, HEADER, MANDATORY, OVERHEAD, short_string, shorted
 from ring.destination import Destination
 from ring.hashing import index_at, slot_of
@@ -74,7 +74,7 @@ def publish(c: Connection, channel: Channel, data: bytes, i: int, end: int) -> b
     channel.routed = True
     if route.journal is not None and slot < route.journal.limit:
         _record(c, channel, route.journal, route, choice, target.destination, slot, data, start, stop)
-    headers = len(route.stamp) + 4 + len(key) + len(STAMP_ID_ENTRY) + 8 + len(rest)
+    headers = len(route.stamp) + 4 + len(key) + len(STAMP_ID_FIELD) + 8 + len(rest)
     size = at - start + 4 + headers + stop - last
     method = target.method if target.is_queue else target.method + shorted(key)
     out = _out
@@ -105,7 +105,7 @@ def publish(c: Connection, channel: Channel, data: bytes, i: int, end: int) -> b
     out.write(route.stamp)
     write_i32_be(out, len(key))
     out.write(key)
-    out.write(STAMP_ID_ENTRY)
+    out.write(STAMP_ID_FIELD)
     write_i64_be(out, ring_id)
     out.write(rest)
     out.write(data[last:stop])

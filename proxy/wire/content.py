@@ -38,7 +38,7 @@ _AFTER_HEADERS: Final = (
 )
 """Name, flag and size in bytes (0: a short string) of the properties after the headers, up to the last hashed one."""
 
-STAMP_ID_ENTRY: Final = bytes((len(STAMP_ID),)) + STAMP_ID + b"l"
+STAMP_ID_FIELD: Final = bytes((len(STAMP_ID),)) + STAMP_ID + b"l"
 
 UNMARKED: Final = 50
 """The lowest bit of a ring id from which all are the nonce's: a mark of where the message went lies below."""
@@ -49,9 +49,9 @@ _DISOWNED: Final = 1 << 62
 def stamp_of_exchange(exchange: bytes) -> bytes:
     """What the stamps of all publishes to an exchange begin with.
 
-    After it come the routing key as a long string, STAMP_ID_ENTRY and the ring id's eight bytes.
+    After it come the routing key as a long string, STAMP_ID_FIELD and the ring id's eight bytes.
     """
-    return table.text_entry(STAMP_EXCHANGE, exchange) + bytes((len(STAMP_KEY),)) + STAMP_KEY + b"S"
+    return table.text_field(STAMP_EXCHANGE, exchange) + bytes((len(STAMP_KEY),)) + STAMP_KEY + b"S"
 
 
 def headers_at(data: bytes, start: int, end: int) -> tuple[int, int]:
@@ -130,7 +130,7 @@ def stamps_in(data: bytes, start: int, end: int) -> Stamps | None:
         flags, at = headers_at(data, start, end)
         if not flags & HEADERS:
             return None
-        found = {entry.name: entry for entry in table.entries(data, *table_at(data, at, end)) if entry.name in STAMPS}
+        found = {field.name: field for field in table.fields(data, *table_at(data, at, end)) if field.name in STAMPS}
     except Fault:
         return None
     if len(found) < len(STAMPS) or found[STAMP_ID].kind != ord("l"):
@@ -146,10 +146,10 @@ def ring_id_in(data: bytes, start: int, end: int) -> int | None:
     """The ring id of a content header; None where there is none, or it cannot be read."""
     try:
         flags, at = headers_at(data, start, end)
-        entry = table.find(data, *table_at(data, at, end), STAMP_ID) if flags & HEADERS else None
+        field = table.find(data, *table_at(data, at, end), STAMP_ID) if flags & HEADERS else None
     except Fault:
         return None
-    return u64(data, entry.value) if entry is not None and entry.kind == ord("l") else None
+    return u64(data, field.value) if field is not None and field.kind == ord("l") else None
 
 
 def disowned(data: bytes, i: int, end: int, nonce: int) -> bytes | None:
@@ -159,19 +159,19 @@ def disowned(data: bytes, i: int, end: int, nonce: int) -> bytes | None:
     and nothing else tells such a copy from the message that the id was made for. `nonce` is the channel's, in place
     (`channel.Channel.nonce`). Returns None where the header has no such id, or cannot be read.
     """
-    if data.find(STAMP_ID_ENTRY, i, end) < 0:
+    if data.find(STAMP_ID_FIELD, i, end) < 0:
         return None
     try:
         flags, at = headers_at(data, i + 7, end - 1)
-        found = list(table.entries(data, *table_at(data, at, end - 1))) if flags & HEADERS else []
+        found = list(table.fields(data, *table_at(data, at, end - 1))) if flags & HEADERS else []
     except Fault:
         return None
     frame = data[i:end]
-    for entry in found:
-        if entry.name == STAMP_ID and entry.kind == ord("l"):
-            ring_id = u64(data, entry.value)
+    for field in found:
+        if field.name == STAMP_ID and field.kind == ord("l"):
+            ring_id = u64(data, field.value)
             if ring_id >> UNMARKED == nonce >> UNMARKED:
-                at = entry.value - i
+                at = field.value - i
                 frame = frame[:at] + U64.pack(ring_id ^ _DISOWNED) + frame[at + 8 :]
     return frame if frame != data[i:end] else None
 
@@ -199,8 +199,8 @@ def hashed_value(hashed: HashedValue, name: bytes, data: bytes, start: int, end:
     if flags & HEADERS:
         first, stop = table_at(data, at, end)
         if hashed.source == "header":
-            entry = table.find(data, first, stop, name)
-            return table.hashed_bytes(data, entry) if entry else None
+            field = table.find(data, first, stop, name)
+            return table.hashed_bytes(data, field) if field else None
         at = stop
     return _property(hashed.name, flags, data, at, end) if hashed.source == "property" else None
 

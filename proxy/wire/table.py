@@ -15,7 +15,7 @@ _INTEGERS = dict(zip(b"bBsuIilLT", (">b", ">B", ">h", ">H", ">i", ">I", ">q", ">
 """RabbitMQ reads I as signed and i as unsigned."""
 
 
-class Entry(NamedTuple):
+class Field(NamedTuple):
     """One name and value: where it begins, its value begins after the type, and it stops."""
 
     name: bytes
@@ -25,8 +25,8 @@ class Entry(NamedTuple):
     stop: int
 
 
-def entries(data: bytes, start: int, stop: int) -> Iterator[Entry]:
-    """The entries of a table whose first is at `start`. Raises Fault 502 where one runs past `stop`."""
+def fields(data: bytes, start: int, stop: int) -> Iterator[Field]:
+    """The fields of a table whose first is at `start`. Raises Fault 502 where one runs past `stop`."""
     at = start
     while at < stop:
         name_stop = at + 1 + data[at]
@@ -41,39 +41,39 @@ def entries(data: bytes, start: int, stop: int) -> Iterator[Entry]:
         end = value + size
         if end > stop:
             raise Fault(SYNTAX_ERROR, "a header's value runs past its table")
-        yield Entry(data[at + 1 : name_stop], at, kind, value, end)
+        yield Field(data[at + 1 : name_stop], at, kind, value, end)
         at = end
 
 
-def find(data: bytes, start: int, stop: int, name: bytes) -> Entry | None:
-    """The first entry of that name, as RabbitMQ reads a name that is there twice."""
-    return next((entry for entry in entries(data, start, stop) if entry.name == name), None)
+def find(data: bytes, start: int, stop: int, name: bytes) -> Field | None:
+    """The first field of that name, as RabbitMQ reads a name that is there twice."""
+    return next((field for field in fields(data, start, stop) if field.name == name), None)
 
 
 def without(data: bytes, start: int, stop: int, names: Collection[bytes]) -> tuple[bytes, bytes]:
-    """The table's entries but for those named, and those."""
+    """The table's fields but for those named, and those."""
     kept: list[bytes] = []
     cut: list[bytes] = []
-    for entry in entries(data, start, stop):
-        (cut if entry.name in names else kept).append(data[entry.start : entry.stop])
+    for field in fields(data, start, stop):
+        (cut if field.name in names else kept).append(data[field.start : field.stop])
     return b"".join(kept), b"".join(cut)
 
 
-def text_of(data: bytes, entry: Entry) -> bytes | None:
+def text_of(data: bytes, field: Field) -> bytes | None:
     """The bytes of a long string; None for a value of another type."""
-    return data[entry.value + 4 : entry.stop] if entry.kind in b"Sx" else None
+    return data[field.value + 4 : field.stop] if field.kind in b"Sx" else None
 
 
-def hashed_bytes(data: bytes, entry: Entry) -> bytes | None:
+def hashed_bytes(data: bytes, field: Field) -> bytes | None:
     """What an exchange that hashes this header takes: strings as they are, integers as decimal text; else None."""
-    if entry.kind in b"Sx":
-        return data[entry.value + 4 : entry.stop]
-    form = _INTEGERS.get(entry.kind)
+    if field.kind in b"Sx":
+        return data[field.value + 4 : field.stop]
+    form = _INTEGERS.get(field.kind)
     if form is None:
         return None
-    return str(unpack_from(form, data, entry.value)[0]).encode()
+    return str(unpack_from(form, data, field.value)[0]).encode()
 
 
-def text_entry(name: bytes, value: bytes) -> bytes:
-    """One entry with a long string."""
+def text_field(name: bytes, value: bytes) -> bytes:
+    """One field with a long string."""
     return bytes((len(name),)) + name + b"S" + U32.pack(len(value)) + value

@@ -115,15 +115,15 @@ def check(data: bytes) -> None:
     whole, cut = run(data), run(data, chance(data))
     assert bool(whole.fault) == bool(cut.fault)
     if not whole.fault:
-        assert (whole.sent, whole.wire.told.outcomes) == (cut.sent, cut.wire.told.outcomes)
+        assert (whole.sent, whole.wire.results.outcomes) == (cut.sent, cut.wire.results.outcomes)
     for one in (whole, cut):
-        client, told = one.wire.client, one.wire.told
-        assert client.in_flight == one.wire.published - len(told.verdicts)
+        client, results = one.wire.client, one.wire.results
+        assert client.in_flight == one.wire.published - len(results.verdicts)
         client.lost("the connection is gone")
         assert client.in_flight == 0
-        assert sorted(told.verdicts) == list(range(one.wire.published))
-        assert all(len(verdicts) == 1 for verdicts in told.verdicts.values())
-        known = Counter(verdicts[0].outcome for verdicts in told.verdicts.values())
+        assert sorted(results.verdicts) == list(range(one.wire.published))
+        assert all(len(verdicts) == 1 for verdicts in results.verdicts.values())
+        known = Counter(verdicts[0].outcome for verdicts in results.verdicts.values())
         assert known.keys() <= {Outcome.CONFIRMED, Outcome.NACKED, Outcome.UNROUTABLE, Outcome.UNKNOWN, Outcome.INVALID}
         frames, rest = whole_frames(b"".join(one.sent))
         assert not rest

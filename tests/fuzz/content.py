@@ -5,12 +5,12 @@ from contextlib import suppress
 from pamqp import commands
 
 from proxy.wire import content, table
-from proxy.wire.content import HEADERS, STAMP_ID_ENTRY, STAMPS, STAMPS_AND_COPIES
+from proxy.wire.content import HEADERS, STAMP_ID_FIELD, STAMPS, STAMPS_AND_COPIES
 from proxy.wire.frames import U32, U64, Fault
 from ring.hashed import HASHED_PROPERTIES, HashedValue
 from tests.unit.proxy.session.wire import entry, headers, long_string, properties
 
-_ADDED = content.stamp_of_exchange(b"ring") + U32.pack(1) + b"k" + STAMP_ID_ENTRY + U64.pack(7)
+_ADDED = content.stamp_of_exchange(b"ring") + U32.pack(1) + b"k" + STAMP_ID_FIELD + U64.pack(7)
 
 _HASHED = [HashedValue("header", "h"), *(HashedValue("property", name) for name in sorted(HASHED_PROPERTIES))]
 
@@ -34,7 +34,7 @@ def _round_trip(data: bytes, framed: bytes, start: int, end: int) -> None:
     names = []
     if flags & HEADERS:
         first, stop = content.table_at(framed, at, end)
-        names = [found.name for found in table.entries(framed, first, stop)]
+        names = [found.name for found in table.fields(framed, first, stop)]
     for cut in (STAMPS, STAMPS_AND_COPIES):
         stamped, removed = content.stamped(framed, start, end, _ADDED, cut)
         assert content.stamps_in(stamped, 0, len(stamped)) == content.Stamps(b"ring", b"k", 7)

@@ -186,7 +186,7 @@ def _of_broker(rng: Random, at: int, channel: Channel) -> bytes:
     if which < 7:
         ring_id = channel.nonce ^ number(rng, 64, channel.confirms.number)
         entries = content.stamp_of_exchange(rng.choice((b"ring", b"chain", b"plain"))) + pack(">I", 1) + b"k"
-        entries += content.STAMP_ID_ENTRY + pack(">Q", ring_id)
+        entries += content.STAMP_ID_FIELD + pack(">Q", ring_id)
         size = number(rng) if rng.random() < 0.4 else rng.randrange(3)
         data = wire.body(at, b"x" * min(size, 9)) if size else b""
         return wire.returned(at, b"", b"q1") + wire.headers(at, size, entries) + data
@@ -220,15 +220,15 @@ def tables(rng: Random, say: Say) -> None:
     data = b"".join(entry_(rng) for _ in range(rng.randrange(1, 6)))
     data = rng.choice((data, mutated(rng, [data])))
     begin, stop = rng.choice((0, 0, 1)), len(data) + rng.choice((0, 0, -1, 1, 5))
-    found: list[table.Entry] = []
-    attempt(say, found.extend, table.entries(data, begin, stop))
+    found: list[table.Field] = []
+    attempt(say, found.extend, table.fields(data, begin, stop))
     say(found)
     for entry in found:
         attempt(say, table.text_of, data, entry)
         attempt(say, table.hashed_bytes, data, entry)
     attempt(say, table.find, data, begin, stop, b"h")
     attempt(say, table.without, data, begin, stop, {b"CC", b"h"})
-    attempt(say, table.text_entry, rng.randbytes(rng.choice((0, 3, 255))), rng.randbytes(rng.randrange(9)))
+    attempt(say, table.text_field, rng.randbytes(rng.choice((0, 3, 255))), rng.randbytes(rng.randrange(9)))
 
 
 def least(rng: Random, say: Say) -> None:

@@ -20,7 +20,7 @@ from proxy.publisher.pool import ConnectionGroup
 from proxy.publisher.protocol import PublisherProtocol, Stage
 from proxy.routing.counters import Counters
 from proxy.wire import properties
-from proxy.wire.content import STAMP_ID_ENTRY
+from proxy.wire.content import STAMP_ID_FIELD
 from proxy.wire.properties import Header
 from tests.fuzz import client, messages
 from tests.fuzz.equal_amqp import RINGS
@@ -28,7 +28,7 @@ from tests.fuzz.equal_journal import Journalled
 from tests.fuzz.said import EDGES, Say, attempt, kept_of, mutated, number
 from tests.fuzz.steps import steps
 from tests.unit.proxy.http.sending.test_batch import PASSED, Case, placement
-from tests.unit.proxy.publisher.client_wire import OPEN_OK, TO_Q, Told, start, tune
+from tests.unit.proxy.publisher.client_wire import OPEN_OK, TO_Q, Results, start, tune
 from tests.unit.proxy.session import wire
 from tests.unit.proxy.session.wire import VHOST, Wire
 
@@ -42,17 +42,17 @@ def fuzzed_client(rng: Random, say: Say) -> None:
     for step in steps(data[1:]):
         if not attempt(say, one.take, step) or one.fault:
             break
-    say((one.sent, one.fault, one.wire.counters, _told(one.wire.told)))
+    say((one.sent, one.fault, one.wire.counters, _told(one.wire.results)))
     say(one.wire.client)
 
 
-def _told(told: Told) -> list[str]:
-    return [f"{index}: {verdicts}" for index, verdicts in told.verdicts.items()]
+def _told(results: Results) -> list[str]:
+    return [f"{index}: {verdicts}" for index, verdicts in results.verdicts.items()]
 
 
 def clients(rng: Random, say: Say) -> None:
     """The connection, with numbers at the edges from its handshake on."""
-    it, told, counters = PublisherProtocol("me", "secret", "v"), Told(), Counters()
+    it, results, counters = PublisherProtocol("me", "secret", "v"), Results(), Counters()
     agreed = number(rng, 16), rng.choice((0, 4096, 1 << 17, number(rng, 32))), number(rng, 16)
     if not attempt(say, it.feed, start() + tune(*agreed) + OPEN_OK):
         return
@@ -61,7 +61,7 @@ def clients(rng: Random, say: Say) -> None:
         if rng.random() < 0.5 and it.stage is Stage.OPEN:
             body = bytes(rng.choice((0, 1, 40, 4096, 1 << 14, (1 << 14) + 1)))
             stamp = rng.choice((b"", b"stamp"))
-            attempt(say, it.publish, to, TO_Q, _header(rng), stamp, b"k", body, (told, index, counters))
+            attempt(say, it.publish, to, TO_Q, _header(rng), stamp, b"k", body, (results, index, counters))
             if rng.random() < 0.2 and to in it.channels and not it.channels[to].pending:
                 it.channels[to].low = it.channels[to].number = (1 << rng.choice((31, 32, 33))) - 2
         elif not attempt(say, it.feed, _answer(rng, it.channels[to].number if to in it.channels else 1, it)):
@@ -70,9 +70,9 @@ def clients(rng: Random, say: Say) -> None:
             it.pack()
         say([bytes(part) for part in it.out])
         it.out.clear()
-    say((it, counters, _told(told), it.refused, [(channel.id, last) for channel, last in it.marks()]))
+    say((it, counters, _told(results), it.refused, [(channel.id, last) for channel, last in it.marks()]))
     it.lost("gone")
-    say((it, counters, _told(told)))
+    say((it, counters, _told(results)))
 
 
 def _answer(rng: Random, last: int, it: PublisherProtocol) -> bytes:
@@ -84,7 +84,7 @@ def _answer(rng: Random, last: int, it: PublisherProtocol) -> bytes:
             return rng.choice((wire.ack, wire.nack))(at, tag, rng.random() < 0.5)
         case 3 | 4:
             ring_id = rng.choice((ours[0] + last, number(rng, 64, ours[0])))
-            entries = STAMP_ID_ENTRY + pack(">Q", ring_id % (1 << 64))
+            entries = STAMP_ID_FIELD + pack(">Q", ring_id % (1 << 64))
             return wire.returned(at, b"", b"q") + wire.headers(at, rng.choice((0, number(rng))), entries)
         case _:
             size = number(rng, rng.choice((16, 63, 70))) if rng.random() < 0.9 else 1 << 100
@@ -168,7 +168,7 @@ def items(rng: Random, say: Say) -> None:
 
 def dispatched(rng: Random, say: Say) -> None:
     """Messages to where rings, hashed values and rings behind rings send them, and out on a connection."""
-    it, told, out = Wire(RINGS), Told(), PublisherProtocol("me", "secret", "v")
+    it, results, out = Wire(RINGS), Results(), PublisherProtocol("me", "secret", "v")
     journalled = Journalled(rng)
     it.tables.journal = rng.choice((None, journalled.journal))
     out.feed(start() + tune() + OPEN_OK)
@@ -182,7 +182,7 @@ def dispatched(rng: Random, say: Say) -> None:
         message = Message(key, _header(rng), bytes(rng.randrange(40)))
         out.most_body = rng.choice((0, 0, 20))
         try:
-            step = dispatch.attempt(handle, message, told, index, it.router.clock())
+            step = dispatch.attempt(handle, message, results, index, it.router.clock())
         except ProblemError as problem:
             say((problem.status, problem.kind, problem.detail, problem.outcome))
             continue
@@ -198,7 +198,7 @@ def dispatched(rng: Random, say: Say) -> None:
         say([bytes(part) for part in out.out])
         out.out.clear()
     out.lost("gone")
-    say(_told(told))
+    say(_told(results))
     say({str(way): counters for way, counters in it.counter_table.by_way.items()})
     journalled.tell(say)
 

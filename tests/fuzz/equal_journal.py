@@ -12,7 +12,7 @@ from proxy.routing.routes import Choice, Route
 from ring.hashing import SLOTS
 from tests.fuzz.equal_amqp import RINGS, edged, header
 from tests.fuzz.said import Say, attempt, kept_of, mutated, number
-from tests.unit.proxy.publisher.client_wire import Told
+from tests.unit.proxy.publisher.client_wire import Results
 from tests.unit.proxy.session import wire
 from tests.unit.proxy.session.wire import VHOST, Wire, queue
 
@@ -63,7 +63,7 @@ def sessions(rng: Random, say: Say) -> None:
 
 def buffers(rng: Random, say: Say) -> None:
     """Records of any header; buffers that fill, are handed over, given back, and run out."""
-    it, told = Journalled(rng), Told()
+    it, results = Journalled(rng), Results()
     journal, routes = it.journal, _routes()
     plain = wire.header(1, 5)[7:-1]
     usual = Record("amqp", routes[0].name, plain, 0, len(plain), 1.0)
@@ -79,9 +79,9 @@ def buffers(rng: Random, say: Say) -> None:
             if record is None:
                 continue
             if rng.random() < 0.5:
-                witness = JournalReceiver(journal, record, told, index := number(rng, 31))
+                witness = JournalReceiver(journal, record, results, index := number(rng, 31))
                 attempt(say, witness.settled, number(rng, 31), rng.choice(_VERDICTS))
-                say((index, [str(verdict) for verdict in told.verdicts.get(index, [])]))
+                say((index, [str(verdict) for verdict in results.verdicts.get(index, [])]))
             else:
                 attempt(say, journal.add, record, rng.choice(_OUTCOMES), rng.random())
         elif which == 8:

@@ -182,7 +182,7 @@ def _check(message: Message) -> None:
     flags, at = content.headers_at(payload, 0, len(payload))
     if flags & content.HEADERS:
         first, stop = content.table_at(payload, at, len(payload))
-        names = [entry.name.decode() for entry in table.entries(payload, first, stop)]
+        names = [entry.name.decode() for entry in table.fields(payload, first, stop)]
         assert not set(names) & (STAMPS | FAN_OUT)
         assert len(names) == len(set(names))
         assert all(0 < len(name.encode()) <= 128 for name in names)

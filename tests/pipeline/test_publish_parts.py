@@ -396,7 +396,7 @@ async def test_rows_are_stamped_for_consumers() -> None:
     end = start + int.from_bytes(frames[start - 4 : start], "big")
     _, at = headers_at(frames, start, end)
     first, stop = table_at(frames, at, end)
-    names = [entry.name for entry in table.entries(frames, first, stop)]
+    names = [entry.name for entry in table.fields(frames, first, stop)]
     assert names == [b"x-ring-exchange", b"x-ring-routing-key", b"x-ring-id"]
 
 

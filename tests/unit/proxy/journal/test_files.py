@@ -14,7 +14,7 @@ import pytest
 from proxy.journal import files
 from proxy.journal.buffer import CAPACITY, Filled, Journal, Record
 from proxy.journal.files import FileStore
-from proxy.journal.lines import Lines, plain
+from proxy.journal.lines import LineFormatter, plain
 from proxy.journal.store import FullError
 from proxy.journal.writer import Writer
 from proxy.outcome import Outcome
@@ -234,7 +234,7 @@ def run(
     """A writer that has written `count` records, twice, with something between."""
     filled: SimpleQueue[Filled | None] = SimpleQueue()
     journal = Journal(1 << 20, filled.put, time.monotonic)
-    writer = Writer(journal, filled, store(folder, most_in_all=most_in_all), Lines(PROXY, 1.0, plain))
+    writer = Writer(journal, filled, store(folder, most_in_all=most_in_all), LineFormatter(PROXY, 1.0, plain))
     for again in (True, False):
         for n in range(count):
             journal.add(_now(record(n)), Outcome.CONFIRMED, time.monotonic())

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.journal.buffer import Record
-from proxy.journal.lines import KeyForm, Lines, hashed, none, plain, ring_json
+from proxy.journal.lines import KeyForm, LineFormatter, hashed, none, plain, ring_json
 from proxy.outcome import Outcome
 from proxy.routing.counters import Counters
 from proxy.routing.routes import Route
@@ -57,7 +57,7 @@ def line(
     assert choice.by is last
     record.placed(behind[-1] if behind else known, destination, 77, choice.value, choice.by_message_id)
     record.outcome, record.told_at = outcome, 10.75
-    text = Lines("0123456789abcdef", 0.25, form).line(record, 3, 1_000_000_000.0)
+    text = LineFormatter("0123456789abcdef", 0.25, form).line(record, 3, 1_000_000_000.0)
     assert text.endswith("}\n")
     assert text.count("\n") == 1
     return json.loads(text)

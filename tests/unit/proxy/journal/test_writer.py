@@ -8,7 +8,7 @@ import pytest
 
 from proxy.journal import writer
 from proxy.journal.buffer import Filled, Journal
-from proxy.journal.lines import Lines, plain
+from proxy.journal.lines import LineFormatter, plain
 from proxy.journal.writer import Writer
 from proxy.outcome import Outcome
 from tests.unit.proxy.journal.test_buffer import record
@@ -77,5 +77,5 @@ def test_a_pause_between_two_clocks_dates_no_record_otherwise(
     journal.add(record(), Outcome.CONFIRMED, 99.5)
     journal.turn()
     filled.put(None)
-    Writer(journal, filled, kept, Lines("00000000000000ab", 1.0, plain)).run()
+    Writer(journal, filled, kept, LineFormatter("00000000000000ab", 1.0, plain)).run()
     assert json.loads(kept.lines)["time"] / 1e6 == pytest.approx(EPOCH + 99.5, abs=off + 1e-5)

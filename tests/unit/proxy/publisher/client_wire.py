@@ -40,8 +40,8 @@ def blocked(why: str) -> bytes:
     return made(0, commands.Connection.Blocked(why))
 
 
-class Told:
-    """Keeps what it is told, by index."""
+class Results:
+    """Keeps the results of publishes, by index."""
 
     def __init__(self) -> None:
         self.verdicts: dict[int, list[PublishResult]] = {}
@@ -61,11 +61,11 @@ class Told:
 
 
 class Wire:
-    """A client whose handshake is over, and what it told."""
+    """A client whose handshake is over, and the results of its publishes."""
 
     def __init__(self, channel_max: int = 2047, frame_max: int = 131072, heartbeat: int = 60) -> None:
         self.client = c = PublisherProtocol("me", "secret", "v")
-        self.told, self.counters = Told(), Counters()
+        self.results, self.counters = Results(), Counters()
         c.feed(start() + tune(channel_max, frame_max, heartbeat) + OPEN_OK)
         assert c.stage is Stage.OPEN
         self.sent()
@@ -76,7 +76,7 @@ class Wire:
     ) -> int:
         """Its index; nothing has happened where it raises."""
         index = self.published
-        self.client.publish(to, method, header, b"", b"", data, (self.told, index, self.counters))
+        self.client.publish(to, method, header, b"", b"", data, (self.results, index, self.counters))
         self.published += 1
         return index
 
@@ -102,7 +102,7 @@ class Wire:
     def fed(self, *data: bytes) -> dict[int, Outcome]:
         self.client.pack()
         self.client.feed(b"".join(data))
-        return self.told.outcomes
+        return self.results.outcomes
 
     def channel(self, to: bytes = b"") -> ConfirmChannel:
         return self.client.channels[to]

@@ -35,7 +35,7 @@ COUNTED = {
 
 def check(w: Wire) -> None:
     """None is told of twice, and every count agrees."""
-    outcomes = Counter(w.told.outcomes.values())
+    outcomes = Counter(w.results.outcomes.values())
     assert w.client.in_flight == w.published - outcomes.total()
     assert w.counters.published == w.published
     assert {outcome: getattr(w.counters, name) for outcome, name in COUNTED.items()} == {
@@ -155,7 +155,7 @@ def test_every_publish_has_the_fate_that_a_naive_model_gives_it(
     for name, to, number, flag in [*steps, ("lose", b"", 1, False)]:
         if name not in ("ack", "nack", "come_back", "close") or to in model.sent:
             getattr(model, name)(to, number, flag)
-            assert model.wire.told.outcomes == dict(sorted(model.fate.items()))
+            assert model.wire.results.outcomes == dict(sorted(model.fate.items()))
             check(model.wire)
     assert model.fate.keys() == set(range(model.wire.published))
 
@@ -314,7 +314,7 @@ def test_no_publish_is_told_to_be_better_off_than_it_is(
     beside.wire.client.lost("gone")
     check(beside.wire)
     assert beside.wire.client.in_flight == 0
-    for index, outcome in beside.wire.told.outcomes.items():
+    for index, outcome in beside.wire.results.outcomes.items():
         if outcome is not Outcome.UNKNOWN:
             assert (index in beside.broker.queue) == (outcome is Outcome.CONFIRMED), (index, outcome)
         if outcome is Outcome.INVALID:

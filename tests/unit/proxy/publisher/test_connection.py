@@ -24,7 +24,7 @@ SECRET = "s3cret é"
 CLOSE, CLOSE_OK = (10, 50), (10, 51)
 
 
-class Told:
+class Results:
     """Keeps each verdict; fails for a second one."""
 
     def __init__(self) -> None:
@@ -43,10 +43,10 @@ class Told:
         return self.outcomes
 
 
-def publish(connection: BrokerConnection, told: Told, index: int, body: bytes = b"x") -> None:
+def publish(connection: BrokerConnection, results: Results, index: int, body: bytes = b"x") -> None:
     assert connection.clear
     assert connection.protocol is not None
-    connection.protocol.publish(b"", TO_Q, PERSISTENT_HEADER, b"", b"", body, (told, index, Counters()))
+    connection.protocol.publish(b"", TO_Q, PERSISTENT_HEADER, b"", b"", body, (results, index, Counters()))
     connection.wake()
 
 
@@ -77,23 +77,23 @@ async def running(
 
 
 @asynccontextmanager
-async def up(broker: FakeBroker, **options: float) -> AsyncIterator[tuple[BrokerConnection, Visit, Told]]:
+async def up(broker: FakeBroker, **options: float) -> AsyncIterator[tuple[BrokerConnection, Visit, Results]]:
     """A connection that is up, its first visit at a broker that listens."""
     async with listening(broker), running(connection_to(broker, **options)) as connection:  # type: ignore[arg-type]
         async with asyncio.timeout(20):
             await connection.settled()
-        yield connection, broker.visits[0], Told()
+        yield connection, broker.visits[0], Results()
 
 
-async def again(connection: BrokerConnection, broker: FakeBroker, told: Told, index: int) -> None:
+async def again(connection: BrokerConnection, broker: FakeBroker, results: Results, index: int) -> None:
     """The connection comes up once more, and a publish is confirmed."""
     await eventually(lambda: connection.clear and len(broker.visits) > 1)
-    publish(connection, told, index)
+    publish(connection, results, index)
     visit = broker.visits[-1]
     await broker.until(lambda: visit.bodies != [])
     visit.say(ack(1, 1))
-    await eventually(lambda: index in told.verdicts)
-    assert told.verdicts[index].outcome is Outcome.CONFIRMED
+    await eventually(lambda: index in results.verdicts)
+    assert results.verdicts[index].outcome is Outcome.CONFIRMED
     assert connection.protocol is not None
     assert (connection.protocol.in_flight, connection.fault) == (0, "")
 
@@ -102,10 +102,10 @@ async def again(connection: BrokerConnection, broker: FakeBroker, told: Told, in
 
 
 async def test_publishes_are_confirmed() -> None:
-    async with up(FakeBroker(confirms=True)) as (connection, visit, told):
+    async with up(FakeBroker(confirms=True)) as (connection, visit, results):
         for index in range(3):
-            publish(connection, told, index, b"%d" % index)
-        assert await told.all(3) == [Outcome.CONFIRMED] * 3
+            publish(connection, results, index, b"%d" % index)
+        assert await results.all(3) == [Outcome.CONFIRMED] * 3
         assert visit.bodies == [b"0", b"1", b"2"]
         assert (visit.vhost, connection.cluster, connection.connects, connection.fault) == ("v", "rabbit@fake", 1, "")
         assert f"\0me\0{SECRET}".encode() in visit.logins[0]
@@ -113,12 +113,12 @@ async def test_publishes_are_confirmed() -> None:
 
 async def test_large_bodies_arrive_whole() -> None:
     broker = FakeBroker()
-    async with up(broker) as (connection, visit, told):
-        publish(connection, told, 0, body := bytes(range(256)) * 20_000)
+    async with up(broker) as (connection, visit, results):
+        publish(connection, results, 0, body := bytes(range(256)) * 20_000)
         await broker.until(lambda: sum(map(len, visit.bodies)) == len(body))
         assert b"".join(visit.bodies) == body
         visit.say(ack(1, 1))
-        assert await told.all(1) == [Outcome.CONFIRMED]
+        assert await results.all(1) == [Outcome.CONFIRMED]
 
 
 # Lost.
@@ -126,16 +126,16 @@ async def test_large_bodies_arrive_whole() -> None:
 
 async def test_lost_with_messages_in_flight(caplog: pytest.LogCaptureFixture) -> None:
     broker = FakeBroker()
-    async with up(broker) as (connection, visit, told):
+    async with up(broker) as (connection, visit, results):
         for index in range(3):
-            publish(connection, told, index)
+            publish(connection, results, index)
         await broker.until(lambda: len(visit.bodies) == 3)
         visit.say(ack(1, 2))
-        await told.all(1)
+        await results.all(1)
         visit.drop()
-        assert await told.all(3) == [Outcome.UNKNOWN, Outcome.CONFIRMED, Outcome.UNKNOWN]
-        assert "the connection was lost before the confirm" in told.verdicts[0].detail
-        await again(connection, broker, told, 3)
+        assert await results.all(3) == [Outcome.UNKNOWN, Outcome.CONFIRMED, Outcome.UNKNOWN]
+        assert "the connection was lost before the confirm" in results.verdicts[0].detail
+        await again(connection, broker, results, 3)
         assert connection.connects == 2
         assert "connection was lost" in caplog.text
 
@@ -154,73 +154,73 @@ async def test_no_publish_is_taken_once_the_socket_is_gone() -> None:
 
 async def test_closed_by_the_broker() -> None:
     broker = FakeBroker()
-    async with up(broker) as (connection, visit, told):
-        publish(connection, told, 0)
+    async with up(broker) as (connection, visit, results):
+        publish(connection, results, 0)
         await broker.until(lambda: visit.bodies != [])
         visit.say(close_connection(320, b"CONNECTION_FORCED - shutdown"))
-        assert await told.all(1) == [Outcome.UNKNOWN]
-        assert "320 CONNECTION_FORCED - shutdown" in told.verdicts[0].detail
+        assert await results.all(1) == [Outcome.UNKNOWN]
+        assert "320 CONNECTION_FORCED - shutdown" in results.verdicts[0].detail
         await broker.until(lambda: visit.ended)
         assert visit.methods[-1] == CLOSE_OK
         assert not connection.login_refused
-        await again(connection, broker, told, 1)
+        await again(connection, broker, results, 1)
 
 
 async def test_what_is_not_amqp() -> None:
     broker = FakeBroker()
-    async with up(broker) as (connection, visit, told):
-        publish(connection, told, 0)
+    async with up(broker) as (connection, visit, results):
+        publish(connection, results, 0)
         await broker.until(lambda: visit.bodies != [])
         visit.say(b"HTTP/1.1 400 Bad Request\r\n\r\n")
-        assert await told.all(1) == [Outcome.UNKNOWN]
-        assert "not AMQP 0-9-1" in told.verdicts[0].detail
-        await again(connection, broker, told, 1)
+        assert await results.all(1) == [Outcome.UNKNOWN]
+        assert "not AMQP 0-9-1" in results.verdicts[0].detail
+        await again(connection, broker, results, 1)
 
 
 async def test_after_what_is_not_amqp_nothing_that_waits_is_written() -> None:
     broker = FakeBroker()
-    async with up(broker) as (connection, visit, told):
+    async with up(broker) as (connection, visit, results):
         assert connection._socket is not None
-        publish(connection, told, 0)
+        publish(connection, results, 0)
         connection._socket.data_received(b"HTTP/1.1 400 Bad Request\r\n\r\n")
-        assert await told.all(1) == [Outcome.UNKNOWN]
+        assert await results.all(1) == [Outcome.UNKNOWN]
         await broker.until(lambda: visit.ended)
         assert visit.bodies == []
 
 
 async def test_an_ack_too_many_ends_the_connection() -> None:
     broker = FakeBroker()
-    async with up(broker) as (connection, visit, told):
-        publish(connection, told, 0)
+    async with up(broker) as (connection, visit, results):
+        publish(connection, results, 0)
         await broker.until(lambda: visit.bodies != [])
         visit.say(ack(1, 2))
-        assert await told.all(1) == [Outcome.UNKNOWN]
-        await again(connection, broker, told, 1)
+        assert await results.all(1) == [Outcome.UNKNOWN]
+        await again(connection, broker, results, 1)
 
 
 async def test_a_closed_channel_is_not_a_lost_connection() -> None:
     broker = FakeBroker()
-    async with up(broker) as (connection, visit, told):
+    async with up(broker) as (connection, visit, results):
         for index in range(2):
-            publish(connection, told, index)
+            publish(connection, results, index)
         await broker.until(lambda: len(visit.bodies) == 2)
         visit.say(close_channel(1, 404, b"NOT_FOUND - x"))
-        assert await told.all(2) == [Outcome.UNKNOWN] * 2
-        publish(connection, told, 2)
+        assert await results.all(2) == [Outcome.UNKNOWN] * 2
+        publish(connection, results, 2)
         await broker.until(lambda: len(visit.bodies) == 3)
         visit.say(ack(1, 1))
-        assert (await told.all(3))[2] is Outcome.CONFIRMED
+        assert (await results.all(3))[2] is Outcome.CONFIRMED
         assert (20, 41) in visit.methods
         assert connection.connects == 1
 
 
 async def test_a_missing_permission_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     broker = FakeBroker()
-    async with up(broker) as (connection, visit, told):
-        publish(connection, told, 0)
+    async with up(broker) as (connection, visit, results):
+        publish(connection, results, 0)
         await broker.until(lambda: visit.bodies != [])
         visit.say(close_channel(1, 403, b"ACCESS_REFUSED - no"))
-        assert await told.all(1) == [Outcome.INVALID]
+        assert await results.all(1) == [Outcome.INVALID]
         assert "virtual host 'v': the broker's user needs write permission on amq.default" in caplog.text
 
 
@@ -230,47 +230,47 @@ async def test_a_missing_permission_is_logged(caplog: pytest.LogCaptureFixture) 
 async def test_heartbeats_both_ways() -> None:
     """A broker that is silent for two of them is gone; it hears of its client all the while."""
     broker = FakeBroker(heartbeat=1)
-    async with up(broker) as (connection, visit, told):
-        publish(connection, told, 0)
-        assert await told.all(1) == [Outcome.UNKNOWN]
-        assert "no heartbeat" in told.verdicts[0].detail
+    async with up(broker) as (connection, visit, results):
+        publish(connection, results, 0)
+        assert await results.all(1) == [Outcome.UNKNOWN]
+        assert "no heartbeat" in results.verdicts[0].detail
         assert visit.heartbeats >= 3
-        await again(connection, broker, told, 1)
+        await again(connection, broker, results, 1)
 
 
 async def test_no_confirm_in_time() -> None:
     broker = FakeBroker()
-    async with up(broker, confirm_timeout=0.3) as (connection, visit, told):
-        publish(connection, told, 0)
-        assert await told.all(1) == [Outcome.UNKNOWN]
-        assert told.verdicts[0].detail == "no confirm within 0.3 s"
-        publish(connection, told, 1)
+    async with up(broker, confirm_timeout=0.3) as (connection, visit, results):
+        publish(connection, results, 0)
+        assert await results.all(1) == [Outcome.UNKNOWN]
+        assert results.verdicts[0].detail == "no confirm within 0.3 s"
+        publish(connection, results, 1)
         await broker.until(lambda: len(visit.bodies) == 2)
         # The first one's comes too late; the second one's does not.
         visit.say(ack(1, 2, multiple=True))
-        assert await told.all(2) == [Outcome.UNKNOWN, Outcome.CONFIRMED]
+        assert await results.all(2) == [Outcome.UNKNOWN, Outcome.CONFIRMED]
         assert connection.connects == 1
 
 
 async def test_a_broker_that_reads_no_more_of_one_connection(caplog: pytest.LogCaptureFixture) -> None:
     """As RabbitMQ before 3.12 where a quorum queue was deleted: the next connection is read."""
     broker = FakeBroker()
-    async with up(broker, confirm_timeout=0.3) as (connection, visit, told):
+    async with up(broker, confirm_timeout=0.3) as (connection, visit, results):
         visit.reads.clear()
-        publish(connection, told, 0)
-        assert await told.all(1) == [Outcome.UNKNOWN]
-        assert told.verdicts[0].detail == "no confirm within 0.3 s"
-        await again(connection, broker, told, 1)
+        publish(connection, results, 0)
+        assert await results.all(1) == [Outcome.UNKNOWN]
+        assert results.verdicts[0].detail == "no confirm within 0.3 s"
+        await again(connection, broker, results, 1)
         assert "the broker has not read this connection for 0.3 s" in caplog.text
 
 
 async def test_a_broker_that_reads_and_confirms_nothing_keeps_its_connection() -> None:
     broker = FakeBroker()
-    async with up(broker, confirm_timeout=0.3) as (connection, visit, told):
+    async with up(broker, confirm_timeout=0.3) as (connection, visit, results):
         for index in range(4):
-            publish(connection, told, index)
-            await told.all(index + 1)
-        assert set(told.outcomes) == {Outcome.UNKNOWN}
+            publish(connection, results, index)
+            await results.all(index + 1)
+        assert set(results.outcomes) == {Outcome.UNKNOWN}
         # The first channel is the publishes'; each of the others asked whether it reads.
         assert visit.methods.count((20, 10)) > 2
         assert connection.connects == 1
@@ -278,11 +278,11 @@ async def test_a_broker_that_reads_and_confirms_nothing_keeps_its_connection() -
 
 async def test_a_broker_that_does_not_read() -> None:
     broker = FakeBroker()
-    async with up(broker) as (connection, visit, told):
+    async with up(broker) as (connection, visit, results):
         visit.reads.clear()
         sent = 0
         while connection.clear:
-            publish(connection, told, sent, bytes(1 << 20))
+            publish(connection, results, sent, bytes(1 << 20))
             sent += 1
             await asyncio.sleep(0)
             assert sent < 100
@@ -291,7 +291,7 @@ async def test_a_broker_that_does_not_read() -> None:
         await eventually(lambda: connection.clear)
         await broker.until(lambda: sum(map(len, visit.bodies)) == sent << 20)
         visit.say(ack(1, sent, multiple=True))
-        assert await told.all(sent) == [Outcome.CONFIRMED] * sent
+        assert await results.all(sent) == [Outcome.CONFIRMED] * sent
 
 
 async def test_a_broker_that_takes_no_publishes() -> None:
@@ -407,9 +407,9 @@ async def test_a_login_that_cannot_be_had_is_no_end() -> None:
 
 async def test_closing_in_good_order_takes_the_last_confirms() -> None:
     broker = FakeBroker(polite=False)
-    async with up(broker) as (connection, visit, told):
-        publish(connection, told, 0)
-        publish(connection, told, 1)
+    async with up(broker) as (connection, visit, results):
+        publish(connection, results, 0)
+        publish(connection, results, 1)
         closing = asyncio.create_task(connection.aclose())
         await broker.until(lambda: CLOSE in visit.methods)
         assert not connection.clear
@@ -418,17 +418,17 @@ async def test_closing_in_good_order_takes_the_last_confirms() -> None:
         visit.say(ack(1, 1) + method(0, 10, 51))
         async with asyncio.timeout(5):
             await closing
-        assert await told.all(2) == [Outcome.CONFIRMED, Outcome.UNKNOWN]
+        assert await results.all(2) == [Outcome.CONFIRMED, Outcome.UNKNOWN]
         await broker.until(lambda: visit.ended)
 
 
 async def test_closing_waits_no_longer_than_opening() -> None:
     broker = FakeBroker(polite=False)
-    async with up(broker, open_timeout=0.2) as (connection, visit, told):
-        publish(connection, told, 0)
+    async with up(broker, open_timeout=0.2) as (connection, visit, results):
+        publish(connection, results, 0)
         async with asyncio.timeout(5):
             await connection.aclose()
-        assert await told.all(1) == [Outcome.UNKNOWN]
+        assert await results.all(1) == [Outcome.UNKNOWN]
         await broker.until(lambda: visit.ended)
 
 
@@ -448,10 +448,10 @@ async def test_nobody_wants_it_any_more(polite: bool, caplog: pytest.LogCaptureF
     caplog.set_level(logging.INFO)
     async with listening(FakeBroker(polite=polite)) as broker:
         connection = connection_to(broker, open_timeout=0.3)
-        told, stays = Told(), True
+        results, stays = Results(), True
         task = asyncio.create_task(connection.run(lambda connected: stays))
         await eventually(lambda: connection.clear)
-        publish(connection, told, 0)
+        publish(connection, results, 0)
         stays = False
         visit = broker.visits[0]
         await broker.until(lambda: visit.bodies != [])
@@ -461,7 +461,7 @@ async def test_nobody_wants_it_any_more(polite: bool, caplog: pytest.LogCaptureF
         visit.say(ack(1, 1))
         async with asyncio.timeout(5):
             await task
-        assert told.outcomes == [Outcome.CONFIRMED]
+        assert results.outcomes == [Outcome.CONFIRMED]
         assert CLOSE in visit.methods
         assert (connection.protocol, connection.clear) == (None, False)
         assert [r.levelname for r in caplog.records if "this sidecar closed" in r.message] == ["INFO"]
@@ -479,33 +479,33 @@ async def test_no_publish_falls_between_closing_and_the_next_connection() -> Non
             assert not connection.clear
             stays = True
             broker.visits[0].say(method(0, 10, 51))
-            await again(connection, broker, Told(), 0)
+            await again(connection, broker, Results(), 0)
 
 
 @pytest.mark.parametrize("polite", [True, False])
 async def test_a_doubted_link_connects_anew(polite: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where the broker does not answer its goodbye."""
     broker = FakeBroker(polite=polite)
-    async with up(broker, open_timeout=0.3) as (connection, visit, told):
+    async with up(broker, open_timeout=0.3) as (connection, visit, results):
         connection.doubt()
         monkeypatch.setattr(connection_module, "DOUBT_AFTER", 0.0)
-        publish(connection, told, 0)
+        publish(connection, results, 0)
         connection.doubt()
         connection.doubt()
         assert not connection.clear
         await broker.until(lambda: visit.ended)
         assert visit.methods.count(CLOSE) == 1
-        assert await told.all(1) == [Outcome.UNKNOWN]
-        await again(connection, broker, told, 1)
+        assert await results.all(1) == [Outcome.UNKNOWN]
+        await again(connection, broker, results, 1)
 
 
 async def test_abandoned() -> None:
     broker = FakeBroker()
-    async with up(broker) as (connection, visit, told):
-        publish(connection, told, 0)
+    async with up(broker) as (connection, visit, results):
+        publish(connection, results, 0)
         await broker.until(lambda: visit.bodies != [])
         connection.abandon("the end")
-        assert [(v.outcome, v.detail) for v in told.verdicts.values()] == [(Outcome.UNKNOWN, "the end")]
+        assert [(v.outcome, v.detail) for v in results.verdicts.values()] == [(Outcome.UNKNOWN, "the end")]
         connection_to(broker).abandon("never up")
 
 
@@ -529,22 +529,22 @@ async def test_cancelled_while_it_connects(greeting: bytes | None) -> None:
 async def test_cancelled_while_it_is_up(polite: bool) -> None:
     broker = FakeBroker(polite=polite)
     async with listening(broker):
-        told = Told()
+        results = Results()
         async with running(connection_to(broker)) as connection:
             await eventually(lambda: connection.clear)
-            publish(connection, told, 0)
-        assert told.outcomes == [Outcome.UNKNOWN]
+            publish(connection, results, 0)
+        assert results.outcomes == [Outcome.UNKNOWN]
         await broker.until(lambda: broker.visits[0].ended)
 
 
 async def test_cancelled_while_it_closes() -> None:
     broker = FakeBroker(polite=False)
-    async with up(broker) as (connection, visit, told):
-        publish(connection, told, 0)
+    async with up(broker) as (connection, visit, results):
+        publish(connection, results, 0)
         closing: asyncio.Task[None] = asyncio.create_task(connection.aclose())
         await broker.until(lambda: CLOSE in visit.methods)
         closing.cancel()
-    assert told.outcomes == [Outcome.UNKNOWN]
+    assert results.outcomes == [Outcome.UNKNOWN]
 
 
 async def test_whatever_happens_every_publish_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -559,14 +559,14 @@ async def test_whatever_happens_every_publish_is_told_of(monkeypatch: pytest.Mon
         lambda visit: visit.say(ack(1, 1000)),
         lambda visit: visit.say(blocked("now") + close_connection(541, b"x")[:-5]),
     ]
-    async with up(broker, confirm_timeout=0.5) as (connection, _, told):
+    async with up(broker, confirm_timeout=0.5) as (connection, _, results):
         sent = 0
 
         async def publishing() -> None:
             nonlocal sent
             while True:
                 if connection.clear:
-                    publish(connection, told, sent, b"x" * 5000)
+                    publish(connection, results, sent, b"x" * 5000)
                     sent += 1
                 await asyncio.sleep(0)
 
@@ -578,8 +578,8 @@ async def test_whatever_happens_every_publish_is_told_of(monkeypatch: pytest.Mon
                 if end in (ends[3], ends[5]):
                     broker.visits[-1].drop()
                 await eventually(lambda visits=visits: len(broker.visits) > visits)  # type: ignore[misc]
-        await told.all(sent)
-    assert set(told.outcomes) <= {Outcome.UNKNOWN, Outcome.CONFIRMED}
+        await results.all(sent)
+    assert set(results.outcomes) <= {Outcome.UNKNOWN, Outcome.CONFIRMED}
 
 
 @asynccontextmanager

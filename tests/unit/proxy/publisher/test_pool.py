@@ -1,4 +1,4 @@
-"""Who has connections, for how long, and what those who wait for one are told."""
+"""Who has connections, for how long, and what those who wait for one are results."""
 
 import asyncio
 import time
@@ -15,7 +15,7 @@ from proxy.publisher.pool import ConnectionGroup, LoginRefused, Publisher, TooMa
 from proxy.routing.counters import Counters
 from proxy.settings.parse import Address
 from tests.unit.proxy.fake_broker import START, FakeBroker, eventually, free_address, listening
-from tests.unit.proxy.publisher.client_wire import PERSISTENT_HEADER, TO_Q, Told, blocked
+from tests.unit.proxy.publisher.client_wire import PERSISTENT_HEADER, TO_Q, Results, blocked
 from tests.unit.proxy.session.wire import ack, close_channel
 
 GUEST = "guest", "s3cret é"
@@ -50,9 +50,9 @@ async def publishing(
         await broker.until(lambda: all(visit.ended for visit in broker.visits))
 
 
-def publish(connection: BrokerConnection, told: Told, exchange: bytes = b"", index: int = 0) -> None:
+def publish(connection: BrokerConnection, results: Results, exchange: bytes = b"", index: int = 0) -> None:
     assert connection.protocol is not None
-    connection.protocol.publish(exchange, TO_Q, PERSISTENT_HEADER, b"", b"", b"x", (told, index, Counters()))
+    connection.protocol.publish(exchange, TO_Q, PERSISTENT_HEADER, b"", b"", b"x", (results, index, Counters()))
     connection.wake()
 
 
@@ -105,9 +105,9 @@ async def test_counts() -> None:
     broker = FakeBroker()
     async with publishing(broker) as publisher:
         own, guest = publisher.group("v"), publisher.group("v", GUEST)
-        told = Told()
+        results = Results()
         for index, group in enumerate((own, guest)):
-            publish(await up(publisher, group), told, index=index)
+            publish(await up(publisher, group), results, index=index)
         assert (publisher.in_flight, publisher.connects) == (2, 2)
         await broker.until(lambda: all(visit.bodies for visit in broker.visits))
         broker.visits[0].say(ack(1, 1))
@@ -120,13 +120,13 @@ async def test_what_the_broker_refuses_is_told_without_repetition() -> None:
         assert publisher.refusals("v") == []
         group = publisher.group("v")
         await eventually(lambda: all(connection.clear for connection in group.connections))
-        told = Told()
+        results = Results()
         for index, connection in enumerate(group.connections):
-            publish(connection, told, b"e", index)
+            publish(connection, results, b"e", index)
         await broker.until(lambda: all(visit.bodies for visit in broker.visits))
         for visit in broker.visits:
             visit.say(close_channel(1, 403, b"ACCESS_REFUSED - no"))
-        await eventually(lambda: len(told.verdicts) == 2)
+        await eventually(lambda: len(results.verdicts) == 2)
         (refusal,) = publisher.refusals("v")
         assert "exchange 'e'" in refusal
 
@@ -286,15 +286,15 @@ async def test_idle_guests_are_closed_and_forgotten(monkeypatch: pytest.MonkeyPa
         own = publisher.group("v")
         connection = await up(publisher, publisher.group("v", GUEST))
         await up(publisher, own)
-        told = Told()
-        publish(connection, told)
+        results = Results()
+        publish(connection, results)
         monkeypatch.setattr(publisher_module, "FORGET_AFTER", 0.0)
         visit = next(visit for visit in broker.visits if b"guest" in visit.logins[0])
         await broker.until(lambda: visit.bodies != [])
         assert CLOSE not in visit.methods
         visit.say(ack(1, 1))
         await eventually(lambda: list(publisher._groups) == [("v", None)])
-        assert told.outcomes == {0: Outcome.CONFIRMED}
+        assert results.outcomes == {0: Outcome.CONFIRMED}
         assert CLOSE in visit.methods
         assert publisher.connects == 2
         # This sidecar's own stay as long as they are up.
@@ -323,8 +323,8 @@ async def test_a_guest_of_a_broker_that_is_gone_is_told_at_once() -> None:
 async def test_a_guest_logs_in_anew_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     broker = FakeBroker()
     async with publishing(broker) as publisher:
-        told = Told()
-        publish(first := await up(publisher, publisher.group("v", GUEST)), told)
+        results = Results()
+        publish(first := await up(publisher, publisher.group("v", GUEST)), results)
         assert publisher.group("v", GUEST).connection is first
         monkeypatch.setattr(publisher_module, "GUEST_AGE", 0.0)
         group = publisher.group("v", GUEST)
@@ -335,7 +335,7 @@ async def test_a_guest_logs_in_anew_after_a_while(monkeypatch: pytest.MonkeyPatc
         assert first.clear
         assert (publisher.in_flight, publisher.connects) == (1, 2)
         publisher.abandon()
-        assert told.outcomes == {0: Outcome.UNKNOWN}
+        assert results.outcomes == {0: Outcome.UNKNOWN}
         assert publisher.group("v", GUEST) is group
 
 
@@ -386,12 +386,12 @@ async def test_closing_at_once() -> None:
 async def test_abandoned() -> None:
     broker = FakeBroker()
     async with publishing(broker) as publisher:
-        told = Told()
+        results = Results()
         for index, login in enumerate((None, GUEST)):
-            publish(await up(publisher, publisher.group("v", login)), told, index=index)
+            publish(await up(publisher, publisher.group("v", login)), results, index=index)
         publisher.abandon()
-        assert told.outcomes == {0: Outcome.UNKNOWN, 1: Outcome.UNKNOWN}
-        assert told.of(0).detail == "this sidecar ended before the confirm came"
+        assert results.outcomes == {0: Outcome.UNKNOWN, 1: Outcome.UNKNOWN}
+        assert results.of(0).detail == "this sidecar ended before the confirm came"
         assert publisher.in_flight == 0
 
 
@@ -402,16 +402,16 @@ async def test_closing_waits_for_a_broker_that_answers_and_for_no_other(
     if polite:  # what it waits for one that does not answer is what it does not wait here
         monkeypatch.setattr(publisher_module, "_LAST_WORDS", LONG)
     broker = FakeBroker(polite=polite)
-    told = Told()
+    results = Results()
     async with publishing(broker, connections=2) as publisher:
         group = publisher.group("v")
         await eventually(lambda: all(connection.clear for connection in group.connections))
         for index, connection in enumerate(group.connections):
-            publish(connection, told, index=index)
+            publish(connection, results, index=index)
         started = time.monotonic()
         await publisher.aclose()
         assert time.monotonic() - started < LONG
-        assert told.outcomes == {0: Outcome.UNKNOWN, 1: Outcome.UNKNOWN}
+        assert results.outcomes == {0: Outcome.UNKNOWN, 1: Outcome.UNKNOWN}
         assert publisher._groups == {}
         await broker.until(lambda: all(visit.ended for visit in broker.visits))
         assert all(CLOSE in visit.methods for visit in broker.visits)

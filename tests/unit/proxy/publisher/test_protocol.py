@@ -19,7 +19,7 @@ from proxy.outcome import Outcome
 from proxy.publisher.channel import CONFIRMED, NACKED, UNROUTABLE
 from proxy.publisher.protocol import MAX_CHANNELS, Full, PublisherProtocol, Stage
 from proxy.routing.routes import PUBLISH, Target
-from proxy.wire.content import STAMP_ID_ENTRY, stamp_of_exchange
+from proxy.wire.content import STAMP_ID_FIELD, stamp_of_exchange
 from proxy.wire.frames import PROTOCOL_HEADER, Fault, shorted
 from proxy.wire.properties import Header, encoded
 from ring.hashing import RING_FORMAT
@@ -168,7 +168,7 @@ def test_closing_takes_the_last_answers() -> None:
     assert w.fed(ack(1, 2), CONNECTION_CLOSE_OK) == {1: Outcome.CONFIRMED}
     assert w.client.stage.value == "closed"
     w.client.lost("gone")
-    assert w.told.outcomes == {0: Outcome.UNKNOWN, 1: Outcome.CONFIRMED}
+    assert w.results.outcomes == {0: Outcome.UNKNOWN, 1: Outcome.CONFIRMED}
 
 
 def test_closing_what_is_not_open_says_nothing() -> None:
@@ -186,7 +186,7 @@ def test_a_publish_to_a_queue() -> None:
         [encoded("content_type", "text/plain"), encoded("message_id", "m"), encoded("headers", {"a": "b"})]
     )
     stamp = stamp_of_exchange(b"orders")
-    w.client.publish(b"", TO_Q, Header.of(properties), stamp, b"key", b"hello", (w.told, 7, w.counters))
+    w.client.publish(b"", TO_Q, Header.of(properties), stamp, b"key", b"hello", (w.results, 7, w.counters))
     frames = decoded(w.sent())
     assert [channel for channel, _ in frames] == [1] * 5
     opening, select, sent, head, payload = (read for _, read in frames)
@@ -247,7 +247,7 @@ def test_every_ring_id_is_another_one() -> None:
 
 def test_headers_that_fit_no_frame_are_the_senders_mistake() -> None:
     w = Wire(frame_max=4096)
-    fixed = len(PERSISTENT_HEADER.payload(0, STAMP_ID_ENTRY + bytes(8))) + len(b"\x01aS\0\0\0\0")
+    fixed = len(PERSISTENT_HEADER.payload(0, STAMP_ID_FIELD + bytes(8))) + len(b"\x01aS\0\0\0\0")
     exact = Header.of(dict([encoded("headers", {"a": "x" * (4088 - fixed)}), encoded("delivery_mode", 2)]))
     more = Header.of(dict([encoded("headers", {"a": "x" * (4089 - fixed)}), encoded("delivery_mode", 2)]))
     with pytest.raises(ValueError, match="4089 bytes, the broker takes 4088"):
@@ -369,7 +369,7 @@ def test_confirms_in_any_order(answers: list[bytes], left: int, low: int) -> Non
         for chunk in chunking:
             w.fed(chunk)
         assert (w.client.in_flight, w.counters.acked, w.channel().low) == (left, 3 - left, low)
-        assert all(verdicts == [CONFIRMED] for verdicts in w.told.verdicts.values())
+        assert all(verdicts == [CONFIRMED] for verdicts in w.results.verdicts.values())
 
 
 def test_nacks() -> None:
@@ -377,7 +377,7 @@ def test_nacks() -> None:
     w.publishes(4)
     outcomes = w.fed(nack(1, 2), ack(1, 1), nack(1, 4, multiple=True))
     assert outcomes == {0: Outcome.CONFIRMED, **dict.fromkeys((1, 2, 3), Outcome.NACKED)}
-    assert w.told.of(3) is NACKED
+    assert w.results.of(3) is NACKED
     assert (w.counters.acked, w.counters.nacked, w.client.in_flight) == (1, 3, 0)
 
 
@@ -388,7 +388,7 @@ def test_an_answer_to_what_was_never_sent_ends_the_connection(answer: Callable[.
     w.publishes(2)
     with pytest.raises(Fault, match="the broker confirmed 3, the last publish was 2"):
         w.fed(answer(1, 3, multiple))
-    assert w.told.verdicts == {}
+    assert w.results.verdicts == {}
 
 
 @pytest.mark.parametrize("size", [0, 1, 4088, 9000])
@@ -404,7 +404,7 @@ def test_what_comes_back_is_unroutable_once_it_is_acked(size: int) -> None:
     assert w.client.in_flight == 3
     outcomes = w.fed(ack(1, 3, multiple=True))
     assert outcomes == {0: Outcome.CONFIRMED, 1: Outcome.UNROUTABLE, 2: Outcome.CONFIRMED}
-    assert w.told.of(1) is UNROUTABLE
+    assert w.results.of(1) is UNROUTABLE
     assert (w.counters.acked, w.counters.unroutable) == (2, 0)
 
 
@@ -415,7 +415,7 @@ def test_returns_of_two_channels_may_cross() -> None:
     first, second = w.ids()
     (a, a_head), (b, b_head) = split(come_back(1, first)), split(come_back(2, second))
     w.fed(a.whole, b.whole, a_head.whole, b_head.whole, ack(1, 1), ack(2, 1))
-    assert w.told.outcomes == {0: Outcome.UNROUTABLE, 1: Outcome.UNROUTABLE}
+    assert w.results.outcomes == {0: Outcome.UNROUTABLE, 1: Outcome.UNROUTABLE}
 
 
 def test_the_stamp_is_found_by_name_wherever_it_stands() -> None:
@@ -445,7 +445,7 @@ def test_a_return_of_nobody_knows_what_ends_the_connection(head: bytes) -> None:
     w.publish()
     with pytest.raises(Fault):
         w.fed(returned(1, b"", b"q"), head)
-    assert w.told.verdicts == {}
+    assert w.results.verdicts == {}
 
 
 def test_returns_on_a_channel_that_is_being_closed_are_of_no_interest() -> None:
@@ -456,7 +456,7 @@ def test_returns_on_a_channel_that_is_being_closed_are_of_no_interest() -> None:
     with pytest.raises(Full):
         w.publish(b"b")
     w.fed(come_back(1, ring_id), ack(1, 1), close_channel(1, 404, b"x"))
-    assert w.told.outcomes == {0: Outcome.UNKNOWN}
+    assert w.results.outcomes == {0: Outcome.UNKNOWN}
 
 
 # Channels that the broker closes.
@@ -469,7 +469,7 @@ def test_the_one_in_flight_is_to_blame(code: int) -> None:
     w.fed(ack(1, 1))
     w.sent()
     w.fed(close_channel(1, code, b"why"))
-    verdict = w.told.of(1)
+    verdict = w.results.of(1)
     assert (verdict.outcome, verdict.code) == (Outcome.INVALID, code)
     assert "why" in verdict.detail
     assert split(w.sent())[0].id == CLOSE_OK
@@ -483,8 +483,8 @@ def test_what_the_broker_does_not_put_down_to_a_publish_is_unknown(code: int, at
     w = Wire()
     w.publish()
     w.fed(close_channel(1, code, b"why", at))
-    assert w.told.of(0).outcome is Outcome.UNKNOWN
-    assert "the channel was lost before the confirm: why" in w.told.of(0).detail
+    assert w.results.of(0).outcome is Outcome.UNKNOWN
+    assert "the channel was lost before the confirm: why" in w.results.of(0).detail
 
 
 def test_of_several_in_flight_nobody_knows_which_is_to_blame() -> None:
@@ -494,7 +494,7 @@ def test_of_several_in_flight_nobody_knows_which_is_to_blame() -> None:
     assert w.fed(ack(1, 2), close_channel(1, 404, b"why")) == {
         0: Outcome.UNKNOWN, 1: Outcome.CONFIRMED, 2: Outcome.UNKNOWN,
     }  # fmt: skip
-    assert (w.client.in_flight, w.counters.unknown, w.told.of(0).code) == (1, 2, 404)
+    assert (w.client.in_flight, w.counters.unknown, w.results.of(0).code) == (1, 2, 404)
 
 
 def test_what_came_back_before_the_close_came_back() -> None:
@@ -502,7 +502,7 @@ def test_what_came_back_before_the_close_came_back() -> None:
     w.publishes(2)
     first, _ = w.ids()
     w.fed(come_back(1, first), close_channel(1, 404, b"why"))
-    assert w.told.outcomes == {0: Outcome.UNROUTABLE, 1: Outcome.UNKNOWN}
+    assert w.results.outcomes == {0: Outcome.UNROUTABLE, 1: Outcome.UNKNOWN}
 
 
 def test_one_alone_beside_what_was_given_up_is_not_blamed() -> None:
@@ -511,7 +511,7 @@ def test_one_alone_beside_what_was_given_up_is_not_blamed() -> None:
     w.give_up("too late")
     w.publish()
     w.fed(close_channel(1, 406, b"the first was too large"))
-    assert w.told.outcomes == {0: Outcome.UNKNOWN, 1: Outcome.UNKNOWN}
+    assert w.results.outcomes == {0: Outcome.UNKNOWN, 1: Outcome.UNKNOWN}
 
 
 def test_one_alone_behind_an_answered_one_is_to_blame_whatever_was_given_up_before() -> None:
@@ -520,14 +520,14 @@ def test_one_alone_behind_an_answered_one_is_to_blame_whatever_was_given_up_befo
     w.give_up("too late")
     w.publishes(2)
     w.fed(ack(1, 2), close_channel(1, 406, b"too large"))
-    assert w.told.outcomes == {0: Outcome.UNKNOWN, 1: Outcome.CONFIRMED, 2: Outcome.INVALID}
+    assert w.results.outcomes == {0: Outcome.UNKNOWN, 1: Outcome.CONFIRMED, 2: Outcome.INVALID}
 
 
 def test_one_alone_before_an_answered_one_was_taken() -> None:
     w = Wire()
     w.publishes(2)
     w.fed(ack(1, 2), close_channel(1, 404, b"why"))
-    assert w.told.outcomes == {0: Outcome.UNKNOWN, 1: Outcome.CONFIRMED}
+    assert w.results.outcomes == {0: Outcome.UNKNOWN, 1: Outcome.CONFIRMED}
 
 
 def test_the_brokers_largest_message_is_learned() -> None:
@@ -535,7 +535,7 @@ def test_the_brokers_largest_message_is_learned() -> None:
     w.publish(data=b"x" * 1000)
     text = b"PRECONDITION_FAILED - message size 1000 is larger than configured max size 999"
     w.fed(close_channel(1, 406, text))
-    assert (w.client.most_body, w.told.of(0).outcome) == (999, Outcome.INVALID)
+    assert (w.client.most_body, w.results.of(0).outcome) == (999, Outcome.INVALID)
 
 
 def test_a_missing_permission_is_named_and_told_once() -> None:
@@ -544,14 +544,14 @@ def test_a_missing_permission_is_named_and_told_once() -> None:
         w.publish()
         w.publish(b"e")
         w.fed(close_channel(1, 403, b"ACCESS_REFUSED - a"), close_channel(2, 403, b"ACCESS_REFUSED - b"))
-    assert "write permission on amq.default: publishes go straight to the queues" in w.told.of(0).detail
-    assert "write permission on exchange 'e' (ACCESS_REFUSED - b)" in w.told.of(1).detail
+    assert "write permission on amq.default: publishes go straight to the queues" in w.results.of(0).detail
+    assert "write permission on exchange 'e' (ACCESS_REFUSED - b)" in w.results.of(1).detail
     assert len(w.client.news) == len(w.client.refused) == 2
     # Until a publish there is confirmed again.
     w.publish(b"e")
     assert len(w.client.refused) == 2
     w.fed(ack(1, 1))
-    assert w.client.refused == [w.told.of(0).detail]
+    assert w.client.refused == [w.results.of(0).detail]
 
 
 def test_an_internal_exchange_is_no_missing_permission() -> None:
@@ -559,7 +559,7 @@ def test_an_internal_exchange_is_no_missing_permission() -> None:
     w.publish(b"i")
     w.fed(close_channel(1, 403, b"ACCESS_REFUSED - cannot publish to internal exchange 'i'"))
     assert (w.client.news, w.client.refused) == ([], [])
-    assert w.told.of(0).outcome is Outcome.INVALID
+    assert w.results.of(0).outcome is Outcome.INVALID
 
 
 def test_a_close_of_a_channel_that_is_not_there_is_answered() -> None:
@@ -574,7 +574,7 @@ def test_a_close_that_cannot_be_read_leaves_no_publish_untold() -> None:
     with pytest.raises(Fault):
         w.client.feed(frame(1, 1, b"\0\x14\0\x28\x01\x96\0"))
     w.client.lost("the broker is not to be understood")
-    assert w.told.of(0).outcome is Outcome.UNKNOWN
+    assert w.results.of(0).outcome is Outcome.UNKNOWN
     assert w.client.in_flight == 0
 
 
@@ -598,8 +598,8 @@ def test_giving_up() -> None:
     w.fed(ack(1, 1))
     for channel, number in marks:
         w.client.give_up(channel, number, "too late")
-    assert w.told.outcomes == {0: Outcome.CONFIRMED, 1: Outcome.UNKNOWN}
-    assert (w.told.of(1).detail, w.client.in_flight, w.counters.unknown) == ("too late", 2, 1)
+    assert w.results.outcomes == {0: Outcome.CONFIRMED, 1: Outcome.UNKNOWN}
+    assert (w.results.of(1).detail, w.client.in_flight, w.counters.unknown) == ("too late", 2, 1)
     # An answer that still comes is for nobody.
     assert w.fed(ack(1, 3, multiple=True), nack(1, 2)) == {
         0: Outcome.CONFIRMED, 1: Outcome.UNKNOWN, 2: Outcome.CONFIRMED,
@@ -613,19 +613,19 @@ def test_a_lost_connection() -> None:
     w.publish(b"e")
     w.fed(ack(1, 2))
     w.client.lost("gone")
-    assert w.told.outcomes == {0: Outcome.UNKNOWN, 1: Outcome.CONFIRMED, 2: Outcome.UNKNOWN}
+    assert w.results.outcomes == {0: Outcome.UNKNOWN, 1: Outcome.CONFIRMED, 2: Outcome.UNKNOWN}
     assert (w.client.stage, w.client.in_flight, w.client.out) == (Stage.CLOSED, 0, [])
     w.client.lost("again")
-    assert len(w.told.outcomes) == 3
+    assert len(w.results.outcomes) == 3
 
 
 def test_who_is_told_may_publish_and_give_up_at_once() -> None:
     w = Wire()
     w.publishes(3)
     again: Iterator[Callable[[], object]] = iter([w.publish, lambda: w.give_up("now")])
-    w.told.then = lambda: next(again, bool)()
+    w.results.then = lambda: next(again, bool)()
     w.fed(ack(1, 3, multiple=True))
-    assert {index: len(verdicts) for index, verdicts in w.told.verdicts.items()} == dict.fromkeys(range(4), 1)
+    assert {index: len(verdicts) for index, verdicts in w.results.verdicts.items()} == dict.fromkeys(range(4), 1)
     assert w.client.in_flight == 0
     w.publish()
     assert w.client.in_flight == 1
@@ -686,7 +686,7 @@ def test_an_end_tells_also_of_what_was_not_packed(end: str) -> None:
         w.client.lost("gone")
     else:
         w.give_up("too late")
-    assert w.told.outcomes == {0: Outcome.UNKNOWN, 1: Outcome.UNKNOWN}
+    assert w.results.outcomes == {0: Outcome.UNKNOWN, 1: Outcome.UNKNOWN}
     assert w.client.in_flight == 0
 
 
@@ -727,7 +727,7 @@ def test_what_is_not_amqp_is_a_fault(data: bytes, behind: bytes) -> None:
     w.publish()
     with pytest.raises(Fault):
         w.fed(data, behind)
-    assert w.told.verdicts == {}
+    assert w.results.verdicts == {}
 
 
 GOOD = [
@@ -751,7 +751,7 @@ def test_garbage_is_a_fault_and_nothing_else(good: bytes, data: st.DataObject) -
     except Fault:
         pass
     w.client.lost("gone")
-    assert set(w.told.outcomes) == {0, 1, 2}
+    assert set(w.results.outcomes) == {0, 1, 2}
     assert w.client.in_flight == 0
 
 
@@ -765,7 +765,7 @@ def test_bytes_at_random(data: bytes) -> None:
         w.client.feed(frame(1, 0, data))
     except Fault:
         pass
-    assert w.told.verdicts.get(0, [None]) != [CONFIRMED] or b"\0\x3c\0\x50" in data
+    assert w.results.verdicts.get(0, [None]) != [CONFIRMED] or b"\0\x3c\0\x50" in data
 
 
 # Cost.

@@ -8,14 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.wire import content
-from proxy.wire.content import STAMP_ID_ENTRY, STAMPS, STAMPS_AND_COPIES, Stamps, stamp_of_exchange
+from proxy.wire.content import STAMP_ID_FIELD, STAMPS, STAMPS_AND_COPIES, Stamps, stamp_of_exchange
 from proxy.wire.frames import Fault
 from ring.hashed import HashedValue
 from tests.unit.proxy.session.wire import entry, long_string, short
 
 KEY = b"key\xff"
 RING_ID = 1 << 62 | 5
-OURS = stamp_of_exchange(b"x") + pack(">I", len(KEY)) + KEY + STAMP_ID_ENTRY + pack(">Q", RING_ID)
+OURS = stamp_of_exchange(b"x") + pack(">I", len(KEY)) + KEY + STAMP_ID_FIELD + pack(">Q", RING_ID)
 
 
 @st.composite
@@ -74,7 +74,7 @@ def test_only_what_is_named_is_cut() -> None:
     "table",
     [
         b"",
-        OURS[: -len(STAMP_ID_ENTRY) - 8],
+        OURS[: -len(STAMP_ID_FIELD) - 8],
         OURS.replace(b"idl", b"idT"),
         OURS.replace(b"keyS\0\0\0\x04" + KEY, b"keyI" + bytes(4)),
         entry(b"x-ring-exchange", b"V", b"") + OURS[len(long_string(b"x-ring-exchange", b"x")) :],

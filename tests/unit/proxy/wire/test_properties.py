@@ -174,7 +174,7 @@ def test_headers_are_read_as_they_were_given(headers: dict[str, Any]) -> None:
     assert [type(found[name]) for name in headers] == [type(value) for value in headers.values()]
     # And as this sidecar walks them.
     data = encoded_headers(headers)
-    assert [e.name.decode() for e in table.entries(data, 4, len(data))] == list(headers)
+    assert [e.name.decode() for e in table.fields(data, 4, len(data))] == list(headers)
 
 
 def test_integers_take_32_bits_where_they_fit() -> None:

@@ -39,12 +39,12 @@ def test_what_pamqp_encodes_is_walked_cut_and_found(
     encoded = encode.field_table(fields)[4:]  # type: ignore[arg-type]
     whole, start = around + encoded + around, len(around)
     stop = start + len(encoded)
-    found = list(table.entries(whole, start, stop))
+    found = list(table.fields(whole, start, stop))
     assert [each.name.decode() for each in found] == sorted(fields)
     assert b"".join(whole[each.start : each.stop] for each in found) == encoded
     wanted = {name.encode() for name in data.draw(st.sets(st.sampled_from(sorted(fields) or ["none"])))}
     kept, cut = table.without(whole, start, stop, wanted)
-    assert sorted(each.name for each in table.entries(cut, 0, len(cut))) == sorted(
+    assert sorted(each.name for each in table.fields(cut, 0, len(cut))) == sorted(
         name for name in wanted if name.decode() in fields
     )
     assert len(kept) + len(cut) == len(encoded)
@@ -59,7 +59,7 @@ def test_any_bytes_are_entries_or_a_fault(data: bytes, start: int, stop: int) ->
     stop = min(stop, len(data))
     at = start
     with contextlib.suppress(Fault):
-        for each in table.entries(data, start, stop):
+        for each in table.fields(data, start, stop):
             assert each.start == at
             assert each.start < each.value <= each.stop <= stop
             at = each.stop
@@ -80,9 +80,9 @@ def test_the_first_of_two_entries_counts() -> None:
 )
 def test_a_value_has_its_types_size(kind: bytes, value: bytes, size: int) -> None:
     data = entry(b"n", kind, value)
-    (one,) = table.entries(data + b"\xff", 0, len(data))
+    (one,) = table.fields(data + b"\xff", 0, len(data))
     assert (one.stop - one.value, one.kind) == (size, kind[0])
     assert table.text_of(data, one) is None
     for short in range(1, len(data)):
         with pytest.raises(Fault):
-            list(table.entries(data, 0, short))
+            list(table.fields(data, 0, short))
