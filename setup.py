@@ -18,6 +18,7 @@ HOT = (
     "proxy/routing/counters.py",
     "proxy/session/backlog.py",
     "proxy/session/channel.py",
+    "proxy/publisher/handshake.py",
     "proxy/publisher/protocol.py",
     "proxy/publisher/packing.py",
     "proxy/session/returned.py",

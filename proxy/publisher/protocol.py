@@ -6,11 +6,10 @@ from enum import Enum
 from struct import error as StructError  # noqa: N812 - the standard library's exceptions begin small
 from typing import Final
 
-from proxy import __version__
 from proxy.outcome import Outcome
+from proxy.publisher import handshake
 from proxy.publisher.channel import CONFIRMED, NACKED, ConfirmChannel, Pending, PublishResult
 from proxy.publisher.packing import Publish
-from proxy.wire import table
 from proxy.wire.content import ring_id_in
 from proxy.wire.frames import (
     ACCESS_REFUSED,
@@ -25,12 +24,9 @@ from proxy.wire.frames import (
     CONNECTION_BLOCKED,
     CONNECTION_CLOSE,
     CONNECTION_CLOSE_OK,
-    CONNECTION_OPEN,
     CONNECTION_OPEN_OK,
     CONNECTION_START,
-    CONNECTION_START_OK,
     CONNECTION_TUNE,
-    CONNECTION_TUNE_OK,
     CONNECTION_UNBLOCKED,
     CONTENT_TOO_LARGE,
     END,
@@ -42,30 +38,17 @@ from proxy.wire.frames import (
     OVERHEAD,
     PRECONDITION_FAILED,
     REPLY_SUCCESS,
-    U16,
-    U32,
     Fault,
     Piece,
     close_frame,
     method_frame,
     short_string,
-    shorted,
     u16,
     u32,
     u64,
 )
-from proxy.wire.properties import Header, encoded_headers
-from ring.hashing import RING_FORMAT
+from proxy.wire.properties import Header
 
-HEARTBEAT = 20
-"""Seconds; the broker's own where that is shorter."""
-
-MAX_CHANNELS = 256
-"""Channels of one connection, at most: one for each exchange that is published to, and those that are being closed."""
-
-_LONGEST_FRAME = 1 << 24
-_CAPABILITIES = dict.fromkeys(("publisher_confirms", "basic.nack", "connection.blocked"), True)
-_CAPABILITIES["authentication_failure_close"] = True
 _TOO_LARGE = re.compile(rb"larger than configured max size (\d+)")
 _REFUSALS = frozenset({ACCESS_REFUSED, NOT_FOUND, PRECONDITION_FAILED})
 """Reply codes that say of a publish that it was not routed."""
@@ -104,7 +87,7 @@ class PublisherProtocol:
         """Why the broker takes no publishes now; empty where it does."""
         self.cluster: str | None = None
         """The name that the broker's cluster gives itself."""
-        self.frame_max, self.heartbeat = _LONGEST_FRAME, HEARTBEAT
+        self._channel_max, self.frame_max, self.heartbeat = handshake.INITIAL_LIMITS
         self.most_body = 0
         """The broker's largest message, in bytes, as far as it has said; 0 for not yet."""
         self.channels: dict[bytes, ConfirmChannel] = {}
@@ -118,7 +101,6 @@ class PublisherProtocol:
         """What `pack` will queue, by the method, so by queue."""
         self._by_id: dict[int, ConfirmChannel] = {}
         self._closing: set[int] = set()
-        self._channel_max = MAX_CHANNELS
         self.methods = 0
         """Methods that the broker has sent."""
         self._rest = b""
@@ -169,14 +151,18 @@ class PublisherProtocol:
         if len(self._by_id) + len(self._closing) >= most - most // 4:
             # Early: until the broker has answered, a channel that is being closed counts.
             self._close_idle()
-        taken = self._by_id.keys() | self._closing
-        channel_id = next((n for n in range(1, most + 1) if n not in taken), None)
+        channel_id = self._free_id()
         if channel_id is None:
             raise Full(f"all {most} channels of the connection to the broker are in use")
         channel = ConfirmChannel(channel_id, exchange)
         self.channels[exchange] = self._by_id[channel_id] = channel
         self.out += (method_frame(channel_id, CHANNEL_OPEN, b"\0"), method_frame(channel_id, CONFIRM_SELECT, b"\0"))
         return channel
+
+    def _free_id(self) -> int | None:
+        """Return the lowest channel number that is free; None where all are in use or being closed."""
+        taken = self._by_id.keys() | self._closing
+        return next((n for n in range(1, self._channel_max + 1) if n not in taken), None)
 
     def _close_idle(self) -> None:
         """Queues a channel.close for the channel that was opened first of the idle; the queues' own goes last."""
@@ -216,8 +202,7 @@ class PublisherProtocol:
 
         Returns whether a channel was free for it.
         """
-        taken = self._by_id.keys() | self._closing
-        channel_id = next((n for n in range(1, self._channel_max + 1) if n not in taken), None)
+        channel_id = self._free_id()
         if channel_id is not None:
             self.pack()
             self._closing.add(channel_id)
@@ -281,35 +266,13 @@ class PublisherProtocol:
             self.in_flight -= channel.settle(tag, bool(bits & 1), verdict)
 
     def _on_start(self, _: int, data: bytes) -> None:
-        first = 6
-        stop = first + u32(data, 2)
-        field = table.find(data, first, stop, b"cluster_name")
-        name = table.text_of(data, field) if field else None
-        self.cluster = name.decode(errors="replace") if name is not None else None
-        properties = {
-            "product": "ringproxy",
-            "version": __version__,
-            "platform": "Python",
-            "connection_name": f"ringproxy {self._vhost}",
-            "ringproxy_version": __version__,
-            "ringproxy_ring_format": str(RING_FORMAT),
-            "capabilities": _CAPABILITIES,
-        }
-        response = f"\0{self._user}\0{self._password}".encode()
-        arguments = encoded_headers(properties) + shorted(b"PLAIN") + U32.pack(len(response)) + response
-        self.out.append(method_frame(0, CONNECTION_START_OK, arguments + shorted(b"en_US")))
+        self.cluster = handshake.cluster_in(data)
+        self.out.append(handshake.start_ok(self._user, self._password, self._vhost))
 
     def _on_tune(self, _: int, data: bytes) -> None:
-        channel_max, frame_max, heartbeat = u16(data, 0), u32(data, 2), data[6:8]
-        if 0 < frame_max < LEAST_FRAME_MAX:
-            raise Fault(FRAME_ERROR, f"frames of {frame_max} bytes, {LEAST_FRAME_MAX} are the least")
-        self._channel_max = min(channel_max or MAX_CHANNELS, MAX_CHANNELS)
-        self.frame_max = frame_max or _LONGEST_FRAME
-        offered = u16(heartbeat, 0)
-        self.heartbeat = min(offered, HEARTBEAT) if offered else HEARTBEAT
-        answer = U16.pack(self._channel_max) + U32.pack(frame_max) + U16.pack(self.heartbeat)
-        vhost = shorted(self._vhost.encode("utf-8", "surrogateescape"))
-        self.out += (method_frame(0, CONNECTION_TUNE_OK, answer), method_frame(0, CONNECTION_OPEN, vhost + b"\0\0"))
+        answer, limits = handshake.tune_ok(data)
+        self._channel_max, self.frame_max, self.heartbeat = limits
+        self.out += (answer, handshake.open_vhost(self._vhost))
 
     def _on_open_ok(self, _: int, __: bytes) -> None:
         self.stage = Stage.OPEN

@@ -17,7 +17,8 @@ from pamqp.header import ContentHeader
 from proxy import __version__
 from proxy.outcome import Outcome
 from proxy.publisher.channel import CONFIRMED, NACKED, UNROUTABLE
-from proxy.publisher.protocol import MAX_CHANNELS, Full, PublisherProtocol, Stage
+from proxy.publisher.handshake import MAX_CHANNELS
+from proxy.publisher.protocol import Full, PublisherProtocol, Stage
 from proxy.routing.routes import PUBLISH, Target
 from proxy.wire.content import STAMP_ID_FIELD, stamp_of_exchange
 from proxy.wire.frames import PROTOCOL_HEADER, Fault, shorted
