@@ -1,4 +1,4 @@
-"""From the management API's JSON to what a ring needs, with everything that was ignored and why. Pure: no I/O."""
+"""Turn the management API's JSON into exchanges, bindings and weights; say what was ignored and why. Pure: no I/O."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -14,18 +14,21 @@ RING_TYPES = frozenset({CONSISTENT_HASH, MODULUS_HASH})
 
 
 class TopologyError(ValueError):
-    """The management API's answer is not of the form it should have; the message names field and value."""
+    """An answer of the management API has the wrong form; the message names the field and its value."""
 
 
 @dataclass(frozen=True)
 class Exchange:
-    """What the management API says of one exchange."""
+    """One exchange as the management API describes it in one answer."""
 
     type: str
+    """The exchange's type, for example `x-consistent-hash`."""
     internal: bool = False
+    """Whether only other exchanges may publish to it; a client's publish is refused with 403."""
     hashed: HashedValue = HashedValue()
+    """The part of a message that the exchange hashes."""
     publish_in: int | None = None
-    """Messages published into it so far, as the broker counts them; None where it does not say."""
+    """The number of messages published to the exchange so far, as the broker counts them; None if it does not say."""
 
 
 class Binding(NamedTuple):
@@ -33,31 +36,34 @@ class Binding(NamedTuple):
 
     destination: Destination
     key: str
+    """The binding key, as the answer has it."""
 
 
 @dataclass(frozen=True)
 class IgnoredBinding:
-    """A binding whose key is no weight."""
+    """A binding that no ring counts, because its key is not a weight."""
 
     destination: Destination
     key: str
     reason: str
+    """Why the key is not a weight, in words that follow "its key is"."""
 
 
 @dataclass(frozen=True)
 class Bindings:
-    """The bindings of one exchange as a ring sees them."""
+    """The bindings of one exchange, sorted into weights for a ring and bindings that need an operator's attention."""
 
     weights: Mapping[Destination, int] = field(default_factory=lambda: MappingProxyType({}))
-    """Each destination once, with the largest of its weights."""
+    """The weight of each destination; of several bindings to one destination, the largest weight."""
     ignored: tuple[IgnoredBinding, ...] = ()
+    """The bindings whose keys are not weights, in the order of the answer."""
     duplicates: tuple[Destination, ...] = ()
-    """Destinations bound more than once. RabbitMQ counts the first binding only, and unbinding any of them takes the
-    destination off its native ring, so nothing here advises an unbind."""
+    """The destinations that are bound more than once. RabbitMQ itself counts only the first of these bindings, and
+    removes the destination from its own ring as soon as any of them is unbound, so no log line advises an unbind."""
 
 
 def parse_exchange(answer: object) -> Exchange:
-    """Of `GET /api/exchanges/{vhost}/{name}`. Raises TopologyError."""
+    """Return the exchange in an answer to `GET /api/exchanges/{vhost}/{name}`. Raises TopologyError."""
     table = _object(answer, "exchange")
     kind = _text(table, "type")
     hashed = HashedValue()
@@ -68,16 +74,16 @@ def parse_exchange(answer: object) -> Exchange:
 
 
 def find_exchange(answer: object, name: str) -> Exchange | None:
-    """The exchange of that name in `GET /api/exchanges/{vhost}`; None where it is not there. Raises TopologyError."""
+    """Return an exchange from an answer to `GET /api/exchanges/{vhost}`; None if absent. Raises TopologyError."""
     if not isinstance(answer, list):
         raise TopologyError(f"exchanges: {_brief(answer)} is not a list")
     return next((parse_exchange(item) for item in answer if _object(item, "exchange").get("name") == name), None)
 
 
 def parse_bindings(answer: object) -> tuple[Binding, ...]:
-    """Of `GET /api/exchanges/{vhost}/{name}/bindings/source`.
+    """Return the bindings in an answer to `GET /api/exchanges/{vhost}/{name}/bindings/source`, without their arguments.
 
-    Raises TopologyError for an answer of another form: half of it is never believed.
+    Raises TopologyError if any item of the answer has the wrong form, so that half an answer is never used.
     """
     if not isinstance(answer, list):
         raise TopologyError(f"bindings: {_brief(answer)} is not a list")
@@ -88,9 +94,9 @@ def parse_bindings(answer: object) -> tuple[Binding, ...]:
 
 
 def weigh(bindings: Iterable[Binding], exchange_type: str) -> Bindings:
-    """What an exchange of a ring's type makes of its bindings.
+    """Return the weights that the bindings of an exchange give to its destinations.
 
-    A binding whose key is no weight is ignored and listed.
+    A binding whose key is not a weight is listed as ignored. A destination with several weights has the largest.
     """
     weights: dict[Destination, int] = {}
     ignored: list[IgnoredBinding] = []
@@ -110,19 +116,22 @@ def weigh(bindings: Iterable[Binding], exchange_type: str) -> Bindings:
 
 
 def weight_of(key: str, exchange_type: str) -> int:
-    """What a binding with that key weighs: for x-modulus-hash, which ignores keys, 1. Raises WeightError."""
+    """Return the weight that a binding key gives; 1 for x-modulus-hash, which ignores keys. Raises WeightError."""
     return 1 if exchange_type == MODULUS_HASH else parse_weight(key)
 
 
 def parse_names(answer: object, what: str) -> frozenset[str]:
-    """The `name` of each item of a list that the management API answered with. Raises TopologyError."""
+    """Return the `name` of each item of a list in an answer. Raises TopologyError, which calls an item `what`."""
     if not isinstance(answer, list):
         raise TopologyError(f"{what}: {_brief(answer)} is not a list")
     return frozenset(_text(_object(item, what), "name") for item in answer)
 
 
 def parse_nodes(answer: object) -> frozenset[str]:
-    """The nodes in the `cluster_state` of `GET /api/vhosts`, which not every API has. Raises TopologyError."""
+    """Return the names of the nodes in the `cluster_state` fields of an answer to `GET /api/vhosts`.
+
+    The result is empty for an API without that field. Raises TopologyError.
+    """
     if not isinstance(answer, list):
         raise TopologyError(f"virtual host: {_brief(answer)} is not a list")
     states = (_object(item, "virtual host").get("cluster_state", {}) for item in answer)
@@ -130,9 +139,10 @@ def parse_nodes(answer: object) -> frozenset[str]:
 
 
 def default_names(cluster: str, nodes: Iterable[str]) -> frozenset[str]:
-    """What its nodes call a cluster that nobody has named: each by its own name, with the host's domain.
+    """Return the names that the nodes report for their cluster while no operator has named it.
 
-    `cluster` is what one of them calls it; none where it is called otherwise.
+    Each node then reports its own node name, completed with the host's domain. `cluster` is the name that one node
+    reported. The result is empty if that is not such a default name.
     """
     _, _, host = cluster.partition("@")
     _, dot, domain = host.partition(".")
@@ -144,12 +154,12 @@ def default_names(cluster: str, nodes: Iterable[str]) -> frozenset[str]:
 
 
 def dead_letters_by_own_name(answer: object) -> str | None:
-    """Return what makes a queue, of `GET /api/queues/{vhost}/{name}`, dead-letter without a routing key of its own.
+    """Return what makes a queue dead-letter without a routing key of its own, from an answer to `GET /api/queues/...`.
 
-    That is its argument or a policy, in words; empty where it does not. Published to through the default exchange,
-    such a queue dead-letters under its own name instead of the original routing key. An argument and a policy count
-    alike, each key by itself. None where the answer has no word of policies yet: RabbitMQ 3.10.8 has none before a
-    queue's first statistics (observed). Raises TopologyError.
+    The result names the queue's argument or the policy; it is empty if the queue does not do so. Such a queue, when it
+    is published to through the default exchange, dead-letters under its own name instead of the original routing key.
+    Each of the two keys may come from an argument or from a policy. The result is None while the answer says nothing
+    of policies: RabbitMQ 3.10.8 says nothing before a queue's first statistics (observed). Raises TopologyError.
     """
     table = _object(answer, "queue")
     arguments = _object(table.get("arguments", {}), "arguments")
@@ -165,6 +175,7 @@ def dead_letters_by_own_name(answer: object) -> str | None:
 
 
 def _hashed(arguments: Mapping[str, Any]) -> HashedValue:
+    """Return what an x-consistent-hash exchange with these arguments hashes. Raises TopologyError."""
     header, name = arguments.get("hash-header"), arguments.get("hash-property")
     if isinstance(header, str) and header:
         return HashedValue("header", _text(arguments, "hash-header"))
@@ -178,9 +189,10 @@ def _hashed(arguments: Mapping[str, Any]) -> HashedValue:
 
 
 def _publish_in(stats: object) -> int | None:
-    """Of an exchange's `message_stats`, which is missing until its first publish, and where statistics are off.
+    """Return the number of messages published, from an exchange's `message_stats`; None if there is no such number.
 
-    No form of it is a fault: a ring does not depend on statistics.
+    The field is missing until the first publish, and while statistics are off. No form of it raises an error, since a
+    ring does not depend on statistics.
     """
     count = stats.get("publish_in") if isinstance(stats, dict) else None
     return count if type(count) is int and count >= 0 else None
@@ -220,5 +232,6 @@ def _kind(table: Mapping[str, Any]) -> Kind:
 
 
 def _brief(value: object) -> str:
+    """Return a value as an error message shows it: at most 60 characters."""
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."

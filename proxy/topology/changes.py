@@ -1,4 +1,4 @@
-"""What changed between two states of an exchange, in words: for the log's one line a change and for `explain`."""
+"""Say in words how an exchange changed: one line of the log for each change, and the history that `explain` shows."""
 
 import logging
 import time
@@ -11,24 +11,24 @@ log = logging.getLogger(__name__)
 
 
 def title(name: Name) -> str:
-    """An exchange as the log names it."""
+    """Return the words by which log lines name an exchange."""
     return f"exchange {name[1]!r} in virtual host {name[0]!r}"
 
 
 def changed(old: KnownRing | None, new: KnownRing, why: str) -> Change:
-    """From one ring, or none, to another."""
+    """Return the change from one ring, or from none, to another."""
     if old is None:
         return Change(time.time(), why, f"ring of {len(new.ring.destinations)} destinations", 0.0, new.fingerprint)
     return Change(time.time(), why, difference(old, new), new.ring.moved_from(old.ring), new.fingerprint)
 
 
 def lost(old: KnownRing | None, why: str) -> Change | None:
-    """From a ring to none; None where there was none."""
+    """Return the change from a ring to none; None if there was no ring."""
     return Change(time.time(), why, "no ring any more", 1.0, "") if old else None
 
 
 def difference(old: KnownRing, new: KnownRing, most: int = 5) -> str:
-    """What differs between two rings, the first `most` differences in words."""
+    """Return the first `most` differences between two rings, in words, and how many more there are."""
     before, after = old.ring.as_weights(), new.ring.as_weights()
     both = sorted(before.keys() & after.keys())
     parts = [
@@ -44,12 +44,13 @@ def difference(old: KnownRing, new: KnownRing, most: int = 5) -> str:
 
 
 def _some(parts: Sequence[object], most: int = 5) -> str:
+    """Return the first `most` parts in words, and how many more there are."""
     shown = ", ".join(map(str, parts[:most]))
     return shown if len(parts) <= most else f"{shown} and {len(parts) - most} more"
 
 
 def log_change(name: Name, before: Entry | None, after: Entry, change: Change | None) -> None:
-    """Logs a change of the ring, of what happens to publishes, and bindings that are newly ignored or doubled."""
+    """Log how an exchange's new entry differs: its ring, what happens to publishes, ignored and duplicate bindings."""
     if change:
         log.info("%s: %s (%s); %.2f%% of the slots moved", title(name), change.what, change.why, change.moved * 100)
     if before is None or (before.passed, before.refused) != (after.passed, after.refused):
@@ -74,14 +75,14 @@ def log_change(name: Name, before: Entry | None, after: Entry, change: Change | 
 
 
 def log_missing(name: Name, before: Collection[Destination], after: Collection[Destination]) -> None:
-    """Logs which destinations are newly missing from the readings, and keep their keys until that has settled."""
+    """Log the destinations that are newly missing from readings; they keep their keys until the removal settles."""
     new = [destination for destination in after if destination not in before]
     if new:
         log.info("%s: %s no longer shown by the management API; kept for the settle time", title(name), _some(new))
 
 
 def log_absent(name: Name) -> None:
-    """Log that an exchange does not exist although a setting names it, and what an operator can do about that."""
+    """Log that an exchange which a setting names does not exist, and what an operator can do about it."""
     log.warning(
         "%s does not exist, and the setting route or shadow names it: correct the name (VHOST/NAME where it is not in"
         " the default virtual host), or declare the exchange",
@@ -90,7 +91,7 @@ def log_absent(name: Name) -> None:
 
 
 def dead_letters_refused(queues: Mapping[str, str | None]) -> str:
-    """Return why an exchange with these queues takes no publishes, and what to do, in so few words as AMQP takes."""
+    """Return why publishes are refused and what to do about it, briefly: an AMQP reply text has 255 bytes at most."""
     queue, cause = min((queue, cause) for queue, cause in queues.items() if cause)
     return (
         f"queue {queue!r} would dead-letter under its own name ({cause}): give it a dead-letter-routing-key, or set"
@@ -99,6 +100,7 @@ def dead_letters_refused(queues: Mapping[str, str | None]) -> str:
 
 
 def _log_passed(name: Name, entry: Entry) -> None:
+    """Log what happens to publishes to an exchange: refused, routed, or passed and why."""
     if entry.refused:
         log.warning("%s: publishes are refused: %s", title(name), entry.refused)
         return

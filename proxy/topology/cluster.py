@@ -1,4 +1,6 @@
-"""Whose management API it is: no ring may be made of the bindings of another cluster than the broker's."""
+"""Tell whether a broker belongs to the management API's cluster: bindings of another cluster must not route its
+publishes.
+"""
 
 import asyncio
 import logging
@@ -13,72 +15,79 @@ from proxy.topology.table import NEVER
 log = logging.getLogger(__name__)
 
 ASK_DISTANCE = 1.0
-"""Seconds between the end of one question whose API it is and the next that a doubtful broker causes."""
+"""The least seconds between the end of one request for the cluster's name and the next that a broker in doubt
+causes."""
 
 FORMER_FOR = 5.0
-"""Seconds after an answer with a name for which a broker of that name is still taken for the API's cluster, renamed."""
+"""Seconds, after the API last reported a name, for which a broker that reports that name counts as the renamed
+cluster."""
 
 MOST_FORMER = 100
-"""Former names of one cluster that are remembered."""
+"""The most former names of the cluster that are remembered."""
 
 
 class ClusterIdentity:
-    """The names of the management API's cluster, now and before it was renamed, as far as the API has said them.
+    """The present and former names of the management API's cluster, as the API has reported them to this process.
 
-    A broker tells its cluster's name once, as a connection to it begins. So a connection that is older than a renaming
-    goes by a former name. That counts only for connections that began before the API last reported that name, or
-    within `FORMER_FOR`, and only while the API goes on to report a node that it reported then: another cluster has
-    other nodes, and one that takes over a name that was given up is met by connections that begin later.
+    A broker reports its cluster's name once, when a connection to it begins. So a connection that is older than a
+    renaming goes by a former name. A former name counts for connections that began before the API last reported it, or
+    within `FORMER_FOR` seconds after that, and only while the API still reports one of the nodes of that time. A
+    different cluster has different nodes, and if it takes over the name, connections to it begin later.
     """
 
     def __init__(self, api: Management, changed: Callable[[], None]) -> None:
-        """`changed` is called once its names are others than before."""
+        """Know no name yet. `changed` is called each time the names have changed."""
         self._api, self._changed = api, changed
         api.why_foreign = self.why_foreign
         self.cluster: str | None = None
-        """The name of the cluster; None where the management API has not said it, or cannot."""
+        """The present name of the cluster; None if the management API has not reported it, or has no page for it."""
         self._own: frozenset[str] = frozenset()
-        """The cluster's name; while nobody has set one, all that its nodes report, for each then reports its own."""
+        """All names that brokers of the cluster report: one name, or one for each node while no operator has set a
+        name."""
         self._nodes: frozenset[str] = frozenset()
-        """The cluster's nodes, as of when its name was new."""
+        """The cluster's nodes, as read when its present name was new."""
         self._former: dict[str, float] = {}
-        """Names of before, and until when a broker that told one told of this cluster; monotonic."""
+        """Each former name, and the monotonic time until which a broker's report of it counts."""
         self.named_at = NEVER
-        """When the question was asked that the present name was the first answer to; monotonic."""
+        """When the request was made whose answer first had the present name, in monotonic seconds; NEVER before any
+        answer."""
         self.asked = False
-        """Whether it has answered once."""
+        """Whether the management API has answered at least once."""
         self._assumed = False
-        """Whether the names are those of rings that were kept on disk, as the API has not answered yet."""
+        """Whether the names come from rings kept on disk, because the API has not answered yet."""
         self.unreachable = "not asked yet"
-        """Why it did not answer when last asked by `watch`; empty where it did."""
+        """Why the API did not answer the last request of `watch`; empty if it did."""
         self.asked_until = NEVER
-        """When the last question came to its end, answered or not; monotonic."""
+        """When the last request ended, answered or not, in monotonic seconds."""
         self._lock = asyncio.Lock()
         self._answered = self._tried = NEVER
-        """When the last question that was answered was asked, and when the last one was; monotonic."""
+        """When the last answered request was made, and when the last request of all was; monotonic seconds."""
         self._fault: ManagementError | TopologyError | None = None
-        """How the last question failed; None where it did not."""
+        """How the last request failed; None if it did not."""
 
     @property
     def names(self) -> tuple[str | None, frozenset[str], frozenset[str]]:
-        """The cluster's name, all names that its brokers go by, and its nodes."""
+        """The cluster's name, all names that its brokers report, and its nodes, as `RingCache` keeps them."""
         return self.cluster, self._own, self._nodes
 
     def assume(self, cluster: str | None, names: frozenset[str], nodes: frozenset[str]) -> None:
-        """Takes the cluster for the API's whose rings were kept, until the API has answered."""
+        """Take the cluster whose rings were kept on disk for the API's, until the API has answered."""
         self.cluster, self._own, self._nodes, self._assumed = cluster, names, nodes, True
         self._changed()
 
     def is_of(self, cluster: str | None, names: frozenset[str], nodes: frozenset[str]) -> bool:
-        """Whether a cluster that was known by these is the API's: by name, or renamed with a node of before."""
+        """Return whether a cluster with this name, these brokers' names and these nodes is the API's, perhaps renamed
+        since.
+        """
         if cluster is None or self.cluster is None:
             return cluster is self.cluster
         return self.cluster == cluster or not names.isdisjoint(self._own) or not nodes.isdisjoint(self._nodes)
 
     async def ask(self, since: float | None = None) -> None:
-        """Asks anew unless it was asked after `since`, monotonic: this call's time where it is None.
+        """Ask the API for the cluster's name, unless a request was made after `since`; by default, after this call
+        began.
 
-        Calls at one time share one question. Raises ManagementError or TopologyError.
+        Calls at the same time share one request. Raises ManagementError or TopologyError.
         """
         since = time.monotonic() if since is None else since
         async with self._lock:
@@ -94,21 +103,24 @@ class ClusterIdentity:
                 raise self._fault
 
     def why_foreign(self, cluster: str | None, nodes: frozenset[str]) -> str:
-        """Return why a node that has not been asked so far is of another cluster; empty where it is not.
+        """Return why another node of the management API belongs to another cluster than before; empty if it does not.
 
-        A cluster that was renamed meanwhile is known by a node that it had before.
+        `cluster` and `nodes` are what that node reports. A cluster that was renamed meanwhile is recognized by a node
+        that it had before.
         """
         if not self.asked or cluster == self.cluster or cluster in self._own or not nodes.isdisjoint(self._nodes):
             return ""
         return f"it is of cluster {cluster!r}, and the node that answered before of {self.cluster!r}"
 
     async def _ask(self, started: float) -> None:
+        """Ask for the cluster's name, and for its nodes if the name is new, and remember the answers."""
         switches = self._api.switches
         cluster = await self._api.cluster_name()
         unnamed = cluster is not None and "@" in cluster
         nodes = self._nodes
         if cluster is not None and (unnamed or self._assumed or cluster != self.cluster):
             nodes = await self._api.nodes()
+        # Name and nodes must come from one node of the API, or they could be of two clusters.
         if self._api.switches != switches:
             raise ManagementError("/api/cluster-name: another node of management_url answers now")
         own = frozenset[str]() if cluster is None else frozenset({cluster})
@@ -127,7 +139,7 @@ class ClusterIdentity:
             self._changed()
 
     def _keep_former(self, own: frozenset[str], nodes: frozenset[str]) -> None:
-        """Remembers the names that the cluster has no more; forgets all of them where it is another cluster."""
+        """Remember the names that the cluster no longer has; forget all former names if it is another cluster."""
         if nodes.isdisjoint(self._nodes):
             self._former.clear()
             return
@@ -138,7 +150,9 @@ class ClusterIdentity:
             del self._former[name]
 
     async def watch(self) -> None:
-        """Asks anew, and tells the log where the management API answers no more, or again. Never raises for that."""
+        """Ask for the cluster's name, and log when the API has stopped or resumed answering. A failed request does not
+        raise.
+        """
         try:
             await self.ask()
         except (ManagementError, TopologyError) as error:
@@ -151,10 +165,11 @@ class ClusterIdentity:
             self.unreachable = ""
 
     def mismatch(self, broker: str | None, told_at: float = float("inf")) -> str:
-        """Why a broker that gave its cluster this name is not the one whose bindings are read; empty where it is.
+        """Return why a broker that reports this name for its cluster is not of the API's cluster; empty if it is.
 
-        `told_at` is when it did, monotonic: former names count only for what was told while they were in use. While
-        nobody has set a name, each node of a cluster gives it another: its own (observed on RabbitMQ 3.10.8).
+        `told_at` is when the broker reported it, in monotonic seconds: a former name counts only if it was reported
+        while the name was in use. While no operator has set a name, each node reports another one, made of its own name
+        (observed on RabbitMQ 3.10.8). `broker` is None if the broker reported no name.
         """
         if self._assumed and self.cluster is None and broker is not None:
             return f"the broker is of cluster {broker!r}, the rings that were kept of one without a name"
@@ -163,9 +178,11 @@ class ClusterIdentity:
         return f"the broker is of cluster {broker!r}, the management API of {self.cluster!r}"
 
     async def confirmed(self, broker: str, told_at: float, within: float) -> str | None:
-        """The present name of the cluster that a broker called `broker` at `told_at`; None where it is another one.
+        """Return the present name of the cluster that a broker called `broker` at `told_at`; None if it is another
+        cluster.
 
-        Asks the management API, for `within` seconds at most, where it has not been asked since the broker told.
+        If the name does not match, and the management API has not answered since the broker reported it, the API is
+        asked again, for `within` seconds at most.
         """
         if self.mismatch(broker, told_at) and self._answered <= told_at:
             with suppress(ManagementError, TopologyError, TimeoutError):
@@ -176,7 +193,9 @@ class ClusterIdentity:
         return broker if self.cluster is None or broker in self._own else self.cluster
 
     async def _ask_in_turn(self, since: float) -> None:
-        """Asks unless it was asked after `since`, a while after the last question; not if that has failed just now."""
+        """Ask for the cluster's name, at least `ASK_DISTANCE` seconds after the last request; not if that has just
+        failed.
+        """
         pause = self.asked_until + ASK_DISTANCE - time.monotonic()
         if pause > 0 and not self._lock.locked():
             if self._fault is not None:

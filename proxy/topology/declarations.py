@@ -1,4 +1,4 @@
-"""What a broker can confirm of its topology with an -ok, and whether that changes where publishes go. Pure."""
+"""The changes of its topology that a broker confirms to a session with an -ok, and which of them are news. Pure."""
 
 from dataclasses import dataclass
 
@@ -9,29 +9,32 @@ from ring.destination import Destination, WeightError
 
 @dataclass(frozen=True)
 class BindingAdded:
-    """queue.bind-ok, or exchange.bind-ok."""
+    """A binding that the broker confirmed with queue.bind-ok or exchange.bind-ok."""
 
     source: str
     destination: Destination
     key: str
     plain: bool = True
-    """False where the binding has arguments: a reason to read again, and not laid over."""
+    """False if the binding has arguments: the exchange is then read again, but nothing is laid over its reading."""
 
 
 @dataclass(frozen=True)
 class BindingRemoved:
-    """queue.unbind-ok, or exchange.unbind-ok. Brokers say it of what was never bound, too."""
+    """An unbind that the broker confirmed with queue.unbind-ok or exchange.unbind-ok.
+
+    RabbitMQ also confirms the unbind of a binding that never existed.
+    """
 
     source: str
     destination: Destination
     key: str
     plain: bool = True
-    """False where the binding has arguments: a reason to read again, and not laid over."""
+    """False if the binding has arguments: the exchange is then read again, but nothing is laid over its reading."""
 
 
 @dataclass(frozen=True)
 class ExchangeDeclared:
-    """exchange.declare-ok of one that was not passive."""
+    """An exchange whose declaration, not a passive one, the broker confirmed with exchange.declare-ok."""
 
     name: str
     exchange_type: str
@@ -39,31 +42,31 @@ class ExchangeDeclared:
 
 @dataclass(frozen=True)
 class ExchangeDeleted:
-    """exchange.delete-ok."""
+    """An exchange whose deletion the broker confirmed with exchange.delete-ok."""
 
     name: str
 
 
 @dataclass(frozen=True)
 class QueueDeleted:
-    """queue.delete-ok."""
+    """A queue whose deletion the broker confirmed with queue.delete-ok."""
 
     name: str
 
 
 Declaration = BindingAdded | BindingRemoved | ExchangeDeclared | ExchangeDeleted | QueueDeleted
-"""A change that the broker confirmed; its names are of one virtual host."""
+"""A change of the topology that the broker confirmed; all its names belong to the virtual host of the session."""
 
 
 def leads_to(entry: Entry, destination: Destination) -> bool:
-    """Whether a destination is bound to the exchange with a weight, or on its ring."""
+    """Return whether a destination has a weight in the exchange's last reading, or is on its ring."""
     return destination in entry.bindings.weights or (
         entry.known is not None and destination in entry.known.ring.destinations
     )
 
 
 def is_news(name: Name, entry: Entry, declaration: Declaration) -> bool:
-    """Whether a declaration on an exchange may change where its publishes go, as far as is known."""
+    """Return whether a declaration may change where publishes to an exchange go, judged by its last entry."""
     match declaration:
         case ExchangeDeclared(exchange_type=exchange_type):
             return exchange_type != entry.exchange_type
@@ -81,7 +84,7 @@ def is_news(name: Name, entry: Entry, declaration: Declaration) -> bool:
 
 
 def _weight(key: str, exchange_type: str) -> int:
-    """0 for a key that is no weight."""
+    """Return the weight that a binding key gives; 0 if the key is not a weight."""
     try:
         return weight_of(key, exchange_type)
     except WeightError:

@@ -1,4 +1,4 @@
-"""Make an entry of the router of a reading and the weights in force: the ring, a reason to pass, what changed."""
+"""Build a router entry from a reading and the weights in force: its ring, or a reason to pass, and what changed."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -16,26 +16,34 @@ from ring.hashed import HashedValue
 from ring.ring import Ring
 
 DEAD_LETTER_READS = 2
-"""Queues of a ring whose dead-lettering is looked at again with each reading; new ones are looked at in any case.
+"""The number of known queues of a ring whose dead-lettering each reading asks for again; new queues are always asked
+for.
 
-Few: with 1,000 sidecars eight of them made four fifths of what readings cost the broker, a core in all.
-"""
+The number is small because eight queues made four fifths of what the readings of 1,000 sidecars cost the broker, which
+was one core in all (measured)."""
 
 _AT_ONCE = 4
+"""The number of queues that are asked for at the same time."""
 
 Weights = Mapping[Destination, int]
+"""The weight of each destination."""
 
 
 class EntryBuilder:
-    """Makes entries. Rings are built in threads of their own, nearly all of it without the GIL, so the loop goes on."""
+    """Builds the entries of all exchanges, for as long as the process reads any.
+
+    Rings are built in a thread of its own, almost entirely without the GIL, so that the event loop is not held up.
+    """
 
     def __init__(self, api: Management, selection: Selection, on_dead_letter: OnDeadLetter) -> None:
-        """`on_dead_letter` is the setting: what happens where queues would dead-letter under their own name."""
+        """Start no thread yet. `on_dead_letter` is the setting that says what to do if queues dead-letter under their
+        own name.
+        """
         self._api, self._selection, self._on_dead_letter = api, selection, on_dead_letter
         self._builder = ThreadPoolExecutor(1, "ring-builder")
 
     def close(self) -> None:
-        """Ends the thread once it is done with the ring it may be building."""
+        """End the thread once it has finished the ring that it may be building."""
         self._builder.shutdown(wait=False, cancel_futures=True)
 
     async def entry(
@@ -48,16 +56,18 @@ class EntryBuilder:
         started: float,
         why: str,
     ) -> tuple[Entry, Change | None]:
-        """The entry that follows `before`, and how its ring changed; `started` is when the reading was, monotonic.
+        """Return the entry that replaces `before`, and the change of its ring, None if it is the same ring.
 
-        `weights` are those in force, which may have more than `bindings`. Raises ManagementError or TopologyError.
+        `started` is when the reading started, in monotonic seconds. `weights` are the weights in force, which may have
+        destinations that `bindings` lack. `why` is the reason for the reading, in words. Raises ManagementError or
+        TopologyError.
         """
         mode = self._selection.mode(*name)
         known = before.known if before else None
         if exchange is not None:
             exchange_type, hashed = exchange.type, exchange.hashed
         else:
-            # Gone, but not settled: the last ring serves on, but for what is confirmed to be gone.
+            # The exchange is gone, but that has not settled: the last ring serves on, without the confirmed removals.
             exchange_type = before.exchange_type if before else ""
             hashed = known.hashed if known else HashedValue()
         change, internal = None, False
@@ -65,7 +75,7 @@ class EntryBuilder:
         if mode is Mode.PASS or not weights:
             known, change = None, lost(known, why)
         else:
-            # Of what is in force, which may have destinations that the reading has not any more.
+            # Asked for the weights in force, which may have destinations that this reading lacks.
             queues = await self._dead_letters(name[0], weights, before.queues if before else {})
             internal = await self._any_internal(name[0], weights)
             if known is None or not _same(known, weights, hashed, exchange_type):
@@ -90,9 +100,10 @@ class EntryBuilder:
         return (with_change(entry, change) if change else entry), change
 
     async def restored(self, saved: Saved, read_at: float) -> Entry | None:
-        """Return the entry of what was kept on disk, decided by the settings of now; None where those keep no ring.
+        """Return the entry of an exchange that was kept on disk; None if the present settings leave that exchange
+        alone.
 
-        `read_at` is when the reading was, monotonic.
+        `read_at` is when the exchange was read, in monotonic seconds.
         """
         mode = self._selection.mode(*saved.name)
         if mode is Mode.PASS and saved.exchange_type in RING_TYPES:
@@ -118,7 +129,9 @@ class EntryBuilder:
         )
 
     def _refused(self, passed: PassReason | None, mode: Mode, queues: Mapping[str, str | None]) -> str:
-        """Return why publishes are refused, empty where they are not: never of an exchange that is only watched."""
+        """Return why publishes are refused; empty if they are not, as is always so for an exchange that is not in mode
+        route.
+        """
         refuses = passed is PassReason.DEAD_LETTER and mode is Mode.ROUTE and self._on_dead_letter == "refuse"
         return dead_letters_refused(queues) if refuses else ""
 
@@ -130,6 +143,7 @@ class EntryBuilder:
         queues: Mapping[str, str | None],
         internal: bool,
     ) -> PassReason | None:
+        """Return why publishes are passed to the exchange itself; None if the ring routes them."""
         if exchange_type not in RING_TYPES:
             return PassReason.TYPE
         if mode is Mode.PASS:
@@ -143,7 +157,7 @@ class EntryBuilder:
         return PassReason.SHADOW if mode is Mode.SHADOW else None
 
     async def _any_internal(self, vhost: str, weights: Weights) -> bool:
-        """Whether an exchange bound as a destination is internal: a publish to it would be refused with 403."""
+        """Return whether a destination is an internal exchange, to which the broker refuses a publish with 403."""
         for destination in weights:
             if destination.kind == "exchange":
                 exchange = await self._api.exchange(vhost, destination.name)
@@ -154,11 +168,11 @@ class EntryBuilder:
     async def _dead_letters(
         self, vhost: str, weights: Weights, before: Mapping[str, str | None]
     ) -> Mapping[str, str | None]:
-        """Return of each bound queue what makes it dead-letter under its own name, as `Entry.queues` has it.
+        """Return what makes each bound queue dead-letter under its own name, in the form of `Entry.queues`.
 
-        Queues that were found to do so before come first: while one of them does, the exchange is not routed. Once
-        none of those that were looked at does any more, the rest of them are looked at too, so that the exchange is
-        routed again as soon as the last queue is mended, however many there are.
+        Queues that did so before are asked for first, since one such queue is enough to keep the exchange from being
+        routed. If none of those asked for does so any more, all the others that did are asked for, too. So the exchange
+        is routed again as soon as the last of them is mended, however many there are.
         """
         queues = {d.name: None for d in weights if d.kind == "queue"}
         answers = {queue: cause for queue, cause in before.items() if queue in queues}
@@ -173,7 +187,9 @@ class EntryBuilder:
         return answers
 
     async def _look(self, vhost: str, queues: Sequence[str], answers: dict[str, str | None]) -> None:
-        """Ask what these queues do with dead letters, and put the answers at the end: the others come first then."""
+        """Ask how these queues dead-letter, and move them to the end of `answers`, so that the next reading asks for
+        others.
+        """
         for start in range(0, len(queues), _AT_ONCE):
             batch = queues[start : start + _AT_ONCE]
             read = await asyncio.gather(*(self._api.dead_letters_by_own_name(vhost, queue) for queue in batch))
@@ -183,12 +199,14 @@ class EntryBuilder:
 
 
 def _same(known: KnownRing, weights: Weights, hashed: HashedValue, exchange_type: str) -> bool:
+    """Return whether a ring was built from these inputs."""
     return (known.ring.as_weights(), known.hashed, known.exchange_type) == (weights, hashed, exchange_type)
 
 
 def _next(
     old: KnownRing | None, weights: Weights, hashed: HashedValue, exchange_type: str, why: str
 ) -> tuple[KnownRing, Change]:
+    """Return the ring that replaces `old`, and how it differs; runs in the thread that builds rings."""
     ring = Ring.build(weights) if old is None else old.ring.changed(weights)
     known = KnownRing.of(ring, hashed, exchange_type)
     return known, changed(old, known, why)

@@ -1,4 +1,4 @@
-"""Look-ups: publishes that wait for an exchange to be read, and share a reading that is tried again while one waits."""
+"""Let publishes wait until an exchange is read: they share one reading, which is retried while any of them waits."""
 
 import asyncio
 import functools
@@ -11,11 +11,12 @@ from proxy.topology.reading import VhostNotListedError
 from proxy.topology.table import Name, Router, Unread
 
 LONGEST_PAUSE = 2.0
-"""Seconds between the tries of a look-up, at most, where the API asked for no more."""
+"""The most seconds between two tries of a look-up, unless the API asked to wait longer."""
 
 
 FIRST_AT_ONCE = 3
-"""First readings at once: names are the clients' choice, and known rings need the management API's connections too."""
+"""The number of unknown exchanges that are read at the same time. Clients choose these names, and the readings of known
+rings need connections to the management API, too."""
 
 
 class Absent(Exception):  # noqa: N818 - an answer, not a fault
@@ -27,37 +28,43 @@ class VhostAbsent(Absent):
 
 
 class NotReadable(Exception):  # noqa: N818 - the caller turns it into its own answer
-    """The exchange could not be read in time; the message says why."""
+    """The exchange could not be read in time, or cannot be read at all; the message says why."""
 
 
 class _LookUp:
-    """A look-up, and how many wait for it."""
+    """One look-up of one exchange that is under way, shared by all publishes that wait for it."""
 
     task: "asyncio.Task[None]"
+    """The task that reads the exchange, and tries again while anybody waits."""
     waiting = 0
+    """The number of callers that wait for the task."""
     fault = ""
+    """How the last try failed; empty before the first failure."""
     known = False
-    """The exchange became known by other means than a reading."""
+    """Whether the exchange came into the table without a reading, restored from disk, so that the task was
+    cancelled."""
 
 
 class LookUps:
-    """The look-ups under way."""
+    """All look-ups that are under way, at most one for each exchange."""
 
     def __init__(self, router: Router, read: Callable[[Name], Awaitable[None]]) -> None:
-        """`read` makes a reading and swaps it in; it raises Absent, ManagementError or TopologyError."""
+        """Take `read`, which reads an exchange into the table, and raises Absent, ManagementError or TopologyError."""
         self._router, self._read = router, read
         self.under_way: dict[Name, _LookUp] = {}
+        """The look-up under way for each exchange."""
         self._turns = asyncio.Semaphore(FIRST_AT_ONCE)
 
     async def look_up(self, name: Name, within: float) -> None:
-        """Returns once the exchange is in the table and fresh. Raises Absent, or NotReadable after `within` seconds.
+        """Return once the exchange is in the table and fresh. Raises Absent, or NotReadable after `within` seconds.
 
-        What was declared on it before this call is read back too; what comes later is for others to wait for.
+        The entry then also shows what was declared on the exchange before this call; later declarations are not
+        waited for.
         """
         asked, shared, declared_on = self._router.clock(), None, self._router.awaits_read_back(name)
         try:
             async with asyncio.timeout(within):
-                # A second one where the first had started before something was declared.
+                # A second reading is needed if the shared one had started before the last declaration.
                 while shared is None or self._router.awaits_read_back(name, asked):
                     shared = self._joined(name)
                     shared.waiting += 1
@@ -72,33 +79,34 @@ class LookUps:
                         shared.waiting -= 1
         except TimeoutError:
             self._router.release_uncertain(name, asked)
-            # (Or another one that waited has, before.)
+            # Another caller may have released the exchange before, so the table is asked and not the return value.
             if not declared_on or isinstance(self._router.look(name, asked), Unread):
                 fault = shared.fault if shared is not None else ""
                 raise NotReadable(fault or "no answer of the management API in time") from None
 
     def known(self, name: Name) -> None:
-        """Ends the look-up of an exchange that is in the table now though it could not be read; who waits goes on."""
+        """End the look-up of an exchange that was restored into the table unread; its callers return at once."""
         if (shared := self.under_way.get(name)) is not None:
             shared.known = True
             shared.task.cancel()
 
     def close(self) -> None:
-        """Ends every look-up."""
+        """Cancel every look-up."""
         for shared in self.under_way.values():
             shared.task.cancel()
 
     def _joined(self, name: Name) -> _LookUp:
-        """The look-up under way, or a new one."""
+        """Return the look-up of the exchange that is under way, or start one."""
         shared = self.under_way.get(name)
         if shared is None:
             shared = self.under_way[name] = _LookUp()
             shared.task = asyncio.create_task(self._look(name, shared))
-            # The first to be called: who waits for the task finds it gone, and asks for another one.
+            # This callback is added first, so callers that wait for the task find it removed and start another.
             shared.task.add_done_callback(functools.partial(self._ended, name))
         return shared
 
     async def _look(self, name: Name, shared: _LookUp) -> None:
+        """Read the exchange until that succeeds or nobody waits. Raises Absent or NotReadable."""
         pause = 0.05
         while True:
             expected = self._router.awaits_read_back(name)
@@ -107,7 +115,9 @@ class LookUps:
             except (ManagementError, TopologyError) as error:
                 known = name in self._router.entries
                 if known and expected and not self._router.awaits_read_back(name):
-                    return None  # nothing new was declared: the last good entry serves on
+                    return (
+                        None  # The declaration had changed nothing, as far as is known: the last good entry serves on.
+                    )
                 if isinstance(error, VhostNotListedError) and not known:
                     raise VhostAbsent(str(error)) from None
                 if isinstance(error, NotAskableError):
@@ -120,6 +130,7 @@ class LookUps:
                 raise NotReadable(shared.fault)
 
     async def _read_in_turn(self, name: Name, shared: _LookUp) -> None:
+        """Read the exchange once: at once if it is known, else when one of `FIRST_AT_ONCE` turns is free."""
         if name in self._router.entries:
             return await self._read(name)
         async with self._turns:
@@ -130,4 +141,4 @@ class LookUps:
     def _ended(self, name: Name, task: "asyncio.Task[None]") -> None:
         del self.under_way[name]
         if not task.cancelled():
-            task.exception()  # seen, also where everybody who waited has left
+            task.exception()  # Retrieved, so that asyncio does not log it if every caller has left.

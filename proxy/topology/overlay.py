@@ -1,8 +1,9 @@
-"""What the broker has confirmed of an exchange and a reading may not show yet. Pure: -oks, readings, times.
+"""Correct readings of an exchange by declarations that the broker has confirmed and readings may not show yet. Pure.
 
-A follower of a cluster answers the management API from a copy that lags. So what an -ok told is laid over readings
-until one shows it, binding by binding. A statement that took the place of its opposite is *contested*: a reading from
-before both shows it too, so it is kept for its whole time.
+A follower of a cluster answers the management API from a copy that lags behind. So each confirmed declaration is
+recorded as a statement, and laid over the readings, binding by binding, until a reading shows it. A statement that
+replaced its opposite (a bind after an unbind, say) is *contested*: a reading made before both of them would show it,
+too, and proves nothing. A contested statement is therefore kept for the whole of `OVERLAY_TIME`.
 """
 
 from collections import deque
@@ -22,22 +23,30 @@ from proxy.topology.table import NEVER
 from ring.destination import Destination
 
 OVERLAY_TIME = 10.0
-"""Seconds for which a declaration outweighs readings that do not show it: later, a change made elsewhere undid it."""
+"""Seconds for which a declaration outweighs readings that do not show it. After that, a change made by another client
+must have undone it."""
 
 MOST_STATEMENTS = 10_000
-"""Statements on bindings that one overlay keeps; as many bindings as the largest exchanges have."""
+"""The most statements about bindings that one overlay keeps: as many as the largest exchanges have bindings."""
 
 
 class _Statement(NamedTuple):
+    """One confirmed change: a binding, destination or exchange was added or removed."""
+
     at: float
+    """When the -ok came, in monotonic seconds."""
     contested: bool = False
+    """Whether this statement replaced its opposite, so that a reading from before both may seem to show it."""
 
     def counts(self, started: float) -> bool:
-        """Whether it outweighs a reading that started then."""
+        """Return whether the statement outweighs a reading that started at this monotonic time."""
         return started - self.at <= OVERLAY_TIME
 
     def settled(self, started: float, shown: bool) -> bool:
-        """Whether a reading that started then, and showed it or not, is the last that needs it."""
+        """Return whether the statement can be dropped after a reading that started at this time.
+
+        `shown` says whether that reading showed what the statement says.
+        """
         return self.at <= started and not (self.counts(started) and (self.contested or not shown))
 
 
@@ -46,7 +55,7 @@ def _contested(statement: _Statement | None) -> bool:
 
 
 class _StatementTable:
-    """Statements of one kind on the bindings of one exchange, found by destination and key."""
+    """The statements of one kind about one exchange's bindings, found by destination and binding key."""
 
     def __init__(self) -> None:
         self._by_destination: dict[Destination, dict[str, _Statement]] = {}
@@ -93,53 +102,50 @@ class _StatementTable:
 
 
 _EVERY_KEY = ""
-"""Stands for the key in statements on all bindings to one destination."""
+"""The binding key of statements that are about all bindings to one destination."""
 
 
 class Overlay:
-    """What declarations say of one exchange, for readings that may not show it yet. Times are monotonic.
+    """The confirmed declarations of one exchange that its readings may not show yet. All times are monotonic seconds.
 
-    What it can hold has a limit: beyond `MOST_STATEMENTS` statements the oldest are forgotten, and so are those from
-    before what `forget` is told. `incomplete_for` then says which readings may not be believed without them.
+    Beyond `MOST_STATEMENTS` statements the oldest are dropped, and `forget` drops those from before a given time.
+    `incomplete_for` then says which readings cannot be corrected any more and must not be used.
     """
 
     def __init__(self, name: str) -> None:
-        """For the exchange of that name."""
+        """Make an empty overlay for the exchange of this name."""
         self._name = name
         self.declared_at = NEVER
-        """When the last declaration came."""
-        self._added, self._removed, self._deletions = (
-            _StatementTable(),
-            _StatementTable(),
-            _StatementTable(),
-        )
-        """Bindings that were made, bindings that were removed, and destinations that were deleted."""
+        """When the last declaration came; NEVER if none has."""
+        self._added, self._removed, self._deletions = _StatementTable(), _StatementTable(), _StatementTable()
+        """Statements that bindings were added, that bindings were removed, and that destinations were deleted."""
         self._order: deque[tuple[float, _StatementTable, Binding]] = deque()
-        """Those statements, also such as were superseded or are settled, the oldest first."""
+        """All statements of the three tables, the oldest first; also statements that no longer stand in a table."""
         self._forgotten_at = NEVER
-        """When the last statement came that was forgotten although a reading under way might need it."""
+        """When the newest of the statements came that were forgotten although a reading may still need them."""
         self._deleted: _Statement | None = None
-        """The exchange was deleted, and not declared since."""
+        """The statement that the exchange was deleted; None if it was not, or was declared again."""
         self._recreated: _Statement | None = None
-        """It was deleted and declared: bindings of before do not count."""
+        """The statement that the exchange was deleted and declared again: older bindings do not count."""
         self._declared: _Statement | None = None
-        """It must exist, and be of that type."""
+        """The statement that the exchange was declared: readings must show it with `_declared_type`."""
         self._declared_type = ""
+        """The type that the last declaration gave the exchange; empty if it was never declared."""
 
     @property
     def statement_count(self) -> int:
-        """The number of statements on bindings that take up memory."""
+        """The number of statements about bindings that take up memory."""
         return len(self._order)
 
     @property
     def empty(self) -> bool:
-        """Whether nothing is left that a reading may not show."""
+        """Whether the overlay holds no statement, so that readings stand as they are."""
         return not (
             self._added or self._removed or self._deletions or self._deleted or self._recreated or self._declared
         )
 
     def add(self, declaration: Declaration, at: float) -> None:
-        """Takes in what an -ok statement at `at`, in place of what it supersedes."""
+        """Record a declaration that was confirmed at `at`, and drop the statements that it replaces."""
         self.declared_at = at
         match declaration:
             case BindingAdded(destination=destination, key=key, plain=True):
@@ -148,7 +154,7 @@ class Overlay:
                 contested = contested or self._deleted is not None or self._recreated is not None
                 self._record(self._added, binding, _Statement(at, contested or _contested(self._added.get(binding))))
             case BindingRemoved(destination=destination, key=key, plain=plain):
-                # One that deletes itself is gone with its last binding.
+                # An auto-delete exchange is deleted by the broker with its last binding, so it need not exist any more.
                 self._declared = None
                 if plain:
                     binding = Binding(destination, key)
@@ -169,7 +175,7 @@ class Overlay:
             case QueueDeleted(name=name):
                 self._delete_destination(Destination("queue", name), at)
             case _:
-                pass  # a binding with arguments
+                pass  # The binding has arguments, which readings do not ask for.
 
     def _record(self, kind: _StatementTable, binding: Binding, statement: _Statement) -> None:
         kind.put(binding, statement)
@@ -178,6 +184,7 @@ class Overlay:
             self._forget_oldest()
 
     def _forget_oldest(self) -> None:
+        """Drop the oldest statement; note its time if no later statement had replaced it."""
         at, kind, binding = self._order.popleft()
         statement = kind.get(binding)
         if statement is not None and statement.at == at:
@@ -185,16 +192,16 @@ class Overlay:
             self._forgotten_at = at
 
     def forget(self, before: float) -> None:
-        """Forgets the statements on bindings that came before that time."""
+        """Drop the statements about bindings that came before this time."""
         while self._order and self._order[0][0] < before:
             self._forget_oldest()
 
     def incomplete_for(self, started: float) -> bool:
-        """Whether a reading that started then would have needed a statement that was forgotten."""
+        """Return whether a reading that started at this time would need a statement that was dropped."""
         return started - self._forgotten_at <= OVERLAY_TIME
 
     def _delete_destination(self, destination: Destination, at: float) -> None:
-        """The destination is deleted, and every binding to it."""
+        """Record that a destination was deleted, and with it every binding to it."""
         self._declared = None
         bound, unbound = self._added.pop_all(destination), self._removed.pop_all(destination)
         gone = Binding(destination, _EVERY_KEY)
@@ -202,42 +209,43 @@ class Overlay:
         self._record(self._deletions, gone, _Statement(at, bool(bound) or any(map(_contested, before))))
 
     def _delete_exchange(self, at: float) -> None:
-        """The exchange is deleted, and every binding of it."""
-        before = [
-            *self._removed.values(),
-            *self._deletions.values(),
-            self._deleted,
-            self._recreated,
-        ]
+        """Record that the exchange was deleted, and with it every binding whose source it was."""
+        before = [*self._removed.values(), *self._deletions.values(), self._deleted, self._recreated]
         self._deleted = _Statement(at, bool(self._added) or any(map(_contested, before)))
         self._recreated = self._declared = None
-        for statement in (self._added, self._removed, self._deletions):
-            statement.clear()
+        for table in (self._added, self._removed, self._deletions):
+            table.clear()
         self._order.clear()
 
     def added(self) -> Iterator[Destination]:
-        """The destinations to which it has bindings that a reading may not show."""
+        """Return the destinations of added bindings that a reading may not show yet."""
         return iter(self._added)
 
     def has_added(self, destination: Destination) -> bool:
-        """Whether it has a binding to that destination that a reading may not show."""
+        """Return whether a binding to this destination was added that a reading may not show yet."""
         return destination in self._added
 
     def withdraw_additions(self, destinations: Iterable[Destination]) -> None:
-        """Something newer than the -oks told that these are gone: only readings say whether they are bound."""
+        """Drop the statements that bindings to these destinations were added.
+
+        A later event, such as a returned message, showed that they are gone, so only readings can tell what is bound.
+        """
         for destination in destinations:
             self._added.pop_all(destination)
 
     def misses_exchange(self, shown_type: str | None, started: float) -> bool:
-        """Whether a reading lacks the exchange that was declared; it showed this type, None for no exchange."""
+        """Return whether a reading does not show an exchange that must exist, as it was declared or bound.
+
+        `shown_type` is the type that the reading showed, None if it showed no exchange; `started` is when it started.
+        """
         if self._declared is not None and self._declared.counts(started) and self._declared_type != shown_type:
             return True
         return shown_type is None and any(statement.counts(started) for statement in self._added.values())
 
     def apply(self, bindings: Iterable[Binding], started: float) -> tuple[Binding, ...]:
-        """The bindings of a reading that started then, with what was declared and it does not show.
+        """Return the bindings of a reading that started at this time, corrected by declarations that it may not show.
 
-        Of an exchange that was deleted, and not declared again, a reading is left as it is.
+        If the exchange was deleted and not declared again, the bindings are returned as they were read.
         """
         if self._recreated is not None and self._recreated.counts(started):
             kept: list[Binding] = []
@@ -250,7 +258,7 @@ class Overlay:
         return (*kept, *bound)
 
     def confirmed_removals(self, destinations: Iterable[Destination]) -> set[Destination]:
-        """Of these, the ones whose removal was declared: where a reading has them no more, it need not settle."""
+        """Return those of the destinations whose removal was declared, so that it counts without a settle time."""
         if self._deleted is not None or self._recreated is not None:
             return set(destinations)
         return {
@@ -260,7 +268,11 @@ class Overlay:
         }
 
     def settle(self, shown_type: str | None, bindings: Iterable[Binding], started: float) -> None:
-        """Forgets what a good reading showed, or did not show for too long; `bindings` as they were read."""
+        """Drop the statements that no reading needs after this one, which started at `started` and succeeded.
+
+        A statement is dropped if the reading showed it, or if it has not shown for `OVERLAY_TIME`. `bindings` are those
+        that were read, without corrections.
+        """
         present = frozenset(bindings)
         others = {binding.destination for binding in present if self._added.get(binding) is None}
         self._removed.drop(lambda b, statement: statement.settled(started, b not in present))
@@ -276,7 +288,7 @@ class Overlay:
             self._declared = None
 
     def ends_at(self) -> float | None:
-        """When the first of the statements that are left stops to outweigh readings; None where none is left."""
+        """Return when the first statement ceases to outweigh readings; None if there is no statement."""
         kinds = (self._added, self._removed, self._deletions)
         statement = [
             *(statement for kind in kinds for statement in kind.values()),

@@ -1,4 +1,4 @@
-"""Which exchanges a declaration touches, whether it tells anything new, and the overlays of them all. Pure."""
+"""Keep the overlays of all exchanges, and find the exchanges that a declaration touches. Pure."""
 
 from collections.abc import Collection, Iterable, Mapping
 
@@ -17,28 +17,32 @@ from proxy.topology.table import NEVER, Entry, Name
 from ring.destination import Destination
 
 OVERLAY_KEPT = 60.0
-"""Seconds for which the declarations of an exchange that nothing reads are kept."""
+"""Seconds for which declarations are kept of an exchange that nothing reads."""
 
 
 MOST_OVERLAYS = 10_000
-"""Exchanges of one virtual host whose declarations are kept."""
+"""The most exchanges of one virtual host whose declarations are kept."""
 
 MOST_STATEMENTS_PER_VHOST = 50_000
-"""Statements on bindings that are kept of one virtual host; each takes about half a kilobyte."""
+"""The most statements about bindings that are kept of one virtual host. Each takes about half a kilobyte."""
 
 
 class _VhostOverlays:
-    """The overlays of one virtual host, the least recently declared on first."""
+    """The overlays of one virtual host, in the order of their last declarations, the oldest first."""
 
     def __init__(self) -> None:
         self.overlays: dict[str, Overlay] = {}
+        """The overlay of each exchange, by its name."""
         self.statement_count = 0
-        """The statements of all of them."""
+        """The number of statements about bindings in all these overlays."""
         self.forgotten_at = NEVER
-        """When the last declaration came of an overlay that was forgotten for want of room."""
+        """When the newest declaration came that was in an overlay dropped for want of room; monotonic, NEVER if none
+        was."""
         self._adding: dict[Destination, set[str]] = {}
-        """Which overlays may have a binding to a destination: at least those that have one."""
+        """An index of the exchanges with added bindings to each destination. It may also name exchanges that have
+        none."""
         self._noted = 0
+        """The number of entries in that index."""
 
     def add(self, exchange: str, declaration: Declaration, at: float) -> None:
         overlay = self.overlays.pop(exchange, None) or Overlay(exchange)
@@ -61,7 +65,7 @@ class _VhostOverlays:
         self.statement_count -= overlay.statement_count if overlay is not None else 0
 
     def bound_to(self, destination: Destination) -> list[str]:
-        """The exchanges with a binding to that destination that a reading may not show."""
+        """Return the exchanges with an added binding to this destination that a reading may not show yet."""
         noted = self._adding.get(destination, ())
         return [name for name in noted if name in self.overlays and self.overlays[name].has_added(destination)]
 
@@ -70,7 +74,8 @@ class _VhostOverlays:
         self._noted += exchange not in noted
         noted.add(exchange)
         if self._noted > 2 * self.statement_count + 1000:
-            # Most of it is of bindings that are forgotten by now: gone through once in as many additions.
+            # Most entries are now of bindings whose statements are gone. Rebuilding the index once in as many additions
+            # keeps its cost per addition constant.
             self._adding, self._noted = {}, 0
             for name, overlay in self.overlays.items():
                 for bound in overlay.added():
@@ -79,38 +84,38 @@ class _VhostOverlays:
 
 
 class OverlayStore:
-    """The overlay of each exchange that was declared on lately, also of those that were never read.
+    """The overlays of all exchanges with recent declarations, including exchanges that were never read.
 
-    Clients choose how many there are, so the least recently declared on are forgotten beyond a limit. The limit is for
-    each virtual host: those of one do not make another's readings fail.
+    Clients decide how many exchanges they declare, so beyond a limit the overlays with the oldest declarations are
+    dropped. Each virtual host has a limit of its own, so that none makes another's readings fail.
     """
 
     def __init__(self) -> None:
-        """Empty."""
+        """Make an empty store."""
         self._vhosts: dict[str, _VhostOverlays] = {}
 
     def __contains__(self, name: Name) -> bool:
-        """Whether anything is kept of an exchange."""
+        """Return whether there is an overlay of this exchange."""
         return name[0] in self._vhosts and name[1] in self._vhosts[name[0]].overlays
 
     def of(self, name: Name) -> Overlay:
-        """The overlay of an exchange; an empty one where there is none."""
+        """Return the overlay of an exchange; a new, empty one if there is none."""
         of_vhost = self._vhosts.get(name[0])
         return (of_vhost.overlays.get(name[1]) if of_vhost is not None else None) or Overlay(name[1])
 
     def incomplete_for(self, name: Name, started: float) -> bool:
-        """Whether a reading of an exchange that started then would have needed a declaration that was forgotten."""
+        """Return whether a reading of the exchange which started at this time would need a dropped declaration."""
         of_vhost = self._vhosts.get(name[0])
         return self.of(name).incomplete_for(started) or (
             of_vhost is not None and started - of_vhost.forgotten_at <= OVERLAY_TIME
         )
 
     def add(self, name: Name, declaration: Declaration, at: float) -> None:
-        """Lays a declaration over the readings of an exchange that it touches."""
+        """Record in an exchange's overlay a declaration that touches it and was confirmed at `at`, monotonic."""
         self._vhosts.setdefault(name[0], _VhostOverlays()).add(name[1], declaration, at)
 
     def settle(self, name: Name, shown_type: str | None, bindings: Iterable[Binding], started: float) -> None:
-        """As Overlay.settle; forgets an overlay that has nothing left to lay over."""
+        """Drop the statements that a good reading makes needless, and the whole overlay if it then holds none."""
         if name in self:
             of_vhost = self._vhosts[name[0]]
             overlay = of_vhost.overlays[name[1]]
@@ -121,7 +126,7 @@ class OverlayStore:
                 self.forget(name)
 
     def idle(self, now: float) -> list[Name]:
-        """Exchanges whose last declaration is longer ago than OVERLAY_KEPT."""
+        """Return the exchanges whose last declaration is longer ago than `OVERLAY_KEPT` seconds."""
         found: list[Name] = []
         for vhost, of_vhost in list(self._vhosts.items()):
             if not of_vhost.overlays and now - of_vhost.forgotten_at > OVERLAY_KEPT:
@@ -133,7 +138,7 @@ class OverlayStore:
         return found
 
     def forget(self, name: Name) -> None:
-        """Forgets what was declared of an exchange."""
+        """Drop the overlay of an exchange, if there is one."""
         vhost, exchange = name
         of_vhost = self._vhosts.get(vhost)
         if of_vhost is not None:
@@ -142,9 +147,10 @@ class OverlayStore:
     def touched(
         self, vhost: str, declaration: Declaration, entries: Mapping[Name, Entry], being_read: Collection[Name]
     ) -> list[Name]:
-        """The exchanges for which a declaration counts; never the default exchange.
+        """Return the exchanges whose bindings or existence a declaration may change; never the default exchange.
 
-        A deleted destination counts for all that may have it: as known, as declared, or in a reading under way.
+        The deletion of a queue or an exchange touches every exchange that may have it as a destination: by its entry,
+        by another declaration, or in a reading that is under way.
         """
         match declaration:
             case BindingAdded(source=source) | BindingRemoved(source=source):

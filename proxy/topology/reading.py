@@ -1,4 +1,4 @@
-"""One consistent reading of one exchange: every request it takes, and no answer believed that should not be."""
+"""Read one exchange consistently from the management API: all requests, and proof where an answer is empty."""
 
 import asyncio
 from collections.abc import Callable
@@ -11,27 +11,29 @@ from proxy.topology.table import Name
 
 @dataclass(frozen=True)
 class Reading:
-    """What the management API showed of an exchange, corroborated where it showed nothing."""
+    """The result of one reading of an exchange; if it shows nothing, further requests have confirmed that."""
 
     exchange: Exchange | None
-    """None where the exchange does not exist."""
+    """The exchange; None if it does not exist."""
     bindings: tuple[Binding, ...] = ()
-    """Not read of an exchange whose type makes no ring."""
+    """The bindings whose source is the exchange; empty, because not read, if its type makes no ring."""
 
 
 ABSENT = Reading(None)
+"""The reading of an exchange that does not exist."""
 
 Listed = Callable[[str, frozenset[str] | None], None]
-"""Takes a virtual host and the names of all its exchanges, None where it does not show."""
+"""A function that takes a virtual host and the names of all its exchanges, None if the virtual host is not listed."""
 
 
 async def read(api: Management, name: Name, pause: float = 0.0, listed: Listed | None = None) -> Reading:
-    """Reads an exchange. Raises ManagementError or TopologyError, also where an empty answer is not to be believed.
+    """Read an exchange and its bindings. Raises ManagementError or TopologyError, also if an empty answer is not
+    proved.
 
-    RabbitMQ answers the bindings of an unknown exchange or virtual host with 200 and an empty list, and a node
-    without quorum answers from its local copy (observed), so an absence counts only if the virtual host is listed,
-    its exchanges can be listed, and the exchange is absent there too or a second reading agrees, `pause` seconds later.
-    `listed` is told what was listed.
+    RabbitMQ answers the bindings of an unknown exchange or virtual host with 200 and an empty list, and a node without
+    quorum answers from its local copy (observed). So an empty answer counts only if the virtual host is listed and its
+    exchanges can be listed, and if the exchange is absent there, too, or its bindings are still empty `pause` seconds
+    later. `listed` is called with each list of exchanges.
     """
     vhost, exchange_name = name
     exchange = await api.exchange(vhost, exchange_name)
@@ -50,12 +52,13 @@ async def read(api: Management, name: Name, pause: float = 0.0, listed: Listed |
 
 
 async def _corroborate_absence(api: Management, name: Name, listed: Listed | None) -> None:
+    """Check that an exchange whose page is 404 is not listed, either. Raises ManagementError if it is."""
     if await _listed(api, name, listed):
         raise ManagementError(f"exchange {name[1]!r} is listed in virtual host {name[0]!r}, and its own page is 404")
 
 
 async def _listed(api: Management, name: Name, listed: Listed | None) -> bool:
-    """Whether the exchange is in its virtual host's list; raises where the virtual host does not show."""
+    """Return whether its virtual host lists the exchange. Raises VhostNotListedError if that is not listed."""
     vhost, exchange_name = name
     names = await api.exchange_names(vhost)
     if vhost not in await api.vhosts():
@@ -71,5 +74,5 @@ class VhostNotListedError(ManagementError):
     """The virtual host does not exist, or the management user may not see it."""
 
     def __init__(self, vhost: str) -> None:
-        """Names the virtual host."""
+        """Make the error for this virtual host."""
         super().__init__(f"virtual host {vhost!r} does not exist, or the management user may not see it")

@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 from ring.destination import Destination
 
 _LOOKS = 3
-"""Readings that follow the first one without a destination, in a settle time."""
+"""The number of readings in a settle time, after the first one that lacks a destination."""
 
 _LONGEST_GAP = 1 / 2
-"""Of a settle time, what counts between two readings at most: nobody saw what was there meanwhile."""
+"""The largest share of a settle time that the gap between two readings may count for: the destination may have been
+bound during the gap, unseen."""
 
 
 @dataclass(frozen=True)
@@ -25,12 +26,14 @@ class WeightsInForce:
     """
 
     weights: Mapping[Destination, int] = field(default_factory=dict)
+    """The weight of each destination that counts, including those that are missing but not yet taken as removed."""
     missing: Mapping[Destination, float] = field(default_factory=dict)
-    """Monotonic seconds; later, where nobody looked for long."""
+    """The monotonic time since which each missing destination is seen to be missing. Long gaps between readings move it
+    on."""
     laid_over: frozenset[Destination] = frozenset()
-    """Of those that are missing, what a declaration keeps: where that no longer counts, their removal has settled."""
+    """The missing destinations whose removal has settled, but which a declaration still keeps in force."""
     came: float = float("-inf")
-    """When the last reading came back."""
+    """When the last reading ended, in monotonic seconds; minus infinity before the first one and after a failed one."""
 
     def after(
         self,
@@ -50,7 +53,7 @@ class WeightsInForce:
         shown = reading if shown is None else shown
         unseen = max(started - self.came - settle_time * _LONGEST_GAP, 0.0)
         missing = {
-            # From the end of the first reading without it, for only that end may have been so.
+            # It counts from the end of the first reading without it: at the start it may still have been bound.
             destination: self.missing.get(destination, came)
             + (unseen if destination in self.missing and destination not in self.laid_over else 0)
             for destination in self.weights
