@@ -1,1 +1,1 @@
-"""What is known of the exchanges: bindings read from the management API, declarations laid over them, and the rings."""
+"""Know the exchanges: read their bindings from the management API, correct them by declarations, have rings built."""

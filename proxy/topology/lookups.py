@@ -115,9 +115,7 @@ class LookUps:
             except (ManagementError, TopologyError) as error:
                 known = name in self._router.entries
                 if known and expected and not self._router.awaits_read_back(name):
-                    return (
-                        None  # The declaration had changed nothing, as far as is known: the last good entry serves on.
-                    )
+                    return None  # Nothing new was declared, as far as is known: the last good entry serves on.
                 if isinstance(error, VhostNotListedError) and not known:
                     raise VhostAbsent(str(error)) from None
                 if isinstance(error, NotAskableError):

@@ -1,4 +1,4 @@
-"""The management API: one method a request, every fault one of two errors. Knows nothing of rings."""
+"""Ask the management API over HTTP: one method for each kind of request. Knows nothing of rings."""
 
 import asyncio
 import json
@@ -31,15 +31,18 @@ from proxy.topology.nodes import Node, Nodes
 log = logging.getLogger(__name__)
 
 MAX_ANSWER = 64 * 1024 * 1024
-"""Bytes of one answer that are read before it counts as rubbish; 10,000 bindings are about 1 MB."""
+"""The most bytes of one answer; a longer one counts as malformed. 10,000 bindings take about 1 MB."""
 
 MAX_RETRY_AFTER = 60.0
+"""The most seconds that a Retry-After header of the API can delay the next request."""
 
 _CONNECTIONS = 8
+"""The most connections to the management API, and so the most requests at a time."""
 
 _TLS_CLOSES_WITHIN = 0.1
-"""Seconds that uvloop may take to close a connection whose handshake was given up, of which nothing tells: of 300 loops
-that ended at once 77 left one open, after 0.02 s 5, after 0.05 s none."""
+"""Seconds that uvloop may take to close a connection whose TLS handshake was abandoned; it does not report when it is
+done. Of 300 event loops that ended at once 77 left a connection open, after 0.02 s 5 did, and after 0.05 s none
+(measured)."""
 
 _EXCHANGE_COLUMNS = ("name", "type", "internal", "arguments", "message_stats.publish_in")
 
@@ -56,36 +59,38 @@ _IN_WORDS = {
 
 
 _DOTS = frozenset({".", ".."})
-"""Names that RabbitMQ takes for steps through the path of a URL, also percent-encoded: it answers for another page."""
+"""Names that cannot stand in a URL's path: even percent-encoded, RabbitMQ resolves them and answers for another
+page."""
 
 
 class ManagementError(Exception):
-    """A request that brought no usable answer; the message says which and why, without credentials."""
+    """A request to the management API failed; the message names its path and says why, without credentials."""
 
     def __init__(self, message: str, retry_after: float = 0.0) -> None:
-        """`retry_after`: seconds that the API asked to wait, up to MAX_RETRY_AFTER; 0 where it did not."""
+        """`retry_after` is how many seconds the API asked to wait, up to MAX_RETRY_AFTER; 0 if it did not ask."""
         super().__init__(message)
         self.retry_after = retry_after
 
 
 class UnansweredError(ManagementError):
-    """A node of the management API refused the connection, hung, or failed by itself: another node may answer."""
+    """One node of the management API refused the connection, timed out or sent a 5xx status; another may answer."""
 
     def __init__(self, shown: str, why: str, retry_after: float = 0.0) -> None:
-        """Takes the path that was asked for, and `why` without it. `retry_after` as in ManagementError."""
+        """Take the path of the request and why it failed. `retry_after` is the seconds that the node asked to wait."""
         super().__init__(f"{shown}: {why}", retry_after)
         self.why = why
 
 
 class NotAskableError(ManagementError):
-    """A name for which the management API cannot be asked, whatever is tried."""
+    """The management API cannot be asked for a virtual host, exchange or queue of this name, `.` or `..`."""
 
 
 class Management:
-    """A client of one cluster's management API, at most eight requests at a time. Use as an async context manager.
+    """A client of one cluster's management API, with at most eight requests at a time. Used as an async context
+    manager.
 
-    Where several URLs are given, a request that one node does not answer is put to the next. No answer counts of a node
-    that takes the place of another before `why_foreign` has told that its cluster is the same.
+    If there are several URLs, a request that one node does not answer goes to the next. Before another node's answers
+    count, `why_foreign` must say that it belongs to the same cluster.
     """
 
     def __init__(
@@ -95,21 +100,23 @@ class Management:
         credentials: Credentials | None = None,
         tls: Callable[[], ssl.SSLContext] | None = None,
     ) -> None:
-        """Takes the URLs of the cluster's nodes, one at least. `timeout` in seconds limits what one node may take for a
-        request, its body included.
+        """Take the URLs of the cluster's nodes, at least one, and the seconds that a node may take for a request and
+        its body.
 
-        `credentials`, where not those in the first URL, and `tls`, where not the system's, are asked for each time.
+        `credentials` and `tls` are called for each request. Without them, the credentials of the first URL and the
+        system's certificates are used.
         """
         self._nodes = Nodes(urls)
         self.why_foreign: Callable[[str | None, frozenset[str]], str] = lambda cluster, nodes: ""
-        """Tells why a cluster of that name, with those nodes, is another one than before; empty where it is not."""
+        """A function that says why a cluster with this name and these nodes is not the one asked before; empty if it
+        is."""
         self._credentials = credentials or (lambda: of_url(urls[0]))
         self._tls = tls
         self._timeout = timeout
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
-        """Opens the session; nothing is requested yet."""
+        """Open the HTTP session; nothing is requested yet."""
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=_CONNECTIONS),
             headers={"Accept": "application/json"},
@@ -122,7 +129,7 @@ class Management:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Closes the session."""
+        """Close the HTTP session and its connections."""
         if self._session is not None:
             await self._session.close()
             if any(node.base.scheme == "https" for node in self._nodes.all):
@@ -130,43 +137,47 @@ class Management:
 
     @property
     def switches(self) -> int:
-        """How often another node than before became the one that is asked."""
+        """The number of times that another node became the one that is asked."""
         return self._nodes.switches
 
     async def cluster_name(self) -> str | None:
-        """The name of the cluster that answers; None from an API without that page, which RabbitMQ's has."""
+        """Return the name of the cluster; None if the API has no such page, as RabbitMQ's has. Raises
+        ManagementError.
+        """
         return _cluster_name(await self._get(_CLUSTER_NAME, ["name"]))
 
     async def vhosts(self) -> frozenset[str]:
-        """The virtual hosts that the user may see."""
+        """Return the virtual hosts that the management user may see."""
         return parse_names(await self._required(_VHOSTS, ["name"]), "virtual host")
 
     async def nodes(self) -> frozenset[str]:
-        """The cluster's nodes, as far as its virtual hosts tell: any management user may ask for those."""
+        """Return the cluster's nodes, as its virtual hosts list them, which every management user may read."""
         return parse_nodes(await self._required(_VHOSTS, _NODE_COLUMNS))
 
     async def exchange_names(self, vhost: str) -> frozenset[str] | None:
-        """The exchanges of a virtual host; None where there is no such virtual host."""
+        """Return the names of a virtual host's exchanges; None if the virtual host does not exist."""
         answer = await self._get(["exchanges", vhost], ["name"])
         return None if answer is None else parse_names(answer, "exchange")
 
     async def exchange(self, vhost: str, name: str) -> Exchange | None:
-        """One exchange; None where the API says that it, or its virtual host, does not exist."""
+        """Return one exchange; None if the API answers that it, or its virtual host, does not exist."""
         if name in _DOTS:
             return find_exchange(await self._get(["exchanges", vhost], _EXCHANGE_COLUMNS) or [], name)
         answer = await self._get(["exchanges", vhost, name], _EXCHANGE_COLUMNS)
         return None if answer is None else parse_exchange(answer)
 
     async def bindings(self, vhost: str, name: str) -> tuple[Binding, ...]:
-        """The bindings whose source is one exchange. RabbitMQ answers an unknown exchange with an empty list too."""
+        """Return the bindings whose source is this exchange. For an unknown exchange RabbitMQ sends an
+        empty list, too.
+        """
         columns = ["destination", "destination_type", "routing_key"]
         return parse_bindings(await self._required(["exchanges", vhost, name, "bindings", "source"], columns))
 
     async def dead_letters_by_own_name(self, vhost: str, queue: str) -> str | None:
-        """Return what makes a queue dead-letter without a routing key of its own; None where that does not show (yet).
+        """Return what makes a queue dead-letter without a routing key of its own; empty if it does not do so.
 
-        It is empty for a queue that does not do so.
-        RabbitMQ 3.10 shows a policy's part of it only with a queue's next statistics, up to 5 s late (observed).
+        The result is None if the queue does not exist or its policies do not show yet. RabbitMQ 3.10 shows a policy
+        only with a queue's next statistics, up to 5 s late (observed).
         """
         if queue in _DOTS:
             return None
@@ -174,13 +185,14 @@ class Management:
         return None if answer is None else dead_letters_by_own_name(answer)
 
     async def _required(self, path: Sequence[str], columns: Sequence[str]) -> object:
+        """Return the JSON of an answer. Raises ManagementError, also for 404."""
         answer = await self._get(path, columns)
         if answer is None:
             raise ManagementError(f"{_shown(path)}: 404")
         return answer
 
     async def _get(self, path: Sequence[str], columns: Sequence[str]) -> object | None:
-        """Return the JSON of the answer of the first node that answers, None for 404. Raises ManagementError."""
+        """Return the JSON from the first node that answers; None for 404. Raises ManagementError."""
         if not _DOTS.isdisjoint(path):
             raise NotAskableError(f"{_shown(path)}: the management API cannot be asked for what is called '.' or '..'")
         faults: dict[Node, UnansweredError] = {}
@@ -201,7 +213,9 @@ class Management:
         raise _together(_shown(path), [(node, faults[node]) for node in self._nodes.all])
 
     async def _admit(self, node: Node, faults: Mapping[Node, ManagementError]) -> None:
-        """Makes a node the one that is asked, if it is of the same cluster as before. Raises UnansweredError."""
+        """Make a node the one that is asked, if it belongs to the same cluster as before. Raises UnansweredError if
+        not.
+        """
         try:
             cluster = _cluster_name(await self._ask(node, _CLUSTER_NAME, ["name"]))
             nodes = frozenset[str]()
@@ -223,9 +237,9 @@ class Management:
             self._nodes.switch(node)
 
     async def _ask(self, node: Node, path: Sequence[str], columns: Sequence[str]) -> object | None:
-        """Return the JSON of one node's answer, None for 404.
+        """Return the JSON of one node's answer; None for 404.
 
-        Raises UnansweredError where another node may answer, and ManagementError.
+        Raises UnansweredError if another node may answer, and else ManagementError.
         """
         if self._session is None:
             raise RuntimeError("the management client is not open")
@@ -255,7 +269,7 @@ class Management:
 
 
 def _together(shown: str, faults: Sequence[tuple[Node, UnansweredError]]) -> UnansweredError:
-    """Return the error of a request that no node answered."""
+    """Return the error of a request that no node answered, with each node's fault."""
     if len(faults) == 1:
         return faults[0][1]
     why = "; ".join(f"{node}: {fault.why}" for node, fault in faults)
@@ -265,7 +279,7 @@ def _together(shown: str, faults: Sequence[tuple[Node, UnansweredError]]) -> Una
 
 
 def _cluster_name(answer: object | None) -> str | None:
-    """Return the name in an answer for the cluster's name; None where there is no such page. Raises ManagementError."""
+    """Return the cluster's name from an answer; None if there is no such page. Raises ManagementError."""
     if answer is None:
         return None
     if not isinstance(answer, dict) or not isinstance(answer.get("name"), str):
@@ -274,7 +288,9 @@ def _cluster_name(answer: object | None) -> str | None:
 
 
 def _not_connected(error: aiohttp.ClientConnectorError) -> str:
-    """Return why there is no connection, and what to do about it; aiohttp's own words say "ssl:default" in any case."""
+    """Return why a connection failed, and what to do about it. aiohttp's own message says "ssl:default" even without
+    TLS.
+    """
     where, why = Address(error.host, error.port or 0), error.os_error
     if isinstance(why, ConnectionRefusedError):
         return (
@@ -285,10 +301,12 @@ def _not_connected(error: aiohttp.ClientConnectorError) -> str:
 
 
 def _shown(path: Sequence[str]) -> str:
+    """Return the percent-encoded path of a request, for its URL and for messages."""
     return "/api/" + "/".join(quote(part, safe="") for part in path)
 
 
 async def _limited(response: aiohttp.ClientResponse) -> bytes:
+    """Return the body of an answer. Raises ValueError if it is longer than MAX_ANSWER."""
     body = bytearray()
     async for chunk in response.content.iter_any():
         body += chunk
@@ -298,14 +316,15 @@ async def _limited(response: aiohttp.ClientResponse) -> bytes:
 
 
 def _decoded(body: bytes) -> object:
+    """Return the JSON value of a body. Raises ValueError, also for null."""
     decoded: object = json.loads(body)
     if decoded is None:
-        raise ValueError("null")  # which is not the API's word for what does not exist
+        raise ValueError("null")  # None stands for 404 here, and the API never sends null for what does not exist.
     return decoded
 
 
 def _retry_after(headers: Mapping[str, str]) -> float:
-    """Seconds of a Retry-After header; a date, or rubbish, counts as none."""
+    """Return the seconds of a Retry-After header; 0 if it is absent, a date or malformed."""
     try:
         seconds = float(headers.get("Retry-After", "0"))
     except ValueError:

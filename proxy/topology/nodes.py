@@ -1,4 +1,4 @@
-"""In which order the management API's URLs are asked: the one that answers, before those that lately did not. Pure."""
+"""Keep the order in which the management API's nodes are asked: those that lately failed come last. Pure."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -8,35 +8,37 @@ from yarl import URL
 from proxy.topology.table import NEVER
 
 PASSED_OVER = 30.0
-"""Seconds for which a node that did not answer is asked after the others only."""
+"""Seconds for which a node that did not answer is only asked after the others."""
 
 
 class Node:
-    """One URL of the management API, without its credentials."""
+    """One node of the management API, known by its URL from the setting `management_url`."""
 
     def __init__(self, url: URL) -> None:
-        """For the URL as the setting has it."""
+        """Take the URL as the setting has it; its credentials are left out of `base`."""
         self.base = url.with_user(None).with_password(None).with_query(None).with_fragment(None)
+        """The URL without credentials, query and fragment."""
         self.failed_at = NEVER
-        """When it last did not answer, monotonic; NEVER where it has answered since."""
+        """When the node last failed to answer, in monotonic seconds; NEVER if it has answered since."""
         self.why_foreign = ""
-        """Why its cluster was found to be another one; empty where it was not."""
+        """Why the node was found to belong to another cluster; empty if it was not."""
 
     def __str__(self) -> str:
-        """Return its host and port."""
+        """Return the host and port of the URL, as log lines show a node."""
         return f"{self.base.host}:{self.base.port}"
 
 
 class Nodes:
-    """The nodes of one cluster, which are asked in turn. One of them, `current`, is asked for as long as it answers."""
+    """The nodes of one cluster's management API. One of them, `current`, is asked for as long as it answers."""
 
     def __init__(self, urls: Sequence[URL], clock: Callable[[], float] = time.monotonic) -> None:
-        """Takes at least one URL."""
+        """Take the URLs, at least one, in the order of the setting; `clock` gives monotonic seconds."""
         self.all = tuple(map(Node, urls))
+        """All nodes, in the order of the setting."""
         self.current: Node | None = None
-        """The node that answered last; None before the first answer."""
+        """The node that is asked first; None before the first answer."""
         self.switches = 0
-        """How often another node became the current one."""
+        """The number of times that another node became the current one."""
         self._clock = clock
 
     def in_turn(self) -> list[Node]:
@@ -49,11 +51,11 @@ class Nodes:
         return sorted(self.all, key=lambda node: (node.failed_at > since, node is not self.current))
 
     def is_other(self, node: Node) -> bool:
-        """Whether another node has answered so far, so that this one may be of another cluster."""
+        """Return whether another node is the current one, so that this node may belong to another cluster."""
         return self.current is not None and self.current is not node
 
     def answered(self, node: Node) -> None:
-        """Note an answer of a node that was the current one as it was asked, or of the first node of all."""
+        """Note that a node answered. The first node to answer becomes the current one."""
         node.failed_at = NEVER
         if self.current is None:
             self.current = node

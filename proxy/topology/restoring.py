@@ -1,4 +1,4 @@
-"""Entries of the last good rings that were kept on disk, where the management API cannot be read."""
+"""Make entries of the rings that were kept on disk, while the management API cannot be read."""
 
 import asyncio
 import logging
@@ -13,26 +13,34 @@ log = logging.getLogger(__name__)
 
 
 class EntryRestorer:
-    """Makes stale entries of what is kept, of their true age. Used once a reading has failed, and never before."""
+    """Makes entries from the files of `RingCache`, with the age of the reading that they come from.
+
+    It is used only after a reading has failed, or while the management API has not answered yet.
+    """
 
     def __init__(
         self, cache: RingCache, entry_builder: EntryBuilder, router: Router, identity: ClusterIdentity, max_age: float
     ) -> None:
-        """`max_age` is the setting `ring_max_age`."""
+        """Load nothing yet. `max_age` is the setting `ring_max_age`, in seconds."""
         self._cache, self._entry_builder, self._router = cache, entry_builder, router
         self._identity, self._max_age = identity, max_age
         self._all: asyncio.Task[dict[Name, Saved]] | None = None
+        """The task that loads every file, for a start without the API; None before it and after the API has
+        answered."""
 
     async def names(self) -> list[Name]:
-        """Return the exchanges that are kept of one cluster, the newest first; it then counts as the API's.
+        """Return the exchanges that are kept on disk, the newest first.
 
-        The cluster is that of the newest file, until the management API says its own.
+        Until the management API has answered, the cluster of the newest file counts as the API's.
         """
         if self._all is None:
             self._all = asyncio.create_task(self._load_all())
         return list(await asyncio.shield(self._all))
 
     async def _load_all(self) -> dict[Name, Saved]:
+        """Return all that is kept on disk, and take the newest file's cluster for the API's if the API has not
+        answered.
+        """
         try:
             found = await asyncio.to_thread(self._cache.load_all)
         except Exception:
@@ -44,9 +52,11 @@ class EntryRestorer:
         return {saved.name: saved for saved in found}
 
     async def entry(self, name: Name) -> Entry | None:
-        """Return an entry of what is kept of an exchange; None where there is nothing, or of another cluster."""
+        """Return an entry of an exchange as it is kept on disk; None if nothing is kept, or if it is of another
+        cluster.
+        """
         if self._identity.asked:
-            self._all = None  # was for a start without the API, and may be large
+            self._all = None  # Only a start without the API needs it, and it may be large.
             saved = await asyncio.to_thread(self._cache.load, name)
         else:
             await self.names()
@@ -58,7 +68,7 @@ class EntryRestorer:
             return None
         age = self._cache.age(saved)
         if age is None:
-            # How far the clock was off cannot be told, so that no age is too great.
+            # The clock was set back by an unknown time, so the entry counts as stale.
             log.warning("%s: what is kept is of the future, and counts as older than ring_max_age", title(name))
             age = self._max_age + 1.0
         entry = await self._entry_builder.restored(saved, self._router.clock() - age)
@@ -69,7 +79,7 @@ class EntryRestorer:
         return entry
 
     def close(self) -> None:
-        """Ends what is under way."""
+        """Stop loading, and end the thread of the cache."""
         if self._all is not None:
             self._all.cancel()
         self._cache.close()

@@ -1,6 +1,6 @@
-"""The last good rings on disk, for a start while the management API is away: one file for each exchange.
+"""Keep the last good rings on disk, one file for each exchange, for a start while the management API does not answer.
 
-Nothing in a file is believed unchecked: whoever may write to the folder may be anyone.
+Every value in a file is checked before it is used, since other users may be able to write to the folder.
 """
 
 import hashlib
@@ -31,55 +31,63 @@ from ring.ring import MAX_DESTINATIONS, fingerprint
 log = logging.getLogger(__name__)
 
 VERSION = 1
-"""Of the form of the files; files of another version are ignored."""
+"""The version of the files' format; files of another version are ignored."""
 
 REWRITE_AFTER = 10.0
-"""Seconds between the times that an unchanged exchange's file is written again, so that its age stays nearly true."""
+"""Seconds after which an unchanged exchange's file is written again, so that its age stays nearly true."""
 
 MOST_FILES = 1000
-"""Exchanges that are kept; of more, those whose files were written last."""
+"""The most exchanges that are kept: those whose files were written last."""
 
 MOST_BYTES = 8 * 1024 * 1024
-"""Of one file; 10,000 queues with names of 200 characters are about 5 MB."""
+"""The most bytes of one file. 10,000 queues with names of 200 characters take about 5 MB."""
 
 MOST_BYTES_READ = 64 * 1024 * 1024
-"""Of all files together that a start reads, the newest first."""
+"""The most bytes that a start reads from all files together, the newest first."""
 
 KEPT_FOR = 7 * 86_400.0
 """Seconds after which a start removes a file that was not written again."""
 
 _MOST_NAMES = 1000
+"""The most names, or nodes, of a cluster in one file."""
+
 _ENDING = ".ring.json"
+"""The end of each file's name."""
 
 
 Cluster = tuple[str | None, frozenset[str], frozenset[str]]
-"""A cluster's name, all names that its brokers go by, and its nodes, as `ClusterIdentity.names` has them."""
+"""A cluster's name, all names that its brokers report, and its nodes, as `ClusterIdentity.names` returns them."""
 
 
 @dataclass(frozen=True)
 class Saved:
-    """What is kept of one exchange: all that decides where its publishes go."""
+    """One exchange as its file keeps it: all that decides where its publishes go."""
 
     name: Name
+    """The virtual host and name of the exchange."""
     cluster: str | None
-    """The name of the cluster whose management API was read; None for one that tells none."""
+    """The name of the cluster whose management API was read; None if the API reports no name."""
     cluster_names: frozenset[str]
-    """All names that brokers of that cluster may go by."""
+    """All names that brokers of that cluster may report."""
     cluster_nodes: frozenset[str]
+    """The nodes of that cluster; empty if the API lists none."""
     exchange_type: str
     internal: bool
+    """Whether only other exchanges may publish to the exchange."""
     hashed: HashedValue = HashedValue()
+    """The part of a message that the exchange hashes."""
     weights: Mapping[Destination, int] = field(default_factory=dict)
+    """The weights of the ring; empty if the exchange has no ring."""
     queues: Mapping[str, str | None] = field(default_factory=dict)
-    """As `Entry.queues`."""
+    """What makes each bound queue dead-letter under its own name, as in `Entry.queues`."""
     internal_destination: bool = False
     """Whether an exchange among the destinations is internal."""
     at: float = 0.0
-    """When the reading was, in seconds since 1970."""
+    """When the exchange was read, in seconds since 1970."""
 
     @classmethod
     def of(cls, name: Name, entry: Entry, cluster: Cluster, at: float) -> "Saved | None":
-        """Return what is to be kept of an entry; None where its settings leave it alone, which needs no ring."""
+        """Return what is to be kept of an entry; None for a ring exchange in mode pass, which needs no ring."""
         if entry.mode is Mode.PASS and entry.exchange_type in RING_TYPES:
             return None
         known = entry.known
@@ -97,7 +105,7 @@ class Saved:
 
 
 def encoded(saved: Saved) -> bytes:
-    """Return the content of a file."""
+    """Return the content of a file, as JSON."""
     return json.dumps(
         {
             "version": VERSION,
@@ -120,7 +128,7 @@ def encoded(saved: Saved) -> bytes:
 
 
 def decoded(content: bytes) -> Saved:
-    """Return what a file holds. Raises ValueError, which says what is wrong with it."""
+    """Return what a file keeps. Raises ValueError, which says what is wrong with the file."""
     if len(content) > MOST_BYTES:
         raise ValueError(f"longer than {MOST_BYTES} bytes")
     try:
@@ -208,18 +216,20 @@ def _time(value: object) -> float:
 
 
 def file_name(name: Name) -> str:
-    """Return the name of an exchange's file: virtual hosts and exchanges may be called anything."""
+    """Return the name of an exchange's file: a hash, since names of virtual hosts and exchanges may have any
+    characters.
+    """
     vhost, exchange = (part.encode() for part in name)
     return hashlib.blake2b(b"%d:%b%b" % (len(vhost), vhost, exchange), digest_size=16).hexdigest() + _ENDING
 
 
 class RingCache:
-    """The files in one folder. A thread writes and reads them; `keep` and `forget` never wait for it."""
+    """The files of one folder. A thread of its own writes them; `keep` and `forget` never wait for it."""
 
     def __init__(self, folder: Path, clock: Callable[[], float] = time.time) -> None:
-        """Makes the folder where it is absent, for its owner alone. Raises ConfigError where it cannot be written to.
+        """Make the folder, readable by its owner only, if it is absent. Raises ConfigError if it cannot be written to.
 
-        `clock` gives seconds since 1970.
+        `clock` returns seconds since 1970.
         """
         self._folder, self._clock = folder, clock
         try:
@@ -230,19 +240,20 @@ class RingCache:
             raise unwritable(folder, error) from None
         self._thread = ThreadPoolExecutor(1, "ring-cache")
         self._kept: dict[Name, Saved] = {}
-        """What was last given to the thread to write, the oldest first."""
+        """What was last given to the thread to write for each exchange, the oldest first."""
         self._lock = threading.Lock()
         self._todo: dict[Name, Saved | None] = {}
-        """What the thread has not taken yet; None for a file that is to be removed."""
+        """The files that the thread has yet to write; None for a file that it is to remove."""
         self._logged: set[str] = set()
+        """The warnings that were logged, so that each is logged once."""
         self._thread.submit(self._sweep)
 
     def close(self) -> None:
-        """Ends the thread, once it has written what it was given."""
+        """End the thread once it has written what it was given."""
         self._thread.shutdown(wait=False)
 
     def keep(self, name: Name, entry: Entry, cluster: Cluster, age: float) -> None:
-        """Has an entry written that was read `age` seconds ago, unless its file says the same as of just before."""
+        """Have the thread write an entry that was read `age` seconds ago, unless a recent file says the same."""
         saved = Saved.of(name, entry, cluster, self._clock() - age)
         before = self._kept.get(name)
         if saved is None:
@@ -257,11 +268,12 @@ class RingCache:
             self.forget(oldest)
 
     def forget(self, name: Name) -> None:
-        """Has the file of an exchange removed that is gone."""
+        """Have the thread remove an exchange's file."""
         self._kept.pop(name, None)
         self._do(name, None)
 
     def _do(self, name: Name, saved: Saved | None) -> None:
+        """Give the thread a file to write, or to remove if `saved` is None."""
         with self._lock:
             idle = not self._todo
             self._todo[name] = saved
@@ -269,7 +281,7 @@ class RingCache:
             self._thread.submit(self._work)
 
     def _work(self) -> None:
-        """Writes and removes what there is to do. Runs in the thread."""
+        """Write and remove the files that are due. Runs in the thread."""
         with self._lock:
             todo, self._todo = self._todo, {}
         for name, saved in todo.items():
@@ -284,10 +296,11 @@ class RingCache:
                 self._log_once(f"ring_cache_dir: {str(self._folder)!r}: a ring is not kept: {why}")
 
     def _write(self, path: Path, content: bytes) -> None:
+        """Replace a file as a whole, so that no reader sees half of it. Raises ValueError if it would be too long."""
         if len(content) > MOST_BYTES:
             path.unlink(missing_ok=True)
             raise ValueError(f"{path.name} would be longer than {MOST_BYTES} bytes")
-        # Made for its owner alone; one thread writes, and each process has names of its own.
+        # mkstemp makes the file for its owner only, under a name that no other process uses.
         unfinished, name = tempfile.mkstemp(".tmp", ".ring-", self._folder)
         try:
             with open(unfinished, "wb") as file:
@@ -298,12 +311,16 @@ class RingCache:
             raise
 
     def load(self, name: Name) -> Saved | None:
-        """Return what is kept of an exchange; None where there is nothing that is good. Reads a file: for a thread."""
+        """Return what is kept of an exchange; None if there is no valid file. Reads a file, so it must be called in a
+        thread.
+        """
         saved = self._load(self._folder / file_name(name))
         return saved if saved is not None and saved.name == name else None
 
     def load_all(self) -> list[Saved]:
-        """Return all that is kept, the newest first, up to `MOST_BYTES_READ`. Reads files: for a thread."""
+        """Return all that is kept, the newest first, up to `MOST_BYTES_READ`. Reads files, so it must be called in a
+        thread.
+        """
         found: list[Saved] = []
         left = MOST_BYTES_READ
         for _, size, path in self._files()[:MOST_FILES]:
@@ -314,7 +331,9 @@ class RingCache:
         return sorted(found, key=lambda saved: -saved.at)
 
     def _sweep(self) -> None:
-        """Removes files that are too many or very old, and those that a process began to write as it was killed."""
+        """Remove files beyond `MOST_FILES` or older than `KEPT_FOR`, and unfinished files of processes that were
+        killed.
+        """
         files = self._files()
         old = [path for at, _, path in files[:MOST_FILES] if self._clock() - at > KEPT_FOR]
         for path in (*old, *(path for _, _, path in files[MOST_FILES:]), *self._folder.glob(".ring-*.tmp")):
@@ -323,7 +342,7 @@ class RingCache:
                     path.unlink()
 
     def _files(self) -> list[tuple[float, int, Path]]:
-        """Return when each file was written, its size and its path; the newest first."""
+        """Return the time of writing, the size and the path of each file, the newest first."""
         files = []
         with suppress(OSError), os.scandir(self._folder) as listed:
             for item in listed:
@@ -334,8 +353,9 @@ class RingCache:
         return sorted(files, reverse=True)
 
     def _load(self, path: Path) -> Saved | None:
+        """Return what a file keeps; None, and a line in the log, if it is not valid."""
         try:
-            # Nothing that would wait, or lead out of the folder.
+            # O_NONBLOCK: a named pipe does not block the open. O_NOFOLLOW: a link does not lead out of the folder.
             descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
             with open(descriptor, "rb") as file:
                 if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -352,28 +372,31 @@ class RingCache:
         return saved
 
     def age(self, saved: Saved) -> float | None:
-        """Return the seconds since the reading; None where it seems to be of the future, so that the clock was set."""
+        """Return the seconds since the exchange was read; None if that lies in the future, because the clock was set
+        back.
+        """
         age = self._clock() - saved.at
         return age if age >= 0 else None
 
     def _log_once(self, line: str) -> None:
-        """Logs a mistake once."""
+        """Log a warning, unless it was logged before."""
         if line not in self._logged and len(self._logged) < MOST_FILES:
             self._logged.add(line)
             log.warning("%s", line)
 
 
 def _alike(one: Saved, other: Saved) -> bool:
+    """Return whether two files would keep the same, but for the time of the reading."""
     return {**vars(one), "at": 0} == {**vars(other), "at": 0}
 
 
 def unwritable(folder: Path, error: OSError) -> ConfigError:
-    """Return the mistake of a folder that cannot be used."""
+    """Return the configuration error of a folder that cannot be written to."""
     return ConfigError(f"ring_cache_dir: {str(folder)!r} cannot be written to: {error.strerror or error}")
 
 
 def check_folder(folder: Path) -> None:
-    """Look whether this process could keep rings there, and make nothing. Raises ConfigError."""
+    """Check whether this process could keep rings in this folder, without making it. Raises ConfigError."""
     try:
         nearest = next(place for place in (folder, *folder.absolute().parents) if place.exists())
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Keeps the router's table true: when each exchange is read, in turn and when asked."""
+"""Keep the router's table up to date: decide when each exchange is read, in turn and on demand."""
 
 import asyncio
 import functools
@@ -24,28 +24,32 @@ from ring.destination import Destination
 log = logging.getLogger(__name__)
 
 IDLE_INTERVALS = 40
-"""An exchange that nobody used for so many sync intervals, and no setting names, is forgotten."""
+"""The number of sync intervals after which an unused exchange that no setting names is forgotten."""
 
 READINGS_AT_ONCE = 4
+"""The most exchanges that are read in turn at the same time."""
 
 RETRY_WANTED = 1.0
-"""Seconds between the tries to read an exchange that cannot be read, while messages come back from its queues."""
+"""Seconds between the tries to read an exchange that cannot be read, while messages routed by its ring are returned."""
 
 MOST_WANTED = 100
-"""Exchanges that are read at once, or have failed to be, without anybody waiting for them."""
+"""The most exchanges that are read for `want`, or have failed to be read for it within `WANTED_EVERY`."""
 
 WANTED_EVERY = 1.0
-"""Seconds after which an exchange that nobody waits for, and that could not be read, may be tried again."""
+"""Seconds after which an exchange that `want` could not have read may be tried again."""
 
 PATIENCE = 1.0
-"""Seconds for which a start waits for the management API's first answer before rings that were kept are restored."""
+"""Seconds for which a start waits for the management API's first answer before it restores rings from disk."""
 
 _IDENTITY: Name = ("", "")
-"""Stands for the question whose API it is, among the readings."""
+"""The key, among the readings under way, of the request for the cluster's name."""
 
 
 class Sync:
-    """Readings of all the exchanges in use. One task runs `run`; publishes call `look_up` and `refresh`."""
+    """Schedules the readings of all exchanges in use, for as long as the process lives.
+
+    One task runs `run`. Sessions and HTTP requests call `look_up`, `refresh`, `declared` and `want`.
+    """
 
     def __init__(
         self,
@@ -60,9 +64,10 @@ class Sync:
         cache: RingCache | None = None,
         max_age: float = float("inf"),
     ) -> None:
-        """`interval` and `settle_time` in seconds; `named` exchanges are read from the start and never forgotten.
+        """Read the `named` exchanges from the start of `run`, and never forget them.
 
-        What is read is kept in `cache`, for a start while it cannot be read; `max_age` is `ring_max_age`.
+        `interval`, `settle_time` and `max_age` are the settings `sync_interval`, `settle_time` and `ring_max_age`, in
+        seconds. Rings are kept in `cache`, if there is one, for a start while the management API does not answer.
         """
         self._router = router
         self._interval = interval
@@ -81,59 +86,61 @@ class Sync:
         self.identity = self._updater.identity
         self._look_ups = LookUps(router, functools.partial(self._updater.read, why="first use"))
         self.results = self._updater.results
-        """Readings by result: ok, absent, failed."""
+        """The number of readings by result: ok, absent, failed."""
         self.changes = self._updater.changes
-        """Changes of each exchange's ring."""
+        """The number of changes of each exchange's ring."""
         self.moved = self._updater.moved
-        """Shares of the slots that changes moved, summed."""
+        """The sum of the shares of slots that changes of each exchange's ring moved."""
         self._has_restored = False
-        """Whether a start without the management API has restored what is kept."""
+        """Whether this start, without an answer of the management API, has restored the rings kept on disk."""
         self._turns = asyncio.Semaphore(READINGS_AT_ONCE)
         self._running: dict[Name, asyncio.Task[None]] = {}
-        """The readings under way that `run` started."""
+        """The tasks of the readings under way that `run` started, by exchange."""
         self._refreshes: set[asyncio.Task[None]] = set()
-        """Those that `refresh` started."""
+        """The tasks of the readings under way that `refresh` started."""
         self._wanted: dict[Name, asyncio.Task[None]] = {}
-        """Those that `want` started."""
+        """The tasks that `want` started, by exchange."""
 
     @property
     def look_up_fault(self) -> tuple[str, str] | None:
-        """The virtual host, and how it failed, of the last failed look-up, until one there succeeds."""
+        """The virtual host of the last failed look-up and its fault; None once a reading in that virtual host has
+        succeeded.
+        """
         return self._updater.look_up_fault
 
     @property
     def faults(self) -> Mapping[Name, str]:
-        """Of each exchange whose last reading failed: why."""
+        """The fault of each exchange whose last reading failed."""
         return {name: str(t.fault) for name, t in self._updater.tracked.items() if t.fault}
 
     @property
     def vhost_not_listed(self) -> set[Name]:
-        """Those of virtual hosts that are not there, or not for the management user to see."""
+        """The exchanges whose virtual hosts do not exist, or which the management user may not see."""
         return {name for name, t in self._updater.tracked.items() if isinstance(t.fault, VhostNotListedError)}
 
     def pending(self) -> list[Name]:
-        """Named exchanges that have not been read yet."""
+        """Return the exchanges that a setting names and that have not been read yet."""
         return sorted(name for name in self._named if self._updater.tracked[name].read_started == NEVER)
 
     def missing(self) -> dict[Name, bool]:
-        """Return of each named exchange that has been read whether it does not exist."""
+        """Return each exchange that a setting names and that has been read, and whether it is absent."""
         read = [name for name in sorted(self._named) if self._updater.tracked[name].read_started != NEVER]
         return {name: name not in self._router.entries for name in read}
 
     async def run(self) -> None:
-        """Reads each tracked exchange again after a random time of up to the interval, until cancelled."""
+        """Read each tracked exchange again and again, after random times of up to the interval, until cancelled."""
         try:
             while True:
                 self._updater.wake.clear()
                 try:
                     self._start_due()
                 except Exception:
-                    # A defect of ours: ended, the readings would leave every ring to age in silence.
+                    # A defect in this program must not end the readings, or every ring would become stale in silence.
                     log.exception("readings could not be started; the next try follows")
                 waiting = [t.due for name, t in self._updater.tracked.items() if name not in self._running]
-                # A floor, so that an exchange which can't be read never turns this into a busy loop.
+                # The pause is never 0, so that an exchange which cannot be read does not make this a busy loop.
                 pause = max(min([self._updater.identify_due, *waiting]) - time.monotonic(), 0.01)
-                # Not wait_for: Python 3.11's loses a cancellation that comes with the wake-up.
+                # Not asyncio.wait_for: that of Python 3.11 loses a cancellation that comes together with the wake-up.
                 with suppress(TimeoutError):
                     async with asyncio.timeout(pause):
                         await self._updater.wake.wait()
@@ -144,7 +151,9 @@ class Sync:
             self._updater.close()
 
     def _start_due(self) -> None:
-        """Starts the readings that are due, each by itself: a slow one holds up no other's."""
+        """Start the readings that are due, each in a task of its own, so that a slow one does not hold
+        up the others.
+        """
         now = time.monotonic()
         self._forget_idle(now)
         self._forget_declared(now)
@@ -166,11 +175,13 @@ class Sync:
         del self._running[what]
         self._updater.wake.set()
         if not task.cancelled() and (error := task.exception()) is not None:
-            # A defect of ours, which must not end the other readings.
+            # A defect in this program, which must not end the other readings.
             log.error("a reading ended with a defect", exc_info=error)
 
     async def _identify(self) -> None:
-        """Asks whose the management API is. Where a first answer does not come soon, what is kept is restored."""
+        """Ask for the cluster's name. If the first answer takes longer than `PATIENCE`, restore the
+        rings kept on disk.
+        """
         if self.identity.asked or self._has_restored:
             await self.identity.watch()
             return
@@ -190,7 +201,9 @@ class Sync:
                 await self._again(name)
 
     def declared(self, vhost: str, declaration: Declaration) -> None:
-        """The broker has just confirmed this: what it touches is read again before anything is published there."""
+        """Take a declaration that the broker has just confirmed: what it changes is read before anything is published
+        there.
+        """
         now, entries = time.monotonic(), self._router.entries
         being_read = {
             *self._look_ups.under_way,
@@ -203,16 +216,18 @@ class Sync:
             if entry is not None and not news and not unsettled and not self._undoes_return(name, declaration):
                 self._watch_shadow(name, entry, declaration, now)
                 if name not in being_read or isinstance(declaration, BindingAdded | ExchangeDeclared):
-                    # What it says is known already: no publish waits for a reading, and none is made. A program that
-                    # declares all it needs each time it connects costs the management API nothing.
+                    # The entry shows the declaration already, so nothing is read and no publish waits. A program that
+                    # declares all it needs each time it connects thus costs the management API nothing.
                     continue
             self._updater.overlays.add(name, declaration, now)
             if (entry is not None or name in being_read) and (news or unsettled or self._is_readable(name)):
-                # (A reading under way may show what is gone by now; while none succeeds, none can.)
+                # A reading under way may still show what was deleted. While readings fail, none can.
                 self._router.mark_declared(name, now, certain=news)
 
     def _undoes_return(self, name: Name, declaration: Declaration) -> bool:
-        """Whether it binds a destination again which a return has shown to be gone, and no reading yet."""
+        """Return whether a declaration binds a destination that a return has shown to be gone since the
+        last reading.
+        """
         tracked = self._updater.tracked.get(name)
         return (
             isinstance(declaration, BindingAdded)
@@ -221,11 +236,12 @@ class Sync:
         )
 
     def _is_readable(self, name: Name) -> bool:
+        """Return whether the last reading of an exchange did not fail."""
         tracked = self._updater.tracked.get(name)
         return tracked is None or tracked.fault is None
 
     def _watch_shadow(self, name: Name, entry: Entry, declaration: Declaration, now: float) -> None:
-        """Has a shadowed exchange read again soon where its bindings change: no publish waits for that reading."""
+        """Read a shadowed exchange again soon if a declaration changes its ring; no publish waits for that."""
         tracked = self._updater.tracked.get(name)
         changes = entry.mode is Mode.SHADOW and is_news(name, replace(entry, mode=Mode.ROUTE), declaration)
         if changes and tracked is not None and tracked.fault is None:
@@ -233,15 +249,16 @@ class Sync:
             self._updater.wake.set()
 
     def want(self, name: Name) -> None:
-        """Has an exchange read that is not in the table, without anybody waiting for it; publishes to it go on.
+        """Start a reading of an exchange that is not in the table, for which no publish waits.
 
-        Names are the clients' choice, so few are read at once, and one that cannot be read is not tried again for
-        WANTED_EVERY seconds.
+        Clients choose the names, so only `MOST_WANTED` are read at a time, and one that cannot be read is not tried
+        again for `WANTED_EVERY` seconds.
         """
         if name not in self._wanted and len(self._wanted) < MOST_WANTED:
             self._wanted[name] = asyncio.create_task(self._fetch(name))
 
     async def _fetch(self, name: Name) -> None:
+        """Read an exchange for `want`, and block further tries for a while if that fails."""
         try:
             try:
                 await self.look_up(name, WANTED_EVERY)
@@ -251,18 +268,19 @@ class Sync:
             del self._wanted[name]
 
     async def look_up(self, name: Name, within: float) -> None:
-        """Returns once the exchange is in the table and fresh. Raises Absent, or NotReadable after `within` seconds.
+        """Return once the exchange is in the table and fresh. Raises Absent, or NotReadable after `within` seconds.
 
-        All who ask at once share one reading; it is tried again, with pauses, while somebody waits.
+        All callers at the same time share one reading, which is tried again, with pauses, while any of them waits.
         """
         await self._look_ups.look_up(name, within)
 
     async def refresh(self, name: Name, why: str, confirmed_removals: Collection[Destination] = ()) -> None:
-        """Reads an exchange because something showed that it changed; `confirmed_removals` need not settle.
+        """Read an exchange again because something, such as a returned message, showed that it changed.
 
-        Returns after a reading that started after this call; never raises. Calls at one time share one. Where the
-        exchange's last reading failed it returns at once: `run` tries again, and until that succeeds nobody is made to
-        wait for what most likely fails too. A caller that is cancelled leaves the reading to the others.
+        The removal of the destinations in `confirmed_removals` need not settle. The call returns after a reading that
+        started after it, shared by all calls at the same time, and never raises. If the exchange's last reading failed,
+        it returns at once, since the next would probably fail, too; `run` then tries again soon. Cancelling a caller
+        does not cancel the reading.
         """
         tracked = self._updater.tracked.get(name)
         if tracked is None:
@@ -280,17 +298,19 @@ class Sync:
             await asyncio.shield(task)
 
     async def _again(self, name: Name, why: str = IN_TURN) -> None:
-        # Told of and counted where they arose.
+        """Read an exchange that is tracked, and let `run` look for what is due next."""
+        # Faults are logged and counted where they arise.
         with suppress(Absent, ManagementError, TopologyError):
             await self._updater.read(name, why)
         self._updater.wake.set()
 
     def _forget_idle(self, now: float) -> None:
+        """Forget the exchanges that nothing has used for `IDLE_INTERVALS` and no setting names."""
         for name in list(self._updater.tracked):
             tracked = self._updater.tracked[name]
             used = self._router.used_at.get(name, tracked.read_started)
-            # What cannot be read now could not be looked up again either: its last good state stays; but not that of a
-            # virtual host which is not there.
+            # An exchange that cannot be read now could not be looked up again, so its last good ring stays, unless its
+            # virtual host is not listed.
             readable = tracked.fault is None or isinstance(tracked.fault, VhostNotListedError)
             idle = now - used > IDLE_INTERVALS * self._interval and readable
             if idle and name not in self._named:
@@ -300,6 +320,7 @@ class Sync:
                     self._updater.forget_kept(name)
 
     def _forget_declared(self, now: float) -> None:
+        """Forget the declarations of exchanges that nothing has read for `OVERLAY_KEPT` seconds."""
         for name in self._updater.overlays.idle(now):
             known = name in self._router.entries
             expected = self._router.awaits_read_back(name)

@@ -1,4 +1,4 @@
-"""Where each publish goes: one table of exchanges, each entry replaced whole when what is known of it changes."""
+"""The table of exchanges that publishes are routed by. An entry is never changed, but replaced as a whole."""
 
 import math
 import time
@@ -14,20 +14,20 @@ from ring.hashed import HashedValue
 from ring.ring import Ring, fingerprint
 
 Name = tuple[str, str]
-"""A virtual host and an exchange's name."""
+"""The virtual host and the name of an exchange."""
 
 NEVER: Final = float("-inf")
 """The monotonic time of what has not happened yet."""
 
 CHANGES_KEPT = 16
-"""Changes of its ring that one entry remembers."""
+"""The most changes of its ring that one entry remembers."""
 
 MAX_HOPS = 8
-"""Ring exchanges that one publish may go through before it counts as a cycle."""
+"""The most ring exchanges that one publish goes through; more count as a cycle."""
 
 
 class PassReason(StrEnum):
-    """Why publishes to an exchange that exists are left to the exchange itself."""
+    """The reason why a publish is left to the exchange itself, as metrics and the journal name it."""
 
     TYPE = "type"
     NO_BINDINGS = "no_bindings"
@@ -41,120 +41,141 @@ class PassReason(StrEnum):
 
 
 WHATEVER_IS_BOUND: Final = frozenset({PassReason.TYPE, PassReason.MODE_PASS})
-"""Reasons to pass that no binding changes."""
+"""The reasons to pass that no change of the bindings removes."""
 
 
 KEEPS_FROM_ROUTING: Final = frozenset({PassReason.DEAD_LETTER, PassReason.INTERNAL_DESTINATION})
-"""Reasons for which an exchange with a ring is not routed though it should be, until somebody mends its topology."""
+"""The reasons that keep an exchange in mode route from being routed, until an operator mends its topology."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """One change of a ring, as logs and `ring-proxy explain` tell it."""
+    """One change of a ring, as the log and `ring-proxy explain` show it."""
 
     at: float
-    """Seconds since the epoch."""
+    """When the ring changed, in seconds since 1970."""
     why: str
+    """Why the exchange was read, in words."""
     what: str
+    """How the ring differs, in words."""
     moved: float
-    """Share of the slots that changed owner, 0 to 1."""
+    """The share of the slots that changed owner, 0 to 1."""
     fingerprint: str
+    """The fingerprint of the new ring; empty if there is none any more."""
 
 
 @dataclass(frozen=True)
 class KnownRing:
-    """A ring with what its exchange hashes."""
+    """A ring, with what else decides which destination its exchange chooses for a message."""
 
     ring: Ring
     hashed: HashedValue
+    """The part of a message that the exchange hashes."""
     exchange_type: str
     fingerprint: str
+    """A short hash of ring, hashed value and exchange type: equal fingerprints route equally."""
 
     @classmethod
     def of(cls, ring: Ring, hashed: HashedValue, exchange_type: str) -> "KnownRing":
-        """With its fingerprint."""
+        """Return the ring with its fingerprint."""
         return cls(ring, hashed, exchange_type, fingerprint(ring.as_weights(), exchange_type, str(hashed)))
 
 
 @dataclass(frozen=True)
 class Entry:
-    """All that is known of one exchange: it exists, and has a ring to route by, or a reason to pass, or both."""
+    """All that is known of one exchange that exists: a ring to route by, a reason to pass, or both.
+
+    An entry lives until the next reading of the exchange makes another one.
+    """
 
     mode: Mode
+    """What the settings say of the exchange: route, shadow or pass."""
     exchange_type: str
     known: KnownRing | None
+    """The ring; None if the exchange has none, by its type, its mode or for want of bindings."""
     passed: PassReason | None
-    """Why publishes are passed; None where `known` routes them."""
+    """Why publishes are passed to the exchange itself; None if `known` routes them."""
     bindings: Bindings
+    """The bindings of the last reading, corrected by declarations."""
     read_at: float
-    """Monotonic time at which the last good reading started."""
+    """When the last good reading started, in monotonic seconds."""
     queues: Mapping[str, str | None] = field(default_factory=dict)
-    """What makes each bound queue dead-letter under its own name, as `topology.dead_letters_by_own_name` tells it.
+    """What makes each bound queue dead-letter under its own name: empty if nothing does, None if that does not show
+    yet.
 
-    The queue that was looked at longest ago comes first."""
+    The queue that was asked for longest ago comes first."""
     changes: tuple[Change, ...] = ()
+    """The last changes of the ring, the oldest first."""
     internal: bool = False
-    """Takes messages from other exchanges only."""
+    """Whether the exchange takes messages from other exchanges only."""
     publish_in: int | None = None
-    """Messages published into it, as the broker last counted them; None where it did not say."""
+    """The number of messages published to the exchange, as the broker last counted them; None if it gave no number."""
     restored: bool = False
-    """Not read by this process, but kept on disk by one before it."""
+    """Whether the entry was kept on disk by an earlier process, and not read by this one."""
     refused: str = ""
-    """Why publishes are refused rather than passed for the reason `passed`; empty where they are not refused."""
+    """Why publishes are refused instead of passed; empty if they are not refused."""
 
     @property
     def follows_bindings(self) -> bool:
-        """Whether a reading of the bindings could make a ring route: then passing for want of one is a guess too."""
+        """Whether the bindings decide if publishes are routed, so that a passed publish, too, depends on a fresh
+        reading.
+        """
         return self.mode is Mode.ROUTE and self.passed is not PassReason.TYPE
 
     @property
     def dead_letters(self) -> tuple[str, ...]:
-        """The queues that would dead-letter under their own name."""
+        """The names of the bound queues that would dead-letter under their own name, sorted."""
         return tuple(sorted(queue for queue, cause in self.queues.items() if cause))
 
 
 class Unread(NamedTuple):
-    """The reason why nothing may be published to an exchange now; as a rule that it must be read first."""
+    """The reason why nothing may be published to an exchange now; mostly that it must be read first."""
 
     name: Name
-    """The exchange in the way: the one published to, or one that its ring leads to."""
+    """The exchange that holds up the publish: the one published to, or one that its ring leads to."""
     why: str
+    """The reason in words, for answers to clients and for the log."""
     other_cluster: bool = False
-    """The broker's cluster is not known to be the management API's: no look-up helps, asking for its name again may."""
+    """Whether the broker is not known to be of the management API's cluster. A look-up does not help; asking the API
+    for its cluster's name again may."""
     refused: bool = False
-    """The exchange is known, and takes no publishes for the reason `why`: no look-up helps."""
+    """Whether the exchange is known and its publishes are refused, so that a look-up does not help."""
 
 
 class _UnreadDeclarations(NamedTuple):
-    """Something was declared on an exchange that its entry does not show."""
+    """Declarations that touch an exchange and came after the reading that its entry was made of."""
 
     since: float
-    """When the first such declaration came,"""
+    """When the first of them was confirmed, in monotonic seconds."""
     at: float
-    """and the last."""
+    """When the last of them was confirmed, in monotonic seconds."""
     certain: bool
+    """Whether any of them changes something, as far as is known."""
 
 
 class Router:
-    """The table of what is known of each exchange. Not thread-safe: belongs to the event loop."""
+    """The table of all known exchanges, which lives as long as the process. Only the event loop may use it."""
 
     def __init__(self, ring_max_age: float, refuse_stale: bool, clock: Callable[[], float] = time.monotonic) -> None:
-        """A ring that routes and is older than `ring_max_age` seconds answers Unread if `refuse_stale`."""
+        """Make an empty table. If `refuse_stale`, rings whose reading is older than `ring_max_age` seconds are not
+        used.
+        """
         self._entries: dict[Name, Entry] = {}
         self._max_age, self._refuse_stale, self.clock = ring_max_age, refuse_stale, clock
         self.used_at: dict[Name, float] = {}
-        """When a publish last asked for each exchange."""
+        """When a publish last asked for each exchange, in monotonic seconds."""
         self._unread: dict[Name, _UnreadDeclarations] = {}
+        """The declarations on each exchange that are to be read back before anything is published to it."""
         self.on_change: list[Callable[[], None]] = []
-        """Called whenever where publishes to any exchange go may change."""
+        """The functions that are called each time when publishes to any exchange may go elsewhere than before."""
 
     @property
     def entries(self) -> Mapping[Name, Entry]:
-        """Every exchange that is known."""
+        """The entry of each known exchange."""
         return self._entries
 
     def put(self, name: Name, entry: Entry) -> None:
-        """Swaps an exchange's entry; tells of it unless nothing that matters to routing changed."""
+        """Replace an exchange's entry, and call `on_change` if that may change where publishes go."""
         before = self._entries.get(name)
         same = before is not None and _routes_alike(before, entry) and self.clock() <= self.fresh_until(before)
         self._entries[name] = entry
@@ -166,21 +187,22 @@ class Router:
             self.notify()
 
     def drop(self, name: Name) -> None:
-        """Forgets an exchange."""
+        """Forget an exchange, and call `on_change`."""
         self._entries.pop(name, None)
         self.used_at.pop(name, None)
         self._unread.pop(name, None)
         self.notify()
 
     def notify(self) -> None:
-        """Calls whoever wants to know of changes."""
+        """Call every function in `on_change`."""
         for callback in self.on_change:
             callback()
 
     def mark_declared(self, name: Name, at: float, *, certain: bool) -> None:
-        """Something was declared on an exchange at `at`: it is Unread until an entry that was read after that.
+        """Note that a declaration on an exchange was confirmed at `at`: it is Unread until a later reading has shown
+        it.
 
-        Not `certain` where, as far as is known, the declaration changed nothing.
+        `certain` is false if, as far as is known, the declaration changed nothing.
         """
         unread = self._unread.get(name)
         if unread is None:
@@ -193,10 +215,10 @@ class Router:
             self.notify()
 
     def release_uncertain(self, name: Name, started: float) -> bool:
-        """A reading that started then failed: what was declared before it is not waited for unless it is certain.
+        """Stop waiting for an exchange's uncertain declarations, after a reading that started at `started` has failed.
 
-        Nor what was declared since: else clients that declare in turn would hold up publishes for as long as nothing
-        can be read. Returns whether there was such a thing.
+        Declarations made since are not waited for, either, or clients that declare one after the other would hold up
+        publishes for as long as nothing can be read. Returns whether the exchange was waited for until now.
         """
         unread = self._unread.get(name)
         if unread is None or unread.certain or unread.since > started:
@@ -206,23 +228,23 @@ class Router:
         return True
 
     def awaits_read_back(self, name: Name, asked: float = math.inf) -> bool:
-        """Whether a declaration on an exchange is to be read back; not where its entry was read at `asked` or later."""
+        """Return whether a declaration on an exchange must be read back, and no reading started at `asked` or later."""
         entry = self._entries.get(name)
         return name in self._unread and (entry is None or entry.read_at < asked)
 
     def stale(self, entry: Entry) -> bool:
-        """Whether a ring has not been read for longer than its greatest age."""
+        """Return whether an entry's last good reading is longer ago than `ring_max_age`."""
         return self.clock() - entry.read_at > self._max_age
 
     def fresh_until(self, entry: Entry) -> float:
-        """The monotonic time after which an entry is not served; inf where it always is."""
+        """Return the monotonic time after which an entry is too old to be used; infinity if it never is."""
         return entry.read_at + self._max_age if self._refuse_stale and entry.follows_bindings else math.inf
 
     def look(self, name: Name, asked: float = math.inf) -> Entry | Unread:
-        """The entry of an exchange that is published to, or why it must be read first.
+        """Return the entry of an exchange that is published to, or why nothing may be published to it now.
 
-        A declaration that came after `asked`, when the publish did, is not waited for by an entry that was read
-        after it: else a stream of declarations would hold up a publish for as long as it lasts.
+        `asked` is when the publish came, in monotonic seconds. If a reading started after that, its entry is used even
+        if more was declared since. Otherwise a stream of declarations would hold up the publish while it lasts.
         """
         entry = self._entries.get(name)
         if entry is None:
@@ -238,10 +260,11 @@ class Router:
 
 
 def _routes_alike(one: Entry, other: Entry) -> bool:
+    """Return whether publishes go the same way by both entries."""
     alike = (one.passed, one.mode, one.internal) == (other.passed, other.mode, other.internal)
     return alike and one.refused == other.refused and one.known is other.known
 
 
 def with_change(entry: Entry, change: Change) -> Entry:
-    """The entry with one more change, the oldest beyond CHANGES_KEPT dropped."""
+    """Return the entry with one more change, and without the oldest if there are more than CHANGES_KEPT."""
     return replace(entry, changes=tuple(deque((*entry.changes, change), maxlen=CHANGES_KEPT)))

@@ -1,4 +1,4 @@
-"""One exchange's readings: what each makes of the entry, of the weights in force, and of when the next one is due."""
+"""Turn each reading of an exchange into weights in force and a router entry, and say when it is to be read next."""
 
 import asyncio
 import logging
@@ -28,42 +28,48 @@ from ring.destination import Destination
 log = logging.getLogger(__name__)
 
 MIN_REFRESH = 0.1
-"""Seconds between the readings of one exchange, whoever asks for them."""
+"""The least seconds between two readings of one exchange, whoever asks for them."""
 
 MIN_REFRESH_DECLARED = 0.02
-"""The same where something was declared on it, so that a program may bind and publish by turns."""
+"""The least seconds between two readings of an exchange with a declaration to read back, so that a program can bind and
+publish by turns."""
 
 LONGEST_DOUBT = 1.0
-"""Seconds, at most, after which an exchange that is new and has no bindings is looked at again."""
+"""The most seconds between the two readings of an exchange that is not known yet and shows no bindings."""
 
 IN_TURN = "sync"
-"""Why an exchange is read that nobody asked for."""
+"""The reason for a reading that nobody asked for, as log lines name it."""
 
 
 @dataclass
 class TrackedExchange:
-    """What one exchange's readings need to know of the ones before."""
+    """The state of one exchange that is read in turn, from one reading to the next. All times are monotonic seconds."""
 
     in_force: WeightsInForce = field(default_factory=WeightsInForce)
+    """The weights to route by after the last reading."""
     logged_missing: Collection[Destination] = ()
-    """Of what is missing: what the log has said."""
+    """The missing destinations that the log has named."""
     due: float = 0.0
+    """When the exchange is to be read next."""
     tried: float = NEVER
-    """When the last reading that came to an end started, whatever the end."""
+    """When the last reading that has ended started, whether it succeeded or not."""
     failures: int = 0
+    """The number of readings that have failed since the last good one."""
     fault: ManagementError | TopologyError | None = None
-    """How that reading failed; None where it did not."""
+    """How the last reading failed; None if it did not."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held during a reading, so that readings of one exchange never overlap."""
     confirmed_removals: set[Destination] = field(default_factory=set)
-    """Removals that a second source has confirmed since the last reading: a return, or a declaration."""
+    """Destinations whose removal a returned message has confirmed since the last reading."""
     read_started: float = NEVER
-    """When the last good reading started."""
+    """When the last good reading started; NEVER before the first."""
 
 
 class TableUpdater:
-    """The readings of all exchanges: each takes one turn here, and what follows from it is swapped into the router.
+    """Reads exchanges, one reading at a time for each, and puts what follows from a reading into the router's table.
 
-    Nothing here decides when to read: `Sync` does, by what `TrackedExchange.due` and `identify_due` say.
+    It lives as long as the process. It does not decide when to read: `Sync` does, by `TrackedExchange.due` and
+    `identify_due`.
     """
 
     def __init__(
@@ -79,9 +85,10 @@ class TableUpdater:
         cache: RingCache | None,
         max_age: float,
     ) -> None:
-        """`interval` and `settle_time` in seconds; `named` exchanges are tracked from the start and for ever.
+        """Track the `named` exchanges from the start and for ever; read nothing yet.
 
-        Good readings are kept in `cache`, and restored from it where one fails; `max_age` is `ring_max_age`.
+        `interval`, `settle_time` and `max_age` are the settings `sync_interval`, `settle_time` and `ring_max_age`, in
+        seconds. Entries are kept on disk in `cache`, if there is one, and restored from it when a reading fails.
         """
         self._api, self._router = api, router
         self.identity = ClusterIdentity(api, self._identified)
@@ -91,57 +98,60 @@ class TableUpdater:
         self._interval, self._settle_time = interval, settle_time
         self._named = named
         self.tracked: dict[Name, TrackedExchange] = {name: TrackedExchange() for name in named}
-        """What is known of the readings of each exchange in use."""
+        """The state of each exchange that is read in turn: the named ones, and those in use."""
         self.overlays = OverlayStore()
         self.listings = RecentListings()
         self.wake = asyncio.Event()
-        """Set once something may be due sooner than it was."""
+        """Set when a reading may be due sooner than `Sync` knows."""
         self.identify_due = 0.0
-        """When the management API is to be asked again whose it is; monotonic."""
+        """When the management API is to be asked again for its cluster's name, in monotonic seconds."""
         self.results: Counter[str] = Counter()
-        """Readings by result: ok, absent, failed."""
+        """The number of readings by result: ok, absent, failed."""
         self.changes: Counter[Name] = Counter()
-        """Changes of each exchange's ring."""
+        """The number of changes of each exchange's ring."""
         self.moved: dict[Name, float] = {}
-        """Shares of the slots that changes moved, summed."""
+        """The sum of the shares of slots that changes of each exchange's ring moved."""
         self._restored_of = self.identity.names
-        """The cluster of what was restored."""
+        """The names and nodes of the cluster that the restored rings belong to."""
         self.look_up_fault: tuple[str, str] | None = None
-        """The virtual host, and how it failed, of the last failed look-up, until one there succeeds."""
+        """The virtual host of the last failed look-up and its fault; None once a reading in that virtual host has
+        succeeded."""
 
     def close(self) -> None:
-        """Ends the thread that builds rings, once it is done with the one it may be building."""
+        """End the threads: the one that builds rings once its ring is finished, the cache's once its
+        files are written.
+        """
         self._entry_builder.close()
         if self._restoring is not None:
             self._restoring.close()
 
     def _identified(self) -> None:
-        """The cluster's names have changed: what was restored of another cluster is forgotten."""
+        """Forget the rings that were restored of another cluster, after the names of the API's cluster have changed."""
         restored = [name for name, entry in self._router.entries.items() if entry.restored]
         if self.identity.asked and restored and not self.identity.is_of(*self._restored_of):
             log.warning("%d rings that were restored are of another cluster, and are forgotten", len(restored))
             for name in restored:
                 self._router.drop(name)
-                # A reading under way may hold it.
+                # A reading under way may hold this object, and must not carry the weights on.
                 self.tracked[name].in_force = WeightsInForce()
                 if name not in self._named:
                     del self.tracked[name]
         self._router.notify()
 
     def _keep(self, name: Name, entry: Entry) -> None:
-        """Keeps what was read on disk, where a setting says so."""
+        """Keep an entry on disk, if the setting `ring_cache_dir` is set."""
         if self._cache is not None:
             self._cache.keep(name, entry, self.identity.names, self._router.clock() - entry.read_at)
 
     def forget_kept(self, name: Name) -> None:
-        """Removes from disk what is kept of an exchange that is gone."""
+        """Remove an exchange from disk."""
         if self._cache is not None:
             self._cache.forget(name)
 
     async def restore_all(self, restored: Callable[[Name], None]) -> None:
-        """Restores what is kept of every exchange that is not known; `restored` is told of each.
+        """Restore every exchange that is kept on disk and not known, and call `restored` with each.
 
-        For a start while the management API does not answer.
+        It is used at a start while the management API does not answer, and stops once that has answered.
         """
         if self._restoring is None:
             return
@@ -154,16 +164,16 @@ class TableUpdater:
                 restored(name)
 
     async def _restore(self, name: Name, tracked: TrackedExchange) -> bool:
-        """Puts an exchange that cannot be read into the table as it was kept, if it was, as a stale ring.
+        """Put an exchange that cannot be read into the table as it is kept on disk, with the age of that reading.
 
-        Returns whether publishes need not wait for a reading now.
+        Returns whether the exchange was restored and publishes can use its entry now.
         """
         if self._restoring is None or name in self._router.entries or name in self.overlays:
             return False
         asked = self.identity.asked
         entry = await self._restoring.entry(name)
         if entry is None or name in self._router.entries or self.identity.asked is not asked:
-            return False  # nothing is kept, or the API has answered meanwhile
+            return False  # Nothing is kept, or the API has answered meanwhile.
         self._restored_of = self.identity.names
         tracked.in_force = WeightsInForce(entry.known.ring.as_weights() if entry.known is not None else {})
         self.tracked.setdefault(name, tracked)
@@ -172,9 +182,9 @@ class TableUpdater:
         return not isinstance(self._router.look(name), Unread)
 
     async def read(self, name: Name, why: str) -> None:
-        """Makes one reading and all that follows from it, or takes what came of one that started after this call.
+        """Read an exchange and update the table, or share the result of a reading that started after this call.
 
-        Raises Absent, ManagementError or TopologyError.
+        Raises Absent, ManagementError or TopologyError. `why` is the reason for the reading, in words.
         """
         tracked = self.tracked.get(name) or TrackedExchange()
         asked = time.monotonic()
@@ -185,7 +195,7 @@ class TableUpdater:
                 try:
                     await self._try(name, tracked, why)
                 except (VhostNotListedError, NotAskableError):
-                    raise  # which is an answer
+                    raise  # The exchange cannot exist, or nothing can be asked of it, so nothing is restored.
                 except (ManagementError, TopologyError):
                     if not await self._restore(name, tracked):
                         raise
@@ -195,8 +205,9 @@ class TableUpdater:
                 raise _absent(name)
 
     async def _try(self, name: Name, tracked: TrackedExchange, why: str) -> None:
+        """Make one reading, and note how it ended. Raises Absent, ManagementError or TopologyError."""
         started, confirmed_removals = time.monotonic(), frozenset(tracked.confirmed_removals)
-        # What was declared here and does not show yet exists: it is asked for, or publishes would pass by its ring.
+        # An exchange that was declared exists, though a recent list lacks it: it is read, or publishes would be passed.
         declared = name in self.overlays or self.overlays.incomplete_for(name, started)
         if name not in self.tracked and not declared:
             declared_at = self.overlays.of(name).declared_at
@@ -205,7 +216,7 @@ class TableUpdater:
         absent: Absent | None = None
         try:
             if not self.identity.asked:
-                # Or the first messages could go to another cluster than the one whose bindings are read.
+                # Without the cluster's name, the first messages could go to another cluster than the one that is read.
                 await self.identity.ask()
             known = name in self._router.entries
             pause = 0.0 if known else min(self._settle_time, LONGEST_DOUBT)
@@ -217,7 +228,7 @@ class TableUpdater:
             self._failed(name, tracked, why, started, error)
             raise
         except Exception as error:
-            # A defect of ours: it may end neither this exchange's readings nor the others'.
+            # A defect in this program must end neither this exchange's readings nor the others'.
             fault = ManagementError(f"unexpected {type(error).__name__}: {error}")
             self._failed(name, tracked, why, started, fault, error)
             raise fault from None
@@ -239,14 +250,14 @@ class TableUpdater:
         fault: ManagementError | TopologyError,
         defect: Exception | None = None,
     ) -> None:
-        """Counts a failed reading, logs the first of equal faults in a row, and says when to try again."""
+        """Count a failed reading, log it unless the last one failed alike, and set when to try again."""
         self.results["failed"] += 1
         if name in self.tracked:
             news = str(fault) != str(tracked.fault)
         elif isinstance(fault, VhostNotListedError):
-            news = False  # the mistake of whoever asked
+            news = False  # The client named a virtual host that does not exist; that is no fault to log.
         else:
-            # Once a virtual host: clients choose the names.
+            # Logged once for a virtual host, since clients choose the names of exchanges.
             news = self.look_up_fault is None or self.look_up_fault[0] != name[0]
             self.look_up_fault = (name[0], str(fault))
         if news or defect:
@@ -263,14 +274,14 @@ class TableUpdater:
         tracked.due = time.monotonic() + max(retry_after, random.uniform(0, longest))
 
     def _may_be_deleted(self, name: Name, why: str, started: float) -> None:
-        """The virtual host did not show: if it is deleted and comes back, nothing of before may be used.
+        """Have a publish read the exchange first, since its virtual host is not listed and may have been deleted.
 
-        Where it is only the management user who may not see it, the last good ring serves on.
+        If the virtual host is made again, no earlier declaration or ring may be used. If only the management user may
+        not see it, that reading fails, too, and the last good ring serves on.
         """
         if self.overlays.of(name).declared_at < started:
             self.overlays.forget(name)
         if why == IN_TURN and name in self._router.entries:
-            # The next publish waits for a reading of its own, and goes on without it if that finds no more.
             self._router.mark_declared(name, time.monotonic(), certain=False)
 
     async def _apply(
@@ -282,6 +293,9 @@ class TableUpdater:
         why: str,
         confirmed_removals: Collection[Destination],
     ) -> None:
+        """Update the table, the weights in force and the overlay by a good reading. Raises Absent or
+        ManagementError.
+        """
         exchange, overlay = reading.exchange, self.overlays.of(name)
         shown_type = exchange.type if exchange is not None else None
         if self.overlays.incomplete_for(name, started):
@@ -294,7 +308,7 @@ class TableUpdater:
             shown = weigh(reading.bindings, exchange.type).weights
         if exchange is None or exchange.type in RING_TYPES:
             if isinstance(tracked.fault, VhostNotListedError):
-                # It was deleted, and nothing of it is left; or out of sight: what shows now is all there is.
+                # The virtual host was deleted and made again, or was hidden: only what shows now exists.
                 confirmed_removals = tracked.in_force.weights.keys()
             confirmed_removals = {*confirmed_removals, *overlay.confirmed_removals(tracked.in_force.weights)}
             in_force = tracked.in_force.after(
@@ -312,8 +326,8 @@ class TableUpdater:
         )
         self._router.put(name, entry)
         if before is None and entry.exchange_type in RING_TYPES:
-            # This is often a new session's first publish: an answer that is newer than the name its broker gave vouches
-            # for that session, should the cluster be renamed.
+            # This is often the first publish of a new session. Asking for the cluster's name again, after its broker
+            # has reported it, confirms that name for the session if the cluster is renamed later.
             self.identify_due = min(self.identify_due, self.identity.asked_until + ASK_DISTANCE)
         if change:
             self.changes[name] += 1
@@ -322,7 +336,7 @@ class TableUpdater:
         missing = in_force.missing.keys() - bindings.weights.keys()
         log_missing(name, tracked.logged_missing, missing)
         tracked.logged_missing = missing
-        # Only now: half a reading, its queues say not readable, leaves no trace.
+        # Set only here, so that a reading which failed half-way (its queues were not readable, say) changes nothing.
         tracked.in_force = in_force
         self.overlays.settle(name, shown_type, reading.bindings, started)
         self._router.used_at.setdefault(name, started)
@@ -336,6 +350,7 @@ class TableUpdater:
             self.wake.set()
 
     def _drop(self, name: Name, before: Entry | None) -> None:
+        """Forget an exchange that does not exist; a named one is read again in turn."""
         named = self.tracked[name] if name in self._named else None
         if named is not None and (before is not None or named.read_started == NEVER):
             log_absent(name)
@@ -351,4 +366,5 @@ class TableUpdater:
 
 
 def _absent(name: Name) -> Absent:
+    """Return the error that an exchange does not exist."""
     return Absent(f"there is no exchange {name[1]!r} in virtual host {name[0]!r}")
