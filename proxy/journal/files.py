@@ -1,6 +1,6 @@
-"""The journal as files: written under a hidden name, renamed when whole; one at a time.
+"""The journal as files: one at a time, written under a hidden name and renamed once it is whole.
 
-Keys may be personal data, so the files and folders that this makes are their owner's alone, whatever the umask is.
+Keys may be personal data, so the files and folders made here are for their owner alone, whatever the umask is.
 """
 
 import contextlib
@@ -20,37 +20,43 @@ from proxy.settings.parse import ConfigError
 log = logging.getLogger(__name__)
 
 _GZIP = 16 + zlib.MAX_WBITS
+"""The `wbits` for which zlib writes gzip's header and trailer."""
 _OTHERS = 0o077
-"""The permissions of a file or folder that are not its owner's."""
+"""The permission bits of everybody but the owner."""
 
 LOOK_AGAIN = 10.0
-"""Seconds after which the folder is counted again while it is full, or nearly: its reader removes files."""
+"""Seconds for which a count of the folder's bytes holds; whoever reads the journal removes files."""
 
 # Hidden ones too: those that a sidecar was writing when it was killed stay, and nobody else's are counted.
 _OURS = re.compile(r"\.?[0-9a-f]{16}(-[0-9]{12,}\.jsonl\.gz|\.json|\.[0-9a-f]{16})")
 
 
 class FileStore:
-    """Writes lines to files under `folder`. Its calls raise OSError; the file that was being written is lost then.
+    """A store that writes lines to gzipped files in a folder, for the life of the process; see `store.Store`.
 
-    They raise FullError where the journal's files in the folder, of earlier starts and other sidecars too, have
-    `most_in_all` bytes. The file that was being written is finished then, and nothing is ever removed.
+    Every call may raise OSError; the file that was being written is lost then. A call raises FullError where the
+    journal's files in the folder, those of earlier starts and of other sidecars too, have reached `most_in_all` bytes:
+    the file that was being written is finished then, and nothing is ever removed.
     """
 
     def __init__(
         self, folder: Path, proxy: str, *, most_seconds: float, most_bytes: int, most_in_all: int = 1 << 62
     ) -> None:
-        """A file is whole after so many seconds or compressed bytes. Raises ConfigError for a folder that is none."""
+        """Make the folders and try to write there. Raises ConfigError where that fails.
+
+        A file is whole after `most_seconds`, after `most_bytes` compressed, or at the end of its hour.
+        """
         self._folder, self._proxy = folder, proxy
         self._most_seconds, self._most_bytes, self._most_in_all = most_seconds, most_bytes, most_in_all
         self._others, self._looked_at = 0, float("-inf")
-        """Bytes of all files but the one that is being written, and when they were counted, monotonic."""
+        """Bytes of all files but the one that is being written, and when they were counted, in monotonic seconds."""
         self._file: BinaryIO | None = None
         self._deflate = zlib.compressobj(1, wbits=_GZIP)
         self._unfinished = self._final = folder
         self._hour = -1
+        """The hour, counted from 1970, of the lines of the present file; below 0 before the first."""
         self._from, self._last = 1, 0
-        """The number behind those of the files that are whole, and that of the last record written."""
+        """The sequence number after the last of all whole files, and that of the last record written."""
         self._records = self._bytes = 0
         self._begun_at = 0.0
         try:
@@ -64,7 +70,7 @@ class FileStore:
             raise _unwritable(folder, error) from None
 
     def ring(self, fingerprint: str, content: bytes) -> None:
-        """Writes a ring, where it is not there yet, whole."""
+        """Write a ring under its fingerprint where no such file is there yet; readers see it whole or not at all."""
         path = self._folder / "rings" / f"{fingerprint}.json"
         if path.exists() and path.read_bytes() == content:
             return
@@ -82,7 +88,7 @@ class FileStore:
             raise
 
     def write(self, lines: bytes, records: int, first: int, at: float) -> None:
-        """Writes lines of one hour; `first` is the first one's number, `at` its time in seconds since 1970."""
+        """Write lines of one hour. `first` is the sequence number of the first, `at` its time in seconds since 1970."""
         hour = int(at // HOUR)
         if self._file is not None and hour != self._hour:
             self.finish()
@@ -97,7 +103,7 @@ class FileStore:
         self._bytes += len(packed)
 
     def _want_room(self) -> None:
-        """Returns where the files have room for more. Raises FullError, and OSError."""
+        """Return if the folder has room for more. Raises FullError where not, and OSError."""
         if self._file is None or self._others + self._bytes >= self._most_in_all:
             self._count()
         if self._others + self._bytes >= self._most_in_all:
@@ -108,17 +114,17 @@ class FileStore:
             )
 
     def _count(self) -> None:
-        """Counts the bytes of all files but the one that is being written, unless that was done this moment."""
+        """Count the bytes of all files but the one being written, unless a count is younger than `LOOK_AGAIN`."""
         if time.monotonic() - self._looked_at < LOOK_AGAIN:
             return
         self._others = sum(_sizes(self._folder, self._unfinished.name if self._file is not None else ""))
         self._looked_at = time.monotonic()
 
     def hurry(self) -> None:
-        """Nothing is ever waited for but the disk."""
+        """Do nothing: this store waits for nothing but the disk."""
 
     def look(self) -> bool:
-        """Finishes the file where its time, its hour or its size is over; whether it did."""
+        """Finish the file if its time, its hour or its size is over; return whether it did."""
         if self._file is None:
             return False
         old = time.monotonic() - self._begun_at >= self._most_seconds or int(time.time() // HOUR) > self._hour
@@ -131,8 +137,8 @@ class FileStore:
         day = time.strftime("%Y-%m-%d", time.gmtime(hour * HOUR))
         folder = self._folder / "records" / f"dt={day}" / f"hour={hour % 24:02}"
         _make(folder)
-        # Not the first record's number: so what was dropped before it, be it from 1 on, can be told from what was
-        # in an earlier file that has been removed.
+        # The name does not begin at the first record's number but where the last file ended: so readers can tell
+        # records that were dropped in between from those of an earlier file that somebody has removed.
         name = f"{self._proxy}-{self._from:012}.jsonl.gz"
         self._final, self._unfinished = folder / name, folder / f".{name}"
         self._file = _create(self._unfinished)
@@ -140,7 +146,7 @@ class FileStore:
         self._hour, self._records, self._bytes, self._begun_at = hour, 0, 0, time.monotonic()
 
     def finish(self) -> None:
-        """Closes the file and gives it its name."""
+        """Close the file, if there is one, and give it its name. It is on the disk (fsync) before the name is."""
         if (file := self._file) is None:
             return
         with file:
@@ -153,7 +159,7 @@ class FileStore:
         self._others += size
 
     def give_up(self) -> int:
-        """Drops the file that cannot be finished; the number of records in it."""
+        """Drop the file, which cannot be finished, and return the number of records in it."""
         file, self._file, self._bytes = self._file, None, 0
         if file is None:
             return 0
@@ -164,14 +170,14 @@ class FileStore:
         return self._records
 
     def close(self) -> bool:
-        """At the end; whether there was a file to finish."""
+        """Finish the last file; return whether there was one."""
         unfinished = self._file is not None
         self.finish()
         return unfinished
 
 
 def check_folder(folder: Path) -> None:
-    """Look whether this process could write a journal there, and make nothing. Raises ConfigError."""
+    """Return if this process could write a journal in a folder, and make nothing. Raises ConfigError where not."""
     try:
         for part in (folder / "records", folder / "rings"):
             nearest = next(place for place in (part, *part.parents) if place.exists())
@@ -188,7 +194,7 @@ def _unwritable(folder: Path, error: OSError) -> ConfigError:
 
 
 def _make(folder: Path) -> None:
-    """Makes a folder, and those above it that are missing, for their owner alone; one that is there stays as it is."""
+    """Make a folder, and those above it that are missing, for their owner alone; existing ones stay as they are."""
     if not folder.is_dir():
         if not folder.parent.exists():
             _make(folder.parent)
@@ -196,7 +202,7 @@ def _make(folder: Path) -> None:
 
 
 def _create(path: Path) -> BinaryIO:
-    """Opens a file to be written anew, for its owner alone."""
+    """Return an empty file to be written, which only its owner may read."""
     return open(path, "wb", opener=lambda name, flags: os.open(name, flags, 0o600))
 
 
@@ -207,11 +213,11 @@ def _warn_if_open(folder: Path) -> None:
 
 
 def _sizes(folder: Path, but: str) -> Iterator[int]:
-    """The bytes of each of the journal's files in a folder, without the one of that name."""
+    """Yield the bytes of each of the journal's files in a folder, without the one whose name is `but`."""
     for part in ("records", "rings"):
         for place, _, names in os.walk(folder / part):
             for name in names:
                 if name != but and _OURS.fullmatch(name):
-                    # Its reader may have removed it this moment.
+                    # Whoever reads the journal may have removed the file this moment.
                     with contextlib.suppress(FileNotFoundError):
                         yield os.stat(os.path.join(place, name)).st_size

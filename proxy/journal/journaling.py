@@ -1,4 +1,4 @@
-"""The journal of a sidecar, put together from its settings."""
+"""The journal of a sidecar, put together from its settings: buffers, the thread that writes, and its store."""
 
 import contextlib
 from collections.abc import AsyncIterator
@@ -18,14 +18,14 @@ from proxy.settings.parse import ConfigError
 from ring.hashing import SLOTS
 
 _PATIENCE = 30.0
-"""Seconds for which a message to the stream queue is tried; meanwhile the buffers fill."""
+"""Seconds for which one message to the stream queue is tried; meanwhile the buffers fill."""
 
 
 class Journaling:
-    """What is to be journalled, and who writes it; nothing where no setting asks for it."""
+    """The journal of this process and the writer of its records; neither where no setting asks for a journal."""
 
     def __init__(self, settings: Settings, files: Files) -> None:
-        """Raises ConfigError, which names the setting."""
+        """Make the journal that the settings ask for. Raises ConfigError, which names the setting at fault."""
         self.journal: Journal | None = None
         self.writer: Writer | None = None
         proxy = proxy_id()
@@ -39,7 +39,7 @@ class Journaling:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Writes, until the end."""
+        """Run the writer for as long as the context lasts; do nothing where there is no journal."""
         if self.journal is None or self.writer is None:
             yield
             return
@@ -57,7 +57,7 @@ def _store(settings: Settings, files: Files, proxy: str) -> Store | None:
             most_in_all=settings.journal_max_bytes,
         )
     if settings.journal_stream is not None:
-        # Only here: aio-pika takes 10 MiB of memory.
+        # Imported only where it is needed: aio-pika takes 10 MiB of memory.
         from proxy.journal.stream import StreamStore, connector
 
         return StreamStore(connector(settings, files), settings.journal_stream, proxy, patience=_PATIENCE)

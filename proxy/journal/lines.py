@@ -1,4 +1,4 @@
-"""Records and rings as the JSON of docs/journal.md."""
+"""The journal's records and rings as the JSON that docs/journal.md describes."""
 
 import hashlib
 import json
@@ -13,24 +13,25 @@ from ring.destination import Destination
 from ring.hashing import RING_FORMAT
 
 VERSION = 1
-"""Of the schema."""
+"""The version of the schema, which each line and each ring names."""
 
 MOST_SECRET = hashlib.blake2b.MAX_KEY_SIZE
+"""Bytes of the secret for hashed keys, at most."""
 
 _MOST_NAMES = 10_000
-"""Routes and destinations whose JSON is kept; clients choose the names."""
+"""Routes and destinations whose JSON is kept, at most; a limit is needed since clients choose the names."""
 
 KeyForm = Callable[[bytes], str]
-"""From a key to its JSON."""
+"""A function that returns the JSON for a key."""
 
 
 def plain(key: bytes) -> str:
-    """A key as it is."""
+    """Return a key as it is, in base64, as it need not be text."""
     return f'"{b64encode(key).decode()}"'
 
 
 def hashed(secret: bytes) -> KeyForm:
-    """A key as 16 bytes that only those who have the secret can tell from another's."""
+    """Return the form that hashes a key to 16 bytes of BLAKE2b under a secret: equal keys stay equal, and unknown."""
     keyed = hashlib.blake2b(key=secret, digest_size=16)
 
     def form(key: bytes) -> str:
@@ -42,15 +43,15 @@ def hashed(secret: bytes) -> KeyForm:
 
 
 def none(_: bytes) -> str:
-    """No key."""
+    """Return null whatever the key is."""
     return "null"
 
 
 class LineFormatter:
-    """Makes the lines of one sidecar."""
+    """The maker of one process's lines; it keeps the parts of them that are often the same."""
 
     def __init__(self, proxy: str, sample: float, key: KeyForm) -> None:
-        """`proxy` is this process's id."""
+        """Take the process's id, the share of the slots that is journalled, and the form of keys."""
         self._start = f'{{"v":{VERSION},"event":"{proxy}-'
         self._proxy = f',"proxy":"{proxy}","seq":'
         self._sample = f',"sample":{sample!r},"ingress":"'
@@ -59,13 +60,13 @@ class LineFormatter:
         self._destinations: dict[Destination, str] = {}
 
     def line(self, record: Record, seq: int, epoch: float) -> str:
-        """One record, with its newline; `epoch` is the wall clock's time, in seconds, at monotonic 0."""
+        """Return a record's line with its newline; `epoch` is the wall clock's time, in seconds, at monotonic 0."""
         key, message_id, destination = record.key, record.message_id, record.destination
         latency = "null" if record.outcome is Outcome.SENT else str(int((record.told_at - record.published_at) * 1e6))
         if message_id is not None and self._key is not plain and record.message_id_is_key:
-            message_id = None  # it is the key
+            message_id = None  # it is a key, which may not be shown
         shown_id = quoted(message_id.decode(errors="replace")) if message_id is not None else "null"
-        # Not by the ring itself: it takes 2 MiB, and every change makes a new one.
+        # Cached by the fingerprint: a ring as the key would stay in memory, with 2 MiB for each change of bindings.
         name, ring = record.name, record.ring.fingerprint
         route = self._routes.get((name, ring)) or self._route(name, ring)
         where = _NOWHERE if destination is None else self._destinations.get(destination) or self._where(destination)
@@ -95,7 +96,7 @@ _NOWHERE = ',"kind":null,"destination":null'
 
 
 def ring_json(known: KnownRing) -> bytes:
-    """A ring, under its fingerprint."""
+    """Return a ring as JSON, with the fingerprint by which records name it."""
     fields = {
         "v": VERSION,
         "fingerprint": known.fingerprint,

@@ -1,9 +1,9 @@
-"""What keeps the journal's lines, as the thread that writes them sees it."""
+"""The interface of the stores that keep the journal's lines, as the writer's thread calls it."""
 
 from typing import Protocol
 
 HOUR = 3600
-"""Seconds."""
+"""Seconds of an hour, for which lines are kept together."""
 
 
 class StoreError(Exception):
@@ -11,26 +11,26 @@ class StoreError(Exception):
 
 
 class FullError(StoreError):
-    """The store has as much as it may hold, so the records that came last were not written."""
+    """The store holds as much as it may, so the records of this call were not written."""
 
 
 class Store(Protocol):
-    """Where lines go. Called by one thread; each may raise OSError or StoreError, and then is asked to give up."""
+    """A keeper of lines, called by one thread. Each call may raise OSError or StoreError; then `give_up` follows."""
 
     def ring(self, fingerprint: str, content: bytes) -> None:
-        """Keeps a ring, before the first lines that name it; again if it likes."""
+        """Keep a ring's JSON. It comes before the first lines that name the ring, and again from time to time."""
 
     def write(self, lines: bytes, records: int, first: int, at: float) -> None:
-        """Keeps lines of one hour: how many, the number of the first, and its time in seconds since 1970."""
+        """Keep `records` lines of one hour; `first` is the first one's sequence number, `at` a time in that hour."""
 
     def look(self) -> bool:
-        """Called every second or so; whether all that was written is safe since."""
+        """Do what is due by now, and return whether all that was written is safe; called about once a second."""
 
     def hurry(self) -> None:
-        """The end is near: nothing is waited for any longer than it must. Called by the event loop's thread."""
+        """Wait no longer than needed from now on, since the process ends; called by the event loop's thread."""
 
     def give_up(self) -> int:
-        """Drops what was kept and cannot be finished: how many records."""
+        """Drop what was written and cannot be finished, and return how many records that were."""
 
     def close(self) -> bool:
-        """At the end; the same."""
+        """Finish what was written, and return whether all of it is safe; called last."""

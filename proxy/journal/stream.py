@@ -1,4 +1,4 @@
-"""The journal as messages of a stream queue (https://www.rabbitmq.com/docs/streams), by aio-pika: a few a second."""
+"""The journal as messages of a stream queue (https://www.rabbitmq.com/docs/streams): a few a second, by aio-pika."""
 
 import asyncio
 import contextlib
@@ -16,33 +16,37 @@ from proxy.settings.config import Settings
 from proxy.settings.files import Files
 
 log = logging.getLogger(__name__)
-# What they say of a lost connection, with tracebacks, is said here in a line.
+# They log a lost connection with tracebacks; here it is one line.
 for name in ("aiormq", "aio_pika"):
     logging.getLogger(name).setLevel(logging.CRITICAL)
 
 RECORDS, RING = "ringproxy.records.v1", "ringproxy.ring.v1"
-"""Types of messages."""
+"""The values of the AMQP property `type` for messages of records and of rings."""
 
 _PAUSE = 1.0
-"""Seconds between tries."""
+"""Seconds between two tries to publish a message, and for the broker to close a connection."""
 
 _TRY = 10.0
-"""Seconds of one: a connection may be gone and not know it."""
+"""Seconds of one try, as the peer of a connection may be gone without a sign."""
 
 _ARGUMENTS: dict[str, Any] = {"x-queue-type": "stream", "x-max-length-bytes": 10 * 1024**3}
-"""Of the queue where it is not there: one without a limit would fill the broker's disk in the end."""
+"""Arguments with which a missing queue is declared: without a limit it would fill the broker's disk in the end."""
 
 _LAST_TRY = 2.0
-"""Seconds for each message at the end."""
+"""Seconds for which a message is tried once `hurry` was called."""
 
 Connect = Callable[[], Awaitable[AbstractConnection]]
+"""A coroutine function that returns a new connection. Raises OSError, or an AMQP error."""
 
 
 class StreamStore:
-    """Publishes to a stream queue, with confirms. The thread waits for each message; what came in doubt comes twice."""
+    """A store that publishes to a stream queue with confirms, each message before the next; see `store.Store`.
+
+    A message whose confirm was lost is published again, so it may be in the queue twice.
+    """
 
     def __init__(self, connect: Connect, queue: str, proxy: str, *, patience: float) -> None:
-        """`connect` raises OSError or an AMQP error; a message is tried again for `patience` seconds."""
+        """Take the queue's name and how to connect; a message is tried again for `patience` seconds."""
         self._connect, self._queue, self._proxy, self._patience = connect, queue, proxy, patience
         self._loop = asyncio.get_running_loop()
         self._connection: AbstractConnection | None = None
@@ -51,30 +55,30 @@ class StreamStore:
         self._limit: asyncio.Timeout | None = None
 
     def ring(self, fingerprint: str, content: bytes) -> None:
-        """Publishes a ring."""
+        """Publish a ring as one message."""
         self._send(content, RING, None)
 
     def write(self, lines: bytes, records: int, first: int, at: float) -> None:
-        """Publishes lines as one message."""
+        """Publish lines as one gzipped message."""
         self._send(gzip.compress(lines, 1), RECORDS, "gzip")
 
     def hurry(self) -> None:
-        """What is being sent gets one more try."""
+        """Give what is being sent two more seconds, and have every failure from now on be the last."""
         self._closing = True
         if self._limit is not None:
             with contextlib.suppress(RuntimeError):  # which it raises where it is over already
                 self._limit.reschedule(min(self._limit.when() or 0.0, self._loop.time() + _LAST_TRY))
 
     def look(self) -> bool:
-        """Nothing is ever unfinished: whether the last message was confirmed."""
+        """Return whether the last message was confirmed; nothing is ever unfinished here."""
         return self._confirmed
 
     def give_up(self) -> int:
-        """Nothing is ever unfinished."""
+        """Return 0: what was confirmed is safe, so there is nothing to drop."""
         return 0
 
     def close(self) -> bool:
-        """Closes the connection; whether the last message was confirmed."""
+        """Close the connection, and return whether the last message was confirmed."""
         self._wait(asyncio.run_coroutine_threadsafe(self._disconnect(), self._loop))
         return self._confirmed
 
@@ -125,12 +129,12 @@ class StreamStore:
             self._limit = None
 
     async def _open(self) -> AbstractChannel:
-        """A channel in confirm mode on which the queue is known to exist."""
+        """Return a channel in confirm mode, after the queue was found or declared."""
         if self._channel is not None and not self._channel.is_closed:
             return self._channel
         await self._disconnect()
         self._connection = await self._connect()
-        # What comes back raises: the queue may be deleted at any time.
+        # A returned message raises an error: the queue may be deleted at any time.
         channel = await self._connection.channel(on_return_raises=True)
         try:
             await channel.declare_queue(self._queue, passive=True)
@@ -149,7 +153,7 @@ class StreamStore:
 
 
 def connector(settings: Settings, files: Files) -> Connect:
-    """Connects as the sidecar itself to the default virtual host, by the first node that takes it."""
+    """Return how to connect to the default virtual host as this sidecar's own user, at the first node that takes it."""
 
     async def connect() -> AbstractConnection:
         faults = []

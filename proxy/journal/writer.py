@@ -1,4 +1,4 @@
-"""The thread that writes the journal: takes full buffers, makes lines of them, hands those to a store."""
+"""The thread that writes the journal: it takes buffers, makes lines of their records, and hands those to a store."""
 
 import asyncio
 import contextlib
@@ -17,50 +17,53 @@ from proxy.topology.table import KnownRing
 log = logging.getLogger(__name__)
 
 TURN = 1.0
-"""Seconds after which a buffer is written though it is not full."""
+"""Seconds after which a buffer is written although it is not full."""
 
 _LAST_WORDS = 5.0
-"""Seconds for what is still to be written at the end."""
+"""Seconds for writing what is left at the end."""
 
 _CHUNK = 1 << 18
-"""Characters of lines that are written at once."""
+"""Characters of lines from which on they are written."""
 
 _STRETCH = 64
-"""Records in a row that hold up the event loop: 0.1 ms."""
+"""Records formatted in a row, which holds up the event loop for 0.1 ms, as the thread has the GIL."""
 _BREATH = 0.0001
+"""Seconds for which the thread gives up the GIL after that."""
 
 _WAIT = 0.05
+"""Seconds between looks for a free buffer at the end."""
 
 _APART, _READINGS = 1e-4, 10
-"""Seconds within which two clocks are read, and how often that is tried: a wait for the GIL may come between."""
+"""Seconds within which both clocks should be read, and the most tries: a wait for the GIL may come between."""
 
 RING_AGAIN = 3600.0
-"""Seconds after which a ring is kept again: a stream forgets what is old."""
+"""Seconds after which a ring is given to the store again, since a stream forgets what is old."""
 
 NEVER = float("-inf")
 
 
 class Writer:
-    """The thread's state. Its figures may be read by others."""
+    """The writing of one process's journal: `run` is the thread's body; others may read the public figures."""
 
     def __init__(
         self, journal: Journal, filled: "SimpleQueue[Filled | None]", store: Store, formatter: LineFormatter
     ) -> None:
-        """Not running. `filled` has the journal's full buffers, and in the end None."""
+        """Take what to write, and where. `filled` gets the journal's buffers, and in the end None."""
         self._journal, self._filled, self._store, self._formatter = journal, filled, store, formatter
         self._rings: dict[str, float] = {}
-        """By fingerprint, when it was kept last, monotonic."""
+        """The times when each ring was given to the store last, by fingerprint, in monotonic seconds."""
         self._due: dict[str, KnownRing] = {}
-        """Rings of the present chunk that are not kept yet."""
+        """The rings of the present chunk that must go to the store before it, by fingerprint."""
         self._chunk: list[str] = []
+        """The lines that wait to be written, all of one hour."""
         self._size = self._first = self._hour = 0
         self.written = self.lost = self.refused = 0
-        """Records: written; not written, because the store failed; and because it is as large as it may be."""
+        """Records that were written; that were lost as the store failed; and that were refused as it is full."""
         self.fault = ""
-        """Why the last write failed; empty where it did not."""
+        """Why the last write failed; empty where it succeeded."""
 
     def run(self) -> None:
-        """Until it gets None."""
+        """Write buffers until None comes, and close the store; this is the body of the thread."""
         while True:
             try:
                 filled = self._filled.get(timeout=TURN)
@@ -81,7 +84,7 @@ class Writer:
         self._try(self._store.close)
 
     def finish(self) -> None:
-        """Has `run` end once all is written, or cannot be. Called by the event loop's thread."""
+        """Have `run` end once all is written, or cannot be; called by the event loop's thread."""
         self._store.hurry()
         self._filled.put(None)
 
@@ -102,12 +105,12 @@ class Writer:
             self._chunk.append(line)
             self._size += len(line)
             if not n % _STRETCH:
-                # Lets the event loop run: one that is ready would get its turn after 5 ms only.
+                # Without this the event loop would get the GIL after 5 ms only (sys.getswitchinterval).
                 time.sleep(_BREATH)
         self._flush(filled.first + filled.used)
 
     def _flush(self, following: int) -> None:
-        """Writes the chunk; `following` is the number of the record after it."""
+        """Write the chunk and begin an empty one, whose first record has the sequence number `following`."""
         chunk, count = self._chunk, len(self._chunk)
         try:
             for fingerprint, known in self._due.items():
@@ -121,7 +124,7 @@ class Writer:
         self._chunk, self._size, self._first, self._due = [], 0, following, {}
 
     def _try(self, step: Callable[[], bool]) -> None:
-        """One that tells whether all that was written is safe since."""
+        """Call a method of the store that returns whether all that was written is safe; log if that is so again."""
         try:
             safe = step()
         except (OSError, StoreError) as error:
@@ -139,7 +142,7 @@ class Writer:
             self.refused += count
         else:
             self.lost += count
-        # Not the name of the file, which is another each time.
+        # The text without the file's name, which is another each time: one fault is logged once.
         fault = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         if fault != self.fault:
             log.warning("the journal cannot be written, records are dropped: %s", error)
@@ -147,7 +150,7 @@ class Writer:
 
 
 def wall_at_zero() -> float:
-    """The wall clock's time, in seconds, at monotonic 0."""
+    """Return the wall clock's time, in seconds, at monotonic 0."""
     closest, epoch = float("inf"), 0.0
     for _ in range(_READINGS):
         before = time.monotonic()
@@ -161,13 +164,13 @@ def wall_at_zero() -> float:
 
 
 def proxy_id() -> str:
-    """Of this process, for as long as it runs."""
+    """Return a new id for this process: 16 hexadecimal digits."""
     return secrets.token_hex(8)
 
 
 @contextlib.asynccontextmanager
 async def writing(journal: Journal, writer: Writer) -> AsyncIterator[None]:
-    """Writes what is journalled, until the end, when what is there gets a moment."""
+    """Run the writer's thread for as long as the context lasts; at its end, what is left gets `_LAST_WORDS`."""
     thread = threading.Thread(target=writer.run, name="journal", daemon=True)
     thread.start()
     turning = asyncio.create_task(_turning(journal))

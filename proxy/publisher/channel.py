@@ -1,4 +1,4 @@
-"""What becomes of the publishes of a channel of our own: each is told once, to whoever sent it."""
+"""The confirms of the publishes on one of this sidecar's own channels: one result for each publish."""
 
 import secrets
 from typing import Final, NamedTuple, Protocol
@@ -11,20 +11,24 @@ from proxy.wire.frames import BODY, FRAME_ERROR, HEADER, METHOD, U16, Fault
 
 
 class PublishResult(NamedTuple):
-    """What became of a publish that was sent, and the broker's words where it had any."""
+    """The result of a publish that was sent, as its sender gets it, once."""
 
     outcome: Outcome
     detail: str = ""
+    """Why the publish failed, as far as possible in the broker's words; empty for a confirmed one."""
     code: int = 0
-    """The reply code with which the broker closed the channel over it; 0 where it did not."""
+    """The reply code of the channel.close that ended the publish; 0 where none did."""
 
 
 class Receiver(Protocol):
-    """Who is told of a publish's fate."""
+    """Something that sends publishes and takes their results."""
 
     def settled(self, index: int, verdict: PublishResult) -> None:
-        """Called once for each publish, `index` being the caller's own. Must not raise, nor publish anew where a
-        connection is lost: others are told after it."""
+        """Take the result of the publish that the receiver itself calls `index`; this is called once for each publish.
+
+        An implementation must not raise, nor publish anew where a connection was lost: it is called in the middle of a
+        loop over all the results that are known by now.
+        """
 
 
 Pending = tuple[Receiver, int, Counters]
@@ -36,7 +40,10 @@ UNROUTABLE: Final = PublishResult(Outcome.UNROUTABLE, "there was no queue for it
 
 
 class ConfirmChannel:
-    """One channel in confirm mode and its unsettled publishes; numbers are delivery tags, from 1."""
+    """One channel in confirm mode and its unsettled publishes, from channel.open until either side closes it.
+
+    Its publishes are numbered from 1, as the broker numbers them for its confirms (delivery tags).
+    """
 
     __slots__ = (
         "body_start", "exchange", "given_up", "header_start", "id", "low", "method_start", "nonce", "number", "pending",
@@ -44,25 +51,31 @@ class ConfirmChannel:
     )  # fmt: skip
 
     def __init__(self, channel_id: int, exchange: bytes) -> None:
-        """For publishes to one exchange."""
+        """Make the channel of number `channel_id` for publishes to one exchange; nothing is sent by that."""
         self.id, self.exchange = channel_id, exchange
         self.method_start, self.header_start, self.body_start = (
             bytes((kind,)) + U16.pack(channel_id) for kind in (METHOD, HEADER, BODY)
         )
-        """How its frames begin, up to their size."""
-        self.number = self.low = 0
-        """Of the last publish; and up to which all are settled."""
+        """The first three bytes of the channel's frames, type and channel number, before the payload's size."""
+        self.number = 0
+        """The number of the last publish; 0 before the first."""
+        self.low = 0
+        """The number up to which every publish is settled."""
         self.given_up = -1
-        """Of the last publish that was settled without the broker's answer; below 0 for none."""
+        """The number of the last publish that was settled without the broker's answer; below 0 for none."""
         self.pending: dict[int, Pending] = {}
+        """The publishes that are not settled, by number."""
         self.returned: set[int] = set()
-        # Positive int64s: the nonce tells this channel's publishes from those of others.
+        """The numbers of publishes that the broker has returned as unroutable, and not yet acknowledged."""
+        # Nonce plus number is the ring id in a publish's headers, an AMQP 64-bit signed integer that stays positive.
+        # A returned message that another channel, or an earlier connection, has sent does not have this nonce.
         self.nonce: i64 = (secrets.randbits(30) | 1 << 30) << 32
 
     def settle(self, number: int, multiple: bool, verdict: PublishResult) -> int:
-        """Tells of one publish, or of all up to it; returns of how many. An answer to nothing is ignored.
+        """Give one publish its result, or with `multiple` all publishes up to it; return how many had none before.
 
-        One that came back counts in no outcome here: its receiver may send it again.
+        Publishes that are settled already are left alone. A returned one is UNROUTABLE whatever the verdict, and is in
+        no counter here: its receiver may send it again. Raises Fault for a number that was not published.
         """
         if number > self.number:
             raise Fault(FRAME_ERROR, f"the broker confirmed {number}, the last publish was {self.number}")

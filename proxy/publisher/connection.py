@@ -1,4 +1,4 @@
-"""One connection to the broker that stays up: dialled again after each loss, written to once a turn of the loop."""
+"""A connection to the broker that is made again after each loss, and written to once in a turn of the event loop."""
 
 import asyncio
 import logging
@@ -19,25 +19,25 @@ LONGEST_PAUSE = 10.0
 """Seconds between tries to connect, at most."""
 
 BUFFER = 1 << 20
-"""Bytes waiting to be sent from which no more is published: the broker does not read."""
+"""Bytes that wait to be sent from which on nothing more is published, since the broker reads too slowly."""
 
 _CLOSED = "this sidecar closed the connection"
 
 DOUBT_AFTER = 5.0
-"""Seconds for which a connection's word for its cluster's name is not doubted."""
+"""Seconds for which the cluster's name is trusted that the broker gave when it was connected to."""
 
 _MARKS = 100
-"""How finely the time for a confirm is measured."""
+"""The parts into which `confirm_timeout` is divided: a publish is given up about one part late, at most."""
 
 _TICK = 0.1
-"""Seconds between looks at what has waited too long: a confirm, a heartbeat."""
+"""Seconds between looks at which confirms and heartbeats are overdue."""
 
 
 class Socket(asyncio.Protocol):
     """One socket to the broker: an incarnation of a `BrokerConnection`, from its dial to its loss."""
 
     def __init__(self, connection: "BrokerConnection", protocol: PublisherProtocol) -> None:
-        """Not connected yet."""
+        """Take the protocol of the new connection; the event loop gives the transport later."""
         self.connection, self.protocol = connection, protocol
         self.transport: asyncio.Transport | None = None
         self.closed = asyncio.get_running_loop().create_future()
@@ -45,14 +45,14 @@ class Socket(asyncio.Protocol):
         self.heard_at = self.wrote_at = time.monotonic()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Says what is spoken."""
+        """Send the protocol header, which AMQP expects before anything else (section 4.2.2)."""
         transport = cast(asyncio.Transport, transport)  # uvloop's are not of the class
         transport.set_write_buffer_limits(high=BUFFER)
         self.transport = transport
         transport.write(PROTOCOL_HEADER)
 
     def data_received(self, data: bytes) -> None:
-        """Feeds the protocol."""
+        """Hand what the broker has sent to the protocol, and act on what has changed by it."""
         self.heard_at = time.monotonic()
         protocol = self.protocol
         before = protocol.stage, protocol.blocked
@@ -63,7 +63,7 @@ class Socket(asyncio.Protocol):
             protocol.pack()
             protocol.out.clear()
         if protocol.out:
-            # Publishes are among it, and more of them may come in this turn of the loop.
+            # Not written at once: receivers may publish more in this turn of the loop, and one write costs less.
             self.connection.wake()
         while protocol.news:
             log.warning("broker, virtual host %r: %s", self.connection.vhost, protocol.news.pop())
@@ -74,7 +74,7 @@ class Socket(asyncio.Protocol):
             self.end()
 
     def flush(self) -> None:
-        """Writes what is queued."""
+        """Write all that the protocol has to send."""
         out = self.protocol.out
         self.protocol.pack()
         if out and self.transport is not None:
@@ -83,29 +83,29 @@ class Socket(asyncio.Protocol):
         out.clear()
 
     def end(self) -> None:
-        """Closes the socket; what is still to be written gets a moment only."""
+        """Close the socket, and give what is still to be written one second."""
         transport = self.transport
         if transport is not None:
             transport.close()
             asyncio.get_running_loop().call_later(1.0, transport.abort)
 
     def abort(self) -> None:
-        """Closes it at once."""
+        """Close the socket at once; what was not written is lost."""
         if self.transport is not None:
             self.transport.abort()
 
     def pause_writing(self) -> None:
-        """The broker does not read."""
+        """Stop publishing, since more than `BUFFER` bytes wait: the broker reads too slowly."""
         self.paused = True
         self.connection.changed()
 
     def resume_writing(self) -> None:
-        """It does again."""
+        """Publish again, since the broker has read most of what waited."""
         self.paused = False
         self.connection.changed()
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Nothing more will come."""
+        """Mark the protocol as closed, and wake whoever waits for the end of the socket."""
         self.transport = None
         if error is not None and not self.protocol.fault:
             self.protocol.fault = f"the connection was lost: {error}"
@@ -116,7 +116,7 @@ class Socket(asyncio.Protocol):
 
 
 class BrokerConnection:
-    """A connection as one user to one virtual host, whatever becomes of the sockets under it."""
+    """A connection as one user to one virtual host; it outlives its sockets, which `run` makes one after the other."""
 
     def __init__(
         self,
@@ -127,33 +127,42 @@ class BrokerConnection:
         open_timeout: float,
         confirm_timeout: float,
     ) -> None:
-        """`dial` raises OSError; `login` gives user and password, asked at each try. Times in seconds."""
+        """Take how to reach the broker; nothing is dialled before `run`. Times are in seconds.
+
+        `dial` raises OSError; `login` returns user and password, and is asked at each try, since they may change.
+        """
         self._dial, self._login, self.vhost = dial, login, vhost
         self._open_timeout, self._confirm_timeout = open_timeout, confirm_timeout
         self.protocol: PublisherProtocol | None = None
-        """Of the present connection; None while there is none."""
+        """The protocol of the present socket once its handshake is over; None while there is none."""
         self.clear = False
-        """Whether a publish may be sent now."""
+        """Whether a publish may be sent now: the handshake is over, and the broker takes and reads publishes."""
         self._news = asyncio.Event()
+        """An event that is set, and replaced by a new one, at each change of state."""
         self.fault = "not connected yet"
         """Why there is no connection; empty while there is one."""
         self.login_refused = 0
         """The reply code with which the broker last refused this user, or this user the virtual host; 0 for neither."""
         self.cluster: str | None = None
-        """The name by which the cluster goes that was last connected to; None before that, and where it has none."""
+        """The name of the cluster that was connected to last; None before that, and where it has none."""
         self.cluster_told_at = 0.0
-        """When the broker had given it, monotonic."""
+        """When the broker had given the cluster's name, in monotonic seconds; 0 before."""
         self.connects = 0
+        """How many handshakes have succeeded."""
         self._socket: Socket | None = None
         self._loop = asyncio.get_running_loop()
-        self._due = self._over = False
+        self._due = False
+        """Whether a write at the end of this turn of the loop is scheduled."""
+        self._over = False
+        """Whether `run` has ended, since nobody wanted the connection any more."""
         self._marks: deque[tuple[float, list[tuple[ConfirmChannel, int]]]] = deque()
+        """Times, and the last publish of each channel by then: what confirms are overdue is read off the oldest."""
         self._probed: tuple[float, int] | None = None
-        """When the broker was asked whether it reads, and how many methods it had sent by then; None for not asked."""
+        """When the broker was asked whether it reads, and how many methods it had sent by then; None if not asked."""
 
     @property
     def why(self) -> str:
-        """Why no publish can be sent now."""
+        """The reason why no publish can be sent now, in words; meaningless while `clear` is true."""
         if self.protocol is None or self.protocol.stage is not Stage.OPEN:
             return f"no connection to the broker: {self.fault or 'it was lost just now'}"
         if self.protocol.blocked:
@@ -161,7 +170,7 @@ class BrokerConnection:
         return "the broker reads no more of what was sent to it"
 
     def changed(self) -> None:
-        """Looks anew at whether publishes may be sent."""
+        """Find out anew whether publishes may be sent, and wake whoever waits for that."""
         socket = self._socket
         self.clear = False
         if socket is not None and socket.protocol.stage is Stage.OPEN:
@@ -175,12 +184,15 @@ class BrokerConnection:
         self._news = asyncio.Event()
 
     async def settled(self) -> None:
-        """Returns once a publish may be sent, or the broker has refused this user, or nobody connects any more."""
+        """Return once a publish may be sent, or the broker has refused this user, or `run` has ended."""
         while not (self.clear or self.login_refused or self._over):
             await self._news.wait()
 
     def doubt(self) -> None:
-        """Connects anew: the broker's cluster may have another name by now than when it told it."""
+        """Close the connection, so that it is made anew: the cluster may have been renamed since it gave its name.
+
+        A connection that is younger than `DOUBT_AFTER` stays.
+        """
         socket = self._socket
         if (
             socket is not None
@@ -191,7 +203,7 @@ class BrokerConnection:
             self._loop.call_later(self._open_timeout, socket.abort)
 
     def wake(self) -> None:
-        """What was queued at the protocol goes out at the end of this turn of the loop, all in one write."""
+        """Have all that was published in this turn of the event loop written at its end, in one write."""
         if not self._due:
             self._due = True
             self._loop.call_soon(self._flush)
@@ -202,7 +214,7 @@ class BrokerConnection:
             self._socket.flush()
 
     async def run(self, wanted: Callable[[bool], bool]) -> None:
-        """Connects again and again for as long as that is wanted; it is told whether there is a connection now."""
+        """Connect again and again for as long as `wanted` returns true; its argument says whether one is up."""
         pause = 0.1
         while True:
             started = time.monotonic()
@@ -223,13 +235,13 @@ class BrokerConnection:
             await asyncio.sleep(random.uniform(0, pause))
 
     async def _connection(self, wanted: Callable[[bool], bool]) -> str:
-        """One connection from its beginning to its end; returns why it ended."""
+        """Make one connection, look after it to its end, and return why it ended."""
         protocol = PublisherProtocol(*self._login(), self.vhost)
         socket: Socket | None = None
         try:
             async with asyncio.timeout(self._open_timeout):
                 socket = self._socket = await self._dial(lambda: Socket(self, protocol))
-                # Its first bytes may have come before it was known here.
+                # The broker's first bytes may have come before `self._socket` was set: their answer waits.
                 socket.flush()
                 self.changed()
                 while protocol.stage is Stage.OPENING and not socket.closed.done():
@@ -269,10 +281,10 @@ class BrokerConnection:
             socket.transport.write(HEARTBEAT_FRAME)
 
     def _probe(self, socket: Socket, now: float, given_up: bool) -> None:
-        """Where publishes are given up: asks whether the broker reads this connection, and ends it where it does not.
+        """Ask whether the broker reads this connection where publishes were given up, and end it where it does not.
 
-        A broker may stop for ever while its heartbeats come (docs/reliability.md, "What long runs have found"); it
-        reads others. In an alarm it does not read either, but says so.
+        RabbitMQ may stop reading one connection for ever while its heartbeats come and others are read
+        (docs/reliability.md, "What long runs have found"). In an alarm it does not read either, but says so.
         """
         protocol = socket.protocol
         if self._probed is not None:
@@ -302,13 +314,13 @@ class BrokerConnection:
         return protocol.fault or "the connection was lost"
 
     def abandon(self, why: str) -> None:
-        """Waits for no confirm any more: each publish in flight is `unknown`."""
+        """Wait for no confirm any more: each publish in flight becomes UNKNOWN, for the reason `why`."""
         if self.protocol is not None:
             for channel, number in self.protocol.marks():
                 self.protocol.give_up(channel, number, why)
 
     async def aclose(self) -> None:
-        """Closes the connection in good order, as far as the broker answers in time."""
+        """Close the connection by connection.close, or, where the broker does not answer in time, at once."""
         socket = self._socket
         if socket is None:
             return
@@ -318,7 +330,7 @@ class BrokerConnection:
         socket.abort()
 
     def _close(self, socket: Socket) -> None:
-        """Nothing more is published on it; what is in flight may still be answered."""
+        """Send connection.close; nothing more is published on this socket; confirms may still come."""
         socket.protocol.close()
         socket.protocol.fault = _CLOSED
         socket.flush()

@@ -1,4 +1,4 @@
-"""The addresses of one cluster's nodes, and how anything that speaks AMQP reaches one of them."""
+"""Connections to the first node of a cluster that takes one, for everything that speaks AMQP."""
 
 import asyncio
 import itertools
@@ -13,15 +13,21 @@ P = TypeVar("P", bound=asyncio.BaseProtocol)
 
 
 class Brokers:
-    """The addresses of one cluster's nodes, tried in turn, each connection from the next on."""
+    """The addresses of one cluster's nodes; each connection tries them in turn, beginning one further than the last."""
 
     def __init__(self, addresses: Sequence[Address], tls: Callable[[], ssl.SSLContext] | None, timeout: float) -> None:
-        """`tls` is asked at each connect, None is plain TCP; `timeout` in seconds is for all tries together."""
+        """Take the nodes' addresses. `timeout`, in seconds, limits all tries of one `dial` together.
+
+        `tls` gives the context of each new connection, as certificates may change; where it is None, TCP is plain.
+        """
         self._addresses, self._tls, self._timeout = tuple(addresses), tls, timeout
         self._turn = itertools.cycle(range(len(addresses)))
 
     async def dial(self, make: Callable[[], P]) -> P:
-        """Connects a protocol to the first that takes it, names resolved anew. Raises OSError with what each said."""
+        """Connect a protocol to the first node that takes it, and return it; host names are resolved anew.
+
+        Raises OSError, with the reason of each node, where none does.
+        """
         start = next(self._turn)
         faults: list[str] = []
         for address in (*self._addresses[start:], *self._addresses[:start]):
@@ -31,9 +37,10 @@ class Brokers:
         raise OSError("; ".join(faults))
 
     async def _dial(self, make: Callable[[], P], address: Address, faults: list[str]) -> P | None:
-        """Connects to the first of a host's IPs that takes it; adds to `faults` what each said that does not.
+        """Connect to the first of a host's IPs that takes it, and return the protocol; None where none does.
 
-        Each gets its share of the host's time, as one may answer nothing. (uvloop tries no two at once.)
+        Each failure is added to `faults`. Each IP gets its share of the host's time, since one may never answer, and
+        uvloop does not try two at once.
         """
         loop = asyncio.get_running_loop()
         until = loop.time() + self._timeout / len(self._addresses)
@@ -57,7 +64,7 @@ class Brokers:
 
 
 async def _hosts(address: Address) -> list[str]:
-    """The IPs of a host, in the resolver's order. Raises OSError."""
+    """Return the IPs of a host, in the resolver's order. Raises OSError where it has none."""
     found = await asyncio.get_running_loop().getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
     ips = list(dict.fromkeys(str(where[0]) for *_, where in found))
     # One IP stays as it is written: uvloop would give `fe80::1%eth0` back without its interface.

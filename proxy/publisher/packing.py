@@ -1,4 +1,4 @@
-"""One publish of this sidecar's own, from what it is made of to its frames."""
+"""The frames of one publish: basic.publish, the content header with its stamps, and the body (AMQP section 4.2.6)."""
 
 from typing import Final
 
@@ -10,24 +10,25 @@ from proxy.wire.frames import END, MANDATORY, U32, Piece
 from proxy.wire.properties import Header
 
 _CLASS: Final = b"\x00\x3c\x00\x00"
-"""How a content header's payload begins: class and weight."""
+"""The first four bytes of a content header's payload: class 60 (basic), and the weight, which is always 0."""
 _SMALL: Final = 1 << 14
-"""Bytes of a body that is cheaper copied once more than kept apart."""
+"""Bytes up to which it is cheaper to copy a body behind its headers than to hand it on as pieces of its own."""
 _PAYLOAD: Final = 18
-"""Bytes of a content header's payload but for the properties: class, weight, size, flags; length of the headers."""
+"""Bytes of a content header's class, weight, body size and property flags, and of the length of its headers table."""
 _out: Final = BytesWriter()
-"""Where a publish is put together. One for all: that is done before anything else is."""
+"""The buffer in which a publish is put together. All share it, since `pack` fills and reads it without a pause."""
 
 
 class Publish:
-    """A mandatory publish, not numbered yet."""
+    """A mandatory publish that a channel has not numbered yet; it lives until it is packed."""
 
     __slots__ = ("_body", "_entries", "_header", "_key", "_method", "_stamp", "payload", "pending")
 
     def __init__(self, method: bytes, header: Header, stamp: bytes, key: bytes, body: bytes, pending: Pending) -> None:
-        """`method` is basic.publish up to its bits.
+        """Take what the publish is made of; nothing is encoded yet but `method`, which is basic.publish up to its bits.
 
-        `stamp` is what its stamps begin with (`content.stamp_of_exchange`), up to `key`; empty for a ring id alone.
+        `stamp` holds the first bytes of its stamps (`content.stamp_of_exchange`), after which `key` follows; where it
+        is empty, the ring id is the only stamp.
         """
         self._method, self._header, self._stamp, self._key, self._body = method, header, stamp, key, body
         self.pending = pending
@@ -36,10 +37,10 @@ class Publish:
             entries += len(stamp) + 4 + len(key)
         self._entries = entries
         self.payload = _PAYLOAD + len(header.before) + entries + len(header.after)
-        """Bytes of its content header's payload."""
+        """Bytes of the payload of the publish's content header."""
 
     def pack(self, channel: ConfirmChannel, room: int, to: list[Piece]) -> None:
-        """Puts its frames, of payloads up to `room` bytes, behind what goes out, as the channel's next publish."""
+        """Append the publish's frames, of payloads up to `room` bytes, to `to`, as the next publish of `channel`."""
         number = channel.number + 1
         method, header, key, body = self._method, self._header, self._key, self._body
         size = len(body)

@@ -1,4 +1,4 @@
-"""The broker connections that publish for this sidecar: a few for each virtual host and user, kept up while in use."""
+"""The broker connections on which HTTP's messages go out: a group for each virtual host and user, while in use."""
 
 import asyncio
 import contextlib
@@ -17,55 +17,60 @@ GUEST_AGE = 60.0
 """Seconds after which another user has to log in anew: the password may have changed, or a permission."""
 
 MOST_GUESTS = 64
-"""Users other than this sidecar's own that the broker has let in, each virtual host counting for itself."""
+"""Guests that the broker has let in, at most; a user counts once for each virtual host."""
 
 MOST_LOGINS = 64
-"""Logins of such users that the broker has not answered yet. Apart, as anyone may try to log in."""
+"""Logins of guests that the broker has not answered yet, at most; a limit apart, since anyone may try to log in."""
 
 _LAST_WORDS = 0.2
+"""Seconds for the broker to answer connection.close when this sidecar ends."""
 
 Login = tuple[str, str]
 """A user and a password."""
 
 
 class Unavailable(Exception):  # noqa: N818 - the caller turns it into an outcome
-    """Nothing was sent; the message says why."""
+    """No connection takes publishes, so nothing was sent; the message says why."""
 
 
 class LoginRefused(Unavailable):
     """The broker does not let this user in, or not into this virtual host."""
 
     def __init__(self, message: str, code: int) -> None:
-        """`code` is the broker's reply code."""
+        """Keep the broker's reply code, 403 or 530, beside the message."""
         super().__init__(message)
         self.code = code
 
 
 class TooManyGuests(Exception):  # noqa: N818 - a limit, not an error
-    """There is no room for one more user other than this sidecar's own; the message says of what there is too much."""
+    """One more guest would be too many; the message says which limit is reached."""
 
 
 class ConnectionGroup:
-    """The connections of one user to one virtual host; publishes of one slot share one, which keeps their order."""
+    """The connections of one user to one virtual host, from the first request for them until they are given up.
+
+    Publishes of one slot share a connection, which keeps their order. A guest is a user other than this sidecar's own.
+    """
 
     def __init__(self, vhost: str, connections: tuple[BrokerConnection, ...], guest: bool) -> None:
-        """A `guest` is a user other than this sidecar's own."""
+        """Take the connections, which the publisher runs."""
         self.vhost, self.connections, self.guest = vhost, connections, guest
         self.kept = False
-        """Never given up."""
+        """Whether the group is never given up."""
         self.over = False
-        """Given up, all connections together: one that ended alone would be missed."""
+        """Whether the group is given up: all its connections end together, as a slot's publishes need that very one."""
         self.renewed = False
-        """They follow others of the same user, whom the broker had let in."""
+        """Whether the group replaces an older one whose user the broker had let in."""
         self.begun_at = self.wanted_at = time.monotonic()
-        """When a publish last asked for them."""
+        """When the group was made, and when a publish last asked for it, in monotonic seconds."""
         self.table: RouteTable | None = None
-        """The routes of the virtual host, for whoever publishes."""
+        """The routes of the virtual host, kept here by those who publish; None before the first publish."""
         self.task: asyncio.Task[None] | None = None
+        """The task that runs the connections."""
 
     @property
     def connection(self) -> BrokerConnection:
-        """One that is up, if any is."""
+        """The first connection that is up; where none is, the first."""
         return next((c for c in self.connections if c.protocol is not None), self.connections[0])
 
     @property
@@ -75,13 +80,13 @@ class ConnectionGroup:
 
     @property
     def let_in(self) -> bool:
-        """Whether the broker has taken the user's login, on these."""
+        """Whether the broker has accepted the user's login on a connection of this group."""
         return any(connection.connects for connection in self.connections)
 
     def wanted(self, connected: bool) -> bool:
-        """Whether a connection is to stay, or, where it is lost, to be made again.
+        """Return whether a connection is to stay if it is `connected`, or to be made again if it is not.
 
-        A guest's never is made again: at the next request the broker judges anew.
+        A guest's connection is never made again: at the next request the broker judges the login anew.
         """
         recent = time.monotonic() - self.wanted_at < FORGET_AFTER
         if self.guest:
@@ -93,7 +98,7 @@ class ConnectionGroup:
 
 
 class Publisher:
-    """All the connections."""
+    """All connections of this process on which HTTP's messages go out."""
 
     def __init__(
         self,
@@ -104,19 +109,22 @@ class Publisher:
         connect_timeout: float,
         confirm_timeout: float,
     ) -> None:
-        """`login` is this sidecar's own; `connections` for each virtual host. Times in seconds."""
+        """Take how to connect; nothing is dialled yet. Times are in seconds.
+
+        `login` gives this sidecar's own user, which gets `connections` for each virtual host; a guest gets one.
+        """
         self._dial, self._login, self._connections = dial, login, connections
         self._connect_timeout, self._confirm_timeout = connect_timeout, confirm_timeout
         self._groups: dict[tuple[str, Login | None], ConnectionGroup] = {}
         self._running: set[ConnectionGroup] = set()
-        """Those, and such as go on only for what is in flight."""
+        """The groups in use, and those that go on only for what is in flight on them."""
         self._connects = 0
-        """Of connections that were given up since."""
+        """Successful handshakes of the connections that were given up."""
 
     def group(self, vhost: str, login: Login | None = None) -> ConnectionGroup:
-        """The connections to a virtual host, begun where there are none yet; as this sidecar's own user by default.
+        """Return the connections to a virtual host, which need not be up, and note that they are wanted.
 
-        Raises TooManyGuests.
+        They are begun where there are none yet, as this sidecar's own user where `login` is None. Raises TooManyGuests.
         """
         key = vhost, login
         group = self._groups.get(key)
@@ -125,14 +133,14 @@ class Publisher:
                 self._check_room(key)
             group = self._groups[key] = self._begun(vhost, login)
         elif group.guest and group.let_in and time.monotonic() - group.begun_at > GUEST_AGE:
-            # They go on for what is in flight on them; the password may have changed.
+            # The old ones go on for what is in flight on them, but the password may have changed since they logged in.
             group = self._groups[key] = self._begun(vhost, login)
             group.renewed = True
         group.wanted_at = time.monotonic()
         return group
 
     def _check_room(self, key: tuple[str, Login | None]) -> None:
-        """Whether a user may try to log in. Raises TooManyGuests."""
+        """Return if one more guest may try to log in. Raises TooManyGuests where not."""
         guests = [group for other, group in self._groups.items() if group.guest and other != key]
         inside = sum(group.renewed or group.let_in for group in guests)
         if inside >= MOST_GUESTS:
@@ -156,7 +164,7 @@ class Publisher:
         return group
 
     async def _run(self, group: ConnectionGroup, key: tuple[str, Login | None]) -> None:
-        """Until nobody wants them any more: a virtual host may have been deleted."""
+        """Run a group's connections until nobody wants them (a virtual host may be deleted); then forget it."""
         try:
             await asyncio.gather(*(connection.run(group.wanted) for connection in group.connections))
         finally:
@@ -166,11 +174,11 @@ class Publisher:
                 del self._groups[key]
 
     def connect(self, vhost: str) -> None:
-        """Starts connecting to a virtual host as this sidecar's own user, and stays connected for good."""
+        """Start to connect to a virtual host as this sidecar's own user, and stay connected for good."""
         self.group(vhost).kept = True
 
     async def cleared(self, connection: BrokerConnection, within: float) -> None:
-        """Returns once a publish may be sent. Raises Unavailable after so many seconds, or where there is no hope."""
+        """Return once a publish may be sent. Raises Unavailable after `within` seconds, or LoginRefused before."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within):
                 await connection.settled()
@@ -179,11 +187,11 @@ class Publisher:
             raise LoginRefused(why, code) if code else Unavailable(why)
 
     def faults(self) -> Mapping[str, str]:
-        """By virtual host: why this sidecar's own connections are down; empty where they are up."""
+        """Return why this sidecar's own connections are down, by virtual host; empty where one is up."""
         return {vhost: "" if group.connection.protocol else group.connection.fault for vhost, group in self._own()}
 
     def blocked(self) -> Mapping[str, str]:
-        """By virtual host whose connections are up: why the broker takes no publishes; empty where it does."""
+        """Return why the broker takes no publishes, by virtual host with a connection; empty where it takes them."""
         return {
             vhost: next((protocol.blocked for protocol in group.protocols if protocol.blocked), "")
             for vhost, group in self._own()
@@ -191,20 +199,20 @@ class Publisher:
         }
 
     def refusals(self, vhost: str) -> list[str]:
-        """Why the broker refused the last publish to some exchanges of a virtual host."""
+        """Return the reasons for which the broker does not permit publishes to some exchanges of a virtual host."""
         group = self._groups.get((vhost, None))
         return sorted({why for protocol in group.protocols for why in protocol.refused}) if group else []
 
     def cluster(self, vhost: str) -> tuple[str | None, float]:
-        """The name of the cluster that a virtual host's connection last reached, and when it was told, monotonic.
+        """Return the name of the cluster that a virtual host's connection last reached, and when the broker gave it.
 
-        None before a broker was reached, and where it gives its cluster no name.
+        The name is None before a broker was reached, and where its cluster has none. The time is in monotonic seconds.
         """
         group = self._groups.get((vhost, None))
         return (group.connection.cluster, group.connection.cluster_told_at) if group else (None, 0.0)
 
     def serves(self, vhost: str) -> bool:
-        """Whether this sidecar's own user is connected to a virtual host."""
+        """Return whether this sidecar's own user is connected to a virtual host."""
         group = self._groups.get((vhost, None))
         return group is not None and group.connection.protocol is not None
 
@@ -213,24 +221,24 @@ class Publisher:
 
     @property
     def connects(self) -> int:
-        """Connections that came up, since the start."""
+        """How many handshakes have succeeded since the start of this process."""
         return self._connects + sum(connection.connects for connection in self._all_connections())
 
     @property
     def in_flight(self) -> int:
-        """Messages sent whose confirm is awaited."""
+        """How many messages were published whose result is not known yet."""
         return sum(protocol.in_flight for group in list(self._running) for protocol in group.protocols)
 
     def _all_connections(self) -> Iterator[BrokerConnection]:
         return itertools.chain.from_iterable(group.connections for group in list(self._running))
 
     def abandon(self) -> None:
-        """Ends the wait for every confirm: each publish in flight is `unknown`."""
+        """End the wait for every confirm: each publish in flight becomes UNKNOWN."""
         for connection in self._all_connections():
             connection.abandon("this sidecar ended before the confirm came")
 
     async def aclose(self) -> None:
-        """Closes every connection, in good order where the broker answers at once; what is in flight is unknown."""
+        """Close every connection, in good order if the broker answers at once; what is in flight becomes UNKNOWN."""
         tasks = [group.task for group in self._running if group.task is not None]
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_LAST_WORDS):

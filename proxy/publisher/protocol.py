@@ -1,4 +1,4 @@
-"""The side of a connection that publishes for this sidecar itself: bytes in, bytes out, every publish answered once."""
+"""The AMQP protocol of a connection that publishes for this sidecar: bytes in, bytes out, a result for each publish."""
 
 import re
 from collections.abc import Callable
@@ -51,70 +51,76 @@ from proxy.wire.properties import Header
 
 _TOO_LARGE = re.compile(rb"larger than configured max size (\d+)")
 _REFUSALS = frozenset({ACCESS_REFUSED, NOT_FOUND, PRECONDITION_FAILED})
-"""Reply codes that say of a publish that it was not routed."""
+"""Reply codes of a channel.close that mean that the publish to blame was not routed."""
 
 
 class Full(Exception):  # noqa: N818 - a limit, not an error
-    """All channels are in use."""
+    """All channels of the connection are in use, so a publish to one more exchange is not possible now."""
 
 
 class Stage(Enum):
-    """How far a connection has come."""
+    """The stages of a connection's life, in their order."""
 
     OPENING = "opening"
+    """The handshake is not over."""
     OPEN = "open"
     CLOSING = "closing"
-    """Nothing more may be published; answers may still come."""
+    """This sidecar has sent connection.close: nothing more may be published, but answers may still come."""
     CLOSED = "closed"
+    """The connection is over: either side has closed it, or it was lost."""
 
 
 _ACK: Final = 9
-"""Bytes of the arguments of basic.ack."""
+"""Bytes of the arguments of basic.ack: the delivery tag, and the bit `multiple`."""
 
 
 class PublisherProtocol:
-    """The state of one connection."""
+    """One connection, from its handshake to its end, without the socket: the caller moves the bytes."""
 
     def __init__(self, user: str, password: str, vhost: str) -> None:
-        """Nothing is sent before the broker's connection.start: the protocol header is the caller's."""
+        """Make the state of a connection on which the caller has sent the protocol header, and nothing else."""
         self._user, self._password, self._vhost = user, password, vhost
         self.stage = Stage.OPENING
         self.out: list[Piece] = []
-        """To be written, in this order, once `pack` was called."""
+        """What the caller is to write, in this order, after a call of `pack`, and then to clear."""
         self.fault, self.code = "", 0
-        """Why the broker closed the connection, and its reply code."""
+        """Why the connection ended, and the reply code where the broker closed it; empty and 0 before."""
         self.blocked = ""
-        """Why the broker takes no publishes now; empty where it does."""
+        """The reason of connection.blocked: the broker takes no publishes now; empty where it does."""
         self.cluster: str | None = None
-        """The name that the broker's cluster gives itself."""
+        """The name of the broker's cluster; None before the handshake, and where the broker gives none."""
         self._channel_max, self.frame_max, self.heartbeat = handshake.INITIAL_LIMITS
         self.most_body = 0
-        """The broker's largest message, in bytes, as far as it has said; 0 for not yet."""
+        """Bytes of the largest message that the broker takes, known once it has refused a larger one; 0 before."""
         self.channels: dict[bytes, ConfirmChannel] = {}
-        """By exchange."""
+        """The open channels, by the exchange that is published to on them; the empty name is the default exchange."""
         self.in_flight = 0
+        """Publishes without a result, be they packed or not."""
         self.refusals: dict[bytes, str] = {}
-        """By exchange, why the broker closed its channel last."""
+        """By exchange, the missing permission for which the broker last closed its channel."""
         self.news: list[str] = []
-        """What is worth a line of the log; for the caller to take."""
+        """Lines for the log, which the caller takes out."""
         self._waiting: dict[bytes, list[Publish]] = {}
-        """What `pack` will queue, by the method, so by queue."""
+        """Publishes through the default exchange that `pack` will put into `out`, by their method, so by queue."""
         self._by_id: dict[int, ConfirmChannel] = {}
+        """The open channels by number."""
         self._closing: set[int] = set()
+        """Numbers of channels whose channel.close-ok is due: a number may be used again only after it."""
         self.methods = 0
-        """Methods that the broker has sent."""
+        """How many methods the broker has sent: while the count grows, the broker reads and answers."""
         self._rest = b""
+        """The beginning of a frame whose end has not come yet."""
         self._returning: set[int] = set()
-        """Channels on which the header of a returned message is due."""
+        """Numbers of channels on which basic.return has come, and the header of the returned message has not."""
 
     # What is sent.
 
     def publish(
         self, exchange: bytes, method: bytes, header: Header, stamp: bytes, key: bytes, body: bytes, pending: Pending
     ) -> None:
-        """Takes one publish, for `pack` (see `Publish`).
+        """Take one publish, whose parameters are those of `packing.Publish`, to be sent after the next `pack`.
 
-        Raises Full, and ValueError for properties that do not fit a frame; then nothing is sent.
+        Raises Full, and ValueError for properties that do not fit a frame: then nothing is sent.
         """
         channel = self.channels.get(exchange)
         if channel is None:
@@ -132,7 +138,7 @@ class PublisherProtocol:
         pending[2].published += 1
 
     def pack(self) -> None:
-        """Queues what was published straight to queues: what one queue gets in a row, and in its order.
+        """Append to `out` the publishes through the default exchange, those of one queue in a row and in their order.
 
         A broker takes a queue's messages together then, and confirms them together (measured: docs/performance.md).
         """
@@ -145,11 +151,11 @@ class PublisherProtocol:
                 publish.pack(channel, room, self.out)
 
     def _open(self, exchange: bytes) -> ConfirmChannel:
-        """A channel for an exchange; what is published on it need not wait for the answers."""
+        """Return a new channel for an exchange, on which publishes need not wait for channel.open-ok. Raises Full."""
         self.pack()  # A channel with publishes is not idle.
         most = self._channel_max
         if len(self._by_id) + len(self._closing) >= most - most // 4:
-            # Early: until the broker has answered, a channel that is being closed counts.
+            # Early: until the broker has answered, a channel that is being closed counts towards channel_max.
             self._close_idle()
         channel_id = self._free_id()
         if channel_id is None:
@@ -165,7 +171,7 @@ class PublisherProtocol:
         return next((n for n in range(1, self._channel_max + 1) if n not in taken), None)
 
     def _close_idle(self) -> None:
-        """Queues a channel.close for the channel that was opened first of the idle; the queues' own goes last."""
+        """Close the oldest channel without unsettled publishes; the default exchange's goes last."""
         idle = min((c for c in self._by_id.values() if not c.pending), key=lambda c: not c.exchange, default=None)
         if idle is not None:
             self._drop(idle)
@@ -177,30 +183,31 @@ class PublisherProtocol:
         self.channels.pop(channel.exchange, None)
 
     def close(self) -> None:
-        """Queues a connection.close; nothing may be published after it."""
+        """Append connection.close to `out`; nothing may be published after it."""
         if self.stage is Stage.OPEN:
             self.stage = Stage.CLOSING
             self.pack()
             self.out.append(close_frame(0, REPLY_SUCCESS, "ringproxy has no more to publish"))
 
     def marks(self) -> list[tuple[ConfirmChannel, int]]:
-        """Each channel with unsettled publishes, and the number of its last."""
+        """Return each channel with unsettled publishes, and the number of its last publish, for `give_up`."""
         self.pack()
         return [(channel, channel.number) for channel in self._by_id.values() if channel.pending]
 
     def give_up(self, channel: ConfirmChannel, number: int, why: str) -> int:
-        """All publishes up to that one are waited for no more; an answer that still comes is ignored.
+        """Settle a channel's publishes up to `number` as UNKNOWN, and return how many were unsettled.
 
-        Returns how many of them were still waited for.
+        An answer that still comes is ignored.
         """
         settled = channel.settle(number, True, PublishResult(Outcome.UNKNOWN, why))
         self.in_flight -= settled
         return settled
 
     def probe(self) -> bool:
-        """Queues the opening of a channel and its end: a broker that reads answers that, whatever its queues do.
+        """Ask whether the broker reads this connection; return whether a channel number was free to ask with.
 
-        Returns whether a channel was free for it.
+        A channel is opened and closed at once. A broker that reads answers both, whatever its queues do, so `methods`
+        grows.
         """
         channel_id = self._free_id()
         if channel_id is not None:
@@ -211,7 +218,7 @@ class PublisherProtocol:
         return channel_id is not None
 
     def lost(self, why: str) -> None:
-        """The connection is gone: of what the broker has not answered, nobody knows."""
+        """Take it that the connection is gone: every publish that the broker has not answered becomes UNKNOWN."""
         self.stage = Stage.CLOSED
         self.pack()
         self.out.clear()
@@ -222,7 +229,7 @@ class PublisherProtocol:
     # What is received.
 
     def feed(self, data: bytes) -> None:
-        """Takes bytes of the broker, in any chunking. Raises Fault for what is not AMQP 0-9-1."""
+        """Take bytes that the broker has sent, in any chunking. Raises Fault for what is not AMQP 0-9-1."""
         if self._rest:
             data = self._rest + data
         i, end = 0, len(data)
@@ -288,6 +295,7 @@ class PublisherProtocol:
         self.fault = short_string(data, 2, len(data))[0].decode(errors="replace")
         self.stage = Stage.CLOSED
         self.pack()
+        # After connection.close the broker reads nothing but close-ok (AMQP, connection.close).
         self.out[:] = [method_frame(0, CONNECTION_CLOSE_OK)]
 
     def _on_close_ok(self, _: int, __: bytes) -> None:
@@ -300,7 +308,10 @@ class PublisherProtocol:
         self._returning.add(number)
 
     def _on_returned(self, number: int, data: bytes, start: int, end: int) -> None:
-        """Its ack comes after it (5,413 of 5,413, measured); the ring id is ours, so the number is in it."""
+        """Note which publish has come back, by the ring id in the returned header.
+
+        basic.return names no delivery tag. Its ack comes after it, as RabbitMQ documents (5,413 of 5,413, measured).
+        """
         self._returning.discard(number)
         channel = self._by_id.get(number)
         if channel is None:
@@ -315,7 +326,10 @@ class PublisherProtocol:
             channel.returned.add(publish)
 
     def _on_channel_close(self, number: int, data: bytes) -> None:
-        """What is in flight on it is lost with it; only where that is one publish is it known what is to blame."""
+        """Settle what is in flight on a channel that the broker has closed.
+
+        A single publish is INVALID where the reply says that it is to blame; several are UNKNOWN, as any may be it.
+        """
         self.pack()
         self.out.append(method_frame(number, CHANNEL_CLOSE_OK))
         self._closing.discard(number)
@@ -342,7 +356,7 @@ class PublisherProtocol:
         self.in_flight -= channel.settle(last, True, result)
 
     def _in_words(self, exchange: bytes, code: int, text: bytes) -> str:
-        """Why the broker closed a channel; where a permission is missing, which."""
+        """Return why the broker closed a channel; where a permission is missing, which, with a line for the log."""
         words = text.decode(errors="replace")
         if code != ACCESS_REFUSED or "internal exchange" in words:
             return words
@@ -356,7 +370,7 @@ class PublisherProtocol:
 
     @property
     def refused(self) -> list[str]:
-        """Why publishes to some exchanges are not permitted, but for those that have been confirmed since."""
+        """The reasons for which publishes to some exchanges are not permitted, save those confirmed since."""
         alive = {exchange for exchange, channel in self.channels.items() if channel.low}
         return [why for exchange, why in self.refusals.items() if exchange not in alive]
 

@@ -1,1 +1,1 @@
-"""Where a publish goes, made ready for the hot loop as bytes and integers, and what is counted of it."""
+"""The routes of publishes, made ready for the hot loop as bytes and integers, and the counts of what became of them."""

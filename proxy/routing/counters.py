@@ -1,6 +1,6 @@
-"""All that the ingresses count, as plain integers: the admin listener makes metrics of them at the time of a scrape.
+"""All that the ingresses, HTTP and AMQP, count as plain integers; a scrape of the admin listener makes metrics of it.
 
-`Counters` are of one exchange and one way, a `CounterTable` has those of one ingress, and `Counts` are everything.
+`Counters` belong to one exchange and one way, a `CounterTable` holds those of one ingress, and `Counts` holds all.
 """
 
 from bisect import bisect_left
@@ -12,11 +12,11 @@ from proxy.topology.table import Name, PassReason
 from ring.destination import Destination
 
 NOWHERE: Name = ("", "")
-"""Counts under this name are of requests for exchanges not known to exist: a label must not hold clients' names."""
+"""The name for publishes to exchanges not known to exist: clients' names must not become labels of metrics."""
 
 
 class Counters:
-    """Counts of one exchange's publishes by one way: its ring, or a reason to pass. They only ever grow."""
+    """The counts of one exchange's publishes by one way: through its ring, or passed for a reason. They only grow."""
 
     __slots__ = (
         "acked", "nacked", "published", "rerouted", "sent", "shadowed", "unavailable", "unknown", "unroutable",
@@ -24,22 +24,22 @@ class Counters:
     )  # fmt: skip
 
     published: int
-    """Handed to the broker."""
+    """Publishes that were handed to the broker."""
     acked: int
-    """Of these, acknowledged by the broker."""
+    """Publishes that the broker has acknowledged, without those that it returned as unroutable."""
     shadowed: Counter[Destination]
-    """Where a shadowed ring would have sent them."""
+    """Publishes by the destination to which the shadowed ring would have sent them."""
     rerouted: int
-    """Of those that came back, such as were published again."""
+    """Publishes that came back as unroutable and were published again."""
 
     def __init__(self) -> None:
-        """All zero."""
+        """Set every count to zero."""
         self.published = self.acked = self.nacked = self.unroutable = 0
         self.rerouted = self.sent = self.unknown = self.unavailable = self.value_missing = 0
         self.shadowed = Counter()
 
     def add(self, outcome: Outcome) -> None:
-        """Counts one that came back, by what became of it in the end."""
+        """Count a publish that came back, by its outcome in the end."""
         match outcome:
             case Outcome.CONFIRMED:
                 self.acked += 1
@@ -51,7 +51,7 @@ class Counters:
                 self.unknown += 1
 
     def outcomes(self, acknowledged: Outcome) -> dict[Outcome, int]:
-        """By outcome; `acknowledged` is what an ack means here: confirmed by a ring's queue, or passed."""
+        """Return the counts by outcome. `acknowledged` is what an ack means: CONFIRMED by a ring's queue, or PASSED."""
         return {
             acknowledged: self.acked,
             Outcome.NACKED: self.nacked,
@@ -63,41 +63,42 @@ class Counters:
 
 
 class CounterTable:
-    """A counters for each exchange and way."""
+    """The counters of one ingress: one `Counters` for each exchange and way, made when first asked for."""
 
     def __init__(self) -> None:
-        """None yet."""
+        """Begin without any counters."""
         self.by_way: dict[tuple[Name, PassReason | None], Counters] = {}
+        """The counters by exchange and reason to pass; None for publishes that the ring routes."""
 
     def of(self, name: Name, reason: PassReason | None) -> Counters:
-        """The counters of an exchange's publishes that its ring routes (None), or that pass for a reason."""
+        """Return the counters of an exchange's publishes that pass for `reason`; None stands for its ring."""
         return self.by_way.setdefault((name, reason), Counters())
 
     def forget(self, name: Name) -> None:
-        """Forgets what was counted of an exchange that is gone."""
+        """Drop the counters of an exchange that is gone."""
         for way in [way for way in self.by_way if way[0] == name]:
             del self.by_way[way]
 
 
 LATENCY_BOUNDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
-"""Seconds; a confirm takes 0.2 ms on an idle broker beside us."""
+"""Upper bounds of the histogram's buckets, in seconds; an idle broker on the same host confirms within 0.2 ms."""
 
 
 class Latency:
-    """A histogram of confirms: from a publish to the broker's word."""
+    """A histogram of the time from a publish to its confirm, for one ingress."""
 
     def __init__(self) -> None:
-        """Empty."""
+        """Begin with empty buckets."""
         self._counts = [0] * (len(LATENCY_BOUNDS) + 1)
         self._sum = 0.0
 
     def add(self, seconds: float) -> None:
-        """Counts one."""
+        """Count one confirm that took so many seconds."""
         self._counts[bisect_left(LATENCY_BOUNDS, seconds)] += 1
         self._sum += seconds
 
     def buckets(self) -> tuple[list[tuple[str, float]], float]:
-        """Cumulative (bound, count) pairs, and the sum in seconds."""
+        """Return (bound, cumulative count) pairs, as Prometheus wants them, and the sum in seconds."""
         total, buckets = 0, []
         for bound, count in zip((*map(str, LATENCY_BOUNDS), "+Inf"), self._counts, strict=True):
             total += count
@@ -106,41 +107,41 @@ class Latency:
 
 
 class Counts:
-    """What the ingresses count: by counter_table all that went out, by outcome what never did."""
+    """All counts of this process: of publishes that were sent, of messages that never were, and of HTTP answers."""
 
     def __init__(self) -> None:
-        """All zero."""
+        """Set every count to zero."""
         self.counter_table = {"http": CounterTable(), "amqp": CounterTable()}
-        """By ingress."""
+        """The counters of publishes that were sent, by ingress."""
         self.http_latency, self.amqp_latency = Latency(), Latency()
         self.credentials: Counter[tuple[str, str]] = Counter()
-        """Wrong credentials of HTTP clients, by kind, and such as were not looked at: `proxy.settings.guesses`."""
+        """Credentials of HTTP clients that were wrong, or not looked at, by the labels of `proxy.settings.guesses`."""
         self.unsent: Counter[tuple[str, Name, Outcome]] = Counter()
-        """Messages that were never sent."""
+        """Messages that were never sent, by ingress, exchange and outcome."""
         self.http_answers: dict[str, Counter[int]] = {"http": Counter(), "admin": Counter()}
         """HTTP answers by listener and status. This sidecar chooses the statuses, so there are few."""
 
     def names(self) -> set[Name]:
-        """The exchanges of which something is counted, but for what is counted of names not known to exist."""
+        """Return the exchanges of which something is counted, without `NOWHERE`."""
         counted = {name for counter_table in self.counter_table.values() for name, _ in counter_table.by_way}
         return (counted | {name for _, name, _ in self.unsent}) - {NOWHERE}
 
     def forget(self, name: Name) -> None:
-        """Forgets what was counted of an exchange that is gone: its series end."""
+        """Drop all that was counted of an exchange that is gone, which ends its time series."""
         for counter_table in self.counter_table.values():
             counter_table.forget(name)
         for key in [key for key in self.unsent if key[1] == name]:
             del self.unsent[key]
 
     def forget_destination(self, name: Name, destination: Destination) -> None:
-        """Forgets what was counted of a destination that a shadowed exchange has no more."""
+        """Drop what was counted of a destination that a shadowed exchange has no more."""
         for counter_table in self.counter_table.values():
             for way, counters in counter_table.by_way.items():
                 if way[0] == name:
                     counters.shadowed.pop(destination, None)
 
     def all_publishes(self) -> Counter[tuple[str, Name, Outcome]]:
-        """By ingress, exchange and outcome."""
+        """Return how many messages there were by ingress, exchange and outcome."""
         total = self.unsent.copy()
         for ingress, name, reason, counters in self._counters():
             acknowledged = Outcome.CONFIRMED if reason is None else Outcome.PASSED
@@ -150,7 +151,7 @@ class Counts:
         return total
 
     def all_passed(self) -> Counter[tuple[Name, str]]:
-        """By exchange and reason."""
+        """Return how many publishes passed their exchange unrouted, by exchange and reason."""
         total: Counter[tuple[Name, str]] = Counter()
         for _, name, reason, counters in self._counters():
             if reason is not None:
@@ -158,7 +159,7 @@ class Counts:
         return total
 
     def all_rerouted(self) -> Counter[tuple[str, Name]]:
-        """By ingress and exchange."""
+        """Return how many publishes came back and were published again, by ingress and exchange."""
         total: Counter[tuple[str, Name]] = Counter()
         for ingress, name, _, counters in self._counters():
             if counters.rerouted:
@@ -166,7 +167,7 @@ class Counts:
         return total
 
     def all_shadowed(self) -> Counter[tuple[Name, Destination]]:
-        """By exchange and where its ring would have sent them."""
+        """Return how many publishes a shadowed ring would have sent where, by exchange and destination."""
         total: Counter[tuple[Name, Destination]] = Counter()
         for _, name, _, counters in self._counters():
             for destination, count in counters.shadowed.items():
@@ -174,7 +175,7 @@ class Counts:
         return total
 
     def all_value_missing(self) -> Counter[Name]:
-        """By exchange."""
+        """Return how many publishes lacked the header or property that a ring hashes, by exchange."""
         total: Counter[Name] = Counter()
         for _, name, _, counters in self._counters():
             if counters.value_missing:

@@ -1,4 +1,4 @@
-"""When counts end: those of exchanges that are gone, so that a long life with many names does not fill the memory."""
+"""The end of counts of exchanges that are gone, so that a long life with many names does not fill the memory."""
 
 from collections.abc import Callable, Collection
 
@@ -8,29 +8,30 @@ from proxy.topology.table import Name, Router
 from ring.destination import Destination
 
 COUNTS_KEPT = 3600.0
-"""Seconds for which counts of what is gone are kept, so that scrapes see the last ones."""
+"""Seconds for which the counts of something that is gone are kept, so that scrapes see the last ones."""
 
 SWEEP_INTERVAL = 60.0
-"""Seconds between looks at what is counted."""
+"""Seconds between two calls of `Forgetting.sweep`."""
 
 Counted = tuple[Name, Destination | None]
-"""An exchange, or one destination of a shadowed exchange."""
+"""Something that counts are kept of: an exchange (with None), or one destination of a shadowed exchange."""
 
 
 class Forgetting:
-    """Ends the counts of what has been gone for `COUNTS_KEPT` seconds. Those of what is there are never touched.
+    """The watch over what is counted: it drops the counts of what has been gone for `COUNTS_KEPT` seconds.
 
     An exchange is there while the router knows it, and a virtual host's default exchange while a session, or an HTTP
-    connection to the broker, is in that virtual host. No route then holds the counter_table of what is gone.
+    connection to the broker, is in that virtual host. So no route holds counters that are dropped, and none are lost.
     """
 
     def __init__(self, counts: Counts, router: Router, sync: Sync, vhosts: Callable[[], Collection[str]]) -> None:
-        """`vhosts` gives those that something is connected to, a session or a connection of HTTP's."""
+        """Take what is counted and what is known; `vhosts` returns the virtual hosts that something is connected to."""
         self._counts, self._router, self._sync, self._vhosts = counts, router, sync, vhosts
         self._gone_since: dict[Counted, float] = {}
+        """What was gone at the last sweep, and since which, on the router's clock."""
 
     def sweep(self) -> None:
-        """Looks at everything that is counted. To be called now and then."""
+        """Note what is gone by now, and drop the counts of what has been gone for long; to be called now and then."""
         now, vhosts = self._router.clock(), self._vhosts()
         names = self._counts.names() | self._sync.changes.keys()
         gone: set[Counted] = {(name, None) for name in names if not self._is_there(name, vhosts)}

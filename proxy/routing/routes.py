@@ -19,51 +19,54 @@ from ring.hashed import HashedValue
 from ring.hashing import index_at, slot_of
 
 MOST_ROUTES = 10_000
-"""Routes of one table; clients choose the names."""
+"""Routes of one table, at most; a limit is needed since clients choose the names."""
 
 MARK = content.UNMARKED - 16
-"""The lowest of the 16 bits of a ring id, among those of the channel's nonce, that are changed by a mark."""
+"""The lowest of the 16 bits of a ring id that a mark changes, just below the bits that are the nonce's alone."""
 
 PUBLISH = U32.pack(BASIC_PUBLISH) + b"\0\0"
-"""basic.publish up to the exchange."""
+"""The payload of basic.publish up to the exchange: class, method, and the reserved short (AMQP, basic.publish)."""
 
 
 def mark(exchange: bytes, key: bytes) -> int:
-    """What a ring id says of where its message was sent: a copy that a client sends elsewhere is not ours."""
+    """Return the bits of a ring id that stand for where its message was sent.
+
+    A copy that a client sends elsewhere, with all headers, does not match its mark there.
+    """
     return (crc32(exchange or key) & 0xFFFF) << MARK
 
 
 class Target:
-    """A destination of a ring, and how a publish to it begins."""
+    """One destination of a route's ring, with the first bytes of a publish to it; it lives as long as the route."""
 
     __slots__ = ("behind", "destination", "is_queue", "mark", "method", "name", "unread")
 
     def __init__(self, destination: Destination) -> None:
-        """Not linked yet to what is behind it."""
+        """Take a destination; its route links it to the ring behind it afterwards."""
         self.destination = destination
         self.is_queue = destination.kind == "queue"
         self.name = destination.name.encode()
         self.mark: i64 = mark(b"", self.name) if self.is_queue else mark(self.name, b"")
         self.method = PUBLISH + (b"\0" + shorted(self.name) if self.is_queue else shorted(self.name))
-        """basic.publish up to the bits, for an exchange up to the routing key."""
+        """The payload of basic.publish to a queue up to the bits, and to an exchange up to the routing key."""
         self.behind: Route | None = None
-        """The ring of a destination that is an exchange with one."""
+        """The route of a destination that is an exchange with a ring of its own; None for every other destination."""
         self.unread: Unread | None = None
-        """Why nothing may be published there yet."""
+        """Why nothing may be published there yet; None where something may."""
 
 
 class Choice:
-    """Where a message goes, by which ring, and the slot of that ring."""
+    """The place that rings chose for one message, and how: the target, the last ring on the way, and its slot."""
 
     __slots__ = ("by", "by_message_id", "missing", "slot", "target", "value")
 
     def __init__(
         self, target: Target, by: "Route", slot: int, value: bytes | None, missing: bool, by_message_id: bool
     ) -> None:
-        """`value` is what the last ring, `by`, hashed; None where the message lacks it.
+        """Take the choice of the last ring on the way, `by`, which hashed `value`; None where the message lacks it.
 
-        `missing`: some ring on the way hashes a header or property that the message lacks. `by_message_id`: some ring
-        on the way hashes the message id.
+        `missing` says that some ring on the way hashes a header or property that the message lacks, `by_message_id`
+        that some ring on the way hashes the message id.
         """
         self.target, self.by, self.slot, self.value = target, by, slot, value
         self.missing, self.by_message_id = missing, by_message_id
@@ -76,7 +79,7 @@ class Choice:
 
 
 class Route:
-    """What happens to publishes to one exchange."""
+    """The way of publishes to one exchange: through its ring, or passed on unchanged; valid until anything changes."""
 
     __slots__ = (
         "counters",
@@ -97,29 +100,34 @@ class Route:
     )  # fmt: skip
 
     def __init__(self, name: Name, counters: Counters, reason: PassReason | None, entry: Entry | None = None) -> None:
-        """Passed for a reason; where that is None or SHADOW, an entry with a ring is given."""
+        """Make a route by the ring of `entry` where `reason` is None, and one that passes its publishes elsewhere.
+
+        With the reason SHADOW an entry with a ring is given too, where one is known, for the counts.
+        """
         self.name, self.counters, self.reason = name, counters, reason
         self.shadowed = entry is not None and entry.passed is PassReason.SHADOW
-        """Passed, and counted where its ring would have sent it."""
+        """Whether publishes pass, and count by the destination to which the ring would have sent them."""
         self.targets: tuple[Target, ...] = ()
+        """The destinations of the ring; empty without a ring."""
         self.owners = b""
+        """The index in `targets` of each slot's owner, as `ring.hashing.index_at` reads it."""
         self.stamp = b""
-        """What its stamps begin with; empty where it has no ring."""
+        """The first bytes of the stamps of its publishes; empty without a ring."""
         if entry is not None and entry.known is not None:
             self.targets = tuple(map(Target, entry.known.ring.destinations))
             self.owners = entry.known.ring.owner_index
             self.stamp = content.stamp_of_exchange(name[1].encode())
         known = self.known = entry.known if entry else None
         self.journal: Journal | None = None
-        """Where its publishes are recorded, if anywhere."""
+        """The journal that records its publishes; None without a journal or a ring."""
         self.fingerprint = known.fingerprint if known is not None else ""
         by_key = known is not None and known.hashed.source == "routing_key" and not self.shadowed
         self.fixed = reason in (PassReason.SHADOW, PassReason.MODE_PASS)
-        """The settings say where its publishes go: no declaration changes that."""
+        """Whether the settings alone say where publishes go, so that no declaration changes it."""
         self.plain = by_key and all(target.is_queue for target in self.targets)
-        """The routing key alone leads to a queue."""
+        """Whether the routing key alone leads to a queue, so that no header need be read."""
         self.hashed: HashedValue | None = None
-        """What it hashes where that is not the routing key."""
+        """The header or property that the ring hashes; None for the routing key, and without a ring."""
         self.hashed_name = b""
         if known is not None and known.hashed.source != "routing_key":
             self.hashed, self.hashed_name = known.hashed, known.hashed.name.encode()
@@ -148,7 +156,7 @@ class Route:
         return None
 
     def leads_through(self) -> set[Name]:
-        """The exchanges that its messages may go through, itself among them."""
+        """Return the exchanges that messages may go through on this route, its own exchange among them."""
         found, todo = {self.name}, [self]
         while todo:
             for target in todo.pop().targets:
@@ -161,50 +169,57 @@ class Route:
 
 @mypyc_attr(native_class=False)  # those take no weak references
 class RouteTable:
-    """The routes of one virtual host of one cluster, made when first asked for and forgotten when anything changes."""
+    """The routes of one virtual host of one cluster, made when first asked for and forgotten when anything changes.
+
+    A table lives while a session or a group of HTTP's connections holds it.
+    """
 
     def __init__(self, vhost: str, cluster: str | None, tables: "RouteTables", asked: float = inf) -> None:
-        """`cluster` is the name that the broker of these sessions gives itself; None for none. `asked`: see `once`."""
+        """Make an empty table. `cluster` is the name of these sessions' broker, None where it gives none.
+
+        `asked` is the time, on the router's clock, from which on declarations do not concern these routes.
+        """
         self._vhost, self.cluster, self._tables, self._asked = vhost, cluster, tables, asked
         self.routes: dict[bytes, Route] = {}
-        """Those made so far, for the hot loop; always this same dict."""
+        """The routes made so far, by exchange. The hot loop keeps this dict, so it is never replaced by another."""
         self._seen: dict[Name, int] = {}
+        """How many publishes each exchange had at the last `touch`."""
         self.expires = inf
-        """When a ring among the routes gets too old to serve, monotonic."""
+        """When the first ring among the routes gets too old to serve, on the router's clock."""
 
     def clear(self) -> None:
-        """Forgets every route: what they were made from has changed."""
+        """Forget every route, since what they were made from has changed."""
         self.routes.clear()
         self._seen.clear()
         self.expires = inf
 
     def find(self, exchange: bytes) -> Route | Unread:
-        """The route of an exchange, or why there is none yet."""
+        """Return the route of an exchange, or why there is none yet."""
         route = self.routes.get(exchange)
         return route if route is not None else self._make(exchange)
 
     def once(self, exchange: bytes, asked: float) -> Route | Unread:
-        """The route of one publish that has waited since `asked`: what was declared after that is not its concern."""
+        """Return the route of one publish that has waited since `asked`: later declarations do not hold it up."""
         return RouteTable(self._vhost, self.cluster, self._tables, asked).find(exchange)
 
     def absent(self, exchange: bytes) -> Route:
-        """For a publish to an exchange that does not exist, for the broker to refuse."""
+        """Return a route on which a publish to an exchange that does not exist passes, for the broker to refuse."""
         name = (self._vhost, exchange.decode(errors="replace"))
         return Route(name, self._tables.counter_table.of(NOWHERE, PassReason.ABSENT), PassReason.ABSENT)
 
     @property
     def counter_table(self) -> CounterTable:
-        """Where publishes count."""
+        """The counters of the ingress whose publishes these routes serve."""
         return self._tables.counter_table
 
     def rings_to(self, destination: Destination) -> list[Name]:
-        """The exchanges whose rings have this destination; the routes may have been forgotten since the publish."""
+        """Return the exchanges whose rings have a destination, off the router: routes may be forgotten meanwhile."""
         entries = self._tables.router.entries.items()
         here = [(name, entry.known) for name, entry in entries if name[0] == self._vhost and entry.passed is None]
         return [name for name, known in here if known is not None and destination in known.ring.destinations]
 
     def touch(self) -> None:
-        """Tells the router which exchanges were published to since the last time."""
+        """Tell the router which exchanges were published to since the last call."""
         for route in self.routes.values():
             if self._seen.get(route.name) != route.counters.published:
                 self._seen[route.name] = route.counters.published
@@ -247,9 +262,9 @@ class RouteTable:
         return route
 
     def _shadowed(self, exchange: bytes, name: Name) -> Route:
-        """The route of an exchange whose publishes the exchange itself gets, whatever is known of it.
+        """Return the route of a shadowed exchange, which gets its publishes itself whatever is known of it.
 
-        Nothing is waited for: while its ring is not known, its publishes are not counted by destination.
+        Nothing is waited for: while the ring is not known, publishes are not counted by destination.
         """
         router, shadow = self._tables.router, PassReason.SHADOW
         entry = router.entries.get(name)
@@ -273,7 +288,7 @@ class RouteTable:
         return route
 
     def _link(self, target: Target) -> None:
-        """To the ring behind an exchange; one that is passed gets the messages and routes them itself."""
+        """Link a target to the ring behind it; an exchange that is passed gets the messages and routes them itself."""
         router, name = self._tables.router, (self._vhost, target.destination.name)
         if self._tables.selection.mode(*name) is not Mode.ROUTE:
             return
@@ -290,7 +305,7 @@ class RouteTable:
 
 
 class RouteTables:
-    """The tables of all virtual hosts in use; sessions of one virtual host share one."""
+    """The tables of all virtual hosts in use, for one ingress; all sessions of a virtual host and cluster share one."""
 
     def __init__(
         self,
@@ -301,9 +316,10 @@ class RouteTables:
         want: Callable[[Name], None],
         journal: Journal | None = None,
     ) -> None:
-        """`mismatch` says why a broker of that cluster's name is not the one whose bindings are read; else empty.
+        """Take what routes are made from. `want` has an exchange read for which nobody waits.
 
-        `want` has an exchange read for which nobody waits.
+        `mismatch` returns why a broker whose cluster has the given name is not the one whose bindings are read; empty
+        where it is.
         """
         self.router, self.selection, self.counter_table, self.mismatch = router, selection, counter_table, mismatch
         self.want, self.journal = want, journal
@@ -311,18 +327,18 @@ class RouteTables:
         router.on_change.append(self._changed)
 
     def table(self, vhost: str, cluster: str | None) -> RouteTable:
-        """The table of a virtual host, kept while a session holds it."""
+        """Return the table of a virtual host, which is kept only while a caller holds it."""
         table = self._tables.get((vhost, cluster))
         if table is None:
             table = self._tables[vhost, cluster] = RouteTable(vhost, cluster, self)
         return table
 
     def vhosts(self) -> set[str]:
-        """The virtual hosts whose tables are in use."""
+        """Return the virtual hosts whose tables are in use."""
         return {vhost for vhost, _ in list(self._tables)}
 
     def touch(self) -> None:
-        """Tells the router which exchanges are in use."""
+        """Tell the router which exchanges were published to since the last call, in every table."""
         for table in list(self._tables.values()):
             table.touch()
 
