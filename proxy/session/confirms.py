@@ -103,7 +103,10 @@ class Confirms:
         self.returned = {}
         self.waiting = set()
         self._apart = 0
-        """The number up to which each publish has an answer of its own, but for those on their way again."""
+        """The number up to which the client gets one answer for each publish, never a multiple one.
+
+        The publishes of those that are on their way again still lack theirs.
+        """
         self._first: list[int] = []
         """A heap of the numbers that came back; some may have got their answer since."""
         self.notes: dict[int, PublishNote] = {}

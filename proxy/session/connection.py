@@ -35,9 +35,9 @@ class Connection:
         self.handshake = Handshake(allowed_mechanisms)
         """What the peers have agreed on so far."""
         self.to_broker = Direction()
-        """The way of what the client sends."""
+        """What goes from the client to the broker."""
         self.to_client = Direction()
-        """The way of what the broker sends."""
+        """What goes from the broker to the client."""
         self.waiting = Waiting()
         """The client's frames that wait."""
         self.republishing = Republishing()
@@ -66,7 +66,10 @@ class Connection:
         self.phase = phase
 
     def open(self, cluster: str | None) -> None:
-        """Route by what is known of a broker's cluster, by the name that it goes by now; also once it is renamed."""
+        """Take the routes of the session's virtual host as they are for `cluster`, the broker's cluster's name.
+
+        Called at connection.open-ok, and again once the cluster is renamed.
+        """
         self.handshake.cluster = cluster
         self.table = self.tables(self.handshake.vhost, cluster)
         self.routes = self.table.routes

@@ -97,7 +97,7 @@ LENT = frozenset({b"EXTERNAL", b"ANONYMOUS"})
 _MOST_CHANNELS = (1 << 16) - 1
 
 MOST_FRAME_MAX: Final = 1 << 24
-"""Bytes of a method or header frame where the peers agree on no limit. Bodies are never held."""
+"""Most bytes of a method or header frame where the peers agree on no limit; body frames pass as they come."""
 
 _INVENTORY = {
     b"ringproxy_version": table.text_field(b"ringproxy_version", __version__.encode()),

@@ -99,7 +99,7 @@ class Listener:
     def __init__(self, shared: Shared, max_sessions: int) -> None:
         """The listener does not listen yet."""
         self.shared = shared
-        """What the sessions share."""
+        """What all sessions use: routes, readings, the dialler, time limits and counts."""
         self._max_sessions = max_sessions
         self.sessions: set[Session] = set()
         self.opened = 0

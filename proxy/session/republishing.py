@@ -70,17 +70,17 @@ class Republishing:
         self.under_way: dict[int, ReturnedMessage] = {}
         """By delivery tag: the messages that the broker has not answered yet."""
         self.by_ring_id: dict[int, ReturnedMessage] = {}
-        """By ring id: the same messages."""
+        """The messages of `under_way`, by ring id."""
         self.frame = b""
         """A basic.return on the channel whose content header is due; else empty."""
         self.left = 0
         """Bytes still to come of the body of the message that comes back on the channel."""
         self.again: ReturnedMessage | None = None
-        """That message, where it goes out once more."""
+        """The message that comes back on the channel, where it goes out once more."""
         self.parked: ParkedMessage | None = None
-        """That message, where it waits for a reading."""
+        """The message that comes back on the channel, where it waits for a reading."""
         self.unroutable: ReturnedMessage | None = None
-        """That message, where its client is told of its end once it is whole."""
+        """The message that comes back on the channel, where its client is told of its end once it is whole."""
         self.to_client: list[bytes] = []
         """The frames of that message for the client, where the client gets it; kept until it is whole."""
         self._sending: ReturnedMessage | None = None
@@ -92,7 +92,10 @@ class Republishing:
         return min((message.since for message in self.under_way.values()), default=None)
 
     def excuse(self, since: float, now: float) -> None:
-        """Leave a time out of account in which the broker's answers were not read; both ends are monotonic."""
+        """Leave the span from `since` to `now`, when the broker was not read, out of each message's waiting time.
+
+        Both are monotonic.
+        """
         for message in self.under_way.values():
             message.since += now - max(message.since, since)
 

@@ -38,7 +38,7 @@ class PeerSocket(asyncio.Protocol):
         self.has_ended = self._finished = False
         self.other: PeerSocket | None = None
         self.stopped_at: float | None = None
-        """Since when the other peer is not read for this one's sake, monotonic; None while it is read."""
+        """Since when the other peer is not read because this one's socket is full, monotonic; None while it is read."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take the socket, once it is connected."""

@@ -1,6 +1,7 @@
 """The states of a session, of a channel and of the content on it, each with the table of its transitions.
 
-`Connection.enter` and `Channel.enter` are the only ways from one state to the next, and look into these tables.
+`Connection.enter` and `Channel.enter` are the only ways from one phase or channel state to the next, and look into
+their tables. The loop over the client's frames sets `expect` itself; tests hold it to `CONTENT_TRANSITIONS`.
 """
 
 from collections.abc import Mapping

@@ -36,7 +36,7 @@ class AnswerDeadlines:
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self.expired = False
-        """Whether a message was not confirmed in time, over which the session ends."""
+        """Whether the session was ended because a message that came back was not confirmed in time."""
 
     def watch(self) -> None:
         """Look after the messages that are under way again, from now on if not already."""
@@ -53,7 +53,10 @@ class AnswerDeadlines:
             self._timer.cancel()
 
     def _look(self) -> None:
-        """End the session where a message that came back has no confirm for too long: nothing else can tell of it."""
+        """End the session where a message that came back is not confirmed in time.
+
+        Its publisher learns of it in no other way.
+        """
         c, self._timer = self._connection, None
         since = c.republishing.since
         if since is None or not c.running:

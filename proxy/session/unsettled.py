@@ -121,7 +121,10 @@ class Unsettled:
                 del self._pages[index]
 
     def first_beyond(self, number: int) -> int:
-        """Return the lowest number without an answer; all up to `number` must have theirs, and one beyond must not."""
+        """Return the lowest number above `number` without an answer.
+
+        Call it only where all up to `number` have an answer and some number above has none.
+        """
         number += 1
         page = self._pages.get(number >> PAGE_BITS)
         while True:

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 _PEM = re.compile(rb"-----BEGIN CERTIFICATE-----(.*?)-----END CERTIFICATE-----", re.DOTALL)
 
 _VERSION = 0xA0
-"""The tag of the only field of a certificate that may be left out before those that are read here."""
+"""The tag of a certificate's version, the one optional field before the validity."""
 
 _TIMES = {0x17: ("%y%m%d%H%M%SZ", 13), 0x18: ("%Y%m%d%H%M%SZ", 15)}
 """The forms of UTCTime and of GeneralizedTime that certificates have, and their lengths, by tag."""

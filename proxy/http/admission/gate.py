@@ -227,7 +227,7 @@ def peer_of(request: web.BaseRequest) -> str:
 
 
 def head_of(request: web.Request) -> int:
-    """Return the bytes that a request's head holds until its answer; 0 for a small one."""
+    """Return the bytes of a request's head that count towards `max_in_flight_bytes`; 0 for a small one."""
     size = head_size(request.raw_path, request.raw_headers)
     return size * _COPIES if size > _LITTLE else 0
 

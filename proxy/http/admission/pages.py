@@ -46,7 +46,7 @@ class HostNames:
         """Host headers that were found to be right."""
 
     def check(self, request: web.BaseRequest) -> None:
-        """Return where the request's Host is a name of the listener. Raises ProblemError 421.
+        """Check that the request's Host is a name of the listener. Raises ProblemError 421.
 
         A unix socket has no name, and HTTP/1.0 needs no Host.
         """

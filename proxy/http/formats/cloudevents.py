@@ -92,7 +92,7 @@ def binary(headers: Collection[tuple[bytes, bytes]], body: bytes) -> Message:
 
 
 def structured(body: bytes, headers: Collection[tuple[bytes, bytes]] = ()) -> Message:
-    """Return the message of the event that is the body, with the trace in raw headers. Raises ItemError."""
+    """Return the message of a request whose body is one event; `headers` may add its trace. Raises ItemError."""
     try:
         event = decoded(body)
     except DecodingError as error:

@@ -27,10 +27,10 @@ class Items:
         self._most_bytes = self._left = self._compressed_left = most_bytes
 
     def pieces(self, data: bytes) -> Iterator[Iterator[Item]]:
-        """The items that are whole by now, by the piece of data that made them so: others take turns between pieces.
+        """Yield, for each piece of `data`, the items that it completes; other tasks may run between pieces.
 
-        Each piece is to be taken to its last item before the next, and all of them before the next call. Raises
-        BodyError after the items before the fault; nothing can be taken from then on.
+        Take each piece's items to the last before the next piece, and all pieces before the next call. Raises BodyError
+        after the items before the fault; nothing can be taken from then on.
         """
         if self._gunzip is None:
             for at in range(0, len(data), _PIECE):

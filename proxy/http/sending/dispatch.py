@@ -122,9 +122,10 @@ class Dispatch:
             await self._cleared(connection, self._router.clock())
 
     def _must_be_read(self, name: Name) -> bool:
-        """Return whether an exchange must be known to exist before a connection is used for it.
+        """Return whether an exchange must be read before a connection is used for it.
 
-        Not for a shadowed one in a virtual host that this sidecar publishes to: the broker's answer is its own then.
+        One in shadow mode need not be, where this sidecar is connected to its virtual host: the broker says itself
+        whether it exists.
         """
         if name in self._router.entries:
             return False

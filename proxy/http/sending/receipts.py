@@ -56,7 +56,7 @@ _DEFAULT_EXCHANGE = ""
 
 
 def judged(placement: Placement, result: PublishResult) -> PublishResult:
-    """Return the result of a message that is not confirmed, worded by where it was sent."""
+    """Return the result of a message that is not confirmed, with the outcome and detail that fit where it was sent."""
     routed = placement.choice is not None and placement.reason is None
     if result.outcome is Outcome.INVALID and result.code == NOT_FOUND and routed:
         # The exchange that its ring chose is gone, which another try does not meet again.

@@ -1,4 +1,4 @@
-"""Who has connections, for how long, and what those who wait for one are results."""
+"""Who has connections, for how long, and what those who wait for one are told."""
 
 import asyncio
 import time
