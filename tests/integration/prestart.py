@@ -21,8 +21,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import proxy
+from ring.compiled import kind
 
 PR_SET_PDEATHSIG = 1
+
+KIND = "PRESTART_KIND"
+"""The variable that tells the process which is forked how the tests' modules run: `compiled` or `python`."""
 
 
 class Prestarted:
@@ -79,8 +83,13 @@ def _server() -> socket.socket:
     """Start the process that is forked, at the first use; it ends with this one."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     places = str(Path(proxy.__file__).parents[1]), str(Path(__file__).parents[2])
-    # The same modules, compiled or not, that the tests import.
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(places), "PYTHONWARNINGS": "default"}
+    # The same modules, compiled or not, that the tests import: `-m` puts the sources first unless the path is safe.
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join(places),
+        "PYTHONSAFEPATH": "1",
+        "PYTHONWARNINGS": "default",
+    }
+    environment[KIND] = kind()
     command = [sys.executable, "-m", "tests.integration.prestart"]
     process = subprocess.Popen(command, stdin=theirs.fileno(), env=environment)
     theirs.close()
@@ -97,6 +106,7 @@ def _serve(asked: socket.socket) -> None:
     """Fork a sidecar for each message, and tell its pid and later its exit status, until the other side ends."""
     from proxy.cli import main  # noqa: F401 - what forks shall find imported
 
+    assert kind() == os.environ[KIND], "forks would run other modules than the tests import"
     woken, wake = os.pipe()
     os.set_blocking(wake, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)

@@ -112,11 +112,11 @@ def test_routing_key_too_long(sidecar: Sidecar, vhost: VirtualHost, length: int)
         assert str(length) in detail
 
 
-def test_routing_key_of_255_bytes(sidecar: Sidecar, vhost: VirtualHost) -> None:
-    vhost.ring("long", ["long"])
+def test_routing_key_of_255_bytes(sidecar: Sidecar, other_vhost: VirtualHost) -> None:
+    other_vhost.ring("long", ["long"])
 
-    assert sidecar.publish("long", "k" * 255, vhost=vhost.name).queue() == "long"
-    assert [m.headers["x-ring-routing-key"] for m in vhost.drain("long")] == ["k" * 255]
+    assert sidecar.publish("long", "k" * 255, vhost=other_vhost.name).queue() == "long"
+    assert [m.headers["x-ring-routing-key"] for m in other_vhost.drain("long")] == ["k" * 255]
 
 
 @pytest.mark.parametrize("header", ["Amqp-Message-Id", "Amqp-Correlation-Id", "Content-Type", "Content-Encoding"])
@@ -354,11 +354,12 @@ def test_headers_over_which_the_broker_would_close_everybodys_channel(
     assert header in answer.problem(400, "bad-request", "invalid", retryable=False)
 
 
-def test_an_internal_exchange(sidecar: Sidecar, vhost: VirtualHost) -> None:
-    vhost.exchange("inner", internal=True)
-    vhost.bind("inner", "q")
+def test_an_internal_exchange(sidecar: Sidecar, other_vhost: VirtualHost) -> None:
+    other_vhost.exchange("inner", internal=True)
+    other_vhost.queue("q")
+    other_vhost.bind("inner", "q")
 
-    answer = sidecar.publish("inner", "k", vhost=vhost.name)
+    answer = sidecar.publish("inner", "k", vhost=other_vhost.name)
 
     assert "'inner' is internal" in answer.problem(403, "internal-exchange", "invalid", retryable=False)
 
