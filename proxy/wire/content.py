@@ -1,6 +1,9 @@
-"""Content headers (AMQP section 4.2.6.1): the stamps put in and taken out, and the values that exchanges hash.
+"""Content headers (AMQP section 4.2.6.1): how stamps are put in and taken out, and the values that exchanges hash.
 
-`start` is where a header frame's payload begins and `end` where it stops, before the frame's end octet.
+A publish that this sidecar routes is stamped with three headers: the exchange and the routing key that it was published
+with, and its ring id, by which a message that comes back is known.
+
+In all functions `start` is the offset of a header frame's payload, and `end` the offset of the frame's end octet.
 """
 
 from collections.abc import Collection
@@ -14,18 +17,20 @@ STAMP_EXCHANGE: Final = b"x-ring-exchange"
 STAMP_KEY: Final = b"x-ring-routing-key"
 STAMP_ID: Final = b"x-ring-id"
 STAMPS: Final = frozenset({STAMP_EXCHANGE, STAMP_KEY, STAMP_ID})
+"""The names of the headers that this sidecar adds."""
 COPIES: Final = frozenset({b"CC", b"BCC"})
-"""Headers of sender-selected distribution, which has RabbitMQ send copies to other queues."""
+"""The headers of sender-selected distribution, for which RabbitMQ sends copies to other queues."""
 STAMPS_AND_COPIES: Final = STAMPS | COPIES
-"""What a message to a queue must not carry: RabbitMQ would fan it out, which hash exchanges do not."""
+"""Headers that a message to a queue must not carry on: the default exchange heeds CC and BCC, hash exchanges do not."""
 
 CONTENT_TYPE: Final = 1 << 15
 CONTENT_ENCODING: Final = 1 << 14
 HEADERS: Final = 1 << 13
 
 FLAGS: Final = 12
-"""Offset of the first byte of the property flags, after class, weight and body size."""
+"""The offset of the property flags in a payload, after class, weight and body size."""
 _FIRST: Final = 14
+"""The offset of the first property, after one word of flags."""
 
 _AFTER_HEADERS: Final = (
     ("delivery_mode", 1 << 12, 1),
@@ -36,31 +41,32 @@ _AFTER_HEADERS: Final = (
     ("message_id", 1 << 7, 0),
     ("timestamp", 1 << 6, 8),
 )
-"""Name, flag and size in bytes (0: a short string) of the properties after the headers, up to the last hashed one."""
+"""Name, flag and size in bytes (0: a short string) of the properties after the headers, to the last hashed one."""
 
 STAMP_ID_FIELD: Final = bytes((len(STAMP_ID),)) + STAMP_ID + b"l"
+"""The field of the ring id up to its value, which is a 64-bit integer."""
 
 UNMARKED: Final = 50
-"""The lowest bit of a ring id from which all are the nonce's: a mark of where the message went lies below."""
+"""The lowest bit of a ring id from which on all are the nonce's; the mark of where the message went lies below."""
 _DISOWNED: Final = 1 << 62
-"""One of these bits."""
+"""The bit of a ring id that is changed so that its nonce is no channel's."""
 
 
 def stamp_of_exchange(exchange: bytes) -> bytes:
-    """What the stamps of all publishes to an exchange begin with.
+    """Return the bytes with which the stamps of all publishes to an exchange begin.
 
-    After it come the routing key as a long string, STAMP_ID_FIELD and the ring id's eight bytes.
+    After them come the routing key as a long string, STAMP_ID_FIELD and the ring id's eight bytes.
     """
     return table.text_field(STAMP_EXCHANGE, exchange) + bytes((len(STAMP_KEY),)) + STAMP_KEY + b"S"
 
 
 def headers_at(data: bytes, start: int, end: int) -> tuple[int, int]:
-    """The property flags, and where the headers table is or would go. Raises Fault 502."""
+    """Return the property flags, and the offset where the headers table is or would go. Raises Fault 502."""
     at = start + _FIRST
     if at > end:
         raise Fault(SYNTAX_ERROR, "a content header stops before its property flags")
     flags = word = data[start + FLAGS] << 8 | data[start + FLAGS + 1]
-    while word & 1:
+    while word & 1:  # the lowest bit says that one more word of flags follows
         if at + 2 > end:
             raise Fault(SYNTAX_ERROR, "a content header's property flags run past its frame")
         word = data[at] << 8 | data[at + 1]
@@ -75,7 +81,7 @@ def headers_at(data: bytes, start: int, end: int) -> tuple[int, int]:
 
 
 def table_at(data: bytes, at: int, end: int) -> tuple[int, int]:
-    """Where the entries of the table at `at` begin and stop. Raises Fault 502 where it runs past `end`."""
+    """Return where the fields of the table at `at` begin and stop. Raises Fault 502 where it runs past `end`."""
     if at + 4 <= end:
         start = at + 4
         stop = start + u32(data, at)
@@ -85,7 +91,7 @@ def table_at(data: bytes, at: int, end: int) -> tuple[int, int]:
 
 
 def stamped(data: bytes, start: int, end: int, entries: bytes, cut: Collection[bytes]) -> tuple[bytes, bytes]:
-    """The payload with `entries` put first in its headers, and those of its headers named in `cut`, which are gone.
+    """Return the payload with `entries` as its first headers, without those named in `cut`, and those that were cut.
 
     Raises Fault 502 for a payload that cannot be read that far.
     """
@@ -98,7 +104,7 @@ def stamped(data: bytes, start: int, end: int, entries: bytes, cut: Collection[b
 
 
 def parts(data: bytes, start: int, end: int) -> tuple[int, int, int]:
-    """Where the headers are or would go, with their length; where their entries begin, and stop. Raises Fault 502."""
+    """Return where the headers table is or would go, and where its fields begin and stop. Raises Fault 502."""
     flags, at = headers_at(data, start, end)
     if not flags & HEADERS:
         return at, at, at
@@ -107,14 +113,17 @@ def parts(data: bytes, start: int, end: int) -> tuple[int, int, int]:
 
 
 def without(data: bytes, first: int, stop: int, cut: Collection[bytes]) -> tuple[bytes, bytes]:
-    """The entries of a headers table but for our stamps and copies named in `cut`, and those. Raises Fault 502."""
+    """Return the fields of a headers table without those named in `cut`, and those that were cut. Raises Fault 502.
+
+    `cut` may hold stamps and CC and BCC only: a table without such bytes is not walked.
+    """
     if first == stop or (data.find(b"x-ring-", first, stop) < 0 and data.find(b"CC", first, stop) < 0):
         return data[first:stop], b""
     return table.without(data, first, stop, cut)
 
 
 class Stamps(NamedTuple):
-    """What the stamps of a returned message say."""
+    """The stamps of a returned message: the exchange and key of its publish, and its ring id."""
 
     exchange: bytes
     routing_key: bytes
@@ -122,9 +131,9 @@ class Stamps(NamedTuple):
 
 
 def stamps_in(data: bytes, start: int, end: int) -> Stamps | None:
-    """The stamps of a content header; None where one is missing, or it cannot be read: then it is none of ours.
+    """Return the stamps of a content header; None where one is missing or cannot be read: the message is not ours then.
 
-    By name: RabbitMQ 4.3.6 sorts the table (observed).
+    They are looked for by name, since RabbitMQ 4.3.6 sorts the table (observed).
     """
     try:
         flags, at = headers_at(data, start, end)
@@ -143,7 +152,7 @@ def stamps_in(data: bytes, start: int, end: int) -> Stamps | None:
 
 
 def ring_id_in(data: bytes, start: int, end: int) -> int | None:
-    """The ring id of a content header; None where there is none, or it cannot be read."""
+    """Return the ring id of a content header; None where there is none, or it cannot be read."""
     try:
         flags, at = headers_at(data, start, end)
         field = table.find(data, *table_at(data, at, end), STAMP_ID) if flags & HEADERS else None
@@ -153,11 +162,11 @@ def ring_id_in(data: bytes, start: int, end: int) -> int | None:
 
 
 def disowned(data: bytes, i: int, end: int, nonce: int) -> bytes | None:
-    """Return a content header frame with each ring id of a channel's incarnation changed into one of nobody's.
+    """Return the content header frame from `i` to `end` with each ring id of a channel's incarnation made nobody's.
 
-    So it is known for the client's own where it comes back: the client forwards what it has consumed, with all headers,
-    and nothing else tells such a copy from the message that the id was made for. `nonce` is the channel's, in place
-    (`channel.Channel.nonce`). Returns None where the header has no such id, or cannot be read.
+    A client may forward what it has consumed, with all headers. Without this change a copy that comes back could not be
+    told from the message that the id was made for. `nonce` is the channel's, in place (`channel.Channel.nonce`).
+    Returns None where the header has no such id, or cannot be read.
     """
     if data.find(STAMP_ID_FIELD, i, end) < 0:
         return None
@@ -179,7 +188,10 @@ def disowned(data: bytes, i: int, end: int, nonce: int) -> bytes | None:
 def unstamped(
     data: bytes, start: int, end: int, put_back: bytes, had_headers: bool, stamps: Collection[bytes] = STAMPS
 ) -> bytes:
-    """The payload as the client sent it: without `stamps`, with the entries that were cut from it."""
+    """Return a payload as the client sent it: without `stamps`, and with the fields that were cut, `put_back`.
+
+    `had_headers` says whether the client sent a headers table; an empty one is kept then.
+    """
     flags, at = headers_at(data, start, end)
     if not flags & HEADERS:
         # It went out unstamped, so all of its headers were cut.
@@ -194,7 +206,10 @@ def unstamped(
 
 
 def hashed_value(hashed: HashedValue, name: bytes, data: bytes, start: int, end: int) -> bytes | None:
-    """The bytes to hash of a header or property; None where the message has none. `name` is `hashed.name`'s bytes."""
+    """Return the bytes to hash of a header or property; None where there are none. `name` is `hashed.name` encoded.
+
+    Raises Fault 502 for a payload that cannot be read that far.
+    """
     flags, at = headers_at(data, start, end)
     if flags & HEADERS:
         first, stop = table_at(data, at, end)

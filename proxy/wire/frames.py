@@ -1,4 +1,4 @@
-"""AMQP 0-9-1 frames and methods by number (sections 2.3.5 and 4.2): what is read of them, and those that are made."""
+"""AMQP 0-9-1 frames and methods (sections 2.3.5 and 4.2): their numbers, and how they are read and made."""
 
 from struct import Struct
 from typing import Final
@@ -8,7 +8,7 @@ from librt.strings import read_i16_be, read_i32_be, read_i64_be
 PROTOCOL_HEADER: Final = b"AMQP\x00\x00\x09\x01"
 
 Piece = bytes | memoryview
-"""What goes on: a frame, some, or part of one."""
+"""Bytes to be written: a frame, several frames, or part of one."""
 
 METHOD: Final = 1
 HEADER: Final = 2
@@ -16,28 +16,28 @@ BODY: Final = 3
 HEARTBEAT: Final = 8
 END: Final = 0xCE
 OVERHEAD: Final = 8
-"""Bytes of a frame that are not its payload."""
+"""Bytes of a frame besides its payload: type, channel, size, and the end octet."""
 SLACK: Final = OVERHEAD
-"""Bytes beyond frame_max that RabbitMQ takes (observed on 3.10.8, 4.3.6): rabbitmq-client, for one, forgets those."""
+"""Bytes beyond frame_max that RabbitMQ takes (observed on 3.10.8 and 4.3.6): rabbitmq-client forgets those."""
 
 LEAST_FRAME_MAX: Final = 4096
-"""What every peer takes before a limit is agreed on (AMQP section 4.2.3)."""
+"""Bytes of a frame that every peer must take, before connection.tune and as its least limit (AMQP section 4.2.3)."""
 
 FRAME: Final = Struct(">BHI")
-"""Of a frame's first seven bytes: type, channel, payload size."""
+"""The first seven bytes of a frame: type, channel, payload size."""
 U16: Final = Struct(">H")
 U32: Final = Struct(">I")
 U64: Final = Struct(">Q")
 
 LEAST_HEADER: Final = 14
-"""Bytes of a content header without properties: class, weight, body size, flags."""
+"""Bytes of a content header's payload without properties: class, weight, body size, flags."""
 
 HEARTBEAT_FRAME: Final = b"\x08\x00\x00\x00\x00\x00\x00\xce"
 
 BASIC: Final = 60
+"""The class of all methods about messages."""
 
-
-# Methods: class, and the method within it.
+# Methods, as the four bytes that begin their payload: the class in the upper two, and the method within it.
 CONNECTION_START: Final = 10 << 16 | 10
 CONNECTION_START_OK: Final = 10 << 16 | 11
 CONNECTION_SECURE: Final = 10 << 16 | 20
@@ -84,7 +84,7 @@ TX_ROLLBACK: Final = 90 << 16 | 30
 TX_ROLLBACK_OK: Final = 90 << 16 | 31
 
 MANDATORY: Final = 1
-"""The first bit of basic.publish."""
+"""The first bit of basic.publish: a message that no queue takes comes back by basic.return."""
 
 REPLY_SUCCESS: Final = 200
 CONNECTION_FORCED: Final = 320
@@ -109,7 +109,7 @@ REPLY_CODES: Final = {
     NOT_ALLOWED: "NOT_ALLOWED",
     INTERNAL_ERROR: "INTERNAL_ERROR",
 }
-"""Reply codes, as reply texts begin with them."""
+"""The names of reply codes, with which RabbitMQ's reply texts begin."""
 
 
 def is_frame_type(kind: int) -> bool:
@@ -123,34 +123,34 @@ def method_name(method: int) -> str:
 
 
 def u16(data: bytes, at: int) -> int:
-    """The unsigned integer of two bytes at `at`. Raises IndexError where there are not as many; so do the others."""
+    """Return the unsigned integer of two bytes at `at`. Raises IndexError where the data ends before."""
     number: int = read_i16_be(data, at)
     return number & 0xFFFF
 
 
 def u32(data: bytes, at: int) -> int:
-    """The unsigned integer of four bytes at `at`. Raises IndexError where there are not as many."""
+    """Return the unsigned integer of four bytes at `at`. Raises IndexError where the data ends before."""
     number: int = read_i32_be(data, at)
     return number & 0xFFFFFFFF
 
 
 def u64(data: bytes, at: int) -> int:
-    """The unsigned integer of eight bytes at `at`. Raises IndexError where there are not as many."""
+    """Return the unsigned integer of eight bytes at `at`. Raises IndexError where the data ends before."""
     number: int = read_i64_be(data, at)
     return number if number >= 0 else number + (1 << 64)
 
 
 class Fault(Exception):  # noqa: N818 - AMQP's word for what closes a connection is an exception already
-    """What a client sent that the specification answers with connection.close; the text says which bytes and why."""
+    """A breach of the protocol by a peer, which AMQP answers with connection.close; the text says what is wrong."""
 
     def __init__(self, code: int, text: str, method: int = 0) -> None:
-        """`code` is the reply code; `method` the number of the method that is to blame, 0 for none."""
+        """Take the reply code, the text, and the number of the method that is to blame; 0 for none."""
         super().__init__(text)
         self.code, self.method = code, method
 
 
 def short_string(data: bytes, at: int, end: int) -> tuple[bytes, int]:
-    """The short string at `at`, and where it stops. Raises Fault 502 where it runs past `end`."""
+    """Return the short string at `at`, and the offset behind it. Raises Fault 502 where it runs past `end`."""
     if at < end:
         stop = at + 1 + data[at]
         if stop <= end:
@@ -159,23 +159,23 @@ def short_string(data: bytes, at: int, end: int) -> tuple[bytes, int]:
 
 
 def shorted(text: bytes) -> bytes:
-    """A short string of these bytes, cut to 255."""
+    """Return text, cut to 255 bytes, as a short string (AMQP section 4.2.5.3)."""
     text = text[:255]
     return bytes((len(text),)) + text
 
 
 def reply_text(text: bytes, most: int = 255) -> bytes:
-    """At most so many bytes of a text, cut between characters: clients decode it."""
+    """Return at most `most` bytes of a text, cut between characters, since clients decode it."""
     return text[: max(most, 0)].decode(errors="ignore").encode()
 
 
 def method_frame(channel: int, method: int, arguments: bytes = b"") -> bytes:
-    """A method frame."""
+    """Return a method frame on a channel."""
     return FRAME.pack(METHOD, channel, 4 + len(arguments)) + U32.pack(method) + arguments + b"\xce"
 
 
 def close_frame(channel: int, code: int, text: str, method: int = 0) -> bytes:
-    """A channel.close, or for channel 0 a connection.close, in the manner of RabbitMQ's reply texts."""
+    """Return a channel.close frame, or for channel 0 a connection.close frame, with a reply text like RabbitMQ's."""
     reply = shorted(reply_text(f"{REPLY_CODES[code]} - {text}".encode()))
     arguments = U16.pack(code) + reply + U32.pack(method)
     return method_frame(channel, CHANNEL_CLOSE if channel else CONNECTION_CLOSE, arguments)

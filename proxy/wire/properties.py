@@ -1,4 +1,4 @@
-"""Properties and headers of a message of our own making, as the bytes of its content header (AMQP section 4.2.6.1)."""
+"""The properties and headers of an HTTP message, encoded as a content header (AMQP section 4.2.6.1)."""
 
 from collections.abc import Callable, Mapping
 from math import isfinite
@@ -14,18 +14,19 @@ HEADER_NAME = 128
 """Bytes of a header's name, at most (section 4.2.5.5)."""
 
 MOST_DEPTH = 16
-"""Tables and lists within each other in one header."""
+"""Tables and lists within each other in one header, at most."""
 
 _DIRECT_REPLY = "amq.rabbitmq.reply-to"
+"""The pseudo-queue of RabbitMQ's direct reply-to."""
 
 _STREAM_FILTER = "x-stream-filter-value"
-"""RabbitMQ 4.3.6 ends the connection over one that is no string, where the queue is a stream (observed)."""
+"""A header that must be a string: where it is not and the queue is a stream, RabbitMQ 4.3.6 ends the connection."""
 
 _LONGEST_EXPIRATION = (1 << 32) - 1
-"""Milliseconds; RabbitMQ closes the channel, with all that is in flight on it, for more."""
+"""Milliseconds of `expiration`, at most; for more RabbitMQ closes the channel, with all that is in flight on it."""
 
 Properties = dict[int, bytes]
-"""Each property's value, encoded, by its flag: in descending order of flags they follow each other on the wire."""
+"""The encoded values of properties by their flags; on the wire they follow each other in descending order of flags."""
 
 HEADERS_FLAG = 1 << 13
 PERSISTENT: Properties = {1 << 12: b"\x02"}
@@ -36,18 +37,20 @@ class PropertyError(ValueError):
 
 
 class Header(NamedTuple):
-    """Properties as the bytes of a content header, apart at the headers, to which stamps are added."""
+    """The properties of one message as the bytes of a content header, split where stamps are put into its headers."""
 
     flags: int
-    """With that of the headers."""
+    """The property flags; that of the headers is always set."""
     before: bytes
+    """The properties before the headers."""
     headers: bytes
-    """Entries, without the table's length."""
+    """The fields of the headers table, without its length."""
     after: bytes
+    """The properties after the headers."""
 
     @classmethod
     def of(cls, properties: Properties) -> "Header":
-        """Of these properties."""
+        """Return the header of encoded properties."""
         if properties is PERSISTENT:
             return _PERSISTENT
         flags, before, after = HEADERS_FLAG, b"", b""
@@ -60,7 +63,7 @@ class Header(NamedTuple):
         return cls(flags, before, properties.get(HEADERS_FLAG, b"")[4:], after)
 
     def payload(self, size: int, stamps: bytes = b"") -> bytes:
-        """The payload of a content header frame for a body of `size` bytes, `stamps` put first among the headers."""
+        """Return a content header's payload for a body of `size` bytes, with `stamps` as the first headers."""
         flags, before, headers, after = self
         head = _HEAD(BASIC, 0, size, flags)
         return b"".join((head, before, _U32(len(stamps) + len(headers)), stamps, headers, after))
@@ -71,21 +74,21 @@ _PERSISTENT = Header(HEADERS_FLAG | 1 << 12, b"", b"", b"\x02")
 
 
 def encoded(name: str, value: object) -> tuple[int, bytes]:
-    """The flag and the encoded value of a property by its AMQP name, such as `message_id`.
+    """Return the flag and the encoded value of a property, which is named as in AMQP, such as `message_id`.
 
-    Raises KeyError for a name that is none, and PropertyError for a value of another type or out of range.
+    Raises KeyError for an unknown name, and PropertyError for a value of another type or out of range.
     """
     flag, encode = _ENCODERS[name]
     return flag, encode(value)
 
 
 def encoded_headers(headers: Mapping[str, object]) -> bytes:
-    """The value of the property `headers`: a table with its length. Raises PropertyError."""
+    """Return the value of the property `headers`, a table with its length. Raises PropertyError."""
     return _table(headers, 0)
 
 
 def encoded_short_string(value: object) -> bytes:
-    """Text as a short string, with its length. Raises PropertyError."""
+    """Return text as a short string with its length. Raises PropertyError."""
     text = utf8(value)
     if len(text) > SHORT_STRING:
         raise PropertyError(f"{shown(value)} has {len(text)} bytes, {SHORT_STRING} are the most")
@@ -93,7 +96,7 @@ def encoded_short_string(value: object) -> bytes:
 
 
 def utf8(value: object) -> bytes:
-    """Text as UTF-8. Raises PropertyError for what is not text, or has half a character."""
+    """Return text as UTF-8. Raises PropertyError for a value that is not text, or has a lone surrogate."""
     if not isinstance(value, str):
         raise PropertyError(f"{shown(value)} is not a string")
     try:
@@ -103,7 +106,7 @@ def utf8(value: object) -> bytes:
 
 
 def shown(value: object) -> str:
-    """A value for an error's text, in 60 characters at most; of what may be large or deep just what it is."""
+    """Return a value for an error's text, in 60 characters at most; for one that may be large or deep, its type."""
     if isinstance(value, str | bytes):
         text = repr(value[:60])
     elif value is None or isinstance(value, int | float):
@@ -114,7 +117,7 @@ def shown(value: object) -> str:
 
 
 _KINDS: dict[type, str] = {dict: "an object", list: "a list"}
-"""As JSON calls them."""
+"""The types of nested values, as JSON calls them."""
 
 
 def _whole(most: int, least: int = 0) -> Callable[[object], int]:
@@ -142,7 +145,11 @@ def _headers(value: object) -> bytes:
 
 
 def _reply_to(value: object) -> bytes:
-    """Direct reply-to needs a consumer on the channel; without one RabbitMQ closes the channel (observed on 3.10.8)."""
+    """Return the encoded `reply_to`.
+
+    Raises PropertyError for direct reply-to, which needs a consumer on the channel: without one RabbitMQ closes the
+    channel (observed on 3.10.8).
+    """
     if value == _DIRECT_REPLY:
         raise PropertyError(f"{value!r} has no consumer here")
     return encoded_short_string(value)
@@ -165,7 +172,7 @@ _ENCODERS: dict[str, tuple[int, Callable[[object], bytes]]] = {
 }
 
 NAMES = tuple(_ENCODERS)
-"""Of the properties."""
+"""The names of all properties, in their order on the wire."""
 
 
 def _table(headers: Mapping[Any, object], depth: int) -> bytes:
@@ -187,7 +194,7 @@ def _table(headers: Mapping[Any, object], depth: int) -> bytes:
 
 
 def _value(value: object, depth: int) -> bytes:
-    """One value with its type, as RabbitMQ's own clients would send it."""
+    """Return a header's value with its type, as RabbitMQ's own clients would send it. Raises PropertyError."""
     match value:
         case str():
             text = utf8(value)
@@ -209,7 +216,7 @@ def _value(value: object, depth: int) -> bytes:
 
 
 def _integer(value: int) -> bytes:
-    """In 32 bits where it fits: not every client reads 64."""
+    """Return an integer with its type, in 32 bits where it fits, since not every client reads 64."""
     if -(1 << 31) <= value < 1 << 31:
         return b"I" + pack(">i", value)
     if -(1 << 63) <= value < 1 << 63:
@@ -218,7 +225,10 @@ def _integer(value: int) -> bytes:
 
 
 def _float(value: float) -> bytes:
-    """RabbitMQ ends the connection over one that is not finite (observed on 3.10.8)."""
+    """Return a finite number as a double with its type.
+
+    Raises PropertyError for others, over which RabbitMQ ends the connection (observed on 3.10.8).
+    """
     if not isfinite(value):
         raise PropertyError(f"{value} is no finite number")
     return b"d" + pack(">d", value)

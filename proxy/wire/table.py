@@ -1,6 +1,6 @@
-"""Field tables (AMQP section 4.2.5.5, with RabbitMQ's types) as the bytes they are: walked, searched, cut; not decoded.
+"""Field tables (AMQP section 4.2.5.5, with RabbitMQ's types), walked, searched and cut as bytes, without decoding them.
 
-Names and values may be any bytes, so nothing here turns them into text; what is not touched stays as it came.
+Names and values may be any bytes, so nothing here turns them into text; fields that are not cut stay as they came.
 """
 
 from collections.abc import Collection, Iterator
@@ -9,24 +9,31 @@ from typing import NamedTuple
 
 from proxy.wire.frames import SYNTAX_ERROR, U32, Fault, u32
 
+# RabbitMQ's letters, not the specification's: https://www.rabbitmq.com/amqp-0-9-1-errata, section 3.
 _FIXED = dict(zip(b"tbBsuIilLfdTDV", (1, 1, 1, 2, 2, 4, 4, 8, 8, 4, 8, 8, 5, 0), strict=True))
+"""Bytes of the values whose type has a fixed size, by the type's letter."""
 _LONG = frozenset(b"SxAF")
+"""The types whose values begin with their length in four bytes: long string, byte array, list and table."""
 _INTEGERS = dict(zip(b"bBsuIilLT", (">b", ">B", ">h", ">H", ">i", ">I", ">q", ">Q", ">Q"), strict=True))
-"""RabbitMQ reads I as signed and i as unsigned."""
+"""The `struct` formats of integers by type; as RabbitMQ reads them, I is signed and i is unsigned."""
 
 
 class Field(NamedTuple):
-    """One name and value: where it begins, its value begins after the type, and it stops."""
+    """The place of one name and value in the bytes of a table."""
 
     name: bytes
     start: int
+    """The offset of the field's first byte, which holds the length of its name."""
     kind: int
+    """The letter of the value's type, as a byte."""
     value: int
+    """The offset of the value, after the type."""
     stop: int
+    """The offset behind the value."""
 
 
 def fields(data: bytes, start: int, stop: int) -> Iterator[Field]:
-    """The fields of a table whose first is at `start`. Raises Fault 502 where one runs past `stop`."""
+    """Yield the fields of a table from `start` to `stop`. Raises Fault 502 for a field that runs past `stop`."""
     at = start
     while at < stop:
         name_stop = at + 1 + data[at]
@@ -46,12 +53,12 @@ def fields(data: bytes, start: int, stop: int) -> Iterator[Field]:
 
 
 def find(data: bytes, start: int, stop: int, name: bytes) -> Field | None:
-    """The first field of that name, as RabbitMQ reads a name that is there twice."""
+    """Return the first field of a name; RabbitMQ too takes the first where a name is there twice. None without any."""
     return next((field for field in fields(data, start, stop) if field.name == name), None)
 
 
 def without(data: bytes, start: int, stop: int, names: Collection[bytes]) -> tuple[bytes, bytes]:
-    """The table's fields but for those named, and those."""
+    """Return the bytes of a table's fields without those in `names`, and the bytes of those that were cut."""
     kept: list[bytes] = []
     cut: list[bytes] = []
     for field in fields(data, start, stop):
@@ -60,12 +67,12 @@ def without(data: bytes, start: int, stop: int, names: Collection[bytes]) -> tup
 
 
 def text_of(data: bytes, field: Field) -> bytes | None:
-    """The bytes of a long string; None for a value of another type."""
+    """Return the bytes of a long string or byte array; None for a value of another type."""
     return data[field.value + 4 : field.stop] if field.kind in b"Sx" else None
 
 
 def hashed_bytes(data: bytes, field: Field) -> bytes | None:
-    """What an exchange that hashes this header takes: strings as they are, integers as decimal text; else None."""
+    """Return what a hash exchange hashes of a header: strings as they are, integers as decimal text; else None."""
     if field.kind in b"Sx":
         return data[field.value + 4 : field.stop]
     form = _INTEGERS.get(field.kind)
@@ -75,5 +82,5 @@ def hashed_bytes(data: bytes, field: Field) -> bytes | None:
 
 
 def text_field(name: bytes, value: bytes) -> bytes:
-    """One field with a long string."""
+    """Return the bytes of a field whose value is a long string."""
     return bytes((len(name),)) + name + b"S" + U32.pack(len(value)) + value
