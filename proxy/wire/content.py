@@ -3,7 +3,7 @@
 A publish that this sidecar routes is stamped with three headers: the exchange and the routing key that it was published
 with, and its ring id, by which a message that comes back is known.
 
-In all functions `start` is the offset of a header frame's payload, and `end` the offset of the frame's end octet.
+Where a function takes `start` and `end`, these are the offsets of a header frame's payload and of its end octet.
 """
 
 from collections.abc import Collection

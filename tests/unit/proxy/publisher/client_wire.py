@@ -1,4 +1,4 @@
-"""A client whose handshake is over, and who is told what became of its publishes."""
+"""A publishing connection whose handshake is over, and a receiver that keeps the results of its publishes."""
 
 from collections.abc import Callable
 from struct import pack, unpack_from
@@ -61,7 +61,7 @@ class Results:
 
 
 class Wire:
-    """A client whose handshake is over, and the results of its publishes."""
+    """A publishing connection whose handshake is over, and the results of its publishes."""
 
     def __init__(self, channel_max: int = 2047, frame_max: int = 131072, heartbeat: int = 60) -> None:
         self.client = c = PublisherProtocol("me", "secret", "v")
