@@ -43,8 +43,8 @@ class FlowControl:
                 self._client.release()
         if c.to_broker.own or c.republishing.parking or self._brimming_since is not None:
             self._hold_back()
-        if self._stopped and c.to_broker.skip:
-            # What waited for a look-up ended within a frame, whose end has to come.
+        if self._stopped and (c.to_broker.skip or c.phase > Phase.LEAVING):
+            # What waited for a look-up ended within a frame, whose end has to come; or the client's close-ok is due.
             self.go_on_reading()
 
     @property

@@ -211,6 +211,9 @@ class Session:
             self._leave(is_new=seen is not Phase.LEAVING)
         elif c.phase is Phase.DRAINING and not self._waiter.channels:
             self._end_drain()
+        elif seen is Phase.DRAINING and c.phase > Phase.LEAVING and self._deadline is None:
+            # Something else than the drain ends the session.
+            self._within(CLOSE_WITHIN, End.SHUTDOWN)
         if c.phase is Phase.REFUSING:
             self._refused()
 

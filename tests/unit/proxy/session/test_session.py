@@ -470,6 +470,33 @@ async def test_a_drain_leaves_a_session_that_is_being_closed_to_its_end(
         await closed(ends, End.SHUTDOWN)
 
 
+@pytest.mark.parametrize("agrees", [True, False])
+@pytest.mark.parametrize("closer", ["the broker", "this proxy"])
+async def test_a_session_that_ends_during_its_drain_reads_the_last_words_of_its_client_and_ends_in_time(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch, closer: str, agrees: bool
+) -> None:
+    shorten(monkeypatch, "PLACED_WITHIN", "CLOSE_WITHIN")
+    broker = await ends.rerouted()
+    ends.session.drain()
+    assert (ends.client.sent, ends.client.is_read) == (b"", False)
+    if closer == "the broker":
+        assert ends.of_broker(close_connection(320, b"")) == close_connection(320, b"")
+    else:
+        await eventually(lambda: bool(ends.client.sent))
+        assert code_of(split(ends.client.taken())[0]) == 541
+    assert ends.client.is_read
+    broker.taken()
+    if agrees:
+        close_ok = made(0, commands.Connection.CloseOk())
+        assert ends.of_client(close_ok) == (close_ok if closer == "the broker" else b"")
+        if closer == "the broker":
+            ends.session.broker.eof_received()
+        else:
+            ends.of_broker(close_ok)
+            assert ends.client.is_closed
+    await closed(ends, End.SHUTDOWN)
+
+
 @pytest.mark.parametrize("answered", [True, False])
 async def test_what_a_client_that_has_gone_waits_for_is_waited_for_so_long(
     ends: Ends, monkeypatch: pytest.MonkeyPatch, answered: bool
