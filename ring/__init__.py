@@ -1,4 +1,4 @@
-"""The consistent-hash ring: which destination owns which key. A pure function of bindings; no I/O."""
+"""The consistent-hash ring: it says which destination owns which key, as a pure function of weights. No I/O."""
 
 from ring import compiled
 

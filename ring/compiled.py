@@ -1,4 +1,4 @@
-"""Whether the hot modules run compiled (setup.py), or as the Python that they are written in."""
+"""Choose whether the hot modules (those that setup.py lists) run compiled or as Python source."""
 
 import os
 import sys
@@ -7,15 +7,15 @@ from importlib.machinery import EXTENSION_SUFFIXES, SOURCE_SUFFIXES, FileFinder,
 from types import ModuleType
 
 PURE = "RINGPROXY_PURE"
-"""The environment variable that, set to 1 (0: not), leaves the compiled modules aside."""
+"""The environment variable that, if set to 1, makes the hot modules run as Python source."""
 
 
 class _SourceFinder:
-    """Finds this project's modules by their source only."""
+    """An import finder that finds this project's modules by their source only."""
 
     @staticmethod
     def find_spec(name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
-        """As importlib asks for it."""
+        """Return the spec of a module's source file; None for modules of others. The interface is importlib's."""
         if name.partition(".")[0] not in ("ring", "proxy"):
             return None
         found = (FileFinder(folder, (SourceFileLoader, SOURCE_SUFFIXES)).find_spec(name) for folder in path or ())
@@ -23,13 +23,13 @@ class _SourceFinder:
 
 
 def choose() -> None:
-    """Leaves the compiled modules aside where that is asked for; before the first of them is imported."""
+    """Install the finder if the environment asks for source. Must be called before a hot module is imported."""
     if os.environ.get(PURE) == "1":
         sys.meta_path.insert(0, _SourceFinder)
 
 
 def kind() -> str:
-    """What the hot modules run as: `compiled`, or `python`."""
-    from ring import hashing  # which imports nothing before `choose` was called
+    """Return how the hot modules run: `compiled` or `python`."""
+    from ring import hashing  # Imported here, since `choose` must be called first.
 
     return "compiled" if str(hashing.__file__).endswith(tuple(EXTENSION_SUFFIXES)) else "python"

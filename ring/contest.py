@@ -1,7 +1,7 @@
 """Decide which destination owns each slot: a contest of all destinations, or of some with the slot's present holder.
 
-numpy does the work, a chunk of slots at a time. It releases the GIL inside each pass over a chunk, so that the event
-loop goes on while a thread builds a ring. The outcome is that of plain integers, to the last bit.
+numpy does the work, one chunk of slots at a time. It releases the GIL during each pass over a chunk, so that the event
+loop goes on while a thread builds a ring. The result equals that of plain integer arithmetic, to the last bit.
 """
 
 from collections import deque
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ring.hashing import SLOTS
 from ring.scores import DRAW_BITS, SCORE_BITS, U16, U64, draws, early_draws, finished, neg_log2, slot_streams
 
-# Two threads, for the application beside a sidecar has work, too.
+# Only two threads, since the application beside the sidecar needs the processor, too.
 _THREADS = 2
 
 # A chunk's four arrays of 8 bytes a slot fit a processor's second cache of 1 MiB. Chunks of 2^13 slots take 20 to 70%
@@ -22,22 +22,24 @@ _THREADS = 2
 _CHUNK = 1 << 15
 
 _LEAST_SLOPE = 1.44
-"""`neg_log2(draw)` is at least this times 1 - u: -log2(u) is 1.4427 times it at least, and the table is off by 7e-5."""
+"""A lower bound of `neg_log2(draw)` divided by 1 - u: the exact bound is 1.4427, and the table is off by 7e-5 at
+most."""
 
 _MOST_ROUNDED = 64.0
-"""Units of a score, more than those by which rounding u to 53 bits (23) and the division by a weight (1) change it."""
+"""Units of a score, more than rounding can change it: u to 53 bits by 23, and the division by a weight by 1."""
 
 _HIGH_BITS = np.uint64(0xFFFFFFFE00000000)
-"""The bits of a draw that `early_draws` already has."""
+"""The bits of a draw that `early_draws` already sets."""
 
 _SIMILAR = 0.75
-"""Weights down to this share of a greater one are tested against the greater one's bound, which is made only once."""
+"""Weights down to this share of a greater weight are tested against its bound, which saves the computation of
+another."""
 
 
 def contest(seeds: U64, weights: U64, slots: NDArray[np.int64] | None = None) -> U16:
-    """Return the owner of each of these slots, or of all slots.
+    """Return the owner of each of these slots, or of all slots if none are given.
 
-    An owner is an index into `seeds` and `weights`, which are those of the destinations in the order they sort.
+    An owner is an index into `seeds` and `weights`, which list the destinations in their sorted order.
     """
     owners = np.zeros(SLOTS if slots is None else len(slots), dtype=np.uint16)
     _in_chunks(owners, False, seeds, weights, range(len(weights)), slots)
@@ -45,9 +47,9 @@ def contest(seeds: U64, weights: U64, slots: NDArray[np.int64] | None = None) ->
 
 
 def challenge(seeds: U64, weights: U64, holders: U16, challengers: Sequence[int]) -> U16:
-    """Return the owner of every slot once `challengers` have contested it with its holder.
+    """Return the owner of every slot after `challengers` have contested it with its present holder.
 
-    Where `holders` won a contest of all destinations but the challengers, this is what `contest` of all returns.
+    If `holders` won a contest of all destinations but the challengers, the result equals a contest of all.
     """
     owners = holders.copy()
     _in_chunks(owners, True, seeds, weights, challengers, None)
@@ -58,7 +60,7 @@ def _in_chunks(
     owners: U16, defended: bool, seeds: U64, weights: U64, entrants: Sequence[int], slots: NDArray[np.int64] | None
 ) -> None:
     """Write the owners of slots into `owners`, chunk by chunk, and in threads where there are several chunks."""
-    # The heaviest first: they win most slots, so that the others are seen to lose without a logarithm.
+    # The heaviest come first: they win most slots, and the others then lose most contests without a logarithm.
     heaviest_first = sorted(entrants, key=lambda i: (-int(weights[i]), i))
 
     def decide_chunk(chunk: slice) -> None:
@@ -74,12 +76,12 @@ def _in_chunks(
 
 
 def decide(streams: U64, owners: U16, defended: bool, seeds: U64, weights: U64, entrants: Sequence[int]) -> None:
-    """Write into `owners` who owns each slot of `streams` once `entrants` have contested it.
+    """Write the owner of each slot of `streams` into `owners`, after `entrants` have contested it.
 
-    `entrants` are indices into `seeds` and `weights`; any order gives the same owners. If `defended`, what `owners`
-    holds takes part in the contest of each slot; else it is overwritten.
+    `entrants` are indices into `seeds` and `weights`; their order does not change the owners. If `defended`, the owner
+    that a slot has in `owners` takes part in its contest; otherwise it is overwritten.
     """
-    # Among equal weights the greatest draw has the least score, so that no score is needed.
+    # Among equal weights the greatest draw has the least score, so scores need not be computed.
     alike = bool((weights == weights[0]).all())
     if not defended:
         first, *entrants = entrants
@@ -94,7 +96,7 @@ def decide(streams: U64, owners: U16, defended: bool, seeds: U64, weights: U64, 
             bound_weight = float(weight)
             bound = _least_draw(best_score, bound_weight)
         early_draws(streams, seeds[entrant], draw, scratch)
-        # Few rivals are left after the first entrants, the k-th wins one slot in k: all that follows is of those alone.
+        # After the first entrants few slots are still in play: the k-th wins one in k. Only these rivals are computed.
         rivals = np.greater_equal(draw, bound, out=may_win).nonzero()[0]
         rival_draw = finished(draw[rivals])
         held_draw = best_draw[rivals]
@@ -120,15 +122,16 @@ def decide(streams: U64, owners: U16, defended: bool, seeds: U64, weights: U64, 
 
 
 def _least_draw(score: U64, weight: float) -> U64:
-    """Return for each score a draw below which every draw of a destination with that weight, or less, scores worse.
+    """Return for each score a draw below which each draw of a destination with this weight, or less, has a worse score.
 
-    Draws are those of `early_draws`, and the returned ones are lower than need be by what floats round off.
+    Draws are meant as `early_draws` writes them. The bounds are a little lower than necessary, for the rounding of
+    floats.
     """
     least = score.astype(np.float64)
     least += _MOST_ROUNDED
-    # As the distance of the draw from 1, in units of a draw.
+    # The score becomes the distance of the draw from the greatest one, in units of a draw.
     least *= weight / _LEAST_SLOPE * 2.0 ** (DRAW_BITS - SCORE_BITS)
-    # Early draws differ from draws by less than 2^33; the rest is for the floats, which have 53 bits.
+    # Early draws differ from draws by less than 2^33. The rest of 2^34 allows for floats, which have 53 bits.
     np.subtract(2.0**DRAW_BITS - 2.0**34, least, out=least)
     np.maximum(least, 0.0, out=least)
     return least.astype(np.uint64)

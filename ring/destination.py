@@ -1,34 +1,36 @@
-"""What a binding points at, and the weight it gives."""
+"""The destination of a binding, and the weight that its binding key gives."""
 
 import re
 from typing import Literal, NamedTuple
 
 MAX_WEIGHT = 10_000
-"""RabbitMQ's own cap since CVE-2026-67219."""
+"""The largest weight: RabbitMQ's own limit since CVE-2026-67219."""
 
 Kind = Literal["queue", "exchange"]
+"""The two kinds of destinations of a binding."""
 
-# What Erlang's list_to_integer/1 reads: an optional sign and ASCII digits, nothing around or between them.
+# Erlang's list_to_integer/1, by which RabbitMQ reads weights, takes an optional sign and ASCII digits only.
 _ERLANG_INTEGER = re.compile(r"[+-]?[0-9]{1,255}", re.ASCII)
 
 
 class Destination(NamedTuple):
-    """A queue or an exchange of the ring's own virtual host. Sorts by kind, then by name."""
+    """A queue or an exchange in the virtual host of the ring's exchange. Destinations sort by kind, then by name."""
 
     kind: Kind
     name: str
 
     def __str__(self) -> str:
-        """As people read it: ``queue 'orders.1'``."""
+        """Return the kind and the quoted name, as log lines show them: ``queue 'orders.1'``."""
         return f"{self.kind} {self.name!r}"
 
 
 class WeightError(ValueError):
-    """A binding key that is not a weight; the message says why."""
+    """A binding key is not a weight; the message says why."""
 
 
 def parse_weight(binding_key: str) -> int:
-    """The weight a binding key names, 1 to MAX_WEIGHT, read as Erlang reads integers (``+3`` and ``05`` are ones).
+    """Return the weight, 1 to MAX_WEIGHT, of a binding key, read as Erlang reads integers (so ``+3`` and ``05`` are
+    valid).
 
     Raises WeightError for everything else: ``1_0``, `` 4``, ``0``, ``-1``, ``abc``, the empty key, ``10001``.
     """

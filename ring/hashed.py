@@ -1,27 +1,30 @@
-"""What of a message an exchange hashes: its routing key, a header or a property."""
+"""The part of a message that an exchange hashes: the routing key, a header or a property."""
 
 from collections.abc import Mapping
 from typing import Literal, NamedTuple, Self
 
 Source = Literal["routing_key", "header", "property"]
+"""The places in a message from which an exchange can take the value to hash."""
 
 HASHED_PROPERTIES = frozenset({"message_id", "correlation_id", "timestamp"})
-"""What RabbitMQ accepts as `hash-property`."""
+"""The properties that RabbitMQ accepts in the exchange argument `hash-property`."""
 
 
 class HashedValue(NamedTuple):
-    """Where an exchange takes its key from; `name` is empty for the routing key."""
+    """The part of a message that one exchange hashes; `name` is that of the header or property, empty for the routing
+    key.
+    """
 
     source: Source = "routing_key"
     name: str = ""
 
     def __str__(self) -> str:
-        """As fingerprints and people read it: ``routing_key``, ``header:customer``, ``property:message_id``."""
+        """Return the text that fingerprints and log lines contain, such as ``routing_key`` or ``header:customer``."""
         return f"{self.source}:{self.name}" if self.name else self.source
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """What prints as this text. Raises ValueError, which names it."""
+        """Return the value whose ``str`` is this text. Raises ValueError, which names the text."""
         if text == "routing_key":
             return cls()
         source, _, name = text.partition(":")
@@ -31,7 +34,7 @@ class HashedValue(NamedTuple):
 
 
 def key_of(hashed: HashedValue, routing_key: bytes, values: Mapping[str, object]) -> bytes | None:
-    """The bytes to hash, or None where the message lacks the value: such messages share the empty value's slot.
+    """Return the bytes to hash; None if the message lacks the value, so that it goes to the slot of the empty value.
 
     `values` holds the message's headers or its properties, as `hashed.source` says. Strings and bytes are taken as
     they are, integers as decimal text; anything else counts as missing.

@@ -12,50 +12,51 @@ from ring.hashing import RING_FORMAT, SLOTS, hash64, index_at, slot_of
 from ring.scores import U16, U64, ranking, slot_streams
 
 MAX_DESTINATIONS = 1 << 16
-"""The table holds 16-bit indices."""
+"""The most destinations of a ring, since the table holds 16-bit indices."""
 
 FEW_SLOTS = 100
-"""A destination that expects fewer slots than this is flagged: its share is too coarse to trust."""
+"""The least number of slots that a destination should expect; with fewer, its share is far from its weight by
+chance."""
 
 
 class Ring:
-    """Which destination owns each slot: a pure function of the set of (destination, weight).
+    """The owner of each slot, as a pure function of the set of (destination, weight) pairs.
 
-    Neither the order nor the history of bindings matters, so two machines with equal bindings route equally. About
-    2 MiB; the table is read-only and safe to share between threads.
+    Neither the order nor the history of bindings matters, so two machines with equal bindings route equally. A ring
+    takes about 2 MiB. It is never changed, so threads may share it.
     """
 
     __slots__ = ("destinations", "owner_index", "table", "weights")
 
     destinations: tuple[Destination, ...]
-    """Sorted; the table's entries index them."""
+    """The destinations, sorted; the table's entries are indices into them."""
     weights: tuple[int, ...]
-    """Of each destination, in the same order."""
+    """The weight of each destination, in the order of `destinations`."""
     table: U16
-    """Shape (SLOTS,): the index of each slot's owner."""
+    """The index of each slot's owner; a read-only array of shape (SLOTS,)."""
     owner_index: bytes
-    """The same memory, for `hashing.index_at`."""
+    """The table as little-endian bytes, in the same memory, for `hashing.index_at`."""
 
     def __init__(self, destinations: tuple[Destination, ...], weights: tuple[int, ...], table: U16) -> None:
-        """Takes a finished table; `Ring.build` and `Ring.changed` make one."""
+        """Take a finished table, as `Ring.build` and `Ring.changed` make it."""
         self.destinations, self.weights = destinations, weights
         self.owner_index = table.astype("<u2").tobytes()
         self.table = np.frombuffer(self.owner_index, "<u2")
 
     @classmethod
     def build(cls, weights: Mapping[Destination, int]) -> "Ring":
-        """Return the ring of these weights: 2 to 6 ms of CPU a destination, nearly all without the GIL.
+        """Return the ring of these weights. It takes 2 to 6 ms of CPU for each destination, nearly all without the GIL.
 
-        Raises ValueError for no destination at all, for more than MAX_DESTINATIONS, or for a weight out of range.
+        Raises ValueError for no destination, for more than MAX_DESTINATIONS, or for a weight out of range.
         """
         destinations, values = _checked(weights)
         return cls(destinations, values, contest(_seeds(destinations), np.array(values, np.uint64)))
 
     def changed(self, weights: Mapping[Destination, int]) -> "Ring":
-        """`Ring.build(weights)`, computed from this ring: the cost is that of what changed.
+        """Return the ring of other weights, computed from this ring at the cost of what differs.
 
-        What came or got heavier challenges the owner of every slot; what left or got lighter frees its slots, which
-        everyone contests anew.
+        Destinations that are new or heavier challenge the owner of every slot. Those that are gone or lighter give up
+        their slots, which all destinations then contest. The result equals `Ring.build(weights)`.
         """
         destinations, values = _checked(weights)
         before, after = self.as_weights(), dict(zip(destinations, values, strict=True))
@@ -78,19 +79,21 @@ class Ring:
         return Ring(destinations, values, table)
 
     def as_weights(self) -> dict[Destination, int]:
-        """The (destination, weight) pairs that this ring is a function of."""
+        """Return the weight of each destination."""
         return dict(zip(self.destinations, self.weights, strict=True))
 
     def owner(self, slot: int) -> Destination:
-        """The destination of a slot."""
+        """Return the destination that owns a slot."""
         return self.destinations[index_at(self.owner_index, slot)]
 
     def owner_of(self, key: bytes) -> Destination:
-        """The destination of a key."""
+        """Return the destination that owns a key."""
         return self.owner(slot_of(key))
 
     def runner_up(self, slot: int) -> Destination | None:
-        """Where the slot's keys would go if their owner left; None where nobody else is bound."""
+        """Return the destination that would own a slot if its owner were gone; None if there is no other
+        destination.
+        """
         if len(self.destinations) == 1:
             return None
         stream = slot_streams(np.array([slot], dtype=np.int64))[0]
@@ -98,17 +101,17 @@ class Ring:
         return self.destinations[int(order[1])]
 
     def slots(self) -> dict[Destination, int]:
-        """How many slots each destination owns."""
+        """Return the number of slots that each destination owns."""
         counts = np.bincount(self.table, minlength=len(self.destinations))
         return dict(zip(self.destinations, counts.tolist(), strict=True))
 
     def too_light(self) -> tuple[Destination, ...]:
-        """Destinations that expect fewer than FEW_SLOTS slots."""
+        """Return the destinations whose weights let them expect fewer than FEW_SLOTS slots."""
         total = sum(self.weights)
         return tuple(d for d, w in self.as_weights().items() if SLOTS * w < FEW_SLOTS * total)
 
     def moved_from(self, other: "Ring") -> float:
-        """The share of all slots, 0 to 1, that this ring gives to another destination than `other` does."""
+        """Return the share of all slots, 0 to 1, that this ring gives to another destination than `other` does."""
         position = {d: i for i, d in enumerate(self.destinations)}
         absent = len(self.destinations)
         theirs = np.array([position.get(d, absent) for d in other.destinations], dtype=np.uint32)[other.table]
@@ -116,19 +119,19 @@ class Ring:
 
 
 def owners(weights: Mapping[Destination, int], slots: NDArray[np.int64]) -> U16:
-    """Who owns each of these slots, as in `Ring.build(weights).table`, of which it takes no more time than its share.
+    """Return the index of each given slot's owner, without building the whole ring.
 
-    Raises ValueError as that does.
+    Indices are into the sorted destinations. Raises ValueError for weights of which no ring can be built.
     """
     destinations, values = _checked(weights)
     return contest(_seeds(destinations), np.array(values, np.uint64), slots)
 
 
 def fingerprint(weights: Mapping[Destination, int], exchange_type: str, hashed: str) -> str:
-    """Sixteen hex digits that two rings share exactly if they route equally.
+    """Return sixteen hex digits that are equal for two rings if, and only if, these route equally.
 
-    Covers the ring format, what is hashed (as `HashedValue` prints it), the exchange type and the sorted
-    destinations with their weights; each field with its length in front, so no two inputs read alike.
+    The digits cover the ring format, the hashed value (as `HashedValue` prints it), the exchange type and the sorted
+    destinations with their weights. Each field is preceded by its length, so that no two inputs yield the same bytes.
     """
     digest = hashlib.blake2b(digest_size=8)
     fields = [str(RING_FORMAT), hashed, exchange_type]
@@ -141,6 +144,7 @@ def fingerprint(weights: Mapping[Destination, int], exchange_type: str, hashed: 
 
 
 def _checked(weights: Mapping[Destination, int]) -> tuple[tuple[Destination, ...], tuple[int, ...]]:
+    """Return the sorted destinations and their weights. Raises ValueError if no ring can be built of them."""
     destinations = tuple(sorted(weights))
     if not 1 <= len(destinations) <= MAX_DESTINATIONS:
         raise ValueError(f"a ring has 1 to {MAX_DESTINATIONS} destinations, not {len(destinations)}")
@@ -151,4 +155,5 @@ def _checked(weights: Mapping[Destination, int]) -> tuple[tuple[Destination, ...
 
 
 def _seeds(destinations: tuple[Destination, ...]) -> U64:
+    """Return the seed of each destination: the hash of its kind and name."""
     return np.array([hash64(f"{d.kind}\0{d.name}".encode()) for d in destinations], dtype=np.uint64)

@@ -23,14 +23,16 @@ _MIX_2 = np.uint64(0x94D049BB133111EB)
 
 _LOG_STEPS = 12  # the table holds log2 at 2^12 steps of [1, 2]
 _LOG_BITS = 39  # fractional bits of its entries
-_FRACTION_BITS = 36  # bits of the place between two steps; 28-bit step * 36 bits fits 64
+_FRACTION_BITS = 36  # bits of the position between two steps: a 28-bit rise times 36 bits fits 64 bits
 DRAW_BITS = 64
+"""The number of bits of a draw."""
+
 SCORE_BITS = 57
-"""Fractional bits of -log2(u), which is at most 53."""
+"""The number of fractional bits of -log2(u), whose value is at most 53."""
 
 
 def slot_streams(slots: NDArray[np.int64]) -> U64:
-    """What SplitMix64 adds to a seed to reach each slot's output."""
+    """Return what SplitMix64 adds to a seed to reach the output of each of these slots."""
     streams = slots.astype(np.uint64)
     streams += np.uint64(1)
     streams *= _GAMMA
@@ -38,16 +40,16 @@ def slot_streams(slots: NDArray[np.int64]) -> U64:
 
 
 def draws(streams: U64, seeds: U64 | np.uint64) -> U64:
-    """Return the 64-bit draw of each slot for one destination's seed, or for a seed a slot."""
+    """Return the 64-bit draw of each slot, for the seed of one destination or for one seed for each slot."""
     draw = np.empty_like(streams)
     early_draws(streams, seeds, draw, np.empty_like(streams))
     return finished(draw)
 
 
 def early_draws(streams: U64, seeds: U64 | np.uint64, out: U64, scratch: U64) -> None:
-    """Write into `out` the draws of `draws` but for SplitMix64's last step, which changes only their lower 33 bits.
+    """Write each slot's draw into `out`, without SplitMix64's last step, which changes only the lower 33 bits.
 
-    `scratch` is overwritten. Both are of the shape of `streams`, and there so that nothing is allocated.
+    `scratch` is overwritten. Both arrays have the shape of `streams`; the caller passes them to avoid allocations.
     """
     np.add(streams, seeds, out=out)
     np.right_shift(out, np.uint64(30), out=scratch)
@@ -59,15 +61,15 @@ def early_draws(streams: U64, seeds: U64 | np.uint64, out: U64, scratch: U64) ->
 
 
 def finished(early: U64) -> U64:
-    """Return the draws of which `early` are what `early_draws` wrote."""
+    """Return the draws that result from SplitMix64's last step on the output of `early_draws`."""
     return early ^ (early >> np.uint64(31))
 
 
 @functools.cache
 def log2_table() -> U64:
-    """round(log2(1 + i/4096) * 2^39) for i of 0 to 4096, from integers alone: no libm may round it differently.
+    """Return round(log2(1 + i/4096) * 2^39) for i from 0 to 4096, computed with integers, so that no libm can differ.
 
-    Sums ln((n+1)/n) = 2 atanh(1/(2n+1)) for n of 4096 to 8191 with 128 fractional bits.
+    It sums ln((n+1)/n) = 2 atanh(1/(2n+1)) for n of 4096 to 8191 with 128 fractional bits.
     """
     one = 1 << 128
     steps = 1 << _LOG_STEPS
@@ -87,15 +89,17 @@ def log2_table() -> U64:
 
 @functools.cache
 def _log2_rises() -> U64:
+    """Return the differences between neighbouring entries of `log2_table`."""
     return np.diff(log2_table())
 
 
 def neg_log2(draw: U64) -> U64:
-    """-log2(u) in units of 2^-57 for u = (the draw's top 53 bits + 1) / 2^53; never grows with the draw.
+    """Return -log2(u) in units of 2^-57, for u = (the draw's top 53 bits + 1) / 2^53. A greater draw never has more.
 
-    The table's straight lines meet -log2 at their ends, so the relative error stays under 7e-5 down to u = 1.
+    The straight lines between the table's entries meet -log2 at their ends, so the relative error stays under 7e-5 even
+    near u = 1.
     """
-    # Exact: every integer up to 2^53 is a float64, and its bits are the exponent and the mantissa that are needed.
+    # The conversion is exact, since every integer up to 2^53 is a float64. Its bits hold the exponent and the mantissa.
     bits = ((draw >> np.uint64(11)) + np.uint64(1)).astype(np.float64).view(np.uint64)
     exponent = (bits >> np.uint64(52)) - np.uint64(1023)
     step = ((bits >> np.uint64(52 - _LOG_STEPS)) & np.uint64((1 << _LOG_STEPS) - 1)).astype(np.intp)
@@ -107,6 +111,6 @@ def neg_log2(draw: U64) -> U64:
 
 
 def ranking(stream: np.uint64, seeds: U64, weights: U64) -> Indices:
-    """All destinations' indices in the order in which they would own one slot, were those before them gone."""
+    """Return the indices of all destinations, in the order in which they would own a slot if those before were gone."""
     draw = draws(np.full(len(seeds), stream), seeds)
     return np.lexsort((np.arange(len(seeds)), ~draw, neg_log2(draw) // weights))
