@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -65,14 +66,17 @@ class Supervisor:
             start_new_session=True,  # Ctrl-C in the starter's terminal must not reach it
         )
         self.folder = Path(self._answer()["folder"])
+        # The nodes of a cluster are started by a thread each, which must not get each other's answers.
+        self._asking = threading.Lock()
 
     def spawn(self, command: Sequence[str], env: Mapping[str, str], log: Path) -> Process:
         """Start `command` with exactly the environment `env`, its output appended to `log`."""
         assert self._process.stdin
-        json.dump({"command": list(command), "env": dict(env), "log": str(log)}, self._process.stdin)
-        self._process.stdin.write("\n")
-        self._process.stdin.flush()
-        return Process(self._answer()["pid"])
+        with self._asking:
+            json.dump({"command": list(command), "env": dict(env), "log": str(log)}, self._process.stdin)
+            self._process.stdin.write("\n")
+            self._process.stdin.flush()
+            return Process(self._answer()["pid"])
 
     def close(self) -> None:
         """Kill what is left of the processes, remove the folder, and wait until that is done."""

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -284,6 +285,17 @@ def test_a_supervised_process_may_end_at_once(tmp_path: Path) -> None:
             process = supervisor.spawn(["true"], os.environ, tmp_path / "log")
             assert process.wait(DEADLINE_SECONDS)
             process.send_signal(signal.SIGTERM)  # nothing to do, and no other process to reach
+
+
+def test_threads_that_start_processes_each_get_their_own(tmp_path: Path) -> None:
+    def spawned(supervisor: Supervisor, n: int) -> bool:
+        log = tmp_path / f"log{n}"
+        process = supervisor.spawn(["sh", "-c", "echo $$"], {}, log)
+        assert process.wait(DEADLINE_SECONDS)
+        return log.read_text() == f"{process.pid}\n"
+
+    with Supervisor() as supervisor, ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(lambda n: spawned(supervisor, n), range(200)))
 
 
 def test_a_command_that_does_not_exist_is_an_error(tmp_path: Path) -> None:
