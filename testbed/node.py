@@ -87,9 +87,9 @@ class Node:
                     message = f"RabbitMQ did not start within {START_SECONDS} s ({error}); the end of its log:\n"
                     raise SetupError(message + self._log_tail()) from error
 
-    def control(self, *arguments: str) -> None:
-        """Run rabbitmqctl on the node, and wait until it has ended."""
-        command = str(Path(self._installation.server or "").with_name("rabbitmqctl"))
+    def control(self, *arguments: str, program: str = "rabbitmqctl") -> None:
+        """Run rabbitmqctl, or another of RabbitMQ's programs, on the node, and wait until it has ended."""
+        command = str(Path(self._installation.server or "").with_name(program))
         environment = {
             "PATH": _PATH,
             "LANG": "C.UTF-8",
@@ -100,7 +100,7 @@ class Node:
         log = self.folder / "rabbitmqctl.log"
         wrapped = self._installation.command([command, "--node", self.name, *arguments], self._supervisor.folder)
         if not self._supervisor.spawn(wrapped, environment, log).wait(CONTROL_SECONDS):
-            raise SetupError(f"rabbitmqctl {' '.join(arguments)} did not end in time: {log.read_text()}")
+            raise SetupError(f"{program} {' '.join(arguments)} did not end in time: {log.read_text()}")
 
     def stop(self) -> None:
         """Shut the node down in order."""

@@ -65,8 +65,11 @@ Next = Callable[[float], Awaitable[StreamMessage | None]]
 TRIES, PAUSE = 4, 1.0
 """How often a stream is tried that the broker is not ready to read, and the seconds between tries."""
 
-NOT_READY = ("INTERNAL_ERROR", "does not have a replica on the local node")
-"""The answers of RabbitMQ 3.10.8 to a consumer whose stream was declared just now, after which a retry helps."""
+NOT_READY = ("INTERNAL_ERROR", "replica on the local node")
+"""Words in the answers of RabbitMQ to a consumer of a stream that the node has no replica of, or none that runs yet.
+
+3.10.8 answers so where the stream was declared just now, and 4.3.6 says "a running replica". A retry helps.
+"""
 
 T = TypeVar("T")
 

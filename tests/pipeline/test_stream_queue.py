@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,10 @@ from yarl import URL
 from pipeline import PipelineError
 from pipeline.stream import queue as stream
 from pipeline.stream.queue import StreamQueue
-from testbed.broker import Broker
+from testbed.broker import Broker, installation
+from testbed.cluster import private_cluster
 from tests.integration.broker_api import VirtualHost, wait_until
+from tests.integration.own_node import BROKER, private_only
 from tests.pipeline.streams import put, settled, stream_queue
 
 pytestmark = pytest.mark.versions
@@ -176,3 +179,22 @@ def test_a_broker_that_is_not_ready_is_asked_again(monkeypatch: pytest.MonkeyPat
     asked = iter(range(1, stream.TRIES + 1))
     with pytest.raises(PipelineError, match="INTERNAL_ERROR"):
         queue.first()
+
+
+@private_only
+@pytest.mark.long
+def test_a_stream_is_read_once_the_node_that_is_asked_has_a_replica(monkeypatch: pytest.MonkeyPatch) -> None:
+    with private_cluster(installation(BROKER), 2) as (first, second):
+        there, here = StreamQueue(first.amqp_url, "journal"), StreamQueue(second.amqp_url, "journal")
+        put(there, numbered(0, 10), x_initial_cluster_size=1)
+        with monkeypatch.context() as once:
+            once.setattr(stream, "TRIES", 1)
+            with pytest.raises(PipelineError, match="replica on the local node"):
+                here.end()
+        monkeypatch.setattr(stream, "TRIES", 60)  # the program takes its time
+        with ThreadPoolExecutor() as pool:
+            asked = pool.submit(here.end)
+            first.control("add_replica", "journal", second.name, program="rabbitmq-streams")
+            assert asked.result() >= 0
+        wait_until("the replica has all of it", lambda: here.end() == there.end())
+        assert numbers(here, 0, here.end()) == list(range(10))
