@@ -15,8 +15,7 @@ MAX_DESTINATIONS = 1 << 16
 """The most destinations of a ring, since the table holds 16-bit indices."""
 
 FEW_SLOTS = 100
-"""The least number of slots that a destination should expect; with fewer, its share is far from its weight by
-chance."""
+"""The least slots that a destination should expect. One with fewer is flagged, as its share is too coarse to trust."""
 
 
 class Ring:

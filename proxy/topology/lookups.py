@@ -91,7 +91,7 @@ class LookUps:
             shared.task.cancel()
 
     def close(self) -> None:
-        """Cancel every look-up."""
+        """Cancel every look-up that is under way."""
         for shared in self.under_way.values():
             shared.task.cancel()
 

@@ -79,7 +79,7 @@ class Saved:
     weights: Mapping[Destination, int] = field(default_factory=dict)
     """The weights of the ring; empty if the exchange has no ring."""
     queues: Mapping[str, str | None] = field(default_factory=dict)
-    """What makes each bound queue dead-letter under its own name, as in `Entry.queues`."""
+    """The cause for which each bound queue dead-letters under its own name, as in `Entry.queues`."""
     internal_destination: bool = False
     """Whether an exchange among the destinations is internal."""
     at: float = 0.0
@@ -240,7 +240,7 @@ class RingCache:
             raise unwritable(folder, error) from None
         self._thread = ThreadPoolExecutor(1, "ring-cache")
         self._kept: dict[Name, Saved] = {}
-        """What was last given to the thread to write for each exchange, the oldest first."""
+        """The last content given to the thread to write for each exchange, the oldest first."""
         self._lock = threading.Lock()
         self._todo: dict[Name, Saved | None] = {}
         """The files that the thread has yet to write; None for a file that it is to remove."""

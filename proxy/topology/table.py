@@ -89,7 +89,7 @@ class Entry:
     """
 
     mode: Mode
-    """What the settings say of the exchange: route, shadow or pass."""
+    """The mode that the settings give the exchange: route, shadow or pass."""
     exchange_type: str
     known: KnownRing | None
     """The ring; None if the exchange has none, by its type, its mode or for want of bindings."""
@@ -100,8 +100,8 @@ class Entry:
     read_at: float
     """When the last good reading started, in monotonic seconds."""
     queues: Mapping[str, str | None] = field(default_factory=dict)
-    """What makes each bound queue dead-letter under its own name: empty if nothing does, None if that does not show
-    yet.
+    """The cause for which each bound queue dead-letters under its own name: empty if it does not, None if that does not
+    show yet.
 
     The queue that was asked for longest ago comes first."""
     changes: tuple[Change, ...] = ()
