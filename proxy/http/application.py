@@ -6,7 +6,7 @@ from collections.abc import Awaitable
 from aiohttp import HttpVersion11, web
 
 from proxy.http.admission.gate import Gate
-from proxy.http.endpoints.table import PUBLISH_PATH, Handler, endpoints
+from proxy.http.endpoints.urls import PUBLISH_PATH, Handler, endpoints
 from proxy.http.formats.problems import ProblemError, problem_middleware
 from proxy.http.sending.dispatch import Dispatch
 from proxy.http.server import FAST_PATH

@@ -21,6 +21,9 @@ from ring.hashing import index_at, slot_of
 MOST_ROUTES = 10_000
 """Routes of one table, at most; a limit is needed since clients choose the names."""
 
+MOST_TRIES = 5
+"""How often one message that came back is published again, over AMQP or HTTP, before it counts as unroutable."""
+
 MARK = content.UNMARKED - 16
 """The lowest of the 16 bits of a ring id that a mark changes, just below the bits that are the nonce's alone."""
 

@@ -1,11 +1,8 @@
-"""How sessions end: why, what their clients are told, and how long it takes."""
+"""How sessions end: why, and what their clients are told."""
 
 from enum import Enum
 
 SHUTTING_DOWN = "ringproxy is shutting down"
-
-CLOSE_WITHIN = 5.0
-"""Seconds that a peer gets to answer this proxy's Close, or to close its socket."""
 
 
 class End(Enum):

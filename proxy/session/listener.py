@@ -8,9 +8,10 @@ from collections import Counter
 from collections.abc import Callable
 from typing import cast
 
+from proxy.session import time_limits
 from proxy.session.context import Shared
-from proxy.session.end import CLOSE_WITHIN, SHUTTING_DOWN, End
-from proxy.session.session import HEADER_WITHIN, Session
+from proxy.session.end import SHUTTING_DOWN, End
+from proxy.session.session import Session
 from proxy.settings.parse import Address
 from proxy.wire.frames import (
     CONNECTION_CLOSE_OK,
@@ -70,7 +71,7 @@ class _Refusal(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Give the client as long as any peer that has got connection.close."""
         self._transport = cast(asyncio.Transport, transport)
-        self._deadline = asyncio.get_running_loop().call_later(CLOSE_WITHIN, self._transport.abort)
+        self._deadline = asyncio.get_running_loop().call_later(time_limits.CLOSE_WITHIN, self._transport.abort)
 
     def data_received(self, data: bytes) -> None:
         """Answer the client's first bytes and end at its close-ok; all else is ignored."""
@@ -134,7 +135,7 @@ class Listener:
             address.host,
             address.port,
             ssl=tls,
-            ssl_handshake_timeout=HEADER_WITHIN if tls else None,
+            ssl_handshake_timeout=time_limits.HEADER_WITHIN if tls else None,
         )
         return Address(*self._server.sockets[0].getsockname()[:2])
 

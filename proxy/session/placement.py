@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator
 from itertools import takewhile
 
 from proxy.outcome import Outcome
-from proxy.routing.routes import PUBLISH, Route, Target
+from proxy.routing.routes import MOST_TRIES, PUBLISH, Route, Target
 from proxy.session.channel import Channel
 from proxy.session.confirms import Answer, Settlement
 from proxy.session.connection import Connection
@@ -41,9 +41,6 @@ from proxy.wire.frames import (
     method_frame,
     shorted,
 )
-
-MOST_TRIES = 5
-"""How often one message is published again, with queues that go one after the other, before no queue takes it."""
 
 RECENT = 1.0
 """Seconds for which a ring that was read again for a return is not read once more, though it names the same queue."""

@@ -5,32 +5,20 @@ import logging
 import time
 from collections.abc import Callable
 
-from proxy.session import broker_loop, client_loop, closing
+from proxy.session import broker_loop, client_loop, closing, time_limits
+from proxy.session.answer_deadlines import AnswerDeadlines
 from proxy.session.connection import Connection
 from proxy.session.context import Shared
-from proxy.session.end import CLOSE_WITHIN, SHUTTING_DOWN, End
+from proxy.session.end import SHUTTING_DOWN, End
 from proxy.session.events import Declared, Refused
 from proxy.session.flow import FlowControl
 from proxy.session.handshake import is_protocol_header
 from proxy.session.lookup import Waiter
 from proxy.session.sockets import PeerSocket
 from proxy.session.state import Phase
-from proxy.session.timeouts import AnswerDeadlines
 from proxy.wire.frames import CONNECTION_FORCED, PROTOCOL_HEADER
 
 log = logging.getLogger(__name__)
-
-HEADER_WITHIN = 10.0
-"""Seconds in which a client's protocol header must come; RabbitMQ has the same limit."""
-
-HANDSHAKE_WITHIN = 30.0
-"""Seconds for the handshake behind the protocol header; RabbitMQ ends it after 10."""
-
-GONE_WITHIN = 30.0
-"""Seconds in which what a client sent before it left may still be waited for."""
-
-LEAVE_WITHIN = 5.0
-"""Seconds that a client's connection.close waits for the broker's answers to what was published."""
 
 
 class Session:
@@ -53,7 +41,7 @@ class Session:
         self._flow = FlowControl(self.connection, self.client, self.broker, self._guarded)
         self._deadlines = AnswerDeadlines(self.connection, self.broker, guarded=self._guarded, go_on=self._go_on)
         self._waiter = Waiter(shared, self.connection, hand_on=self._hand_on, ended=self._task_ended)
-        self._within(HEADER_WITHIN, End.PROTOCOL)
+        self._within(time_limits.HEADER_WITHIN, End.PROTOCOL)
 
     @property
     def unsettled(self) -> int:
@@ -100,14 +88,14 @@ class Session:
             if self._waiter.channels or c.phase is Phase.LEAVING:
                 # What it sent waits for a look-up, or for answers.
                 if self._deadline is None:
-                    self._within(GONE_WITHIN, End.CLIENT)
+                    self._within(time_limits.GONE_WITHIN, End.CLIENT)
                 return
         if c.phase is Phase.REFUSING:
             self._refused()
             return
         other = self.client if peer is self.broker else self.broker
         other.finish()
-        self._within(CLOSE_WITHIN, self.end)
+        self._within(time_limits.CLOSE_WITHIN, self.end)
 
     def lost(self, peer: PeerSocket) -> None:
         """Note that a peer's socket is closed; the session is over with the second one."""
@@ -143,7 +131,7 @@ class Session:
                 self.end = End.PROTOCOL
                 self.client.write([PROTOCOL_HEADER])
                 self.client.finish()
-                self._within(CLOSE_WITHIN, End.PROTOCOL)
+                self._within(time_limits.CLOSE_WITHIN, End.PROTOCOL)
             case None:
                 pass
 
@@ -159,7 +147,7 @@ class Session:
             return
         self._dialling = None
         self.connection.enter(Phase.HANDSHAKE)
-        self._within(HANDSHAKE_WITHIN, End.BROKER)
+        self._within(time_limits.HANDSHAKE_WITHIN, End.BROKER)
         self.broker.write([PROTOCOL_HEADER])
         if self._head:
             self._shared.client_bytes -= len(self._head)
@@ -213,7 +201,7 @@ class Session:
             self._end_drain()
         elif seen is Phase.DRAINING and c.phase > Phase.LEAVING and self._deadline is None:
             # Something else than the drain ends the session.
-            self._within(CLOSE_WITHIN, End.SHUTDOWN)
+            self._within(time_limits.CLOSE_WITHIN, End.SHUTDOWN)
         if c.phase is Phase.REFUSING:
             self._refused()
 
@@ -238,7 +226,7 @@ class Session:
             self._left()
         elif is_new:
             self._within(None, End.CLIENT)
-            self._deadline = self._loop.call_later(LEAVE_WITHIN, self._guarded, self._left)
+            self._deadline = self._loop.call_later(time_limits.LEAVE_WITHIN, self._guarded, self._left)
 
     def _left(self) -> None:
         c = self.connection
@@ -285,7 +273,7 @@ class Session:
             return  # which end it as well
         if c.phase > Phase.LEAVING:
             if self._deadline is None:
-                self._within(CLOSE_WITHIN, End.SHUTDOWN)
+                self._within(time_limits.CLOSE_WITHIN, End.SHUTDOWN)
             return
         if not c.to_client.frames:
             # The client has not got connection.start, and so takes no close.
@@ -319,7 +307,7 @@ class Session:
             self._shut()
 
     def _shut(self) -> None:
-        self._within(CLOSE_WITHIN, End.SHUTDOWN)
+        self._within(time_limits.CLOSE_WITHIN, End.SHUTDOWN)
         self._flow.go_on_reading()
         closing.refuse(self.connection, CONNECTION_FORCED, SHUTTING_DOWN)
         self._go_on()
@@ -329,7 +317,7 @@ class Session:
         c = self.connection
         if self.end is None:
             self.end = End.BROKER if self._deadlines.expired else End.PROTOCOL
-            self._within(CLOSE_WITHIN, self.end)
+            self._within(time_limits.CLOSE_WITHIN, self.end)
         self._waiter.cancel_readings()
         if c.to_broker.cut_off:
             c.to_broker.cut_off, c.to_client.ended = False, True

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 from pamqp.commands import Basic, Connection
 
-from proxy.session.end import CLOSE_WITHIN
 from proxy.session.listener import SPARE
-from proxy.session.session import HEADER_WITHIN
+from proxy.session.time_limits import CLOSE_WITHIN, HEADER_WITHIN
 from tests.certificates import Authority
 from tests.integration.broker_api import VirtualHost, wait_until
 from tests.integration.conftest import StartSidecar

@@ -32,7 +32,7 @@ ROOMS: dict[str, set[str]] = {
     },
     "proxy.http.sending": {
         *("ring", "proxy.outcome", "proxy.wire", "proxy.settings", "proxy.topology", "proxy.journal", "proxy.routing"),
-        *("proxy.publisher", "proxy.session", "proxy.http.formats", "proxy.http.admission"),
+        *("proxy.publisher", "proxy.http.formats", "proxy.http.admission"),
     },
     "proxy.http.endpoints": {
         *("proxy.outcome", "proxy.wire", "proxy.settings", "proxy.topology", "proxy.routing"),
@@ -73,9 +73,9 @@ IO_MODULES = {
     "proxy.journal": {"journaling", "stream", "writer"},
     "proxy.routing": {"forgetting"},
     "proxy.publisher": {"connection", "dial", "pool"},
-    "proxy.session": {"context", "flow", "listener", "lookup", "session", "sockets", "timeouts"},
+    "proxy.session": {"answer_deadlines", "context", "flow", "listener", "lookup", "session", "sockets"},
     "proxy.http.formats": {"answers", "parsing", "problems"},
-    "proxy.http.endpoints": {"batch", "docs", "events", "management", "publish", "route", "table"},
+    "proxy.http.endpoints": {"batch", "docs", "events", "management", "publish", "route", "urls"},
 }
 """Modules that know of the event loop, threads, sockets or aiohttp; the others of these rooms take and give values."""
 

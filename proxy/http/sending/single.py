@@ -6,7 +6,7 @@ from proxy.http.formats.message import Message
 from proxy.http.sending.dispatch import Dispatch, ExchangeHandle, Placement
 from proxy.outcome import Outcome
 from proxy.publisher.channel import PublishResult
-from proxy.session.placement import MOST_TRIES
+from proxy.routing.routes import MOST_TRIES
 
 
 class Single:

@@ -5,8 +5,9 @@ from struct import pack
 
 import pytest
 
+from proxy.routing.routes import MOST_TRIES
 from proxy.session.events import Refused, Stale
-from proxy.session.placement import MOST_TRIES, RECENT
+from proxy.session.placement import RECENT
 from proxy.topology.table import Entry, KnownRing, PassReason, Unread
 from proxy.wire import content
 from proxy.wire.content import STAMP_ID

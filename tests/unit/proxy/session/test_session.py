@@ -9,8 +9,7 @@ from typing import Any, cast
 import pytest
 from pamqp import commands
 
-from proxy.session import client_loop, timeouts
-from proxy.session import session as sessions
+from proxy.session import client_loop, time_limits
 from proxy.session.channel import Channel
 from proxy.session.confirms import MOST_UNSETTLED
 from proxy.session.connection import Connection
@@ -186,12 +185,9 @@ class Ends:
 
 
 def shorten(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
-    """Makes limits short, wherever they are read."""
+    """Make time limits short."""
     for name in names:
-        holders = [module for module in (sessions, timeouts) if hasattr(module, name)]
-        assert holders
-        for module in holders:
-            monkeypatch.setattr(module, name, WITHIN)
+        monkeypatch.setattr(time_limits, name, WITHIN)
 
 
 @pytest.fixture

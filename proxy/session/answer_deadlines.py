@@ -4,16 +4,12 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from proxy.session import closing
+from proxy.session import closing, time_limits
 from proxy.session.channel import Channel
 from proxy.session.connection import Connection
-from proxy.session.end import CLOSE_WITHIN
 from proxy.session.sockets import PeerSocket
 from proxy.session.state import ChannelState, Phase
 from proxy.wire.frames import INTERNAL_ERROR
-
-PLACED_WITHIN = 15.0
-"""Seconds that a message which came back, and the acks that wait for it, may take, before the session is closed."""
 
 _LOOKS = 5
 """How often in `CLOSE_WITHIN` a channel that this proxy closes is looked at."""
@@ -41,7 +37,7 @@ class AnswerDeadlines:
     def watch(self) -> None:
         """Look after the messages that are under way again, from now on if not already."""
         if self._connection.republishing.under_way and self._timer is None:
-            self._timer = self._loop.call_later(PLACED_WITHIN / 10, self._guarded, self._look)
+            self._timer = self._loop.call_later(time_limits.PLACED_WITHIN / 10, self._guarded, self._look)
 
     def watch_close(self, channel: Channel) -> None:
         """Look after a channel that this proxy closes, from now on."""
@@ -62,17 +58,18 @@ class AnswerDeadlines:
         if since is None or not c.running:
             return
         # The confirm cannot be read while the broker is held, for the client's sake or for what waits.
-        if time.monotonic() - since > PLACED_WITHIN and not self._broker.is_held:
-            text = f"a message that came back was published again, and not confirmed within {PLACED_WITHIN:g} s"
+        if time.monotonic() - since > time_limits.PLACED_WITHIN and not self._broker.is_held:
+            limit = time_limits.PLACED_WITHIN
+            text = f"a message that came back was published again, and not confirmed within {limit:g} s"
             closing.refuse(c, INTERNAL_ERROR, text)
             self.expired = True
         self._go_on()
 
     def _look_again(self, channel: Channel, looks: int) -> None:
-        self._loop.call_later(CLOSE_WITHIN / _LOOKS, self._look_at, channel, looks)
+        self._loop.call_later(time_limits.CLOSE_WITHIN / _LOOKS, self._look_at, channel, looks)
 
     def _look_at(self, channel: Channel, looks: int) -> None:
-        """Close a channel towards its client where the broker has not answered channel.close within CLOSE_WITHIN.
+        """Close a channel towards its client where the broker has not answered channel.close in time.
 
         The broker may be busy with that channel alone, so the session and its other channels go on.
         """
