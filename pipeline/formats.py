@@ -78,7 +78,7 @@ def moment(micros: int) -> str:
 
 
 def _with_unit(value: float, units: tuple[tuple[int, str], ...]) -> Number:
-    """Return the largest unit of which the rounded value has one at least, and no zeros after the point."""
+    """Return a value in the largest of `units` that it reaches when rounded, without trailing zeros."""
     rounded = float(f"{value:.{_DIGITS - 1}e}")
     unit, name = max((unit for unit in units if unit[0] <= abs(rounded)), default=units[0])
     told = _rounded(rounded / unit)

@@ -21,7 +21,7 @@ SEQUENCES = "proxy string, first long, last long, since long, until long, record
 _MOST_HELD = 1_000_000
 """How many records of one file a task holds at a time, in 20 bytes each and 60 more while it sorts them.
 
-A run of consecutive numbers may end where they do.
+A run of consecutive numbers that goes on behind them is returned in two rows.
 """
 
 _AROUND = timedelta(hours=1)
@@ -195,7 +195,7 @@ def _numbers(records: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _runs_of(held: list[pa.RecordBatch], file: str | None) -> pa.RecordBatch:
-    """Return the rows of `sequences` of some records of one file."""
+    """Return the rows that `sequences` has for some records of one file: one for each run of consecutive numbers."""
     table = pa.Table.from_batches(held)
     proxies = table["proxy"].unify_dictionaries().combine_chunks()
     owners, numbers, times = proxies.indices.to_numpy(), table["seq"].to_numpy(), table["time"].to_numpy()

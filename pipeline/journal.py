@@ -57,9 +57,9 @@ def _records_folder(spark: SparkSession, journal: str) -> str:
 
 
 def checked(lines: DataFrame, where: str) -> DataFrame:
-    """Return lines as records without the column CORRUPT; the first line that is none ends the job.
+    """Return lines as records, without the column CORRUPT; the first line that is no record ends the job.
 
-    `where` is SQL for the place that the error names, such as the file.
+    `where` is an SQL expression for the place that the error names, such as the file.
     """
     broken = f"raise_error(concat({where}, ': a line that is no record: ', substring({CORRUPT}, 1, 100)))"
     found = "coalesce(string(v), 'none')"

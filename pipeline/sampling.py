@@ -71,7 +71,7 @@ class _Drawn(NamedTuple):
 
     @property
     def effective(self) -> float:
-        """The effective number of keys (Kish): how many equal keys would tell as much as these.
+        """The effective number of keys (Kish): how many keys of equal size would give as precise an estimate.
 
         It is (sum of messages)^2 / sum of squares, and 0 without messages.
         """
@@ -199,10 +199,10 @@ class Sample:
     def shares(self, seen: NDArray[Any], unseen: NDArray[Any], confidence: float = CONFIDENCE) -> Estimates:
         """Return each destination's share of everything published.
 
-        Of each destination: `seen`, the messages in its drawn slots, heavy ones too; `unseen`, how many of the slots
-        that were not drawn it owns. What it has got is `seen` and what so many slots are expected to have. The interval
-        has the share where the hash lays messages evenly over slots, whoever owns them, as it does. Of a sample
-        without a message every interval is 0 to 1.
+        The arrays have one entry for each destination: `seen`, the messages in its drawn slots, heavy ones too, and
+        `unseen`, how many slots it owns that were not drawn. A destination's messages are taken to be `seen` and the
+        expected messages of so many slots. The interval is right if the hash lays messages evenly over slots,
+        whoever owns them, as it does. For a sample without a message every interval is 0 to 1.
         """
         part: F64 = unseen / max(1, self.unseen_slots)
         if not self.seen:

@@ -72,7 +72,10 @@ def column(name: str) -> Column:
 
 
 def _typed(table: DataFrame, path: str, columns: Columns) -> DataFrame:
-    """Return the table with columns of text parsed as numbers and times; the first cell that is none ends the job."""
+    """Return the table with columns of text parsed as numbers and times.
+
+    The first cell that is no number or time ends the job with an error.
+    """
     typed = {}
     for name, types in columns.items():
         cell = column(name)

@@ -115,8 +115,9 @@ class Depths:
 class Allowance:
     """How many rows each queue may be sent before it is looked at again, so that it gets no deeper than a limit.
 
-    A queue that is near its limit is sent rows again once a quarter of the limit is free; of less only when pauses have
-    grown to the longest. So a queue whose consumers keep up with the task is not looked at for every row.
+    A queue that is near its limit is sent rows again once a quarter of the limit is free. Once the pauses have grown to
+    the longest, any free room is enough. So a queue whose consumers keep up is not looked at for every row. One
+    instance serves one task.
     """
 
     _SHORTEST, _LONGEST = 0.02, 1.0
@@ -132,10 +133,10 @@ class Allowance:
         self._pause = self._SHORTEST
 
     async def look(self, index: int, window: Window, now: float) -> float:
-        """Find how many rows that queue may be sent; return the seconds to pause, 0 where it may be sent some now.
+        """Find how many rows a queue may be sent; return the seconds to pause, 0 if it may be sent some now.
 
-        `now` in seconds, of one clock. Raises PipelineError where it cannot be looked at. A row that is not confirmed
-        yet may be in the queue or not: it counts as coming on top.
+        `index` is the queue's; `now` is in seconds, always of one clock. Raises PipelineError if the queue cannot be
+        looked at. A row that is not confirmed yet may be in the queue or not: it is counted beside the queue's depth.
         """
         if now < self._next[index]:
             return self._next[index] - now

@@ -6,7 +6,7 @@ _FIRST = 0.1
 """The longest first pause, in seconds."""
 
 _LONGEST = 5.0
-"""The longest pause of all, in seconds."""
+"""The longest pause between two tries, in seconds."""
 
 
 class Patience:
@@ -32,7 +32,7 @@ class Patience:
         return self._since + self.limit - now
 
     def pause(self) -> float:
-        """Return the seconds to pause before the next try: at random, of twice as many at most as before."""
+        """Return the seconds to pause before the next try: random, up to a limit that doubles with each pause."""
         longest, self._pause = self._pause, min(2 * self._pause, _LONGEST)
         return random.uniform(0, longest)
 

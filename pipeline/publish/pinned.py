@@ -38,10 +38,10 @@ def pinned(options: Options) -> RingSpec:
 
 
 def pinned_in_time(options: Options) -> RingSpec:
-    """Return what `pinned` does; a broker that does not answer is waited for, for `retry_timeout`.
+    """Return the ring to publish by, as `pinned` does, but retry for `retry_timeout` while the broker is away.
 
-    This is for a batch whose job or caller has looked at the broker before: it may be away for a moment then. Raises
-    PipelineError at once for what would not help to wait for, and for a broker that is still away at the end.
+    It is for a batch after an earlier successful look at the broker, which may then be away for a moment. Raises
+    PipelineError at once for errors that a retry cannot mend, and when the broker is still away after that time.
     """
     patience = Patience(options.retry_timeout)
     while True:
@@ -57,8 +57,8 @@ def pinned_in_time(options: Options) -> RingSpec:
 def pinned_again(kept: RingSpec, now: RingSpec) -> RingSpec:
     """Return the ring for a batch that was begun with the ring `kept` before.
 
-    That is `kept`, so that all copies of a row are in one queue; but `now` where a destination of `kept` is no
-    longer bound, so that maybe nobody consumes it, or where the exchange's type or hashed value has changed.
+    The result is `kept`, so that all copies of a row are in one queue. It is `now` if a destination of `kept` is no
+    longer bound, so that maybe nobody consumes it, or if the exchange's type or hashed value has changed.
     """
     same = (kept.exchange_type, kept.hashed) == (now.exchange_type, now.hashed)
     return kept if same and kept.weights.keys() <= now.weights.keys() else now
@@ -75,7 +75,7 @@ async def _read(options: Options) -> RingSpec:
 
 
 async def _refuse_dead_letters(api: Management, vhost: str, routes: Routes) -> None:
-    """Raise PipelineError where a queue would dead-letter rows under its own name."""
+    """Raise PipelineError if a queue of the ring would dead-letter rows under its own name."""
     told = await asyncio.gather(*(api.dead_letters_by_own_name(vhost, queue) for queue in routes.queues))
     found = [(queue, cause) for queue, cause in zip(routes.queues, told, strict=True) if cause]
     if found:

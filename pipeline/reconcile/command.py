@@ -27,8 +27,8 @@ CLOCKS = 1_000_000
 _AROUND = timedelta(hours=1)
 """How far before --from and after --until records are read as well.
 
-A record's time is when its outcome was known, so what was seen on one side of an end may have its record on the
-other. A copy that was seen longer than that before the first judged record is a copy of none.
+A record's time is when its outcome was known, so a message that was seen before --from may have its record after it,
+and likewise for --until. A copy that was seen longer before the first judged record is a copy of no judged message.
 """
 
 _HASHED_KEY = 16

@@ -1,19 +1,22 @@
-"""Which messages were seen out of order: after a later one of their key and queue."""
+"""The search for messages that were seen out of order: behind a later message of the same key in the same queue."""
 
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 ORDERED = ("proxy", "exchange", "key", "queue")
-"""The columns within which messages have an order; nothing tells in which order two sidecars published."""
+"""The columns whose values messages must share to have an order.
+
+The sidecar (`proxy`) is one of them, since nothing tells in which order two sidecars published.
+"""
 
 
 def chunks(records: DataFrame, of_seen: DataFrame) -> DataFrame:
-    """Return the messages that have an order, in chunks that are no longer where a key is hot; to be persisted.
+    """Return the messages that have an order, cut into chunks of about equal size, however hot a key is.
 
-    Columns: those of ORDERED, `message_id`, `position` (of the first copy in that queue), `published_at` and `told_at`
-    (microseconds, by the proxy's clock: of the earliest publish and the last confirm), and `chunk`: a later one has
-    only later positions of what the messages have an order within. Which chunk a message is in may be another when it
-    is computed again, so that the frame must be persisted.
+    Columns: those of ORDERED, `message_id`, `position` (of the first copy in the queue), `published_at` and `told_at`
+    (microseconds, by the proxy's clock: of the earliest publish and the last confirm), and `chunk`. Of messages that
+    share the columns of ORDERED, those in a later chunk have later positions. The caller must persist the frame, since
+    a message may be in another chunk when the frame is computed again.
     """
     confirmed = records.where((F.col("outcome") == "confirmed") & (F.col("kind") == "queue"))
     confirmed = confirmed.where(F.col("key").isNotNull() & F.col("message_id").isNotNull())

@@ -13,11 +13,14 @@ _HIDES = {
     "records_missing": "missing records",
     "records_before_oldest": "records before the oldest kept",
 }
-"""What may hide a lost message where a field of verdict.json is not 0, by the name of that field."""
+"""By field of verdict.json: the things that may hide a lost message if the field is not 0."""
 
 
 def verdict(told: Mapping[str, Any]) -> str:
-    """Return the verdict in words, by the numbers of verdict.json: with what may hide a loss that was not found."""
+    """Return the verdict in words, from the numbers of verdict.json.
+
+    If no message was lost or misplaced, it names the things that may hide a loss.
+    """
     if is_against(told):
         return "lost or misplaced"
     hides = _hides(told)

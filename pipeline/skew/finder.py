@@ -47,14 +47,14 @@ class _Judged:
 
     scope: Scope
     place: _Place
-    """Where its rows are: those of an exchange that has one ring are the ring's."""
+    """The SCOPE values of the rows to read; an exchange that has one ring uses the rows of the ring."""
     parts: Sequence[_Part]
     loads: Sequence[Load]
     sample: Sample
 
     @property
     def limit(self) -> float:
-        """Messages of a key up to which it outweighs no destination, whatever the sample leaves open."""
+        """The most messages that a key may have and surely not exceed the fair share of any destination."""
         least = (part.volume.published * part.fair(min(part.ring.weights, key=part.fair)) for part in self.parts)
         return self.sample.seen * sum(least)
 

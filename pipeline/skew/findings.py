@@ -160,7 +160,7 @@ class Findings:
         return measures.chi_squared(*self._keys_and_weights, named, slots)
 
     def keys_over_mean(self, load: Load) -> float:
-        """Return a destination's distinct keys for its weight, over the mean of all."""
+        """Return a destination's distinct keys per weight, divided by the mean of all destinations."""
         keys, weights = self._keys_and_weights
         return load.keys * sum(weights) / ((load.weight or 0) * sum(keys))
 

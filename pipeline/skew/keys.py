@@ -77,9 +77,9 @@ def squares(slots: DataFrame) -> DataFrame:
 
 
 def hottest(counts: DataFrame, top: int) -> DataFrame:
-    """Return of each SCOPE the `top` rows with the most messages; equal ones by slot and key, where they have one.
+    """Return the `top` rows with the most messages of each SCOPE; among equal ones, those first by slot and key.
 
-    No task sorts all keys of a ring: each of _PARTS finds the hottest of its own slots first.
+    No task sorts all keys of a ring: each of _PARTS first finds the hottest keys of the slots in it.
     """
     ties = [name for name in ("slot", "key") if name in counts.columns]
     part = F.pmod(F.hash("slot"), F.lit(_PARTS))
@@ -90,7 +90,7 @@ def hottest(counts: DataFrame, top: int) -> DataFrame:
 
 
 def about_counts(records: DataFrame) -> DataFrame:
-    """Return of each SCOPE the TRACKED hottest rows of `key_counts`, nearly, without `bytes`.
+    """Return, approximately, the TRACKED hottest rows of `key_counts` for each SCOPE, without `bytes`.
 
     Only so many rows of a task are shuffled. Which keys are dropped on the way, and so the counts, depends on how
     records are laid out: on their files, and on the order in which tasks are merged.

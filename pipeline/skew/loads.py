@@ -17,7 +17,10 @@ def key_loads(spark: SparkSession, counts: DataFrame, rings: Mapping[str, Ring])
 
 
 def message_loads(spark: SparkSession, counts: DataFrame, rings: Mapping[str, Ring]) -> DataFrame:
-    """Return of rows of slots: SCOPE, `kind`, `name`, `messages`, `bytes`: by the ring, also what was passed."""
+    """Return the sums of `messages` and `bytes` by SCOPE and by the destination that owns the slot: `kind` and `name`.
+
+    `counts` has a row for each slot or key. The ring says who owns a slot, so passed messages count there too.
+    """
     return _by_owner(spark, counts, rings, "messages", "bytes")
 
 

@@ -17,9 +17,10 @@ _MOST_KEYS = 50
 
 
 def report(every: Sequence[Findings], missing: Missing, about: About) -> Report:
-    """Return the page: `missing` says how many records are not in the journal, `about` is its head.
+    """Return the page, which has a part for each exchange, and in it a row for each of the exchange's rings.
 
-    Of `every` exchange there is a part, and in it a row for each of its rings.
+    `every` has the findings of all exchanges and rings, `missing` says how many records are not in the journal, and
+    `about` is the page's head.
     """
     made = Report("Skew", grade(every, missing), words.of_all(every), about)
     exchanges = [found for found in every if found.scope.across]

@@ -11,9 +11,9 @@ class Drawn(NamedTuple):
 
     messages: float
     alone: float
-    """Those of them in slots that stand for no others (`Sample.alone`)."""
+    """The messages in drawn slots that stand for no other slots (`Sample.alone`)."""
     expected: float
-    """As many as the ring's records, of larger samples too, make one expect in these slots; more than 0."""
+    """How many messages the ring's records, also of larger samples, let expect in the drawn slots; more than 0."""
 
 
 class Volume(NamedTuple):

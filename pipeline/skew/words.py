@@ -21,12 +21,12 @@ def of_all(every: Sequence[Findings]) -> str:
 
 
 def is_uneven(found: Findings) -> bool:
-    """Return whether the load is uneven as far as can be told, of a sample by its estimate."""
+    """Return whether the load is uneven; for a sample, by the estimate."""
     return found.max_over_fair.value > EVEN and not _is_too_few(found)
 
 
 def of_ring(found: Findings) -> str:
-    """Return whether distinct keys are spread as the weights say."""
+    """Return a sentence that says whether distinct keys are spread as the weights say."""
     what = "slots that have messages" if found.by_slot else "distinct keys"
     if found.scope.rings > 1:
         return f"The records name {found.scope.rings} rings, one for each change of the bindings: each is judged below."
@@ -117,7 +117,7 @@ def of_missing(missing: Missing) -> str:
 
 
 def caveats(found: Findings) -> list[str]:
-    """Return what figures to take with care."""
+    """Return the sentences that say which figures are to be taken with care, and why; none if all are exact."""
     told = []
     if found.by_slot:
         told.append(

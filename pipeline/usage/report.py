@@ -226,7 +226,7 @@ def _at(micros: int) -> datetime.datetime:
 
 
 def _since(gap: Row) -> str:
-    """Return what a page says of the time of the record right before a gap, which may not have been read."""
+    """Return, in words, the time of the record right before a gap; a gap's journal may not have that record."""
     if gap.since is not None:
         return moment(gap.since)
     return "its start" if gap["first"] == 1 else "not read"

@@ -39,9 +39,9 @@ class Tables:
     minutes: int
 
     def check(self) -> None:
-        """Raise PipelineError where the folder has windows of another width, or not the columns of now.
+        """Check that the folder has windows of `minutes` and the present columns. Raises PipelineError if not.
 
-        One file tells it: no run adds to a folder whose rows are not like its own.
+        One file is enough to look at, since no run adds to a folder whose rows are unlike those it writes.
         """
         file = self._newest()
         if file is None:

@@ -37,10 +37,11 @@ def of_journal(records: DataFrame) -> DataFrame:
 
 
 def of_table(rows: DataFrame, key: str, count: str | None, size: str | None) -> DataFrame:
-    """Keys and counts of any table: a row is one message where no column counts them, of no bytes where none does.
+    """Return the keys of any table with their counts, in one row for each key.
 
-    Columns: `key` (binary), `slot`, `messages`, `bytes`, and how many `rows` had the key and `uncounted`, how many of
-    them a count that is null or negative. Sums are null where a long does not hold them.
+    `count` and `size` name the columns of messages and bytes: without `count` a row is one message, without `size` it
+    has 0 bytes. Columns of the result: `key` (binary), `slot`, `messages`, `bytes`, `rows` (how many rows have the key)
+    and `uncounted` (how many of these rows have a count that is null or negative). A sum beyond a long is null.
     """
     messages: Column = F.lit(1) if count is None else column(count)
     in_bytes = F.lit(0) if size is None else column(size)
@@ -55,7 +56,10 @@ def of_table(rows: DataFrame, key: str, count: str | None, size: str | None) -> 
 
 
 def bad_rows(keys: DataFrame, hashed: str) -> list[str]:
-    """Of `of_table`: keys that none can be where that is `hashed`, and bad counts, with how many rows have them."""
+    """Return, in words, how many rows of the table behind `of_table` have an impossible key or a bad count.
+
+    `hashed` is the value that the ring hashes; a routing key is limited in length.
+    """
     too_long = (F.length("key") > MAX_KEY) & F.lit(hashed == "routing_key")
     wrong = {
         "a null key": F.when(F.col("key").isNull(), F.col("rows")),

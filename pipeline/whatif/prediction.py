@@ -62,7 +62,10 @@ def load(ring: Ring, demand: Demand, wanted: Weights | None = None) -> Load:
 
 
 def load_by(weights: Weights, owner_of: U16, demand: Demand, wanted: Weights | None = None) -> Load:
-    """Return what `load` does, given each of the demand's slots' owner: an index into the destinations as they sort."""
+    """Return the load of each destination, as `load` does, for owners of slots that are given.
+
+    `owner_of` has the owner of each slot of the demand, as an index into the sorted destinations.
+    """
     destinations = tuple(sorted(weights))
     fair = np.array([(wanted or weights)[destination] for destination in destinations], np.float64)
     return Load(

@@ -11,7 +11,7 @@ from pipeline.whatif.published import Counts, Share
 
 @dataclass(frozen=True)
 class Limits:
-    """What a proposed ring may do; None for no limit."""
+    """The limits of what a proposed ring may do; None for no limit."""
 
     max_moved: float | None
     """Share of the messages."""

@@ -266,7 +266,7 @@ class _Protocol(web.RequestHandler):
         self._max_msg_queue_size, self._msg_queue_resume_size = _MOST_BEHIND, 0
         self._server = server
         self._to: asyncio.Transport | None = None
-        """Until it is lost, also where aiohttp has closed it; None where it was refused."""
+        """The transport, kept until it is lost or evicted, even after aiohttp has closed it; None if it was refused."""
         self._first: asyncio.TimerHandle | None = None
         """Ends the wait for the first request; None once that has come."""
         self._unread = 0

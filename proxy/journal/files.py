@@ -103,7 +103,7 @@ class FileStore:
         self._bytes += len(packed)
 
     def _want_room(self) -> None:
-        """Return if the folder has room for more. Raises FullError where not, and OSError."""
+        """Check that the folder has room for more bytes. Raises FullError if it has none, and OSError."""
         if self._file is None or self._others + self._bytes >= self._most_in_all:
             self._count()
         if self._others + self._bytes >= self._most_in_all:
@@ -177,7 +177,7 @@ class FileStore:
 
 
 def check_folder(folder: Path) -> None:
-    """Return if this process could write a journal in a folder, and make nothing. Raises ConfigError where not."""
+    """Check that this process may write a journal in a folder; create nothing. Raises ConfigError if it may not."""
     try:
         for part in (folder / "records", folder / "rings"):
             nearest = next(place for place in (part, *part.parents) if place.exists())

@@ -320,7 +320,7 @@ class BrokerConnection:
                 self.protocol.give_up(channel, number, why)
 
     async def aclose(self) -> None:
-        """Close the connection by connection.close, or, where the broker does not answer in time, at once."""
+        """Close the connection by connection.close, and drop its socket if the broker does not answer in time."""
         socket = self._socket
         if socket is None:
             return

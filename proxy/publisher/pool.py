@@ -140,7 +140,7 @@ class Publisher:
         return group
 
     def _check_room(self, key: tuple[str, Login | None]) -> None:
-        """Return if one more guest may try to log in. Raises TooManyGuests where not."""
+        """Check that one more guest may try to log in. Raises TooManyGuests if a limit is reached."""
         guests = [group for other, group in self._groups.items() if group.guest and other != key]
         inside = sum(group.renewed or group.let_in for group in guests)
         if inside >= MOST_GUESTS:

@@ -49,9 +49,9 @@ class AnswerDeadlines:
             self._timer.cancel()
 
     def _look(self) -> None:
-        """End the session where a message that came back is not confirmed in time.
+        """End the session if a message that was published again has not been confirmed in time.
 
-        Its publisher learns of it in no other way.
+        Only the end of the session tells the message's publisher that it may be lost.
         """
         c, self._timer = self._connection, None
         since = c.republishing.since
@@ -69,9 +69,9 @@ class AnswerDeadlines:
         self._loop.call_later(time_limits.CLOSE_WITHIN / _LOOKS, self._look_at, channel, looks)
 
     def _look_at(self, channel: Channel, looks: int) -> None:
-        """Close a channel towards its client where the broker has not answered channel.close in time.
+        """Close a channel towards its client if the broker has not answered channel.close in time.
 
-        The broker may be busy with that channel alone, so the session and its other channels go on.
+        The broker may be busy with only this channel, so the session and its other channels go on.
         """
         c = self._connection
         if c.phase is Phase.OVER or channel.state != ChannelState.REFUSING:

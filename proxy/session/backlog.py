@@ -34,7 +34,7 @@ class Backlog:
     def __init__(self, awaited: Awaited) -> None:
         """`awaited` is what the first frame waits for; no frame is here yet."""
         self.awaited: Awaited | None = awaited
-        """What the first frame waits for; None once it need not wait any more, until it is taken again."""
+        """The answer or reading that the first frame waits for; None once it need not wait any more."""
         self.pieces: list[bytes] = []
         """The frames in order, as they came; the last one may not be whole yet."""
         self.size = 0

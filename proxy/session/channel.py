@@ -21,7 +21,7 @@ _NONCE: Final = 34
 
 
 class RingId(NamedTuple):
-    """What the x-ring-id of a message says of its publish."""
+    """The facts about a publish that are encoded in the x-ring-id of its message."""
 
     number: int
     """The publish's number on its channel."""
@@ -32,7 +32,7 @@ class RingId(NamedTuple):
 
 
 def ring_id_of(number: int, ring_id: int) -> RingId:
-    """Return what the flags of a ring id say, whose publish has that number."""
+    """Return a ring id decoded; `number` is that of its publish, of which the ring id has only the last 32 bits."""
     return RingId(number, bool(ring_id & _ASKED), bool(ring_id & _HAD_HEADERS))
 
 
@@ -44,13 +44,13 @@ class Pending(NamedTuple):
     swallow: bool = False
     """Whether the client asked for no -ok, so that it must not see this one."""
     method: int = 0
-    """The method's id, where the request is a declaration that changes something; else 0."""
+    """The method's id, if the request is a declaration that changes something; else 0."""
     names: tuple[bytes, ...] = ()
     """The declaration's short strings, in their order."""
     plain: bool = True
     """Whether the declaration has no arguments table, or an empty one."""
     number: int = 0
-    """The number of the last publish before the request, where it ends a transaction."""
+    """The number of the last publish before the request, if the request ends a transaction; else 0."""
 
 
 class Channel:

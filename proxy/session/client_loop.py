@@ -65,7 +65,7 @@ def from_client(c: Connection, data: bytes) -> None:
         data, way.rest = way.rest + data, b""
     inside, behind = way.skip, b""
     if waiting.stalled or c.still_crowded():
-        # But for the end of a frame that has begun: nothing that waits can go on before it.
+        # The end of a frame that has begun is taken all the same: nothing that waits can go on before it.
         data, behind = data[:inside], data[inside:]
     if data:
         _take(c, data)
@@ -78,10 +78,10 @@ def from_client(c: Connection, data: bytes) -> None:
 
 
 def resume(c: Connection) -> None:
-    """Take the backlogs of channels that need not wait any more, up to the next frame of each that must.
+    """Take the frames of each backlog whose first frame need not wait any more, up to the next frame that must wait.
 
-    While the client is in the midst of a frame nothing can go to the broker before its end, unless the beginning waits
-    in a backlog: then that channel may go on.
+    While only a part of the client's body frame has come, nothing can go to the broker before the frame's end. The
+    exception is a frame whose beginning waits in a backlog: the backlog of its channel may be taken.
     """
     way, waiting = c.to_broker, c.waiting
     inside = waiting.channels.get(way.body_of) if way.skip and way.dropping else None
@@ -92,7 +92,7 @@ def resume(c: Connection) -> None:
         if backlog is None or not may_go_on(channel, backlog) or (way.skip and channel is not inside):
             continue
         if way.skip:
-            # It is taken from its beginning. What waited for its end need not any more.
+            # The body frame is taken from its beginning, so the proxy's own frames need not wait for its end.
             way.skip, way.dropping = 0, False
             way.out += way.own
             inside, way.own = None, []
@@ -134,7 +134,7 @@ def _take(c: Connection, data: bytes) -> None:  # noqa: C901 - one loop, for spe
             i = min(way.skip, size)
             start = i if way.dropping else 0
             if i == way.skip and data[i - 1] != END:
-                # Not its last byte: the broker must not take the frame for whole.
+                # The last byte is not sent on: the broker must not take the frame for whole.
                 i -= 1
                 raise Fault(FRAME_ERROR, "a body frame does not end with the frame-end octet")
             if way.dropping and waiting.channels:

@@ -33,17 +33,17 @@ class Connection:
         self.phase = Phase.HEADER
         """How far the session has come; `enter` changes it."""
         self.handshake = Handshake(allowed_mechanisms)
-        """What the peers have agreed on so far."""
+        """The handshake of the two peers: its step, and the results so far."""
         self.to_broker = Direction()
-        """What goes from the client to the broker."""
+        """The direction from the client to the broker."""
         self.to_client = Direction()
-        """What goes from the broker to the client."""
+        """The direction from the broker to the client."""
         self.waiting = Waiting()
         """The client's frames that wait."""
         self.republishing = Republishing()
         """The messages that came back."""
         self.events: list[Event] = []
-        """What the session is to be told next."""
+        """The events that the session has not been told of yet."""
         self.channels: dict[int, Channel] = {}
         """The client's channels, by number."""
         self.crowded: Channel | None = None
@@ -57,7 +57,7 @@ class Connection:
         self.table: RouteTable | None = None
         """The routes of the session's virtual host; None before the broker has sent connection.open-ok."""
         self.routes: dict[bytes, Route] = {}
-        """The routes of that table that have been made so far; `route` makes others."""
+        """The routes of `table` that have been made so far, by exchange; `route` makes others."""
 
     def enter(self, phase: Phase) -> None:
         """Go on to a phase. Raises RuntimeError for one that may not follow the present one."""
@@ -76,7 +76,7 @@ class Connection:
         self.frame_max = self.handshake.frame_max
 
     def route(self, exchange: bytes) -> Route | None:
-        """Return the route of an exchange; None where it must be looked up first, and `waiting.held` says which."""
+        """Return the route of an exchange; None if an exchange must be looked up first, which `waiting.held` names."""
         forced = self.waiting.forced
         if forced is not None and forced.name[1] == exchange.decode(errors="replace"):
             return forced
@@ -117,7 +117,7 @@ class Connection:
 
     @property
     def vhost(self) -> str:
-        """The virtual host that the client asked for; empty before that."""
+        """The virtual host that the client asked for; empty before it has asked."""
         return self.handshake.vhost
 
     def expire(self) -> None:
@@ -127,7 +127,7 @@ class Connection:
 
     @property
     def counter_table(self) -> CounterTable:
-        """Where publishes count. Raises RuntimeError before the broker has sent connection.open-ok."""
+        """The counters of publishes. Raises RuntimeError before the broker has sent connection.open-ok."""
         if self.table is None:
             raise RuntimeError("no virtual host is open yet")
         return self.table.counter_table

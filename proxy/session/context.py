@@ -42,7 +42,10 @@ class Shared:
     """How often this proxy has closed a connection or a channel, by reply code."""
     refreshing: set[tuple[Name, Destination | None]] = field(default_factory=set)
     without_spare: dict[tuple[str, bytes], float] = field(default_factory=dict)
-    """By virtual host and user: until when no session opens a channel of its own (`Republishing.barred`)."""
+    """By virtual host and user: the monotonic time before which no session opens a channel to publish on again.
+
+    It is set when the broker refused such a channel for the user's limit of channels; see `Republishing.barred`.
+    """
     tasks: set["asyncio.Task[None]"] = field(default_factory=set)
 
     def refresh(self, name: Name, gone: Destination | None) -> None:

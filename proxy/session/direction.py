@@ -15,11 +15,11 @@ class Direction:
         self.skip = 0
         """Bytes still to come of a body frame whose beginning has been taken; 0 at the boundary of a frame."""
         self.dropping = False
-        """Whether the rest of that body frame goes nowhere; its beginning has not gone on either."""
+        """Whether the `skip` bytes to come are dropped, because the beginning of their frame was not sent on either."""
         self.body_of = 0
-        """The channel of that body frame; known of the client's only."""
+        """The channel of the body frame that `skip` counts; known only for frames of the client."""
         self.out: list[Piece] = []
-        """What is to be written next, in order."""
+        """The pieces to be written next, in order."""
         self.own: list[bytes] = []
         """Frames of this proxy's that wait until the frame under way has gone out whole."""
         self.frames = 0

@@ -15,11 +15,11 @@ class Declared(NamedTuple):
 
 
 class Stale(NamedTuple):
-    """A message came back, or its channel was closed for it: the ring of that exchange no longer fits."""
+    """The ring of an exchange no longer fits: a message came back, or a channel was closed because of one."""
 
     name: Name
     destination: Destination | None
-    """The destination that is gone; None where that is not known."""
+    """The destination that is gone; None if it is not known."""
 
 
 class Refused(NamedTuple):

@@ -21,14 +21,14 @@ class FlowControl:
         broker: PeerSocket,
         guarded: Callable[[Callable[[], None]], None],
     ) -> None:
-        """Both are read. `guarded` calls what a timer is for and sees to its defects."""
+        """Begin with both sockets read. `guarded` calls a timer's function and handles its exceptions."""
         self._connection, self._client, self._broker, self._guarded = connection, client, broker, guarded
         self._paused = False
         """Whether the client is held for `Connection.paused`."""
         self._stopped = False
         """Whether the client is held since nothing more is taken of it."""
         self._brimming_since: float | None = None
-        """Since when the broker is held for what waits, monotonic; None while it is not."""
+        """The monotonic time since which the broker is not read because many bytes wait; None while it is read."""
         self._heartbeat: asyncio.TimerHandle | None = None
 
     def pace(self) -> None:
@@ -53,7 +53,10 @@ class FlowControl:
         return self._paused
 
     def _hold_back(self) -> None:
-        """Hold the broker while much that came back waits, for a reading or for the end of the client's frame."""
+        """Stop reading the broker while returned messages of many bytes wait, and read it again afterwards.
+
+        They wait for a reading of their exchange, or for the end of a frame of the client's.
+        """
         c = self._connection
         parking = c.republishing.parking
         brimming = sum(map(len, c.to_broker.own)) > BUFFER or (parking.size > MOST_PARKED and parking.waits)
@@ -68,7 +71,7 @@ class FlowControl:
             self.excuse(since)
 
     def excuse(self, since: float) -> None:
-        """Leave out of account that the broker was not read since then, so that its answers are not late."""
+        """Leave the time since `since` (monotonic), when the broker was not read, out of its answers' deadlines."""
         self._connection.republishing.excuse(since, time.monotonic())
 
     def stop_reading(self) -> None:

@@ -146,9 +146,9 @@ class Handshake:
         """The virtual host that the client asks for."""
 
     def from_client(self, data: bytes, i: int, end: int) -> bytes:
-        """Take the client's frame from `i` to `end`, where it is the client's turn; return what the broker gets.
+        """Take the client's frame from `i` to `end` of `data`, at a step when it is the client's turn.
 
-        Raises Fault for a frame that the step does not have.
+        Returns the frame that the broker gets. Raises Fault for a method that `STEPS` does not have for this step.
         """
         if data[end - 1] != END:
             raise Fault(FRAME_ERROR, f"a frame of type {data[i]} does not end with the frame-end octet")
@@ -168,7 +168,7 @@ class Handshake:
     def from_broker(self, method: int, data: bytes, i: int, end: int, now: float) -> bytes | None:
         """Take the broker's method; return what the client gets in its place, or None for the frame as it is.
 
-        Raises Fault for a method that the step does not have. `now` is monotonic.
+        Raises Fault for a method that `STEPS` does not have for this step. `now` is monotonic.
         """
         following = STEPS[self.step].get(method)
         if following is None or self.step not in BROKERS_TURN:

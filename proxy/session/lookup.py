@@ -116,7 +116,10 @@ class Waiter:
             asked = time.monotonic()
 
     async def _taken(self, channel: Channel, backlog: Backlog) -> None:
-        """Take a backlog again, as soon as the client is at the end of a frame."""
+        """Take the frames of a backlog, and return once they have been taken or dropped.
+
+        They can be taken once the client is not in the midst of a frame.
+        """
         self._connection.expire()
         client_loop.resume(self._connection)
         self._hand_on()
@@ -146,7 +149,7 @@ class Waiter:
         closing.refuse_channel(c, channel, INTERNAL_ERROR, text)
 
     async def returned(self, exchange: bytes) -> None:
-        """Read what the messages of an exchange that came back wait for, one thing after the other."""
+        """Make the readings that the returned messages of an exchange wait for, one at a time, until none is wanted."""
         c = self._connection
         while (wanted := c.republishing.parking.wanted(exchange)) is not None:
             in_time = await self._shared.reread(c, wanted)

@@ -54,10 +54,11 @@ _PASSED = frozenset({PassReason.NO_BINDINGS, PassReason.TYPE, PassReason.MODE_PA
 def place_of(
     c: Connection, message: ReturnedMessage, tried: Collection[Stale | Name], data: bytes, start: int, stop: int
 ) -> Target | Route | Read | None:
-    """Return where a message that came back goes now: a ring's destination, its own exchange, or None for nowhere.
+    """Return where to publish a message that came back: to a ring's destination, or to the client's own exchange.
 
-    Returns what must be read first where that is not known, but for what was tried for this message already. Its
-    content header's payload stands in `data` from `start` to `stop`.
+    If an exchange must be read first to know it, the result says which; a reading in `tried` is not asked for again.
+    The result is None if the message is not published again. The payload of the message's content header stands in
+    `data` from `start` to `stop`.
     """
     if not _may_go_out(c) or message.tries >= MOST_TRIES or c.table is None:
         return None
@@ -79,7 +80,7 @@ def place_of(
         message.choice = choice
         return choice.target
     if message.sent_to.kind == "queue":
-        # What an exchange of the ring does not deliver says nothing of that ring.
+        # Only a queue tells of the ring: a message may come back from an exchange of the ring for its own reasons.
         message.chosen_by = choice.by.name
         if not is_recent(c, message.stale(c.vhost)):
             return _unless_tried(tried, message.stale(c.vhost))
@@ -104,7 +105,7 @@ def _unless_tried(tried: Collection[Stale | Name], what: Read) -> Read | None:
 
 
 def publish(c: Connection, message: ReturnedMessage, to: Target | Route, data: bytes, start: int, stop: int) -> bool:
-    """Send method and content header of a message to another place; return False for nothing, if they do not fit."""
+    """Publish a message again: send its method and content header to `to`. Return False if they do not fit a frame."""
     own = c.republishing
     own.begun = True  # from now on the broker's frames on that number are this proxy's
     header = as_published(message, data, start, stop)
@@ -190,7 +191,10 @@ def answer_frames(channel: Channel, answers: list[Answer]) -> bytes:
 
 
 def own_answered(c: Connection, tag: int, multiple: bool, acked: bool) -> Iterator[bytes]:
-    """Take the broker's answer to a publish on the own channel, or to all up to it; yield what the client gets."""
+    """Take an ack or nack on the session's own channel, of one publish or of all up to `tag`.
+
+    Yields, for each publish that it answers, the frames that the client gets.
+    """
     own = c.republishing
     # Tags ascend.
     tags = list(takewhile(lambda n: n <= tag, own.under_way)) if multiple else [tag] if tag in own.under_way else []

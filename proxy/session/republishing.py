@@ -60,7 +60,10 @@ class Republishing:
         self.released: list[Channel] = []
         """The channels whose withheld answers are due."""
         self.barred: dict[tuple[str, bytes], float] = {}
-        """By virtual host and user whose limit of channels forbids this one: until when, monotonic; of all sessions."""
+        """By virtual host and user: the monotonic time before which no session opens its own channel.
+
+        The broker refused such a channel for the user's limit of channels. All sessions share the table.
+        """
         self.number = 0
         """The number of the channel; 0 where there is none."""
         self.begun = self.is_open = self.answered = False
@@ -72,29 +75,32 @@ class Republishing:
         self.by_ring_id: dict[int, ReturnedMessage] = {}
         """The messages of `under_way`, by ring id."""
         self.frame = b""
-        """A basic.return on the channel whose content header is due; else empty."""
+        """A basic.return on the channel whose content header is still due; empty if none is."""
         self.left = 0
         """Bytes still to come of the body of the message that comes back on the channel."""
         self.again: ReturnedMessage | None = None
-        """The message that comes back on the channel, where it goes out once more."""
+        """The message that comes back on the channel, if it is published once more; else None."""
         self.parked: ParkedMessage | None = None
-        """The message that comes back on the channel, where it waits for a reading."""
+        """The message that comes back on the channel, if it waits for a reading; else None."""
         self.unroutable: ReturnedMessage | None = None
-        """The message that comes back on the channel, where its client is told of its end once it is whole."""
+        """The message that comes back on the channel, if no queue takes it; else None.
+
+        Its client is told once the message is whole.
+        """
         self.to_client: list[bytes] = []
-        """The frames of that message for the client, where the client gets it; kept until it is whole."""
+        """The frames by which the client gets the message that comes back on the channel; kept until it is whole."""
         self._sending: ReturnedMessage | None = None
         self._behind: dict[ReturnedMessage, _Content] = {}
 
     @property
     def since(self) -> float | None:
-        """When the first message under way came back, monotonic; None where none is under way."""
+        """The monotonic time at which the first message of `under_way` came back; None if none is under way."""
         return min((message.since for message in self.under_way.values()), default=None)
 
     def excuse(self, since: float, now: float) -> None:
         """Leave the span from `since` to `now`, when the broker was not read, out of each message's waiting time.
 
-        Both are monotonic.
+        `since` and `now` are monotonic.
         """
         for message in self.under_way.values():
             message.since += now - max(message.since, since)
@@ -130,14 +136,14 @@ class Republishing:
         self.by_ring_id[message.ring_id] = message
 
     def take(self, message: ReturnedMessage) -> None:
-        """Take a message out that the broker has answered; one that is not under way is left as it is."""
+        """Take a message that the broker has answered out of `under_way`, if it is in there."""
         if self.under_way.pop(message.tag, None) is message:
             message.channel.away -= 1
             self.by_ring_id.pop(message.ring_id, None)
         message.tag = 0
 
     def expect(self, channel: Channel, rest: Return | None) -> None:
-        """Note what is still to come of a message that comes back on a channel of the client's; None for nothing."""
+        """Note the part still to come of a message that comes back on a client's channel; None if it is through."""
         if rest is None:
             self.returning.pop(channel, None)
         else:

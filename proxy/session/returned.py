@@ -21,7 +21,7 @@ _OVERHEAD: Final = 1024
 """Bytes of memory that one waiting message takes beside its frames."""
 
 Read = Stale | Unread
-"""What must be read before a message that came back can be placed."""
+"""A ring or an exchange that must be read before a message that came back can be placed."""
 
 
 class ReturnedMessage:
@@ -44,7 +44,7 @@ class ReturnedMessage:
         self.choice: Choice | None = None
         """The ring's choice by which the message goes out next; None where no ring chose."""
         self.chosen_by: Name | None = None
-        """The exchange whose ring still names `sent_to`, with rings behind rings; None where that was not found out."""
+        """The exchange whose ring still names `sent_to`, which may be a ring behind a ring; None if it is not known."""
         self.passed = False
         """Whether the message went out last to the client's own exchange, with no stamp but its ring id."""
         self.tries = 0
@@ -73,11 +73,14 @@ class ParkedMessage:
         """
         self.message, self.frame, self.header, self.left, self.on_own = message, frame, header, left, on_own
         self.unread = unread
-        """What must be read before the message can be placed; None where nothing has to be, or one before it waits."""
+        """The ring or exchange to be read before the message can be placed.
+
+        None if nothing is known to be unread; the message may still wait behind another of its exchange.
+        """
         self.bodies: list[bytes] = []
         """The body frames that have come."""
         self.tried: set[Stale | Name] = set()
-        """What was read for the message, with or without success: nothing is read twice for one message."""
+        """The readings made for the message, with or without success: none is made twice for one message."""
         self.given_up = False
         """Whether the message has waited as long as one may, so that it waits for no other reading."""
 
@@ -101,11 +104,14 @@ class Return(NamedTuple):
     left: int = 0
     """Bytes of the body still to come that the client must not see as they are."""
     again: ReturnedMessage | None = None
-    """The message, where it goes out again."""
+    """The message, if it is published again; else None."""
     parked: ParkedMessage | None = None
-    """The message, where it waits for a reading, which keeps the rest of its body."""
+    """The message, if it waits for a reading; it keeps the rest of its body. Else None."""
     unroutable: ReturnedMessage | None = None
-    """The message, where no queue takes it: its client gets the rest if it asked to, and an answer behind that."""
+    """The message, if no queue takes it; else None.
+
+    Its client gets the rest of the return if it published with mandatory, and then an ack or nack.
+    """
 
 
 class Parking:
@@ -127,7 +133,7 @@ class Parking:
         return bool(self._by_exchange)
 
     def __contains__(self, exchange: bytes) -> bool:
-        """Whether a message of that exchange waits."""
+        """Return whether a message of the exchange waits."""
         return exchange in self._by_exchange
 
     @property
@@ -141,7 +147,10 @@ class Parking:
         return list(self._by_exchange)
 
     def wanted(self, exchange: bytes) -> Read | None:
-        """Return what must be read for the first message of an exchange; None where nothing has to be."""
+        """Return what must be read before the first waiting message of an exchange can be placed.
+
+        The result is None if the message waits for no reading, or no message of the exchange waits.
+        """
         parked = self._by_exchange.get(exchange)
         return parked[0].unread if parked else None
 

@@ -331,7 +331,7 @@ class Session:
         self._stop(End.SHUTDOWN)
 
     def _within(self, seconds: float | None, end: End) -> None:
-        """Drop both sockets after so many seconds; None takes the limit off."""
+        """Drop both sockets once `seconds` have passed, with the reason `end`; None takes the limit off."""
         if self._deadline is not None:
             self._deadline.cancel()
         self._deadline = self._loop.call_later(seconds, self._stop, end) if seconds is not None else None

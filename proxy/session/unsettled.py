@@ -15,7 +15,7 @@ PAGE: Final = 1 << PAGE_BITS
 """Publishes of one page. A page takes about 400 bytes, and in the worst case holds a single publish."""
 
 _NEAR: Final = 32
-"""Pages that are looked for one by one before the lowest of all is asked for."""
+"""How many page numbers in a row `first_beyond` tries before it goes on from the lowest page that exists."""
 
 
 class Page:

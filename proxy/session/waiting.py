@@ -18,9 +18,9 @@ class Waiting:
         self.size = 0
         """Bytes of all backlogs."""
         self.held: Awaited | None = None
-        """What the frame that is being looked at must wait for; None where that frame may go on."""
+        """The answer or reading that the frame being looked at must wait for; None if the frame may go on."""
         self.forced: Route | None = None
-        """The route of the frames that are being taken from a backlog, where it was found for those alone."""
+        """The route for the frames being taken from a backlog, if it was found for these frames only; else None."""
         self.stalled = False
         """Whether the next frame of the client's must wait until a channel goes on, with the client not read meanwhile.
 

@@ -19,7 +19,7 @@ RESULTS = ("wrong", "unchecked")
 """How refused credentials are counted: as wrong, or unchecked while too many of their address wait."""
 
 FREE = 20
-"""Wrong credentials of one address that are answered at once."""
+"""How many wrong credentials of one address are answered at once; further ones are answered with a delay."""
 
 RATE = 5.0
 """Wrong credentials a second that are answered from then on."""

@@ -55,9 +55,9 @@ class Tokens:
     def check(
         self, authorization: str | None, vhost: str, exchange: str, guess: Callable[[], None] = lambda: None
     ) -> None:
-        """Return where that Authorization header may publish there. Raises Unauthorized or Forbidden.
+        """Check that the token of an Authorization header may publish to an exchange. Raises Unauthorized or Forbidden.
 
-        `guess` is called before a token is looked at that has not been right before; what it raises ends the check.
+        `guess` is called before a token is looked up that has not been right before; what it raises ends the check.
         """
         if authorization is None:
             raise Unauthorized("Authorization: the header is missing; it takes `Bearer` and a token")
@@ -100,16 +100,17 @@ class Access:
     def check(
         self, authorization: str | None, vhost: str, exchange: str, guess: Callable[[], None] = lambda: None
     ) -> None:
-        """Return where that Authorization header may publish there. Raises Unauthorized or Forbidden.
+        """Check that an Authorization header may publish to an exchange; any may if no tokens file is set.
 
-        `guess` is called before a token is looked at that has not been right before; what it raises ends the check.
+        Raises Unauthorized or Forbidden. `guess` is called before a token is looked up that has not been right before;
+        what it raises ends the check.
         """
         if self.tokens is not None:
             self.tokens.value.check(authorization, vhost, exchange, guess)
 
 
 def read_tokens(file: Path, worked: set[bytes] | None = None) -> Tokens:
-    """The tokens of a TOML file; `worked` as of Tokens.
+    """Return the tokens of a TOML file; `worked` is passed on to `Tokens`.
 
     Raises ConfigError, which names file, token and field, and shows no token.
     """

@@ -45,7 +45,10 @@ class ClusterIdentity:
         """All names that brokers of the cluster report: one name, or one for each node while no operator has set a
         name."""
         self._nodes: frozenset[str] = frozenset()
-        """The cluster's nodes, as read when its present name was new."""
+        """The cluster's nodes, as the management API last listed them.
+
+        It is asked for them when it reports a new name, and again with each report of a default name.
+        """
         self._former: dict[str, float] = {}
         """Each former name, and the monotonic time until which a broker's report of it counts."""
         self.named_at = NEVER

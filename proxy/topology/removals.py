@@ -28,8 +28,10 @@ class WeightsInForce:
     weights: Mapping[Destination, int] = field(default_factory=dict)
     """The weight of each destination that counts, including those that are missing but not yet taken as removed."""
     missing: Mapping[Destination, float] = field(default_factory=dict)
-    """The monotonic time since which each missing destination is seen to be missing. Long gaps between readings move it
-    on."""
+    """The monotonic time since which each missing destination counts as missing.
+
+    It is moved to a later time by a long gap between readings, in which the destination may have been bound unseen.
+    """
     laid_over: frozenset[Destination] = frozenset()
     """The missing destinations whose removal has settled, but which a declaration still keeps in force."""
     came: float = float("-inf")
@@ -53,7 +55,7 @@ class WeightsInForce:
         shown = reading if shown is None else shown
         unseen = max(started - self.came - settle_time * _LONGEST_GAP, 0.0)
         missing = {
-            # It counts from the end of the first reading without it: at the start it may still have been bound.
+            # The time counts from the end of the first reading without the destination: it may have been bound before.
             destination: self.missing.get(destination, came)
             + (unseen if destination in self.missing and destination not in self.laid_over else 0)
             for destination in self.weights

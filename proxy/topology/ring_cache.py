@@ -68,9 +68,9 @@ class Saved:
     cluster: str | None
     """The name of the cluster whose management API was read; None if the API reports no name."""
     cluster_names: frozenset[str]
-    """All names that brokers of that cluster may report."""
+    """All names that brokers of the cluster named in `cluster` may report for it."""
     cluster_nodes: frozenset[str]
-    """The nodes of that cluster; empty if the API lists none."""
+    """The nodes of the cluster named in `cluster`; empty if the API lists none."""
     exchange_type: str
     internal: bool
     """Whether only other exchanges may publish to the exchange."""

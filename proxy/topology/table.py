@@ -100,10 +100,11 @@ class Entry:
     read_at: float
     """When the last good reading started, in monotonic seconds."""
     queues: Mapping[str, str | None] = field(default_factory=dict)
-    """The cause for which each bound queue dead-letters under its own name: empty if it does not, None if that does not
-    show yet.
+    """By bound queue, the argument or policy that makes it dead-letter under its own name.
 
-    The queue that was asked for longest ago comes first."""
+    The value is empty if the queue does not, and None if the management API does not show it yet. The queue that was
+    asked for longest ago comes first.
+    """
     changes: tuple[Change, ...] = ()
     """The last changes of the ring, the oldest first."""
     internal: bool = False
@@ -146,11 +147,11 @@ class _UnreadDeclarations(NamedTuple):
     """Declarations that touch an exchange and came after the reading that its entry was made of."""
 
     since: float
-    """When the first of them was confirmed, in monotonic seconds."""
+    """When the first of the declarations was confirmed, in monotonic seconds."""
     at: float
-    """When the last of them was confirmed, in monotonic seconds."""
+    """When the last of the declarations was confirmed, in monotonic seconds."""
     certain: bool
-    """Whether any of them changes something, as far as is known."""
+    """Whether any of the declarations is known to change something."""
 
 
 class Router:

@@ -164,7 +164,7 @@ class TableUpdater:
                 restored(name)
 
     async def _restore(self, name: Name, tracked: TrackedExchange) -> bool:
-        """Put an exchange that cannot be read into the table as it is kept on disk, with the age of that reading.
+        """Put an exchange that cannot be read into the table as it is kept on disk, with the age of the kept reading.
 
         Returns whether the exchange was restored and publishes can use its entry now.
         """

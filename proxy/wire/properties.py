@@ -11,16 +11,16 @@ SHORT_STRING = 255
 """Bytes of a short string, at most (section 4.2.5.3)."""
 
 HEADER_NAME = 128
-"""Bytes of a header's name, at most (section 4.2.5.5)."""
+"""The most bytes of a header's name (AMQP section 4.2.5.5)."""
 
 MOST_DEPTH = 16
-"""Tables and lists within each other in one header, at most."""
+"""The most levels of tables and lists nested in one header."""
 
 _DIRECT_REPLY = "amq.rabbitmq.reply-to"
 """The pseudo-queue of RabbitMQ's direct reply-to."""
 
 _STREAM_FILTER = "x-stream-filter-value"
-"""A header that must be a string: where it is not and the queue is a stream, RabbitMQ 4.3.6 ends the connection."""
+"""A header that must be a string: RabbitMQ 4.3.6 ends the connection if a stream gets another type."""
 
 _LONGEST_EXPIRATION = (1 << 32) - 1
 """Milliseconds of `expiration`, at most; for more RabbitMQ closes the channel, with all that is in flight on it."""

@@ -87,13 +87,13 @@ class Admin:
 
     @web.middleware
     async def _named(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Refuse a page that has made a name of its own lead here: what it reads it could tell."""
+        """Refuse a request whose Host is no name of this listener: a web page that used it could read the answer."""
         self._names.check(request)
         return await handler(request)
 
     @web.middleware
     async def _bounded(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Refuse large answers while many are not read; probes are answered in any case."""
+        """Refuse all requests but probes while clients have left ADMIN_UNREAD bytes of earlier answers unread."""
         if self.unread.bytes >= ADMIN_UNREAD and request.path not in _PROBES:
             detail = f"{self.unread.bytes} bytes of answers wait to be read, {ADMIN_UNREAD} may"
             raise ProblemError(429, "too-many", detail, Outcome.REJECTED, retryable=True)

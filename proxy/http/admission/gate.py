@@ -133,7 +133,7 @@ class Gate:
             raise ProblemError(403, "forbidden", str(error), Outcome.INVALID) from None
 
     def allow_guess(self, request: web.BaseRequest, kind: Kind) -> None:
-        """Return where credentials that have not worked before may be looked at. Raises ProblemError 429."""
+        """Check that new credentials may be tried. Raises ProblemError 429 after too many wrong ones of the address."""
         if not self.guesses.may_try(peer_of(request), kind):
             detail = "Authorization: too many wrong credentials came from this address"
             raise ProblemError(429, "too-many", detail, Outcome.REJECTED, retryable=True)
@@ -144,9 +144,9 @@ class Gate:
         self.limits.take(1, 0)
 
     def refuse_pages(self, request: web.BaseRequest) -> None:
-        """Return where the request cannot be one that a web page has a browser send. Raises ProblemError 403 or 421.
+        """Check that no web page had a browser send the request. Raises ProblemError 403 or 421 if one may have.
 
-        For whatever is not asked for a bearer token, which no page knows.
+        It is for requests that need no bearer token: no page knows a token.
         """
         refuse_foreign(request)
         if self._names is not None:

@@ -29,7 +29,7 @@ class EventsEndpoint:
     def __init__(
         self, gate: Gate, single: PublishEndpoint, batches: BatchEndpoint, *, default_vhost: str, max_body: int
     ) -> None:
-        """`max_body` in bytes, of one event."""
+        """`default_vhost` is used if a request names no virtual host; `max_body` limits one event, in bytes."""
         self._gate, self._single, self._batches = gate, single, batches
         self._default_vhost, self._max_body = default_vhost, max_body
 

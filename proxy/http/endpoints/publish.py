@@ -18,10 +18,10 @@ from proxy.wire.properties import Header
 
 
 class PublishEndpoint:
-    """The publish endpoint, and the publishing of single messages for others that take one (CloudEvents)."""
+    """The publish endpoint; it also publishes the single messages of other endpoints, such as CloudEvents."""
 
     def __init__(self, gate: Gate, dispatch: Dispatch, counts: Counts, *, default_vhost: str, max_body: int) -> None:
-        """`default_vhost` is taken where a request names none; `max_body` in bytes."""
+        """`default_vhost` is used if a request names no virtual host; `max_body` is the limit of a body, in bytes."""
         self._gate, self._dispatch, self._counts = gate, dispatch, counts
         self._default_vhost, self._max_body = default_vhost, max_body
 

@@ -18,11 +18,11 @@ class RouteEndpoint:
     """The endpoint that says where a key would go, and publishes nothing."""
 
     def __init__(self, gate: Gate, dispatch: Dispatch, *, default_vhost: str) -> None:
-        """`default_vhost` is taken where a request names none."""
+        """`default_vhost` is used if a request names no virtual host."""
         self._gate, self._dispatch, self._default_vhost = gate, dispatch, default_vhost
 
     async def answer(self, request: web.Request) -> web.Response:
-        """Return where ``?key=`` would go: a destination, or the reason to pass."""
+        """Answer with the destination of a message with the routing key ``?key=``, or with the reason to pass it."""
         query = query_of(request, {"vhost", "key"})
         if "key" not in query:
             raise ProblemError(400, "no-routing-key", "key: missing in the query", Outcome.INVALID)

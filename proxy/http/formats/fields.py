@@ -135,7 +135,7 @@ def from_base64(value: object) -> bytes:
 
 
 def unsized_short_string(value: object) -> bytes:
-    """Text of at most 255 bytes, as UTF-8. Raises PropertyError."""
+    """Return text of at most 255 bytes encoded as UTF-8, without a length. Raises PropertyError for any other value."""
     return encoded_short_string(value)[1:]
 
 

@@ -148,7 +148,7 @@ def _put_header(headers: dict[str, object], field: str, lower: bytes, value: byt
 
 
 def prefers(request: web.Request, what: str) -> bool:
-    """Return whether the client prefers ``return=minimal`` or ``return=representation``, by `what` (RFC 7240)."""
+    """Return whether the request has the header ``Prefer: return=<what>``, such as ``return=minimal`` (RFC 7240)."""
     for value in request.headers.getall("Prefer", ()):
         if f"return={what}" in (part.partition(";")[0].strip().lower() for part in value.split(",")):
             return True

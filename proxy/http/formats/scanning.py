@@ -66,9 +66,9 @@ class _Text:
         """Characters of the text that is kept, and bytes of memory that it takes: Python stores a text with any
         character beyond ASCII two or four times as wide."""
         self._structure = Structure(MOST_STRUCTURE + _NEAR)
-        """The count of characters outside strings, once the kept text is long enough to matter."""
+        """The count of the kept text's characters outside strings, made once the text is longer than MOST_STRUCTURE."""
         self._counted = 0
-        """Parts of the kept text that are counted in `_structure`."""
+        """How many parts of the kept text `_structure` has counted."""
 
     def error(self, detail: str, *, too_large: bool = False) -> BodyError:
         """Return an error that names the next item as its place."""

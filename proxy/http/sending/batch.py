@@ -40,9 +40,12 @@ class _Entry:
     def __init__(self, message_id: str | None, message: Message | None, ordering_key: OrderingKey = None) -> None:
         self.id, self.ordering_key = message_id, ordering_key
         self.message = message
-        """The message, until it is settled; then None."""
+        """The message; None once it is settled."""
         self.counted: int | None = None
-        """Bytes that it has in the limits: from its first sending, or waiting, until it is settled; else None."""
+        """The bytes that the limits count for the message.
+
+        None before it is first sent or waits to be sent, and once it is settled.
+        """
         self.tries = 0
         """How many times it was sent again."""
         self.placement: Placement | None = None
@@ -197,9 +200,10 @@ class Batch:
         return True
 
     def refuse(self, message_id: str | None, key: bytes | None, why: str, message: Message | None = None) -> None:
-        """Add a message that is not sent, and say why; `key` is None where it cannot be read, or there is none.
+        """Add an entry for a message that is not sent, with the reason `why`.
 
-        `message`, where one could be made, gives its ordering key also where another value than the key is hashed.
+        `key` is None if the request has no key or it cannot be read. `message` is given if the message could be made:
+        its ordering key is then the value that the ring hashes, which need not be the routing key.
         """
         entry = _Entry(
             message_id, None, key if message is None else self._dispatch.ordering_key_of(self._handle, message)

@@ -68,7 +68,7 @@ class Chosen(NamedTuple):
 
 
 def _chosen_by(table: RouteTable, route: Route | Unread, key: bytes) -> Chosen | Unread:
-    """Return where a route sends a key, or what must be read to know it."""
+    """Return the choice of a route for a key, or the exchange that must be read first."""
     if isinstance(route, Unread):
         return route
     if not route.stamp:
@@ -173,9 +173,9 @@ class Dispatch:
         return placement
 
     async def choose(self, name: Name, key: bytes) -> Chosen:
-        """Return where a publish to an exchange goes whose ring hashes `key`, be that a routing key or another value.
+        """Return where a publish to an exchange goes if its ring hashes `key`, a routing key or another value.
 
-        Nothing is published. Raises ProblemError where the exchange does not exist, cannot be read in time, or takes
+        Nothing is published. Raises ProblemError if the exchange does not exist, cannot be read in time, or takes
         no publishes.
         """
         since = self._router.clock()
@@ -209,7 +209,10 @@ class Dispatch:
         return group.table
 
     def _place(self, route: Route, key: bytes, message: Message) -> Placement:
-        """Return where a message goes whose route is not plain: another value is hashed, rings follow, or it passes."""
+        """Return the placement of a message whose route is not plain.
+
+        Such a route hashes another value than the key, leads to further rings, or passes its publishes.
+        """
         choice = None
         if route.stamp:
             header = message.header.payload(len(message.body))
@@ -280,9 +283,9 @@ class Dispatch:
             raise problem from error
 
     async def _same_cluster(self, connection: BrokerConnection, since: float) -> None:
-        """Return if the management API's cluster is the connection's after all: one was renamed, or was asked late.
+        """Ask the management API again whether the connection's broker is of its cluster, which may have been renamed.
 
-        Raises ProblemError where it is not.
+        Raises ProblemError if the broker is not of that cluster.
         """
         told, told_at = connection.cluster or "", connection.cluster_told_at
         name = await self._sync.identity.confirmed(told, told_at, since + self._lookup_timeout - self._router.clock())

@@ -81,7 +81,10 @@ def is_gone(result: PublishResult) -> bool:
 
 
 async def failure(dispatch: Dispatch, placement: Placement, result: PublishResult) -> ProblemError:
-    """The problem of a message that was sent and is not confirmed, once its ring was read again where that may help."""
+    """Return the problem that answers a message which was sent and not confirmed.
+
+    If its destination is gone, its ring is read again first.
+    """
     result = judged(placement, result)
     outcome, detail = result.outcome, result.detail
     if is_gone(result):
