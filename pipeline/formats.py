@@ -46,7 +46,7 @@ def percent(share: float) -> Number:
 
 
 def p_value(p: float) -> str:
-    """Return the p-value of a test as a formula, such as "p = 0.352", or "p < 0.001" where it is that small."""
+    """Return the p-value of a test as a formula, such as "p = 0.352", or "p < 0.001" if it is that small."""
     return f"p < {_LEAST}" if p < _LEAST else f"p = {_rounded(p)}"
 
 

@@ -41,7 +41,7 @@ class Missing:
     """How many numbers are before the oldest kept record of their proxy: these have expired, or were never written."""
 
     def __str__(self) -> str:
-        """Return a sentence on the numbers before the oldest kept records; empty where there are none."""
+        """Return a sentence on the numbers before the oldest kept records; empty if there are none."""
         if not self.before:
             return ""
         return (
@@ -62,7 +62,7 @@ def sequences(records: DataFrame) -> DataFrame:
 
 
 def check_once(rows: DataFrame, journal: str) -> None:
-    """Raise PipelineError where a record is in the `sequences` of a journal twice; it names the files."""
+    """Raise PipelineError if a record is in the `sequences` of a journal twice; it names the files."""
     before = _ordered().rowsBetween(Window.unboundedPreceding, -1)
     reached = rows.select(
         "*", F.max("last").over(before).alias("reached"), F.max_by("file", "last").over(before).alias("other")

@@ -122,9 +122,9 @@ class Sample:
     only: bool
     """Whether the heavy slots are taken for the only ones of their kind, and so stand for no other slot."""
     messages: float
-    """The messages of all other drawn slots."""
+    """The messages of all drawn slots that are not in `heavy`."""
     squares: float
-    """The sum over those slots of their messages squared."""
+    """The sum of the squared messages of each drawn slot that is not in `heavy`."""
 
     @classmethod
     def of(cls, slots: int, messages: float, squares: float, heaviest: Iterable[tuple[int, float]]) -> "Sample":

@@ -28,7 +28,7 @@ _AROUND = timedelta(hours=1)
 """How far before --from and after --until records are read as well.
 
 A record's time is when its outcome was known, so a message that was seen before --from may have its record after it,
-and likewise for --until. A copy that was seen longer before the first judged record is a copy of no judged message.
+and likewise for --until. A copy that was seen more than this before the first judged record is a copy of no record.
 """
 
 _HASHED_KEY = 16
@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True)
 class _Journal:
-    """What a journal says of its own completeness, and of the records that are judged."""
+    """The facts that a journal tells of its completeness, and of the records that are judged."""
 
     missing: gaps.Missing
     sample: float
@@ -69,7 +69,7 @@ class _Journal:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Write the tables, the verdict and the report; return 1 where a message is lost or misplaced, else 0."""
+    """Write the tables, the verdict and the report; return 1 if a message is lost or misplaced, else 0."""
     within = period.period_of(options)
     with spark_session("reconcile") as spark:
         out = Folder(spark, options.out)
@@ -144,10 +144,10 @@ def _write(messages: DataFrame, out: Folder) -> tuple[list[Row], list[Row]]:
 
 
 def _journal(everything: DataFrame, ours: Column, options: argparse.Namespace, within: period.Period) -> _Journal:
-    """Return what a journal says of its own completeness.
+    """Return the facts that a journal tells of its completeness.
 
     Gaps and samples are those of all records, since a sidecar's numbers and sample span all exchanges. Raises
-    PipelineError where nothing can be judged, or a ring that records name is missing.
+    PipelineError if nothing can be judged, or a ring that records name is missing.
     """
     with gaps.found(options.journal, everything, within) as rows:
         missing = gaps.counted(rows)

@@ -1,4 +1,4 @@
-"""Finding the skew of each exchange in a journal's records, across its rings, and of each of those rings."""
+"""Finding the skew of each exchange in a journal's records, across its rings, and of each of its rings."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -37,7 +37,7 @@ class _Part:
     """The part of the scope's messages that went by this ring."""
 
     def fair(self, destination: Destination) -> float:
-        """Return the share of this ring's messages that a destination's weight promises it, 0 where it has none."""
+        """Return the share of this ring's messages that a destination's weight promises it, 0 if it has none."""
         return self.ring.weights.get(destination, 0) / sum(self.ring.weights.values())
 
 
@@ -117,16 +117,16 @@ def find(
 
 @dataclass(frozen=True)
 class _Tables:
-    """Counts of an exchange's rings and, but for `slots_of_rings`, of those exchanges that have several."""
+    """The counts of each ring; except in `slots_of_rings`, also of each exchange that has several rings."""
 
     keys: DataFrame
-    """Messages by key, maybe of a share of the slots only."""
+    """The messages by key, maybe for only a share of the slots."""
     slots: DataFrame
-    """Messages by slot, or by key where they are counted of all slots."""
+    """The messages by slot, or by key if keys are counted for all slots."""
     slots_of_rings: DataFrame
-    """Messages and bytes, as `slots`."""
+    """The messages and bytes of each ring, by slot or key as in `slots`."""
     candidates: DataFrame
-    """Messages by key, in which the hottest of all slots are."""
+    """The messages by key of keys that include the hottest ones of all slots."""
     cached: Sequence[DataFrame]
 
 

@@ -1,4 +1,4 @@
-"""What `skew` has found of one ring, or of an exchange across its rings, and the rows of its tables."""
+"""The findings of `skew` on one ring, or on an exchange across its rings, and the rows of its tables."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ UNEVEN = 0.001
 
 @dataclass(frozen=True)
 class Scope:
-    """Records of one exchange that name one ring, or, where it is `across`, all records of one exchange."""
+    """The records of one exchange that name one ring, or all records of one exchange if `across` is true."""
 
     vhost: str
     exchange: str
@@ -70,31 +70,32 @@ class Load:
 
     destination: Destination
     weight: int | None
-    """The weight of the destination; None where the exchange's rings differ in it."""
+    """The weight of the destination; None if the exchange's rings differ in it."""
     fair: float
-    """The share of the messages that its weight promised it: across rings the mean, by each ring's messages."""
+    """The share of messages that its weight promised the destination; across rings the mean, by their messages."""
     keys: int
-    """The number of its distinct keys that were counted; across rings those that the ring with the most records
-    gives it.
+    """The number of the destination's distinct keys that were counted.
+
+    Across rings, these are the keys that the ring with the most records gives it.
     """
     named: int
-    """The number of those keys that are not null."""
+    """The number of the keys in `keys` that are not null."""
     messages: int
     bytes: int
     unseen: float
-    """How many of the slots outside the sample it owns; across rings the mean, by what each ring has there."""
+    """How many slots outside the sample the destination owns; across rings the mean, by each ring's messages there."""
 
 
 @dataclass(frozen=True)
 class HotKey:
-    """A hot key, or a hot slot where the journal has no keys."""
+    """A hot key, or a hot slot if the journal has no keys."""
 
     slot: int
     key: bytes | None
     messages: int
     owner: Destination
     fair: float
-    """The share of the messages that its destination was promised: across rings the mean, by each ring's messages."""
+    """The share of messages that its destination's weight promised; across rings the mean, by each ring's messages."""
 
     def __str__(self) -> str:
         """Return the key for people: its text, its bytes in hexadecimal digits, or its slot."""

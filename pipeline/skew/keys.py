@@ -8,8 +8,11 @@ from ring.hashing import SLOTS
 EXCHANGE = ("vhost", "exchange")
 
 SCOPE = (*EXCHANGE, "ring", "across")
-"""What is judged by itself: the records of one exchange that name one ring (a fingerprint), or, where `across` is true,
-those of all rings of an exchange that has several; then `ring` is the one with the most records."""
+"""The columns that name a group of records judged together: those of one exchange that name one ring (a fingerprint).
+
+If `across` is true, they are the records of all rings of an exchange that has several, and `ring` is the one with the
+most records.
+"""
 
 SCOPES = "vhost string, exchange string, ring string, across boolean"
 

@@ -103,7 +103,7 @@ def report(found: Findings, about: About, within: Period = ALWAYS, kept: Sequenc
 
 
 def _answers(found: Findings) -> str:
-    """Return a sentence on how soon the broker answered; empty where no record says."""
+    """Return a sentence on how soon the broker answered; empty if no record says."""
     told = [row for row in found.ingresses if row.p99]
     if len(found.ingresses) > 1:
         each = [f"over {row.ingress.upper()} within {_within(row)}" for row in told]
@@ -226,7 +226,7 @@ def _at(micros: int) -> datetime.datetime:
 
 
 def _since(gap: Row) -> str:
-    """Return, in words, the time of the record right before a gap; a gap's journal may not have that record."""
+    """Return, in words, the time of the record right before a gap, or why it is not known."""
     if gap.since is not None:
         return moment(gap.since)
     return "its start" if gap["first"] == 1 else "not read"

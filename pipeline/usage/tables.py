@@ -56,7 +56,7 @@ class Tables:
             raise PipelineError(f"--window: {self.minutes}: {self.out} has windows of {one.minutes} minutes")
 
     def usage(self, within: Period = ALWAYS) -> DataFrame | None:
-        """Return the table `usage` in a period of whole hours, from all runs so far; None where it has no row."""
+        """Return the table `usage` in a period of whole hours, from all runs so far; None if it has no row."""
         root = f"{self.out}/usage"
         return self._written(root, *hours.folders(self.spark, root, within))
 
@@ -67,7 +67,7 @@ class Tables:
     def write(
         self, records: DataFrame, missing: DataFrame, within: Period = ALWAYS, *, overwrite_fewer: bool = False
     ) -> Written | None:
-        """Write both tables of a journal's records, all of a period of whole hours; return None where it has none.
+        """Write both tables of a journal's records, all of a period of whole hours; return None if it has none.
 
         `missing` has their gaps (`pipeline.gaps.gaps`).
         The hours that it has are overwritten, others stay; and those stay, unless `overwrite_fewer`, of which a row
@@ -110,7 +110,7 @@ class Tables:
     def add(self, records: DataFrame, batch: int) -> None:
         """Add a batch of a stream to the tables; adding it again changes nothing.
 
-        Raises PipelineError where a record is in two files, or twice in one: in both batches' rows it would count.
+        Raises PipelineError if a record is in two files, or twice in one: in both batches' rows it would count.
         Each batch's own rows are kept under its number, and the hours that it has records of are made of all of
         those. Nothing is held back: a record that comes late changes its hour.
         """
@@ -132,7 +132,7 @@ class Tables:
         self._write_gaps(gaps.gaps(sequences))
 
     def _check_once(self, new: DataFrame, batch: int) -> None:
-        """Raise PipelineError where a record of a batch is there twice, or in an earlier batch too.
+        """Raise PipelineError if a record of a batch is there twice, or in an earlier batch too.
 
         It is called before anything of the batch is written, so that the batch can come again with one copy of each.
         Of the earlier batches' sequences it looks only at those that end behind the batch's first number of a proxy.
@@ -152,14 +152,14 @@ class Tables:
         return f"{self.out}/checkpoint"
 
     def _newest(self) -> str | None:
-        """The path of a file of the table `usage`, without a look at all of its folders; None where it has none."""
+        """The path of a file of the table `usage`, without a look at all of its folders; None if it has none."""
         for day in reversed(found(self.spark, f"{self.out}/usage/dt=*")):
             for file in reversed(found(self.spark, f"{day}/hour=*/*.parquet")):
                 return file
         return None
 
     def _written(self, table: str, *folders: str) -> DataFrame | None:
-        """Return these folders of a partitioned table; None where they do not exist or have no file yet."""
+        """Return these folders of a partitioned table; None if they do not exist or have no file yet."""
         if not folders:
             return None
         try:

@@ -24,8 +24,8 @@ def of_exchange(records: DataFrame, vhost: str, exchange: str) -> DataFrame:
 def of_journal(records: DataFrame) -> DataFrame:
     """Return an exchange's publishes by the ring in force and the key.
 
-    Columns: `ring`, `slot`, `key` (binary, null where the journal has none), `messages`, `bytes`, `since` and
-    `time` (of the first and the last), `sample` (the least). `bytes` is null where the sum is none that a long holds.
+    Columns: `ring`, `slot`, `key` (binary, null if the journal has none), `messages`, `bytes`, `since` and
+    `time` (of the first and the last), `sample` (the least). `bytes` is null if the sum is none that a long holds.
     """
     return records.groupBy("ring", "slot", "key").agg(
         F.count("*").alias("messages"),
@@ -84,7 +84,7 @@ def by_slot(keys: DataFrame, where: str) -> Demand:
 
 
 def _total(name: str) -> Column:
-    """Null where one of the counts is, or a long does not hold the sum."""
+    """Return the sum of a column of counts; null if one of the counts is null, or a long does not hold the sum."""
     return F.when(F.count(name) == F.count("*"), F.try_sum(name)).cast("long").alias(name)
 
 
@@ -94,9 +94,10 @@ def of_all_rings(keys: DataFrame) -> DataFrame:
 
 
 def moved_keys(keys: DataFrame, present: Ring, proposed: Ring) -> DataFrame:
-    """The keys that change their destination, of keys each of which is there once; one row a slot where it is null.
+    """Return the keys that change their destination, in one row for each key.
 
-    Columns: `key`, `slot`, `kind`, `destination` and `new_kind`, `new_destination`, `messages`, `bytes`.
+    `keys` has each key once, and one row for each slot whose key is null. Columns: `key`, `slot`, `kind`,
+    `destination` and `new_kind`, `new_destination`, `messages`, `bytes`.
     """
     spark = keys.sparkSession
     # All of it by joins with small tables: to start Python for a look-up in each ring would take longer.

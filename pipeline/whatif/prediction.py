@@ -29,7 +29,7 @@ class Demand:
 
 @dataclass(frozen=True)
 class Load:
-    """What each of a ring's destinations gets; all fields have one entry a destination, in sorted order."""
+    """The load of each destination of a ring; all fields have one entry per destination, in sorted order."""
 
     destinations: tuple[Destination, ...]
     weights: tuple[int, ...]

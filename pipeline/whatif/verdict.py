@@ -33,7 +33,7 @@ class Limits:
 
 
 def verdict(found: Findings, limits: Limits, *, sample: float, with_bytes: bool) -> dict[str, Any]:
-    """Return what stands in verdict.json. What is of bytes is null where the demand has none."""
+    """Return the content of verdict.json, in which all figures of bytes are null if the demand has no bytes."""
     passed, messages, size = limits.passed(found), found.published.messages, found.published.bytes
 
     def if_bytes(value: Any) -> Any:

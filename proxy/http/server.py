@@ -44,7 +44,7 @@ AIOHTTP = (3, 14, 1), (3, 15)
 
 
 def check_aiohttp(version: str) -> None:
-    """Raise ImportError where this version of aiohttp may lack the private parts that the bounds of heads need."""
+    """Raise ImportError if this version of aiohttp may lack the private parts that the bounds of heads need."""
     numbers = tuple(int(number) for number in re.findall(r"\d+", version)[:3])
     first, after = AIOHTTP
     if not first <= numbers < after:
@@ -180,9 +180,9 @@ class _Server(web.Server):
         return _Protocol(self)
 
     def has_room(self) -> bool:
-        """Return whether one more connection may stay; closes the oldest that has sent no request, where one must go.
+        """Return whether one more connection may stay. At the limit, make room: close the oldest without a request.
 
-        So whoever opens connections and asks nothing keeps nobody out who does ask.
+        So a client that opens connections and sends no request keeps no other client out.
         """
         if self.open < self.bounds.connections:
             return True

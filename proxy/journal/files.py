@@ -42,7 +42,7 @@ class FileStore:
     def __init__(
         self, folder: Path, proxy: str, *, most_seconds: float, most_bytes: int, most_in_all: int = 1 << 62
     ) -> None:
-        """Make the folders and try to write there. Raises ConfigError where that fails.
+        """Make the folders and try to write there. Raises ConfigError if that fails.
 
         A file is whole after `most_seconds`, after `most_bytes` compressed, or at the end of its hour.
         """

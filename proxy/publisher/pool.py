@@ -70,7 +70,7 @@ class ConnectionGroup:
 
     @property
     def connection(self) -> BrokerConnection:
-        """The first connection that is up; where none is, the first."""
+        """The first connection that is up, or the first of all if none is up."""
         return next((c for c in self.connections if c.protocol is not None), self.connections[0])
 
     @property
@@ -187,11 +187,11 @@ class Publisher:
             raise LoginRefused(why, code) if code else Unavailable(why)
 
     def faults(self) -> Mapping[str, str]:
-        """Return why this sidecar's own connections are down, by virtual host; empty where one is up."""
+        """Return why this sidecar's own connections are down, by virtual host; empty if one is up."""
         return {vhost: "" if group.connection.protocol else group.connection.fault for vhost, group in self._own()}
 
     def blocked(self) -> Mapping[str, str]:
-        """Return why the broker takes no publishes, by virtual host with a connection; empty where it takes them."""
+        """Return why the broker takes no publishes, by virtual host with a connection; empty if it takes them."""
         return {
             vhost: next((protocol.blocked for protocol in group.protocols if protocol.blocked), "")
             for vhost, group in self._own()

@@ -11,7 +11,7 @@ MOST_WITHHELD: Final = 1 << 18
 
 
 class Wait(Enum):
-    """What a frame waits for that no reading brings: the broker's answer. The value says why, for a reply text."""
+    """An answer of the broker for which a frame waits; no reading brings it. The value says why, for a reply text."""
 
     UNANSWERED = "the broker has not answered a declaration that was sent before it"
     """A publish behind a declaration on its channel waits for the -ok."""
@@ -40,9 +40,9 @@ class Backlog:
         self.size = 0
         """Bytes of all frames."""
         self.forced: Route | None = None
-        """The route of the first frame's publish, where a look-up found one for publishes that came before it alone."""
+        """The route of the first frame's publish, if a look-up found one for only the publishes that came before it."""
         self.seen = 0
-        """How many of the pieces had come when that look-up began: later ones may need what it does not show."""
+        """How many pieces had come when the look-up for `forced` began; it may not show what later ones need."""
 
     def add(self, data: bytes) -> None:
         """Add a frame, or the next part of one."""

@@ -12,7 +12,7 @@ from proxy.session.state import CHANNEL_TRANSITIONS, EXPECT_METHOD, ChannelState
 from proxy.wire.frames import HEADER, METHOD, U16
 
 MOST_NOTES: Final = 1024
-"""Publishes with a note on a channel where the broker answers none, so that nothing says when one is done with."""
+"""The most publishes with a note on a channel on which the broker answers no publish, so no answer ends a note."""
 
 _NUMBER: Final = (1 << 32) - 1
 _ASKED: Final = 1 << 32
@@ -84,7 +84,7 @@ class Channel:
         self.bits = 0
         """The mandatory and immediate bits of the basic.publish that waits."""
         self.backlog: Backlog | None = None
-        """The frames of the client's on this channel that wait; None where the channel does not wait."""
+        """The frames of the client's on this channel that wait; None if the channel does not wait."""
         # Requests and publishes without an answer.
         self.pending: deque[Pending] | None = None
         """The requests without an -ok, in order; made with the first, since an empty one takes half of a channel."""
@@ -159,7 +159,7 @@ class Channel:
         return self.nonce | number
 
     def read_id(self, ring_id: int) -> RingId | None:
-        """Return what a ring id says; None where the message that came back is a copy that a client has forwarded.
+        """Return what a ring id says; None if the message that came back is a copy that a client has forwarded.
 
         A copy's id is of another channel, or of a publish that the broker has answered, since a return comes before
         its ack, or of a publish that came back already.

@@ -26,7 +26,7 @@ class Shared:
     tables: RouteTables
     sync: Sync
     dial: Callable[[Callable[[], PeerSocket]], Awaitable[PeerSocket]]
-    """Connects a socket to a broker; raises OSError with the reason where none can be reached."""
+    """Connects a socket to a broker; raises OSError with the reason if none can be reached."""
     lookup_timeout: float
     allowed_mechanisms: frozenset[bytes]
     confirmed: Callable[[float], None]
@@ -44,7 +44,8 @@ class Shared:
     without_spare: dict[tuple[str, bytes], float] = field(default_factory=dict)
     """By virtual host and user: the monotonic time before which no session opens a channel to publish on again.
 
-    It is set when the broker refused such a channel for the user's limit of channels; see `Republishing.barred`.
+    It is set when the broker has closed a connection because such a channel was one too many for the user
+    (`Republishing.barred`).
     """
     tasks: set["asyncio.Task[None]"] = field(default_factory=set)
 

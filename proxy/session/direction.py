@@ -32,7 +32,7 @@ class Direction:
         """Whether the receiver can take no more method: it is in the midst of a frame, or of the handshake."""
 
     def insert(self, frame: bytes) -> None:
-        """Send a frame of this proxy's at the next boundary of a frame: at once where none is under way."""
+        """Send a frame of this proxy's at the next boundary of a frame: at once if none is under way."""
         if self.skip:
             self.own.append(frame)
         else:

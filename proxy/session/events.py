@@ -28,7 +28,7 @@ class Refused(NamedTuple):
     code: int
     text: str
     channel: Channel | None = None
-    """The channel that the broker has yet to close; None where there is none."""
+    """The channel that the broker has yet to close; None if there is none."""
 
 
 Event = Declared | Stale | Refused

@@ -26,7 +26,7 @@ class FlowControl:
         self._paused = False
         """Whether the client is held for `Connection.paused`."""
         self._stopped = False
-        """Whether the client is held since nothing more is taken of it."""
+        """Whether the client is held because nothing more is taken of it."""
         self._brimming_since: float | None = None
         """The monotonic time since which the broker is not read because many bytes wait; None while it is read."""
         self._heartbeat: asyncio.TimerHandle | None = None

@@ -107,14 +107,14 @@ _INVENTORY = {
 
 
 def is_protocol_header(data: bytes) -> bool | None:
-    """Return whether a client's first bytes are AMQP 0-9-1's protocol header; None where more are needed to tell."""
+    """Return whether a client's first bytes are AMQP 0-9-1's protocol header; None if more are needed to tell."""
     if not any(header.startswith(data[: len(header)]) for header in _TAKEN_HEADERS):
         return False
     return True if len(data) >= len(PROTOCOL_HEADER) else None
 
 
 class Handshake:
-    """What the peers of one session agree on; complete at the step OPENED, and kept as long as the session."""
+    """The terms that the peers of one session agree on; complete at the step OPENED, kept as long as the session."""
 
     __slots__ = (
         "allowed_mechanisms", "channel_max", "cluster", "cluster_told_at", "frame_max", "heartbeat",
@@ -127,7 +127,7 @@ class Handshake:
         self.step = Step.STARTING
         """How far the handshake has come."""
         self.cluster: str | None = None
-        """The name that the broker's cluster goes by; None where the broker gave none."""
+        """The name that the broker's cluster goes by; None if the broker gave none."""
         self.cluster_told_at = 0.0
         """When the broker gave that name, monotonic."""
         self.user = b""
@@ -139,7 +139,7 @@ class Handshake:
         self.channel_max = 0
         """The client's highest channel number."""
         self.spare = 0
-        """The number of the one channel more that is kept for this proxy; 0 where there is none."""
+        """The number of the one channel more that is kept for this proxy; 0 if there is none."""
         self.heartbeat = 0
         """Seconds between heartbeats; 0 for none."""
         self.vhost = ""
@@ -207,7 +207,7 @@ def _start(h: Handshake, data: bytes, i: int, end: int) -> bytes:
 
 
 def _start_ok(h: Handshake, data: bytes, i: int, end: int) -> bytes | None:
-    """Return connection.start-ok with this proxy's client properties; None where they do not fit the smallest frame."""
+    """Return connection.start-ok with this proxy's client properties; None if they do not fit the smallest frame."""
     if end - i < 16:
         raise Fault(SYNTAX_ERROR, "connection.start-ok stops early", CONNECTION_START_OK)
     first = i + 15
@@ -241,7 +241,10 @@ def _most_channels(h: Handshake) -> int:
 
 
 def _tune_ok(h: Handshake, data: bytes, i: int, end: int) -> bytes:
-    """Return connection.tune-ok with that channel put back. Raises Fault 530 for more than was offered."""
+    """Return connection.tune-ok with the channel that is kept for this proxy added again.
+
+    Raises Fault 530 if the client asks for more than was offered.
+    """
     if end - i != 20:
         raise Fault(SYNTAX_ERROR, "connection.tune-ok is not of its length", CONNECTION_TUNE_OK)
     wanted, frame_max = U16.unpack_from(data, i + 11)[0], U32.unpack_from(data, i + 13)[0]

@@ -62,10 +62,11 @@ class Republishing:
         self.barred: dict[tuple[str, bytes], float] = {}
         """By virtual host and user: the monotonic time before which no session opens its own channel.
 
-        The broker refused such a channel for the user's limit of channels. All sessions share the table.
+        It is set when the broker has closed a connection because its own channel was one too many for the user. All
+        sessions share the table.
         """
         self.number = 0
-        """The number of the channel; 0 where there is none."""
+        """The number of the channel; 0 if there is none."""
         self.begun = self.is_open = self.answered = False
         """Whether the channel was ever opened; whether it is open; whether the broker has answered on it since."""
         self.tag = 0

@@ -42,7 +42,7 @@ class ReturnedMessage:
         self.sent_to: Destination | None = None
         """The destination that the message came back from last."""
         self.choice: Choice | None = None
-        """The ring's choice by which the message goes out next; None where no ring chose."""
+        """The ring's choice by which the message goes out next; None if no ring chose."""
         self.chosen_by: Name | None = None
         """The exchange whose ring still names `sent_to`, which may be a ring behind a ring; None if it is not known."""
         self.passed = False
@@ -166,7 +166,7 @@ class Parking:
         self.size += len(body)
 
     def first(self, exchange: bytes) -> ParkedMessage | None:
-        """Return the first message of an exchange; None where none waits."""
+        """Return the first message of an exchange; None if none waits."""
         parked = self._by_exchange.get(exchange)
         return parked[0] if parked else None
 

@@ -64,7 +64,7 @@ class ChannelState(IntEnum):
     REFUSING = 3
     """This proxy closes the channel: the broker's close-ok is due, and what the client sends is dropped."""
     REFUSED = 4
-    """The broker has sent close-ok, and the client has got channel.close: its frames are dropped until its close-ok."""
+    """The broker has sent close-ok; the client's frames are dropped until the client has sent close-ok, too."""
     ABANDONED = 5
     """Both sides have got this proxy's channel.close, and neither has answered; what else they send is dropped."""
     VACATED = 6

@@ -41,7 +41,7 @@ class Unsettled:
         self._pages: dict[int, Page] = {}
         """The pages by number without its last PAGE_BITS, ascending."""
         self._current: Page | None = None
-        """The page of the last publish, which stays even where it is empty; None before the first publish."""
+        """The page of the last publish, which stays even if it is empty; None before the first publish."""
         self.count: i64 = 0
         """How many publishes have no answer."""
 
@@ -60,7 +60,7 @@ class Unsettled:
         self.count += 1
 
     def _turn(self, number: int) -> Page:
-        """Begin the page of a number and return it; the page before is dropped where it is empty."""
+        """Begin the page of a number and return it; the page before is dropped if it is empty."""
         before = self._current
         if before is not None and not before.count:
             del self._pages[(number - 1) >> PAGE_BITS]
@@ -73,7 +73,7 @@ class Unsettled:
         return page is not None and page.counters[number & (PAGE - 1)] is not None
 
     def take(self, number: int) -> Counters | None:
-        """Take a publish out and return its counters; None where it has its answer."""
+        """Take a publish out and return its counters; None if it has its answer."""
         page = self._pages.get(number >> PAGE_BITS)
         if page is None:
             return None

@@ -90,7 +90,7 @@ class Access:
         # As many as there ever are tokens.
         worked: set[bytes] = set()
         self.tokens = Watched("tokens_file", [file], lambda: read_tokens(file, worked)) if file is not None else None
-        """The tokens of the file, read again when it changes; None where no file is set."""
+        """The tokens of the file, read again when it changes; None if no file is set."""
 
     @property
     def is_open(self) -> bool:

@@ -125,7 +125,7 @@ class Admin:
         return web.Response(text=text, status=200 if ready else 503)
 
     def _checks(self) -> dict[str, str]:
-        """Return each check of readiness with why it fails, which is empty where it holds."""
+        """Return each check of readiness with why it fails, which is empty if it holds."""
         sync = self._sync
         unread, stale = sync.pending(), [name for name in self._stale() if name not in sync.vhost_not_listed]
         checks = {

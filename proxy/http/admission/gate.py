@@ -91,7 +91,7 @@ class Gate:
     ) -> None:
         """`body_timeout` in seconds is how far a body may fall behind `LEAST_RATE` bytes a second.
 
-        `names` are those of the listener; None where it may be asked by any.
+        `names` are those of the listener; None if it may be asked by any.
         """
         self._names = names
         self._router, self._access, self.limits, self._counts = router, access, limits, counts
@@ -153,7 +153,7 @@ class Gate:
             self._names.check(request)
 
     def take(self, admitted: Admitted, size: int) -> None:
-        """Count bytes that a request is about to hold. Raises ProblemError 429 where there is no room for them.
+        """Count bytes that a request is about to hold. Raises ProblemError 429 if there is no room for them.
 
         The first call of a request raises it also where there is no room for one more message.
         """
@@ -197,7 +197,7 @@ class Gate:
         return b"".join(parts)
 
     async def parts(self, request: web.Request) -> AsyncIterator[bytes]:
-        """The body's bytes as they come. Raises ProblemError where it breaks off or comes too slowly.
+        """The body's bytes as they come. Raises ProblemError if it breaks off or comes too slowly.
 
         Only the time counts that is spent waiting for the client.
         """

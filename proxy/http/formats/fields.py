@@ -45,9 +45,9 @@ class ItemError(ValueError):
     """An item that is no message; the text names the field and what is wrong with its value."""
 
     def __init__(self, detail: str, id_: str | None, key: bytes | None, *, too_large: bool = False) -> None:
-        """The item's own id, where it is right, and its routing key: empty where it has none, None where it is wrong.
+        """The item's own id, where it is right, and its routing key: empty if it has none, None if it is wrong.
 
-        `too_large` makes it a 413.
+        `too_large` makes the answer a 413.
         """
         super().__init__(detail)
         self.id, self.key, self.too_large = id_, key, too_large
@@ -103,7 +103,7 @@ def _headers(value: object) -> dict[str, object]:
 
 
 def given(field: str, encode: Callable[[object], bytes], item: Mapping[str, object]) -> bytes | None:
-    """Return a field's value, encoded; None where it is missing. Raises PropertyError that names the field."""
+    """Return a field's value, encoded; None if it is missing. Raises PropertyError that names the field."""
     if field not in item:
         return None
     try:

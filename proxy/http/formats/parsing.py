@@ -164,7 +164,7 @@ def short(field: str, value: bytes) -> bytes:
 
 
 def text(field: str, value: bytes) -> str:
-    """Return the value as text. Raises ProblemError where it is not UTF-8."""
+    """Return the value as text. Raises ProblemError if it is not UTF-8."""
     try:
         return value.decode()
     except UnicodeDecodeError:

@@ -23,7 +23,7 @@ _line_ends = re.compile(r"\n\n+").sub
 
 
 class Framing(Enum):
-    """What stands around the items of a body."""
+    """A form of the text that stands around the items of a body."""
 
     OBJECT = auto()
     """An object with one member, `{"messages": [...]}`."""
@@ -165,7 +165,7 @@ class Lines(_Text):
 
 
 class _State(Enum):
-    """What may come next in a body around its items."""
+    """The state of a scan between items: the characters that may come next in a body."""
 
     BODY = auto()
     NAME = auto()
@@ -211,7 +211,7 @@ _LONGEST_NAME = 60
 """Most characters of an unknown name that an error repeats."""
 
 _name = re.compile(rf'"((?:[^"\\\x00-\x1f]|\\[^\x00-\x1f]){{0,{_LONGEST_NAME}}}+)(?!\\?\Z)').match
-"""Match the part of a name that an error repeats; None where more text could still change it."""
+"""Match the part of a name that an error repeats; None if more text could still change it."""
 
 
 class ItemList(_Text):
@@ -226,10 +226,10 @@ class ItemList(_Text):
         self._due = 0
         """Characters at which a look at an unfinished item is worth while: half more than at the last."""
         self._stuck = ""
-        """The fault of the unfinished item, told if nothing more comes; empty where being unfinished is all."""
+        """The fault of the unfinished item, told if nothing more comes; empty if being unfinished is all."""
 
     def take(self, text: str, *, now: bool = False) -> Iterator[Item]:
-        """Yield the items that are whole by now; with `now`, look even where that is not due."""
+        """Yield the items that are whole by now. With `now` the text is scanned even before the next scan is due."""
         self._keep(text)
         if self.size < self._due and not now and not self._overfull:
             return
@@ -256,7 +256,7 @@ class ItemList(_Text):
             self._keep(window[i:])
 
     def _named(self, window: str, i: int) -> int | None:
-        """Return where the name `messages` at i ends; None if it is not whole. Raises BodyError for another name."""
+        """Return the index behind the name `messages` at i; None if it is not whole. Raises BodyError for others."""
         if self._state is _State.NAME and window.startswith(_NAME, i):
             return i + len(_NAME)
         if (found := _name(window, i)) is None:

@@ -54,10 +54,10 @@ class _Entry:
 
 
 class Batch:
-    """The messages of one request, in their order. After a key's first failure nothing more of that key is sent.
+    """The messages of one request, in their order. After a key's first failure no later message of the key is sent.
 
-    Nor is anything once a message could not be sent for want of an exchange, a ring or a broker, or the broker did not
-    answer for one: each would wait as long.
+    No further message at all is sent once one could not be sent because an exchange, a ring or a broker was missing,
+    or once the broker did not answer for one: each would wait as long.
     """
 
     def __init__(
@@ -164,7 +164,7 @@ class Batch:
         self._fail(entry, PublishResult(problem.outcome, self._in_words(problem, index)), problem.retryable)
 
     def _in_words(self, problem: ProblemError, index: int) -> str:
-        """The detail of a message that was not sent, with its place in the request where the message is to blame."""
+        """The detail of a message that was not sent, with its place in the request if the message is to blame."""
         if problem.kind == "no-routing-key":
             return f"{self.words.messages}[{index}].{self.words.key}: missing"
         return f"{self.words.messages}[{index}].{problem.detail}" if problem.status in (400, 413) else problem.detail
@@ -174,9 +174,9 @@ class Batch:
             self._stopped, self._again = f"not sent after an earlier message: {why}"[:_LONGEST_DETAIL], again
 
     async def _room(self) -> None:
-        """Wait for room, or stops the batch where there is none for too long.
+        """Wait for room, or stop the batch if there is none for too long.
 
-        What came back has its place until it is settled, so that is seen to first, whenever it comes.
+        A message that came back keeps its room until it is settled, so it is sent again first, whenever it comes.
         """
         try:
             async with asyncio.timeout(self._patience):
@@ -202,8 +202,8 @@ class Batch:
     def refuse(self, message_id: str | None, key: bytes | None, why: str, message: Message | None = None) -> None:
         """Add an entry for a message that is not sent, with the reason `why`.
 
-        `key` is None if the request has no key or it cannot be read. `message` is given if the message could be made:
-        its ordering key is then the value that the ring hashes, which need not be the routing key.
+        `key` is the routing key, or None if there is none or it cannot be read. `message` is given if it could be
+        made: then the entry gets the message's ordering key, also if the ring hashes another value than the key.
         """
         entry = _Entry(
             message_id, None, key if message is None else self._dispatch.ordering_key_of(self._handle, message)

@@ -27,7 +27,7 @@ from ring.destination import Destination
 from ring.hashing import index_at, slot_of
 
 OrderingKey = bytes | int | None
-"""What messages share that must stay in order: the routing key, or the slot of another value that is hashed."""
+"""The value that messages share if they must stay in order: a routing key, or the slot of another hashed value."""
 
 
 class ExchangeHandle(NamedTuple):
@@ -93,16 +93,16 @@ class Dispatch:
         self._lookup_timeout = lookup_timeout
 
     async def check(self, handle: ExchangeHandle) -> None:
-        """Return once it is known where an exchange's messages go. Raises ProblemError 403, 404 or 503."""
+        """Wait until an exchange has been read and takes publishes. Raises ProblemError 403, 404 or 503."""
         since = self._router.clock()
         while not isinstance(step := self._route(handle, since), Route):
             await step
         self._refuse_internal(handle)
 
     async def exchange_handle(self, name: Name, login: Login | None = None) -> ExchangeHandle:
-        """Return what is needed to publish to an exchange, as this sidecar's own user or another.
+        """Return the handle by which to publish to an exchange, as this sidecar's own user or another.
 
-        Raises ProblemError where there is no such exchange. Clients choose the name, so an unknown one opens no
+        Raises ProblemError if there is no such exchange. Clients choose the name, so an unknown one opens no
         connection. For another user the broker checks the login first, if MOST_GUESTS allows.
         """
         if login is None and self._must_be_read(name):
@@ -113,9 +113,9 @@ class Dispatch:
             raise ProblemError(429, "too-many", str(error), Outcome.REJECTED, retryable=True) from None
 
     async def log_in(self, handle: ExchangeHandle) -> None:
-        """Return once the broker has let in the handle's user.
+        """Wait until the broker has let in the handle's user.
 
-        Raises ProblemError 503, caused by LoginRefused where the broker has refused.
+        Raises ProblemError 503, caused by LoginRefused if the broker has refused.
         """
         connection = handle.group.connection
         if connection.protocol is None:
@@ -124,8 +124,8 @@ class Dispatch:
     def _must_be_read(self, name: Name) -> bool:
         """Return whether an exchange must be read before a connection is used for it.
 
-        One in shadow mode need not be, where this sidecar is connected to its virtual host: the broker says itself
-        whether it exists.
+        An exchange in shadow mode need not be read if this sidecar is connected to its virtual host: the broker then
+        says whether it exists.
         """
         if name in self._router.entries:
             return False
@@ -134,7 +134,7 @@ class Dispatch:
     async def send(self, handle: ExchangeHandle, message: Message, receiver: Receiver, index: int) -> Placement:
         """Publish one message, and has `receiver` told its result; waits only for a look-up or a connection.
 
-        Raises ProblemError where nothing was sent.
+        Raises ProblemError if nothing was sent.
         """
         since = self._router.clock()
         while not isinstance(step := self.attempt(handle, message, receiver, index, since), Placement):
@@ -144,9 +144,9 @@ class Dispatch:
     def attempt(
         self, handle: ExchangeHandle, message: Message, receiver: Receiver, index: int, since: float
     ) -> Placement | Coroutine[Any, Any, None]:
-        """Publish a message at once, or gives what must be awaited before the next attempt.
+        """Publish a message at once, or return what must be awaited before the next attempt.
 
-        `since` is when the first attempt was, monotonic. Raises ProblemError where there is no use in another.
+        `since` is when the first attempt was, monotonic. Raises ProblemError if there is no use in another.
         """
         route = self._route(handle, since)
         if not isinstance(route, Route):
@@ -329,9 +329,9 @@ class Dispatch:
             raise ProblemError(403, "internal-exchange", detail, Outcome.INVALID)
 
     async def look_up(self, name: Name, wanted: Name, since: float) -> None:
-        """Return once an exchange is read on which publishes to `name` wait since `since`, monotonic.
+        """Wait until the exchange `wanted` has been read, for which publishes to `name` wait since `since`, monotonic.
 
-        Raises ProblemError where it does not exist or cannot be read in time.
+        Raises ProblemError if the exchange does not exist or cannot be read in time.
         """
         left = since + self._lookup_timeout - self._router.clock()
         if left <= 0:
