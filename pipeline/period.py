@@ -94,7 +94,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def period_of(options: argparse.Namespace) -> Period:
-    """Return the period of `--from` and `--until`. Raises PipelineError where its end is not after its beginning."""
+    """Return the period of `--from` and `--until`. Raises PipelineError if its end is not after its beginning."""
     period = Period(options.since, options.until)
     if period.since is not None and period.until is not None and period.since >= period.until:
         raise PipelineError(f"--until: {period.until:%Y-%m-%d %H:%M:%S} is not after --from")

@@ -68,7 +68,7 @@ class RowMessage(NamedTuple):
 
     key: bytes
     hashed: bytes
-    """The value of the row that the exchange hashes; empty where the row lacks it."""
+    """The value of the row that the exchange hashes; empty if the row lacks it."""
     body: bytes
     header: Header
 
@@ -92,7 +92,7 @@ def check_columns(schema: StructType, ids: tuple[str, ...], hashed: HashedValue)
 
 
 def check_rows(rows: DataFrame) -> None:
-    """Raise PipelineError where rows lack a value that they need, or have a text that is too long for AMQP.
+    """Raise PipelineError if rows lack a value that they need, or have a text that is too long for AMQP.
 
     The message says how many rows, and names the first file that has some. `Reader` would find these rows too, but
     only after rows before them were published.

@@ -111,7 +111,7 @@ class Window:
 
     @property
     def room(self) -> int:
-        """The number of rows that may be sent now; none where it is below 1."""
+        """The number of rows that may be sent now; none if it is below 1."""
         return self._open - self.held
 
     @property
@@ -131,7 +131,7 @@ class Window:
 
     @property
     def faults(self) -> str:
-        """The lost rows in words, by queue and with the reason; empty where there are none."""
+        """The lost rows in words, by queue and with the reason; empty if there are none."""
         told = [in_words(queues, _WORDS.get(outcome, outcome.value)) for outcome, queues in self._failed.items()]
         return "; ".join(text for text in (*told, self._why) if text)
 
@@ -151,7 +151,7 @@ class Window:
         self.unsettled += 1
 
     def settled(self, index: int, verdict: PublishResult, freed: int) -> None:
-        """Count the outcome of one row of a queue; `freed` of that queue's rows need to be kept no longer."""
+        """Count the outcome of one row of a queue; `freed` rows of the queue need to be kept no longer."""
         self.unsettled -= 1
         if verdict.outcome is Outcome.CONFIRMED:
             self.held -= freed

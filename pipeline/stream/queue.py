@@ -54,12 +54,12 @@ class StreamMessage(NamedTuple):
     offset: int
     type: str
     encoding: str
-    """The property content_encoding; empty where the message has none."""
+    """The property content_encoding; empty if the message has none."""
     body: bytes
 
 
 Next = Callable[[float], Awaitable[StreamMessage | None]]
-"""A function that waits some seconds for the next message, and returns None where none comes."""
+"""A function that waits some seconds for the next message, and returns None if none comes."""
 
 
 TRIES, PAUSE = 4, 1.0
@@ -82,7 +82,7 @@ class _NotReadyError(PipelineError):
 class StreamQueue:
     """A stream queue and how to reach it.
 
-    Each call makes a connection of its own, and raises PipelineError where the broker cannot be reached or refuses.
+    Each call makes a connection for itself, and raises PipelineError if the broker cannot be reached or refuses.
     """
 
     url: str = field(repr=False)
@@ -90,7 +90,7 @@ class StreamQueue:
     name: str
 
     def __post_init__(self) -> None:
-        """Raise PipelineError where the URL is no AMQP URL."""
+        """Raise PipelineError if the URL is no AMQP URL."""
         try:
             url = URL(self.url)
         except ValueError:
@@ -101,7 +101,7 @@ class StreamQueue:
 
     @classmethod
     def with_password_file(cls, url: str, name: str, file: Path | None) -> Self:
-        """Return the queue, with its password from the first line of `file` where that is given.
+        """Return the queue, with its password from the first line of `file` if `file` is given.
 
         A URL on the command line shows in the list of processes; a file's content does not.
         """
@@ -139,13 +139,13 @@ class StreamQueue:
         """Return the messages with offsets from `start` to before `end`; the stream must have one at `end` - 1 or
         later.
 
-        Raises PipelineError where retention has removed messages from `start` on, unless `lossy`: then they are left
+        Raises PipelineError if retention has removed messages from `start` on, unless `lossy`: then they are left
         out.
         """
         return self._tried(lambda: self._messages(start, end, lossy))
 
     def _tried(self, read: Callable[[], Coroutine[None, None, T]]) -> T:
-        """Run `read` and return its result; try again after a pause where the broker was not ready."""
+        """Run `read` and return its result; try again after a pause if the broker was not ready."""
         for _ in range(TRIES - 1):
             try:
                 return asyncio.run(read())
@@ -173,7 +173,7 @@ class StreamQueue:
         return end
 
     async def _if_any(self, following: Next) -> StreamMessage | None:
-        """Return the first delivery, or None where the stream is empty and not merely slow."""
+        """Return the first delivery, or None if the stream is empty and not merely slow."""
         if (message := await following(PATIENCE)) or not await self._count():
             return message
         if message := await following(DEADLINE):

@@ -50,8 +50,8 @@ def natively_moved(
 ) -> float:
     """Return the share of all keys that RabbitMQ's exchange would move; both weights are in binding order.
 
-    `bucket` finds the bucket of each hash. It is counted over as many hashes as there are slots, with a standard
-    error of 0.0005 at most.
+    `bucket` finds the bucket of each hash. The share is counted over as many hashes as there are slots, so its
+    standard error is at most 0.0005.
     """
     hashes = draws(slot_streams(np.arange(SLOTS)), np.uint64(0))
     names = {destination: n for n, destination in enumerate({**present, **proposed})}

@@ -69,7 +69,7 @@ class Published:
     messages: Counts
     bytes: Counts
     demand: Demand
-    """The demand by slot, counted or expected; it has only the counted slots where all were drawn."""
+    """The demand by slot, counted or expected; it has only the counted slots if all slots were drawn."""
 
     @classmethod
     def of(cls, counted: Demand, sample: float = 1.0) -> Self:

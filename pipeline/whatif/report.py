@@ -85,7 +85,7 @@ def report(
 
 
 def as_text(key: bytes | None) -> str:
-    """Return a key for people: as text where it is printable UTF-8, else in hexadecimal digits."""
+    """Return a key for people: as text if it is printable UTF-8, else in hexadecimal digits."""
     if key is None:
         return "not journalled"
     text = bytes(key).decode(errors="replace")

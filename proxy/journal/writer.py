@@ -26,9 +26,9 @@ _CHUNK = 1 << 18
 """Characters of lines from which on they are written."""
 
 _STRETCH = 64
-"""Records formatted in a row, which holds up the event loop for 0.1 ms, as the thread has the GIL."""
+"""How many records are formatted in a row. They hold up the event loop for 0.1 ms, because the thread has the GIL."""
 _BREATH = 0.0001
-"""Seconds for which the thread gives up the GIL after that."""
+"""Seconds for which the thread gives up the GIL after each `_STRETCH` records."""
 
 _WAIT = 0.05
 """Seconds between looks for a free buffer at the end."""
@@ -60,7 +60,7 @@ class Writer:
         self.written = self.lost = self.refused = 0
         """Records that were written; that were lost as the store failed; and that were refused as it is full."""
         self.fault = ""
-        """Why the last write failed; empty where it succeeded."""
+        """Why the last write failed; empty if it succeeded."""
 
     def run(self) -> None:
         """Write buffers until None comes, and close the store; this is the body of the thread."""

@@ -17,7 +17,7 @@ class PublishResult(NamedTuple):
     detail: str = ""
     """Why the publish failed, as far as possible in the broker's words; empty for a confirmed one."""
     code: int = 0
-    """The reply code of the channel.close that ended the publish; 0 where none did."""
+    """The reply code of the channel.close that ended the publish; 0 if none did."""
 
 
 class Receiver(Protocol):

@@ -12,7 +12,7 @@ from proxy.wire.properties import Header
 _CLASS: Final = b"\x00\x3c\x00\x00"
 """The first four bytes of a content header's payload: class 60 (basic), and the weight, which is always 0."""
 _SMALL: Final = 1 << 14
-"""Bytes up to which it is cheaper to copy a body behind its headers than to hand it on as pieces of its own."""
+"""The largest body, in bytes, that is cheaper to copy behind its headers than to hand on as separate pieces."""
 _PAYLOAD: Final = 18
 """Bytes of a content header's class, weight, body size and property flags, and of the length of its headers table."""
 _out: Final = BytesWriter()
@@ -25,10 +25,10 @@ class Publish:
     __slots__ = ("_body", "_entries", "_header", "_key", "_method", "_stamp", "payload", "pending")
 
     def __init__(self, method: bytes, header: Header, stamp: bytes, key: bytes, body: bytes, pending: Pending) -> None:
-        """Take what the publish is made of; nothing is encoded yet but `method`, which is basic.publish up to its bits.
+        """Take the parts of the publish; only `method` is encoded yet, which is basic.publish up to its bits.
 
-        `stamp` holds the first bytes of its stamps (`content.stamp_of_exchange`), after which `key` follows; where it
-        is empty, the ring id is the only stamp.
+        `stamp` holds the first bytes of the publish's stamps (`content.stamp_of_exchange`), after which `key` follows.
+        If `stamp` is empty, the ring id is the only stamp.
         """
         self._method, self._header, self._stamp, self._key, self._body = method, header, stamp, key, body
         self.pending = pending

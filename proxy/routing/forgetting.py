@@ -28,7 +28,7 @@ class Forgetting:
         """Take what is counted and what is known; `vhosts` returns the virtual hosts that something is connected to."""
         self._counts, self._router, self._sync, self._vhosts = counts, router, sync, vhosts
         self._gone_since: dict[Counted, float] = {}
-        """What was gone at the last sweep, and since which, on the router's clock."""
+        """By counted exchange or destination that is gone: when a sweep first found it gone, on the router's clock."""
 
     def sweep(self) -> None:
         """Note what is gone by now, and drop the counts of what has been gone for long; to be called now and then."""

@@ -55,7 +55,7 @@ class Target:
         self.behind: Route | None = None
         """The route of a destination that is an exchange with a ring of its own; None for every other destination."""
         self.unread: Unread | None = None
-        """Why nothing may be published there yet; None where something may."""
+        """Why nothing may be published there yet; None if something may."""
 
 
 class Choice:
@@ -66,7 +66,7 @@ class Choice:
     def __init__(
         self, target: Target, by: "Route", slot: int, value: bytes | None, missing: bool, by_message_id: bool
     ) -> None:
-        """Take the choice of the last ring on the way, `by`, which hashed `value`; None where the message lacks it.
+        """Take the choice of the last ring on the way, `by`, which hashed `value`; None if the message lacks it.
 
         `missing` says that some ring on the way hashes a header or property that the message lacks, `by_message_id`
         that some ring on the way hashes the message id.
@@ -75,7 +75,7 @@ class Choice:
         self.missing, self.by_message_id = missing, by_message_id
 
     def tell(self, record: Record, destination: Destination | None) -> None:
-        """Tell a record of the journal where the message went: `destination`, or None where it was passed."""
+        """Tell a record of the journal where the message went: `destination`, or None if it was passed."""
         known = self.by.known
         assert known is not None  # a ring chose
         record.placed(known, destination, self.slot, self.value, self.by_message_id)
@@ -115,7 +115,7 @@ class Route:
         self.owners = b""
         """The index in `targets` of each slot's owner, as `ring.hashing.index_at` reads it."""
         self.stamp = b""
-        """The first bytes of the stamps of its publishes; empty without a ring."""
+        """The first bytes of the stamps of the route's publishes; empty if the exchange has no ring."""
         if entry is not None and entry.known is not None:
             self.targets = tuple(map(Target, entry.known.ring.destinations))
             self.owners = entry.known.ring.owner_index
@@ -137,7 +137,7 @@ class Route:
         self.hashes_message_id = self.hashed == MESSAGE_ID
 
     def choose(self, key: bytes, header: bytes, start: int, end: int) -> Choice | None:
-        """Return where a message goes, following rings behind rings; None where they form a cycle.
+        """Return where a message goes, following rings behind rings; None if they form a cycle.
 
         `header` holds its content header's payload from `start` to `end`. An empty `header` stands for no message:
         then `key` is what every ring on the way hashes. Raises Fault for a header that cannot be read. Nothing may be
@@ -178,7 +178,7 @@ class RouteTable:
     """
 
     def __init__(self, vhost: str, cluster: str | None, tables: "RouteTables", asked: float = inf) -> None:
-        """Make an empty table. `cluster` is the name of these sessions' broker, None where it gives none.
+        """Make an empty table. `cluster` is the name of these sessions' broker, None if it gives none.
 
         `asked` is the time, on the router's clock, from which on declarations do not concern these routes.
         """

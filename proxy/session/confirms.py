@@ -15,31 +15,31 @@ from proxy.routing.counters import Counters
 from proxy.session.unsettled import Unsettled
 
 MOST_UNSETTLED: Final = 32_768
-"""Publishes of one channel without an answer from which its client is not read until half of them have one."""
+"""The most publishes of one channel without an answer; its client is then not read until half of them have one."""
 
 MOST_RECORDS: Final = 32_768
 """Unsettled publishes of one channel that are journalled: clients choose how many they do not wait for."""
 
 
 class PublishNote(NamedTuple):
-    """What is remembered of a publish, since its message could not say it of itself if it came back."""
+    """Facts about a publish that its message would not show if it came back."""
 
     put_back: bytes
     """The entries that were cut from the message's headers table."""
     sent_key: bytes = b""
-    """The routing key that the message went out with, where the stamps did not fit into its header; else empty."""
+    """The routing key that the message went out with, if the stamps did not fit into its header; else empty."""
     sent_to: bytes = b""
-    """The exchange that such a message went out to; empty for the default exchange."""
+    """The exchange that a message without stamps went out to; empty for the default exchange."""
     exchange: bytes = b""
-    """The exchange that the client has published such a message to."""
+    """The exchange that the client published a message without stamps to."""
     routing_key: bytes = b""
-    """The routing key that the client has published such a message with."""
+    """The routing key that the client published a message without stamps with."""
     ring_id: int = 0
-    """The ring id of such a message; 0 for one that has its stamps."""
+    """The ring id of a message without stamps; 0 for a message that has its stamps."""
 
 
 class Settlement(NamedTuple):
-    """What became of a publish that came back."""
+    """The outcome of a publish that came back, and the answer that its client gets."""
 
     outcome: Outcome
     acked: bool
@@ -124,7 +124,7 @@ class Confirms:
             self.answered, self._notes_before = True, bool(self.notes)
 
     def publish(self, counters: Counters) -> None:
-        """Number the next publish and count it as published; also as sent, where the broker answers none."""
+        """Number the next publish and count it as published; also as sent, if the broker answers none."""
         self.number += 1
         counters.published += 1
         if self.answered:
@@ -201,7 +201,7 @@ class Confirms:
             self._advance(number)
 
     def came_back(self, number: int, settlement: Settlement | None) -> None:
-        """Note that an unsettled publish came back, and what became of it; None where it goes out again."""
+        """Note that an unsettled publish came back, and what became of it; None if it goes out again."""
         self.returned[number] = settlement
         while self._first and self._first[0] not in self.returned:
             heappop(self._first)

@@ -21,7 +21,7 @@ from ring.destination import Destination
 
 @dataclass
 class Shared:
-    """What all sessions of a listener share; it lives as long as the listener."""
+    """The state that all sessions of a listener share; it lives as long as the listener."""
 
     tables: RouteTables
     sync: Sync

@@ -100,7 +100,7 @@ class Listener:
     def __init__(self, shared: Shared, max_sessions: int) -> None:
         """The listener does not listen yet."""
         self.shared = shared
-        """What all sessions use: routes, readings, the dialler, time limits and counts."""
+        """The state that all sessions of the listener share: routes, readings, the dialler, time limits and counts."""
         self._max_sessions = max_sessions
         self.sessions: set[Session] = set()
         self.opened = 0
@@ -140,7 +140,7 @@ class Listener:
         return Address(*self._server.sockets[0].getsockname()[:2])
 
     def _accept(self) -> asyncio.Protocol | None:
-        """Return a new session's client socket, or what refuses the client; None where too many are being refused."""
+        """Return a new session's client socket, or what refuses the client; None if too many are being refused."""
         if self._draining:
             return self._refuse(CONNECTION_FORCED, SHUTTING_DOWN)
         if len(self.sessions) >= self._max_sessions:

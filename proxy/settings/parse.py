@@ -27,7 +27,7 @@ class Address(NamedTuple):
 
 
 def did_you_mean(written: str, known: Iterable[str]) -> str:
-    """Return the end of a sentence that names the known word nearest to an unknown one; empty where none is near."""
+    """Return the end of a sentence that names the known word nearest to an unknown one; empty if none is near."""
     near = get_close_matches(written, list(known), 1)
     return f"; did you mean {near[0]}?" if near else ""
 
@@ -146,7 +146,7 @@ def parse_urls(value: Any) -> tuple[URL, ...]:
 
 
 def place_of(number: int, count: int) -> str:
-    """Return what tells one item of several in a message, by its number from 1; empty where it is the only one."""
+    """Return what tells one item of several in a message, by its number from 1; empty if it is the only one."""
     return f"URL {number} of {count}: " if count > 1 else ""
 
 

@@ -81,7 +81,7 @@ def headers_at(data: bytes, start: int, end: int) -> tuple[int, int]:
 
 
 def table_at(data: bytes, at: int, end: int) -> tuple[int, int]:
-    """Return where the fields of the table at `at` begin and stop. Raises Fault 502 where it runs past `end`."""
+    """Return where the fields of the table at `at` begin and stop. Raises Fault 502 if it runs past `end`."""
     if at + 4 <= end:
         start = at + 4
         stop = start + u32(data, at)
@@ -131,7 +131,7 @@ class Stamps(NamedTuple):
 
 
 def stamps_in(data: bytes, start: int, end: int) -> Stamps | None:
-    """Return the stamps of a content header; None where one is missing or cannot be read: the message is not ours then.
+    """Return the stamps of a content header; None if one is missing or cannot be read: the message is not ours then.
 
     They are looked for by name, since RabbitMQ 4.3.6 sorts the table (observed).
     """
@@ -152,7 +152,7 @@ def stamps_in(data: bytes, start: int, end: int) -> Stamps | None:
 
 
 def ring_id_in(data: bytes, start: int, end: int) -> int | None:
-    """Return the ring id of a content header; None where there is none, or it cannot be read."""
+    """Return the ring id of a content header; None if there is none, or it cannot be read."""
     try:
         flags, at = headers_at(data, start, end)
         field = table.find(data, *table_at(data, at, end), STAMP_ID) if flags & HEADERS else None
@@ -166,7 +166,7 @@ def disowned(data: bytes, i: int, end: int, nonce: int) -> bytes | None:
 
     A client may forward what it has consumed, with all headers. Without this change a copy that comes back could not be
     told from the message that the id was made for. `nonce` is the channel's, in place (`channel.Channel.nonce`).
-    Returns None where the header has no such id, or cannot be read.
+    Returns None if the header has no such id, or cannot be read.
     """
     if data.find(STAMP_ID_FIELD, i, end) < 0:
         return None
@@ -206,7 +206,7 @@ def unstamped(
 
 
 def hashed_value(hashed: HashedValue, name: bytes, data: bytes, start: int, end: int) -> bytes | None:
-    """Return the bytes to hash of a header or property; None where there are none. `name` is `hashed.name` encoded.
+    """Return the bytes to hash of a header or property; None if there are none. `name` is `hashed.name` encoded.
 
     Raises Fault 502 for a payload that cannot be read that far.
     """

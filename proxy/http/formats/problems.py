@@ -68,8 +68,8 @@ class ProblemError(Exception):
     def closes(self) -> bool:
         """Whether the connection is closed behind the answer.
 
-        While draining the client does well to go elsewhere; after a timeout the rest of the body would be taken for a
-        request.
+        While this sidecar drains, the client should connect to another one. After a timeout, the rest of the body
+        would be taken for a request.
         """
         return self.kind in ("draining", "timeout")
 
