@@ -6,6 +6,7 @@ import pytest
 from hypothesis import settings
 
 from ring.compiled import kind
+from tests.certificates import Authority
 
 # A slow machine is no failure.
 settings.register_profile("ringproxy", deadline=None)
@@ -18,3 +19,9 @@ def pytest_configure(config: pytest.Config) -> None:
     wanted = "python" if places[0] == config.rootpath else "compiled"
     if kind() != wanted:
         raise pytest.UsageError(f"pythonpath is {', '.join(map(str, places))}, and yet the modules run as {kind()}")
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    """A CA of a test module's own."""
+    return Authority(tmp_path_factory.mktemp("authority"))

@@ -1,7 +1,7 @@
 """A broker of a test module's own, whose settings and alarms its tests can change."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -9,6 +9,7 @@ import pytest
 from testbed.broker import installation
 from testbed.node import Node, start_epmd
 from testbed.supervisor import Supervisor
+from tests.integration.broker_api import BrokerApi, VirtualHost
 
 BROKER = os.environ.get("BROKER", "")
 
@@ -28,3 +29,11 @@ def own_node(configuration: str) -> Iterator[tuple[Node, Control]]:
         (node.folder / "conf.d" / "more.conf").write_text(configuration)
         node.start()
         yield node, node.control
+
+
+def home_of(node: Node, queues: Iterable[str]) -> VirtualHost:
+    """Return the node's default virtual host, with the ring `orders` of these queues, which are empty."""
+    made = VirtualHost(BrokerApi(node.management_url), "/", [])
+    made.ring("orders", queues)
+    made.drain_all()
+    return made

@@ -10,7 +10,12 @@ from ring.ring import Ring
 def owner(queues: Iterable[str] | Mapping[str, int], value: str | bytes) -> str:
     """Return the queue of a value on the ring of these queues, of weight 1 where none is given."""
     weights = queues if isinstance(queues, Mapping) else dict.fromkeys(queues, 1)
-    return _built(tuple(sorted(weights.items()))).owner_of(value.encode() if isinstance(value, str) else value).name
+    return built(weights).owner_of(value.encode() if isinstance(value, str) else value).name
+
+
+def built(weights: Mapping[str, int]) -> Ring:
+    """Return the ring of queues of these weights."""
+    return _built(tuple(sorted(weights.items())))
 
 
 @functools.cache

@@ -248,6 +248,11 @@ def publish_path(exchange: str, vhost: str | None = None, what: str = "publish",
     return f"/v1/exchanges/{quote(exchange, safe='')}/{what}{query and '?' + query}"
 
 
+def bearer(token: str) -> dict[str, str]:
+    """Return the header that has the token."""
+    return {"Authorization": f"Bearer {token}"}
+
+
 def ask(port: int, method: str, path: str, body: Body, headers: Headers) -> Answer:
     with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=DEADLINE_SECONDS)) as connection:
         encoded = {name: value.encode() for name, value in (headers or {}).items()}

@@ -15,7 +15,7 @@ import pytest
 
 from tests.integration.broker_api import DEADLINE_SECONDS, VirtualHost, wait_until
 from tests.integration.conftest import Login, StartSidecar
-from tests.integration.sidecar import COMMAND, Answer, Sidecar, publish_path
+from tests.integration.sidecar import COMMAND, Answer, Sidecar, bearer, publish_path
 
 TOKEN, OTHER, NEW = "orders-s3cret", "all-s3cret", "new-s3cret"
 
@@ -24,10 +24,6 @@ def written(file: Path, *tokens: tuple[str, str, str]) -> str:
     """The path of a file with tokens of this name, value and patterns."""
     file.write_text("".join(f"[[tokens]]\nname = '{n}'\n{value}\npublish = [{p}]\n" for n, value, p in tokens))
     return str(file)
-
-
-def bearer(token: str) -> dict[str, str]:
-    return {"Authorization": f"Bearer {token}"}
 
 
 @pytest.fixture

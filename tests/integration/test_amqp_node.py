@@ -8,9 +8,9 @@ from pika import BlockingConnection, ConnectionParameters
 from pika.exceptions import AMQPConnectionError
 
 from testbed.node import Node
-from tests.integration.broker_api import DEADLINE_SECONDS, BrokerApi, VirtualHost, wait_until
+from tests.integration.broker_api import DEADLINE_SECONDS, VirtualHost, wait_until
 from tests.integration.conftest import StartSidecar
-from tests.integration.own_node import Control, own_node, private_only
+from tests.integration.own_node import Control, home_of, own_node, private_only
 from tests.integration.relay import management_front
 from tests.integration.rings import owner
 from tests.integration.sidecar import Sidecar
@@ -30,10 +30,7 @@ def running() -> Iterator[tuple[Node, Control]]:
 
 @pytest.fixture
 def home(running: tuple[Node, Control]) -> VirtualHost:
-    made = VirtualHost(BrokerApi(running[0].management_url), "/", [])
-    made.ring("orders", QUEUES)
-    made.drain_all()
-    return made
+    return home_of(running[0], QUEUES)
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 """What comes back for good is told in the client's own words, and nothing lost is acknowledged.
 
-pytestmark = pytest.mark.versions
-
 Here the management API does not answer, so that nobody learns where a message whose queue is gone should go instead.
 """
 
@@ -18,6 +16,8 @@ from tests.integration.relay import Relay, relay
 from tests.integration.rings import owner
 from tests.integration.sidecar import Sidecar
 from tests.integration.wire_client import Client, Content, Wire
+
+pytestmark = pytest.mark.versions
 
 QUEUES = ["q1", "q2", "q3"]
 GONE = "q2"

@@ -200,6 +200,9 @@ def test_management_away_keeps_the_last_good_ring(
         sidecar = start_sidecar(management_url=front.url, lookup_timeout="0.5", sync_interval="0.2")
         ring = sidecar.publish("orders", "k", vhost=vhost.name).receipt()["ring"]
 
+        def failed() -> float:
+            return sidecar.metric("ringproxy_syncs_total", result="failed")
+
         faults: list[tuple[int, object]] = [
             (500, None),
             (401, None),
@@ -209,9 +212,9 @@ def test_management_away_keeps_the_last_good_ring(
             (200, b"\xff"),
         ]
         for status, answer in faults:
-            failed = sidecar.metric("ringproxy_syncs_total", result="failed")
+            before = failed()
             front.answer("", status, answer)
-            wait_until("two more failures", lambda before=failed: _failed(sidecar) >= before + 2)  # type: ignore[misc]
+            wait_until("two more failures", lambda before=before: failed() >= before + 2)  # type: ignore[misc]
             assert sidecar.publish("orders", "k", vhost=vhost.name).receipt()["ring"] == ring
             nowhere = sidecar.publish("never read", "k", vhost=vhost.name)
             nowhere.problem(503, "unavailable", "unavailable", retryable=True)
@@ -227,10 +230,6 @@ def test_management_away_keeps_the_last_good_ring(
         sidecar.wait_ready()
     told = [line for line in sidecar.log().splitlines() if "cannot read exchange 'orders'" in line]
     assert len(told) == len({line.partition(" WARNING ")[2] for line in told}) <= len(faults) + 2
-
-
-def _failed(sidecar: Sidecar) -> float:
-    return sidecar.metric("ringproxy_syncs_total", result="failed")
 
 
 def test_stale_rings_are_refused_where_so_set(start_sidecar: StartSidecar, login: Login, vhost: VirtualHost) -> None:

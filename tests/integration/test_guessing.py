@@ -14,7 +14,7 @@ import pytest
 from proxy.settings.guesses import FREE, WAITING
 from tests.integration.broker_api import DEADLINE_SECONDS, VirtualHost, wait_until
 from tests.integration.conftest import StartSidecar
-from tests.integration.sidecar import Answer, Sidecar, ask, publish_path
+from tests.integration.sidecar import Answer, Sidecar, ask, bearer, publish_path
 
 TOKEN, LATER = "first-s3cret", "later-s3cret"
 USER, PASSWORD = "may-guess", "pa55w0rd-s3cret"
@@ -37,10 +37,6 @@ def home(vhost: VirtualHost) -> VirtualHost:
     vhost.api.ask("PUT", "users", USER, body={"password": PASSWORD, "tags": ""})
     vhost.permit(USER)
     return vhost
-
-
-def bearer(token: str) -> dict[str, str]:
-    return {"Authorization": f"Bearer {token}"}
 
 
 def basic(user: str, password: str) -> dict[str, str]:

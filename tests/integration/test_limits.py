@@ -21,9 +21,9 @@ import pytest
 
 from testbed.node import Node
 from tests.certificates import Authority
-from tests.integration.broker_api import DEADLINE_SECONDS, BrokerApi, VirtualHost, wait_until
+from tests.integration.broker_api import DEADLINE_SECONDS, VirtualHost, wait_until
 from tests.integration.conftest import Login, StartSidecar
-from tests.integration.own_node import Control, own_node, private_only
+from tests.integration.own_node import Control, home_of, own_node, private_only
 from tests.integration.relay import relay
 from tests.integration.sidecar import Answer, Sidecar, ask, publish_path
 
@@ -361,10 +361,7 @@ def running() -> Iterator[tuple[Node, Control]]:
 
 @pytest.fixture
 def home(running: tuple[Node, Control]) -> VirtualHost:
-    made = VirtualHost(BrokerApi(running[0].management_url), "/", [])
-    made.ring("orders", QUEUES)
-    made.drain_all()
-    return made
+    return home_of(running[0], QUEUES)
 
 
 StartBeside = Callable[..., Sidecar]

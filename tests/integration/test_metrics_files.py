@@ -5,8 +5,6 @@ import socket
 from contextlib import closing
 from pathlib import Path
 
-import pytest
-
 from proxy.settings.certificates import end_of
 from tests.certificates import Authority, Pair
 from tests.integration.broker_api import DEADLINE_SECONDS, VirtualHost, wait_until
@@ -14,11 +12,6 @@ from tests.integration.conftest import PASSWORD, Login, StartSidecar
 from tests.integration.sidecar import Sidecar, publish_path
 
 EXPIRY = "ringproxy_certificate_expiry_timestamp_seconds"
-
-
-@pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("authority"))
 
 
 def reloads(sidecar: Sidecar, setting: str) -> tuple[float, float]:

@@ -7,20 +7,14 @@ from contextlib import closing
 
 import pytest
 
-from ring.destination import Destination
 from ring.hashing import slot_of
-from ring.ring import Ring
 from tests.integration.broker_api import DEADLINE_SECONDS, NAME_SHAPES, VirtualHost, wait_until
 from tests.integration.conftest import Login, StartSidecar
-from tests.integration.rings import owner
+from tests.integration.rings import built, owner
 from tests.integration.sidecar import Answer, Sidecar, publish_path
 
 WEIGHTS = {"q1": 1, "q2": 2, "q3": 3}
 KEYS = [f"key {n}" for n in range(60)]
-
-
-def built(weights: dict[str, int]) -> Ring:
-    return Ring.build({Destination("queue", name): weight for name, weight in weights.items()})
 
 
 def test_lands_once_in_the_queue_that_the_receipt_and_the_ring_name(sidecar: Sidecar, vhost: VirtualHost) -> None:

@@ -4,11 +4,10 @@ import time
 
 import pytest
 
-from ring.destination import Destination
-from ring.ring import Ring
 from tests.integration.broker_api import VirtualHost, wait_until
 from tests.integration.conftest import StartSidecar
 from tests.integration.load import Load
+from tests.integration.rings import built
 from tests.integration.sidecar import Sidecar
 
 pytestmark = pytest.mark.versions
@@ -18,10 +17,6 @@ SYNC, SETTLE = 0.5, 0.2
 
 def changes(sidecar: Sidecar, exchange: str) -> list[str]:
     return [line for line in sidecar.log().splitlines() if f"exchange {exchange!r}" in line and "slots moved" in line]
-
-
-def built(weights: dict[str, int]) -> Ring:
-    return Ring.build({Destination("queue", name): weight for name, weight in weights.items()})
 
 
 def test_each_change_is_told_once_with_the_share_it_moved(start_sidecar: StartSidecar, vhost: VirtualHost) -> None:

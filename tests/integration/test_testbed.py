@@ -1,3 +1,5 @@
+"""The brokers that the testbed starts: where they listen, and that nothing of them is left."""
+
 import base64
 import http.client
 import json

@@ -1,3 +1,5 @@
+"""The demo's judge: which messages are where they should be."""
+
 import functools
 from dataclasses import replace
 

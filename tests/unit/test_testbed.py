@@ -1,3 +1,5 @@
+"""The testbed: which RabbitMQ it chooses, what it installs, and that nothing it starts outlives it."""
+
 import base64
 import http.server
 import json

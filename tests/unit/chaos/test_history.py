@@ -1,3 +1,5 @@
+"""What was bound when, and which rings may have been in force then, as the chaos run's judge reckons it."""
+
 import pytest
 
 from tests.chaos.history import Change, Deletion, History, Limits, Rings, Span

@@ -1,3 +1,5 @@
+"""The faults of a chaos run: drawn from its seed, of every kind, in lanes."""
+
 from collections import Counter
 
 from tests.chaos.schedule import ALONE, CHURN, LANES, Kind, schedule

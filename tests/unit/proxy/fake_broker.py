@@ -156,13 +156,6 @@ async def listening(broker: FakeBroker) -> AsyncIterator[FakeBroker]:
             await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def eventually(holds: Callable[[], bool]) -> None:
-    """For what has no event to wait for."""
-    async with asyncio.timeout(20):
-        while not holds():  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
-
-
 def free_address() -> Address:
     """Where nobody listens."""
     with contextlib.closing(socket.socket()) as bound:

@@ -1,3 +1,5 @@
+"""Who owns each slot: contests by scores, decided as plain integers would decide them."""
+
 from random import Random
 
 import numpy as np

@@ -1,3 +1,5 @@
+"""Weights as Erlang reads them, and destinations."""
+
 import pytest
 
 from ring.destination import Destination, WeightError, parse_weight

@@ -1,3 +1,5 @@
+"""The value of a message that is hashed: routing key, header or property."""
+
 import pytest
 
 from ring.hashed import HashedValue, key_of

@@ -1,3 +1,5 @@
+"""The slot of a value."""
+
 import pytest
 
 from ring.hashing import SLOTS, hash64, slot_of

@@ -1,3 +1,5 @@
+"""Rings: who owns what, what a change moves, and fingerprints."""
+
 import hashlib
 import os
 import random

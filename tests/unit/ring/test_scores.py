@@ -1,3 +1,5 @@
+"""Draws and logarithms, of which scores are made."""
+
 import hashlib
 import math
 

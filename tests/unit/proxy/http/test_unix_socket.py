@@ -1,3 +1,5 @@
+"""The unix socket of the HTTP ingress: whose it is, what it replaces, and what it leaves alone."""
+
 import socket
 import stat
 from pathlib import Path

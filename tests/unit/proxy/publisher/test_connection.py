@@ -16,7 +16,8 @@ from proxy.publisher.connection import BrokerConnection, Socket
 from proxy.publisher.dial import Brokers
 from proxy.routing.counters import Counters
 from proxy.wire.frames import PROTOCOL_HEADER
-from tests.unit.proxy.fake_broker import FakeBroker, Visit, eventually, free_address, listening
+from tests.unit.proxy.eventually import eventually
+from tests.unit.proxy.fake_broker import FakeBroker, Visit, free_address, listening
 from tests.unit.proxy.publisher.client_wire import PERSISTENT_HEADER, TO_Q, blocked
 from tests.unit.proxy.session.wire import ack, close_channel, close_connection, method
 

@@ -14,7 +14,8 @@ from proxy.publisher.dial import Brokers
 from proxy.publisher.pool import ConnectionGroup, LoginRefused, Publisher, TooManyGuests, Unavailable
 from proxy.routing.counters import Counters
 from proxy.settings.parse import Address
-from tests.unit.proxy.fake_broker import START, FakeBroker, eventually, free_address, listening
+from tests.unit.proxy.eventually import eventually
+from tests.unit.proxy.fake_broker import START, FakeBroker, free_address, listening
 from tests.unit.proxy.publisher.client_wire import PERSISTENT_HEADER, TO_Q, Results, blocked
 from tests.unit.proxy.session.wire import ack, close_channel
 

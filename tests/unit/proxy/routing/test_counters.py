@@ -1,3 +1,5 @@
+"""Counters of publishes: one outcome for each, by exchange and by way."""
+
 from collections import Counter
 
 from proxy.outcome import Outcome

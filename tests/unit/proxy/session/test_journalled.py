@@ -3,7 +3,7 @@
 from proxy.journal.buffer import Filled, Journal, Record
 from proxy.outcome import Outcome
 from proxy.topology.table import Entry, KnownRing, PassReason
-from tests.unit.proxy.session.rerouting import LEFT, LOST, OURS, again, connected
+from tests.unit.proxy.session.republishing import LEFT, LOST, OURS, again, connected
 from tests.unit.proxy.session.wire import NOW, QUEUES, Wire, ack, back, exchange, known, message, nack, queue, ring
 
 BEHIND = ring(exchange("x"))

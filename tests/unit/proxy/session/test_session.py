@@ -25,8 +25,8 @@ from proxy.topology.lookups import Absent, NotReadable
 from proxy.topology.sync import Sync
 from proxy.topology.table import Name, Unread
 from ring.destination import Destination
-from tests.unit.proxy.fake_broker import eventually
-from tests.unit.proxy.session.rerouting import KEPT, LEFT, LOST, again
+from tests.unit.proxy.eventually import eventually
+from tests.unit.proxy.session.republishing import KEPT, LEFT, LOST, again
 from tests.unit.proxy.session.wire import (
     HEARTBEAT,
     QUEUES,

@@ -16,11 +16,6 @@ from proxy.settings.certificates import end_of
 from tests.certificates import Authority, Pair, ended
 
 
-@pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("certificates"))
-
-
 def told(certificate: Path) -> float:
     """What the command openssl says."""
     command = ["openssl", "x509", "-noout", "-enddate", "-in", str(certificate)]

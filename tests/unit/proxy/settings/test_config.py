@@ -1,3 +1,5 @@
+"""Settings from file, environment and flags: what may be given, and what a mistake is told as."""
+
 import dataclasses
 import re
 import tomllib

@@ -1,3 +1,5 @@
+"""The broker's password, from the URL or from a file that may change."""
+
 from pathlib import Path
 
 import pytest

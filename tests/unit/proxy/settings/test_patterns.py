@@ -1,3 +1,5 @@
+"""Which exchanges are routed, shadowed and passed, by the patterns of their names."""
+
 from urllib.parse import quote
 
 import pytest

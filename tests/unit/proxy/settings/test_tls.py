@@ -1,3 +1,5 @@
+"""TLS contexts: whom they let in, and that files that were replaced count."""
+
 import os
 import re
 import ssl

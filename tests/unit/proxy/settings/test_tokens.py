@@ -1,3 +1,5 @@
+"""Tokens for publishing over HTTP: what each may, and the file that they are in."""
+
 import hashlib
 import os
 import re

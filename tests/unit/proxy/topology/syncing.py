@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
@@ -16,6 +16,7 @@ from proxy.topology.ring_cache import RingCache
 from proxy.topology.sync import Sync
 from proxy.topology.table import Entry, Router, Unread
 from ring.destination import Destination
+from tests.unit.proxy.eventually import eventually
 from tests.unit.proxy.fake_management import FakeManagement, Gate
 
 Name = tuple[str, str]
@@ -116,12 +117,6 @@ async def refreshing(made: Made, fake: FakeManagement) -> tuple[Gate, asyncio.Ta
     task = asyncio.create_task(made.sync.refresh(X, "test"))
     await eventually(lambda: gate.waiting == 1)
     return gate, task
-
-
-async def eventually(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
-        while not holds():  # noqa: ASYNC110 - what is awaited has no event
-            await asyncio.sleep(0.005)
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:

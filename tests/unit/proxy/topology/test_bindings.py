@@ -1,3 +1,5 @@
+"""What the management API says of exchanges, bindings and queues, as it is understood; anything else is an error."""
+
 import json
 from typing import Any
 

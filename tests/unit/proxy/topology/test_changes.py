@@ -1,3 +1,5 @@
+"""What the log says of a ring that has changed."""
+
 import logging
 import time
 from dataclasses import replace

@@ -1,3 +1,5 @@
+"""Which declarations of clients may change where publishes go."""
+
 import pytest
 
 from proxy.settings.patterns import Mode

@@ -1,3 +1,5 @@
+"""The client of the management API: what it asks, what it takes for an answer, and how long it waits."""
+
 import base64
 import gzip
 import socket

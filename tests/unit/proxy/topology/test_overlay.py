@@ -1,3 +1,5 @@
+"""What clients have declared, laid over readings that do not show it yet."""
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,3 +1,5 @@
+"""The overlays of a virtual host: which exchanges they are of, how long they are kept, and how many."""
+
 import pytest
 
 from proxy.topology import overlay_store

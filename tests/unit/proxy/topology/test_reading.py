@@ -1,3 +1,5 @@
+"""One reading of an exchange: what it asks, and what is believed of it."""
+
 import asyncio
 
 import pytest

@@ -1,3 +1,5 @@
+"""Removals of bindings: each must last before it counts."""
+
 from itertools import pairwise
 
 import pytest

@@ -9,8 +9,9 @@ from proxy.topology import sync as sync_module
 from proxy.topology.lookups import NotReadable, VhostAbsent
 from proxy.topology.ring_cache import RingCache
 from proxy.topology.table import PassReason
+from tests.unit.proxy.eventually import eventually
 from tests.unit.proxy.fake_management import FakeManagement, binding, body, serving, silent, status
-from tests.unit.proxy.topology.syncing import A, B, Clock, X, eventually, syncing, warnings
+from tests.unit.proxy.topology.syncing import A, B, Clock, X, syncing, warnings
 
 
 async def keep(fake: FakeManagement, folder: Path) -> None:

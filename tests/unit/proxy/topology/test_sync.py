@@ -19,8 +19,9 @@ from proxy.topology.sync import Sync
 from proxy.topology.table import PassReason, Router
 from ring.destination import Destination
 from ring.ring import Ring
+from tests.unit.proxy.eventually import eventually
 from tests.unit.proxy.fake_management import FakeManagement, Gate, binding, silent, status
-from tests.unit.proxy.topology.syncing import LONG, OF_X, A, B, C, Clock, X, eventually, syncing, warnings
+from tests.unit.proxy.topology.syncing import LONG, OF_X, A, B, C, Clock, X, syncing, warnings
 
 
 def test_the_clock_of_the_tests_is_the_one_that_is_replaced() -> None:

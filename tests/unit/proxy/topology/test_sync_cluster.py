@@ -7,8 +7,9 @@ import pytest
 
 from proxy.topology import cluster as identity_module
 from proxy.topology.cluster import ASK_DISTANCE, FORMER_FOR, MOST_FORMER
+from tests.unit.proxy.eventually import eventually
 from tests.unit.proxy.fake_management import FakeManagement, Gate, binding, body, status
-from tests.unit.proxy.topology.syncing import Clock, X, eventually, syncing
+from tests.unit.proxy.topology.syncing import Clock, X, syncing
 
 NODES = [
     {"name": "/", "cluster_state": {"rabbit@one": "running", "rabbit@two": "running", "hare@localhost": "stopped"}},

@@ -23,6 +23,7 @@ from proxy.topology.lookups import Absent, NotReadable
 from proxy.topology.overlay import OVERLAY_TIME
 from proxy.topology.overlay_store import OVERLAY_KEPT
 from ring.destination import Destination
+from tests.unit.proxy.eventually import eventually
 from tests.unit.proxy.fake_management import FakeManagement, Gate, binding, status
 from tests.unit.proxy.topology.syncing import (
     BINDINGS_OF_X,
@@ -34,7 +35,6 @@ from tests.unit.proxy.topology.syncing import (
     C,
     Clock,
     X,
-    eventually,
     refreshing,
     syncing,
 )

@@ -5,8 +5,9 @@ import re
 
 import pytest
 
+from tests.unit.proxy.eventually import eventually
 from tests.unit.proxy.fake_management import FakeManagement, Fault, binding, body, status, truncated
-from tests.unit.proxy.topology.syncing import BINDINGS_OF_X, OF_X, SETTLE, A, B, Clock, X, eventually, syncing, warnings
+from tests.unit.proxy.topology.syncing import BINDINGS_OF_X, OF_X, SETTLE, A, B, Clock, X, syncing, warnings
 
 LIES: list[tuple[str, Fault, str]] = [
     ("down", status(500), "/api/"),

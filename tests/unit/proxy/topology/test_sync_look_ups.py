@@ -10,8 +10,9 @@ from proxy.topology.lookups import Absent, NotReadable, VhostAbsent
 from proxy.topology.recent_listings import LISTING_COUNTS
 from proxy.topology.table import PassReason
 from ring.ring import Ring
+from tests.unit.proxy.eventually import eventually
 from tests.unit.proxy.fake_management import FakeManagement, Gate, binding, body, status
-from tests.unit.proxy.topology.syncing import BINDINGS_OF_X, OF_X, A, B, Clock, Name, X, eventually, syncing
+from tests.unit.proxy.topology.syncing import BINDINGS_OF_X, OF_X, A, B, Clock, Name, X, syncing
 
 
 async def test_all_who_look_up_at_once_share_one_reading(fake: FakeManagement) -> None:

@@ -8,8 +8,9 @@ import pytest
 from proxy.topology import sync as sync_module
 from proxy.topology import updater as updater_module
 from proxy.topology.lookups import Absent
+from tests.unit.proxy.eventually import eventually
 from tests.unit.proxy.fake_management import FakeManagement, Gate, binding, status
-from tests.unit.proxy.topology.syncing import BINDINGS_OF_X, LONG, OF_X, A, B, Clock, X, eventually, refreshing, syncing
+from tests.unit.proxy.topology.syncing import BINDINGS_OF_X, LONG, OF_X, A, B, Clock, X, refreshing, syncing
 
 
 async def test_refreshes_at_one_time_share_a_reading_that_started_after_them(fake: FakeManagement) -> None:

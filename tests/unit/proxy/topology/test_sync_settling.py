@@ -9,8 +9,9 @@ from proxy.topology.declarations import BindingAdded
 from proxy.topology.lookups import Absent
 from proxy.topology.table import PassReason, Unread
 from ring.destination import Destination
+from tests.unit.proxy.eventually import eventually
 from tests.unit.proxy.fake_management import FakeManagement, binding, status
-from tests.unit.proxy.topology.syncing import SETTLE, A, B, C, Clock, X, eventually, syncing
+from tests.unit.proxy.topology.syncing import SETTLE, A, B, C, Clock, X, syncing
 
 
 async def test_additions_and_weights_at_once_removals_after_the_settle_time(fake: FakeManagement, clock: Clock) -> None:

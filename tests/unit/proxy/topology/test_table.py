@@ -1,3 +1,5 @@
+"""What is known of each exchange, whether it may be used, and who is told of changes."""
+
 from collections.abc import Callable
 from dataclasses import replace
 from math import inf

@@ -8,7 +8,7 @@ from proxy.session.events import Stale
 from proxy.session.state import ChannelState, Phase
 from proxy.topology.table import PassReason
 from ring.hashed import HashedValue
-from tests.unit.proxy.session.rerouting import GONE, LEFT, LOST, OURS, away, connected
+from tests.unit.proxy.session.republishing import GONE, LEFT, LOST, OURS, away, connected
 from tests.unit.proxy.session.wire import (
     NOW,
     QUEUES,

@@ -11,7 +11,7 @@ from proxy.session.placement import RECENT
 from proxy.topology.table import Entry, KnownRing, PassReason, Unread
 from proxy.wire import content
 from proxy.wire.content import STAMP_ID
-from tests.unit.proxy.session.rerouting import (
+from tests.unit.proxy.session.republishing import (
     CLOSE_OK,
     GONE,
     KEPT,

@@ -12,7 +12,7 @@ from pamqp import commands
 from proxy.session import broker_loop, client_loop
 from proxy.session.events import Stale
 from proxy.topology.table import Entry, PassReason
-from tests.unit.proxy.session.rerouting import OURS, frames_of
+from tests.unit.proxy.session.republishing import OURS, frames_of
 from tests.unit.proxy.session.wire import (
     QUEUES,
     Frame,

@@ -10,7 +10,7 @@ from proxy.session.backlog import Wait
 from proxy.session.events import Stale
 from proxy.session.state import ChannelState, Phase
 from proxy.topology.table import PassReason, Unread
-from tests.unit.proxy.session.rerouting import (
+from tests.unit.proxy.session.republishing import (
     CLOSE_OK,
     KEPT,
     LEFT,
