@@ -72,7 +72,7 @@ class Load:
     weight: int | None
     """The weight of the destination; None if the exchange's rings differ in it."""
     fair: float
-    """The share of messages that its weight promised the destination; across rings the mean, by their messages."""
+    """The share of messages that its weight promised the destination; across rings the mean, weighted by messages."""
     keys: int
     """The number of the destination's distinct keys that were counted.
 

@@ -117,7 +117,7 @@ def of_missing(missing: Missing) -> str:
 
 
 def caveats(found: Findings) -> list[str]:
-    """Return the sentences that say which figures are to be taken with care, and why; none if all are exact."""
+    """Return the sentences that say which figures are to be taken with care, and why; empty if there are none."""
     told = []
     if found.by_slot:
         told.append(

@@ -148,7 +148,8 @@ class Handshake:
     def from_client(self, data: bytes, i: int, end: int) -> bytes:
         """Take the client's frame from `i` to `end` of `data`, at a step when it is the client's turn.
 
-        Returns the frame that the broker gets. Raises Fault for a method that `STEPS` does not have for this step.
+        Returns the frame that the broker gets. Raises Fault for a broken frame, and for a method that `STEPS` does not
+        have for this step.
         """
         if data[end - 1] != END:
             raise Fault(FRAME_ERROR, f"a frame of type {data[i]} does not end with the frame-end octet")

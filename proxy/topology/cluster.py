@@ -45,9 +45,9 @@ class ClusterIdentity:
         """All names that brokers of the cluster report: one name, or one for each node while no operator has set a
         name."""
         self._nodes: frozenset[str] = frozenset()
-        """The cluster's nodes, as the management API last listed them.
+        """The cluster's nodes, as the management API last listed them or, before it has answered, as assumed.
 
-        It is asked for them when it reports a new name, and again with each report of a default name.
+        The API is asked for them when it reports a new name, and again with each report of a default name.
         """
         self._former: dict[str, float] = {}
         """Each former name, and the monotonic time until which a broker's report of it counts."""

@@ -93,7 +93,7 @@ class Dispatch:
         self._lookup_timeout = lookup_timeout
 
     async def check(self, handle: ExchangeHandle) -> None:
-        """Wait until an exchange has been read and takes publishes. Raises ProblemError 403, 404 or 503."""
+        """Wait until it is known where an exchange's messages go. Raises ProblemError 403, 404 or 503."""
         since = self._router.clock()
         while not isinstance(step := self._route(handle, since), Route):
             await step
