@@ -198,6 +198,8 @@ def test_management_away_keeps_the_last_good_ring(
     vhost.ring("never read", ["q3"])
     with management_front(login.management_url) as front:
         sidecar = start_sidecar(management_url=front.url, lookup_timeout="0.5", sync_interval="0.2")
+        # A busy machine may take longer than that for the first reading.
+        wait_until("the first reading", lambda: sidecar.publish("orders", "k", vhost=vhost.name).status == 200)
         ring = sidecar.publish("orders", "k", vhost=vhost.name).receipt()["ring"]
 
         def failed() -> float:
