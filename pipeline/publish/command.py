@@ -148,7 +148,7 @@ def _table(spark: SparkSession, options: argparse.Namespace) -> DataFrame:
 
 
 def _schema(spark: SparkSession, options: argparse.Namespace) -> StructType:
-    """Return the schema of the files that are there now. Raises PipelineError where there is none."""
+    """Return the schema of the files that are there now. Raises PipelineError if there is none."""
     if not found(spark, options.input):
         raise PipelineError(f"--input: {options.input} does not exist")
     schema = spark.read.format(options.format).options(**_READ).load(options.input).schema
@@ -199,7 +199,7 @@ def _publish(
 ) -> None:
     """Publish one batch, by the ring `kept` with which it was begun before or else the present one.
 
-    Nothing is published, and PipelineError raised, where a row makes no message.
+    Nothing is published, and PipelineError is raised, if a row makes no message.
     """
     # The broker was there when the command began: a batch in between waits for it.
     spec = pinned_in_time(parsed)

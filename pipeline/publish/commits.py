@@ -71,7 +71,7 @@ class CommitLog:
     def begun(self, batch: str, spec: RingSpec, attempts: int) -> None:
         """Add a line before anything of a batch is published.
 
-        `batch` is empty where its number is not known yet. `attempts` is how often Spark tries each task before the
+        `batch` is empty if its number is not known yet. `attempts` is how often Spark tries each task before the
         write fails, 0 for a dry run.
         """
         told = {"batch": batch, "ring": spec.fingerprint, "attempts": attempts, "pinned": json.loads(to_json(spec))}
@@ -134,7 +134,7 @@ def read_commits(path: Path) -> list[Write]:
     """Return the writes of a log, each with the last commit of its batch. Raises PipelineError for any other file.
 
     A try that was begun and not committed counts as a try at what the same run commits as that batch; or commits
-    next, where no batch was named: a stream goes on with the same one. A write that names no batch is one of its
+    next, if no batch was named: a stream goes on with the same one. A write that names no batch is one of its
     own.
     """
     return _read(path)[0]

@@ -124,7 +124,7 @@ class Allowance:
     """The shortest and the longest time, in seconds, between two looks at one queue."""
 
     def __init__(self, depths: Depths, queues: tuple[str, ...], max_depth: int) -> None:
-        """No queue was looked at yet, so none may be sent a row."""
+        """Start with no queue looked at, so that no queue may be sent a row yet."""
         self._depths, self._queues, self._max_depth = depths, queues, max_depth
         self.most = [0] * len(queues)
         """How many rows a task may have sent to each queue in all."""

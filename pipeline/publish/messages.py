@@ -48,7 +48,7 @@ PROPERTIES: dict[str, tuple[type[DataType], ...]] = {
 }
 """Columns that a table may have, by the names of AMQP; null leaves a property out, but for message_id.
 
-`expiration` is in milliseconds, `timestamp` in seconds since 1970 where it is a number; `headers` maps text to text.
+`expiration` is in milliseconds, `timestamp` in seconds since 1970 if it is a number; `headers` maps text to text.
 """
 
 _NEVER_NULL = ("key", "body", "message_id")
@@ -143,7 +143,7 @@ class Reader:
         return map(RowMessage, keys, self._values(columns), bodies, headers)
 
     def _values(self, columns: dict[str, pa.Array]) -> list[bytes]:
-        """Return the value of each row that the exchange hashes, where that is a header or property; b"" where it is
+        """Return the value of each row that the exchange hashes, if that is a header or property; b"" where it is
         absent.
         """
         hashed = self._hashed
@@ -155,7 +155,7 @@ class Reader:
     def _headers(
         self, columns: dict[str, pa.Array], count: int, keys: list[bytes], bodies: list[bytes]
     ) -> Iterator[Header]:
-        """Return the content header of each row, with an id made of the row where there is no column message_id."""
+        """Return the content header of each row, with an id made of the row if there is no column message_id."""
         given = [_encoded(name, _plain(columns[name])) for name in PROPERTIES if name in columns]
         rows: Iterable[_Properties] = zip(*given, strict=True) if given else repeat((), count)
         if "message_id" in columns:

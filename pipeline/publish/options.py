@@ -30,7 +30,7 @@ class Log:
 
     path: Path | None
     run: str
-    """The stream's checkpoint, by Spark's id of it or its path, to which batch numbers belong; empty where there is
+    """The stream's checkpoint, by Spark's id of it or its path, to which batch numbers belong; empty if there is
     none.
     """
 

@@ -14,7 +14,7 @@ from ring.ring import Ring
 def prepared(rows: DataFrame, spec: RingSpec, connections: int, order: str | None = None) -> DataFrame:
     """Return the rows in at most `connections` partitions, with all rows of a queue in one of them.
 
-    Where `order` names a column they are sorted by it, so that a key's rows go out in that order. Without it they go
+    If `order` names a column they are sorted by it, so that a key's rows go out in that order. Without it they go
     out as Spark brings them, in no order.
     """
     tasks = tasks_of(spec.ring, connections)
@@ -27,7 +27,7 @@ def prepared(rows: DataFrame, spec: RingSpec, connections: int, order: str | Non
 
 
 def value_hashed(printed: str) -> Column:
-    """Return the value of a row that the exchange hashes, as bytes; null where the row lacks it."""
+    """Return the value of a row that the exchange hashes, as bytes; null if the row lacks it."""
     hashed = hashed_value(printed)
     match hashed.source:
         case "routing_key":

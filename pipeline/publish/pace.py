@@ -1,4 +1,4 @@
-"""How fast rows may go out."""
+"""The pace at which a task's rows may go out."""
 
 _BURST = 0.2
 """The seconds of a delay that a task may catch up by sending faster; the rest of a delay is lost."""

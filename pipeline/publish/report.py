@@ -1,4 +1,4 @@
-"""The report of `publish`: what went where, how fast, and what may be there twice."""
+"""The report of `publish`: the rows that each queue got, the speed, and the messages that may be there twice."""
 
 from collections import Counter
 from collections.abc import Sequence

@@ -26,7 +26,7 @@ class Routes:
 
     @classmethod
     def of(cls, exchange: str, spec: RingSpec) -> "Routes":
-        """Make the routes of a ring. Raises PipelineError where a destination is an exchange."""
+        """Make the routes of a ring. Raises PipelineError if a destination is an exchange."""
         for destination in spec.ring.destinations:
             if destination.kind != "queue":
                 raise PipelineError(f"exchange {exchange!r}: {destination} is bound to it; rows go to queues only")

@@ -1,4 +1,4 @@
-"""One task's connection: a queue's rows go out in order while the window has room, and again where they were lost."""
+"""One task's connection: a queue's rows go out in order while the window has room, and again if they were lost."""
 
 import asyncio
 import logging
@@ -52,9 +52,9 @@ class SendResult:
 class Sender:
     """The sending of one task's rows over a broker connection, until each row is confirmed or `patience` ends.
 
-    What is lost with a connection, refused or not answered in time is sent again, on a new connection where the
-    present one is gone: once all that is in flight is settled, and before any row behind it. So a queue's rows are
-    in it in their order, save that some come again.
+    A row that is lost with a connection, refused or not answered in time is sent again, on a new connection if the
+    present one is gone: once all that is in flight is settled, and before any row behind it. So a queue has its rows
+    in their order, save that some come again.
     """
 
     def __init__(
@@ -230,7 +230,7 @@ class Sender:
         return await upstream
 
     async def finish(self) -> None:
-        """Wait until all rows are confirmed. Raises PipelineError where the task is `over` before."""
+        """Wait until all rows are confirmed. Raises PipelineError if the task is `over` before."""
         window = self.window
         while (self._again or window.held) and not self.over:
             if self._again or window.lost:
@@ -262,8 +262,8 @@ def connected(settings: Settings, done: Callable[[], bool]) -> tuple[BrokerConne
 async def publish(batches: Iterator[Iterable[RowMessage]], options: Options, routes: Routes) -> SendResult:
     """Publish one task's rows, batch by batch, until each is confirmed.
 
-    Raises PipelineError where one cannot be, or was not within `retry_timeout`: then the task has to be published again
-    as a whole.
+    Raises PipelineError if a row cannot be confirmed, or was not within `retry_timeout`: then the task has to be
+    published again as a whole.
     """
     settings, loop = options.settings, asyncio.get_running_loop()
     over = False

@@ -51,7 +51,7 @@ class RingProxy(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """Return the name for `format`. Raises PipelineError where spark.speculation is on.
+        """Return the name for `format`. Raises PipelineError if spark.speculation is on.
 
         Spark calls this on the driver when the source is registered, which is the only place where Spark's own
         settings can be seen.
@@ -90,7 +90,7 @@ class Task:
     routes: Routes
 
     def run(self, batches: Iterator[pa.RecordBatch]) -> TaskCommit:
-        """Publish one task's rows. Raises PipelineError where a row was not confirmed in time."""
+        """Publish one task's rows. Raises PipelineError if a row was not confirmed in time."""
         options, context = self.options, TaskContext.get()
         assert context is not None
         partition, begun = context.partitionId(), time.monotonic()
@@ -193,7 +193,7 @@ def _parts(told: Iterable[WriterCommitMessage | None]) -> list[TaskCommit]:
 
 
 def _fingerprint(parts: list[TaskCommit]) -> str:
-    """Return the fingerprint of the ring that all tasks had; empty where no task was done."""
+    """Return the fingerprint of the ring that all tasks had; empty if no task was done."""
     return next((part.fingerprint for part in parts), "")
 
 

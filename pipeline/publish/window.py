@@ -60,7 +60,7 @@ class QueueWindow:
         """Empty the queue's window; return the rows to send again, how many of them the queue may have, and how many
         are done.
 
-        Sent again are the rows that were not confirmed, and rows behind one of those that have its key; the others
+        The rows to send again are the unconfirmed ones, and later rows with the key of an unconfirmed row; the others
         are done. Every row must be settled.
         """
         again: list[RowMessage] = []
@@ -111,7 +111,7 @@ class Window:
 
     @property
     def room(self) -> int:
-        """The number of rows that may be sent now; none if it is below 1."""
+        """The number of rows that the window has room for now; 0 or less while it is full and no row may be sent."""
         return self._open - self.held
 
     @property
@@ -168,7 +168,7 @@ class Window:
     def take_back(self) -> list[RowMessage]:
         """Return the rows that have to be sent again, each queue's in their order; from now on none is kept.
 
-        They are those without a confirm, and those behind one of them that have the same key, confirmed or not: else a
+        They are the unconfirmed rows, and later rows with the key of an unconfirmed row, confirmed or not: else a
         row would stand last in its queue behind which its key has later ones. Nothing may be unsettled.
         """
         again: list[RowMessage] = []

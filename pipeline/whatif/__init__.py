@@ -1,1 +1,1 @@
-"""What a proposed ring would move, and what each of its destinations would get."""
+"""The job `whatif`: the keys that a proposed ring would move, and the load of each of its destinations."""

@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Write the tables, the verdict and the report; return 1 where a limit is passed, else 0."""
+    """Write the tables, the verdict and the report; return 1 if a limit is passed, else 0."""
     _check(options)
     limits, within = Limits(options.max_moved, options.max_over_fair), period.period_of(options)
     asked = given(options)  # before the work, not after it

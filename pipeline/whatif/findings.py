@@ -18,7 +18,7 @@ LOAD_SCHEMA = (
     " new_weight int, new_messages long, new_bytes long, new_share double, new_over_fair double,"
     " advised_weight int, advised_messages long, advised_share double, advised_over_fair double"
 )
-"""The columns of `Findings.rows`. A weight and what is over fair are null where that ring lacks the destination."""
+"""The columns of `Findings.rows`. A weight and the load over fair are null if that ring lacks the destination."""
 
 
 @dataclass(frozen=True)

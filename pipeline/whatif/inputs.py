@@ -32,7 +32,7 @@ class Inputs:
 def inputs_of_journal(
     records: DataFrame, keys: DataFrame, asked: Present | None, options: argparse.Namespace, within: period.Period
 ) -> Inputs:
-    """Return what is known by the newest ring of an exchange's records, or by the one that was asked for."""
+    """Return the inputs by the newest ring of an exchange's records, or by the ring that was asked for."""
     of_ring = keys.groupBy("ring").agg(
         F.min("since").alias("first"),
         F.max("time").alias("last"),

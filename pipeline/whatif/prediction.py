@@ -40,7 +40,7 @@ class Load:
 
     @property
     def over_fair(self) -> F64:
-        """Each destination's messages over its fair share of them; 1 everywhere where there are no messages."""
+        """Each destination's messages over its fair share of them; 1 for every destination if there are no messages."""
         total = self.messages.sum()
         return self.messages / (self.fair * total) if total else np.ones_like(self.messages)
 
@@ -87,10 +87,10 @@ def moved(present: Ring, proposed: Ring, slots: I64) -> NDArray[np.bool_]:
 
 
 def native_part(present: RingSpec, proposed: RingSpec) -> float:
-    """Return what part of all RabbitMQ's own exchange of that type moves in the mean over where its hash may put keys.
+    """Return the mean share of keys, 0 to 1, that RabbitMQ's own exchange of the rings' type would move.
 
-    The bindings are taken to be in the order that the rings' weights are in. Which keys it moves is not computed: its
-    hash is another.
+    The mean is over all places that its hash may give a key. The bindings are taken to be in the order of the rings'
+    weights. Which keys would move is not computed, because RabbitMQ's hash differs from the ring's.
     """
     bucket = remainder if present.exchange_type == MODULUS else jump
     return natively_moved(present.weights, rebound(present.weights, proposed.weights), bucket)
@@ -99,7 +99,7 @@ def native_part(present: RingSpec, proposed: RingSpec) -> float:
 def least_over_fair(load: Load, heaviest: float, messages: float) -> float:
     """Return the least that any weights of the load's destinations could bring `max_over_fair` to, 1 or more.
 
-    It is more than 1 where the heaviest slot, which moves whole, outweighs even the largest fair share. `heaviest` and
+    It is more than 1 if the heaviest slot, which moves whole, outweighs even the largest fair share. `heaviest` and
     `messages` are the messages of that slot and of all slots.
     """
     return max(1.0, heaviest / (float(load.fair.max()) * messages))

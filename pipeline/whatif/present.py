@@ -40,9 +40,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def given(options: argparse.Namespace) -> Present | None:
-    """Return the present ring that the options name, read from its file or the management API; None where they do not.
+    """Return the present ring that the options name, read from its file or the management API; None if they name none.
 
-    Raises PipelineError where it cannot be read, or options do not go together.
+    Raises PipelineError if it cannot be read, or options do not go together.
     """
     settings = {name: value for name in MANAGEMENT if (value := getattr(options, name)) is not None}
     if options.ring and settings:
@@ -66,12 +66,12 @@ def given(options: argparse.Namespace) -> Present | None:
 def newest(records: DataFrame, names: Iterable[str], rings: Mapping[str, RingSpec], journal: str) -> Present:
     """Return the newest of the rings that an exchange's records name: those in `names`, which are some of `rings`.
 
-    Clocks of sidecars differ, so no time of one is compared with another's: a ring is newer than another where a
-    sidecar went from that one to it. The newest is the one that some sidecar ended with and that no sidecar has left
-    for another. A sidecar of which it cannot be told which ring it ended with may have left each that it names. Reads
-    the records only where they name several rings.
+    Clocks of sidecars differ, so times of different sidecars are not compared: a ring is newer than another if a
+    sidecar went from the other ring to it. The newest is the ring that some sidecar ended with and that no sidecar has
+    left for another. If it cannot be told which ring a sidecar ended with, it may have left each ring that it names.
+    The records are read only if they name several rings.
 
-    Raises PipelineError where no ring is so, or several are, or the file of the one that is is missing.
+    Raises PipelineError if no ring is the newest, or several are, or the newest ring's file is missing.
     """
     named = sorted(names)
     if len(named) == 1:
@@ -106,7 +106,7 @@ class Trace(NamedTuple):
     last: int
     """The greatest `seq`."""
     published: int
-    """When the last of them was published, by the sidecar's clock."""
+    """When the last publish by the ring was made, by the sidecar's clock."""
     latest: int
     """The greatest `time`: when the last of their fates was known."""
     time_of_last: int
@@ -114,7 +114,7 @@ class Trace(NamedTuple):
 
 
 def ended_with(traces: Sequence[Trace]) -> str | None:
-    """Return the ring by which a sidecar published last, of a Trace for each of its rings; None where that is unclear.
+    """Return the ring by which a sidecar published last, of a Trace for each of its rings; None if that is unclear.
 
     A record is numbered when its fate is known, so an old ring's record may come behind a new ring's: the ring is that
     of the last publish. But a publish that came back goes by a new ring with the time of its first try. So the other

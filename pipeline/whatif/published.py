@@ -1,4 +1,4 @@
-"""All that was published, as far as the counted slots tell: figures, with the intervals that a sample leaves."""
+"""The demand of all slots, estimated from the counted ones: figures, with the intervals that a sample leaves."""
 
 from dataclasses import dataclass
 from typing import Any, Self
@@ -29,7 +29,7 @@ class Counts:
     slots: NDArray[np.int64]
     """The slots in which some were counted, each once."""
     counted: NDArray[np.int64]
-    """How many were counted in each of `slots`."""
+    """How many messages were counted in each of `slots`."""
     sample: Sample
     """The sample that estimates all slots from these."""
 
@@ -45,7 +45,7 @@ class Counts:
         return int(self.counted.sum()) + round(self.mean * self.sample.unseen_slots)
 
     def expected(self) -> NDArray[np.float64]:
-        """Return an entry for each of all slots: what was counted, and the mean where nothing was."""
+        """Return the messages of each slot: the count of a counted slot, the mean for a slot beyond the sample."""
         entries = np.zeros(SLOTS)
         entries[self.slots] = self.counted
         entries[self.sample.slots :] = self.mean
@@ -64,7 +64,7 @@ class Counts:
 
 @dataclass(frozen=True)
 class Published:
-    """The demand of all slots: those that were counted as they are, each other one as slots are in the mean."""
+    """The demand of all slots: a counted slot has its own counts, each slot beyond the sample has the mean."""
 
     messages: Counts
     bytes: Counts
@@ -95,16 +95,16 @@ class Published:
         )
 
     def max_over_fair(self, ring: Ring, load: Load) -> Estimate:
-        """Return `load.max_over_fair` with its interval, where the load is that of `demand` by this ring."""
+        """Return `load.max_over_fair` with its interval; `load` must be the load of `demand` by `ring`."""
         each = {"minlength": len(load.fair)}
         seen: NDArray[Any] = np.bincount(ring.table[self.messages.slots], self.messages.counted, **each)
         unseen: NDArray[Any] = np.bincount(ring.table[self.messages.sample.slots :], **each)
         return self.messages.sample.max_over_fair(seen, unseen, load.fair)
 
     def least_over_fair(self, load: Load) -> Estimate:
-        """Return what no weights of the load's destinations bring `max_over_fair` below.
+        """Return the least `max_over_fair` that any weights of the load's destinations can reach, with its interval.
 
-        It is more than 1 where one slot, which moves whole, outweighs even the largest fair share.
+        It is more than 1 if one slot, which moves whole, outweighs even the largest fair share.
         """
         heaviest, (value, low, high) = int(self.messages.counted.max()), self.messages.sample.total()
         return Estimate(*(least_over_fair(load, heaviest, total) for total in (value, high, low)))

@@ -1,4 +1,4 @@
-"""The report of `whatif`."""
+"""The report of `whatif`: the answer in one sentence, and the HTML page."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -126,7 +126,7 @@ def _destination(row: tuple[Any, ...]) -> Sequence[object]:
 
 
 def _cells(weight: int | None, messages: int, _: int, share: float, over_fair: float | None) -> Sequence[object]:
-    """Return what the table shows of one ring's destination, which may lack it."""
+    """Return the table's cells for one destination in one ring; the ring may lack the destination."""
     return weight, count(messages), percent(share), over_fair
 
 

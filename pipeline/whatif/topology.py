@@ -35,10 +35,10 @@ def edited(present: RingSpec, add: Iterable[str], remove: Iterable[str], weight:
 
 
 def checked(present: RingSpec, proposed: RingSpec) -> RingSpec:
-    """Return the proposed ring. Raises PipelineError where it is invalid or its exchange type or hashed value
+    """Return the proposed ring. Raises PipelineError if it is invalid or its exchange type or hashed value
     differ.
 
-    Keys are known only of the present hashed value: what another one would move cannot be told.
+    Keys are known only by the present hashed value, so the moves under another value cannot be told.
     """
     for what, now, then in (
         ("exchange_type", present.exchange_type, proposed.exchange_type),

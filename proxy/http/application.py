@@ -32,7 +32,7 @@ def application(
 
 
 def _fast_path(publish: Handler, request: web.BaseRequest) -> Awaitable[web.StreamResponse] | None:
-    """Return the answer to the publish of a single message, where nothing about the request is out of the ordinary."""
+    """Return the answer to the publish of a single message if the request is ordinary; None for any other request."""
     if request.method == "POST" and _is_publish(request.raw_path) and "Expect" not in request.headers:
         assert isinstance(request, web.Request)
         return problem_middleware(request, publish)
@@ -43,7 +43,7 @@ _is_publish = re.compile(r"/v1/exchanges/[^/?#]+/publish(?:\?[^#]*)?").fullmatch
 
 
 async def _expect(request: web.Request) -> web.StreamResponse | None:
-    """Let the body come (RFC 9110, section 10.1.1); an answer to what else is expected."""
+    """Let the body come (RFC 9110, section 10.1.1); return an answer if anything else is expected."""
     expected = request.headers.get("Expect", "")
     if request.version < HttpVersion11:
         return None

@@ -1,9 +1,8 @@
-"""The connections of a listener: what is not HTTP is answered with a problem, what clients keep waiting is bounded.
+"""The connections of a listener: bytes that are not HTTP get a problem, and all that clients keep waiting is bounded.
 
 aiohttp bounds the lines of a request's head (8 KiB each, 128 headers), and what waits unread of bodies (128 KiB a
-connection). Bodies are `proxy.http.admission.gate`'s. This bounds
-what is left: whole heads, requests behind another, connections, the time until a request has come, TLS handshakes, and
-answers that are not read.
+connection). `proxy.http.admission.gate` bounds bodies. This module bounds the rest: whole heads, requests behind
+another, connections, the time until a request has come, TLS handshakes, and answers that are not read.
 
 Two of these bounds, those of whole heads and of requests behind another, need three private parts of aiohttp's:
 `RequestHandler._parser`, `_max_msg_queue_size` and `_msg_queue_resume_size`. `AIOHTTP` says which versions have them.
@@ -37,7 +36,7 @@ MOST_HEAD = 1 << 16
 """The most bytes that a request's head may have."""
 
 _MOST_BEHIND = 2
-"""Requests that may wait behind another before no more of the connection is read; with all of one read."""
+"""The most requests that may wait behind another before no more bytes are read; one read may bring more."""
 
 AIOHTTP = (3, 14, 1), (3, 15)
 """The first version of aiohttp that has the private parts used here, and the first that was not looked at."""
@@ -132,7 +131,7 @@ class ProblemRunner:
 
     @property
     def addresses(self) -> list[Any]:
-        """The addresses of all sockets that it listens on, as the operating system names them."""
+        """The addresses of all sockets that the server listens on, as the operating system names them."""
         return [each.getsockname() for listening in self._listening for each in listening.sockets]
 
     async def cleanup(self) -> None:
@@ -361,7 +360,7 @@ class _Protocol(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """Return a 400 that shows what could not be parsed; the connection is closed, as its place in it is lost."""
+        """Return a 400 that shows what could not be parsed; close the connection, since its place in it is lost."""
         if isinstance(exc, _HeadTooLargeError):
             status = exc.code
         self._server.answers[status] += 1

@@ -1,4 +1,4 @@
-"""A unix socket to listen on, in place of one that a process which is gone has left."""
+"""A unix socket to listen on; it replaces a socket file that a dead process has left."""
 
 import contextlib
 import os
@@ -15,7 +15,7 @@ MODE = 0o660
 
 @contextlib.contextmanager
 def unix_socket(setting: str, path: Path) -> Iterator[socket.socket]:
-    """Bind a socket at a path, and remove its file at the end. Raises ConfigError where it cannot be bound."""
+    """Bind a socket at a path, and remove its file at the end. Raises ConfigError if it cannot be bound."""
     _remove_stale(setting, path)
     with socket.socket(socket.AF_UNIX) as bound:
         try:

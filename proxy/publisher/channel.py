@@ -26,7 +26,7 @@ class Receiver(Protocol):
     def settled(self, index: int, verdict: PublishResult) -> None:
         """Take the result of the publish that the receiver itself calls `index`; this is called once for each publish.
 
-        An implementation must not raise, nor publish anew where a connection was lost: it is called in the middle of a
+        An implementation must not raise, nor publish anew if a connection was lost: it is called in the middle of a
         loop over all the results that are known by now.
         """
 

@@ -144,7 +144,7 @@ class BrokerConnection:
         self.login_refused = 0
         """The reply code with which the broker last refused this user, or this user the virtual host; 0 for neither."""
         self.cluster: str | None = None
-        """The name of the cluster that was connected to last; None before that, and where it has none."""
+        """The name of the cluster that was connected to last; None before the first connection, or if it has none."""
         self.cluster_told_at = 0.0
         """When the broker had given the cluster's name, in monotonic seconds; 0 before."""
         self.connects = 0
@@ -281,7 +281,7 @@ class BrokerConnection:
             socket.transport.write(HEARTBEAT_FRAME)
 
     def _probe(self, socket: Socket, now: float, given_up: bool) -> None:
-        """Ask whether the broker reads this connection where publishes were given up, and end it where it does not.
+        """Ask whether the broker reads this connection if publishes were given up, and end it if the broker does not.
 
         RabbitMQ may stop reading one connection for ever while its heartbeats come and others are read
         (docs/reliability.md, "What long runs have found"). In an alarm it does not read either, but says so.

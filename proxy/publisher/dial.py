@@ -18,7 +18,7 @@ class Brokers:
     def __init__(self, addresses: Sequence[Address], tls: Callable[[], ssl.SSLContext] | None, timeout: float) -> None:
         """Take the nodes' addresses. `timeout`, in seconds, limits all tries of one `dial` together.
 
-        `tls` gives the context of each new connection, as certificates may change; where it is None, TCP is plain.
+        `tls` gives the context of each new connection, since certificates may change; if it is None, TCP is plain.
         """
         self._addresses, self._tls, self._timeout = tuple(addresses), tls, timeout
         self._turn = itertools.cycle(range(len(addresses)))
@@ -26,7 +26,7 @@ class Brokers:
     async def dial(self, make: Callable[[], P]) -> P:
         """Connect a protocol to the first node that takes it, and return it; host names are resolved anew.
 
-        Raises OSError, with the reason of each node, where none does.
+        Raises OSError, with the reason of each node, if no node takes it.
         """
         start = next(self._turn)
         faults: list[str] = []
@@ -37,7 +37,7 @@ class Brokers:
         raise OSError("; ".join(faults))
 
     async def _dial(self, make: Callable[[], P], address: Address, faults: list[str]) -> P | None:
-        """Connect to the first of a host's IPs that takes it, and return the protocol; None where none does.
+        """Connect to the first of a host's IPs that takes it, and return the protocol; None if no IP does.
 
         Each failure is added to `faults`. Each IP gets its share of the host's time, since one may never answer, and
         uvloop does not try two at once.
@@ -64,7 +64,7 @@ class Brokers:
 
 
 async def _hosts(address: Address) -> list[str]:
-    """Return the IPs of a host, in the resolver's order. Raises OSError where it has none."""
+    """Return the IPs of a host, in the resolver's order. Raises OSError if it has none."""
     found = await asyncio.get_running_loop().getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
     ips = list(dict.fromkeys(str(where[0]) for *_, where in found))
     # One IP stays as it is written: uvloop would give `fe80::1%eth0` back without its interface.

@@ -25,13 +25,13 @@ from proxy.wire.properties import encoded_headers
 from ring.hashing import RING_FORMAT
 
 HEARTBEAT = 20
-"""Seconds between heartbeats, at most; the broker's own interval is taken where that is shorter."""
+"""The most seconds between heartbeats; the broker's own interval is taken if that is shorter."""
 
 MAX_CHANNELS = 256
 """Channels of one connection, at most: one for each exchange that is published to, and those that are being closed."""
 
 LONGEST_FRAME = 1 << 24
-"""Bytes of a frame's payload that this sidecar takes where the broker sets no limit."""
+"""The most bytes of a frame's payload that this sidecar takes if the broker sets no limit."""
 
 _CAPABILITIES = dict.fromkeys(
     ("publisher_confirms", "basic.nack", "connection.blocked", "authentication_failure_close"), True
@@ -55,7 +55,7 @@ INITIAL_LIMITS = Limits(MAX_CHANNELS, LONGEST_FRAME, HEARTBEAT)
 
 
 def cluster_in(start: bytes) -> str | None:
-    """Return the cluster's name from the arguments of connection.start; None where the broker gives none."""
+    """Return the cluster's name from the arguments of connection.start; None if the broker gives none."""
     # After the two bytes of the protocol's version comes the table of the server's properties.
     field = table.find(start, 6, 6 + u32(start, 2), b"cluster_name")
     name = table.text_of(start, field) if field else None

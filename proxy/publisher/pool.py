@@ -58,7 +58,7 @@ class ConnectionGroup:
         self.kept = False
         """Whether the group is never given up."""
         self.over = False
-        """Whether the group is given up: all its connections end together, as a slot's publishes need that very one."""
+        """Whether the group is given up: all its connections end together, since each slot is tied to one of them."""
         self.renewed = False
         """Whether the group replaces an older one whose user the broker had let in."""
         self.begun_at = self.wanted_at = time.monotonic()
@@ -124,7 +124,7 @@ class Publisher:
     def group(self, vhost: str, login: Login | None = None) -> ConnectionGroup:
         """Return the connections to a virtual host, which need not be up, and note that they are wanted.
 
-        They are begun where there are none yet, as this sidecar's own user where `login` is None. Raises TooManyGuests.
+        A group is begun if there is none yet, as this sidecar's own user if `login` is None. Raises TooManyGuests.
         """
         key = vhost, login
         group = self._groups.get(key)
@@ -206,7 +206,7 @@ class Publisher:
     def cluster(self, vhost: str) -> tuple[str | None, float]:
         """Return the name of the cluster that a virtual host's connection last reached, and when the broker gave it.
 
-        The name is None before a broker was reached, and where its cluster has none. The time is in monotonic seconds.
+        The name is None before a broker was reached, and if its cluster has none. The time is in monotonic seconds.
         """
         group = self._groups.get((vhost, None))
         return (group.connection.cluster, group.connection.cluster_told_at) if group else (None, 0.0)

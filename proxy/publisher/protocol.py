@@ -82,13 +82,13 @@ class PublisherProtocol:
         self._user, self._password, self._vhost = user, password, vhost
         self.stage = Stage.OPENING
         self.out: list[Piece] = []
-        """What the caller is to write, in this order, after a call of `pack`, and then to clear."""
+        """The pieces that the caller writes, in this order, after a call of `pack`, and then clears."""
         self.fault, self.code = "", 0
-        """Why the connection ended, and the reply code where the broker closed it; empty and 0 before."""
+        """Why the connection ended, and the reply code if the broker closed it; empty and 0 before."""
         self.blocked = ""
-        """The reason of connection.blocked: the broker takes no publishes now; empty where it does."""
+        """The reason that connection.blocked gave, while the broker takes no publishes; empty while it does."""
         self.cluster: str | None = None
-        """The name of the broker's cluster; None before the handshake, and where the broker gives none."""
+        """The name of the broker's cluster; None before the handshake, and if the broker gives none."""
         self._channel_max, self.frame_max, self.heartbeat = handshake.INITIAL_LIMITS
         self.most_body = 0
         """Bytes of the largest message that the broker takes, known once it has refused a larger one; 0 before."""
@@ -166,7 +166,7 @@ class PublisherProtocol:
         return channel
 
     def _free_id(self) -> int | None:
-        """Return the lowest channel number that is free; None where all are in use or being closed."""
+        """Return the lowest channel number that is free; None if all are in use or being closed."""
         taken = self._by_id.keys() | self._closing
         return next((n for n in range(1, self._channel_max + 1) if n not in taken), None)
 
@@ -328,7 +328,7 @@ class PublisherProtocol:
     def _on_channel_close(self, number: int, data: bytes) -> None:
         """Settle what is in flight on a channel that the broker has closed.
 
-        A single publish is INVALID where the reply says that it is to blame; several are UNKNOWN, as any may be it.
+        A single publish is INVALID if the reply blames it; several are UNKNOWN, since any of them may be to blame.
         """
         self.pack()
         self.out.append(method_frame(number, CHANNEL_CLOSE_OK))
@@ -356,7 +356,7 @@ class PublisherProtocol:
         self.in_flight -= channel.settle(last, True, result)
 
     def _in_words(self, exchange: bytes, code: int, text: bytes) -> str:
-        """Return why the broker closed a channel; where a permission is missing, which, with a line for the log."""
+        """Return why the broker closed a channel; if a permission is missing, name it and add a line to the log."""
         words = text.decode(errors="replace")
         if code != ACCESS_REFUSED or "internal exchange" in words:
             return words

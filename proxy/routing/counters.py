@@ -167,7 +167,7 @@ class Counts:
         return total
 
     def all_shadowed(self) -> Counter[tuple[Name, Destination]]:
-        """Return how many publishes a shadowed ring would have sent where, by exchange and destination."""
+        """Return how many publishes shadowed rings would have sent to each destination, by exchange and destination."""
         total: Counter[tuple[Name, Destination]] = Counter()
         for _, name, _, counters in self._counters():
             for destination, count in counters.shadowed.items():

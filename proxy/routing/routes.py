@@ -103,9 +103,9 @@ class Route:
     )  # fmt: skip
 
     def __init__(self, name: Name, counters: Counters, reason: PassReason | None, entry: Entry | None = None) -> None:
-        """Make a route by the ring of `entry` where `reason` is None, and one that passes its publishes elsewhere.
+        """Make a route by the ring of `entry` if `reason` is None, else a route that passes its publishes.
 
-        With the reason SHADOW an entry with a ring is given too, where one is known, for the counts.
+        With the reason SHADOW an entry with a ring is given too, if one is known, for the counts.
         """
         self.name, self.counters, self.reason = name, counters, reason
         self.shadowed = entry is not None and entry.passed is PassReason.SHADOW
@@ -322,7 +322,7 @@ class RouteTables:
         """Take what routes are made from. `want` has an exchange read for which nobody waits.
 
         `mismatch` returns why a broker whose cluster has the given name is not the one whose bindings are read; empty
-        where it is.
+        if it is.
         """
         self.router, self.selection, self.counter_table, self.mismatch = router, selection, counter_table, mismatch
         self.want, self.journal = want, journal

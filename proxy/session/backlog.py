@@ -20,11 +20,11 @@ class Wait(Enum):
 
 
 Awaited = Unread | Wait
-"""All that a frame of the client's may wait for: an exchange to be read, or an answer of the broker."""
+"""The things that a client's frame may wait for: an exchange to be read, or an answer of the broker."""
 
 
 class Backlog:
-    """All that a client has sent on a channel, from the frame on that must wait; lives as long as that frame waits.
+    """The frames that a client has sent on one channel since one of them must wait; it lives as long as that one waits.
 
     The methods of one channel take effect in the order in which they were sent, so the whole channel waits.
     """

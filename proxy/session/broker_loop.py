@@ -1,4 +1,4 @@
-"""The loop over what the broker sends: bytes in any chunking, to what goes to the client. No I/O; integers and bytes.
+"""The loop over the broker's bytes, in any chunking, that makes the client's bytes of them, without I/O.
 
 Frames that nothing here changes stay in the run of bytes that they came in. Acks and nacks are counted; messages that
 come back are taken out; `methods.FROM_BROKER` says which other methods are looked at.
@@ -29,10 +29,10 @@ class BrokerFault(Exception):  # noqa: N818 - as frames.Fault, which is a client
 
 
 def from_broker(c: Connection, data: bytes) -> None:
-    """Take what the broker sent; append to `to_client.out` and, of what came back, to `to_broker.out`.
+    """Take bytes from the broker; append to `to_client.out` and, for messages that came back, to `to_broker.out`.
 
-    A message that came back is parked where something must be read first: `read_again` goes on with it. Raises
-    BrokerFault for what is not AMQP 0-9-1.
+    A message that came back is parked if an exchange must be read before it can be placed; `read_again` goes on with
+    it. Raises BrokerFault if the bytes are not AMQP 0-9-1.
     """
     try:
         _take(c, data)

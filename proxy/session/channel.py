@@ -42,7 +42,7 @@ class Pending(NamedTuple):
     ok: int
     """The method number of the -ok."""
     swallow: bool = False
-    """Whether the client asked for no -ok, so that it must not see this one."""
+    """Whether the client asked for no -ok, so that the -ok must not reach it."""
     method: int = 0
     """The method's id, if the request is a declaration that changes something; else 0."""
     names: tuple[bytes, ...] = ()
@@ -89,7 +89,7 @@ class Channel:
         self.pending: deque[Pending] | None = None
         """The requests without an -ok, in order; made with the first, since an empty one takes half of a channel."""
         self.declaring = 0
-        """How many of the pending requests may change where the next publish goes."""
+        """How many of the pending requests may change the destination of the next publish."""
         self.last_queue = b""
         """The queue that an empty queue name stands for: the last one declared (AMQP section 1.7.2.1)."""
         self.confirms = Confirms()
@@ -112,7 +112,7 @@ class Channel:
         self.sampled = 0
         """The number of the publish whose confirm is timed; 0 for none."""
         self.sampled_at = 0.0
-        """When that publish went out, monotonic."""
+        """The monotonic time at which the sampled publish went out."""
 
     def enter(self, state: ChannelState) -> None:
         """Change the channel's state. Raises RuntimeError for a change that no table has."""

@@ -31,7 +31,7 @@ from proxy.wire.frames import (
 )
 
 WITHOUT_SPARE = 300.0
-"""Seconds for which no session of a user opens a channel of its own, after such a channel was one too many."""
+"""Seconds for which no session of a user opens a channel to republish on, after the broker refused such a channel."""
 
 _CONNECTION = 10
 """The class id of channel 0's methods."""
@@ -50,14 +50,14 @@ METHODS = frozenset(
 """The client's methods that belong on channel 0."""
 
 _IN_SESSION = frozenset({CONNECTION_CLOSE, CONNECTION_UPDATE_SECRET})
-"""What a client may send on channel 0 once the connection is open."""
+"""The ids of the methods that a client may send on channel 0 once the connection is open."""
 
 
 def in_handshake(c: Connection, data: bytes) -> None:
-    """Take what a client sends before its connection is open, as far as it is the client's turn.
+    """Take a client's bytes before its connection is open, as far as it is the client's turn.
 
-    What it sent ahead of its turn stays in `to_broker.rest`: `Connection.ahead` then says that the client is not to be
-    read. Once the broker has spoken, `client_loop.from_client(c, b"")` goes on.
+    Bytes that came ahead of the client's turn stay in `to_broker.rest`; `Connection.ahead` then says that the client
+    is not to be read. Once the broker has spoken, `client_loop.from_client(c, b"")` goes on.
     """
     handshake, way = c.handshake, c.to_broker
     data, behind = way.rest + data, 0
@@ -111,7 +111,8 @@ def _closed(c: Connection, data: bytes, i: int, end: int) -> None:
 def from_client(c: Connection, kind: int, number: int, data: bytes, i: int, end: int) -> bytes | None:
     """Take a client's frame on channel 0, or on a channel that is not open, once the connection is open.
 
-    Returns what goes on in its place, or None for the frame as it is. Raises Fault for one that does not belong there.
+    Returns the bytes that go on in the frame's place, or None if the frame goes on unchanged. Raises Fault if the frame
+    does not belong on that channel.
     """
     if kind != METHOD:
         _check_other(c, kind, number)
@@ -151,5 +152,5 @@ def _check_other(c: Connection, kind: int, number: int) -> None:
 
 
 def misplaced(c: Connection, channel: Channel, method: int, data: bytes, i: int, end: int) -> None:
-    """Refuse a method of channel 0 on another one, which ends the session."""
+    """Refuse a method that belongs on channel 0 but came on another channel; this ends the session."""
     raise Fault(COMMAND_INVALID, f"{method_name(method)} on channel {channel.id}", method)

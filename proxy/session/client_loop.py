@@ -1,4 +1,4 @@
-"""The loop over what a client sends: bytes in any chunking, to what goes to the broker. No I/O; integers, bytes, lists.
+"""The loop over a client's bytes, in any chunking, that makes the broker's bytes of them, without I/O.
 
 Frames that nothing here changes stay in the run of bytes that they came in, and bodies stream through. A basic.publish
 is looked up in the session's routes; `methods.FROM_CLIENT` says which other methods are looked at.

@@ -57,7 +57,7 @@ def fail(c: Connection, fault: Fault) -> None:
 
 
 def refuse(c: Connection, code: int, text: str, method: int = 0) -> None:
-    """Send the client connection.close at the next frame boundary, and the broker one of its own."""
+    """Send connection.close to the client at the next frame boundary, and another connection.close to the broker."""
     c.enter(Phase.REFUSING)
     c.waiting.drop()
     c.republishing.parking.drop()
@@ -119,7 +119,7 @@ def awaits_answers(c: Connection) -> bool:
 
 
 def late_from_client(c: Connection, data: bytes) -> None:
-    """Take what the client sends once one side has sent connection.close."""
+    """Take the client's bytes after one side has sent connection.close."""
     way = c.to_broker
     if c.phase is Phase.LEAVING:
         return  # a client sends nothing behind its own connection.close (AMQP section 1.4.2.4)

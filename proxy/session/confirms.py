@@ -1,8 +1,8 @@
-"""Which of a channel's publishes the broker has answered; numbers count them from 1, in the order they go out.
+"""The publishes of a client's channel and the broker's answers to them, numbered from 1 in the order they go out.
 
-One of the proxy's three books of delivery tags. This one must say what an ack with `multiple` settles when some of its
-publishes came back, so it keeps each number. `Republishing` has a dict of the few messages that are under way again,
-each to be found by ring id as well. `proxy/publisher/channel.py` keeps receivers, which are called in their order.
+This is one of the proxy's three books of delivery tags. It keeps each number, because it must say what an ack with
+`multiple` settles when some of the acked publishes came back. `Republishing` has a dict of the few messages that are
+under way again, which are found by ring id as well. `proxy/publisher/channel.py` keeps receivers, called in order.
 """
 
 from collections.abc import Iterable
@@ -89,14 +89,14 @@ class Confirms:
     open: Unsettled
     """The publishes that the broker has yet to answer."""
     returned: dict[int, Settlement | None]
-    """By number: what became of each unsettled publish that came back; None for one that is on its way again."""
+    """The settlement of each unsettled publish that came back, by number; None while it is on its way again."""
     waiting: set[int]
-    """Such of those publishes as the broker has acked; their acks wait until it is known what became of them."""
+    """The numbers of returned publishes that the broker has acked; the client's acks wait for their settlements."""
     due: int
-    """The number up to which the broker has acked all, while the client's ack waits for some of those; else 0."""
+    """The number up to which the broker has acked all publishes, while the client's ack waits for some; else 0."""
 
     def __init__(self) -> None:
-        """Nothing is published yet, and nothing is answered."""
+        """Start with no publish, and with a broker that answers none."""
         self.number = self.base = self.low = self.due = 0
         self.answered = False
         self.open = Unsettled()
@@ -105,14 +105,14 @@ class Confirms:
         self._apart = 0
         """The number up to which the client gets one answer for each publish, never a multiple one.
 
-        The publishes of those that are on their way again still lack theirs.
+        Publishes up to this number that are on their way again have no answer yet.
         """
         self._first: list[int] = []
         """A heap of the numbers that came back; some may have got their answer since."""
         self.notes: dict[int, PublishNote] = {}
-        """By number: what the returns of unsettled publishes will not say; the last ones' where nothing is answered."""
+        """The notes on unsettled publishes, by number; only on the last publishes if the broker answers none."""
         self._notes_before = False
-        """Whether some notes are of publishes before the first that is answered."""
+        """Whether some notes are of publishes that went out before the broker began to answer."""
         self.records: dict[int, Record] = {}
         """The records of unsettled publishes that are to be journalled, by number."""
         self._journal: Journal | None = None
@@ -257,7 +257,7 @@ class Confirms:
         return [(number, False, settlement.acked)]
 
     def _answers_due(self) -> list[Answer]:
-        """Settle all up to `due`, as far as it is known what became of those that came back; return the answers."""
+        """Settle the publishes up to `due` whose outcome is known; return the answers that the client gets."""
         answers: list[Answer] = []
         while self._first and self._first[0] <= self.due:
             number = self._first[0]
@@ -285,7 +285,7 @@ class Confirms:
         return answers
 
     def _all_up_to(self, number: int) -> list[Answer]:
-        """Settle all up to that number and return one ack for them; nothing where all have their answers."""
+        """Settle all publishes up to `number` and return one ack for them; no ack if all have their answers."""
         # Clients may ignore an ack whose own number has its answer already (aiormq does).
         while number > self.low and not self.open.has(number):
             number -= 1
@@ -335,7 +335,7 @@ class Confirms:
         self._tell(numbers, Outcome.CONFIRMED if acked else Outcome.NACKED)
 
     def _tell(self, numbers: Iterable[int], outcome: Outcome) -> None:
-        """Journal such of these publishes as have a record; those that came back by what became of them."""
+        """Journal the given publishes that have a record; a publish that came back has the outcome it settled with."""
         journal = self._journal
         assert journal is not None
         now = journal.clock()

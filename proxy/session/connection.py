@@ -1,4 +1,4 @@
-"""What one session knows of its two peers: plain state, which the loops over frames and the handlers share. No I/O."""
+"""The plain state of one session and its two peers, which the loops over frames and the handlers share. No I/O."""
 
 from collections.abc import Callable
 

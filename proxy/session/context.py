@@ -1,4 +1,4 @@
-"""What the sessions of a listener share: their counts, and the way to what is read of the management API."""
+"""The state that all sessions of a listener share: their counts, and their access to the management API's readings."""
 
 import asyncio
 import time

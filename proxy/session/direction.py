@@ -1,15 +1,15 @@
-"""One direction of a session: where its bytes stand within a frame, and what is to be written. Pure state."""
+"""One direction of a session: the position of its bytes within a frame, and the bytes to write. Pure state."""
 
 from proxy.wire.frames import Piece
 
 
 class Direction:
-    """The way from one peer to the other; it lives as long as the session, which has one to each peer."""
+    """The bytes from one peer to the other peer; a session has two directions, which live as long as it does."""
 
     __slots__ = ("body_of", "cut_off", "dropping", "ended", "frames", "garbled", "out", "own", "rest", "skip")
 
     def __init__(self) -> None:
-        """Nothing has been read or written yet."""
+        """Start at a frame boundary, with nothing read or written."""
         self.rest = b""
         """The beginning of a frame that has not come whole yet, or what the sender has sent ahead of its turn."""
         self.skip = 0
@@ -27,7 +27,7 @@ class Direction:
         self.ended = False
         """Whether the sender has sent its last: the end of its stream, or a Close or Close-Ok."""
         self.garbled = False
-        """Whether the sender has sent what is no frame, so that nothing behind it can be read."""
+        """Whether the sender has sent bytes that are no frame, so that nothing behind them can be read."""
         self.cut_off = False
         """Whether the receiver can take no more method: it is in the midst of a frame, or of the handshake."""
 

@@ -15,7 +15,7 @@ class End(Enum):
     UNREACHABLE = "unreachable"
     """No broker took the connection."""
     PROTOCOL = "protocol"
-    """What the client sent is not AMQP 0-9-1 as the specification has it."""
+    """The client sent bytes that are not AMQP 0-9-1 as the specification has it."""
     SHUTDOWN = "shutdown"
     """This proxy ends."""
     DEFECT = "defect"

@@ -1,4 +1,4 @@
-"""What the sans-I/O core of a session has its session do: values in `Connection.events`."""
+"""The requests of a session's sans-I/O core to its session: values in `Connection.events`."""
 
 from typing import NamedTuple
 

@@ -1,4 +1,4 @@
-"""Which of a session's sockets are read: neither peer may send much more than the other one takes."""
+"""The flow control of a session's two sockets: neither peer may send much more than the other peer takes."""
 
 import asyncio
 import time
@@ -26,7 +26,7 @@ class FlowControl:
         self._paused = False
         """Whether the client is held for `Connection.paused`."""
         self._stopped = False
-        """Whether the client is held because nothing more is taken of it."""
+        """Whether the client is held because this proxy takes no more bytes from it."""
         self._brimming_since: float | None = None
         """The monotonic time since which the broker is not read because many bytes wait; None while it is read."""
         self._heartbeat: asyncio.TimerHandle | None = None
@@ -88,7 +88,7 @@ class FlowControl:
             self._client.release()
 
     def keep_alive(self) -> None:
-        """Send heartbeats to each side in the stead of the other one, from now on until both are read.
+        """Send heartbeats to each peer in the stead of the opposite peer, from now on until both are read.
 
         A peer closes the connection after two heartbeat intervals without a byte (AMQP section 4.2.7).
         """

@@ -1,4 +1,4 @@
-"""How client and broker agree on a connection, from connection.start to connection.open-ok, as a table of steps.
+"""The handshake of client and broker, from connection.start to connection.open-ok, as a table of steps.
 
 Until the broker's open-ok a session has no virtual host: no routes, no channels, nothing that is counted, looked up or
 journalled. No I/O: frames go in, and what goes on in their place comes out.
@@ -43,7 +43,7 @@ from proxy.wire.frames import (
 from ring.hashing import RING_FORMAT
 
 HANDSHAKE_FRAME_MAX = 1 << 17
-"""Bytes of a frame that are taken before tune-ok; the broker has a limit of its own."""
+"""The most bytes of a frame that this proxy takes before tune-ok; the broker's own limit may be lower."""
 
 
 class Step(IntEnum):
@@ -97,7 +97,7 @@ LENT = frozenset({b"EXTERNAL", b"ANONYMOUS"})
 _MOST_CHANNELS = (1 << 16) - 1
 
 MOST_FRAME_MAX: Final = 1 << 24
-"""Most bytes of a method or header frame where the peers agree on no limit; body frames pass as they come."""
+"""The most bytes of a method or header frame if the peers agree on no limit; body frames pass as they come."""
 
 _INVENTORY = {
     b"ringproxy_version": table.text_field(b"ringproxy_version", __version__.encode()),
@@ -122,14 +122,14 @@ class Handshake:
     )  # fmt: skip
 
     def __init__(self, allowed_mechanisms: frozenset[bytes]) -> None:
-        """Nothing is agreed on. `allowed_mechanisms` are those of LENT that the operator allows."""
+        """Start with nothing agreed on; `allowed_mechanisms` are the mechanisms of LENT that the operator allows."""
         self.allowed_mechanisms = allowed_mechanisms
         self.step = Step.STARTING
         """How far the handshake has come."""
         self.cluster: str | None = None
         """The name that the broker's cluster goes by; None if the broker gave none."""
         self.cluster_told_at = 0.0
-        """When the broker gave that name, monotonic."""
+        """The monotonic time at which the broker gave the cluster's name."""
         self.user = b""
         """The user who logs in, as far as PLAIN shows it; else empty."""
         self.offered_channel_max = self.offered_frame_max = 0
@@ -139,7 +139,7 @@ class Handshake:
         self.channel_max = 0
         """The client's highest channel number."""
         self.spare = 0
-        """The number of the one channel more that is kept for this proxy; 0 if there is none."""
+        """The number of the channel that is kept back from the client for this proxy; 0 if there is none."""
         self.heartbeat = 0
         """Seconds between heartbeats; 0 for none."""
         self.vhost = ""
@@ -229,7 +229,7 @@ def _start_ok(h: Handshake, data: bytes, i: int, end: int) -> bytes | None:
 
 
 def _tune(h: Handshake, data: bytes, i: int, end: int) -> bytes:
-    """Return connection.tune with one channel fewer, which stays for this proxy."""
+    """Return connection.tune with one channel fewer; the channel left out stays for this proxy."""
     if end - i != 20:
         raise Fault(SYNTAX_ERROR, "connection.tune is not of its length")
     h.offered_channel_max, h.offered_frame_max = U16.unpack_from(data, i + 11)[0], U32.unpack_from(data, i + 13)[0]
@@ -260,7 +260,7 @@ def _tune_ok(h: Handshake, data: bytes, i: int, end: int) -> bytes:
 
 
 def _check_negotiated(name: str, wanted: int, most: int, *, limited: bool) -> None:
-    """Raise Fault 530 for a limit beyond the one that was offered, in RabbitMQ's words; 0 stands for no limit."""
+    """Raise Fault 530, in RabbitMQ's words, if `wanted` is beyond the limit that was offered; 0 stands for no limit."""
     if wanted > most > 0 or (limited and not wanted):
         shown = wanted or "0 (no limit)"
         text = f"negotiated {name} = {shown} is higher than the maximum allowed value ({most})"

@@ -60,7 +60,7 @@ class _Arrival(asyncio.Protocol):
 
 
 class _Refusal(asyncio.Protocol):
-    """A connection that is one too many, or comes too late; its client is told why, and no broker is dialled."""
+    """A connection over the limit, or made while draining; its client is told why, and no broker is dialled."""
 
     def __init__(self, refusals: "set[_Refusal]", code: int, text: str) -> None:
         self._refusals, self._close = refusals, close_frame(0, code, text)

@@ -17,7 +17,7 @@ from proxy.wire.frames import CONNECTION_FORCED, INTERNAL_ERROR
 
 
 class Waiter:
-    """All waiting of one session, as long as it lives; `channel` and `returned` run in tasks, one for each channel."""
+    """The waiting of one session, for as long as the session lives; `channel` and `returned` run in tasks."""
 
     def __init__(
         self,

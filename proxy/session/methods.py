@@ -34,7 +34,7 @@ FROM_CLIENT: Final[dict[int, Handler]] = {
     frames.TX_ROLLBACK: requests.end_transaction,
     **dict.fromkeys(channel_zero.METHODS, channel_zero.misplaced),
 }
-"""What a client sends on a channel that is open, or that one side has closed."""
+"""The functions for methods that a client sends on a channel that is open, or that one side has closed."""
 
 FROM_BROKER: Final[dict[int, Handler]] = {
     # basic.ack and basic.nack are the broker's loop's own: `broker_loop`.
@@ -52,4 +52,4 @@ FROM_BROKER: Final[dict[int, Handler]] = {
     frames.TX_ROLLBACK_OK: requests.answered,
     frames.BASIC_RETURN: returns.begin,
 }
-"""What the broker sends on a channel of the client's."""
+"""The functions for methods that the broker sends on a channel of the client's."""

@@ -1,6 +1,6 @@
-"""Where a message that came back goes now, and the publish of it on the session's own confirm channel.
+"""The placing of a message that came back, and its publish on the session's own confirm channel.
 
-That channel is one of the same connection to the broker, whose number was kept back in the handshake. So the user is
+The confirm channel is on the same connection to the broker; its number was kept back in the handshake. So the user is
 the same, no delivery tag of the client's changes, and no frame of this proxy's stands between a client's method and its
 content, or in its transaction (docs/walks.md, "One return").
 
@@ -88,7 +88,7 @@ def place_of(
 
 
 def _may_go_out(c: Connection) -> bool:
-    """Return whether the session may publish on a channel of its own."""
+    """Return whether the session may republish, on the channel that was kept back for it in the handshake."""
     barred = bool(c.republishing.barred) and c.now < c.republishing.barred.get((c.vhost, c.handshake.user), 0.0)
     return c.republishing.number > 0 and not barred and c.phase <= Phase.LEAVING
 
@@ -191,7 +191,7 @@ def answer_frames(channel: Channel, answers: list[Answer]) -> bytes:
 
 
 def own_answered(c: Connection, tag: int, multiple: bool, acked: bool) -> Iterator[bytes]:
-    """Take an ack or nack on the session's own channel, of one publish or of all up to `tag`.
+    """Take an ack or nack on the session's own channel, for the publish `tag` or with `multiple` for all up to it.
 
     Yields, for each publish that it answers, the frames that the client gets.
     """

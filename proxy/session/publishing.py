@@ -37,10 +37,10 @@ def count(c: Connection, channel: Channel, counters: Counters) -> None:
 
 
 def publish(c: Connection, channel: Channel, data: bytes, i: int, end: int) -> bytes | None:
-    """Return what goes out for the withheld method of a channel and the content header frame from `i` to `end`.
+    """Return the bytes to send for a channel's withheld method and the content header frame from `i` to `end`.
 
-    Returns None where an exchange must be looked up first: `waiting.held` then says which. Raises Fault for a header
-    that cannot be read.
+    Returns None if an exchange must be looked up first; `waiting.held` then says which. Raises Fault if the header
+    cannot be read.
     """
     route = c.routes.get(channel.exchange) or c.route(channel.exchange)
     if route is None:
@@ -114,7 +114,7 @@ def publish(c: Connection, channel: Channel, data: bytes, i: int, end: int) -> b
 
 
 def _without(data: bytes, start: int, stop: int, cut: Collection[bytes]) -> tuple[bytes, bytes]:
-    """Return a content header's payload without the headers named in `cut`, and the entries of those."""
+    """Return a content header's payload without the headers named in `cut`, and the entries that were cut."""
     has_headers = data[start + 12] << 8 & HEADERS
     return content.stamped(data, start, stop, b"", cut) if has_headers else (data[start:stop], b"")
 
@@ -131,7 +131,7 @@ def _record(
     start: int,
     stop: int,
 ) -> None:
-    """Have a publish journalled once it is settled; `choice` is None where the routing key alone led to a queue."""
+    """Have a publish journalled once it is settled; `choice` is None if the routing key alone led to a queue."""
     record = Record("amqp", route.name, data, start, stop, c.now)
     if choice is not None:
         choice.tell(record, destination)

@@ -1,4 +1,4 @@
-"""One read of a socket: the frames in it, and the bytes of it that go on as they are."""
+"""One read of a socket: the frames in it, and its bytes that go on unchanged."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -19,7 +19,7 @@ def run(data: bytes, start: int, end: int) -> Piece:
 
 
 def frames(data: bytes, at: int = 0) -> Iterator[tuple[int, int, int, int]]:
-    """Yield each frame's type and channel, its first index and the one behind it; the last frame may not be whole.
+    """Yield each frame's type and channel, its first index and its end index; the last frame may not be whole.
 
     The loops over open sessions have this written out, since they are measured.
     """

@@ -1,4 +1,4 @@
-"""What a session remembers of messages that came back, and of its own channel, on which it publishes them again."""
+"""The memory of a session for messages that came back, and for its own channel, which publishes them again."""
 
 from proxy.session.channel import Channel
 from proxy.session.direction import Direction
@@ -18,7 +18,7 @@ class _Content:
 
 
 class Republishing:
-    """The messages of one session that came back, and the confirm channel that is its own; it lives as long as it.
+    """The messages of one session that came back, and the session's own confirm channel; lives as long as the session.
 
     The channel's number is kept back in the handshake, and the channel is opened when it is first needed.
     """
@@ -48,11 +48,11 @@ class Republishing:
     )  # fmt: skip
 
     def __init__(self) -> None:
-        """Nothing has come back, and there is no channel for it yet."""
+        """Start with no message that came back, and with no channel to publish on."""
         self.parking = Parking()
         """The messages that wait for a reading."""
         self.reread: dict[Stale, float] = {}
-        """When a ring was last read again for a message that came back, monotonic."""
+        """The monotonic time at which each ring was last read again for a message that came back."""
         self.returning: dict[Channel, Return] = {}
         """By channel of the client: the basic.return whose content is not through yet."""
         self.gathering = 0

@@ -69,7 +69,7 @@ _PASSIVE = 1
 
 
 def declare(c: Connection, channel: Channel, method: int, data: bytes, i: int, end: int) -> bytes | None:
-    """Note what the -ok will mean; return the frame with nowait cleared, or None where it was not set."""
+    """Note what the -ok will mean; return the frame with nowait cleared, or None if nowait was not set."""
     if channel.state != ChannelState.OPEN:
         return None
     form, at, names = _FORMS[method], i + 13, []
@@ -120,7 +120,7 @@ def answered(c: Connection, channel: Channel, method: int, data: bytes, i: int, 
 
 
 def _declaration(channel: Channel, request: Pending) -> Declaration | None:
-    """Return the declaration that a request has made; None where it touches no ring."""
+    """Return the declaration that a request has made; None if it touches no ring."""
     try:
         names = [name.decode() for name in request.names]
         last_queue = channel.last_queue.decode()

@@ -1,4 +1,4 @@
-"""Messages that came back, and those of them that wait for a reading, while all else that the broker sends goes on.
+"""Messages that came back, some of which wait for a reading while all else that the broker sends goes on.
 
 Pure state: nothing here reads or writes.
 """
@@ -82,7 +82,7 @@ class ParkedMessage:
         self.tried: set[Stale | Name] = set()
         """The readings made for the message, with or without success: none is made twice for one message."""
         self.given_up = False
-        """Whether the message has waited as long as one may, so that it waits for no other reading."""
+        """Whether the message has waited as long as a message may, so that it waits for no other reading."""
 
     @property
     def size(self) -> int:
@@ -117,7 +117,7 @@ class Return(NamedTuple):
 class Parking:
     """The messages of a session that wait, by the exchange that their clients published them to, in their order.
 
-    A message behind one that waits waits as well, where both are of the same exchange: they may have the same key.
+    A message waits too if an earlier message of the same exchange waits, because both may have the same key.
     """
 
     __slots__ = ("_by_exchange", "size")

@@ -1,4 +1,4 @@
-"""Messages that come back: each is published again where that helps, else it reaches its client in its own words.
+"""The handling of returns: a message that came back is published again if that helps, else its client is answered.
 
 A basic.return comes before the ack of its message on the same channel (5,413 of 5,413, measured), so what it says can
 decide what becomes of the ack. For a message that no queue takes in the end, a client that asked for mandatory gets its
@@ -214,7 +214,7 @@ def _return_frames(c: Connection, message: ReturnedMessage, frame: bytes, data: 
 
 
 def body(c: Connection, channel: Channel, data: bytes, i: int, end: int) -> bytes | None:
-    """Take a body frame of a return; return what the client gets of it, or None where it passes as it is."""
+    """Take a body frame of a return; return the bytes that the client gets for it, or None if it passes unchanged."""
     held = c.republishing.returning.get(channel)
     if held is None or held.frame:
         return None
@@ -249,7 +249,7 @@ def _destination(exchange: bytes, key: bytes) -> Destination:
 
 
 def _unstamped(channel: Channel, exchange: bytes, routing_key: bytes) -> tuple[RingId, PublishNote] | None:
-    """Return the oldest unsettled publish that went out unstamped to the same place; None where there is none.
+    """Return the oldest unsettled publish that went out unstamped to the same place; None if there is none.
 
     Which of several came back cannot be told: those that did not ask for mandatory are marked as failed, since one nack
     too many is safe and an ack of a lost one is not.

@@ -1,4 +1,4 @@
-"""One session: what its two sockets bring goes through the loops over frames, and what those ask for is done."""
+"""One session: it feeds the bytes of its two sockets to the loops over frames, and does what the loops ask for."""
 
 import asyncio
 import logging
@@ -74,7 +74,7 @@ class Session:
             self._defect()
 
     def at_end(self, peer: PeerSocket) -> None:
-        """Note that a peer sends no more: the other one gets what it has sent, then the end of the stream."""
+        """Note that a peer sends no more; the opposite peer gets all that it has sent, then the end of the stream."""
         c = self.connection
         if peer is self.broker:
             c.to_client.ended = True
@@ -106,7 +106,7 @@ class Session:
             self._settle()
 
     def flows_again(self, peer: PeerSocket, since: float) -> None:
-        """Note that a peer reads again, so that the other one is read again, which it was not since then."""
+        """Note that a peer reads again; the opposite peer, unread since the time `since`, is read again."""
         if peer is self.client:
             self._flow.excuse(since)
 
@@ -173,7 +173,7 @@ class Session:
             self._from_client(data[rest:])
 
     def _from_broker(self, data: bytes) -> None:
-        """Take bytes of the broker's, and end the session where they are not AMQP."""
+        """Take bytes of the broker's, and end the session if they are not AMQP."""
         try:
             broker_loop.from_broker(self.connection, data)
             if self.connection.waiting.channels:

@@ -8,11 +8,11 @@ from proxy.wire import writing
 from proxy.wire.frames import Piece
 
 BUFFER = 1 << 18
-"""Bytes waiting to be sent to one peer from which the other one is no longer read."""
+"""The number of bytes that may wait to be sent to one peer before the opposite peer is no longer read."""
 
 
 class SocketOwner(Protocol):
-    """What a socket tells its session."""
+    """The calls by which a socket tells its session what has happened."""
 
     def received(self, peer: "PeerSocket", data: bytes) -> None:
         """Take bytes that a peer has sent."""
@@ -38,7 +38,7 @@ class PeerSocket(asyncio.Protocol):
         self.has_ended = self._finished = False
         self.other: PeerSocket | None = None
         self.stopped_at: float | None = None
-        """Since when the other peer is not read because this one's socket is full, monotonic; None while it is read."""
+        """The monotonic time since which a full socket here keeps the opposite peer unread; None while it is read."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take the socket, once it is connected."""
@@ -81,13 +81,13 @@ class PeerSocket(asyncio.Protocol):
         self._session.lost(self)
 
     def pause_writing(self) -> None:
-        """Stop reading the other peer, which feeds this one."""
+        """Stop reading the opposite peer, whose bytes fill this socket's buffer."""
         self.stopped_at = time.monotonic()
         if self.other is not None:
             self.other.hold()
 
     def resume_writing(self) -> None:
-        """Read the other peer again, which feeds this one."""
+        """Read the opposite peer again, since this socket's buffer has room for its bytes."""
         if self.other is not None:
             self.other.release()
         if self.stopped_at is not None:
@@ -101,7 +101,7 @@ class PeerSocket(asyncio.Protocol):
             self._transport.pause_reading()
 
     def release(self) -> None:
-        """Take one hold back."""
+        """Take back one of the holds that keep the socket from being read."""
         self._holds = max(self._holds - 1, 0)
         if not self._holds and self._transport is not None:
             self._transport.resume_reading()

@@ -35,7 +35,7 @@ class Phase(IntEnum):
 
 
 _CUT: Final = frozenset({Phase.CLOSED, Phase.REFUSING, Phase.OVER})
-"""How a session can end from any phase in which the broker takes frames."""
+"""The phases in which a session can end from any phase in which the broker takes frames."""
 
 TRANSITIONS: Final[Mapping[Phase, frozenset[Phase]]] = {
     Phase.HEADER: frozenset({Phase.DIALLING, Phase.OVER}),
@@ -84,7 +84,7 @@ CHANNEL_TRANSITIONS: Final[Mapping[int, frozenset[int]]] = {
     ChannelState.CLOSED: frozenset(
         {ChannelState.CLOSING, ChannelState.CLOSED, ChannelState.ABANDONED, ChannelState.GONE},
     ),
-    # The broker's channel.close counts where this proxy's waits for the end of a content.
+    # The broker's channel.close counts while this proxy's waits for the end of a content.
     ChannelState.REFUSING: frozenset({ChannelState.REFUSED, ChannelState.CLOSED, ChannelState.ABANDONED}),
     ChannelState.REFUSED: frozenset({ChannelState.CLOSED, ChannelState.GONE}),
     ChannelState.ABANDONED: frozenset({ChannelState.REFUSED, ChannelState.VACATED}),
@@ -96,12 +96,12 @@ CHANNEL_TRANSITIONS: Final[Mapping[int, frozenset[int]]] = {
 EXPECT_METHOD: Final = 0
 EXPECT_HEADER: Final = 1
 EXPECT_BODY: Final = 2
-"""What the client must send next on a channel: a plain integer for the hot loop, which a channel has in `expect`."""
+"""A plain integer, for the hot loop, that says what the client must send next on a channel: see `Channel.expect`."""
 
 CONTENT_TRANSITIONS: Final[Mapping[int, frozenset[int]]] = {
     EXPECT_METHOD: frozenset({EXPECT_HEADER}),
-    # A body may be empty; and a publish that waits for its content header is forgotten where its channel is refused.
+    # A body may be empty; and a publish that waits for its content header is forgotten if its channel is refused.
     EXPECT_HEADER: frozenset({EXPECT_BODY, EXPECT_METHOD}),
     EXPECT_BODY: frozenset({EXPECT_METHOD}),
 }
-"""By what is expected of the client on a channel, what may be expected next (AMQP section 4.2.6)."""
+"""The values of `Channel.expect` that may follow each value of it (AMQP section 4.2.6)."""

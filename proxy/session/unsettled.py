@@ -37,7 +37,7 @@ class Unsettled:
     __slots__ = ("_current", "_pages", "count")
 
     def __init__(self) -> None:
-        """No publish is without an answer."""
+        """Start without any publish."""
         self._pages: dict[int, Page] = {}
         """The pages by number without its last PAGE_BITS, ascending."""
         self._current: Page | None = None
@@ -123,7 +123,7 @@ class Unsettled:
     def first_beyond(self, number: int) -> int:
         """Return the lowest number above `number` without an answer.
 
-        Call it only where all up to `number` have an answer and some number above has none.
+        Call it only if all publishes up to `number` have an answer and some publish above has none.
         """
         number += 1
         page = self._pages.get(number >> PAGE_BITS)

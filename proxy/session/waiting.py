@@ -24,9 +24,9 @@ class Waiting:
         self.stalled = False
         """Whether the next frame of the client's must wait until a channel goes on, with the client not read meanwhile.
 
-        It must where the backlogs are too large together, and at the client's connection.close, which may not overtake
-        what the client has sent before it. A frame that has begun is read to its end first, since nothing that waits
-        can go on in the midst of it.
+        It must if the backlogs are too large together, and at the client's connection.close, which may not overtake
+        the frames that the client sent before. A frame that has begun is read to its end first, since nothing that
+        waits can go on in the midst of a frame.
         """
 
     def withhold(self, channel: Channel, piece: bytes) -> None:
@@ -40,7 +40,7 @@ class Waiting:
         self._add(channel.backlog, piece)
 
     def withhold_more(self, number: int, piece: bytes) -> None:
-        """Put the next part of a body frame where its beginning went; it is dropped if that was dropped."""
+        """Add the next part of a body frame to the backlog with its beginning; drop it if the beginning was dropped."""
         channel = self.channels.get(number)
         if channel is not None and channel.backlog is not None:
             self._add(channel.backlog, piece)

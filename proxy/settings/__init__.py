@@ -1,1 +1,1 @@
-"""What the operator says: settings, patterns of names, credentials, certificates, tokens, and files that change."""
+"""The operator's choices: settings, patterns of names, credentials, certificates, tokens, and files that change."""

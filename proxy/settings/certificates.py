@@ -1,4 +1,4 @@
-"""When a certificate ends, read from its DER (RFC 5280, section 4.1): Python's ssl tells it only of what it trusts."""
+"""The end of a certificate's validity, read from its DER (RFC 5280, section 4.1): ssl tells trusted ones only."""
 
 import base64
 import re
@@ -16,7 +16,7 @@ _VALIDITY, _NOT_AFTER = 3, 1
 
 
 def end_of(pem: bytes) -> float | None:
-    """Return when the first certificate in a PEM file ends, in seconds since 1970; None where that cannot be read."""
+    """Return when the first certificate in a PEM file ends, in seconds since 1970; None if that cannot be read."""
     found = _PEM.search(pem)
     if found is None:
         return None

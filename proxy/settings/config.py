@@ -32,7 +32,7 @@ ANY_HOST = "*"
 
 
 def _setting(default: Any, text: str, *, positive: bool = False) -> Any:
-    """Return a setting's field, with its help; a `positive` number is one that 0 is too little for."""
+    """Return a setting's field, with its help; a `positive` setting must be above 0."""
     return dataclasses.field(default=default, metadata={"help": text, "positive": positive})
 
 
@@ -161,7 +161,7 @@ class Settings:
             raise ConfigError("broker_addresses: port 0 reaches no broker")
 
     def _management_mistake(self, url: URL) -> str:
-        """Return what is wrong with one URL of the management API, without its credentials; empty where nothing is."""
+        """Return what is wrong with one URL of the management API, without its credentials; empty if nothing is."""
         if url.scheme not in ("http", "https"):
             return "does not start with http:// or https://"
         if ":" in (url.user or ""):

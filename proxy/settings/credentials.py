@@ -19,7 +19,7 @@ def of_url(url: URL) -> tuple[str, str]:
 def credentials(setting: str, url: URL, file: Path | None) -> Credentials:
     """Return a function that gives the user and password of a URL, or with the password that a file has by then.
 
-    `setting` is what names the file. Raises ConfigError where it has no password; later the last good one stays.
+    `setting` names the file. Raises ConfigError if the file has no password now; later the last good one stays.
     """
     user, password = of_url(url)
     if file is None:

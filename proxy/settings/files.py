@@ -21,7 +21,7 @@ class Files:
         """Read all files. Raises ConfigError, which names the setting."""
         self.access = Access(settings.tokens_file)
         self.server_tls = server_tls(settings)
-        """TLS of the HTTP and AMQP listeners; None where they speak plain TCP."""
+        """The TLS of the HTTP and AMQP listeners; None if they speak plain TCP."""
         self._client_tls = client_tls(settings)
         encrypted = settings.broker_url.scheme == "amqps", settings.management_encrypted
         self.broker_tls, self.management_tls = (self._client_tls if it_is else None for it_is in encrypted)
@@ -39,7 +39,7 @@ class Files:
     def certificate_ends(self) -> dict[str, float]:
         """Return when the certificates that this sidecar shows end, in seconds since 1970, by the setting.
 
-        They are those in force, which are not those in the files where these have a mistake.
+        They are the certificates in force, which differ from those in the files if the files have a mistake.
         """
         shown = {"tls_cert_file": self.server_tls, "client_cert_file": self._client_tls}
         ends = {setting: tls.watched.value.ends for setting, tls in shown.items() if tls is not None}
@@ -57,14 +57,14 @@ class Files:
 
 
 def server_tls(settings: Settings) -> ServerTls | None:
-    """Return the listeners' TLS; None where they speak plain TCP. Raises ConfigError."""
+    """Return the listeners' TLS; None if they speak plain TCP. Raises ConfigError."""
     if settings.tls_cert_file is None or settings.tls_key_file is None:
         return None
     return ServerTls(settings.tls_cert_file, settings.tls_key_file, settings.client_ca_file)
 
 
 def client_tls(settings: Settings) -> ClientTls | None:
-    """TLS towards the broker and the management API; None where neither is encrypted. Raises ConfigError."""
+    """Return the TLS towards the broker and the management API; None if neither is encrypted. Raises ConfigError."""
     if settings.broker_url.scheme != "amqps" and not settings.management_encrypted:
         return None
     return ClientTls(settings.ca_file, settings.client_cert_file, settings.client_key_file)

@@ -1,4 +1,4 @@
-"""Credentials that were wrong: counted, told in the log, and answered the later, the more come from one address."""
+"""The handling of wrong credentials: counts, log lines, and answers that come later the more an address sends."""
 
 import hashlib
 import ipaddress
@@ -38,7 +38,7 @@ LOG_EVERY = 10.0
 
 _LONGEST_NAME = 60
 _NETWORK = 64
-"""Bits of an IPv6 address that count: who has one has all that begin so."""
+"""The leading bits of an IPv6 address that count: a client that has one address has all that share them."""
 
 
 class Guesses:
@@ -48,7 +48,7 @@ class Guesses:
         """`counts` is added to by kind and result; `clock` gives seconds."""
         self._counts, self._clock = counts, clock
         self._peers: dict[str, tuple[float, float]] = {}
-        """How many wrong credentials weigh on each address, and since when; the latest come last."""
+        """The weight of wrong credentials on each address, and the time of that weight; the latest come last."""
         self._worked: dict[bytes, None] = {}
         self._key = os.urandom(32)
         self._tell_from = -LOG_EVERY

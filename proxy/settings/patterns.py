@@ -1,4 +1,4 @@
-"""Which exchanges a ring routes, which are only watched and which are left alone, by patterns in the settings."""
+"""The patterns in the settings that say which exchanges a ring routes, which are watched and which are left alone."""
 
 import re
 from collections.abc import Iterable

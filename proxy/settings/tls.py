@@ -24,7 +24,7 @@ class Made(NamedTuple):
 
     context: ssl.SSLContext
     ends: float | None
-    """When the certificate that it shows ends, in seconds since 1970; None where there is none, or nothing tells."""
+    """When the context's certificate ends, in seconds since 1970; None if it has none, or the end cannot be read."""
 
 
 class ServerTls:
@@ -51,7 +51,7 @@ class ClientTls:
     """TLS towards the broker and the management API. A call gives the context for the next connection."""
 
     def __init__(self, ca: Path | None, certificate: Path | None, key: Path | None) -> None:
-        """Without `ca` the system's are trusted. Raises ConfigError."""
+        """Without `ca` the system's authorities are trusted. Raises ConfigError."""
         own = Own(certificate, key, ("client_cert_file", "client_key_file")) if certificate and key else None
         setting = "ca_file" if ca is not None or own is None else own.settings[0]
         self.watched = Watched(setting, [ca, certificate, key], lambda: _client_context(ca, own))

@@ -45,9 +45,9 @@ class Tokens:
     """The tokens of one file, by their SHA-256."""
 
     def __init__(self, tokens: dict[bytes, Token], worked: set[bytes]) -> None:
-        """`worked` are digests of tokens that were presented before, of this file or the one before it.
+        """Take the tokens by digest; `worked` are digests of tokens presented before, of this or an earlier file.
 
-        What is looked up is a digest, so that the time it takes tells nothing of any token.
+        Tokens are looked up by digest, so that the time of a look-up tells nothing of any token.
         """
         self._tokens, self._worked = tokens, worked
         self._decisions: dict[tuple[str, str, str], bool] = {}
@@ -83,7 +83,7 @@ class Tokens:
 
 
 class Access:
-    """Who may publish over HTTP, as the tokens file says now; everyone, if no file is set."""
+    """Who may publish over HTTP, by the present tokens file; everyone may if no file is set."""
 
     def __init__(self, file: Path | None) -> None:
         """Read the file. Raises ConfigError."""
@@ -94,7 +94,7 @@ class Access:
 
     @property
     def is_open(self) -> bool:
-        """Whether everyone may publish, as no tokens file is set."""
+        """Whether everyone may publish, because no tokens file is set."""
         return self.tokens is None
 
     def check(

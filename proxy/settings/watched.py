@@ -19,15 +19,15 @@ class Watched(Generic[T]):
     """The value of some files together. A call of it gives what they say now."""
 
     def __init__(self, setting: str, files: Iterable[Path | None], read: Callable[[], T]) -> None:
-        """`read` raises ConfigError for a mistake in them; it is called now, and again once one of `files` changes.
+        """Read the value now, and again once one of `files` changes; `read` raises ConfigError for a mistake in them.
 
-        `setting` is what names them, or the first of them.
+        `setting` names the files, or the first of them.
         """
         self.setting = setting
         self.failures = 0
         """Times that they were read again and had a mistake."""
         self.fault = ""
-        """The mistake in them as they are, for which the last good value is in force; empty where there is none."""
+        """The mistake in the files as they are, while the last good value stays in force; empty if there is none."""
         self.files = tuple(file for file in files if file is not None)
         self._read = read
         # Before the reading: a change meanwhile shows at the next look.

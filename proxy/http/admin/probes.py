@@ -108,7 +108,7 @@ class Admin:
         return web.Response(text="ok\n") if self.started else web.Response(text="starting\n", status=503)
 
     async def readyz(self, request: web.Request) -> web.Response:
-        """Answer 200 where a publish would work: API and broker are reached, named rings read, and nothing drains."""
+        """Answer 200 if a publish would work: API and broker are reached, named rings read, and nothing drains."""
         checks = self._checks()
         ready = not any(checks.values())
         if "verbose" in request.query:
@@ -180,7 +180,7 @@ class Admin:
         )
 
     async def ring(self, request: web.Request) -> web.Response:
-        """Answer with one exchange, looked up if need be, and with ``?key=`` where that goes (`ring-proxy explain`)."""
+        """Answer with one exchange, looked up if need be; with ``?key=`` the key's place too (`ring-proxy explain`)."""
         vhost, exchange = request.match_info["vhost"], request.match_info["exchange"]
         name = (vhost, exchange)
         if name not in self._router.entries:

@@ -155,7 +155,7 @@ class Gate:
     def take(self, admitted: Admitted, size: int) -> None:
         """Count bytes that a request is about to hold. Raises ProblemError 429 if there is no room for them.
 
-        The first call of a request raises it also where there is no room for one more message.
+        The first call of a request also raises ProblemError 429 if there is no room for one more message.
         """
         why = self.limits.full(size, admitted.size, batch=admitted.batch)
         if why:
@@ -177,7 +177,7 @@ class Gate:
         admitted.size -= size
 
     async def body(self, request: web.Request, admitted: Admitted, most: int) -> bytes:
-        """Return the whole body, as it is. Raises ProblemError: 400 where it breaks off, 408, 413, 429."""
+        """Return the whole body, as it is. Raises ProblemError: 400 if the body breaks off, or 408, 413 or 429."""
         content, length, head = request.content, request.content_length, head_of(request)
         if length is not None:
             if length > most:

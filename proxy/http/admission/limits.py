@@ -27,10 +27,10 @@ class Limits:
         self._turn, self._freed = asyncio.Lock(), asyncio.Event()
 
     def full(self, size: int, held: int = 0, *, batch: bool = False) -> str:
-        """Return why `size` more bytes are too much for a request that holds `held`; empty where they are not.
+        """Return why `size` more bytes are too much for a request that holds `held` bytes; empty if they are not.
 
-        One that holds none yet may also be a message too many. The only one that holds any may go on, however large;
-        so may the only `batch`, as far as single messages leave room.
+        A request that holds no bytes yet may also be a message too many. The only request that holds any may go on,
+        however large; so may the only `batch`, as far as single messages leave room.
         """
         if not held and self.messages > self._most_messages:
             return f"{self.messages} messages are in flight, max_in_flight is {self._most_messages}"

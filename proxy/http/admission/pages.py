@@ -1,4 +1,4 @@
-"""The defence against web pages: whoever opens one lets it send requests to all that the browser reaches.
+"""The defence against web pages: a page that is open in a browser can send requests to all that the browser reaches.
 
 A browser says of which origin a page is that sends a request (Sec-Fetch-Site, or Origin where that is not sent). A page
 can also make a name of its own lead to a listener's address (DNS rebinding), and is of the listener's origin then; but

@@ -137,7 +137,7 @@ class BatchEndpoint:
         return Items(framing, gzip=gzip, most_bytes=self._max_batch_body, most_item=most_item)
 
     async def _read(self, request: web.Request, admitted: Admitted, items: Items, batch: Batch, add: Add) -> None:
-        """Read the body, and send each message as it becomes whole. Raises ProblemError where reading fails."""
+        """Read the body, and send each message as it becomes whole. Raises ProblemError if reading fails."""
         head, came = admitted.size, 0
         try:
             async for part in self._gate.parts(request):

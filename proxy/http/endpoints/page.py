@@ -164,7 +164,7 @@ def _body(kind: str, media: Mapping[str, Any]) -> str:
 
 
 def _as_body(example: Any) -> str:
-    """Return an example as it is sent: JSON, broken into lines where it is long."""
+    """Return an example as it is sent: JSON, broken into lines if it is long."""
     if isinstance(example, str):
         return example
     text = json.dumps(example)

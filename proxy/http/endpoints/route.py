@@ -1,4 +1,4 @@
-"""``GET /v1/exchanges/{exchange}/route``: where a key would go, by the table that routes publishes."""
+"""``GET /v1/exchanges/{exchange}/route``: the destination of a key, by the table that routes publishes."""
 
 from typing import Any
 

@@ -1,1 +1,1 @@
-"""From the bytes of a request to messages, and from outcomes to the JSON of answers."""
+"""The conversion of a request's bytes into messages, and of outcomes into the JSON of answers."""

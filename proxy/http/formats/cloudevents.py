@@ -1,4 +1,4 @@
-"""CloudEvents in HTTP requests to messages, by version 1.0.2 of its HTTP binding and its JSON format; pure.
+"""The conversion of CloudEvents over HTTP to messages, by version 1.0.2 of the HTTP binding and JSON format; pure.
 
 The context attributes become headers `cloudEvents_<name>`, as in its AMQP binding.
 """
@@ -107,7 +107,7 @@ def message_of(
 ) -> tuple[str | None, Message]:
     """Return the id of an event in the JSON format (None if no short string), and its message. Raises ItemError.
 
-    The trace in the headers goes along where the event has no attribute of that name.
+    The trace in the headers goes along if the event has no attribute of that name.
     """
     event = {name: value for name, value in event.items() if value is not None or name == "data"}
     attributes = {name: value for name, value in event.items() if name not in _DATA}

@@ -1,4 +1,4 @@
-"""JSON text that anybody may have written: how much of it is decoded at once, and what is said where it is wrong; pure.
+"""The decoding of JSON text from untrusted clients: how much is decoded at once, and how mistakes are told; pure.
 
 Decoding makes a value of a few characters into fifty bytes and more, all in one step; only strings stay as long.
 """
@@ -71,7 +71,7 @@ class Structure:
         self.size = 0
         self._most = most
         self._inside = 0
-        """1 where the text counted so far ends inside a string, else 0."""
+        """1 if the text counted so far ends inside a string, else 0."""
         self._cut = ""
         """The first half of what a backslash escapes."""
 

@@ -1,4 +1,4 @@
-"""From one item of a batch, a JSON object, to a message; pure."""
+"""The conversion of one item of a batch, a JSON object, into a message; pure."""
 
 import json
 import re
@@ -45,7 +45,7 @@ class ItemError(ValueError):
     """An item that is no message; the text names the field and what is wrong with its value."""
 
     def __init__(self, detail: str, id_: str | None, key: bytes | None, *, too_large: bool = False) -> None:
-        """The item's own id, where it is right, and its routing key: empty if it has none, None if it is wrong.
+        """Take the item's id, None if it is missing or wrong, and its routing key: empty if missing, None if wrong.
 
         `too_large` makes the answer a 413.
         """
@@ -124,7 +124,7 @@ def as_json(value: object) -> bytes:
 
 
 def from_base64(value: object) -> bytes:
-    """The bytes that the value says in base64 (RFC 4648 section 4), padded and in one line. Raises PropertyError."""
+    """Return the bytes of a value in base64 (RFC 4648 section 4), padded and in one line. Raises PropertyError."""
     text = utf8(value).decode()
     if (found := _not_base64(text)) is not None:
         raise PropertyError(f"not base64 at character {found.start()}, {found[0]!r}")

@@ -1,4 +1,4 @@
-"""The items of a batch: a body's bytes, in any chunking, to JSON objects. Sans-I/O.
+"""The reading of a batch: it makes JSON objects of a body's bytes, which may come in any chunking. Sans-I/O.
 
 Nothing holds the whole body: a window of it goes through the standard library's scanner, item by item.
 """
@@ -19,7 +19,7 @@ class Items:
     """The reader of one body: bytes in, in any chunking, and JSON objects out as they become whole."""
 
     def __init__(self, framing: Framing, *, gzip: bool, most_bytes: int, most_item: int) -> None:
-        """`most_bytes` of the body, decompressed; `most_item` characters of one item's JSON."""
+        """Limit the decompressed body to `most_bytes` bytes, and one item's JSON to `most_item` characters."""
         self._parser = Lines(most_item) if framing is Framing.LINES else ItemList(most_item, framing)
         self._gunzip = _Gunzip() if gzip else None
         self._decoder = codecs.getincrementaldecoder("utf-8")()
@@ -51,7 +51,7 @@ class Items:
         return self._parser.held
 
     def end(self) -> Iterator[Item]:
-        """The items that only the end of the body makes whole. Raises BodyError where it ends too early."""
+        """Yield the items that only the end of the body makes whole. Raises BodyError if the body ends too early."""
         if self._gunzip is not None and not self._gunzip.whole:
             yield from self._broken("the body ends before its gzip does")
         try:

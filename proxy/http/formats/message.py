@@ -30,7 +30,7 @@ class Message(NamedTuple):
     """One message, whichever endpoint took it."""
 
     key: bytes | None
-    """Routing key, at most 255 bytes; None where none was given."""
+    """The routing key, at most 255 bytes; None if none was given."""
 
     header: Header
     """The message's properties; it is persistent unless the client asked otherwise."""

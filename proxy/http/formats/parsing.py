@@ -32,7 +32,7 @@ _PROPERTIES = {
         *("Amqp-Reply-To", "Amqp-Expiration", "Amqp-Message-Id", "Amqp-Timestamp", "Amqp-Type", "Amqp-App-Id"),
     )
 }
-"""Which property an HTTP header is. Not user_id: the broker closes the channel for any but its own user's name."""
+"""The property that each HTTP header sets. Not user_id: the broker closes the channel for any but its user's name."""
 
 # The management API has no page for a name that is a step in a path, also where percent-encoded (observed);
 # `amq.default` is its word for the default exchange, which AMQP knows by the empty name only.

@@ -54,9 +54,9 @@ class ProblemError(Exception):
         retryable: bool = False,
         more: Mapping[str, Any] | None = None,
     ) -> None:
-        """`detail` is for people, and names the field and the value where the request is at fault.
+        """Take a `detail` for people, which names the field and the value if the request is at fault.
 
-        `more` are members of the answer beside those that all problems have.
+        `more` are members of the answer beside the members that all problems have.
         """
         super().__init__(detail)
         self.status, self.kind, self.detail, self.outcome, self.retryable = status, kind, detail, outcome, retryable

@@ -1,4 +1,4 @@
-"""From a body's text, in any chunking, to the items in it: JSON objects, as the standard library scans them; pure."""
+"""The scanning of a body's text, in any chunking, for its items: JSON objects, by the standard library; pure."""
 
 import json
 import re
@@ -110,7 +110,7 @@ class Lines(_Text):
     """The reader of NDJSON: an object a line, and blank lines; the last line needs no end."""
 
     def __init__(self, most_item: int) -> None:
-        """`most_item` characters of one item's JSON."""
+        """Limit one item's JSON to `most_item` characters."""
         super().__init__(most_item, Framing.LINES)
 
     def take(self, text: str, *, now: bool = False) -> Iterator[Item]:

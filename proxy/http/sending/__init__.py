@@ -1,1 +1,1 @@
-"""From a message that came over HTTP to the broker, and from the answer of the broker to a receipt."""
+"""The sending of messages that came over HTTP to the broker, and the receipts made of the broker's answers."""

@@ -47,7 +47,7 @@ class _Entry:
         None before it is first sent or waits to be sent, and once it is settled.
         """
         self.tries = 0
-        """How many times it was sent again."""
+        """How many times the message was sent again."""
         self.placement: Placement | None = None
         self.result: PublishResult | None = None
         self.retryable = True
@@ -71,18 +71,18 @@ class Batch:
         self._settled = asyncio.Event()
         self._confirmed = True
         self._returned: list[int] = []
-        """Messages that came back, and those behind them; they are sent once all others are settled."""
+        """The indexes of messages that came back, and of later ones of their keys; sent once all others are settled."""
         self._waiting: set[OrderingKey] = set()
         """Ordering keys of the messages in `_returned`: further messages of these wait behind them."""
         self._abandoned = False
         self._room_wait: asyncio.Timeout | None = None
         """Ends the wait for room, of which a message that came back holds a part."""
         self._failed: set[OrderingKey] = set()
-        """Keys of which nothing more is sent."""
+        """The ordering keys of which no further message is sent."""
         self._stopped = ""
         """Why no further message is sent; empty while messages are sent."""
         self._again = True
-        """Whether sending them again may help the messages that were not sent for that reason."""
+        """Whether a later try may help the messages that were not sent because the batch was stopped."""
 
     def __len__(self) -> int:
         """Return how many messages the batch has so far."""
@@ -104,7 +104,7 @@ class Batch:
         return self._add_late(step, index, message) if step is not None else None
 
     async def _add_late(self, step: Coroutine[Any, Any, None], index: int, message: Message) -> None:
-        """Send a message after what must be awaited before it, as often as there is something to await."""
+        """Await `step`, then send a message, and await again as long as the sending needs it."""
         due: Coroutine[Any, Any, None] | None = step
         since = time.monotonic()
         while due is not None:
@@ -156,7 +156,7 @@ class Batch:
         entry.counted, entry.message = None, None
 
     def _unsent(self, index: int, message: Message, problem: ProblemError) -> None:
-        """Note that a message could not be sent, and stop the batch where no other could be."""
+        """Note that a message could not be sent, and stop the batch if no other message could be sent either."""
         entry = self._entries[index]
         entry.ordering_key = self._dispatch.ordering_key_of(self._handle, message)
         if problem.outcome is Outcome.UNAVAILABLE or problem.status in (403, 404):
@@ -258,7 +258,7 @@ class Batch:
             await self._settled.wait()
 
     async def _send_again(self) -> None:
-        """Send the messages that came back, and those behind them, where their rings, read again, say; in order."""
+        """Read the rings again, then send the messages that came back and those behind them, in order."""
         again = deque(sorted(self._returned))
         self._returned, self._waiting = [], set()
         try:
@@ -290,7 +290,7 @@ class Batch:
             self._release(self._entries[self._returned.pop()])
 
     async def _refresh(self, entries: Iterable[_Entry]) -> None:
-        """Read the rings again that chose where these messages went, each ring once."""
+        """Read again, once each, the rings that chose the destinations of the given messages."""
         stale: dict[tuple[Route, Target | None], Placement] = {}
         for entry in entries:
             if entry.placement is not None:

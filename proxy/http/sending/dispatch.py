@@ -1,4 +1,4 @@
-"""The way of every HTTP publish, single or of a batch: from a message to the broker connection that it goes out on."""
+"""The dispatch of every HTTP publish, single or of a batch: it finds the broker connection for a message."""
 
 import asyncio
 import contextlib
@@ -317,7 +317,7 @@ class Dispatch:
         return found if isinstance(found, Route) else self._read(handle.name, found, since)
 
     def _read(self, name: Name, unread: Unread, since: float) -> Coroutine[Any, Any, None]:
-        """Return the look-up that a publish to `name` must await; raises ProblemError where no look-up helps."""
+        """Return the look-up that a publish to `name` must await. Raises ProblemError if no look-up helps."""
         if unread.refused:
             raise refused(unread.name, unread.why)
         return self.look_up(name, unread.name, since)
@@ -361,7 +361,7 @@ class Dispatch:
     async def refresh(self, placement: Placement, why: str) -> None:
         """Read the ring of a message that did not reach its queue again: the next try finds the new one.
 
-        Not for longer than a look-up may take.
+        It waits no longer than a look-up may take.
         """
         names, gone = {placement.route.name}, set()
         if placement.choice is not None and placement.reason is None:

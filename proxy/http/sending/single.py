@@ -1,4 +1,4 @@
-"""One message: sent, and sent again where it comes back."""
+"""The sending of one message over HTTP, which is sent again if it comes back."""
 
 import asyncio
 
@@ -24,7 +24,7 @@ class Single:
         self._result: asyncio.Future[PublishResult] = loop.create_future()
 
     async def send(self) -> None:
-        """Send the message. Raises ProblemError where it cannot be sent."""
+        """Send the message. Raises ProblemError if it cannot be sent."""
         self.placement = await self._dispatch.send(self._handle, self._message, self, 0)
 
     def settled(self, index: int, result: PublishResult) -> None:
@@ -33,7 +33,7 @@ class Single:
             self._result.set_result(result)
 
     async def result(self) -> PublishResult:
-        """Return the broker's last answer. Raises ProblemError where the message came back and cannot be sent again."""
+        """Return the broker's last answer. Raises ProblemError if the message came back and cannot be sent again."""
         for _ in range(MOST_TRIES):
             result = await self._result
             if result.outcome is not Outcome.UNROUTABLE:
