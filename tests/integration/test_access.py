@@ -14,7 +14,7 @@ from urllib.parse import quote
 import pytest
 
 from tests.integration.broker_api import DEADLINE_SECONDS, VirtualHost, wait_until
-from tests.integration.conftest import Login, StartSidecar
+from tests.integration.conftest import PASSWORD, Login, StartSidecar
 from tests.integration.sidecar import COMMAND, Answer, Sidecar, bearer, publish_path
 
 TOKEN, OTHER, NEW = "orders-s3cret", "all-s3cret", "new-s3cret"
@@ -172,11 +172,11 @@ def test_a_password_that_is_replaced_counts_for_new_connections(
     """Of both users: the broker's closing of connections and the management API's answer are what makes them new."""
     vhost.ring("orders", ["q"])
     api, user = vhost.api, "rotated"
-    api.ask("PUT", "users", user, body={"password": "first", "tags": "management"})
+    api.ask("PUT", "users", user, body={"password": PASSWORD, "tags": "management"})
     vhost.permit(user)
     try:
         password = tmp_path / "password"
-        password.write_text("first\n")
+        password.write_text(f"{PASSWORD}\n")
         hosts = {name: getattr(login, name).rpartition("@")[2] for name in ("broker_url", "management_url")}
         sidecar = start_sidecar(
             broker_url=f"amqp://{user}@{hosts['broker_url'].partition('/')[0]}/" + quote(vhost.name, safe=""),

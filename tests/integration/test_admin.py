@@ -12,7 +12,7 @@ from testbed.debian import ensure_package
 from tests.integration.broker_api import DEADLINE_SECONDS, VirtualHost, wait_until
 from tests.integration.conftest import SECRETS, Login, StartSidecar
 from tests.integration.relay import management_front
-from tests.integration.sidecar import Sidecar, ask
+from tests.integration.sidecar import Sidecar
 
 SECRET_KEY, SECRET_ID, SECRET_VALUE = "key-of-alice", "id-of-alice", "value-of-alice"
 
@@ -208,10 +208,3 @@ def test_no_secret_in_any_answer(sidecar: Sidecar, vhost: VirtualHost) -> None:
         text = sidecar.admin(path).text
         for secret in (*SECRETS, SECRET_KEY):
             assert secret not in text
-
-
-def test_nothing_can_be_changed(sidecar: Sidecar) -> None:
-    for path in ("/livez", "/readyz", "/metrics", "/rings", "/rings/a/b"):
-        for method in ("POST", "PUT", "DELETE"):
-            answer = ask(sidecar.admin_port, method, path, b"", {})
-            answer.problem(405, "method-not-allowed", "invalid", retryable=False)

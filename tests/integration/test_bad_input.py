@@ -123,13 +123,6 @@ def test_routing_key_of_255_bytes(sidecar: Sidecar, vhost: VirtualHost) -> None:
     assert [m.headers["x-ring-routing-key"] for m in vhost.drain("long")] == ["k" * 255]
 
 
-@pytest.mark.parametrize("header", ["Amqp-Message-Id", "Amqp-Correlation-Id", "Content-Type", "Content-Encoding"])
-def test_property_too_long(sidecar: Sidecar, vhost: VirtualHost, header: str) -> None:
-    detail = refused(sidecar, publish_path("orders", vhost.name), {header: "x" * 256})
-
-    assert detail.startswith(f"{header}:")
-
-
 @pytest.mark.parametrize(
     "header",
     ["Routing-Key", "Amqp-Message-Id", "Amqp-Correlation-Id", "Amqp-Header-a", "Content-Type", "Content-Encoding"],
@@ -144,11 +137,6 @@ def test_header_that_is_not_utf8(sidecar: Sidecar, vhost: VirtualHost, header: s
     detail = answer.problem(400, "bad-request", "invalid", retryable=False)
     assert detail.startswith(f"{header}:")
     assert "UTF-8" in detail
-
-
-@pytest.mark.parametrize("value", ["yesterday", "-1", "1.5", "9223372036854775808", "", "0x10"])
-def test_timestamp_that_is_none(sidecar: Sidecar, vhost: VirtualHost, value: str) -> None:
-    assert refused(sidecar, publish_path("orders", vhost.name), {"Amqp-Timestamp": value}).startswith("Amqp-Timestamp:")
 
 
 @pytest.mark.parametrize(
@@ -212,25 +200,6 @@ def test_headers_that_fit_in_no_frame(sidecar: Sidecar, vhost: VirtualHost) -> N
 
     answer.problem(422, "batch-failed", "invalid", retryable=False)
     assert answer.json["results"][0]["detail"].startswith("messages[0].headers:")
-
-
-@pytest.mark.parametrize(
-    ("path", "field"),
-    [
-        ("/v1/exchanges/caf%E9/publish", "exchange"),
-        ("/v1/exchanges/%FF%FE/publish", "exchange"),
-        (f"/v1/exchanges/{'e' * 256}/publish", "exchange"),
-        (f"/v1/exchanges/{'%C3%A9' * 128}/publish", "exchange"),
-        ("/v1/exchanges/orders/publish?vhost=%FF", "vhost"),
-        (f"/v1/exchanges/orders/publish?vhost={'v' * 256}", "vhost"),
-        ("/v1/exchanges/orders/publish?vhost=a&vhost=b", "'vhost'"),
-        ("/v1/exchanges/orders/publish?key=k", "key: given in the query and as Routing-Key"),
-        ("/v1/exchanges/orders/publish?mandatory=", "'mandatory'"),
-        ("/v1/exchanges/orders/publish?%FF=", "query parameter"),
-    ],
-)
-def test_names_and_parameters(sidecar: Sidecar, path: str, field: str) -> None:
-    assert field in refused(sidecar, path)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from ring.destination import Destination
 from ring.hashing import slot_of
 from ring.ring import Ring
 from tests.integration.broker_api import DEADLINE_SECONDS, VirtualHost
-from tests.integration.conftest import PASSWORD, SECRETS, Login, StartSidecar
+from tests.integration.conftest import SECRETS, Login, StartSidecar
 from tests.integration.sidecar import COMMAND, Sidecar
 
 NOBODY = "http://127.0.0.1:9"
@@ -141,20 +141,6 @@ def test_config_hides_secrets(login: Login) -> None:
     assert re.search(r"^sync_interval = 1(\.0)?$", shown.stdout, re.MULTILINE)
     assert ":***@" in shown.stdout
     assert not [secret for secret in SECRETS if secret in shown.stdout + shown.stderr]
-
-
-def test_password_from_a_file(
-    start_sidecar: StartSidecar, login: Login, vhost: VirtualHost, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    vhost.ring("orders", ["q"])
-    file = tmp_path_factory.mktemp("secrets") / "password"
-    file.write_text(f"{PASSWORD}\n")
-    urls = {
-        name: re.sub(r"(//[^:@]+):[^@]+@", r"\1@", getattr(login, name)) for name in ("broker_url", "management_url")
-    }
-    sidecar = start_sidecar(**urls, broker_password_file=str(file), management_password_file=str(file))
-
-    assert sidecar.publish("orders", "k", vhost=vhost.name).status == 200
 
 
 def test_explain(start_sidecar: StartSidecar, vhost: VirtualHost) -> None:

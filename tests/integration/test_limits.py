@@ -274,17 +274,6 @@ def test_the_head_of_a_request(sidecar: Sidecar, vhost: VirtualHost, sizes: tupl
     assert sum(map(len, vhost.drain_all().values())) == (2 if status == 200 else 1)
 
 
-def test_the_whole_head_of_a_request(sidecar: Sidecar, vhost: VirtualHost) -> None:
-    vhost.ring("orders", QUEUES)
-    fields = [f"X-{n}: {'v' * 8000}" for n in range(9)]
-    first = f"POST {publish_path('orders', vhost.name, key='k')} HTTP/1.1"
-
-    (answer,) = sidecar.raw("\r\n".join([first, "Host: localhost", "Content-Length: 0", *fields, "", ""]).encode())
-
-    assert "65536 bytes" in answer.problem(431, "bad-request", "invalid", retryable=False)
-    assert vhost.drain_all() == {}
-
-
 def test_tls_handshakes_that_are_never_finished_keep_nobody_out(
     start_sidecar: StartSidecar, vhost: VirtualHost, tmp_path: Path
 ) -> None:

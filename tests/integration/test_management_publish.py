@@ -3,22 +3,26 @@
 import base64
 import http.client
 import json
+import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from pathlib import Path
 from select import select
+from tempfile import TemporaryDirectory
 from typing import Any
 from urllib.parse import quote, urlsplit
 
 import pytest
 
 from proxy.publisher.pool import MOST_LOGINS
-from testbed.broker import Broker
+from testbed.broker import Broker, installation
+from tests.certificates import Authority
 from tests.integration.broker_api import DEADLINE_SECONDS, BrokerApi, VirtualHost
 from tests.integration.conftest import Login, StartSidecar
+from tests.integration.own_node import BROKER
 from tests.integration.relay import relay
 from tests.integration.rings import owner
 from tests.integration.sidecar import Answer, Sidecar
@@ -385,44 +389,79 @@ def test_properties_and_payloads_arrive_as_they_do_natively(both: Both, home: Vi
         assert stamped | ({"headers": headers} if headers else {}) == dict(native_message.properties)
 
 
-def test_rabbitmqadmin_by_changing_the_port(
-    broker: Broker, start_sidecar: StartSidecar, home: VirtualHost, tmp_path: Path
+Admin = Callable[..., tuple[int, str]]
+"""Runs rabbitmqadmin on a port: what it ends with, and what it says."""
+
+
+def admin_of(script: list[str], vhost: VirtualHost, *, takes_names: bool) -> Admin:
+    """Of these words: the script of brokers before 4.3, or the program that came after it, whose words have names."""
+    login = ["-P", "-u", "may", "-p", PASSWORD, "-V", vhost.name]
+    if takes_names:
+        login = ["--port", "--username", "may", "--password", PASSWORD, "--vhost", vhost.name]
+
+    def run(port: int, given: str = "", **asked: str) -> tuple[int, str]:
+        words = [f"{name}={value}" for name, value in asked.items()]
+        if takes_names:
+            words = ["message", *(f"--{name.replace('_', '-')}={value}" for name, value in asked.items())]
+        command = [*script, login[0], str(port), *login[1:], "publish", *words]
+        done = subprocess.run(command, input=given, capture_output=True, text=True, timeout=DEADLINE_SECONDS)
+        return done.returncode, (done.stdout + done.stderr).replace(str(port), "PORT")
+
+    return run
+
+
+def as_natively(
+    admin: Admin, native: int, ours: int, more: Iterable[dict[str, str]] = (), *, refused_otherwise: bool = False
 ) -> None:
-    """The script that the broker itself serves."""
+    """That rabbitmqadmin ends and says the same, whichever of these ports it is given.
+
+    But for the words of a refusal, where the broker refuses otherwise than the one whose words the sidecar took over.
+    """
+    for asked in (
+        {"exchange": "orders", "routing_key": "k", "payload": "from the shell"},
+        {"exchange": "amq.default", "routing_key": "q3", "payload": "to the queue"},
+        {"exchange": "orders", "routing_key": "k", "payload": "", "properties": '{"delivery_mode":2,"type":"t"}'},
+        {"exchange": "amq.default", "routing_key": "nonesuch", "payload": "to nowhere"},
+        {"exchange": "nonesuch", "routing_key": "k", "payload": "to nowhere"},
+        *more,
+    ):
+        (status, words), (our_status, our_words) = (admin(port, **asked) for port in (native, ours))
+        assert our_status == status
+        assert our_words == words or (refused_otherwise and status)
+        assert "Traceback" not in words
+
+
+def test_rabbitmqadmin_by_changing_the_port(
+    broker: Broker, start_sidecar: StartSidecar, home: VirtualHost, authority: Authority, tmp_path: Path
+) -> None:
+    """The script that the broker itself serves; where it serves none, as of 4.3 on, Debian's program beside it."""
     sidecar = start_sidecar()
-    script = tmp_path / "rabbitmqadmin"
     url = urlsplit(broker.management_url)
+    native = url.port or 15672
     with closing(http.client.HTTPConnection(url.hostname or "", url.port, timeout=DEADLINE_SECONDS)) as connection:
         connection.request("GET", "/cli/rabbitmqadmin")
         response = connection.getresponse()
-        if response.status == 404:
-            pytest.skip("this broker serves no rabbitmqadmin, as 4.3 and later do not")
-        script.write_bytes(response.read())
+        served = response.read() if response.status == 200 else b""
+    twice = [b"from the shell", b"to the queue", b""]
+    once = []
 
-    def run(port: int, *arguments: str, given: str = "") -> tuple[int, str]:
-        login = ["-u", "may", "-p", PASSWORD, "-V", home.name]
-        done = subprocess.run(
-            [sys.executable, "-W", "ignore", script, "-P", str(port), *login, *arguments],
-            input=given,
-            capture_output=True,
-            text=True,
-            timeout=DEADLINE_SECONDS,
-        )
-        return done.returncode, done.stdout + done.stderr
-
-    for arguments in (
-        ("publish", "exchange=orders", "routing_key=k", "payload=from the shell"),
-        ("publish", "routing_key=q3", "payload=to the queue"),
-        ("publish", "exchange=orders", "routing_key=k", "payload=", 'properties={"delivery_mode":2,"type":"t"}'),
-        ("publish", "exchange=orders", "routing_key=k", "payload=AAH/", "payload_encoding=base64"),
-        ("publish", "routing_key=nonesuch", "payload=to nowhere"),
-        ("publish", "exchange=nonesuch", "routing_key=k", "payload=to nowhere"),
-    ):
-        native = run(url.port or 15672, *arguments)
-        assert run(sidecar.port, *arguments) == native
-        assert "Traceback" not in native[1]
-    assert run(sidecar.port, "publish", "exchange=orders", "routing_key=k", given="from a pipe")[0] == 0
+    if served:
+        script = tmp_path / "rabbitmqadmin"
+        script.write_bytes(served)
+        admin = admin_of([sys.executable, "-W", "ignore", str(script)], home, takes_names=False)
+        encoded = {"exchange": "orders", "routing_key": "k", "payload": "AAH/", "payload_encoding": "base64"}
+        as_natively(admin, native, sidecar.port, [encoded])
+        assert admin(sidecar.port, given="from a pipe", exchange="orders", routing_key="k")[0] == 0
+        twice += [b"\x00\x01\xff"]
+        once = [b"from a pipe"]
+    else:
+        with TemporaryDirectory() as folder:
+            (Path(folder) / "hosts").touch()
+            # It wants authorities to be there, though it asks over HTTP, and that Debian has none.
+            certificates = shutil.copy(authority.certificate, folder)
+            program = ["env", f"SSL_CERT_FILE={certificates}", "rabbitmqadmin", "--host", "127.0.0.1"]
+            program = installation(BROKER).command(program, Path(folder))
+            as_natively(admin_of(program, home, takes_names=True), native, sidecar.port, refused_otherwise=True)
 
     bodies = sorted(m.body for messages in home.drain_all().values() for m in messages)
-    twice = [b"from the shell", b"to the queue", b"", b"\x00\x01\xff"]
-    assert bodies == sorted([*twice, *twice, b"from a pipe"])
+    assert bodies == sorted([*twice, *twice, *once])

@@ -149,22 +149,6 @@ def test_an_exchange_that_hashes_something_else_needs_no_key(
     assert len(set(landed.values())) == len(WEIGHTS)
 
 
-def test_an_exchange_without_a_ring_is_published_to_as_it_is(sidecar: Sidecar, vhost: VirtualHost) -> None:
-    vhost.exchange("topic", "topic")
-    vhost.queue("q")
-    vhost.bind("topic", "q", "a.*")
-
-    answer = sidecar.publish("topic", "a.b", b"passed", vhost=vhost.name, headers={"Amqp-Type": "t"})
-
-    assert answer.receipt() == {"outcome": "passed", "exchange": "topic", "reason": "type"}
-    (message,) = vhost.drain("q")
-    assert (message.body, message.exchange, message.routing_key) == (b"passed", "topic", "a.b")
-    assert message.properties["type"] == "t"
-    nowhere = sidecar.publish("topic", "b", vhost=vhost.name)
-    assert "'topic'" in nowhere.problem(503, "unroutable", "unroutable", retryable=True)
-    sidecar.publish("topic", None, vhost=vhost.name).problem(400, "no-routing-key", "invalid", retryable=False)
-
-
 def test_keys_keep_their_order_through_singles_and_a_batch(sidecar: Sidecar, vhost: VirtualHost) -> None:
     queues = ["q1", "q2", "q3", "q4"]
     vhost.ring("orders", queues)

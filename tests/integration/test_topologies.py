@@ -7,7 +7,7 @@ import pytest
 from ring.destination import Destination
 from ring.hashing import slot_of
 from ring.ring import Ring
-from tests.integration.broker_api import VirtualHost, wait_until
+from tests.integration.broker_api import VirtualHost
 from tests.integration.conftest import StartSidecar
 from tests.integration.rings import owner
 from tests.integration.sidecar import Sidecar
@@ -151,25 +151,6 @@ def test_hashes_the_header_that_the_exchange_names(sidecar: Sidecar, vhost: Virt
         assert sidecar.route("orders", value, vhost=vhost.name).queue() == owner(QUEUES, value)
 
 
-@pytest.mark.parametrize(
-    ("name", "header", "values"),
-    [
-        ("message_id", "Amqp-Message-Id", KEYS),
-        ("correlation_id", "Amqp-Correlation-Id", KEYS),
-        ("timestamp", "Amqp-Timestamp", [str(1700000000 + n) for n in range(30)]),
-    ],
-)
-def test_hashes_the_property_that_the_exchange_names(
-    sidecar: Sidecar, vhost: VirtualHost, name: str, header: str, values: list[str]
-) -> None:
-    vhost.ring("orders", QUEUES, hash_property=name)
-
-    for value in values:
-        # Without a routing key, which this exchange does not look at.
-        answer = sidecar.publish("orders", None, vhost=vhost.name, headers={header: value})
-        assert answer.queue() == owner(QUEUES, value)
-
-
 def test_messages_without_the_hashed_value_share_a_queue_and_are_counted(sidecar: Sidecar, vhost: VirtualHost) -> None:
     vhost.ring("orders", QUEUES, hash_header="customer")
 
@@ -194,6 +175,7 @@ def test_an_exchange_of_another_type_is_left_to_the_broker(sidecar: Sidecar, vho
     assert (message.body, message.exchange, message.routing_key) == (b"body", "plain", "k")
     assert message.properties["content_type"] == "a/b"
     assert "x-ring-exchange" not in message.headers
+    sidecar.publish("plain", None, vhost=vhost.name).problem(400, "no-routing-key", "invalid", retryable=False)
 
 
 def test_passed_and_taken_by_nobody(sidecar: Sidecar, vhost: VirtualHost) -> None:
@@ -257,12 +239,3 @@ def test_a_dead_letter_routing_key_keeps_the_ring(sidecar: Sidecar, vhost: Virtu
     vhost.bind("orders", "q")
 
     assert sidecar.publish("orders", "k", vhost=vhost.name).queue() == "q"
-
-
-def test_a_dead_letter_policy_passes_the_ring(start_sidecar: StartSidecar, vhost: VirtualHost) -> None:
-    vhost.policy("dead", "^q2$", "queues", dead_letter_exchange="dead")
-    vhost.ring("orders", ["q1", "q2"])
-    sidecar = start_sidecar()
-
-    # RabbitMQ 3.10 tells of a queue's policy with its next statistics only.
-    wait_until("passed", lambda: sidecar.publish("orders", "k", vhost=vhost.name).json == passed("dead_letter"))

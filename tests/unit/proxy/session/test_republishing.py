@@ -162,27 +162,6 @@ def test_where_reading_does_not_help_it_is_the_clients(found: dict[str, Entry | 
     assert counted(w) == (1, 0, 0, 1, 0, 0)
 
 
-def test_an_exchange_that_is_not_known_is_looked_up_first() -> None:
-    w = connected()
-    outs = [w.client(message(1, b"x", key)) for key in LOST[:2]]
-    w.router.drop((VHOST, "x"))
-    w.both(back(outs[0]) + back(outs[1]))
-    assert isinstance(w.awaited, Unread)
-    to_broker, _ = w.reread({"x": LEFT})
-    assert [one.body for one in again(to_broker)] == [b"hello"] * 2
-
-
-def test_one_behind_the_ring_that_is_not_known_is_looked_up_first() -> None:
-    w = connected()
-    out = w.client(message(1, b"x", LOST[0]))
-    w.router.put((VHOST, "x"), known(ring(exchange("z"))))
-    w.both(back(out))
-    assert isinstance(w.awaited, Unread)
-    assert w.awaited.name == (VHOST, "z")
-    (one,) = again(w.reread({"z": LEFT})[0])
-    assert one.key == LEFT.ring.owner_of(LOST[0]).name.encode()
-
-
 def test_a_ring_that_has_become_too_old_is_read_first() -> None:
     """Though its client has published nothing since, over which it would have been noticed."""
     w = connected()
@@ -456,27 +435,18 @@ def test_what_comes_back_from_there_for_good_in_any_chunking(bits: int, confirmi
 
 
 @pytest.mark.parametrize("bits", [0, 1])
-def test_the_rest_of_what_comes_back_from_there_for_good(bits: int) -> None:
-    """The reading that decides of it ends before its body has come."""
+def test_the_rest_of_what_comes_back_from_there_for_good_is_told_whole(bits: int) -> None:
+    """The reading that decides of it ends before its body has come; acks of others go before it, not into it."""
     w, (one,) = away(bits=bits)
+    w.client(confirm_select(2) + message(2, b"x", KEPT[0]))
     w.both(ack(1, 1))
     parts = split(back(frames_of(one), 3))
-    w.both(frames(*parts[:3]))
+    w.both(frames(*parts[:2]))
     assert w.reread({}) == (b"", b"")
+    assert w.both(parts[2].whole + ack(2, 1)) == (b"", ack(2, 1))
     told = message_back(LOST[0], b"hel", b"lo") + ack(1, 1) if bits else nack(1, 1)
     assert w.both(parts[3].whole + ack(OURS, 1)) == (b"", told)
     assert (w.c.republishing.gathering, w.c.channels[1].away) == (0, 0)
-
-
-def test_acks_of_others_do_not_stand_in_the_midst_of_a_return() -> None:
-    w, (one,) = away(bits=1)
-    w.client(confirm_select(2) + message(2, b"x", KEPT[0]))
-    came = split(back(frames_of(one), 3))
-    w.both(frames(*came[:2]))
-    assert w.reread({}) == (b"", b"")
-    assert w.both(came[2].whole + ack(2, 1)) == (b"", ack(2, 1))
-    assert w.both(came[3].whole) == (b"", message_back(LOST[0], b"hel", b"lo"))
-    assert w.both(ack(1, 1) + ack(OURS, 1)) == (b"", ack(1, 1))
 
 
 def test_a_channel_that_was_closed_meanwhile_gets_nothing_of_it() -> None:

@@ -21,7 +21,6 @@ from tests.unit.proxy.session.republishing import (
     connected,
     counted,
     frames_of,
-    message_back,
 )
 from tests.unit.proxy.session.wire import (
     CONNECTION_CLOSE_OK,
@@ -252,17 +251,6 @@ def test_what_comes_back_after_that_is_not_published_again() -> None:
 # What cannot go out again, and what is not ours.
 
 
-def test_without_a_channel_of_our_own() -> None:
-    w = connected()
-    w.c.republishing.number = 0
-    outs = [w.client(message(1, b"x", key, b"hello", bits)) for bits, key in enumerate(LOST[:2])]
-    assert w.both(back(outs[0]) + back(outs[1]) + ack(1, 2, True)) == (
-        b"",
-        message_back(LOST[1], b"hello") + nack(1, 1) + ack(1, 2, True),
-    )
-    assert w.awaited is None
-
-
 def test_publishes_before_confirm_select_go_out_again_and_are_not_acked() -> None:
     w = connected(confirming=False)
     outs = [w.client(message(1, b"x", LOST[0]))]
@@ -275,17 +263,6 @@ def test_publishes_before_confirm_select_go_out_again_and_are_not_acked() -> Non
     assert w.both(ack(OURS, 2)) == (b"", ack(1, 2, True))
     # The first was sent, and nacked in the end.
     assert counted(w) == (3, 2, 1, 0, 0, 1)
-
-
-def test_one_whose_stamped_header_never_fitted_is_not_published_again() -> None:
-    """Nothing would tell what it is if it came back once more."""
-    w = connected(frame_max=4096)
-    out = w.client(publish(1, b"x", LOST[0], 1) + headers(1, 0, long_string(b"f", bytes(4040))))
-    assert b"x-ring" not in out
-    to_broker, to_client = w.both(back(out) + ack(1, 1))
-    assert (to_broker, w.awaited) == (b"", None)
-    assert to_client.startswith(returned(1, b"x", LOST[0]))
-    assert to_client.endswith(ack(1, 1))
 
 
 def test_one_whose_header_does_not_fit_again_is_its_clients() -> None:
@@ -311,16 +288,17 @@ def test_nothing_is_done_about_returns_on_our_channel_that_nobody_waits_for() ->
 def test_a_reading_that_leads_to_another_that_is_missing_is_followed() -> None:
     """The exchange, then the ring behind it, then, as that names the same queue, that its end is vouched for."""
     w = connected()
-    out = w.client(message(1, b"x", LOST[0]))
+    outs = [w.client(message(1, b"x", key)) for key in LOST[:2]]
     w.router.drop((VHOST, "x"))
-    w.both(back(out))
+    w.both(b"".join(map(back, outs)))
     wanted = [w.awaited]
     for found in ({"x": ring(exchange("z"))}, {"z": ring(queue("q2"))}):
         assert w.reread(found) == (b"", b"")
         wanted.append(w.awaited)
     gone = Stale((VHOST, "z"), queue("q2"))
     assert wanted == [Unread((VHOST, "x"), "not read yet"), Unread((VHOST, "z"), "not read yet"), gone]
-    assert [one.key for one in again(w.reread({"z": ring(queue("q8"))})[0])] == [b"q8"]
+    sent = again(w.reread({"z": ring(queue("q8"))})[0])
+    assert [(one.key, one.body) for one in sent] == [(b"q8", b"hello")] * 2
 
 
 @pytest.mark.parametrize("first", [0, 1])

@@ -183,14 +183,6 @@ def test_a_return_of_an_unstamped_publish_is_restored_all_the_same() -> None:
     assert sorted(entries_of(back.payload)) == sorted(entries_of(split(heads[1])[0].payload))
 
 
-def test_an_unstamped_publish_that_is_lost_unasked_is_nacked() -> None:
-    w = Wire({"x": QUEUES}, confirming=True, frame_max=4096)
-    head = headers(1, 0, long_string(b"f", bytes(4040)))
-    out = w.client(publish(1, b"x", b"k") + head)
-    assert w.broker(echo(out)) == returned(1, b"x", b"k") + head
-    assert w.broker(ack(1, 1)) == nack(1, 1)
-
-
 def test_a_client_sees_a_return_that_may_be_of_its_own_publish_to_the_queue() -> None:
     """Unstamped both, and to the same queue: by the exchange, and straight, with mandatory."""
     w = Wire({"x": QUEUES}, confirming=True, frame_max=4096)
@@ -243,14 +235,6 @@ def test_a_nack_over_what_is_lost_passes() -> None:
     w, out = sent(0, header(1, 0))
     assert w.broker(echo(out) + nack(1, 1)) == nack(1, 1)
     assert (w.counters("x").unroutable, w.counters("x").nacked) == (1, 0)
-
-
-def test_from_an_exchange_of_the_ring_unasked_is_swallowed_and_acked() -> None:
-    """A native exchange would have got nothing delivered either."""
-    w, out = sent(0, header(1, 0), rings={"x": ring(exchange("y")), "y": known(None, PassReason.TYPE)})
-    assert w.broker(echo(out) + ack(1, 1)) == ack(1, 1)
-    assert w.c.events == [Stale(("/", "x"), None)]
-    assert w.counters("x").unroutable == 1
 
 
 def test_from_an_exchange_of_the_ring_asked_for_comes_back() -> None:

@@ -31,7 +31,6 @@ from tests.unit.proxy.session.wire import (
     HEARTBEAT,
     QUEUES,
     VHOST,
-    Frame,
     Wire,
     ack,
     back,
@@ -378,13 +377,6 @@ async def test_a_close_waits_so_long_for_answers_and_no_longer(ends: Ends, monke
     assert broker.taken() == LEAVE
     close_ok = made(0, commands.Connection.CloseOk())
     assert ends.of_broker(close_ok) == close_ok
-
-
-async def test_a_close_that_nothing_waits_for_passes_at_once(ends: Ends) -> None:
-    await ends.opened()
-    ends.of_client(message(1, b"x", KEPT[0]))
-    ends.of_broker(ack(1, 1))
-    assert split(ends.of_client(LEAVE)) == [Frame(1, 0, LEAVE[7:-1])]
 
 
 async def test_what_comes_back_within_a_body_frame_is_held_back_at_the_broker(ends: Ends) -> None:
