@@ -133,9 +133,9 @@ class CommitLog:
 def read_commits(path: Path) -> list[Write]:
     """Return the writes of a log, each with the last commit of its batch. Raises PipelineError for any other file.
 
-    A try that was begun and not committed counts as a try at what the same run commits as that batch; or commits
-    next, if no batch was named: a stream goes on with the same one. A write that names no batch is one of its
-    own.
+    A try that was begun and not committed counts for the write that the same run commits as that batch, or commits
+    next if no batch was named, because a stream goes on with the same batch. A commit that names no batch is a write
+    of its own.
     """
     return _read(path)[0]
 

@@ -23,7 +23,7 @@ _BETTER = 1.002
 _HEAVY = 1 << 12
 """How many of the heaviest slots are placed exactly in every step."""
 _LEAST_WEIGHT = 1000
-"""The smallest of the weights that are tried, where MAX_WEIGHT leaves room, so that steps are of a thousandth."""
+"""The smallest of the weights that are tried, if MAX_WEIGHT leaves room, so that steps are of a thousandth."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def _of(heavy: Demand, weights: Weights) -> F64:
 def _corrected(weights: I64, over_fair: F64, step: float) -> I64:
     """Return weights by which each destination comes nearer to its fair share.
 
-    `step` is how far they go, 0 to 1: with 1 what got nothing is given eight times its own, and nothing more than that.
+    `step` is how far they go, 0 to 1: with 1, a destination that got nothing gets eight times its weight, the most.
     """
     corrected = weights * np.maximum(over_fair, 1 / 8) ** -step
     corrected *= min(_LEAST_WEIGHT / corrected.min(), MAX_WEIGHT / corrected.max())

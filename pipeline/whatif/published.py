@@ -83,7 +83,7 @@ class Published:
         return cls(messages, size, counted if whole else Demand(np.arange(SLOTS), messages.expected(), size.expected()))
 
     def share(self, which: NDArray[np.bool_]) -> Share:
-        """Return what falls on some of all slots, which the mask says."""
+        """Return the share of the demand in the slots that the mask `which` selects, of all slots."""
         (messages, of_messages), (size, of_bytes) = self.messages.part(which), self.bytes.part(which)
         return Share(messages, size, of_messages, of_bytes)
 

@@ -152,7 +152,7 @@ _BACKLOG = 1024
 
 
 class _Server(web.Server):
-    """Makes the protocol of each connection, and counts those that are open."""
+    """The maker of each connection's protocol, and the count of the open connections."""
 
     def __init__(
         self, made: web.Server, fast_path: FastPath | None, bounds: ConnectionBounds, answers: Counter[int]

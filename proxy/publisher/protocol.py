@@ -370,7 +370,7 @@ class PublisherProtocol:
 
     @property
     def refused(self) -> list[str]:
-        """The reasons for which publishes to some exchanges are not permitted, save those confirmed since."""
+        """Why publishes to some exchanges are not permitted; an exchange confirmed since then is left out."""
         alive = {exchange for exchange, channel in self.channels.items() if channel.low}
         return [why for exchange, why in self.refusals.items() if exchange not in alive]
 

@@ -26,7 +26,7 @@ class Counters:
     published: int
     """Publishes that were handed to the broker."""
     acked: int
-    """Publishes that the broker has acknowledged, without those that it returned as unroutable."""
+    """Publishes that the broker has acknowledged, without the ones that it returned as unroutable."""
     shadowed: Counter[Destination]
     """Publishes by the destination to which the shadowed ring would have sent them."""
     rerouted: int

@@ -159,7 +159,7 @@ def _answered(c: Connection, channel: Channel, method: int, data: bytes, i: int)
 
 
 def _released(c: Connection) -> bytes:
-    """The answers that waited for what is decided now."""
+    """Return the broker's answers that were withheld and are due now, as the client gets them."""
     out = b""
     channels, c.republishing.released = c.republishing.released, []
     for channel in channels:

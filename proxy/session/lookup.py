@@ -36,9 +36,9 @@ class Waiter:
         self.heard = asyncio.Event()
         """An event that the session sets whenever either peer has sent something, once that is taken."""
         self.channels: dict[Channel, asyncio.Task[None]] = {}
-        """By channel: the task that waits for what its backlog waits for."""
+        """The tasks that wait for the reading or answer that a backlog needs, by channel."""
         self._readings: dict[bytes, asyncio.Task[None]] = {}
-        """By exchange: the task that reads what its messages which came back wait for."""
+        """The tasks that make the readings which returned messages wait for, by exchange."""
 
     def begin(self) -> None:
         """Begin a task for each channel, and each exchange of messages that came back, that has come to wait."""

@@ -72,7 +72,7 @@ class Republishing:
         self.tag = 0
         """The delivery tag of the last publish on the channel."""
         self.under_way: dict[int, ReturnedMessage] = {}
-        """By delivery tag: the messages that the broker has not answered yet."""
+        """The messages published again that the broker has not answered yet, by delivery tag."""
         self.by_ring_id: dict[int, ReturnedMessage] = {}
         """The messages of `under_way`, by ring id."""
         self.frame = b""

@@ -68,8 +68,8 @@ class ParkedMessage:
     ) -> None:
         """`frame` and `header` are the frames of basic.return and of its content header.
 
-        `left` counts the bytes of the body that have not come yet; `on_own` says that it came back on the session's
-        own channel.
+        `left` counts the bytes of the body that have not come yet; `on_own` says that the message came back on the
+        session's own channel.
         """
         self.message, self.frame, self.header, self.left, self.on_own = message, frame, header, left, on_own
         self.unread = unread
@@ -123,7 +123,7 @@ class Parking:
     __slots__ = ("_by_exchange", "size")
 
     def __init__(self) -> None:
-        """No message waits."""
+        """Start with no message waiting."""
         self._by_exchange: dict[bytes, deque[ParkedMessage]] = {}
         self.size = 0
         """Bytes of memory of all messages."""

@@ -199,7 +199,7 @@ def _note_unroutable(c: Connection, message: ReturnedMessage, *, stamped: bool) 
 
 
 def _settlement(message: ReturnedMessage) -> Settlement:
-    """Return what becomes of a message that no queue takes: a nack, or an ack where native RabbitMQ would ack it."""
+    """Return what becomes of a message that no queue takes: a nack, or an ack if native RabbitMQ would ack it."""
     behind = message.sent_to is not None and message.sent_to.kind == "exchange" and not message.passed
     return Settlement(Outcome.UNROUTABLE, message.origin.asked or behind)
 

@@ -206,7 +206,7 @@ class Session:
             self._refused()
 
     def _guarded(self, do: Callable[[], None]) -> None:
-        """Call a function for a task's end or a timer, where nobody else would see to its defects."""
+        """Call a function for a task's end or a timer, and handle its defects, which nobody else would see."""
         try:
             do()
         except Exception:

@@ -37,7 +37,7 @@ class Unsettled:
     __slots__ = ("_current", "_pages", "count")
 
     def __init__(self) -> None:
-        """Start without any publish."""
+        """Start with no publish that lacks an answer."""
         self._pages: dict[int, Page] = {}
         """The pages by number without its last PAGE_BITS, ascending."""
         self._current: Page | None = None

@@ -12,7 +12,7 @@ class Waiting:
     __slots__ = ("channels", "forced", "held", "size", "stalled")
 
     def __init__(self) -> None:
-        """No channel waits."""
+        """Start with no channel waiting."""
         self.channels: dict[int, Channel] = {}
         """The channels that have a backlog, by number, in the order in which they came to wait."""
         self.size = 0

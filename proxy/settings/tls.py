@@ -28,7 +28,7 @@ class Made(NamedTuple):
 
 
 class ServerTls:
-    """TLS of the listeners. A connection is shown what the files said when it came."""
+    """TLS of the listeners. A connection gets the certificate that was in the files when it came."""
 
     def __init__(self, certificate: Path, key: Path, client_ca: Path | None) -> None:
         """Read the files; with `client_ca`, clients must show a certificate that it signed. Raises ConfigError."""
@@ -43,7 +43,7 @@ class ServerTls:
         self.context.sni_callback = self._hand_over
 
     def _hand_over(self, connection: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
-        """Called in every handshake, whether the client names a server or not."""
+        """Give a handshake the newest context; ssl calls this whether or not the client names a server."""
         connection.context = self.watched.value.context
 
 
@@ -57,9 +57,9 @@ class ClientTls:
         self.watched = Watched(setting, [ca, certificate, key], lambda: _client_context(ca, own))
 
     def __call__(self) -> ssl.SSLContext:
-        """The context as the files now are, the same object as long as they do not change.
+        """Return the context made of the files as they are now, the same object as long as they do not change.
 
-        Where they have a mistake it is that of the last good ones.
+        If the files have a mistake, the context is the one made of the last good files.
         """
         return self.watched.refresh().context
 

@@ -16,7 +16,7 @@ LOOK_INTERVAL = 2.0
 
 
 class Watched(Generic[T]):
-    """The value of some files together. A call of it gives what they say now."""
+    """The value made of some files together; a call looks at the files and returns their present value."""
 
     def __init__(self, setting: str, files: Iterable[Path | None], read: Callable[[], T]) -> None:
         """Read the value now, and again once one of `files` changes; `read` raises ConfigError for a mistake in them.
@@ -25,7 +25,7 @@ class Watched(Generic[T]):
         """
         self.setting = setting
         self.failures = 0
-        """Times that they were read again and had a mistake."""
+        """How many times the files were read again and had a mistake."""
         self.fault = ""
         """The mistake in the files as they are, while the last good value stays in force; empty if there is none."""
         self.files = tuple(file for file in files if file is not None)
@@ -36,7 +36,7 @@ class Watched(Generic[T]):
         """The value of the last version of the files that had no mistake."""
 
     def refresh(self) -> T:
-        """Look at the files; what they say, or last said in good order. Each broken version is logged once."""
+        """Look at the files and return the value of their last good version. Each broken version is logged once."""
         seen = self._look()
         if seen != self._seen:
             self._seen = seen
@@ -67,7 +67,7 @@ def _version(file: Path) -> tuple[int, int, int] | None:
 
 
 def content(setting: str, file: Path) -> bytes:
-    """The bytes of a file that a setting names. Raises ConfigError."""
+    """Return the bytes of a file that a setting names. Raises ConfigError."""
     try:
         return file.read_bytes()
     except OSError as error:

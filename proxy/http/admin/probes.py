@@ -62,9 +62,9 @@ class Admin:
         draining: Callable[[], bool],
         lookup_timeout: float,
     ) -> None:
-        """`names`: the listener's; `default_vhost`: whose connection readiness needs; `draining`: whether it is.
+        """Take the listener's `names`, and the `default_vhost` whose broker connection readiness needs.
 
-        `lookup_timeout` in seconds.
+        `draining` returns whether the sidecar drains; `lookup_timeout` is in seconds.
         """
         self._router, self._sync, self._publisher, self._metrics = router, sync, publisher, metrics
         self._names = names

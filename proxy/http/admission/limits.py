@@ -11,10 +11,10 @@ _BATCHES = 3 / 8
 
 
 class Limits:
-    """Counts what is under way. Requests are refused at a limit, those that bring batches at `_BATCHES` of the bytes.
+    """The counts of messages and bytes under way. Requests are refused at a limit, batches at `_BATCHES` of the bytes.
 
-    Messages of batches wait while half is theirs, with the bytes of those requests. But one may always go, or batches
-    would wait for each other's bodies and for slow senders.
+    Messages of batches wait while half of a limit is taken by batches, counting the bytes of their requests. But one
+    message may always go, or batches would wait for each other's bodies and for slow senders.
     """
 
     def __init__(self, most_messages: int, most_bytes: int) -> None:

@@ -28,20 +28,20 @@ _FRAMINGS = {
     "application/ndjson": Framing.LINES,
     "application/jsonl": Framing.LINES,
 }
-"""How a body's messages are framed, by its media type."""
+"""The framing of a body's messages, by the media type of the body."""
 
 _BUFFER = 1 << 17
-"""Bytes of a body that wait to be read, at most: aiohttp's."""
+"""The most bytes of a body that wait in aiohttp's buffer to be read."""
 
 _ENTRY = 1 << 10
-"""Bytes that a message counts until its batch is answered, for its id, and that in a set, its key and detail.
+"""The bytes that a message counts until its batch is answered: for its id, the id's place in a set, its key and detail.
 
-Usual ones take half of it; those with the longest of all three, and these in wide characters, twice as much.
+Usual messages take half as much; a message with the longest id, key and detail, in wide characters, twice as much.
 """
 
 _JSON_SHARE = 3
-"""Characters of an item's JSON for a byte of payload, at most: all text where no more than ASCII is left unescaped, as
-Python's json.dumps does it (6 for 2 bytes of Cyrillic), needs as many, base64 less; only control characters need 6."""
+"""The most characters of an item's JSON for a byte of payload. Text in which all but ASCII is escaped, as json.dumps
+does it (6 for 2 bytes of Cyrillic), needs as many, and base64 needs fewer; only control characters need 6."""
 
 _INSTEAD = "a message has its own `key`, `properties` and `headers`"
 
@@ -64,9 +64,9 @@ class BatchEndpoint:
         max_batch_body: int,
         patience: float,
     ) -> None:
-        """`max_body` bytes of one message, `max_batch` messages, `max_batch_body` bytes of the body, decompressed.
+        """Limit a message to `max_body` bytes, a batch to `max_batch` messages and `max_batch_body` decompressed bytes.
 
-        `patience` in seconds is for room for one more message.
+        `patience` is how many seconds a batch waits for room for one more message.
         """
         self._gate, self._dispatch, self._counts = gate, dispatch, counts
         self._default_vhost, self._patience = default_vhost, patience

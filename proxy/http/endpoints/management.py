@@ -53,7 +53,7 @@ class ManagementEndpoint:
     """The endpoint ``POST /api/exchanges/{vhost}/{name}/publish`` of the management API."""
 
     def __init__(self, gate: Gate, dispatch: Dispatch, *, is_on: bool, max_body: int) -> None:
-        """`is_on`: whether anything is published so; `max_body` in bytes, of the request."""
+        """`is_on` says whether the endpoint publishes at all; `max_body` limits the body of a request, in bytes."""
         self._gate, self._dispatch, self._is_on, self._max_body = gate, dispatch, is_on, max_body
 
     async def answer(self, request: web.Request) -> web.Response:

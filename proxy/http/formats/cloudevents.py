@@ -141,7 +141,7 @@ def _traces(headers: Collection[tuple[bytes, bytes]]) -> dict[str, str]:
 
 
 def _given_once(headers: Iterable[tuple[bytes, bytes]]) -> Iterator[tuple[str, bytes]]:
-    """The headers that are of the event, in lower case."""
+    """Yield the headers of the event, with names in lower case. Raises PropertyError if one is given twice."""
     seen = set()
     for raw_name, value in headers:
         header = raw_name.decode("ascii", "replace").lower()

@@ -64,7 +64,7 @@ def exceeds(text: str, most: int = MOST_STRUCTURE) -> bool:
 
 
 class Structure:
-    """Counts the characters of a JSON text outside its strings, as it comes: 5 ms a MiB, of most texts 3."""
+    """The count of the characters outside strings in one JSON text, which comes in parts: 3 to 5 ms a MiB."""
 
     def __init__(self, most: int) -> None:
         """Count no farther than to somewhat above `most`."""

@@ -39,7 +39,7 @@ class BodyError(ValueError):
     """A body that cannot be read on; the message names the place and what is wrong there."""
 
     def __init__(self, index: int, detail: str, *, too_large: bool = False) -> None:
-        """`index` is that of the item at fault, so also the number of items before it; `too_large` makes it a 413."""
+        """`index` is the number of items before the item at fault; `too_large` makes the answer a 413."""
         super().__init__(detail)
         self.index, self.too_large = index, too_large
 

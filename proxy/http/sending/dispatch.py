@@ -61,7 +61,7 @@ class Placement:
 
 
 class Chosen(NamedTuple):
-    """The answer to the question where a key goes: a ring's choice, or a reason to pass, or with SHADOW both."""
+    """The place of a key: a ring's choice, or a reason to pass, or with SHADOW both."""
 
     choice: Choice | None
     reason: PassReason | None
