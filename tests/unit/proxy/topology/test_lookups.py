@@ -141,7 +141,7 @@ async def test_all_that_wait_for_an_api_that_hangs_are_served_by_the_last_good_e
     readings.expect(certain=False)
     waiting = []
     for _ in range(3):
-        waiting.append(asyncio.create_task(readings.look_ups.look_up(X, 0.1)))
+        waiting.append(asyncio.create_task(readings.look_ups.look_up(X, 0.5)))
         await asyncio.sleep(0.02)
         readings.expect(certain=False)
     assert await asyncio.gather(*waiting) == [None] * 3
