@@ -19,7 +19,8 @@ def vhost(api: BrokerApi, login: Login) -> Iterator[VirtualHost]:
     What its tests publish to is there from the start: a sidecar that has just listed the exchanges believes that list.
     """
     made = VirtualHost(api, fresh_name(), [USER])
-    made.ring("long", ["long"])
+    for name in ("long", "beside", "named", "piped"):
+        made.ring(name, [name])
     made.exchange("inner", internal=True)
     made.bind("inner", "long")
     yield made
@@ -171,7 +172,6 @@ def test_properties_over_which_the_broker_would_close_everybodys_channel(
         headers = {header: value} if n == 10 else {}
         return sidecar.publish("beside", "k", vhost=vhost.name, headers=headers).status
 
-    vhost.ring("beside", ["beside"])
     with ThreadPoolExecutor(8) as pool:
         assert list(pool.map(publish, range(20))) == [200] * 10 + [400] + [200] * 9
 
@@ -186,7 +186,6 @@ def test_header_names_too_long_or_empty(sidecar: Sidecar, vhost: VirtualHost) ->
 
     for name in ("n" * 129, "n" * 300, ""):
         assert refused(sidecar, path, {f"Amqp-Header-{name}": "v"}).startswith("Amqp-Header-")
-    vhost.ring("named", ["named"])
     longest = {f"Amqp-Header-{'n' * 128}": "v"}
     assert sidecar.publish("named", "k", vhost=vhost.name, headers=longest).status == 200
     assert vhost.drain("named")[0].headers["n" * 128] == "v"
@@ -273,7 +272,6 @@ def test_client_that_leaves_in_the_middle_of_a_body(sidecar: Sidecar, vhost: Vir
 
 
 def test_pipelined_requests_after_a_refused_one(sidecar: Sidecar, vhost: VirtualHost) -> None:
-    vhost.ring("piped", ["piped"])
     good = raw_publish(vhost, b"Routing-Key: k", body=b"good").replace(b"/orders/", b"/piped/")
     bad = raw_publish(vhost, body=b"POST / HTTP/1.1").replace(b"/orders/", b"/piped/")
 
