@@ -1,4 +1,4 @@
-"""How fast it is: `python -m bench`, told of in docs/performance.md."""
+"""The benchmarks: `python -m bench` runs them, and docs/performance.md shows their results."""
 
 
 class BenchError(RuntimeError):

@@ -15,11 +15,11 @@ from ring.ring import Ring, fingerprint
 
 @dataclass(frozen=True)
 class RingSpec:
-    """What defines a ring: the weights of its destinations, and its exchange's type and hashed value."""
+    """A ring as the journal describes it: weighted destinations, the exchange's type, and the hashed value."""
 
     exchange_type: str
     hashed: str
-    """What the exchange hashes, as `HashedValue` prints it, such as ``routing_key`` or ``header:customer``."""
+    """The part of a message that the exchange hashes, such as ``routing_key`` or ``header:customer``."""
     weights: dict[Destination, int]
 
     @property

@@ -1,4 +1,4 @@
-"""What a sampled journal says of everything that was published, with intervals.
+"""Estimates of all that was published, from a journal that has a sample of it, with intervals.
 
 A journal with `sample` s has the slots below s * 2^20, whole: each key is either in it with all of its messages, or
 not at all. Keys fall into slots by a hash, so the slots that are in it are a random draw of all, without replacement.

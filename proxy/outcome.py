@@ -1,4 +1,4 @@
-"""What became of a publish: one vocabulary for HTTP answers, metrics and the journal."""
+"""The outcomes that a publish can have: one vocabulary for HTTP answers, metrics and the journal."""
 
 from enum import StrEnum
 

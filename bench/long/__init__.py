@@ -1,1 +1,1 @@
-"""What `make bench FULL=1` measures besides: a part a module, each of which gives its section of the document."""
+"""The further parts of `make bench FULL=1`: one module for each, which measures it and writes its section."""

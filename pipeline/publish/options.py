@@ -26,7 +26,7 @@ CONNECTION = {
 
 @dataclass(frozen=True)
 class Log:
-    """Where the commit log of a write is, and which of its lines belong to this stream or program."""
+    """The path of a write's commit log, and the name by which lines of this stream or program are told from others."""
 
     path: Path | None
     run: str

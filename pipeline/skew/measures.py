@@ -20,7 +20,9 @@ class ChiSquared(NamedTuple):
 
 
 def chi_squared(keys: Sequence[int], weights: Sequence[int], named: int, slots: int) -> ChiSquared | None:
-    """Of distinct keys against weights; None for one destination, or where one expects under LEAST_EXPECTED keys.
+    """Return the chi-squared test of distinct keys against weights.
+
+    Returns None for one destination, or if some destination is expected to get fewer than LEAST_EXPECTED keys.
 
     `named` of them are keys, which fall into any of so many `slots`; the others are slots that stand for theirs.
 

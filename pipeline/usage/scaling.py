@@ -1,4 +1,4 @@
-"""What a sampled journal's figures say of all publishes: 95% intervals, by the method of random groups.
+"""95% intervals of usage figures for all publishes, from a sampled journal, by the method of random groups.
 
 A journal with `sample` s has the slots below s * 2^20, each with all messages of its keys, so what was drawn are slots
 and not messages: how far a total may be off depends on how unlike slots are. Slots are dealt out to GROUPS groups, and

@@ -1,1 +1,1 @@
-"""What the commands beside `run` do: check the files that settings name, and ask running sidecars."""
+"""The commands other than `ring-proxy run`: they check the files that settings name, or ask running sidecars."""

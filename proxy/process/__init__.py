@@ -1,1 +1,1 @@
-"""What one process may take of its machine, memory and file descriptors, and how it writes its log."""
+"""The sidecar as a process: its limits of memory and of file descriptors, and the format of its log."""

@@ -83,7 +83,7 @@ class Tokens:
 
 
 class Access:
-    """Who may publish over HTTP, by the present tokens file; everyone may if no file is set."""
+    """The permissions to publish over HTTP, from the present tokens file; without a file everyone may publish."""
 
     def __init__(self, file: Path | None) -> None:
         """Read the file. Raises ConfigError."""

@@ -214,6 +214,16 @@ def test_the_second_rabbitmq_is_the_machines_own_where_that_is_older_than_the_fi
     assert bool(second.why_none()) == bool(reason)
 
 
+def test_a_second_rabbitmq_that_cannot_be_had_fails_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing() -> Installation:
+        raise SetupError("only root can install it")
+
+    monkeypatch.setattr(second, "machines_own", missing)
+    monkeypatch.setattr(sys, "argv", ["second", "--", "true"])
+    with pytest.raises(SystemExit, match="no second RabbitMQ: only root can install it"):
+        second.main()
+
+
 @pytest.mark.parametrize(
     ("uri", "mirror"),
     [

@@ -1,1 +1,1 @@
-"""Who may send requests to the HTTP listener, how many at once, and from which pages."""
+"""The admission of HTTP requests: by token, by what is under way already, and by the web page that sends it."""

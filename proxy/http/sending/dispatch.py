@@ -42,7 +42,7 @@ _NO_KEY = "Routing-Key: missing, and so is ?key="
 
 
 class Placement:
-    """Where one message was sent: to the destination that a ring chose, or for a reason to the exchange itself."""
+    """The place to which one message was sent: a destination of a ring, or, for a reason, the exchange itself."""
 
     __slots__ = ("choice", "reason", "route")
 
@@ -132,7 +132,7 @@ class Dispatch:
         return self._tables.selection.mode(*name) is not Mode.SHADOW or not self._publisher.serves(name[0])
 
     async def send(self, handle: ExchangeHandle, message: Message, receiver: Receiver, index: int) -> Placement:
-        """Publish one message, and has `receiver` told its result; waits only for a look-up or a connection.
+        """Publish one message, whose result `receiver` is told; wait only for a look-up or a connection.
 
         Raises ProblemError if nothing was sent.
         """

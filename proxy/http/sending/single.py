@@ -20,7 +20,7 @@ class Single:
         """Prepare the sending; the loop is given, since finding the running one costs a system call."""
         self._dispatch, self._handle, self._message, self._loop = dispatch, handle, message, loop
         self.placement: Placement
-        """Where the message was sent last; set by `send`."""
+        """The placement of the message when it was sent last; `send` sets it."""
         self._result: asyncio.Future[PublishResult] = loop.create_future()
 
     async def send(self) -> None:
