@@ -20,7 +20,7 @@ INTEGRATION := tests/integration $(if $(BROKER),--ignore=tests/integration/test_
 # The data pipeline's packages, half a gigabyte: not for who only wants the sidecar.
 PIPELINE := .venv/.pipeline
 
-.PHONY: help demo pipeline-demo test test-all checked-and-compiled bench chaos fuzz check lock clean
+.PHONY: help demo pipeline-demo docs test test-all checked-and-compiled bench chaos fuzz check lock clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -49,7 +49,7 @@ checked-and-compiled: $(INSTALLED) $(if $(BROKER),,$(PIPELINE))
 bench: $(COMPILED) ## Measure how fast it is, for docs/performance.md; with FULL=1, at length; with BROKER=installed, on that RabbitMQ
 	.venv/bin/python -m bench $(if $(FULL),--full)
 
-chaos: $(COMPILED) ## Break all there is around the sidecars, and judge: docs/reliability.md; with SEED and FAULTS, otherwise or longer
+chaos: $(COMPILED) ## Break all there is around the sidecars, and judge: docs/explanation/reliability.md; with SEED and FAULTS, otherwise or longer
 	PYTHONSAFEPATH=1 PYTHONPATH=build/compiled:. .venv/bin/python -m tests.chaos --seed=$(or $(SEED),44) --faults=$(or $(FAULTS),30)
 
 fuzz: $(INSTALLED) ## Fuzz all that reads bytes, each harness for SECONDS (60); on Linux, x86-64
@@ -73,6 +73,10 @@ $(PIPELINE): $(INSTALLED) constraints-pipeline.txt
 $(INSTALLED): constraints.txt pyproject.toml testbed/setup-venv
 	testbed/setup-venv $(PYTHON)
 	touch $@
+
+docs: $(INSTALLED) ## Build the documents as a site in build/site; a broken link fails it
+	NO_MKDOCS_2_WARNING=1 .venv/bin/python -m mkdocs build --strict --quiet
+	@echo "open build/site/index.html"
 
 lock: $(INSTALLED) ## Re-make constraints*.txt with the newest versions pyproject.toml allows
 	.venv/bin/python -m venv .venv/uv

@@ -1,6 +1,6 @@
 """Compiles the hot modules, where there is a C compiler; with RINGPROXY_PURE=1 they stay as they are.
 
-The source is the same Python either way (docs/decisions.md).
+The source is the same Python either way (docs/development/decisions.md).
 """
 
 import os

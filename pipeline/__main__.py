@@ -29,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             try:
                 module = importlib.import_module(f"pipeline.{name}.command")
             except ModuleNotFoundError as error:
-                hint = "see docs/pipeline.md, Install"
+                hint = "see docs/how-to/pipeline.md, Install"
                 print(f"pipeline {name}: the package {error.name!r} is not installed: {hint}", file=sys.stderr)
                 return 2
             command.description = module.__doc__

@@ -28,7 +28,7 @@ _AROUND = timedelta(hours=1)
 """How far beyond a period's ends records are looked for: a clock that was set by no more than this hides none."""
 
 _NAMED = r"/([0-9a-f]{16})-([0-9]{12,18})\.jsonl\.gz$"
-"""The name of a sidecar's file (docs/journal.md): the proxy, and the number from which on the file has its records."""
+"""The name of a journal file (docs/reference/journal.md): the sidecar, and the number of the file's first record."""
 
 
 @dataclass(frozen=True)

@@ -104,7 +104,7 @@ def _number(value: float) -> str:
 def read_rings(spark: SparkSession, journal: str) -> Mapping[str, RingSpec]:
     """Return the rings of a journal by fingerprint.
 
-    Raises PipelineError for a file that is no ring as docs/journal.md describes it.
+    Raises PipelineError for a file that is no ring as docs/reference/journal.md describes it.
     """
     files = found(spark, f"{journal.rstrip('/')}/rings/*.json")
     rings = [parse_ring(content(spark, file), file) for file in files]

@@ -1,4 +1,4 @@
-"""Rings as files have them: docs/journal.md, "A ring". The owner of a slot is `ring.ring`'s to say."""
+"""Rings as files have them: docs/reference/journal.md, "A ring". The owner of a slot is `ring.ring`'s to say."""
 
 import functools
 import json

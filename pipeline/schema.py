@@ -1,4 +1,4 @@
-"""The journal's schemas, by version: docs/journal.md is the contract."""
+"""The journal's schemas, by version: docs/reference/journal.md is the contract."""
 
 from dataclasses import dataclass
 

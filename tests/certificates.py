@@ -1,4 +1,4 @@
-"""Certificates made by the commands that docs/security.md shows."""
+"""Certificates made by the commands that docs/how-to/secure.md shows."""
 
 import subprocess
 from pathlib import Path

@@ -65,7 +65,7 @@ class Options:
     ids: tuple[str, ...]
     """The columns that are not published but go into message ids, to tell apart rows that are equal otherwise."""
     ring: str
-    """The ring to publish by, as JSON (docs/journal.md, "A ring"); empty for the one that the bindings make."""
+    """The ring to publish by, as JSON (docs/reference/journal.md, "A ring"); empty for the one of the bindings."""
     batch: str
     """A text that tells this write from others of equal rows; empty for a stream, whose batches have numbers."""
     log: Log

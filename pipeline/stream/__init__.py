@@ -1,1 +1,1 @@
-"""The journal's stream queue as a source of Spark's: docs/journal.md, "The stream"."""
+"""The journal's stream queue as a source of Spark's: docs/reference/journal.md, "The stream"."""

@@ -31,7 +31,7 @@ _ONLY_VERSION = pa.schema([_SCHEMA.field("v")])
 def records(message: StreamMessage, queue: StreamQueue) -> pa.RecordBatch | None:
     """Return the records of one message, with the columns of RECORD; None where it holds none.
 
-    Raises PipelineError, which names the offset, for what is not as docs/journal.md says.
+    Raises PipelineError, which names the offset, for what is not as docs/reference/journal.md says.
     """
     where = f"{queue}, offset {message.offset}"
     if message.type == RING:

@@ -1,1 +1,1 @@
-"""The journal: what was published, record by record, for the data pipeline (docs/journal.md)."""
+"""The journal: what was published, record by record, for the data pipeline (docs/reference/journal.md)."""

@@ -1,4 +1,4 @@
-"""The journal's records and rings as the JSON that docs/journal.md describes."""
+"""The journal's records and rings as the JSON that docs/reference/journal.md describes."""
 
 import hashlib
 import json

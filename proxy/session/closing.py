@@ -1,4 +1,4 @@
-"""How channels and sessions end (docs/walks.md, "One drain"; AMQP sections 1.4.2.4 and 1.5.2.5).
+"""How channels and sessions end (docs/development/walks.md, "One drain"; AMQP sections 1.4.2.4 and 1.5.2.5).
 
 After this proxy's own Close only Close and Close-Ok count, in either direction.
 """

@@ -2,7 +2,7 @@
 
 The confirm channel is on the same connection to the broker; its number was kept back in the handshake. So the user is
 the same, no delivery tag of the client's changes, and no frame of this proxy's stands between a client's method and its
-content, or in its transaction (docs/walks.md, "One return").
+content, or in its transaction (docs/development/walks.md, "One return").
 
 `publish` is one of the proxy's three encoders of a publish: it takes a header's stamps out and puts new ones in, for
 a few messages. `publishing.publish` is the fast one, for the client's frames as they come; `proxy/publisher/packing.py`

@@ -29,7 +29,7 @@ LASTING = 3600.0
 SLACK = 3.0
 """Seconds for two readings and a ring, on a machine whose processors are all busy."""
 DRAIN_TIME, CLOSING = 5.0, 2.0
-"""Seconds for what is in flight at SIGTERM, and for the closing behind it: docs/runbook.md says so."""
+"""Seconds for what is in flight at SIGTERM, and for the closing behind it: docs/how-to/operate.md says so."""
 LIMITS = Limits(SYNC_INTERVAL + SETTLE_TIME + SLACK, stale_after=RING_MAX_AGE + 1.0)
 
 SETTINGS = {

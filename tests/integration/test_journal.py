@@ -101,7 +101,7 @@ def test_a_full_folder_drops_the_newest_records_until_its_reader_makes_room(
     start_sidecar: StartSidecar, vhost: VirtualHost, tmp_path: Path
 ) -> None:
     """By the command that journal.md shows. Nobody but the owner gets at the files, though the umask would let them."""
-    (remove,) = Document("docs/journal.md")["Files"]
+    (remove,) = Document("docs/reference/journal.md")["Files"]
     vhost.ring("orders", QUEUES)
     folder, most = tmp_path / "j", 1_000_000
     before = os.umask(0)
@@ -142,7 +142,7 @@ def test_a_full_folder_drops_the_newest_records_until_its_reader_makes_room(
 def test_keys_are_hashed_with_a_secret_made_as_shown(
     start_sidecar: StartSidecar, vhost: VirtualHost, tmp_path: Path
 ) -> None:
-    (make,) = Document("docs/journal.md")["Personal data"]
+    (make,) = Document("docs/reference/journal.md")["Personal data"]
     folder, show = tmp_path / "j", 'echo "$RINGPROXY_JOURNAL_KEY $RINGPROXY_JOURNAL_KEY_FILE"'
     mode, file = Shell({"PWD": str(tmp_path)})(f"cd {tmp_path}\n{make}\n{show}").split()
     assert os.stat(file).st_mode & 0o777 == 0o600
@@ -295,7 +295,7 @@ def test_the_rights_that_a_stream_queue_takes(
     start_sidecar: StartSidecar, broker: Broker, login: Login, api: BrokerApi, way: str
 ) -> None:
     """By the document's own commands; its rabbitmqctl as requests to the management API."""
-    grant, declare = Document("docs/journal.md")["The stream"]
+    grant, declare = Document("docs/reference/journal.md")["The stream"]
     shop = VirtualHost(api, "shop", [])
     shop.ring("orders", QUEUES)
     commands = grant if way == "by the sidecar" else declare

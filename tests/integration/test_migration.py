@@ -17,8 +17,8 @@ from tests.integration.wire_client import Client, port_of
 
 pytestmark = pytest.mark.versions
 
-MIGRATION = Document("docs/migration.md")
-SETTINGS = Document("docs/migration.md", "toml")
+MIGRATION = Document("docs/how-to/migrate.md")
+SETTINGS = Document("docs/how-to/migrate.md", "toml")
 QUEUES = ["orders.1", "orders.2", "orders.3"]
 KEYS = [f"customer-{n}" for n in range(40)]
 

@@ -24,7 +24,7 @@ from tests.integration.rings import owner
 from tests.integration.sidecar import Sidecar
 from tests.integration.wire_client import Client, port_of
 
-RUNBOOK = Document("docs/runbook.md")
+RUNBOOK = Document("docs/how-to/operate.md")
 QUEUES = ["orders.1", "orders.2", "orders.3"]
 READY = "/readyz?verbose"
 OPERATOR = "operator", "pw-operator"

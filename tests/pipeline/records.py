@@ -1,4 +1,4 @@
-"""Journals as sidecars leave them (docs/journal.md), of records through a real ring; none of it the proxy's code."""
+"""Journals as sidecars leave them (docs/reference/journal.md), of records through a real ring."""
 
 import gzip
 import json

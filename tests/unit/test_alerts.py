@@ -178,6 +178,6 @@ def alertmanager(folder: Path) -> Iterator[Callable[..., Any]]:
 
 
 def test_the_rules_look_at_metrics_that_exist() -> None:
-    documented = set(re.findall(r"^\| `(ringproxy_\w+)`", (ROOT / "docs/reference.md").read_text(), flags=re.M))
+    documented = set(re.findall(r"^\| `(ringproxy_\w+)`", (ROOT / "docs/reference/metrics.md").read_text(), flags=re.M))
     named_in_rules = set(re.findall(r"\bringproxy_\w+", " ".join(rule["expr"] for rule in GROUP["rules"])))
     assert named_in_rules <= documented

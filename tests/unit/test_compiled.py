@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 COMPILED = ROOT / "build/compiled"
 
 SEED, ROUNDS = "ring", 400
-"""Of tests/fuzz/equal.py; with others it can be run by hand (docs/fuzzing.md)."""
+"""Of tests/fuzz/equal.py; with others it can be run by hand (docs/development/fuzzing.md)."""
 MORE = 100
 """Rounds with a seed of the moment: what it finds is told with its seed."""
 

@@ -1,4 +1,4 @@
-"""The lines of the journal, as a reader of docs/journal.md takes them."""
+"""The lines of the journal, as a reader of docs/reference/journal.md takes them."""
 
 import base64
 import hashlib
@@ -24,7 +24,7 @@ from ring.destination import Destination
 from ring.hashed import HashedValue
 from ring.ring import Ring, fingerprint
 
-CONTRACT = (Path(__file__).parents[4] / "docs/journal.md").read_text()
+CONTRACT = (Path(__file__).parents[4] / "docs/reference/journal.md").read_text()
 
 
 RING = KnownRing.of(Ring.build({Destination("queue", "q"): 1}), HashedValue(), "x-consistent-hash")

@@ -80,7 +80,7 @@ def test_the_certificates_please_strict_clients(made: Path, server: Pair) -> Non
 
 
 def test_the_documented_commands_make_certificates_that_work(tmp_path: Path) -> None:
-    text = (Path(__file__).parents[4] / "docs/security.md").read_text()
+    text = (Path(__file__).parents[4] / "docs/how-to/secure.md").read_text()
     (commands,) = [block for block in re.findall(r"```sh\n(.*?)```", text, re.S) if "-keyout" in block]
     subprocess.run(["sh", "-ec", commands], cwd=tmp_path, check=True, capture_output=True)
     listener = ServerTls(tmp_path / "tls.crt", tmp_path / "tls.key", tmp_path / "ca.crt")

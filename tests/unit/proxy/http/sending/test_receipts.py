@@ -23,7 +23,7 @@ from ring.destination import Destination
 from tests.unit.proxy.http.sending.test_batch import FakeDispatch
 from tests.unit.proxy.session.wire import QUEUES, known
 
-REFERENCE = (Path(__file__).parents[5] / "docs/reference.md").read_text()
+REFERENCE = (Path(__file__).parents[5] / "docs/reference/http.md").read_text()
 
 
 def passed(exchange: str) -> Placement:
