@@ -2,6 +2,9 @@
 
 import re
 from pathlib import Path
+from statistics import mean
+
+import numpy as np
 
 from proxy.http.admin.metrics import ProxyCollector
 from proxy.http.admission.limits import Limits
@@ -24,7 +27,9 @@ from proxy.topology.management import Management
 from proxy.topology.sync import Sync
 from proxy.topology.table import PassReason, Router
 from ring.destination import Destination
+from ring.hashing import hash64, slot_of
 from ring.ring import Ring
+from ring.scores import draws, slot_streams
 from tests.unit.test_imports import ROOMS
 
 ROOT = Path(__file__).parents[2]
@@ -130,15 +135,32 @@ def test_nothing_cites_notes_that_are_not_in_the_repository() -> None:
         assert not re.search(r"\bDESIG[N]\b|\bSTYL[E]\.md\b", path.read_text()), path
 
 
-def test_the_share_of_moved_keys_in_the_readme_is_this_codes() -> None:
+def test_the_draws_in_the_explanation_of_the_ring_are_this_codes() -> None:
+    text = (ROOT / "docs/explanation/ring.md").read_text()
+    queues = [Destination("queue", f"orders.{n}") for n in (1, 2, 3, 4)]
+    three, four = (Ring.build(dict.fromkeys(queues[:count], 1)) for count in (3, 4))
+    keys = re.findall(r"^\| `([\w-]+)` \| \d+ \|", text, flags=re.M)
+    assert keys
+    for key in keys:
+        slot = slot_of(key.encode())
+        seeds = np.array([hash64(f"queue\0{queue.name}".encode()) for queue in queues], dtype=np.uint64)
+        drawn = [f"{draw / 2**64:.3f}" for draw in draws(np.full(4, slot_streams(np.array([slot]))[0]), seeds).tolist()]
+        before, after = three.owner(slot), four.owner(slot)
+        assert f"| `{key}` | {slot} | {' | '.join(drawn[:3])} | {before.name} |" in text
+        assert f"| `{key}` | {before.name}, {drawn[queues.index(before)]} | {drawn[3]} | {after.name} |" in text
+        assert f'["{key}"] --> ' in text
+        assert f'["slot {slot:,}"]' in text
+
+
+def test_the_share_of_moved_keys_in_the_explanation_of_the_ring_is_this_codes() -> None:
     queues = [Destination("queue", f"q{n}") for n in range(10)]
     keys = [f"key-{n}".encode() for n in range(3000)]
     ring = Ring.build(dict.fromkeys(queues, 1))
 
-    def moved(other: Ring) -> str:
-        return f"{sum(ring.owner_of(key) != other.owner_of(key) for key in keys) / len(keys):.0%}"
+    def moved(other: Ring) -> float:
+        return sum(ring.owner_of(key) != other.owner_of(key) for key in keys) / len(keys)
 
-    first, middle = (ring.changed({q: 1 for q in queues if q != gone}) for gone in (queues[0], queues[5]))
-    more = ring.changed({**dict.fromkeys(queues, 1), Destination("queue", "q10"): 1})
-    row = f"| ringproxy | {moved(first)} to {moved(middle)}: the removed queue's own | {moved(more)} |"
-    assert row in (ROOT / "README.md").read_text()
+    removed = [moved(ring.changed({q: 1 for q in queues if q != gone})) for gone in queues]
+    more = moved(ring.changed({**dict.fromkeys(queues, 1), Destination("queue", "q10"): 1}))
+    row = f"| ringproxy | {mean(removed):.1%} | {min(removed):.1%} to {max(removed):.1%} | {more:.1%} |"
+    assert row in (ROOT / "docs/explanation/ring.md").read_text()
