@@ -83,17 +83,25 @@ def raced(contenders: Sequence[Contender]) -> dict[str, list[Throughput]]:
 
 
 def rows(found: Mapping[str, Mapping[str, Sequence[Throughput]]], about: str) -> str:
-    """Return a table of contenders within scenes, their ratios to the first of their scene."""
+    """Return a table of contenders within scenes, with their ratios to the first of their scene and to the native
+    exchange, where that is one of them.
+    """
     cells = []
     for scene, ways in found.items():
-        first = next(iter(ways.values()))
+        first, native = next(iter(ways.values())), ways.get(CONSISTENT)
         for title, rounds in ways.items():
-            ratio = Spread.of([one.rate / other.rate for one, other in zip(rounds, first, strict=True)])
             rates = shown(Spread.of([r.rate for r in rounds]), ",.0f")
             costs = median([r.broker for r in rounds]), median([r.server for r in rounds], ".2f")
-            cells.append([scene, title, *rates, *shown(ratio, ".2f"), *costs])
-    heads = [about, "", "messages/s", "least to most", "÷ the first", "least to most"]
+            to_native = _ratio(rounds, native) if native and title == COMPILED else ("", "")
+            cells.append([scene, title, *rates, *_ratio(rounds, first), *to_native, *costs])
+    heads = [about, "", "messages/s", "least to most", "÷ the first", "least to most", "÷ native", "least to most"]
     return table([*heads, "broker CPU, µs a message", "sidecar's or relay's CPU, µs a message"], cells)
+
+
+def _ratio(rounds: Sequence[Throughput], others: Sequence[Throughput]) -> tuple[str, str]:
+    """Return the ratio of the rates within each round: its median, and its range."""
+    ratio = Spread.of([one.rate / other.rate for one, other in zip(rounds, others, strict=True)])
+    return shown(ratio, ".2f" if ratio.median < 10 else ".0f")
 
 
 def await_ring(http_url: str, exchange: str) -> None:
