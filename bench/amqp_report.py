@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from bench.amqp import COMPILED, CONSISTENT, RATES, RELAYED, STRAIGHT, Measured
 from bench.rounds import Spread, Throughput
-from bench.tables import Goal, at_least, at_most, chart, median, shown, table
+from bench.tables import Goal, at_least, at_most, goal_table, median, shown, table
 
 SLOW_SINCE = 4, 3
 """The release of RabbitMQ from which its x-consistent-hash takes the broker several times as long as before."""
@@ -35,9 +35,10 @@ def goals(found: Measured) -> list[Goal]:
 
 
 def markdown(found: Measured) -> str:
-    """Return the tables and charts as Markdown."""
-    parts = [_throughput(found), _bars(found), *(_latency(found, rate) for rate in found.latency)]
-    return "\n\n".join(parts)
+    """Return the goals and the tables as Markdown."""
+    return "\n\n".join(
+        [goal_table(goals(found)), _throughput(found), *(_latency(found, rate) for rate in found.latency)]
+    )
 
 
 def _ratio(found: Measured, other: str, figure: Callable[[Throughput], float | None]) -> Spread:
@@ -73,17 +74,6 @@ def _cpu(figures: Sequence[float | None]) -> str:
     return f"{median(known, '.2f')} ({shown(Spread.of(known), '.2f')[1]})" if known else ""
 
 
-def _bars(found: Measured) -> str:
-    resident = {title: [size / 2**20] for title, size in found.resident.items()}
-    charts = [
-        chart("messages/s", found.throughput, lambda r: r.rate, ",.0f"),
-        chart("broker CPU, µs a message", found.throughput, lambda r: r.broker, ".1f"),
-        chart("proxy CPU, µs a message", found.throughput, lambda r: r.server, ".2f"),
-        chart("proxy memory, MiB", resident, lambda size: size, ".0f"),
-    ]
-    return "\n\n".join(charts)
-
-
 def _latency(found: Measured, rate: int) -> str:
     rows = []
     for title, rounds in found.latency[rate].items():
@@ -99,8 +89,4 @@ def _latency(found: Measured, rate: int) -> str:
         "p50 above straight's, ms",
         "least to most",
     ]
-    charts = [
-        chart(f"{name} of the confirm at {rate:,} messages/s, ms", found.latency[rate], figure, form)
-        for name, figure, form in (("p50", lambda one: one.p50, ".3f"), ("p99", lambda one: one.p99, ".2f"))
-    ]
-    return "\n\n".join([table([*heads, "p99, ms", "least to most"], rows), *charts])
+    return table([*heads, "p99, ms", "least to most"], rows)

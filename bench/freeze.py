@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from bench import BenchError, messages
 from bench.load import Client
 from bench.process import peak_memory
+from bench.tables import Goal, goal_table, table
 from bench.wire import Answer
 from bench.world import World
 from proxy.settings.config import Settings
@@ -23,6 +24,9 @@ ALLOWED = frozenset({429, 503, 504})
 
 LIMIT = Settings().confirm_timeout + Settings().lookup_timeout + 1
 """The seconds within which every request must be answered."""
+
+MOST_MEMORY = 256 << 20
+"""The goal for the memory of the sidecar, in bytes."""
 
 _BEFORE = 5.0
 _CALM = 5.0
@@ -130,3 +134,26 @@ class Freeze:
 
     def _on_batch(self, answer: Answer | None, took: float) -> None:
         self.batches.add(answer, took, thawed=self._thawed)
+
+
+def goals(frozen: Frozen) -> list[Goal]:
+    """Return the goals of a freeze, with what was reached."""
+    others = {status for status in frozen.statuses if status // 100 != 2 and status not in ALLOWED}
+    recovery = "no" if frozen.recovery is None else f"after {frozen.recovery:.1f} s"
+    mebibytes = f"{frozen.peak / 2**20:.0f}"
+    statuses = ", ".join(map(str, sorted(others))) or "none"
+    when = f"broker frozen for {frozen.seconds:g} s"
+    return [
+        Goal(f"{when}: most memory, MiB", f"under {MOST_MEMORY >> 20}", mebibytes, "", frozen.peak < MOST_MEMORY),
+        Goal(f"{when}: answers other than 2xx, 429, 503, 504", "none", statuses, "", not others),
+        Goal(f"{when}: slowest answer, s", f"at most {LIMIT:g}", f"{frozen.slowest:.1f}", "", frozen.slowest <= LIMIT),
+        Goal(f"{when}: recovers by itself", "yes", recovery, "", frozen.recovery is not None),
+    ]
+
+
+def markdown(frozen: Frozen) -> str:
+    """Return the goals of a freeze, and its answers by status, as Markdown."""
+    rows = [[str(status or "no answer"), f"{count:,}"] for status, count in sorted(frozen.statuses.items())]
+    before = f"{frozen.peak_before / 2**20:.0f} MiB before the freeze, {frozen.peak / 2**20:.0f} MiB at the end"
+    told = f"Most memory of the sidecar: {before}."
+    return "\n\n".join([goal_table(goals(frozen)), table(["status, from the freeze on", "answers"], rows), told])

@@ -84,3 +84,11 @@ def in_turn(
                 found[title].append(result)
                 print(f"round {number}  {title}: {result}", file=sys.stderr, flush=True)
     return found
+
+
+def told(rounds: int, seconds: float) -> str:
+    """Return how the figures of contenders in turn are made, in a sentence for their tables."""
+    return (
+        f"Medians of {rounds} rounds of {seconds:g} s (less at a fixed rate), with the least and the most. The"
+        " contenders of a table take turns; ratios and differences are taken within a round."
+    )

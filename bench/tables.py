@@ -1,15 +1,10 @@
-"""The parts of the report: goals, tables, and charts of bars."""
+"""Goals and tables as Markdown, and such tables read again."""
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple, TypeVar
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from bench.rounds import Spread
-
-T = TypeVar("T")
-
-_WIDTH = 40
-"""The length of the longest bar, in characters."""
 
 
 class Goal(NamedTuple):
@@ -55,18 +50,40 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return re.sub(r" +\|", " |", "\n".join("| " + " | ".join(line) + " |" for line in lines))
 
 
-def bars(title: str, spreads: Mapping[str, Spread], form: str) -> str:
-    """A chart: a bar's dark part ends at the least figure, its light part at the most; the number is the median."""
-    longest = max(spread.most for spread in spreads.values())
-    margin = max(map(len, spreads))
-    lines = [title]
-    for name, spread in spreads.items():
-        least, most = (round(figure / longest * _WIDTH) for figure in (spread.least, spread.most))
-        lines.append(f"{name:{margin}}  {'█' * least}{'░' * (most - least)} {spread.median:{form}}")
-    return "\n".join(["```text", *lines, "```"])
+class Table(NamedTuple):
+    """A table as it was read: the heads of its columns, and the cells of its rows."""
+
+    heads: list[str]
+    rows: list[list[str]]
+
+    def spread(self, row: Sequence[str], head: str) -> Spread:
+        """Return the median in a column and the range in the next one, of the row that begins with these cells."""
+        at = self.heads.index(head)
+        cells = self._row(row)
+        least, most = cells[at + 1].split(" to ")
+        return Spread(number(cells[at]), number(least), number(most))
+
+    def number(self, row: Sequence[str], head: str) -> float:
+        """Return the number at the beginning of a cell, of the row that begins with these cells."""
+        return number(self._row(row)[self.heads.index(head)])
+
+    def column(self, at: int) -> list[str]:
+        """Return the different cells of a column, in their order."""
+        return list(dict.fromkeys(row[at] for row in self.rows))
+
+    def _row(self, begin: Sequence[str]) -> list[str]:
+        return next(row for row in self.rows if row[: len(begin)] == list(begin))
 
 
-def chart(title: str, rounds: Mapping[str, Sequence[T]], figure: Callable[[T], float | None], form: str) -> str:
-    """Bars of one figure of all rounds, for those of which it is known; it is for one at least."""
-    found = {name: [known for one in each if (known := figure(one)) is not None] for name, each in rounds.items()}
-    return bars(title, {name: Spread.of(figures) for name, figures in found.items() if figures}, form)
+def tables(text: str) -> list[Table]:
+    """Return the tables of a Markdown text, in their order; a cell is what stands between two bars."""
+    found = []
+    for block in re.findall(r"(?:^\|.*\|$\n?)+", text, flags=re.M):
+        heads, _, *rows = ([cell.strip() for cell in line[1:-1].split("|")] for line in block.splitlines())
+        found.append(Table(heads, rows))
+    return found
+
+
+def number(cell: str) -> float:
+    """Return the number that a cell begins with, such as 1234.5 of "1,234.5 (1,200 to 1,300)" and 9.7 of "9.7%"."""
+    return float(cell.split()[0].replace(",", "").rstrip("%"))

@@ -12,7 +12,7 @@ import pika
 from bench import BenchError, direct, wire
 from bench.amqp import COMPILED, CONSISTENT, RELAYED, STRAIGHT, Way, contender
 from bench.messages import KEYS
-from bench.rounds import Contender, Spread, Throughput, in_turn
+from bench.rounds import Contender, Spread, Throughput, in_turn, told
 from bench.tables import median, shown, table
 from bench.world import BOUNDED, World, declare
 from testbed.readiness import DIRECT
@@ -95,7 +95,8 @@ def rows(found: Mapping[str, Mapping[str, Sequence[Throughput]]], about: str) ->
             to_native = _ratio(rounds, native) if native and title == COMPILED else ("", "")
             cells.append([scene, title, *rates, *_ratio(rounds, first), *to_native, *costs])
     heads = [about, "", "messages/s", "least to most", "÷ the first", "least to most", "÷ native", "least to most"]
-    return table([*heads, "broker CPU, µs a message", "sidecar's or relay's CPU, µs a message"], cells)
+    heads += ["broker CPU, µs a message", "sidecar's or relay's CPU, µs a message"]
+    return f"{table(heads, cells)}\n\n{told(ROUNDS, SECONDS)}"
 
 
 def _ratio(rounds: Sequence[Throughput], others: Sequence[Throughput]) -> tuple[str, str]:

@@ -50,16 +50,3 @@ def test_every_figure_is_in_the_tables() -> None:
         lines.count("| this, compiled | 0.290 | 0.280 to 0.900 | +0.090 | +0.080 to +0.700 | 1.00 | 1.00 to 1.00 |")
         == 2
     )
-
-
-def test_every_figure_has_its_chart() -> None:
-    blocks = [block.splitlines() for block in markdown(measured()).split("```") if block.startswith("text\n")]
-    last = {title: [line.split()[-1] for line in lines] for _, title, *lines in blocks}
-    assert last == {
-        "messages/s": ["1,000", "500", "1,000", "950", "700"],
-        "broker CPU, µs a message": ["20.0", "40.0", "20.0", "20.0", "20.0"],
-        "proxy CPU, µs a message": ["0.50", "1.00", "5.00"],
-        "proxy memory, MiB": ["14", "66", "65"],
-        **{f"p50 of the confirm at {rate:,} messages/s, ms": ["0.200", "0.290"] for rate in RATES},
-        **{f"p99 of the confirm at {rate:,} messages/s, ms": ["1.00", "1.00"] for rate in RATES},
-    }

@@ -1,7 +1,7 @@
-"""Tables and charts show the figures they are given."""
+"""Tables show the figures they are given, and give them back."""
 
 from bench.rounds import Spread
-from bench.tables import at_least, at_most, bars, chart, goal_table, median, table
+from bench.tables import at_least, at_most, goal_table, median, number, shown, table, tables
 
 
 def test_the_median_decides_about_a_goal() -> None:
@@ -18,34 +18,23 @@ def test_a_missed_goal_shows_in_bold() -> None:
     ]
 
 
-def test_a_bar_is_dark_to_the_least_and_light_to_the_most() -> None:
-    chart = bars("messages/s", {"one": Spread(1500, 1000, 2000), "other": Spread(500, 500, 500)}, ",.0f")
-    assert chart.splitlines() == [
-        "```text",
-        "messages/s",
-        f"one    {'█' * 20}{'░' * 20} 1,500",
-        f"other  {'█' * 10} 500",
-        "```",
-    ]
-
-
-def test_a_chart_leaves_out_whose_figure_is_not_known() -> None:
-    rounds: dict[str, list[tuple[float, float | None]]] = {
-        "one": [(1.0, None), (3.0, None), (4.0, None)],
-        "other": [(2.0, 7.0)],
-        "third": [(1.0, None), (1.0, 3.5)],
-    }
-    assert chart("rate", rounds, lambda one: one[0], ".1f") == bars(
-        "rate", {"one": Spread(3, 1, 4), "other": Spread(2, 2, 2), "third": Spread(1, 1, 1)}, ".1f"
-    )
-    assert chart("cost", rounds, lambda one: one[1], ".1f") == bars(
-        "cost", {"other": Spread(7, 7, 7), "third": Spread(3.5, 3.5, 3.5)}, ".1f"
-    )
-
-
 def test_what_is_not_known_has_no_median() -> None:
     assert (median([3.0, None, 1.0, 2.0]), median([None])) == ("2.0", "")
 
 
 def test_an_empty_cell_is_as_narrow_as_it_can_be() -> None:
     assert table(["a", "b"], [["", "1"], ["x", ""]]).splitlines()[2:] == ["| | 1 |", "| x | |"]
+
+
+def test_tables_are_read_as_they_were_written() -> None:
+    one = table(["a", "", "least to most"], [["x", *shown(Spread(1500, 1000, 2000.5), ",.1f")], ["y", "", ""]])
+    other = table(["b"], [["9.7%"]])
+    first, second = tables(f"# title\n\ntext | with a bar\n\n{one}\n\n{other}\n")
+    assert (first.heads, second.heads) == (["a", "", "least to most"], ["b"])
+    assert first.rows == [["x", "1,500.0", "1,000.0 to 2,000.5"], ["y", "", ""]]
+    assert first.spread(["x"], "") == Spread(1500, 1000, 2000.5)
+    assert (first.column(0), second.number(["9.7%"], "b")) == (["x", "y"], 9.7)
+
+
+def test_a_cell_has_the_number_that_it_begins_with() -> None:
+    assert [number(cell) for cell in ("1,234.5 (1 to 2)", "+0.111", "-3", "54%")] == [1234.5, 0.111, -3, 54]
