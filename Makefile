@@ -46,7 +46,7 @@ checked-and-compiled: $(INSTALLED) $(if $(BROKER),,$(PIPELINE))
 	$(MAKE) --no-print-directory --jobs=2 $(if $(BROKER),,check) $(COMPILED)
 	.venv/bin/python -m testbed --prepare
 
-bench: $(COMPILED) ## Measure how fast it is, for docs/performance.md; with FULL=1, at length; with BROKER=installed, on that RabbitMQ
+bench: $(COMPILED) ## Measure how fast it is, into bench/results, and draw the plots; with FULL=1, at length; with BROKER=installed, on that RabbitMQ
 	.venv/bin/python -m bench $(if $(FULL),--full)
 
 chaos: $(COMPILED) ## Break all there is around the sidecars, and judge: docs/explanation/reliability.md; with SEED and FAULTS, otherwise or longer

@@ -1,4 +1,4 @@
-"""The benchmarks: `python -m bench` runs them, and docs/performance.md shows their results."""
+"""The benchmarks: `python -m bench` runs them, their results are in bench/results/, the plots in docs/images/."""
 
 
 class BenchError(RuntimeError):

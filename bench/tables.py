@@ -67,6 +67,10 @@ class Table(NamedTuple):
         """Return the number at the beginning of a cell, of the row that begins with these cells."""
         return number(self._row(row)[self.heads.index(head)])
 
+    def has(self, title: str) -> bool:
+        """Return whether a row with numbers begins with this cell."""
+        return any(row[0] == title and row[1][-1:].isdigit() for row in self.rows)
+
     def column(self, at: int) -> list[str]:
         """Return the different cells of a column, in their order."""
         return list(dict.fromkeys(row[at] for row in self.rows))

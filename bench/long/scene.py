@@ -102,7 +102,7 @@ def rows(found: Mapping[str, Mapping[str, Sequence[Throughput]]], about: str) ->
 def _ratio(rounds: Sequence[Throughput], others: Sequence[Throughput]) -> tuple[str, str]:
     """Return the ratio of the rates within each round: its median, and its range."""
     ratio = Spread.of([one.rate / other.rate for one, other in zip(rounds, others, strict=True)])
-    return shown(ratio, ".2f" if ratio.median < 10 else ".0f")
+    return shown(ratio, ".4f" if ratio.median < 0.1 else ".2f" if ratio.median < 10 else ".0f")
 
 
 def await_ring(http_url: str, exchange: str) -> None:
