@@ -60,7 +60,8 @@ class Result:
 def machine(load: float, before: HostTime) -> str:
     """Return the machine in words, with its load when the benchmark began, and what the host took since `before`."""
     stolen = f"{HostTime.now().stolen_since(before):.0%} of their time taken by the host"
-    return f"{os.cpu_count()} cores ({_processor()}), {stolen}, load average when it all began {load:.1f}"
+    loads = f"load average {load:.1f} when it all began, {os.getloadavg()[0]:.1f} at the end of this part"
+    return f"{os.cpu_count()} cores ({_processor()}), {stolen}, {loads}"
 
 
 def _processor() -> str:

@@ -1,5 +1,6 @@
 """The plots in the documents are those that the files of results draw."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -25,4 +26,4 @@ def test_a_plot_is_the_one_that_the_results_draw(drawn: Path, name: str) -> None
 def test_a_plot_is_small_and_has_text_that_can_be_searched(name: str) -> None:
     text = (FOLDER / f"{name}.svg").read_text()
     assert len(text) < 40_000
-    assert "ringproxy</text>" in text
+    assert re.search(">ringproxy.*</text>", text)
