@@ -164,3 +164,11 @@ def test_the_share_of_moved_keys_in_the_explanation_of_the_ring_is_this_codes() 
     more = moved(ring.changed({**dict.fromkeys(queues, 1), Destination("queue", "q10"): 1}))
     row = f"| ringproxy | {mean(removed):.1%} | {min(removed):.1%} to {max(removed):.1%} | {more:.1%} |"
     assert row in (ROOT / "docs/explanation/ring.md").read_text()
+    assert row in (ROOT / "bench/results/keys-4.3.md").read_text()
+
+
+def test_the_keys_that_move_natively_in_the_explanation_of_the_ring_are_the_measured_ones() -> None:
+    rows = re.findall(r"^\| native .*$", (ROOT / "docs/explanation/ring.md").read_text(), flags=re.M)
+    measured = (ROOT / "bench/results/keys-4.3.md").read_text().splitlines()
+    assert len(rows) == 2
+    assert set(rows) <= set(measured)
