@@ -7,8 +7,9 @@ import logging
 import os
 import re
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import uvloop
 
@@ -26,10 +27,13 @@ from ring.hashing import RING_FORMAT
 
 USAGE_ERROR = 2
 
+_SIDECAR = "http://127.0.0.1:15681"
+"""The admin listener of a sidecar on this machine, with default settings."""
+
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command; returns its exit status: 2 for a mistake in settings or arguments."""
-    options, unknown = _parser().parse_known_args(arguments)
+    options, unknown = parser().parse_known_args(arguments)
     if isinstance(sys.stdout, io.TextIOWrapper):
         # Keys may be any bytes, and names characters that a terminal lacks.
         sys.stdout.reconfigure(errors="backslashreplace")
@@ -62,43 +66,80 @@ def _unknown(command: argparse.ArgumentParser, argument: str) -> str:
     return f"{told} (see {command.prog} --help)"
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+class Command(NamedTuple):
+    """One command of `ring-proxy`."""
+
+    name: str
+    do: Callable[[argparse.Namespace], int]
+    """Does the command, and returns its exit status."""
+    add_arguments: Callable[[argparse.ArgumentParser], None]
+    help: str
+    statuses: Mapping[int, str]
+    """The meaning of each exit status of the command, but for `STATUSES`."""
+
+
+STATUSES: Mapping[int, str] = {
+    2: "a mistake in the arguments or settings, or no usable answer; standard error says what is wrong",
+    130: "Ctrl-C ended the command",
+}
+"""The meaning of the exit statuses that every command may have."""
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    made = argparse.ArgumentParser(
         prog="ring-proxy",
-        description="Routes RabbitMQ publishes over a consistent-hash ring of the exchange's bindings.",
+        description="Routes publishes to RabbitMQ's hash exchanges by a consistent-hash ring of their bindings.",
+        epilog="`ring-proxy COMMAND --help` lists the flags and the exit statuses of a command.",
         allow_abbrev=False,
     )
     version = f"ringproxy {__version__}, ring format {RING_FORMAT}, {kind()}"
-    parser.add_argument("--version", action="version", version=version)
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for name, do, text in (
-        ("run", _run, "run a sidecar until SIGTERM"),
-        ("config", _config, "show every setting, its meaning and the value in force, secrets hidden"),
-    ):
-        command = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
-        command.set_defaults(do=do, command=command)
-        _add_settings(command)
-        if do is _config:
-            command.add_argument(
-                "--check", action="store_true", help="show nothing, and read every file that the settings name instead"
-            )
-    text = "tell where a key goes and why, as a running sidecar sees it"
-    command = commands.add_parser("explain", help=text, description=text, allow_abbrev=False)
-    command.set_defaults(do=_explain, command=command)
-    command.add_argument("exchange")
-    command.add_argument("key", help="the routing key, or the value of the header or property that is hashed")
-    command.add_argument("--vhost", help="virtual host (default: the one of the sidecar's broker_url)")
-    command.add_argument("--sidecar", metavar="URL", default="http://127.0.0.1:15681", help="its admin listener")
-    text = "compare the rings of two sidecars; exit status 1 where they differ"
-    command = commands.add_parser("diff", help=text, description=text, allow_abbrev=False)
-    command.set_defaults(do=_diff, command=command)
-    command.add_argument("one", metavar="URL", help="admin listener of a sidecar, like http://10.0.0.7:15681")
-    command.add_argument("other", metavar="URL")
-    return parser
+    text = "print the release, the ring format, and whether the hot modules are compiled; then exit"
+    made.add_argument("--version", action="version", version=version, help=text)
+    commands = made.add_subparsers(required=True, metavar="COMMAND")
+    for each in COMMANDS:
+        command = commands.add_parser(
+            each.name,
+            help=each.help,
+            description=f"{each.help[0].upper()}{each.help[1:]}.",
+            epilog=_told({**each.statuses, **STATUSES}),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        command.set_defaults(do=each.do, command=command)
+        each.add_arguments(command)
+    return made
+
+
+def _told(statuses: Mapping[int, str]) -> str:
+    return "\n".join(["exit status:", *(f"  {status:<4} {meaning}" for status, meaning in sorted(statuses.items()))])
+
+
+def _add_check(command: argparse.ArgumentParser) -> None:
+    _add_settings(command)
+    text = "show nothing; read every file that the settings name, as a start would, and report each mistake in a line"
+    command.add_argument("--check", action="store_true", help=text)
+
+
+def _add_question(command: argparse.ArgumentParser) -> None:
+    command.add_argument("exchange", metavar="EXCHANGE", help="name of the exchange")
+    text = "the routing key; for an exchange that hashes a header or property, the value of that"
+    command.add_argument("key", metavar="KEY", help=text)
+    text = "virtual host of the exchange (default: the sidecar's own, the path of its broker_url)"
+    command.add_argument("--vhost", metavar="NAME", help=text)
+    text = f"URL of the sidecar's admin listener (default: {_SIDECAR})"
+    command.add_argument("--sidecar", metavar="URL", default=_SIDECAR, help=text)
+
+
+def _add_pair(command: argparse.ArgumentParser) -> None:
+    text = f"URL of the first sidecar's admin listener, such as {_SIDECAR}"
+    command.add_argument("one", metavar="URL", help=text)
+    command.add_argument("other", metavar="URL", help="URL of the second sidecar's admin listener")
 
 
 def _add_settings(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--config", metavar="FILE", help="TOML file of settings, overridden by environment and flags")
+    text = "TOML file of settings; the environment and flags win over it (default: the variable RINGPROXY_CONFIG)"
+    command.add_argument("--config", metavar="FILE", help=text)
     for name in field_names():
         # A switch such as --insecure needs no value.
         more: dict[str, Any] = {"nargs": "?", "const": "true"} if name in SWITCHES else {}
@@ -150,3 +191,42 @@ def _diff(options: argparse.Namespace) -> int:
     text, differ = diff(options.one, options.other)
     print(text)
     return int(differ)
+
+
+COMMANDS = (
+    Command(
+        "run",
+        _run,
+        _add_settings,
+        "run a sidecar until SIGTERM or SIGINT",
+        {
+            0: "a signal ended the sidecar, after it had answered what was in flight, or after drain_time",
+            1: "a second signal, or a defect, ended the sidecar at once",
+        },
+    ),
+    Command(
+        "config",
+        _config,
+        _add_check,
+        "show every setting with its meaning and the value in force, passwords hidden",
+        {0: "no mistake was found"},
+    ),
+    Command(
+        "explain",
+        _explain,
+        _add_question,
+        "show where a running sidecar sends a key, and why",
+        {0: "the sidecar answered"},
+    ),
+    Command(
+        "diff",
+        _diff,
+        _add_pair,
+        "compare the rings of two running sidecars",
+        {
+            0: "the sidecars agree on every exchange that both have read",
+            1: "the sidecars differ",
+        },
+    ),
+)
+"""Every command of `ring-proxy`."""

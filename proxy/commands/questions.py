@@ -9,6 +9,7 @@ from typing import Any
 from urllib.parse import quote
 
 from proxy.process.logs import escaped
+from proxy.topology.changes import PASSED_BECAUSE
 from ring.destination import Destination
 from ring.ring import Ring
 
@@ -16,6 +17,8 @@ TIMEOUT = 10.0
 """Seconds that a sidecar has to answer."""
 
 _MAX_ANSWER = 64 * 1024 * 1024
+
+_WHICH = "give the URL of a sidecar's admin listener (admin_listen)"
 
 
 class QuestionError(Exception):
@@ -34,14 +37,17 @@ def explain(sidecar: str, vhost: str | None, exchange: str, key: str) -> str:
         # Names are the choice of whoever declares queues, and must not steer the terminal of who asks.
         return "\n".join(map(escaped, _explanation(answer, vhost, exchange, key)))
     except (KeyError, TypeError) as error:
-        raise QuestionError(f"{sidecar}: not a sidecar's answer: {error!r}") from None
+        raise QuestionError(f"{sidecar}: not a sidecar's answer ({error!r}); {_WHICH}") from None
 
 
 def diff(one: str, other: str) -> tuple[str, bool]:
     """Return how the rings of two sidecars differ, in lines for people, and whether they differ at all."""
     answers = [_by_name(url) for url in (one, other)]
     if not answers[0].keys() & answers[1].keys():
-        raise QuestionError("nothing to compare: there is no exchange that both have read")
+        raise QuestionError(
+            f"nothing to compare: {one} and {other} have read no exchange in common; a sidecar reads an exchange "
+            "at the first publish to it, or at its start if route names it"
+        )
     lines: list[str] = []
     differ = False
     for name in sorted(answers[0].keys() | answers[1].keys()):
@@ -49,14 +55,18 @@ def diff(one: str, other: str) -> tuple[str, bool]:
         title = f"{name[1]} in {name[0]}"
         if mine is None or theirs is None:
             # Not a disagreement: a sidecar reads only the exchanges that were asked for.
-            lines.append(f"  {title}: read by {other if mine is None else one} only")
+            lines.append(f"  {title}: not compared, read by {other if mine is None else one} only")
             continue
         found = _differences(mine, theirs)
         differ = differ or bool(found)
-        lines.append(f"{'!' if found else '='} {title}: {mine.get('ring', '-')} {theirs.get('ring', '-')}")
+        lines.append(f"{'!' if found else '='} {title}: {_ring(mine)} / {_ring(theirs)}")
         lines += [f"    {line}" for line in found]
-    lines.append("they differ" if differ else "they agree")
+    lines.append("the sidecars differ" if differ else "the sidecars agree")
     return "\n".join(map(escaped, lines)), differ
+
+
+def _ring(answer: Mapping[str, Any]) -> str:
+    return f"ring {answer['ring']}" if "ring" in answer else "no ring"
 
 
 def _explanation(answer: Mapping[str, Any], vhost: str, exchange: str, key: str) -> list[str]:
@@ -65,7 +75,7 @@ def _explanation(answer: Mapping[str, Any], vhost: str, exchange: str, key: str)
     if answer.get("refused"):
         lines.append(f"refused      publishes are refused: {answer['refused']}")
     if answer["passed"]:
-        lines.append(f"passed       publishes go to the exchange itself: {answer['passed']}")
+        lines.append(f"passed       publishes go to the exchange itself: {_passed_because(answer['passed'])}")
     if place:
         lines += [
             f"key          {key}",
@@ -76,12 +86,20 @@ def _explanation(answer: Mapping[str, Any], vhost: str, exchange: str, key: str)
         ]
         for destination in answer["destinations"]:
             weight, share = destination["weight"], destination["share"]
-            lines.append(f"destination  {_title(destination)}, weight {weight}, {share:.2%}")
+            lines.append(f"destination  {_title(destination)}, weight {weight}, {share:.2%} of the slots")
     for binding in answer["ignored_bindings"]:
-        lines.append(f"ignored      {_title(binding['destination'])}: key {binding['key']!r} is {binding['reason']}")
+        why = f"its binding key {binding['key']!r} is {binding['reason']}"
+        lines.append(f"ignored      binding to {_title(binding['destination'])}: {why}")
     for change in answer["changes"]:
-        lines.append(f"change       {change['at']} {change['what']} ({change['why']}), {change['moved']:.2%} moved")
+        moved = f"{change['moved']:.2%} of the slots moved"
+        lines.append(f"change       {change['at']} {change['what']} ({change['why']}), {moved}")
     return lines
+
+
+def _passed_because(reason: str) -> str:
+    """Return a reason to pass with its meaning; a sidecar of another release may have a reason of its own."""
+    meanings = {str(known): meaning for known, meaning in PASSED_BECAUSE.items()}
+    return f"{meanings[reason]} ({reason})" if reason in meanings else reason
 
 
 def _differences(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
@@ -94,13 +112,17 @@ def _differences(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str
     for destination in sorted(weights[0].keys() | weights[1].keys()):
         a, b = (w.get(destination) for w in weights)
         if a != b:
-            lines.append(f"{destination}: weight {a or '-'} / {b or '-'}")
+            lines.append(f"{destination}: {_weight(a)} / {_weight(b)}")
     if weights[0] != weights[1] and all(weights):
         moved = Ring.build(weights[0]).moved_from(Ring.build(weights[1]))
         lines.append(f"{moved:.2%} of the slots have different owners")
     elif mine.get("ring") != theirs.get("ring") and not lines:
-        lines.append("the fingerprints differ")
+        lines.append("only the fingerprints differ: the sidecars have different ring formats")
     return lines
+
+
+def _weight(weight: int | None) -> str:
+    return "not on the ring" if weight is None else f"weight {weight}"
 
 
 def _weights(answer: Mapping[str, Any]) -> dict[Destination, int]:
@@ -111,13 +133,13 @@ def _by_name(sidecar: str) -> dict[tuple[str, str], Mapping[str, Any]]:
     try:
         return {(e["vhost"], e["exchange"]): e for e in _rings(sidecar)["exchanges"]}
     except (KeyError, TypeError) as error:
-        raise QuestionError(f"{sidecar}: not a sidecar's answer: {error!r}") from None
+        raise QuestionError(f"{sidecar}: not a sidecar's answer ({error!r}); {_WHICH}") from None
 
 
 def _rings(sidecar: str) -> Mapping[str, Any]:
     answer = _ask(sidecar, "/rings")
     if not isinstance(answer, dict) or "default_vhost" not in answer:
-        raise QuestionError(f"{sidecar}: not a sidecar's answer: {str(answer)[:60]!r}")
+        raise QuestionError(f"{sidecar}: not a sidecar's answer ({str(answer)[:60]!r}); {_WHICH}")
     return answer
 
 
@@ -127,20 +149,21 @@ def _title(destination: Mapping[str, str]) -> str:
 
 def _ask(sidecar: str, path: str) -> Any:
     if not sidecar.startswith(("http://", "https://")):
-        raise QuestionError(f"{sidecar!r} is not a URL like http://127.0.0.1:15681")
+        raise QuestionError(f"{sidecar!r} is not a URL such as http://127.0.0.1:15681; {_WHICH}")
     try:
         # Straight to the sidecar: proxies in the environment are for the way out.
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         with opener.open(sidecar.rstrip("/") + path, timeout=TIMEOUT) as response:
             return json.loads(response.read(_MAX_ANSWER))
     except urllib.error.HTTPError as error:
-        raise QuestionError(f"{sidecar}: {_detail(error)}") from None
+        raise QuestionError(f"{sidecar} answered {error.code}: {_detail(error)}") from None
     except (OSError, ValueError, http.client.HTTPException) as error:
-        raise QuestionError(f"{sidecar}: no answer: {getattr(error, 'reason', error)}") from None
+        why = getattr(error, "reason", error)
+        raise QuestionError(f"{sidecar}: no answer: {getattr(why, 'strerror', None) or why}; {_WHICH}") from None
 
 
 def _detail(error: urllib.error.HTTPError) -> str:
     try:
         return str(json.loads(error.read(_MAX_ANSWER))["detail"])
     except (ValueError, KeyError, TypeError):
-        return f"answered {error.code}"
+        return f"that is no sidecar's answer; {_WHICH}"

@@ -46,96 +46,126 @@ class Settings:
     broker_password_file: Path | None = _setting(None, "file whose first line replaces the password in broker_url")
     management_url: tuple[URL, ...] = _setting(
         (URL("http://guest:guest@localhost:15672"),),
-        "URL of the management API, with the user that reads bindings; or those of several nodes, tried in turn",
+        "URL of the management API, with the user that reads bindings; or URLs of several nodes of one cluster",
     )
     management_password_file: Path | None = _setting(
-        None, "file whose first line replaces the password in management_url"
+        None, "file whose first line replaces the password in each URL of management_url"
     )
     broker_addresses: tuple[Address, ...] = _setting(
-        (), "HOST:PORT of the cluster's nodes, tried in turn; broker_url's own where empty"
+        (), "HOST:PORT of each node of a cluster, tried in turn; if empty, host and port of broker_url"
     )
-    amqp_listen: Address = _setting(Address("127.0.0.1", 5673), "where AMQP clients connect")
+    amqp_listen: Address = _setting(Address("127.0.0.1", 5673), "address where AMQP clients connect")
     allow_mechanisms: tuple[Mechanism, ...] = _setting(
-        (), "of EXTERNAL and ANONYMOUS, which AMQP clients may use although they lend this sidecar's identity"
+        (), "SASL mechanisms that AMQP clients may use although they lend this sidecar's rights: EXTERNAL, ANONYMOUS"
     )
-    http_listen: Address = _setting(Address("127.0.0.1", 15680), "where HTTP publishes are taken")
-    admin_listen: Address = _setting(Address("127.0.0.1", 15681), "where probes, metrics and rings are served")
+    http_listen: Address = _setting(Address("127.0.0.1", 15680), "address where HTTP clients publish")
+    admin_listen: Address = _setting(Address("127.0.0.1", 15681), "address of the probes, the metrics and the rings")
     host_names: tuple[HostName, ...] = _setting(
-        (), "further names that http_listen and admin_listen go by; '*' for any (requests for others are refused)"
+        (), "further host names by which requests may address http_listen and admin_listen; '*' for any"
     )
-    http_socket: Path | None = _setting(None, "unix socket that takes HTTP publishes too, from anyone who may open it")
-    tokens_file: Path | None = _setting(None, "TOML file of bearer tokens and what each may publish to over HTTP")
+    http_socket: Path | None = _setting(
+        None, "path of a unix socket that takes HTTP publishes too, from anyone who may open it"
+    )
+    tokens_file: Path | None = _setting(
+        None, "TOML file of bearer tokens, and of the exchanges that each may publish to over HTTP"
+    )
     management_publish: bool | None = _setting(
         None,
-        "take the management API's publish, by login of broker users; off by default with tokens or client_ca_file",
+        "take the management API's publish, from broker users with name and password; by default only "
+        "without tokens_file and client_ca_file",
     )
-    insecure: bool = _setting(False, "take HTTP publishes from anyone, also where http_listen is no loopback address")
-    tls_cert_file: Path | None = _setting(None, "certificate chain (PEM) of the HTTP and AMQP listeners")
-    tls_key_file: Path | None = _setting(None, "private key (PEM) of tls_cert_file")
+    insecure: bool = _setting(False, "let anyone publish over HTTP, even where http_listen is not a loopback address")
+    tls_cert_file: Path | None = _setting(
+        None, "certificate chain (PEM) of the HTTP and AMQP listeners, which then speak TLS only"
+    )
+    tls_key_file: Path | None = _setting(None, "private key (PEM, without a password) of tls_cert_file")
     client_ca_file: Path | None = _setting(
-        None, "CA certificates (PEM): clients of the HTTP and AMQP listeners must show a certificate of theirs"
+        None,
+        "CA certificates (PEM); clients of the HTTP and AMQP listeners must show a certificate signed by one of them",
     )
     ca_file: Path | None = _setting(
-        None, "CA certificates (PEM) of the broker and the management API; the system's where empty"
+        None, "CA certificates (PEM) to trust for the broker and the management API; if empty, those of the system"
     )
     client_cert_file: Path | None = _setting(
         None, "certificate chain (PEM) to show to the broker and the management API"
     )
-    client_key_file: Path | None = _setting(None, "private key (PEM) of client_cert_file")
+    client_key_file: Path | None = _setting(None, "private key (PEM, without a password) of client_cert_file")
     route: tuple[str, ...] = _setting(
-        ("*",), "hash exchanges whose publishes a ring routes: NAME or VHOST/NAME patterns, percent-encoded"
+        ("*",), "hash exchanges whose publishes the ring routes: patterns NAME or VHOST/NAME, percent-encoded"
     )
     shadow: tuple[str, ...] = _setting(
-        (), "hash exchanges passed natively while what a ring would do is counted; wins over route"
+        (),
+        "hash exchanges whose publishes go to the exchange itself, while the ring's choices are counted; "
+        "wins over route",
     )
-    pass_: tuple[str, ...] = _setting((), "hash exchanges passed natively and left alone; wins over shadow")
-    sync_interval: float = _setting(15.0, "bindings are read again after a random time up to this", positive=True)
-    settle_time: float = _setting(2.0, "how long an unvouched removal must last before it counts")
-    ring_max_age: float = _setting(300.0, "age from which a ring that cannot be read again is stale", positive=True)
+    pass_: tuple[str, ...] = _setting(
+        (), "hash exchanges that the sidecar leaves alone: publishes go to the exchange itself; wins over shadow"
+    )
+    sync_interval: float = _setting(
+        15.0, "most seconds between two readings of an exchange's bindings; the time is random", positive=True
+    )
+    settle_time: float = _setting(
+        2.0, "seconds that a binding must be missing from all readings before its removal counts"
+    )
+    ring_max_age: float = _setting(
+        300.0, "seconds since the last good reading after which a ring is stale", positive=True
+    )
     ring_cache_dir: Path | None = _setting(
-        None, "folder where the last good rings are kept for a start while the management API is away; empty: nowhere"
+        None,
+        "folder where the last good rings are kept for a start while the management API is away; if empty, "
+        "none are kept",
     )
-    on_stale: OnStale = _setting("serve", "what a stale ring does: serve, or refuse publishes")
+    on_stale: OnStale = _setting("serve", "what a stale ring does: serve routes on, refuse refuses publishes")
     on_dead_letter: OnDeadLetter = _setting(
         "pass",
-        "an exchange whose queues would dead-letter under another routing key: pass it, rewrite anyway, or refuse "
-        "publishes",
+        "publishes to an exchange with a queue that would dead-letter under its own name: pass them to the "
+        "exchange, rewrite (route them by the ring all the same), or refuse them",
     )
-    management_timeout: float = _setting(5.0, "limit of one management API request", positive=True)
-    lookup_timeout: float = _setting(5.0, "how long a publish waits for a ring or a broker connection", positive=True)
-    confirm_timeout: float = _setting(10.0, "how long a publish waits for the broker's confirm", positive=True)
-    drain_time: float = _setting(20.0, "limit of answering what is in flight after SIGTERM")
+    management_timeout: float = _setting(
+        5.0, "most seconds of one request to one node of the management API", positive=True
+    )
+    lookup_timeout: float = _setting(
+        5.0, "most seconds that a publish waits for its exchange to be read, or for a broker connection", positive=True
+    )
+    confirm_timeout: float = _setting(
+        10.0, "most seconds that an HTTP publish waits for the broker's confirm", positive=True
+    )
+    drain_time: float = _setting(20.0, "most seconds to answer what is in flight after SIGTERM")
     body_timeout: float = _setting(
-        30.0, "how long an HTTP client may send nothing of a body, or read too little of an answer", positive=True
+        30.0,
+        "seconds that an HTTP client may fall behind 64 KiB/s as it sends a body or reads an answer",
+        positive=True,
     )
-    broker_connections: int = _setting(1, "connections to the broker for HTTP publishes, each virtual host")
-    max_sessions: int = _setting(1000, "most AMQP connections; each holds one to the broker")
-    max_body: int = _setting(16 * 1024 * 1024, "largest HTTP body taken, and largest message of a batch")
+    broker_connections: int = _setting(1, "number of broker connections for HTTP publishes, for each virtual host")
+    max_sessions: int = _setting(1000, "most AMQP client connections; each has a broker connection of its own")
+    max_body: int = _setting(16 * 1024 * 1024, "most bytes of one message over HTTP, alone or in a batch")
     max_batch: int = _setting(10_000, "most messages of one batch")
-    max_batch_body: int = _setting(128 * 1024 * 1024, "largest body of a batch, decompressed")
-    max_in_flight: int = _setting(10_000, "most HTTP publishes that wait for the broker's confirm")
-    max_in_flight_bytes: int = _setting(64 * 1024 * 1024, "most bytes of HTTP publishes that wait for the confirm")
-    max_http_connections: int = _setting(11_000, "most connections to http_listen and http_socket; idle ones count too")
-    journal_dir: Path | None = _setting(None, "folder for files of what was published; no journal where empty")
+    max_batch_body: int = _setting(128 * 1024 * 1024, "most bytes of one batch, decompressed")
+    max_in_flight: int = _setting(10_000, "most messages over HTTP that wait for the broker's confirm")
+    max_in_flight_bytes: int = _setting(64 * 1024 * 1024, "most bytes of HTTP requests and answers in memory at once")
+    max_http_connections: int = _setting(
+        11_000, "most connections to http_listen and http_socket together, idle ones included"
+    )
+    journal_dir: Path | None = _setting(
+        None, "folder for the journal's files; without it and journal_stream there is no journal"
+    )
     journal_stream: str | None = _setting(
-        None, "stream queue (default virtual host) to write the journal to, instead of journal_dir"
+        None, "stream queue of the default virtual host that takes the journal, in place of journal_dir"
     )
     journal_sample: float = _setting(
-        1.0, "share of the keys whose publishes are journalled, more than 0, at most 1", positive=True
+        1.0, "share of the keys whose publishes are recorded, above 0 and at most 1", positive=True
     )
-    journal_key: JournalKey = _setting("plain", "what of a key is journalled: plain, hash (keyed), or none")
+    journal_key: JournalKey = _setting(
+        "plain", "what a record has of the key: plain (the key), hash (its keyed hash), or none"
+    )
     journal_key_file: Path | None = _setting(None, "file whose first line is the secret of journal_key = hash")
-    journal_file_seconds: float = _setting(
-        60.0, "age at which a journal file is closed and gets its name", positive=True
-    )
-    journal_file_bytes: int = _setting(
-        64 * 1024 * 1024, "compressed size at which a journal file is closed and gets its name"
-    )
+    journal_file_seconds: float = _setting(60.0, "age in seconds at which a journal file is finished", positive=True)
+    journal_file_bytes: int = _setting(64 * 1024 * 1024, "compressed size at which a journal file is finished")
     journal_max_bytes: int = _setting(
         10 * 1024**3, "compressed size of all files in journal_dir at which further records are dropped"
     )
-    log_level: LogLevel = _setting("info", "least severe log lines to write")
-    log_format: LogFormat = _setting("text", "how the log is written: text, or json, one object a line")
+    log_level: LogLevel = _setting("info", "least severe log lines to write: debug, info, warning, error")
+    log_format: LogFormat = _setting("text", "form of the log: text, or json with one object a line")
 
     def __post_init__(self) -> None:
         """Check what the parser of one field cannot see. Raises ConfigError."""

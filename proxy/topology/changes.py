@@ -10,6 +10,20 @@ from ring.destination import Destination
 log = logging.getLogger(__name__)
 
 
+PASSED_BECAUSE: Mapping[PassReason, str] = {
+    PassReason.TYPE: "it is not a hash exchange",
+    PassReason.NO_BINDINGS: "no binding of it has a weight",
+    PassReason.MODE_PASS: "the settings do not route it",
+    PassReason.SHADOW: "the setting shadow has it",
+    PassReason.DEAD_LETTER: "one of its queues would dead-letter under the queue's own name",
+    PassReason.INTERNAL_DESTINATION: "an internal exchange is bound to it",
+    PassReason.CYCLE: "exchanges with rings are bound to one another in a circle",
+    PassReason.INTERNAL: "it is internal, and the broker refuses publishes to it",
+    PassReason.ABSENT: "it does not exist, and the broker refuses the publish",
+}
+"""The end of a sentence that says why publishes go to an exchange itself, by the reason."""
+
+
 def title(name: Name) -> str:
     """Return the words by which log lines name an exchange."""
     return f"exchange {name[1]!r} in virtual host {name[0]!r}"
@@ -117,4 +131,5 @@ def _log_passed(name: Name, entry: Entry) -> None:
         case PassReason.INTERNAL_DESTINATION:
             log.warning("%s: passed to the exchange itself, because an internal exchange is bound to it", title(name))
         case reason:
-            log.info("%s: publishes are passed to the exchange itself (%s)", title(name), reason)
+            why = PASSED_BECAUSE[reason]
+            log.info("%s: publishes are passed to the exchange itself, because %s (%s)", title(name), why, reason)

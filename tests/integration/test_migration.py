@@ -128,7 +128,7 @@ def test_from_native_to_routed_and_back(
     shell = Shell(variables(broker, one, other))
     told = shell(done)
     assert 'ringproxy_ring_routed{exchange="orders",vhost="shop"} 1.0' in told
-    assert "they agree" in told
+    assert "the sidecars agree" in told
     receipt, counted = parsed(told[told.index('{"outcome"') :])
     assert (receipt["outcome"], receipt["destination"]["name"]) == ("confirmed", would)
     # As many as before it: two shadowing sidecars' and two rounds of the native publisher's.

@@ -361,7 +361,7 @@ def test_the_fleet_disagrees(start_used: StartSidecar, broker: Broker, login: Lo
     with management_front(login.management_url) as front:
         blind, seeing = start_used(management_url=front.url), start_used()
         shell = Shell(here(broker, blind, seeing))
-        assert "they agree" in shell(diff)
+        assert "the sidecars agree" in shell(diff)
         front.answer("", 500)
         shop.queue("orders.4")
         shop.bind("orders", "orders.4")
@@ -502,5 +502,5 @@ def test_restart_and_upgrade(start_used: StartSidecar, broker: Broker) -> None:
     told = re.match(r'ringproxy_build_info{hot_loop="(\w+)",ring_format="1",version="[\d.]+"} 1.0', shell(wait))
     assert told is not None
     assert told[1] == kind()
-    assert "they agree" in shell(compare)
+    assert "the sidecars agree" in shell(compare)
     assert PASSWORD not in new.log()

@@ -1,11 +1,13 @@
 """The documents say what the code has, no less and no more."""
 
 import re
+from argparse import ArgumentParser, _SubParsersAction
 from pathlib import Path
 from statistics import mean
 
 import numpy as np
 
+from proxy.cli import COMMANDS, STATUSES, parser
 from proxy.http.admin.metrics import ProxyCollector
 from proxy.http.admission.limits import Limits
 from proxy.http.formats.problems import _TITLES
@@ -49,6 +51,13 @@ def first_cells(text: str) -> set[str]:
     return set(re.findall(r"^\| `([^`]+)`", text, flags=re.M))
 
 
+def sections(page: str, level: str) -> dict[str, str]:
+    """The sections of a page of the reference by their titles, of the headings of one level, such as `##`."""
+    parts = re.split(r"^#+ ", REFERENCE[page], flags=re.M)
+    titles = re.findall(rf"^{level} (.*)$", REFERENCE[page], flags=re.M)
+    return {title: text for title in titles for text in parts if text.startswith(f"{title}\n")}
+
+
 def test_every_setting_is_documented_and_no_other() -> None:
     assert first_cells(REFERENCE["settings"]) == set(field_names())
 
@@ -60,6 +69,55 @@ def test_defaults_are_the_documented_ones() -> None:
         value = getattr(defaults, "pass_" if name == "pass" else name)
         shown = ",".join(map(str, value)) if isinstance(value, tuple) and not hasattr(value, "port") else str(value)
         assert text == (f"{value:g}" if isinstance(value, float) else shown), name
+
+
+def parsers() -> dict[str, ArgumentParser]:
+    """The parser of each command, by its name."""
+    (commands,) = (action for action in parser()._actions if isinstance(action, _SubParsersAction))
+    return dict(commands.choices)
+
+
+def command_section(title: str) -> str:
+    """A section of docs/reference/commands.md, without its examples, up to the next heading."""
+    text = re.sub(r"^```.*?^```$", "", REFERENCE["commands"], flags=re.M | re.S)
+    return re.split(r"^## ", text.split(f"## {title}\n", 1)[1], maxsplit=1, flags=re.M)[0]
+
+
+def flags_of(command: ArgumentParser) -> set[str]:
+    return {flag for action in command._actions for flag in action.option_strings}
+
+
+def statuses_of(section: str) -> set[int]:
+    return {int(status) for status in re.findall(r"^\| (\d+) \|", section, flags=re.M)}
+
+
+def test_every_command_is_documented_and_no_other() -> None:
+    assert re.findall(r"^## ring-proxy (\S+)$", REFERENCE["commands"], flags=re.M) == list(parsers())
+
+
+def test_every_flag_and_argument_is_documented_and_no_other() -> None:
+    of_settings = {f"--{name.replace('_', '-')}" for name in field_names()}
+    everywhere = set(re.findall(r"`(-[a-z-]+)`", command_section("All commands")))
+    assert everywhere == flags_of(parser())
+    for name, command in parsers().items():
+        section = command_section(f"ring-proxy {name}")
+        flags = flags_of(command)
+        if "--broker-url" in flags:
+            assert of_settings <= flags
+            assert "each [setting](settings.md) is a flag" in section
+            flags -= of_settings
+        assert {cell for cell in first_cells(section) if cell.startswith("-")} == flags - everywhere, name
+        arguments = [str(action.metavar) for action in command._actions if not action.option_strings]
+        synopsis = rf"`ring-proxy {name}((?: [A-Z]+)*)`"
+        assert {told.strip() for told in re.findall(synopsis, REFERENCE["commands"])} - {""} == {
+            " ".join(arguments)
+        } - {""}
+
+
+def test_every_exit_status_is_documented_and_no_other() -> None:
+    assert statuses_of(command_section("All commands")) == set(STATUSES)
+    for command in COMMANDS:
+        assert statuses_of(command_section(f"ring-proxy {command.name}")) == set(command.statuses), command.name
 
 
 async def test_every_metric_is_documented_and_no_other(tmp_path: Path) -> None:
@@ -79,17 +137,15 @@ async def test_every_metric_is_documented_and_no_other(tmp_path: Path) -> None:
         families = list(ProxyCollector(*parts).collect())
     suffix = {"counter": "_total", "info": "_info"}
     names = {family.name + suffix.get(family.type, "") for family in families}
-    assert names == first_cells(REFERENCE["metrics"])
+    assert names == {cell for cell in first_cells(REFERENCE["metrics"]) if cell.startswith("ringproxy_")}
 
 
 def test_every_problem_outcome_and_pass_reason_is_documented() -> None:
     assert set(_TITLES) == set(re.findall(r"^\| \d{3} \| `([a-z-]+)`", REFERENCE["http"], flags=re.M))
-    for end in End:
-        assert f"`{end.value}`" in REFERENCE["metrics"]
-    for reason in PassReason:
-        assert f"`{reason}`" in REFERENCE["metrics"]
-    for outcome in Outcome:
-        assert any(f"`{outcome}`" in page or f'"{outcome}"' in page for page in REFERENCE.values())
+    tables = {title: first_cells(text) for title, text in sections("metrics", "###").items()}
+    assert tables["Ends of sessions"] == {end.value for end in End}
+    assert tables["Reasons to pass"] == set(PassReason)
+    assert tables["Outcomes"] == set(Outcome)
 
 
 def test_the_table_of_rooms_is_in_the_order_of_the_rules() -> None:

@@ -130,7 +130,9 @@ async def problem_middleware(
         response.headers["Allow"] = allowed
         return response
     except web.HTTPNotFound:
-        return ProblemError(404, "not-found", f"path: {request.raw_path[:200]!r}", Outcome.INVALID).response()
+        return ProblemError(
+            404, "not-found", f"path: there is no endpoint {request.raw_path[:200]!r}", Outcome.INVALID
+        ).response()
     except web.HTTPException as error:
         return ProblemError(error.status, "bad-request", error.reason, Outcome.INVALID).response()
     except Exception:
