@@ -49,7 +49,7 @@ checked-and-compiled: $(INSTALLED) $(if $(BROKER),,$(PIPELINE))
 bench: $(COMPILED) ## Measure how fast it is, into bench/results, and draw the plots; with FULL=1, at length; with BROKER=installed, on that RabbitMQ
 	.venv/bin/python -m bench $(if $(FULL),--full)
 
-chaos: $(COMPILED) ## Break all there is around the sidecars, and judge: docs/explanation/reliability.md; with SEED and FAULTS, otherwise or longer
+chaos: $(COMPILED) ## Break all there is around the sidecars, and judge: docs/development/chaos.md; with SEED and FAULTS, otherwise or longer
 	PYTHONSAFEPATH=1 PYTHONPATH=build/compiled:. .venv/bin/python -m tests.chaos --seed=$(or $(SEED),44) --faults=$(or $(FAULTS),30)
 
 fuzz: $(INSTALLED) ## Fuzz all that reads bytes, each harness for SECONDS (60); on Linux, x86-64

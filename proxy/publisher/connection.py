@@ -284,7 +284,7 @@ class BrokerConnection:
         """Ask whether the broker reads this connection if publishes were given up, and end it if the broker does not.
 
         RabbitMQ may stop reading one connection for ever while its heartbeats come and others are read
-        (docs/explanation/reliability.md, "What long runs have found"). In an alarm it reads nothing, but says so.
+        (docs/development/chaos.md, "What long runs have found"). In an alarm it reads nothing, but says so.
         """
         protocol = socket.protocol
         if self._probed is not None:

@@ -1,4 +1,4 @@
-"""`python -m tests.chaos --seed=N --faults=N`: faults under load, and a judgement (docs/explanation/reliability.md)."""
+"""`python -m tests.chaos --seed=N --faults=N`: faults under load, and a judgement (docs/development/chaos.md)."""
 
 import argparse
 import asyncio
@@ -40,7 +40,7 @@ SHOWN = 20
 
 ADVANCED = "[{rabbit, [{quorum_commands_soft_limit, 100000}]}].\n"
 """Of each node: a quorum queue that is deleted while a channel has reached this limit at it stops RabbitMQ before 3.12
-from reading that connection, for ever (docs/explanation/reliability.md, "What long runs have found"). No publisher here
+from reading that connection, for ever (docs/development/chaos.md, "What long runs have found"). No publisher here
 reaches it.
 """
 

@@ -46,7 +46,7 @@ def test_nor_do_two_that_are_far_apart() -> None:
 
 
 def test_an_absence_begins_once_the_first_reading_that_shows_it_has_come_back() -> None:
-    """A slow one, that a lie met at its end, and then one within the same lie (docs/explanation/reliability.md)."""
+    """A slow one, that a lie met at its end, and then one within the same lie (docs/development/chaos.md)."""
     in_force = WeightsInForce({A: 1, B: 2}).after({}, 0, SETTLE, SETTLE).after({}, SETTLE + 0.1, SETTLE + 0.2, SETTLE)
     assert in_force.weights == {A: 1, B: 2}
     assert set(in_force.missing.values()) == {SETTLE}
