@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bench import direct, wire
-from bench.latency import Latency
 from bench.messages import KEYS
 from bench.paced import confirm_latency
-from bench.process import memory
+from bench.process import cpu_seconds, memory
 from bench.rounds import Contender, Throughput, in_turn
 from bench.world import EXCHANGE, MODULUS_EXCHANGE, QUEUES, World
 
@@ -25,6 +24,16 @@ _TRANSIENT = 1
 _WARM_UP = 0.5
 
 
+class Paced(NamedTuple):
+    """The figures of one round at a fixed rate."""
+
+    p50: float
+    p99: float
+    """Milliseconds from when a message was due to its confirm: the median, and the 99th percentile."""
+    proxy: float | None
+    """CPU time of the proxy per message, in microseconds; None where there is none."""
+
+
 @dataclass(frozen=True)
 class Measured:
     """The results of the measurements by AMQP, by the title of each way of a publish."""
@@ -32,8 +41,8 @@ class Measured:
     version: str
     """The version of the broker."""
     throughput: Mapping[str, Sequence[Throughput]]
-    latency: Mapping[int, Mapping[str, Sequence[Latency]]]
-    """The latencies of confirms by rate, in messages a second, and title."""
+    paced: Mapping[int, Mapping[str, Sequence[Paced]]]
+    """The rounds at a fixed rate by rate, in messages a second, and title."""
     resident: Mapping[str, int]
     """The resident bytes of the proxies after the measurements."""
     idle: int
@@ -78,13 +87,22 @@ def measured(world: World, rounds: int, seconds: float) -> Measured:
     """Measure the throughput of all ways, and then the latency of their confirms at each rate."""
     all_ways = ways(world)
     throughput = in_turn({way.title: contender(world, way).measure for way in all_ways}, rounds, seconds)
-    latency = {}
+    paced = {}
     for rate, each in RATES.items():
-        timed = {way.title: partial(confirm_latency, way.amqp_url, rate, way.messages) for way in all_ways}
-        latency[rate] = in_turn(timed, rounds, each, _WARM_UP)
+        timed = {way.title: partial(_paced, way, rate) for way in all_ways}
+        paced[rate] = in_turn(timed, rounds, each, _WARM_UP)
     resident = {way.title: memory(way.proxy) for way in all_ways if way.proxy is not None}
     absent = [] if world.has_modulus else [MODULUS]
-    return Measured(world.version, throughput, latency, resident, world.idle_memory, absent)
+    return Measured(world.version, throughput, paced, resident, world.idle_memory, absent)
+
+
+def _paced(way: Way, rate: int, seconds: float) -> Paced:
+    """Publish this way at a fixed rate, each message in a write of its own, for some seconds."""
+    before = None if way.proxy is None else cpu_seconds(way.proxy)
+    p50, p99 = confirm_latency(way.amqp_url, rate, way.messages, seconds)
+    if way.proxy is None or before is None:
+        return Paced(p50, p99, None)
+    return Paced(p50, p99, (cpu_seconds(way.proxy) - before) / (rate * seconds) * 1e6)
 
 
 def _saved(world: World, name: str, keys: Sequence[str], exchange: str) -> Path:

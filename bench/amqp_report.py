@@ -19,7 +19,7 @@ def goals(found: Measured) -> list[Goal]:
     release = tuple(int(part) for part in found.version.split(".")[:2])
     times_native = 2.2 if release >= SLOW_SINCE else 1.25
     slowest = min(RATES)
-    above = zip(found.latency[slowest][COMPILED], found.latency[slowest][STRAIGHT], strict=True)
+    above = zip(found.paced[slowest][COMPILED], found.paced[slowest][STRAIGHT], strict=True)
     idle = found.idle / 2**20
     return [
         at_least(both(STRAIGHT), 0.92, _ratio(found, STRAIGHT, lambda r: r.rate)),
@@ -36,9 +36,7 @@ def goals(found: Measured) -> list[Goal]:
 
 def markdown(found: Measured) -> str:
     """Return the goals and the tables as Markdown."""
-    return "\n\n".join(
-        [goal_table(goals(found)), _throughput(found), *(_latency(found, rate) for rate in found.latency)]
-    )
+    return "\n\n".join([goal_table(goals(found)), _throughput(found), *(_latency(found, rate) for rate in found.paced)])
 
 
 def _ratio(found: Measured, other: str, figure: Callable[[Throughput], float | None]) -> Spread:
@@ -76,12 +74,13 @@ def _cpu(figures: Sequence[float | None]) -> str:
 
 def _latency(found: Measured, rate: int) -> str:
     rows = []
-    for title, rounds in found.latency[rate].items():
-        pairs = zip(rounds, found.latency[rate][STRAIGHT], strict=True)
+    for title, rounds in found.paced[rate].items():
+        pairs = zip(rounds, found.paced[rate][STRAIGHT], strict=True)
         above = Spread.of([one.p50 - straight.p50 for one, straight in pairs])
-        p50, p99 = (Spread.of(figures) for figures in zip(*rounds, strict=True))
-        rows.append([title, *shown(p50, ".3f"), *shown(above, "+.3f"), *shown(p99, ".2f")])
-    rows += [[title, "not on this broker", *[""] * 5] for title in found.absent]
+        p50, p99 = Spread.of([one.p50 for one in rounds]), Spread.of([one.p99 for one in rounds])
+        cpu = median([one.proxy for one in rounds])
+        rows.append([title, *shown(p50, ".3f"), *shown(above, "+.3f"), *shown(p99, ".2f"), cpu])
+    rows += [[title, "not on this broker", *[""] * 6] for title in found.absent]
     heads = [
         f"confirms at {rate:,} messages/s",
         "p50, ms",
@@ -89,4 +88,4 @@ def _latency(found: Measured, rate: int) -> str:
         "p50 above straight's, ms",
         "least to most",
     ]
-    return table([*heads, "p99, ms", "least to most"], rows)
+    return table([*heads, "p99, ms", "least to most", "proxy CPU, µs a message"], rows)
