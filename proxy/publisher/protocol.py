@@ -140,7 +140,7 @@ class PublisherProtocol:
     def pack(self) -> None:
         """Append to `out` the publishes through the default exchange, those of one queue in a row and in their order.
 
-        A broker takes a queue's messages together then, and confirms them together (measured: docs/performance.md).
+        A broker takes a queue's messages together then, and confirms them together (measured: bench/README.md).
         """
         if not self._waiting:
             return
