@@ -37,7 +37,7 @@ from tests.unit.test_imports import ROOMS
 ROOT = Path(__file__).parents[2]
 REFERENCE = {page.stem: page.read_text() for page in (ROOT / "docs/reference").glob("*.md")}
 ARCHITECTURE = (ROOT / "docs/architecture.md").read_text()
-DOCUMENTS = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+DOCUMENTS = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "bench").rglob("*.md")]
 CODE = "ring", "proxy", "pipeline", "testbed", "bench", "tests"
 PATH = rf"(?:{'|'.join(CODE)}|deploy|docs)/[\w./-]+"
 
