@@ -1,4 +1,4 @@
-"""The command ring-proxy: run, config, explain, diff."""
+"""The command ring-proxy: run, config, explain, diff, topology."""
 
 import argparse
 import gc
@@ -22,6 +22,7 @@ from proxy.process.logs import catch_all, escaped, install
 from proxy.settings.config import Settings
 from proxy.settings.parse import ConfigError, did_you_mean
 from proxy.settings.sources import ENVIRONMENT_PREFIX, SWITCHES, describe, field_names, help_of, load_settings
+from proxy.shards import command as topology
 from ring.compiled import kind
 from ring.hashing import RING_FORMAT
 
@@ -98,17 +99,24 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--version", action="version", version=version, help=text)
     commands = made.add_subparsers(required=True, metavar="COMMAND")
     for each in COMMANDS:
-        command = commands.add_parser(
-            each.name,
-            help=each.help,
-            description=f"{each.help[0].upper()}{each.help[1:]}.",
-            epilog=_told({**each.statuses, **STATUSES}),
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-            allow_abbrev=False,
-        )
+        command = _added(commands, each.name, each.help, {**each.statuses, **STATUSES})
         command.set_defaults(do=each.do, command=command)
         each.add_arguments(command)
     return made
+
+
+def _added(
+    commands: "argparse._SubParsersAction[argparse.ArgumentParser]", name: str, text: str, statuses: Mapping[int, str]
+) -> argparse.ArgumentParser:
+    """Add a command with this help and these exit statuses, and return its parser."""
+    return commands.add_parser(
+        name,
+        help=text,
+        description=f"{text[0].upper()}{text[1:]}.",
+        epilog=_told(statuses),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
 
 
 def _told(statuses: Mapping[int, str]) -> str:
@@ -137,10 +145,20 @@ def _add_pair(command: argparse.ArgumentParser) -> None:
     command.add_argument("other", metavar="URL", help="URL of the second sidecar's admin listener")
 
 
-def _add_settings(command: argparse.ArgumentParser) -> None:
+def _add_topology(command: argparse.ArgumentParser) -> None:
+    parts = command.add_subparsers(required=True, metavar="PART")
+    for each in topology.PARTS:
+        part = _added(parts, each.name, each.help, {**each.statuses, **STATUSES})
+        part.set_defaults(do=_topology, part=each, command=part)
+        _add_settings(part, topology.SETTINGS)
+        each.add_arguments(part)
+
+
+def _add_settings(command: argparse.ArgumentParser, names: tuple[str, ...] | None = None) -> None:
+    """Add a flag for each of these settings, for all if none are named."""
     text = "TOML file of settings; the environment and flags win over it (default: the variable RINGPROXY_CONFIG)"
     command.add_argument("--config", metavar="FILE", help=text)
-    for name in field_names():
+    for name in names or field_names():
         # A switch such as --insecure needs no value.
         more: dict[str, Any] = {"nargs": "?", "const": "true"} if name in SWITCHES else {}
         flag = f"--{name.replace('_', '-')}"
@@ -148,7 +166,7 @@ def _add_settings(command: argparse.ArgumentParser) -> None:
 
 
 def _settings(options: argparse.Namespace, *, secrets: bool = True) -> Settings:
-    flags = {name: value for name in field_names() if (value := getattr(options, f"set_{name}")) is not None}
+    flags = {name: value for name in field_names() if (value := getattr(options, f"set_{name}", None)) is not None}
     file = options.config or os.environ.get(f"{ENVIRONMENT_PREFIX}CONFIG")
     return load_settings(Path(file) if file else None, os.environ, flags, secrets=secrets)
 
@@ -193,6 +211,10 @@ def _diff(options: argparse.Namespace) -> int:
     return int(differ)
 
 
+def _topology(options: argparse.Namespace) -> int:
+    return topology.run(options.part, _settings(options), options)
+
+
 COMMANDS = (
     Command(
         "run",
@@ -226,6 +248,16 @@ COMMANDS = (
         {
             0: "the sidecars agree on every exchange that both have read",
             1: "the sidecars differ",
+        },
+    ),
+    Command(
+        "topology",
+        _topology,
+        _add_topology,
+        "make exchanges and their shards from a file, and change them",
+        {
+            0: "there is nothing to do, or all of it was done",
+            1: "plan and check: there is something to do",
         },
     ),
 )

@@ -7,7 +7,7 @@ import math
 import ssl
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 from urllib.parse import quote
 
 import aiohttp
@@ -79,6 +79,15 @@ class UnansweredError(ManagementError):
         """Take the path of the request and why it failed. `retry_after` is the seconds that the node asked to wait."""
         super().__init__(f"{shown}: {why}", retry_after)
         self.why = why
+
+
+class RefusedError(ManagementError):
+    """The broker refused a change; `reason` is in its own words, and `status` is the answer's."""
+
+    def __init__(self, shown: str, status: int, reason: str) -> None:
+        """Take the path of the request, and the status and reason of the answer."""
+        super().__init__(f"{shown}: {status} {reason}")
+        self.status, self.reason = status, reason
 
 
 class NotAskableError(ManagementError):
@@ -184,6 +193,21 @@ class Management:
         answer = await self._get(["queues", vhost, queue], _QUEUE_COLUMNS)
         return None if answer is None else dead_letters_by_own_name(answer)
 
+    async def page(self, path: Sequence[str], columns: Sequence[str]) -> object | None:
+        """Return the JSON of any page; None for 404. Raises ManagementError.
+
+        `path` has the parts of the page's path after `/api`, and `columns` the fields to answer with.
+        """
+        return await self._get(path, columns)
+
+    async def change(self, method: str, path: Sequence[str], body: Mapping[str, object] | None = None) -> None:
+        """Have the broker declare, bind, unbind or delete. The request must be one that may be sent twice.
+
+        Raises RefusedError if the broker refuses, with status 404 also for what does not exist, and UnansweredError if
+        no node answered: then the change may have been made.
+        """
+        await self._first_answer(path, _Request(method, "", body))
+
     async def _required(self, path: Sequence[str], columns: Sequence[str]) -> object:
         """Return the JSON of an answer. Raises ManagementError, also for 404."""
         answer = await self._get(path, columns)
@@ -193,6 +217,10 @@ class Management:
 
     async def _get(self, path: Sequence[str], columns: Sequence[str]) -> object | None:
         """Return the JSON from the first node that answers; None for 404. Raises ManagementError."""
+        return await self._first_answer(path, _reading(columns))
+
+    async def _first_answer(self, path: Sequence[str], request: "_Request") -> object | None:
+        """Return the answer of the first node that gives one; None for 404. Raises ManagementError."""
         if not _DOTS.isdisjoint(path):
             raise NotAskableError(f"{_shown(path)}: the management API cannot be asked for what is called '.' or '..'")
         faults: dict[Node, UnansweredError] = {}
@@ -200,7 +228,7 @@ class Management:
             try:
                 if self._nodes.is_other(node):
                     await self._admit(node, faults)
-                answer = await self._ask(node, path, columns)
+                answer = await self._ask(node, path, request)
             except UnansweredError as error:
                 self._nodes.failed(node)
                 faults[node] = error
@@ -217,10 +245,10 @@ class Management:
         not.
         """
         try:
-            cluster = _cluster_name(await self._ask(node, _CLUSTER_NAME, ["name"]))
+            cluster = _cluster_name(await self._ask(node, _CLUSTER_NAME, _reading(["name"])))
             nodes = frozenset[str]()
             if cluster is not None:
-                nodes = parse_nodes(await self._ask(node, _VHOSTS, _NODE_COLUMNS))
+                nodes = parse_nodes(await self._ask(node, _VHOSTS, _reading(_NODE_COLUMNS)))
         except UnansweredError:
             raise
         except (ManagementError, TopologyError) as error:
@@ -236,19 +264,24 @@ class Management:
             log.warning("management_url: %s is asked from now on%s", node, told)
             self._nodes.switch(node)
 
-    async def _ask(self, node: Node, path: Sequence[str], columns: Sequence[str]) -> object | None:
-        """Return the JSON of one node's answer; None for 404.
+    async def _ask(self, node: Node, path: Sequence[str], request: "_Request") -> object | None:
+        """Return the JSON of one node's answer; None for 404, and for a change that was made.
 
         Raises UnansweredError if another node may answer, and else ManagementError.
         """
         if self._session is None:
             raise RuntimeError("the management client is not open")
         shown = _shown(path)
-        url = URL(f"{str(node.base).rstrip('/')}{shown}?columns={','.join(columns)}", encoded=True)
+        url = URL(f"{str(node.base).rstrip('/')}{shown}{request.query}", encoded=True)
         authorization = {"Authorization": aiohttp.encode_basic_auth(*self._credentials())}
         tls = self._tls() if self._tls is not None else True
         try:
-            async with self._session.get(url, headers=authorization, ssl=tls, allow_redirects=False) as response:
+            async with self._session.request(
+                request.method, url, headers=authorization, ssl=tls, allow_redirects=False, json=request.body
+            ) as response:
+                if request.method != "GET" and response.status < 500:
+                    await _check_changed(shown, response)
+                    return None
                 if response.status == 404:
                     return None
                 if response.status >= 500:
@@ -266,6 +299,32 @@ class Management:
             raise UnansweredError(shown, " ".join(str(error).split()) or type(error).__name__) from None
         except (ValueError, RecursionError) as error:
             raise ManagementError(f"{shown}: not an answer of the management API: {error}") from None
+
+
+class _Request(NamedTuple):
+    """What is asked of a page: how, with which query, and with which JSON as its body."""
+
+    method: str
+    query: str
+    body: Mapping[str, object] | None
+
+
+def _reading(columns: Sequence[str]) -> _Request:
+    return _Request("GET", f"?columns={','.join(columns)}", None)
+
+
+async def _check_changed(shown: str, response: aiohttp.ClientResponse) -> None:
+    """Raise RefusedError, with the broker's reason, unless the answer says that the broker made the change."""
+    if response.status in (201, 204):
+        return
+    try:
+        told = json.loads(await _limited(response))
+    except (ValueError, RecursionError):
+        told = None
+    reason = told.get("reason") if isinstance(told, dict) else None
+    raise RefusedError(
+        shown, response.status, reason if isinstance(reason, str) else _IN_WORDS.get(response.status, "")
+    )
 
 
 def _together(shown: str, faults: Sequence[tuple[Node, UnansweredError]]) -> UnansweredError:

@@ -47,13 +47,14 @@ ROOMS: dict[str, set[str]] = {
         *("proxy.routing", "proxy.publisher", "proxy.session", "proxy.http.formats", "proxy.http.admission"),
     },
     "proxy.commands": {"ring", "proxy.settings", "proxy.process", "proxy.topology", "proxy.journal"},
+    "proxy.shards": {"ring", "proxy.settings", "proxy.process", "proxy.topology"},
     "proxy.app": {
         *("ring", "proxy.settings", "proxy.process", "proxy.topology", "proxy.journal", "proxy.routing"),
         *("proxy.publisher", "proxy.session", "proxy.http", "proxy.http.admission", "proxy.http.sending"),
         "proxy.http.admin",
     },
     "proxy.cli": {
-        *("ring", "proxy.settings", "proxy.process", "proxy.app", "proxy.commands"),
+        *("ring", "proxy.settings", "proxy.process", "proxy.app", "proxy.commands", "proxy.shards"),
     },
     "proxy.__main__": {"proxy.cli"},
 }
@@ -75,6 +76,7 @@ IO_MODULES = {
     "proxy.publisher": {"connection", "dial", "pool"},
     "proxy.session": {"answer_deadlines", "context", "flow", "listener", "lookup", "session", "sockets"},
     "proxy.http.formats": {"answers", "parsing", "problems"},
+    "proxy.shards": {"apply", "broker", "command", "state"},
     "proxy.http.endpoints": {"batch", "docs", "events", "management", "publish", "route", "urls"},
 }
 """Modules that know of the event loop, threads, sockets or aiohttp; the others of these rooms take and give values."""

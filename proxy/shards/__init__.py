@@ -1,0 +1,1 @@
+"""`ring-proxy topology`: exchanges and their shards from a file, planned, applied, watched, exported and retired."""

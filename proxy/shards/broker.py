@@ -1,0 +1,173 @@
+"""Connections to the broker for the topology commands: the management API, and the lock over AMQP."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+
+import aio_pika
+from aio_pika.abc import AbstractConnection
+
+from proxy.settings.config import Settings
+from proxy.settings.files import Files
+from proxy.shards.plan import LOCK_QUEUE
+from proxy.shards.state import State, read_state
+from proxy.topology.cluster import ClusterIdentity
+from proxy.topology.management import Management, ManagementError
+
+# They log a lost connection with tracebacks; here it is one line.
+for name in ("aiormq", "aio_pika"):
+    logging.getLogger(name).setLevel(logging.CRITICAL)
+
+_OWNER_KNOWN_WITHIN = 6.0
+"""Seconds until the management API's statistics tell which connection holds a queue: it has them every 5 s."""
+
+
+class LockedError(Exception):
+    """Somebody else holds the lock; the message says who."""
+
+
+class LockLostError(Exception):
+    """The connection that held the lock is gone, so somebody else may hold the lock now."""
+
+
+@dataclass(frozen=True)
+class Broker:
+    """The cluster that a topology command works on."""
+
+    settings: Settings
+    files: Files
+    api: Management
+    identity: ClusterIdentity
+
+    async def states(self, vhosts: Iterable[str]) -> dict[str, State]:
+        """Return what exists in each of these virtual hosts. Raises ManagementError or TopologyError."""
+        return {vhost: await read_state(self.api, vhost) for vhost in dict.fromkeys(vhosts)}
+
+
+@asynccontextmanager
+async def reached(settings: Settings) -> AsyncIterator[Broker]:
+    """Give the cluster that the settings name, once its management API has answered.
+
+    Raises ManagementError, TopologyError or ConfigError.
+    """
+    files = Files(settings)
+    api = Management(settings.management_url, settings.management_timeout, files.management_login, files.management_tls)
+    async with api:
+        # From here on a node of another cluster is not asked, should management_url name one.
+        identity = ClusterIdentity(api, lambda: None)
+        await identity.ask()
+        yield Broker(settings, files, api, identity)
+
+
+class Lock:
+    """Exclusive queues, one in each virtual host, that this process holds for as long as their connections live."""
+
+    def __init__(self, connections: Sequence[AbstractConnection]) -> None:
+        """Take the open connections that hold the queues."""
+        self._connections = connections
+
+    def check(self) -> None:
+        """Raise LockLostError unless every connection is still open."""
+        if any(connection.is_closed for connection in self._connections):
+            raise LockLostError("the connection that holds the lock was lost, so another process may hold it now")
+
+
+@asynccontextmanager
+async def locked(broker: Broker, vhosts: Iterable[str], purpose: str) -> AsyncIterator[Lock]:
+    """Hold the lock of these virtual hosts; `purpose` is what others are told who ask for it.
+
+    Raises LockedError if somebody else holds it, and OSError if no connection can be made.
+    """
+    # In one order for all, so that no two processes wait for each other.
+    async with AsyncExitStack() as stack:
+        connections = []
+        for vhost in sorted(set(vhosts)):
+            connection = await _connect(broker, vhost, purpose)
+            stack.push_async_callback(_close, connection)
+            await _take(broker, connection, vhost)
+            connections.append(connection)
+        yield Lock(connections)
+
+
+async def _take(broker: Broker, connection: AbstractConnection, vhost: str) -> None:
+    """Declare the exclusive queue of one virtual host."""
+    try:
+        channel = await connection.channel(publisher_confirms=False)
+        await channel.declare_queue(LOCK_QUEUE, exclusive=True)
+    except aio_pika.exceptions.AMQPError as error:
+        if "RESOURCE_LOCKED" not in str(error):
+            raise OSError(f"virtual host {vhost!r}: no lock: {error}") from None
+        raise LockedError(f"virtual host {vhost!r}: the lock is held by {await _holder(broker, vhost)}") from None
+
+
+async def _connect(broker: Broker, vhost: str, purpose: str) -> AbstractConnection:
+    """Return a connection to the first node that takes one. Raises OSError."""
+    settings, files, faults = broker.settings, broker.files, []
+    user, password = files.broker_login()
+    name = f"ring-proxy topology {purpose}: {socket.gethostname()}, process {os.getpid()}"
+    for address in settings.brokers:
+        context = files.broker_tls() if files.broker_tls is not None else None
+        try:
+            async with asyncio.timeout(settings.management_timeout):
+                connection = await aio_pika.connect(
+                    host=address.host,
+                    port=address.port,
+                    login=user,
+                    password=password,
+                    virtualhost=vhost,
+                    ssl=context is not None,
+                    ssl_context=context,
+                    client_properties={"connection_name": name},
+                )
+        except TimeoutError:
+            faults.append(f"{address}: no answer within {settings.management_timeout:g} s")
+        except (OSError, aio_pika.exceptions.AMQPError) as error:
+            faults.append(f"{address}: {error}")
+        else:
+            if why := broker.identity.mismatch(_cluster_of(connection)):
+                await _close(connection)
+                raise OSError(f"broker_url: {why}")
+            return connection
+    raise OSError(f"broker_url: no connection to virtual host {vhost!r}: {'; '.join(faults)}")
+
+
+def _cluster_of(connection: AbstractConnection) -> str | None:
+    """Return the name of the cluster that a connection's broker reports; None if it reports none."""
+    transport = connection.transport
+    properties = getattr(transport.connection, "server_properties", {}) if transport is not None else {}
+    cluster = properties.get("cluster_name") if isinstance(properties, dict) else None
+    return cluster.decode() if isinstance(cluster, bytes) else cluster
+
+
+async def _close(connection: AbstractConnection) -> None:
+    with contextlib.suppress(Exception):
+        async with asyncio.timeout(1.0):
+            await connection.close()
+
+
+async def _holder(broker: Broker, vhost: str) -> str:
+    """Return who holds the lock of a virtual host, as far as the management API knows."""
+    until = asyncio.get_running_loop().time() + _OWNER_KNOWN_WITHIN
+    with contextlib.suppress(ManagementError):
+        while True:
+            answer = await broker.api.page(["queues", vhost, LOCK_QUEUE], ["owner_pid_details"])
+            details = answer.get("owner_pid_details") if isinstance(answer, dict) else None
+            if isinstance(details, dict) and isinstance(details.get("name"), str):
+                return await _connection_in_words(broker, details["name"])
+            if answer is None or asyncio.get_running_loop().time() > until:
+                break
+            await asyncio.sleep(0.5)
+    return "another process, of which the management API does not tell more"
+
+
+async def _connection_in_words(broker: Broker, name: str) -> str:
+    answer = await broker.api.page(["connections", name], ["user_provided_name", "user"])
+    if not isinstance(answer, dict):
+        return f"connection {name!r}"
+    given, user = answer.get("user_provided_name") or "without a name", answer.get("user")
+    return f"connection {name!r} ({given}) of user {user!r}"

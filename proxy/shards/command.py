@@ -1,0 +1,162 @@
+"""The command `ring-proxy topology`: its arguments, and what each of its parts does and prints."""
+
+import argparse
+import asyncio
+import json
+import sys
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from proxy.process.logs import escaped
+from proxy.settings.config import Settings
+from proxy.shards import report
+from proxy.shards.apply import StoppedError, apply
+from proxy.shards.broker import LockedError, LockLostError, locked, reached
+from proxy.shards.document import DocumentError, load
+from proxy.shards.export import ExportError, export
+from proxy.shards.plan import Plan, make_plan
+from proxy.topology.bindings import TopologyError
+from proxy.topology.management import ManagementError
+
+CHANGES, FAILED = 1, 2
+"""Exit statuses: there is something to do; nothing could be told, or not all could be done."""
+
+SETTINGS = (
+    *("broker_url", "broker_password_file", "broker_addresses", "management_url", "management_password_file"),
+    *("ca_file", "client_cert_file", "client_key_file", "management_timeout"),
+)
+"""The settings that the parts take as flags; the others of a configuration file do nothing here."""
+
+
+class Part(NamedTuple):
+    """One part of the command, such as `ring-proxy topology plan`."""
+
+    name: str
+    do: Callable[[Settings, argparse.Namespace], Awaitable[int]]
+    """Does the part, and returns its exit status."""
+    add_arguments: Callable[[argparse.ArgumentParser], None]
+    help: str
+    statuses: Mapping[int, str]
+    """The meaning of each exit status of the part, but for those that every command has."""
+
+
+def run(part: Part, settings: Settings, options: argparse.Namespace) -> int:
+    """Run one part, and return its exit status. What stops it goes to standard error, a line for each fault."""
+
+    async def done() -> int:
+        return await part.do(settings, options)
+
+    try:
+        return asyncio.run(done())
+    except DocumentError as error:
+        _complain(*error.lines)
+    except StoppedError as error:
+        _complain(*str(error).splitlines())
+    except (ManagementError, TopologyError, LockedError, LockLostError, ExportError, OSError) as error:
+        _complain(str(error))
+    return FAILED
+
+
+def _complain(*lines: str) -> None:
+    for line in lines:
+        print(f"ring-proxy: {escaped(line)}", file=sys.stderr)
+
+
+def _say(line: str) -> None:
+    """Print a line at once: who watches an apply wants to see where it is."""
+    print(escaped(line), flush=True)
+
+
+async def _read(settings: Settings, file: Path) -> Plan:
+    document = load(file)
+    async with reached(settings) as broker:
+        return make_plan(document, await broker.states(exchange.vhost for exchange in document))
+
+
+async def _plan(settings: Settings, options: argparse.Namespace) -> int:
+    plan = await _read(settings, options.file)
+    if options.json:
+        print(json.dumps(report.as_json(plan), indent=2))
+    else:
+        for line in report.as_text(plan).splitlines():
+            _say(line)
+    if plan.refusals:
+        return FAILED
+    return CHANGES if plan.steps else 0
+
+
+async def _check(settings: Settings, options: argparse.Namespace) -> int:
+    plan = await _read(settings, options.file)
+    for line in report.drift(plan):
+        _say(line)
+    _say(report.summary(plan))
+    return CHANGES if plan.steps or plan.refusals else 0
+
+
+async def _apply(settings: Settings, options: argparse.Namespace) -> int:
+    document = load(options.file)
+    async with (
+        reached(settings) as broker,
+        locked(broker, (exchange.vhost for exchange in document), "apply") as lock,
+    ):
+        plan = await apply(broker, lock, document, _say)
+    if plan.refusals:
+        _complain(*plan.refusals, "nothing was changed")
+        return FAILED
+    for warning in plan.warnings:
+        _say(f"take care: {warning}")
+    _say(f"{len(plan.steps)} steps done" if plan.steps else "nothing to do")
+    return 0
+
+
+async def _export(settings: Settings, options: argparse.Namespace) -> int:
+    vhost = options.vhost or settings.default_vhost
+    async with reached(settings) as broker:
+        states = await broker.states([vhost])
+    print(export(states[vhost], options.exchange), end="")
+    return 0
+
+
+def _add_file(command: argparse.ArgumentParser) -> None:
+    command.add_argument("file", metavar="FILE", type=Path, help="the topology file")
+
+
+def _add_plan(command: argparse.ArgumentParser) -> None:
+    _add_file(command)
+    command.add_argument("--json", action="store_true", help="print the plan as JSON")
+
+
+def _add_export(command: argparse.ArgumentParser) -> None:
+    command.add_argument("exchange", metavar="EXCHANGE", help="name of the exchange")
+    text = "virtual host of the exchange (default: the path of broker_url)"
+    command.add_argument("--vhost", metavar="NAME", help=text)
+
+
+_DRIFT = {0: "there is nothing to do", 1: "there is something to do"}
+
+PARTS = (
+    Part(
+        "plan",
+        _plan,
+        _add_plan,
+        "show what a file would change, which keys move, what waits in the queues that lose keys, and users' rights",
+        _DRIFT,
+    ),
+    Part("apply", _apply, _add_file, "do what plan shows", {0: "all is as the file says"}),
+    Part(
+        "check",
+        _check,
+        _add_file,
+        "compare a file with what exists, in a line for each difference",
+        {0: "all is as the file says", 1: "something differs"},
+    ),
+    Part(
+        "export",
+        _export,
+        _add_export,
+        "print a file of what exists",
+        {0: "the file was printed"},
+    ),
+)
+"""Every part of `ring-proxy topology`."""

@@ -1,0 +1,179 @@
+"""Write a topology file from what exists, so that a plan of it says that there is nothing to do. Pure."""
+
+import json
+import re
+import tomllib
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from proxy.shards.document import MAX_SHARDS, DocumentError, Sharded, parse
+from proxy.shards.state import FoundBinding, FoundExchange, FoundQueue, State
+from proxy.shards.steps import AT_DECLARATION, UNLIMITED_SINCE, compare
+from proxy.topology.bindings import CONSISTENT_HASH, RING_TYPES, weight_of
+from ring.destination import WeightError
+
+_EXCHANGE_KEYS = {
+    "hash-header": "hash_header",
+    "hash-property": "hash_property",
+    "alternate-exchange": "alternate_exchange",
+}
+"""The arguments of an exchange that a file can express, and their keys."""
+
+
+class ExportError(Exception):
+    """What exists cannot be written as a file; the message says what and why."""
+
+
+class _Found(NamedTuple):
+    """One shard that exists."""
+
+    queue: str
+    lane: str | None
+    weight: int
+    terms: str
+    """The queue's type and arguments as lines of TOML."""
+
+
+def export(state: State, name: str) -> str:
+    """Return a topology file with one exchange, as it is. Raises ExportError."""
+    exchange = state.exchanges.get(name)
+    if exchange is None:
+        raise ExportError(f"virtual host {state.vhost!r} has no exchange {name!r}")
+    _check(exchange, name)
+    found = [_shard(state, exchange, name, binding) for binding in state.bindings.get(name, ())]
+    if not found:
+        raise ExportError(f"exchange {name!r} has no bindings")
+    queues = Counter(shard.queue for shard in found)
+    if exchange.type == CONSISTENT_HASH and (several := [queue for queue, times in queues.items() if times > 1]):
+        raise ExportError(f"queue {several[0]!r} is bound to exchange {name!r} more than once; unbind all but one")
+    text = _written(state, exchange, name, {shard.queue: shard for shard in found})
+    _check_again(state, text)
+    return text
+
+
+def _check(exchange: FoundExchange, name: str) -> None:
+    if exchange.type not in RING_TYPES:
+        raise ExportError(
+            f"exchange {name!r} is of type {exchange.type}; a ring's is {' or '.join(sorted(RING_TYPES))}"
+        )
+    if not exchange.lasting or exchange.internal:
+        raise ExportError(f"exchange {name!r} is internal, not durable, or deleted by itself, which no file can say")
+    for argument, value in exchange.arguments.items():
+        if argument not in _EXCHANGE_KEYS or not isinstance(value, str):
+            raise ExportError(f"exchange {name!r} has the argument {argument} = {value!r}, which no file can say")
+
+
+def _shard(state: State, exchange: FoundExchange, name: str, binding: FoundBinding) -> _Found:
+    """Return the shard that one binding of the exchange leads to."""
+    at = state.behind(binding.destination)
+    if at.kind == "exchange":
+        raise ExportError(f"exchange {name!r} is bound to exchange {at.name!r}, which {state.lane_fault(at.name)}")
+    queue = state.queues.get(at.name)
+    if queue is None:
+        raise ExportError(f"queue {at.name!r} is bound and not listed; try again")
+    if not queue.lasting:
+        raise ExportError(f"queue {at.name!r} is not durable, exclusive, or deleted by itself, which no file can say")
+    try:
+        weight = weight_of(binding.key, exchange.type)
+    except WeightError as error:
+        raise ExportError(f"queue {at.name!r} is bound with the key {binding.key!r}, which is {error}") from None
+    lane = binding.destination.name if binding.destination.kind == "exchange" else None
+    return _Found(at.name, lane, weight, _terms(at.name, queue, state.version))
+
+
+def _terms(name: str, queue: FoundQueue, version: tuple[int, ...]) -> str:
+    """Return a queue's type and arguments as a file says them, without what is so by default."""
+    arguments = {key: value for key, value in queue.arguments.items() if key not in AT_DECLARATION}
+    for key, value in arguments.items():
+        if not isinstance(value, str | bool | int | float):
+            raise ExportError(f"queue {name!r} has the argument {key} = {value!r}, which no file can say")
+    if queue.type != "stream":
+        if arguments.get("x-single-active-consumer") is True:
+            del arguments["x-single-active-consumer"]
+        else:
+            arguments["x-single-active-consumer"] = False
+    unlimited = queue.type == "quorum" and version >= UNLIMITED_SINCE and "x-dead-letter-exchange" not in arguments
+    if unlimited and arguments.get("x-delivery-limit") == -1:
+        del arguments["x-delivery-limit"]
+    lines = [] if queue.type == "quorum" else [f"queue_type = {_toml(queue.type)}"]
+    pairs = ", ".join(f"{_toml(key)} = {_toml(value)}" for key, value in arguments.items())
+    return "\n".join([*lines, *([f"arguments = {{ {pairs} }}"] if pairs else [])])
+
+
+def _written(state: State, exchange: FoundExchange, name: str, shards: Mapping[str, _Found]) -> str:
+    numbered = _numbered(name, shards)
+    ((terms, _),) = Counter(shard.terms for shard in shards.values()).most_common(1)
+    lanes = any(shard.lane is not None for shard in shards.values())
+    lines = ["[[exchange]]", f"name = {_toml(name)}", f"vhost = {_toml(state.vhost)}"]
+    if exchange.type != CONSISTENT_HASH:
+        lines.append(f"type = {_toml(exchange.type)}")
+    lines += [f"{_EXCHANGE_KEYS[key]} = {_toml(value)}" for key, value in exchange.arguments.items()]
+    count = len(numbered)
+    lines.append(f"shards = {count if sorted(numbered) == list(range(1, count + 1)) else sorted(numbered)}")
+    if not lanes:
+        lines.append("lanes = false")
+    if terms:
+        lines.append(terms)
+    for number in sorted(numbered):
+        own = _own(name, number, numbered[number], lanes, terms)
+        if own:
+            lines += ["", "[[exchange.shard]]", f"number = {number}", *own]
+    return "\n".join(lines) + "\n"
+
+
+def _own(name: str, number: int, shard: _Found, lanes: bool, terms: str) -> list[str]:
+    """Return the lines of a shard that differs from what the exchange says of all."""
+    lines = []
+    if shard.queue != f"{name}.{number}":
+        lines.append(f"queue = {_toml(shard.queue)}")
+    if lanes and shard.lane is None:
+        lines.append("lane = false")
+    elif shard.lane is not None and shard.lane != f"{name}.lane.{number}":
+        lines.append(f"lane = {_toml(shard.lane)}")
+    if shard.weight != 1:
+        lines.append(f"weight = {shard.weight}")
+    if shard.terms != terms:
+        own = shard.terms.splitlines()
+        if not shard.terms.startswith("queue_type") and terms.startswith("queue_type"):
+            own.insert(0, 'queue_type = "quorum"')
+        if "arguments = " not in shard.terms and "arguments = " in terms:
+            own.append("arguments = {}")
+        lines += own
+    return lines
+
+
+def _numbered(name: str, shards: Mapping[str, _Found]) -> dict[int, _Found]:
+    """Return the shards by number: those named after a number have it, and the others get the first free ones."""
+    bare = Sharded("", name)
+    numbered = {number: shard for queue, shard in shards.items() if (number := bare.number_of(queue)) is not None}
+    free = (number for number in range(1, MAX_SHARDS + 1) if number not in numbered)
+    for queue in sorted(shards, key=_natural):
+        if bare.number_of(queue) is None:
+            numbered[next(free)] = shards[queue]
+    return numbered
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    """Return a key by which ``a10`` sorts behind ``a9``."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split("([0-9]+)", name)]
+
+
+def _check_again(state: State, text: str) -> None:
+    """Raise ExportError unless a plan of the file says that there is nothing to do."""
+    try:
+        (exchange,) = parse(tomllib.loads(text))
+    except DocumentError as error:
+        raise ExportError("; ".join(error.lines)) from None
+    difference = compare(exchange, state)
+    if left := [*map(str, difference.steps), *difference.refusals]:
+        raise ExportError(f"it cannot be written so that nothing is to do: {left[0]}")
+
+
+def _toml(value: Any) -> str:
+    match value:
+        case bool() | int() | float():
+            return json.dumps(value)
+        case _:
+            # TOML's basic strings are JSON's, but for this one character.
+            return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -1,0 +1,153 @@
+"""A plan as text for people, and as JSON. Pure."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from proxy.shards.plan import Plan, Planned
+from proxy.shards.steps import Bind, DeclareExchange, DeclareQueue, Step, Unbind
+from ring.destination import Destination
+from ring.hashing import SLOTS
+
+FORMAT = 1
+"""The version of the JSON form; a field may be added without a new version."""
+
+
+def as_text(plan: Plan) -> str:
+    """Return a plan in lines for people."""
+    lines: list[str] = []
+    for planned in plan.exchanges:
+        lines += _exchange_lines(planned)
+    if plan.refusals:
+        lines += ["cannot be done:", *(f"  {line}" for line in plan.refusals), ""]
+    if plan.warnings:
+        lines += ["take care:", *(f"  {line}" for line in plan.warnings), ""]
+    lines += ["rights that the users need (each line replaces all rights of that user in the virtual host):"]
+    lines += [f"  {line}" for line in plan.rights]
+    lines += ["", summary(plan)]
+    return "\n".join(lines)
+
+
+def drift(plan: Plan) -> Iterator[str]:
+    """Yield a line for each way in which what exists differs from the file."""
+    for vhost, step in plan.steps:
+        yield f"virtual host {vhost}: to do: {_described(step)}"
+    yield from plan.refusals
+    yield from plan.warnings
+
+
+def summary(plan: Plan) -> str:
+    """Return the last line of a plan."""
+    if plan.refusals:
+        return f"{len(plan.refusals)} cannot be done, so apply would do nothing"
+    steps = len(plan.steps)
+    return f"{steps} {'step' if steps == 1 else 'steps'} to do" if steps else "nothing to do"
+
+
+def _exchange_lines(planned: Planned) -> Iterator[str]:
+    exchange = planned.difference.exchange
+    yield f"exchange {exchange.name} in virtual host {exchange.vhost}: {len(planned.difference.shards)} shards"
+    for step in planned.difference.steps:
+        yield f"  {_sign(step)} {_described(step)}"
+    if planned.moves:
+        yield from _move_lines(planned)
+    elif not planned.difference.before:
+        yield "  no key moves: the exchange has no ring yet"
+    else:
+        yield "  no key moves"
+    if any(shard.type != "stream" for shard in planned.difference.shards):
+        yield (
+            "  consumer timeout: the broker's own, 30 minutes unless it is configured otherwise, or the argument "
+            "x-consumer-timeout; a delivery that is not acked by then is returned to the queue"
+        )
+    yield ""
+
+
+def _move_lines(planned: Planned) -> Iterator[str]:
+    slots = sum(move.slots for move in planned.moves)
+    yield f"  {planned.moved:.4%} of the keys move ({slots:,} of {SLOTS:,} slots):"
+    given: dict[Destination, int] = {}
+    for move in planned.moves:
+        given[move.source] = given.get(move.source, 0) + move.slots
+    width = max(len(source.name) for source in given)
+    yield f"    {'from':<{width}}  {'of all keys':>11}  {'waiting':>9}"
+    for source, share in given.items():
+        waiting = planned.waiting[source]
+        yield f"    {source.name:<{width}}  {share / SLOTS:>11.4%}  {_count(waiting):>9}"
+    at_risk = [source.name for source in given if planned.waiting[source] != 0]
+    if at_risk:
+        yield (
+            "  order at risk: a key that moves may be consumed from its new queue before its messages in the old one; "
+            f"messages wait in {', '.join(at_risk)}"
+        )
+    else:
+        yield "  order: nothing waits in the queues that lose keys"
+
+
+def _count(waiting: int | None) -> str:
+    return "unknown" if waiting is None else f"{waiting:,}"
+
+
+def _sign(step: Step) -> str:
+    return "-" if isinstance(step, Unbind) else "+"
+
+
+def _described(step: Step) -> str:
+    """Return a step as a plan shows it, with its arguments."""
+    match step:
+        case DeclareQueue(arguments=arguments, node=node):
+            shown = ", ".join(f"{name}={_value(value)}" for name, value in arguments.items())
+            return f"{step}: {shown}{f', on {node}' if node else ''}"
+        case DeclareExchange(arguments=arguments) if arguments:
+            return f"{step}: {', '.join(f'{name}={_value(value)}' for name, value in arguments.items())}"
+        case _:
+            return str(step)
+
+
+def _value(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def as_json(plan: Plan) -> Mapping[str, Any]:
+    """Return a plan as an object for JSON."""
+    return {
+        "v": FORMAT,
+        "steps": len(plan.steps),
+        "exchanges": [_exchange_json(planned) for planned in plan.exchanges],
+        "refusals": list(plan.refusals),
+        "warnings": list(plan.warnings),
+        "rights": list(plan.rights),
+    }
+
+
+def _exchange_json(planned: Planned) -> Mapping[str, Any]:
+    exchange = planned.difference.exchange
+    return {
+        "vhost": exchange.vhost,
+        "exchange": exchange.name,
+        "shards": [
+            {"number": s.number, "queue": s.queue, "lane": s.lane, "weight": s.weight}
+            for s in planned.difference.shards
+        ],
+        "steps": [step_json(step) for step in planned.difference.steps],
+        "moved": planned.moved,
+        "moves": [
+            {"from": _destination(move.source), "to": _destination(move.target), "slots": move.slots}
+            for move in planned.moves
+        ],
+        "waiting": {source.name: count for source, count in planned.waiting.items()},
+    }
+
+
+def step_json(step: Step) -> Mapping[str, Any]:
+    """Return a step as an object for JSON; `step` names its kind."""
+    fields = step._asdict()
+    if "destination" in fields:
+        fields["destination"] = _destination(fields["destination"])
+    if "arguments" in fields:
+        fields["arguments"] = dict(fields["arguments"])
+    kinds = {DeclareQueue: "declare_queue", DeclareExchange: "declare_exchange", Bind: "bind", Unbind: "unbind"}
+    return {"step": kinds[type(step)], **fields}
+
+
+def _destination(destination: Destination) -> Mapping[str, str]:
+    return {"type": destination.kind, "name": destination.name}

@@ -1,0 +1,375 @@
+"""Compare a wanted exchange with what exists, and return the steps that lead from one to the other, in order. Pure.
+
+The order keeps every prefix of the steps safe: a ring gets a lane only once the lane leads to its queue, and loses a
+destination only once the lane, or the queue, that replaces it is bound. So whoever is killed between two steps leaves a
+ring that loses nothing, and the steps that are then computed anew end the same.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from proxy.shards.document import Arguments, Shard, Sharded
+from proxy.shards.state import FoundBinding, FoundExchange, FoundQueue, State, lane_misfit
+from proxy.topology.bindings import CONSISTENT_HASH, weight_of
+from ring.destination import Destination, WeightError
+
+UNLIMITED_SINCE = (4,)
+"""The first version in which `x-delivery-limit` = -1 means no limit, and in which there is a limit by default.
+
+On RabbitMQ 3.10.8 a quorum queue with -1 deletes a message at its first return (measured).
+"""
+
+AT_DECLARATION = frozenset(
+    {
+        "x-queue-type",
+        "x-queue-leader-locator",
+        "x-queue-master-locator",
+        "x-quorum-initial-group-size",
+        "x-initial-cluster-size",
+    }
+)
+"""Arguments that count only when a queue is declared, or that `FoundQueue.type` tells: they are not compared."""
+
+
+class DeclareQueue(NamedTuple):
+    """Declare a durable queue, on `node` if one is named."""
+
+    name: str
+    arguments: Arguments
+    node: str | None
+
+    def __str__(self) -> str:
+        """Return the step as progress lines and plans show it."""
+        return f"declare queue {self.name}"
+
+
+class DeclareExchange(NamedTuple):
+    """Declare a durable exchange."""
+
+    name: str
+    type: str
+    arguments: Arguments
+
+    def __str__(self) -> str:
+        """Return the step as progress lines and plans show it."""
+        return f"declare exchange {self.name} ({self.type})"
+
+
+class Bind(NamedTuple):
+    """Bind a destination to an exchange."""
+
+    source: str
+    destination: Destination
+    key: str
+
+    def __str__(self) -> str:
+        """Return the step as progress lines and plans show it."""
+        weight = f", weight {self.key}" if self.key else ""
+        return f"bind {self.source} to {self.destination.kind} {self.destination.name}{weight}"
+
+
+class Unbind(NamedTuple):
+    """Remove one binding."""
+
+    source: str
+    destination: Destination
+    key: str
+    properties_key: str
+
+    def __str__(self) -> str:
+        """Return the step as progress lines and plans show it."""
+        weight = f", weight {self.key}" if self.key else ""
+        return f"unbind {self.source} from {self.destination.kind} {self.destination.name}{weight}"
+
+
+Step = DeclareQueue | DeclareExchange | Bind | Unbind
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How one wanted exchange differs from what exists."""
+
+    exchange: Sharded
+    shards: tuple[Shard, ...]
+    steps: tuple[Step, ...]
+    """What is to be done, in order; some of it may not be possible, if there are refusals."""
+    refusals: tuple[str, ...]
+    """What cannot be done, or is never done unasked, each in a line with the way out."""
+    warnings: tuple[str, ...]
+    """What exists and is as wanted, but may lose messages or surprise, each in a line."""
+    before: Mapping[Destination, int]
+    """The weights of the ring as it is."""
+    after: Mapping[Destination, int]
+    """The weights of the ring once the steps are done."""
+
+
+def declared_arguments(shard: Shard, version: tuple[int, ...]) -> Arguments:
+    """Return the arguments with which a shard's queue is declared: the file's, and the defaults.
+
+    The defaults are single active consumer and, for a quorum queue without a dead-letter exchange on a broker that has
+    a limit by default, no delivery limit.
+    """
+    arguments: dict[str, Any] = {"x-queue-type": shard.type}
+    if shard.type != "stream":
+        arguments["x-single-active-consumer"] = True
+    if shard.type == "quorum" and version >= UNLIMITED_SINCE and "x-dead-letter-exchange" not in shard.arguments:
+        arguments["x-delivery-limit"] = -1
+    arguments |= shard.arguments
+    if arguments.get("x-single-active-consumer") is False:
+        del arguments["x-single-active-consumer"]
+    return arguments
+
+
+def compare(exchange: Sharded, state: State) -> Difference:
+    """Return how an exchange of a file differs from what exists in its virtual host."""
+    before = state.weights(exchange.name)
+    existing = [number for d in before if d.kind == "queue" and (number := exchange.number_of(d.name)) is not None]
+    shards = exchange.shards(existing, len(state.nodes))
+    comparison = _Comparison(exchange, shards, state)
+    comparison.run()
+    retiring = {
+        d: w for d, w in before.items() if d.kind == "queue" and exchange.number_of(d.name) in exchange.retiring
+    }
+    after = retiring | {Destination("queue", shard.queue): shard.weight for shard in shards}
+    if len(after) == 1 and len(before) == 1 and before.keys() == after.keys():
+        after = before
+    return Difference(
+        exchange,
+        shards,
+        tuple(comparison.steps()),
+        tuple(comparison.refusals),
+        tuple(comparison.warnings),
+        before,
+        after,
+    )
+
+
+class _Comparison:
+    """One comparison: what it has found so far, sorted by the phases in which the steps are taken."""
+
+    def __init__(self, exchange: Sharded, shards: Sequence[Shard], state: State) -> None:
+        self.exchange, self.shards, self.state = exchange, shards, state
+        self.refusals: list[str] = []
+        self.warnings: list[str] = []
+        self._queues: list[Step] = []
+        self._lanes: list[Step] = []
+        self._rings: list[Step] = []
+        self._added: list[Step] = []
+        self._replaced: list[Step] = []
+        self._leaders = _leaders(shards, state)
+
+    def steps(self) -> Iterator[Step]:
+        """Yield the steps in their order: queues, lanes, the exchange, what is added to its ring, what is replaced."""
+        for phase in (self._queues, self._lanes, self._rings, self._added, self._replaced):
+            yield from phase
+
+    def run(self) -> None:
+        """Compare everything."""
+        self._ring()
+        for shard in self.shards:
+            self._queue(shard)
+            if shard.lane is not None:
+                self._lane(shard, shard.lane)
+        self._bindings()
+
+    def _refuse(self, subject: str, why: str) -> None:
+        self.refusals.append(f"{self.exchange.place}: {subject} {why}")
+
+    def _warn(self, subject: str, why: str) -> None:
+        self.warnings.append(f"{self.exchange.place}: {subject} {why}")
+
+    def _ring(self) -> None:
+        wanted = self.exchange
+        found = self.state.exchanges.get(wanted.name)
+        if found is None:
+            self._rings.append(DeclareExchange(wanted.name, wanted.type, wanted.arguments))
+            return
+        subject = f"exchange {wanted.name!r}"
+        if found.type != wanted.type:
+            self._refuse(
+                subject, f"is of type {found.type}, which no exchange can change to {wanted.type}; {_NEW_NAME}"
+            )
+        elif unlike := _unlike(found.arguments, wanted.arguments):
+            self._refuse(subject, f"{unlike}, which no exchange can change; {_NEW_NAME}")
+        elif not found.lasting:
+            self._refuse(subject, f"is not durable, or is deleted by itself, which no exchange can change; {_NEW_NAME}")
+        elif found.internal:
+            self._refuse(subject, f"is internal, so that nobody may publish to it; {_NEW_NAME}")
+
+    def _queue(self, shard: Shard) -> None:
+        arguments = declared_arguments(shard, self.state.version)
+        subject = f"queue {shard.queue!r}"
+        if (limit := arguments.get("x-delivery-limit")) is not None and shard.type == "quorum":
+            self._limit(subject, limit, "x-dead-letter-exchange" in arguments)
+        found = self.state.queues.get(shard.queue)
+        if found is None:
+            self._queues.append(DeclareQueue(shard.queue, arguments, self._least_loaded()))
+            return
+        if found.type != shard.type:
+            self._refuse(subject, f"is a {found.type} queue, which no queue can change to {shard.type}; {_NEW_SHARD}")
+            return
+        if "x-delivery-limit" not in found.arguments and "x-delivery-limit" not in shard.arguments:
+            # The default of this file is for new queues. Of another it is only told, since a policy can set it.
+            arguments = {name: value for name, value in arguments.items() if name != "x-delivery-limit"}
+            self._default_limit(subject, shard, found)
+        if unlike := _unlike(found.arguments, arguments):
+            self._refuse(subject, f"{unlike}, which no queue can change; {_NEW_SHARD}")
+        elif not found.lasting:
+            self._refuse(subject, f"is not durable, exclusive, or deleted by itself; {_NEW_SHARD}")
+
+    def _limit(self, subject: str, limit: Any, dead_letters: bool) -> None:
+        """Tell a delivery limit that deletes messages."""
+        if type(limit) is not int:
+            self._refuse(subject, f"x-delivery-limit: {limit!r} is not a whole number")
+        elif limit < 0 and self.state.version < UNLIMITED_SINCE:
+            version = ".".join(map(str, self.state.version))
+            self._refuse(
+                subject, f"x-delivery-limit: {limit} makes RabbitMQ {version} delete a message at its first return"
+            )
+        elif limit >= 0 and not dead_letters:
+            self._warn(
+                subject, f"deletes a message after {limit} returns: it has x-delivery-limit and no dead-letter exchange"
+            )
+
+    def _default_limit(self, subject: str, shard: Shard, found: FoundQueue) -> None:
+        """Tell that an existing queue has the broker's own delivery limit, which deletes messages."""
+        dead_letters = {"x-dead-letter-exchange", "dead-letter-exchange"} & {*found.arguments, *found.policy}
+        if (
+            shard.type != "quorum"
+            or self.state.version < UNLIMITED_SINCE
+            or dead_letters
+            or "delivery-limit" in found.policy
+        ):
+            return
+        self._warn(
+            subject,
+            "deletes a message after 20 returns, RabbitMQ's default: give it a policy with delivery-limit -1, or a "
+            "dead-letter exchange",
+        )
+
+    def _lane(self, shard: Shard, lane: str) -> None:
+        subject = f"lane {lane!r}"
+        queue = Destination("queue", shard.queue)
+        found: FoundExchange | None = self.state.exchanges.get(lane)
+        if found is None:
+            self._lanes.insert(self._declared_lanes(), DeclareExchange(lane, "fanout", {}))
+        elif why := lane_misfit(found):
+            self._refuse(subject, f"{why}; {_NEW_LANE}")
+            return
+        elif found.arguments:
+            self._refuse(subject, f"has arguments, {', '.join(found.arguments)}; {_NEW_LANE}")
+            return
+        bound = self.state.bindings.get(lane, ())
+        if strangers := [each for each in bound if each.destination != queue] or bound[1:]:
+            others = ", ".join(f"{each.destination}, key {each.key!r}" for each in strangers)
+            self._refuse(subject, f"has a binding besides that to its queue: {others}; unbind it, or {_NEW_LANE}")
+        elif not bound:
+            self._lanes.append(Bind(lane, queue, ""))
+
+    def _declared_lanes(self) -> int:
+        return sum(isinstance(step, DeclareExchange) for step in self._lanes)
+
+    def _bindings(self) -> None:
+        """Compare the bindings of the ring's exchange."""
+        by_queue: dict[Destination, list[FoundBinding]] = {}
+        for found in self.state.bindings.get(self.exchange.name, ()):
+            by_queue.setdefault(self._queue_of(found.destination), []).append(found)
+        wanted = {Destination("queue", shard.queue) for shard in self.shards}
+        for destination in by_queue.keys() - wanted:
+            self._stranger(destination)
+        alone = len(by_queue) == 1 and len(wanted) == 1
+        for shard in self.shards:
+            self._placed(shard, by_queue.get(Destination("queue", shard.queue), []), alone)
+
+    def _queue_of(self, destination: Destination) -> Destination:
+        """Return the queue that a binding of the ring is for: of a wanted lane without bindings that of its shard."""
+        for shard in self.shards:
+            if destination == Destination("exchange", shard.lane or ""):
+                return Destination("queue", shard.queue)
+        return self.state.behind(destination)
+
+    def _stranger(self, destination: Destination) -> None:
+        """Refuse what is bound to the exchange and not in the file, unless it is being retired."""
+        number = self.exchange.number_of(destination.name) if destination.kind == "queue" else None
+        if number is not None and number in self.exchange.retiring:
+            return
+        name = self.exchange.name
+        if number is None:
+            self._refuse(
+                f"{destination}",
+                f"is bound to exchange {name!r} and is no shard of this file; name it in an "
+                "[[exchange.shard]], or unbind it",
+            )
+            return
+        key = "shards" if self.exchange.numbers is not None else "shards_per_node"
+        self._refuse(
+            f"{key}:",
+            f"shard {number} exists, {destination}, and is not wanted; to take it away, add {number} to "
+            f"retiring, apply, and run: ring-proxy topology retire {name} {destination.name}",
+        )
+
+    def _placed(self, shard: Shard, found: Sequence[FoundBinding], alone: bool) -> None:
+        """Compare the bindings of the ring to one shard; `alone` if the ring has and will have no other."""
+        destination = Destination("exchange", shard.lane) if shard.lane else Destination("queue", shard.queue)
+        kept = [each for each in found if each.destination == destination]
+        others = [each for each in found if each.destination != destination]
+        name, key = self.exchange.name, str(shard.weight)
+        if not kept:
+            self._added.append(Bind(name, destination, key))
+        elif not self._same_weight(kept, shard.weight) and not alone:
+            # Not the other way round: as soon as a destination loses one of its bindings, x-consistent-hash drops it
+            # from its own ring, and does not take it in again (measured, 3.10.8 and 4.3.6).
+            self._replaced += [Unbind(name, each.destination, each.key, each.properties_key) for each in kept]
+            self._replaced.append(Bind(name, destination, key))
+        self._replaced += [Unbind(name, each.destination, each.key, each.properties_key) for each in others]
+
+    def _same_weight(self, found: Sequence[FoundBinding], weight: int) -> bool:
+        """Return whether the bindings to one destination give it this weight, and only this."""
+        if self.exchange.type != CONSISTENT_HASH:
+            return True
+        try:
+            return [weight_of(each.key, self.exchange.type) for each in found] == [weight]
+        except WeightError:
+            return False
+
+    def _least_loaded(self) -> str | None:
+        """Return the node that leads the fewest shards, and count one more for it; None on a single node."""
+        if len(self.state.nodes) < 2:
+            return None
+        node = min(self._leaders, key=lambda each: (self._leaders[each], each))
+        self._leaders[node] += 1
+        return node
+
+
+_NEW_NAME = "choose another name, or delete it first"
+_NEW_SHARD = (
+    "make a new generation: shards with other numbers that have what you want, this one in retiring, then retire it"
+)
+_NEW_LANE = "give the shard another lane"
+
+
+def _leaders(shards: Iterable[Shard], state: State) -> Counter[str]:
+    """Return how many of the shards each running node leads."""
+    leaders = Counter(dict.fromkeys(state.nodes, 0))
+    for shard in shards:
+        found = state.queues.get(shard.queue)
+        if found is not None and found.node is not None and found.node in leaders:
+            leaders[found.node] += 1
+    return leaders
+
+
+def _unlike(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
+    """Return how the arguments of something that exists differ from the wanted ones; empty if they are the same."""
+    if found.get("x-single-active-consumer") is False:
+        found = {name: value for name, value in found.items() if name != "x-single-active-consumer"}
+    differences = []
+    for name in sorted((found.keys() | wanted.keys()) - AT_DECLARATION):
+        mine, other = found.get(name), wanted.get(name)
+        if (type(mine), mine) != (type(other), other):
+            is_now = "has no" if mine is None else "has"
+            value = "" if mine is None else f" = {mine!r}"
+            instead = "the file has none" if other is None else f"the file says {other!r}"
+            differences.append(f"{is_now} {name}{value} where {instead}")
+    return ", ".join(differences)
