@@ -10,12 +10,13 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 import aio_pika
-from aio_pika.abc import AbstractConnection
+from aio_pika.abc import AbstractConnection, AbstractQueue
 
 from proxy.settings.config import Settings
 from proxy.settings.files import Files
 from proxy.shards.plan import LOCK_QUEUE
-from proxy.shards.state import State, read_state
+from proxy.shards.reading import read_state
+from proxy.shards.state import State
 from proxy.topology.cluster import ClusterIdentity
 from proxy.topology.management import Management, ManagementError
 
@@ -89,20 +90,30 @@ async def locked(broker: Broker, vhosts: Iterable[str], purpose: str) -> AsyncIt
         for vhost in sorted(set(vhosts)):
             connection = await _connect(broker, vhost, purpose)
             stack.push_async_callback(_close, connection)
-            await _take(broker, connection, vhost)
+            queue = await _take(broker, connection, vhost)
+            # RabbitMQ deletes it some time after the connection has closed, and whoever comes next need not wait.
+            stack.push_async_callback(_give_back, queue)
             connections.append(connection)
         yield Lock(connections)
 
 
-async def _take(broker: Broker, connection: AbstractConnection, vhost: str) -> None:
+async def _take(broker: Broker, connection: AbstractConnection, vhost: str) -> AbstractQueue:
     """Declare the exclusive queue of one virtual host."""
-    try:
-        channel = await connection.channel(publisher_confirms=False)
-        await channel.declare_queue(LOCK_QUEUE, exclusive=True)
-    except aio_pika.exceptions.AMQPError as error:
-        if "RESOURCE_LOCKED" not in str(error):
-            raise OSError(f"virtual host {vhost!r}: no lock: {error}") from None
-        raise LockedError(f"virtual host {vhost!r}: the lock is held by {await _holder(broker, vhost)}") from None
+    while True:
+        try:
+            channel = await connection.channel(publisher_confirms=False)
+            return await channel.declare_queue(LOCK_QUEUE, exclusive=True)
+        except aio_pika.exceptions.AMQPError as error:
+            if "RESOURCE_LOCKED" not in str(error):
+                raise OSError(f"virtual host {vhost!r}: no lock: {error}") from None
+        if (holder := await _holder(broker, vhost)) is not None:
+            raise LockedError(f"virtual host {vhost!r}: the lock is held by {holder}")
+
+
+async def _give_back(queue: AbstractQueue) -> None:
+    with contextlib.suppress(Exception):
+        async with asyncio.timeout(1.0):
+            await queue.delete(if_unused=False, if_empty=False)
 
 
 async def _connect(broker: Broker, vhost: str, purpose: str) -> AbstractConnection:
@@ -150,23 +161,26 @@ async def _close(connection: AbstractConnection) -> None:
             await connection.close()
 
 
-async def _holder(broker: Broker, vhost: str) -> str:
-    """Return who holds the lock of a virtual host, as far as the management API knows."""
-    until = asyncio.get_running_loop().time() + _OWNER_KNOWN_WITHIN
-    with contextlib.suppress(ManagementError):
-        while True:
-            answer = await broker.api.page(["queues", vhost, LOCK_QUEUE], ["owner_pid_details"])
-            details = answer.get("owner_pid_details") if isinstance(answer, dict) else None
-            if isinstance(details, dict) and isinstance(details.get("name"), str):
-                return await _connection_in_words(broker, details["name"])
-            if answer is None or asyncio.get_running_loop().time() > until:
-                break
-            await asyncio.sleep(0.5)
+async def _holder(broker: Broker, vhost: str) -> str | None:
+    """Return who holds the lock of a virtual host, as far as the management API knows; None if nobody does."""
+    loop = asyncio.get_running_loop()
+    until = loop.time() + _OWNER_KNOWN_WITHIN
+    while loop.time() < until:
+        answer = await broker.api.page(["queues", vhost, LOCK_QUEUE], ["owner_pid_details"])
+        if not isinstance(answer, dict):
+            return None
+        details = answer.get("owner_pid_details")
+        if isinstance(details, dict) and isinstance(details.get("name"), str):
+            return await _in_words(broker, details["name"])
+        await asyncio.sleep(0.5)
     return "another process, of which the management API does not tell more"
 
 
-async def _connection_in_words(broker: Broker, name: str) -> str:
-    answer = await broker.api.page(["connections", name], ["user_provided_name", "user"])
+async def _in_words(broker: Broker, name: str) -> str:
+    """Return a connection by its name, with the name that its client gave it and its user, if these may be seen."""
+    answer: object = None
+    with contextlib.suppress(ManagementError):
+        answer = await broker.api.page(["connections", name], ["user_provided_name", "user"])
     if not isinstance(answer, dict):
         return f"connection {name!r}"
     given, user = answer.get("user_provided_name") or "without a name", answer.get("user")

@@ -1,0 +1,140 @@
+"""Read what exists in one virtual host from the management API's lists."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from proxy.shards.state import FoundBinding, FoundExchange, FoundQueue, State
+from proxy.topology.bindings import TopologyError
+from proxy.topology.management import Management, ManagementError
+from ring.destination import Destination, Kind
+
+READS = 3
+"""The most readings of one virtual host until its lists agree with each other."""
+
+
+async def read_state(api: Management, vhost: str, pause: float = 0.5) -> State:
+    """Return what exists in a virtual host. Raises ManagementError or TopologyError.
+
+    A node without quorum, or one that starts, may answer with lists that lack something. RabbitMQ lists the default
+    exchange among the exchanges, and its binding for each queue, so a reading in which one of these is missing is
+    repeated after `pause` seconds.
+    """
+    for _ in range(READS):
+        state, fault = await _read(api, vhost)
+        if not fault:
+            return state
+        await asyncio.sleep(pause)
+    raise ManagementError(f"virtual host {vhost!r}: the management API's lists disagree: {fault}")
+
+
+async def _read(api: Management, vhost: str) -> tuple[State, str]:
+    """Return one reading of a virtual host, and what its lists disagree on; empty if they agree."""
+    nodes = _nodes(await api.page(["vhosts"], ["name", "cluster_state"]), vhost)
+    policies = _policies(await _listed(api, "policies", vhost, ["name", "definition"]))
+    exchanges = {
+        _text(item, "name"): _exchange(item, policies) for item in await _listed(api, "exchanges", vhost, _EXCHANGES)
+    }
+    queues = {_text(item, "name"): _queue(item) for item in await _listed(api, "queues", vhost, _QUEUES)}
+    bindings: dict[str, list[FoundBinding]] = {}
+    for item in await _listed(api, "bindings", vhost, _BINDINGS):
+        destination = Destination(_kind(item), _text(item, "destination"))
+        found = FoundBinding(destination, _text(item, "routing_key"), _text(item, "properties_key"))
+        bindings.setdefault(_text(item, "source"), []).append(found)
+    by_default = {binding.destination.name for binding in bindings.pop("", ())}
+    fault = next((f"no binding of the default exchange to queue {name!r}" for name in queues.keys() - by_default), "")
+    if "" not in exchanges:
+        fault = "no default exchange"
+    version = await _version(api)
+    found_bindings = {name: tuple(of) for name, of in bindings.items()}
+    return State(vhost, exchanges, queues, found_bindings, nodes, version), fault
+
+
+_EXCHANGES = ("name", "type", "durable", "auto_delete", "internal", "arguments", "policy")
+_QUEUES = (
+    *("name", "type", "durable", "auto_delete", "exclusive", "arguments", "effective_policy_definition"),
+    *("messages_ready", "messages_unacknowledged", "leader", "node"),
+)
+_BINDINGS = ("source", "destination", "destination_type", "routing_key", "properties_key")
+
+
+async def _listed(api: Management, what: str, vhost: str, columns: Sequence[str]) -> list[Mapping[str, Any]]:
+    """Return the items of one of the API's lists for a virtual host."""
+    answer = await api.page([what, vhost], columns)
+    if answer is None:
+        raise ManagementError(f"/api/{what}: virtual host {vhost!r} is not there any more")
+    if not isinstance(answer, list) or not all(isinstance(item, dict) for item in answer):
+        raise TopologyError(f"{what}: {str(answer)[:60]!r} is not a list of objects")
+    return answer
+
+
+def _nodes(answer: object, vhost: str) -> tuple[str, ...]:
+    """Return the nodes on which a virtual host runs. Raises ManagementError if the host is not listed."""
+    if not isinstance(answer, list):
+        raise TopologyError(f"vhosts: {str(answer)[:60]!r} is not a list")
+    for item in answer:
+        if isinstance(item, dict) and item.get("name") == vhost:
+            state = item.get("cluster_state") or {}
+            return tuple(sorted(node for node, how in state.items() if how == "running"))
+    raise ManagementError(f"virtual host {vhost!r} does not exist, or the management user may not see it")
+
+
+async def _version(api: Management) -> tuple[int, ...]:
+    answer = await api.page(["overview"], ["rabbitmq_version"])
+    version = answer.get("rabbitmq_version") if isinstance(answer, dict) else None
+    if not isinstance(version, str) or not version[:1].isdigit():
+        raise TopologyError(f"rabbitmq_version: {version!r} is not a version")
+    return tuple(int(part) for part in version.split("-")[0].split("+")[0].split(".") if part.isdigit())
+
+
+def _policies(items: list[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    return {_text(item, "name"): _table(item, "definition") for item in items}
+
+
+def _exchange(item: Mapping[str, Any], policies: Mapping[str, Mapping[str, Any]]) -> FoundExchange:
+    policy = item.get("policy")
+    diverts = isinstance(policy, str) and "alternate-exchange" in policies.get(policy, {})
+    return FoundExchange(
+        _text(item, "type"),
+        _table(item, "arguments"),
+        item.get("durable") is True and item.get("auto_delete") is False,
+        item.get("internal") is True,
+        policy if diverts else None,
+    )
+
+
+def _queue(item: Mapping[str, Any]) -> FoundQueue:
+    node = item.get("leader") or item.get("node")
+    return FoundQueue(
+        _text(item, "type"),
+        _table(item, "arguments"),
+        item.get("durable") is True and item.get("auto_delete") is False and item.get("exclusive") is False,
+        _table(item, "effective_policy_definition"),
+        _count(item, "messages_ready"),
+        _count(item, "messages_unacknowledged"),
+        node if isinstance(node, str) else None,
+    )
+
+
+def _count(item: Mapping[str, Any], name: str) -> int | None:
+    value = item.get(name)
+    return value if type(value) is int and value >= 0 else None
+
+
+def _kind(item: Mapping[str, Any]) -> Kind:
+    return "queue" if _text(item, "destination_type") == "queue" else "exchange"
+
+
+def _text(item: Mapping[str, Any], name: str) -> str:
+    value = item.get(name)
+    if not isinstance(value, str):
+        raise TopologyError(f"{name}: {str(value)[:60]!r} is not a text")
+    return value
+
+
+def _table(item: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Return a field that is an object; RabbitMQ's JSON has an empty list for an empty one, and may leave it out."""
+    value = item.get(name) or {}
+    if not isinstance(value, dict):
+        raise TopologyError(f"{name}: {str(value)[:60]!r} is not an object")
+    return value

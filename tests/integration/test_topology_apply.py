@@ -1,0 +1,263 @@
+"""`ring-proxy topology` plan, apply, check and export on a real broker: made, killed, locked, refused."""
+
+import asyncio
+import shlex
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import aio_pika
+import pytest
+from pamqp.common import FieldTable
+
+from proxy.shards.plan import LOCK_QUEUE
+from testbed.broker import Broker
+from tests.integration.broker_api import DEADLINE_SECONDS, BrokerApi, VirtualHost, fresh_name
+from tests.integration.topology import Topology
+
+LEAST = '[[exchange]]\nname = "orders"\nshards = 4\n'
+FULL = """
+[[exchange]]
+name = "orders"
+shards = [1, 2, 4]
+hash_header = "customer"
+
+[[exchange.shard]]
+number = 2
+weight = 3
+lane = false
+
+[[exchange.shard]]
+number = 4
+queue = "the fourth"
+queue_type = "classic"
+arguments = { x-max-length = 7, x-overflow = "reject-publish", x-single-active-consumer = false }
+
+[[exchange]]
+name = "events"
+shards = 2
+queue_type = "stream"
+lanes = false
+"""
+
+
+@pytest.fixture
+def topology(broker: Broker, vhost: VirtualHost, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Topology:
+    user = broker.management_url.split("//")[1].split(":")[0] if "@" in broker.management_url else "guest"
+    vhost.permit(user, ".*", ".*", ".*")
+    return Topology(broker, vhost, tmp_path, capsys)
+
+
+@pytest.mark.versions
+@pytest.mark.parametrize("text", [LEAST, FULL])
+def test_what_a_file_wants_is_made_and_then_there_is_nothing_to_do(topology: Topology, text: str) -> None:
+    topology.write(text)
+    planned = topology.run("plan")
+    assert planned.returncode == 1, planned
+    assert topology.run("check").returncode == 1
+
+    applied = topology.did("apply")
+
+    assert [line.split()[0] for line in applied.splitlines()][-2:] != []
+    assert topology.did("plan").endswith("nothing to do\n")
+    assert topology.did("check") == "nothing to do\n"
+    before = topology.made()
+    assert topology.did("apply") == "nothing to do\n"
+    assert topology.made() == before
+
+
+@pytest.mark.versions
+def test_what_is_exported_is_what_exists(topology: Topology) -> None:
+    topology.write(FULL)
+    topology.did("apply")
+
+    for exchange in ("orders", "events"):
+        text = topology.did("export", exchange, "--vhost", topology.vhost.name)
+        topology.file.write_text(text)
+        assert topology.did("check") == "nothing to do\n"
+
+
+def test_drift_is_told_and_mended(topology: Topology) -> None:
+    topology.write(LEAST)
+    topology.did("apply")
+    wanted = topology.made()
+    topology.vhost.unbind("orders.lane.2", "orders.2", "")
+    topology.vhost.unbind("orders", "orders.lane.3", kind="e")
+
+    drift = topology.run("check")
+
+    assert drift.returncode == 1
+    assert "to do: bind orders.lane.2 to queue orders.2" in drift.stdout
+    assert "to do: bind orders to exchange orders.lane.3, weight 1" in drift.stdout
+    topology.did("apply")
+    assert topology.made() == wanted
+
+
+def test_a_shard_more_moves_the_keys_that_the_plan_says(topology: Topology) -> None:
+    topology.write(LEAST)
+    topology.did("apply")
+    topology.write(LEAST.replace("4", "5"))
+
+    (planned,) = topology.plan()["exchanges"]
+
+    assert 0.19 < planned["moved"] < 0.21
+    assert {move["to"]["name"] for move in planned["moves"]} == {"orders.5"}
+    assert {move["from"]["name"] for move in planned["moves"]} == {f"orders.{n}" for n in range(1, 5)}
+    assert sum(move["slots"] for move in planned["moves"]) == planned["moved"] * 2**20
+
+
+@pytest.mark.long
+def test_killed_after_any_step_and_run_again_it_ends_the_same(topology: Topology) -> None:
+    """Also where it changes what exists: shards that get lanes and another weight, while a shard is added."""
+    start = LEAST.replace("shards = 4", "shards = 2\nlanes = false")
+    goal = LEAST.replace("4", "3") + "[[exchange.shard]]\nnumber = 1\nweight = 2\n"
+    topology.write(start)
+    topology.did("apply")
+    topology.write(goal)
+    topology.did("apply")
+    wanted = topology.made()
+    vhost, steps = topology.vhost, 0
+
+    while True:
+        for queue in vhost.queues():
+            vhost.delete_queue(queue)
+        for exchange in ("orders", *(f"orders.lane.{number}" for number in (1, 2, 3))):
+            vhost.delete_exchange(exchange)
+        topology.write(start)
+        topology.did("apply")
+        topology.write(goal)
+        if topology.killed("apply", steps) < steps:
+            break
+        topology.did("apply")
+        assert topology.made() == wanted, f"killed after {steps} steps"
+        steps += 1
+
+    assert steps > 10
+
+
+def test_the_second_of_two_says_who_holds_the_lock(topology: Topology) -> None:
+    topology.write(LEAST)
+    name: FieldTable = {"connection_name": "ring-proxy topology apply: elsewhere, process 7"}
+
+    async def meanwhile() -> tuple[int, str]:
+        async with await aio_pika.connect(topology.amqp_url, client_properties=name) as connection:
+            channel = await connection.channel()
+            await channel.declare_queue(LOCK_QUEUE, exclusive=True)
+            result = await asyncio.to_thread(topology.run, "apply")
+            return result.returncode, result.stderr
+
+    status, told = asyncio.run(meanwhile())
+
+    assert status == 2
+    assert "the lock is held by connection " in told
+    assert "ring-proxy topology apply: elsewhere, process 7" in told
+    assert topology.made() == {"exchanges": [], "queues": [], "bindings": []}
+    topology.did("apply")
+
+
+@pytest.fixture
+def user(api: BrokerApi, topology: Topology) -> Iterator[Callable[..., None]]:
+    """Run the commands as a user with these rights, and the tag that the management API asks for."""
+    name = f"topology {fresh_name()}"
+    api.ask("PUT", "users", name, body={"password": "s3cret", "tags": "management"})
+    topology.login(name, "s3cret")
+    yield lambda *rights: topology.vhost.permit(name, *rights)
+    api.ask("DELETE", "users", name)
+
+
+def test_a_refusal_in_the_middle_tells_what_was_done_and_how_to_go_on(
+    topology: Topology, user: Callable[..., None]
+) -> None:
+    topology.write(LEAST)
+    user(r"^(orders|orders\.[0-9]+|orders\.lane\.[12]|ring-proxy\.topology)$", ".*", ".*")
+
+    stopped = topology.run("apply")
+
+    assert stopped.returncode == 2
+    lines = stopped.stderr.splitlines()
+    assert lines[0] == (
+        "ring-proxy: step 7 of 17, declare exchange orders.lane.3 (fanout): the broker refused: Access refused. "
+        "(the user needs configure on 'orders.lane.3')"
+    )
+    assert lines[1:3] == ["ring-proxy: done:", "ring-proxy:   declare queue orders.1"]
+    assert "ring-proxy: not done:" in lines
+    assert "apply again, and it goes on from here" in lines[-1]
+    assert "s3cret" not in stopped.stderr
+    user(".*", ".*", ".*")
+    assert topology.did("apply").splitlines()[-1] == "11 steps done"
+
+
+def test_a_limit_of_the_virtual_host_refuses_in_the_middle(topology: Topology) -> None:
+    topology.vhost.api.ask("PUT", "vhost-limits", topology.vhost.name, "max-queues", body={"value": 3})
+    topology.write(LEAST)
+
+    stopped = topology.run("apply")
+
+    assert stopped.returncode == 2
+    assert "step 3 of 17" in stopped.stderr or "step 4 of 17" in stopped.stderr
+    assert "queue limit in vhost" in stopped.stderr
+
+
+def test_a_queue_of_other_arguments_is_told_before_anything_is_changed(topology: Topology) -> None:
+    topology.vhost.queue("orders.3", x_max_length=5)
+    before = topology.made()
+    topology.write(LEAST)
+
+    for part in ("plan", "apply"):
+        refused = topology.run(part)
+        assert refused.returncode == 2
+        assert "queue 'orders.3' is a classic queue, which no queue can change to quorum" in (
+            refused.stdout + refused.stderr
+        )
+    assert topology.made() == before
+
+
+def test_mistakes_are_one_line_each_and_change_nothing(topology: Topology) -> None:
+    topology.write(LEAST.replace("4", "0") + "colour = 1\n")
+
+    refused = topology.run("apply")
+
+    assert refused.returncode == 2
+    assert [line.split(": ", 2)[2] for line in refused.stderr.splitlines()] == [
+        "[[exchange]] 1, 'orders': unknown key 'colour'",
+        "[[exchange]] 1, 'orders': shards: 0 is not a whole number from 1 to 10000",
+    ]
+    assert topology.made() == {"exchanges": [], "queues": [], "bindings": []}
+
+
+@pytest.mark.versions
+def test_the_rights_that_the_plan_names_are_enough(
+    api: BrokerApi, topology: Topology, user: Callable[..., None]
+) -> None:
+    """A dead-letter exchange and an alternate exchange ask for more."""
+    topology.vhost.exchange("dead", "fanout")
+    topology.vhost.exchange("unrouted", "fanout")
+    topology.write(
+        LEAST + 'alternate_exchange = "unrouted"\narguments = { x-dead-letter-exchange = "dead" }\n'
+        '[[exchange]]\nname = "plain"\nshards = 2\nlanes = false\n'
+    )
+    user()
+    lines = [shlex.split(line) for line in topology.plan()["rights"]]
+    rights = {line[4]: line[5:] for line in lines}
+    assert [line[:4] for line in lines] == [["rabbitmqctl", "set_permissions", "-p", topology.vhost.name]] * 3
+
+    user(*rights["TOPOLOGY"])
+    topology.did("apply")
+
+    async def publish_and_consume() -> None:
+        user(*rights["WRITER"])
+        async with await aio_pika.connect(topology.amqp_url) as connection:
+            channel = await connection.channel()
+            for exchange in ("orders", "orders.lane.1", "orders.lane.4"):
+                target = await channel.get_exchange(exchange, ensure=False)
+                assert await target.publish(aio_pika.Message(b"x"), "key")
+            await channel.default_exchange.publish(aio_pika.Message(b"x"), "plain.1")
+        user(*rights["READER"])
+        async with await aio_pika.connect(topology.amqp_url) as connection:
+            channel = await connection.channel()
+            for queue in ("orders.1", "orders.4", "plain.1"):
+                found = await channel.get_queue(queue, ensure=False)
+                # RabbitMQ 4 refuses basic.get where there is a single active consumer.
+                async with asyncio.timeout(DEADLINE_SECONDS), found.iterator(no_ack=True) as messages:
+                    assert await anext(messages)
+
+    asyncio.run(publish_and_consume())

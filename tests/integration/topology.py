@@ -1,0 +1,95 @@
+"""`ring-proxy topology` as the tests run it: on one virtual host, in this process or in one to be killed."""
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+
+import proxy
+from proxy.cli import main
+from testbed.broker import Broker
+from tests.integration.broker_api import DEADLINE_SECONDS, VirtualHost
+from tests.integration.conftest import with_login
+from tests.integration.sidecar import COMMAND
+
+
+class Topology:
+    """Runs the parts of the command on one virtual host, with one user."""
+
+    def __init__(self, broker: Broker, vhost: VirtualHost, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        """As the broker's administrator, until `login` names another user."""
+        self.vhost, self._capsys = vhost, capsys
+        self.file = folder / "topology.toml"
+        self._path = "/" + quote(vhost.name, safe="")
+        self.amqp_url = broker.amqp_url.rpartition("/")[0] + self._path
+        self.management_url = broker.management_url
+        self._vhosts = quote(vhost.name)
+
+    def login(self, user: str, password: str) -> None:
+        """Run as this user from now on."""
+        self.amqp_url = with_login(self.amqp_url, user, password)
+        self.management_url = with_login(self.management_url, user, password)
+
+    def write(self, text: str) -> None:
+        """Write the file; every `[[exchange]]` in it is of the test's virtual host."""
+        vhost = json.dumps(self.vhost.name, ensure_ascii=False)
+        self.file.write_text(text.replace("[[exchange]]\n", f"[[exchange]]\nvhost = {vhost}\n"))
+
+    def flags(self) -> list[str]:
+        return [f"--broker-url={self.amqp_url}", f"--management-url={self.management_url}"]
+
+    def run(self, part: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run a part of the command in this process, on the file where it takes one and none is given."""
+        self._capsys.readouterr()
+        given = arguments or (str(self.file),)
+        status = main(["topology", part, *self.flags(), *given])
+        return subprocess.CompletedProcess(given, status, *self._capsys.readouterr())
+
+    def did(self, part: str, *arguments: str) -> str:
+        """Run a part that must end with 0, and return what it printed."""
+        result = self.run(part, *arguments)
+        assert result.returncode == 0, result
+        assert result.stderr == ""
+        return result.stdout
+
+    def plan(self) -> Mapping[str, Any]:
+        """Return the plan as JSON has it."""
+        return dict(json.loads(self.run("plan", "--json", str(self.file)).stdout))
+
+    def killed(self, part: str, lines: int) -> int:
+        """Run a part in a process that is killed once it has printed so many lines; return how many it printed."""
+        clean = {name: value for name, value in os.environ.items() if not name.startswith("RINGPROXY_")}
+        clean["PYTHONPATH"] = str(Path(proxy.__file__).parents[1])
+        command = [COMMAND, "topology", part, *self.flags(), str(self.file)]
+        with subprocess.Popen(command, env=clean, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            seen = 0
+            for _ in self._first(process.stdout, lines):
+                seen += 1
+            process.kill()
+            process.wait(DEADLINE_SECONDS)
+        return seen
+
+    @staticmethod
+    def _first(stream: Any, lines: int) -> Iterator[str]:
+        for _ in range(lines):
+            if not (line := stream.readline()):
+                return
+            yield line
+
+    def made(self) -> Mapping[str, Any]:
+        """Return what exists in the virtual host, but for what every virtual host has."""
+        ask, name = self.vhost.api.ask, self.vhost.name
+        exchanges = ask("GET", "exchanges", name, query="columns=name,type,durable,auto_delete,internal,arguments")
+        queues = ask("GET", "queues", name, query="columns=name,type,durable,arguments")
+        bindings = ask("GET", "bindings", name, query="columns=source,destination,destination_type,routing_key")
+        return {
+            "exchanges": sorted((e for e in exchanges if e["name"][:4] not in ("", "amq.")), key=str),
+            "queues": sorted(queues, key=str),
+            "bindings": sorted((b for b in bindings if b["source"]), key=str),
+        }

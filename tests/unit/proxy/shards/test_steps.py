@@ -1,0 +1,329 @@
+"""The steps from what exists to what a file wants: where they lead, in which order, and what is refused."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.shards.document import parse
+from proxy.shards.state import FoundBinding, FoundExchange, FoundQueue, State
+from proxy.shards.steps import Bind, DeclareQueue, Difference, Unbind, compare, declared_arguments
+from ring.destination import Destination
+from ring.ring import Ring
+from tests.unit.proxy.shards.model import EMPTY, after, leaks, same
+
+QUEUE = FoundQueue("quorum", {"x-queue-type": "quorum", "x-single-active-consumer": True, "x-delivery-limit": -1})
+
+
+def differ(state: State, **fields: Any) -> Difference:
+    (exchange,) = parse({"exchange": [{"name": "orders", **fields}]})
+    return compare(exchange, state)
+
+
+def shard(number: int, **fields: Any) -> dict[str, Any]:
+    return {"number": number, **fields}
+
+
+def made(**fields: Any) -> State:
+    """What exists once a file with one exchange was applied to an empty virtual host."""
+    return after(EMPTY, *differ(EMPTY, **fields).steps)
+
+
+numbers = st.sets(st.integers(1, 5), min_size=1)
+lanes = st.sampled_from([True, False])
+
+
+@st.composite
+def documents(draw: st.DrawFn, at_least: frozenset[int] = frozenset()) -> dict[str, Any]:
+    """The fields of an exchange `orders` that has these shards, and maybe more."""
+    wanted = sorted(draw(numbers) | at_least)
+    terms = [
+        shard(number, weight=draw(st.integers(1, 3)), **({"lane": False} if draw(st.booleans()) else {}))
+        for number in wanted
+        if draw(st.booleans())
+    ]
+    return {"shards": wanted, "lanes": draw(lanes), "shard": terms}
+
+
+@st.composite
+def changes(draw: st.DrawFn) -> tuple[State, dict[str, Any]]:
+    """What exists, perhaps after an apply that was killed, and a file that wants the same shards or more."""
+    first = draw(documents())
+    steps = differ(EMPTY, **first).steps
+    state = after(EMPTY, *steps[: draw(st.integers(0, len(steps)))])
+    return state, draw(documents(frozenset(first["shards"])))
+
+
+@given(changes())
+def test_all_steps_lead_to_what_is_wanted(change: tuple[State, dict[str, Any]]) -> None:
+    state, wanted = change
+    difference = differ(state, **wanted)
+    assert difference.refusals == ()
+
+    end = after(state, *difference.steps)
+
+    again = differ(end, **wanted)
+    assert (again.steps, again.refusals) == ((), ())
+    assert end.weights("orders") == difference.after
+
+
+@given(changes())
+def test_whoever_is_killed_after_any_step_and_runs_again_ends_the_same(change: tuple[State, dict[str, Any]]) -> None:
+    state, wanted = change
+    steps = differ(state, **wanted).steps
+    end = after(state, *steps)
+
+    for done in range(len(steps)):
+        killed = after(state, *steps[:done])
+        assert same(after(killed, *differ(killed, **wanted).steps), end), f"killed after {done} steps"
+
+
+@given(changes())
+def test_no_prefix_of_the_steps_leaves_a_ring_that_loses_messages(change: tuple[State, dict[str, Any]]) -> None:
+    state, wanted = change
+    steps = differ(state, **wanted).steps
+    had_ring = bool(state.weights("orders"))
+
+    for done in range(len(steps) + 1):
+        state_then = after(state, *steps[:done])
+        assert leaks(state_then, "orders") == []
+        assert state_then.weights("orders") or not had_ring
+
+
+@given(documents())
+def test_lanes_put_under_an_existing_exchange_move_no_key(wanted: dict[str, Any]) -> None:
+    direct = {**wanted, "lanes": False, "shard": [{**each, "lane": False} for each in wanted["shard"]]}
+    laned = {**wanted, "lanes": True, "shard": [{k: v for k, v in e.items() if k != "lane"} for e in wanted["shard"]]}
+    state = made(**direct)
+
+    steps = differ(state, **laned).steps
+
+    weights = state.weights("orders")
+    for done in range(len(steps) + 1):
+        assert after(state, *steps[:done]).weights("orders") == weights
+
+
+def test_the_order_is_queue_lane_its_binding_exchange_ring() -> None:
+    assert [str(step) for step in differ(EMPTY, shards=2).steps] == [
+        "declare queue orders.1",
+        "declare queue orders.2",
+        "declare exchange orders.lane.1 (fanout)",
+        "declare exchange orders.lane.2 (fanout)",
+        "bind orders.lane.1 to queue orders.1",
+        "bind orders.lane.2 to queue orders.2",
+        "declare exchange orders (x-consistent-hash)",
+        "bind orders to exchange orders.lane.1, weight 1",
+        "bind orders to exchange orders.lane.2, weight 1",
+    ]
+
+
+def test_a_weight_is_changed_by_unbind_and_bind_one_shard_after_the_other() -> None:
+    state = made(shards=3)
+
+    difference = differ(state, shards=3, shard=[shard(1, weight=2), shard(3, weight=5)])
+
+    lane = [Destination("exchange", f"orders.lane.{number}") for number in (1, 3)]
+    assert difference.steps == (
+        Unbind("orders", lane[0], "1", "1"),
+        Bind("orders", lane[0], "2"),
+        Unbind("orders", lane[1], "1", "1"),
+        Bind("orders", lane[1], "5"),
+    )
+
+
+def test_the_weight_of_the_only_shard_changes_nothing() -> None:
+    """To change it would leave the exchange without a queue for a moment."""
+    difference = differ(made(shards=1), shards=1, shard=[shard(1, weight=7)])
+
+    assert (difference.steps, difference.refusals) == ((), ())
+    assert difference.before == difference.after
+
+
+def test_a_retiring_shard_is_left_alone_and_keeps_its_weight() -> None:
+    state = made(shards=4, shard=[shard(2, weight=3)])
+
+    difference = differ(state, shards=[1, 3, 4, 5], retiring=[2])
+
+    assert difference.refusals == ()
+    assert {step.name for step in difference.steps if isinstance(step, DeclareQueue)} == {"orders.5"}
+    assert difference.after[Destination("queue", "orders.2")] == 3
+    assert not any(isinstance(step, Unbind) for step in difference.steps)
+
+
+def test_fewer_shards_than_exist_are_refused_with_the_way_to_retire_one() -> None:
+    difference = differ(made(shards=4), shards=3)
+
+    (line,) = difference.refusals
+    assert line == (
+        "[[exchange]] 1, 'orders': shards: shard 4 exists, queue 'orders.4', and is not wanted; to take it away, add 4 "
+        "to retiring, apply, and run: ring-proxy topology retire orders orders.4"
+    )
+
+
+def test_what_is_bound_and_is_no_shard_is_refused() -> None:
+    state = made(shards=2)
+    foreign = FoundBinding(Destination("queue", "audit"), "1", "1")
+    state = State("/", state.exchanges, {**state.queues, "audit": QUEUE}, {**state.bindings, "orders": (foreign,)})
+
+    (line,) = differ(state, shards=2).refusals
+
+    assert "queue 'audit' is bound to exchange 'orders' and is no shard of this file" in line
+
+
+@pytest.mark.parametrize(
+    ("found", "told"),
+    [
+        (FoundQueue("classic"), "is a classic queue, which no queue can change to quorum"),
+        (FoundQueue("quorum"), "has no x-single-active-consumer where the file says True"),
+        (
+            FoundQueue("quorum", {**QUEUE.arguments, "x-max-length": 5}),
+            "has x-max-length = 5 where the file has none",
+        ),
+        (
+            FoundQueue("quorum", {**QUEUE.arguments, "x-delivery-limit": 5}),
+            "has x-delivery-limit = 5 where the file says -1",
+        ),
+        (FoundQueue("quorum", QUEUE.arguments, lasting=False), "is not durable, exclusive, or deleted by itself"),
+    ],
+)
+def test_what_no_queue_can_change_is_refused_with_the_way_out(found: FoundQueue, told: str) -> None:
+    state = made(shards=2)
+    state = State("/", state.exchanges, {**state.queues, "orders.2": found}, state.bindings)
+
+    (line,) = differ(state, shards=2).refusals
+
+    assert line.startswith("[[exchange]] 1, 'orders': queue 'orders.2' ")
+    assert told in line
+    assert "make a new generation" in line
+
+
+@pytest.mark.parametrize(
+    ("found", "told"),
+    [
+        (FoundExchange("direct"), "is of type direct, which no exchange can change to x-consistent-hash"),
+        (FoundExchange("x-consistent-hash", {"hash-header": "h"}), "has hash-header = 'h' where the file has none"),
+        (FoundExchange("x-consistent-hash", lasting=False), "is not durable"),
+        (FoundExchange("x-consistent-hash", internal=True), "is internal"),
+    ],
+)
+def test_what_no_exchange_can_change_is_refused(found: FoundExchange, told: str) -> None:
+    (line,) = differ(State("/", {"orders": found}), shards=1).refusals
+
+    assert told in line
+
+
+@pytest.mark.parametrize(
+    ("found", "told"),
+    [
+        (FoundExchange("direct"), "is of type direct; a lane is of type fanout"),
+        (FoundExchange("fanout", internal=True), "is internal"),
+        (FoundExchange("fanout", lasting=False), "is not durable"),
+        (FoundExchange("fanout", {"alternate-exchange": "a"}), "has an alternate exchange, which would hide"),
+        (FoundExchange("fanout", alternate="p"), "has an alternate exchange by policy 'p'"),
+    ],
+)
+def test_an_exchange_that_cannot_be_a_lane_is_refused(found: FoundExchange, told: str) -> None:
+    (line,) = differ(State("/", {"orders.lane.1": found}), shards=1).refusals
+
+    assert line.startswith("[[exchange]] 1, 'orders': lane 'orders.lane.1' ")
+    assert told in line
+
+
+def test_a_lane_that_leads_elsewhere_too_is_refused() -> None:
+    state = made(shards=1)
+    more = (*state.bindings["orders.lane.1"], FoundBinding(Destination("queue", "copy"), "", "~"))
+    state = State("/", state.exchanges, state.queues, {**state.bindings, "orders.lane.1": more})
+
+    lines = differ(state, shards=1).refusals
+
+    assert any("has a binding besides that to its queue: queue 'copy'" in line for line in lines)
+
+
+def test_new_shards_go_to_the_nodes_that_lead_the_fewest() -> None:
+    nodes = ("rabbit@a", "rabbit@b", "rabbit@c")
+    two = State("/", nodes=nodes[:2], version=(4, 3, 6))
+    state = after(two, *differ(two, shards_per_node=2).steps)
+    assert sorted(queue.node or "" for queue in state.queues.values()) == ["rabbit@a"] * 2 + ["rabbit@b"] * 2
+
+    joined = State("/", state.exchanges, state.queues, state.bindings, nodes, state.version)
+    declared = [step for step in differ(joined, shards_per_node=2).steps if isinstance(step, DeclareQueue)]
+
+    assert [(step.name, step.node) for step in declared] == [("orders.5", "rabbit@c"), ("orders.6", "rabbit@c")]
+
+
+def test_a_node_that_leaves_takes_no_shard_away() -> None:
+    three = State("/", nodes=("rabbit@a", "rabbit@b", "rabbit@c"), version=(4, 3, 6))
+    state = after(three, *differ(three, shards_per_node=2).steps)
+
+    left = State("/", state.exchanges, state.queues, state.bindings, three.nodes[:2], state.version)
+    difference = differ(left, shards_per_node=2)
+
+    assert (difference.steps, difference.refusals) == ((), ())
+    assert len(difference.shards) == 6
+
+
+def test_defaults_of_a_quorum_shard() -> None:
+    (exchange,) = parse({"exchange": [{"name": "orders", "shards": 1}]})
+    defaults = {"x-queue-type": "quorum", "x-single-active-consumer": True}
+
+    assert declared_arguments(exchange.shard(1), (4, 3, 6)) == {**defaults, "x-delivery-limit": -1}
+    assert declared_arguments(exchange.shard(1), (3, 10, 8)) == defaults
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        (
+            {"arguments": {"x-dead-letter-exchange": "dead"}},
+            {"x-queue-type": "quorum", "x-single-active-consumer": True, "x-dead-letter-exchange": "dead"},
+        ),
+        ({"queue_type": "classic"}, {"x-queue-type": "classic", "x-single-active-consumer": True}),
+        (
+            {"queue_type": "classic", "arguments": {"x-single-active-consumer": False}},
+            {"x-queue-type": "classic"},
+        ),
+        ({"queue_type": "stream", "arguments": {"x-max-age": "7D"}}, {"x-queue-type": "stream", "x-max-age": "7D"}),
+    ],
+)
+def test_arguments_of_other_shards(fields: dict[str, Any], expected: dict[str, Any]) -> None:
+    (exchange,) = parse({"exchange": [{"name": "orders", "shards": 1, **fields}]})
+
+    assert declared_arguments(exchange.shard(1), (4, 3, 6)) == expected
+
+
+def test_a_delivery_limit_that_deletes_is_told() -> None:
+    warned = differ(EMPTY, shards=1, arguments={"x-delivery-limit": 5}).warnings
+    assert "deletes a message after 5 returns" in warned[0]
+    with_dead_letters = {"x-delivery-limit": 5, "x-dead-letter-exchange": "dead"}
+    assert differ(EMPTY, shards=1, arguments=with_dead_letters).warnings == ()
+
+
+def test_no_limit_is_refused_where_it_means_to_delete_at_once() -> None:
+    old = State("/", version=(3, 10, 8))
+
+    (line,) = differ(old, shards=1, arguments={"x-delivery-limit": -1}).refusals
+
+    assert "makes RabbitMQ 3.10.8 delete a message at its first return" in line
+
+
+def test_an_existing_queue_with_the_brokers_own_limit_is_warned_of_and_not_refused() -> None:
+    found = FoundQueue("quorum", {"x-queue-type": "quorum", "x-single-active-consumer": True})
+    state = made(shards=1)
+    state = State("/", state.exchanges, {"orders.1": found}, state.bindings)
+
+    difference = differ(state, shards=1)
+
+    assert (difference.steps, difference.refusals) == ((), ())
+    assert "deletes a message after 20 returns" in difference.warnings[0]
+    by_policy = FoundQueue("quorum", found.arguments, policy={"delivery-limit": -1})
+    mended = State("/", state.exchanges, {"orders.1": by_policy}, state.bindings)
+    assert differ(mended, shards=1).warnings == ()
+
+
+def test_the_ring_after_the_steps_is_the_ring_that_a_sidecar_builds() -> None:
+    difference = differ(made(shards=4), shards=5)
+
+    assert difference.before == {Destination("queue", f"orders.{number}"): 1 for number in range(1, 5)}
+    moved = Ring.build(difference.before).changed(difference.after).moved_from(Ring.build(difference.before))
+    assert 0.19 < moved < 0.21
