@@ -133,12 +133,14 @@ def compare(exchange: Sharded, state: State) -> Difference:
         d: w for d, w in before.items() if d.kind == "queue" and exchange.number_of(d.name) in exchange.retiring
     }
     after = retiring | {Destination("queue", shard.queue): shard.weight for shard in shards}
-    if len(after) == 1 and len(before) == 1 and before.keys() == after.keys():
-        after = before
+    steps = tuple(comparison.steps())
+    if len(after) == 1 and not any(isinstance(step, Bind | Unbind) and step.source == exchange.name for step in steps):
+        # The weight of the only shard is never changed.
+        after = {destination: before.get(destination, weight) for destination, weight in after.items()}
     return Difference(
         exchange,
         shards,
-        tuple(comparison.steps()),
+        steps,
         tuple(comparison.refusals),
         tuple(comparison.warnings),
         before,

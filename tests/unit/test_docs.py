@@ -1,5 +1,6 @@
 """The documents say what the code has, no less and no more."""
 
+import json
 import re
 from argparse import ArgumentParser, _SubParsersAction
 from pathlib import Path
@@ -25,6 +26,7 @@ from proxy.settings.config import Settings
 from proxy.settings.files import Files
 from proxy.settings.patterns import Selection
 from proxy.settings.sources import field_names
+from proxy.shards.command import PARTS, SETTINGS
 from proxy.topology.management import Management
 from proxy.topology.sync import Sync
 from proxy.topology.table import PassReason, Router
@@ -118,6 +120,32 @@ def test_every_exit_status_is_documented_and_no_other() -> None:
     assert statuses_of(command_section("All commands")) == set(STATUSES)
     for command in COMMANDS:
         assert statuses_of(command_section(f"ring-proxy {command.name}")) == set(command.statuses), command.name
+
+
+def test_every_part_of_topology_is_documented_with_its_flags_and_exit_statuses() -> None:
+    page = re.sub(r"^```.*?^```$", "", REFERENCE["topology"], flags=re.M | re.S)
+    assert re.findall(r"^## ring-proxy topology (\S+)$", page, flags=re.M) == [part.name for part in PARTS]
+    for part in PARTS:
+        section = re.split(r"^## ", page.split(f"## ring-proxy topology {part.name}\n", 1)[1], maxsplit=1, flags=re.M)[
+            0
+        ]
+        command = ArgumentParser(add_help=False)
+        part.add_arguments(command)
+        assert {cell for cell in first_cells(section) if cell.startswith("-")} == flags_of(command), part.name
+        arguments = [str(action.metavar) for action in command._actions if not action.option_strings]
+        assert f"`ring-proxy topology {' '.join([part.name, *arguments])}`" in section
+        assert statuses_of(section) == set(part.statuses), part.name
+    flags = {f"--{name.replace('_', '-')}" for name in SETTINGS}
+    assert flags <= set(re.findall(r"`(--[a-z-]+)`", page.split("## The parts")[1]))
+
+
+def test_every_key_of_a_topology_file_is_documented_and_no_other() -> None:
+    schema = json.loads((ROOT / "proxy/shards/schema.json").read_text())
+    for table, title in (("exchange", "[[exchange]]"), ("shard", "[[exchange.shard]]")):
+        rows = REFERENCE["topology"].split(f"| key of `{title}` |", 1)[1].split("\n\n", 1)[0]
+        assert set(re.findall(r"^\| `(\w+)` \|", rows, flags=re.M)) == set(schema["$defs"][table]["properties"]) - {
+            "shard"
+        }
 
 
 async def test_every_metric_is_documented_and_no_other(tmp_path: Path) -> None:
