@@ -1,4 +1,4 @@
-"""How much memory the settings let in at once, and how much there is: the sum that docs/how-to/deploy.md explains."""
+"""How much memory the settings let in at once, and how much there is: docs/reference/memory.md explains the sum."""
 
 import logging
 from pathlib import Path
@@ -55,7 +55,7 @@ def table(settings: Settings) -> str:
     rows = reckoned(settings)
     rows.append(("together", sum(size for _, size in rows)))
     lines = [f"# {size / MIB:8,.0f} MiB  {what}" for what, size in rows]
-    return "\n".join(["# the most memory that these settings let in at once (docs/how-to/deploy.md):", *lines])
+    return "\n".join(["# the most memory that these settings let in at once (docs/reference/memory.md):", *lines])
 
 
 def limit(cgroups: Path = _CGROUPS, own: Path = _OWN) -> int | None:

@@ -6,6 +6,7 @@ import re
 import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -26,8 +27,9 @@ class Document:
         self._sections: dict[str, list[str]] = {}
         for section in re.split(r"^## ", (ROOT / path).read_text(), flags=re.M):
             title = section.partition("\n")[0]
-            if blocks := re.findall(rf"^```{language}\n(.*?)^```$", section, flags=re.M | re.S):
-                self._sections[title] = blocks
+            # Blocks of a numbered list are indented.
+            if blocks := re.findall(rf"^( *)```{language}\n(.*?)^\1```$", section, flags=re.M | re.S):
+                self._sections[title] = [dedent(block) for _, block in blocks]
 
     def __iter__(self) -> Iterator[str]:
         """Return the headings."""

@@ -20,7 +20,7 @@ from tests.integration.wire_client import Client, Wire, encoded, publishing
 
 pytestmark = pytest.mark.long
 
-DOCUMENT = Path(__file__).parents[2] / "docs/how-to/deploy.md"
+DOCUMENT = Path(__file__).parents[2] / "docs/reference/memory.md"
 
 MIB = 1 << 20
 

@@ -1,14 +1,12 @@
-"""Every command of the runbook, each where it is called for."""
+"""Every command of the pages for operators, routine tasks and alerts, each where it is called for."""
 
 import json
 import re
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-import yaml
 
 from ring.compiled import kind
 from testbed.broker import Broker
@@ -16,7 +14,7 @@ from testbed.node import Node
 from tests.certificates import Authority
 from tests.integration.broker_api import BrokerApi, VirtualHost, wait_until
 from tests.integration.conftest import PASSWORD, USER, Login, StartSidecar, with_login
-from tests.integration.documents import ROOT, Document, Shell, parsed, tried, variables
+from tests.integration.documents import Document, Shell, parsed, tried, variables
 from tests.integration.native import publish_in
 from tests.integration.own_node import own_node, private_only
 from tests.integration.relay import management_front, relay
@@ -24,7 +22,8 @@ from tests.integration.rings import owner
 from tests.integration.sidecar import Sidecar
 from tests.integration.wire_client import Client, port_of
 
-RUNBOOK = Document("docs/how-to/operate.md")
+ROUTINE = Document("docs/how-to/operate.md")
+RUNBOOK = Document("docs/how-to/troubleshoot.md")
 QUEUES = ["orders.1", "orders.2", "orders.3"]
 READY = "/readyz?verbose"
 OPERATOR = "operator", "pw-operator"
@@ -61,7 +60,7 @@ def permit_operator(shop: VirtualHost) -> None:
 
 
 def here(broker: Broker | Node, sidecar: Sidecar, other: Sidecar | None = None) -> dict[str, str]:
-    """The variables of the runbook's commands."""
+    """The variables of the pages' commands."""
     return variables(broker, sidecar, other) | {"ADMIN": ":".join(OPERATOR)}
 
 
@@ -74,37 +73,17 @@ def failing(told: str) -> list[str]:
     return re.findall(r"^FAIL (.*?)(?:, virtual host .*?)?: ", told, flags=re.M)
 
 
-@contextmanager
-def file_made(path: Path) -> Iterator[Path]:
-    assert not path.exists()
-    try:
-        yield path
-    finally:
-        path.unlink(missing_ok=True)
-
-
 def test_every_command_is_tried_here() -> None:
+    assert tried(ROUTINE, "ROUTINE", __file__)
     assert tried(RUNBOOK, "RUNBOOK", __file__)
 
 
 def test_the_variables_are_those_that_the_commands_use(start_used: StartSidecar, broker: Broker) -> None:
-    (exports,) = RUNBOOK["# Runbook"]
+    (exports,) = RUNBOOK["Prepare your shell"]
+    assert [exports] == ROUTINE["Prepare your shell"]
     given = here(broker, start_used())
     assert set(re.findall(r"^export (\w+)=", exports, flags=re.M)) == given.keys()
     assert Shell({})(exports + "env") != ""
-
-
-def test_alerts() -> None:
-    (make,) = RUNBOOK["Alerts"]
-    with file_made(ROOT / "prometheusrule.yaml") as made:
-        Shell({})(make)
-        rule = yaml.safe_load(made.read_text())
-    assert (rule["apiVersion"], rule["kind"]) == ("monitoring.coreos.com/v1", "PrometheusRule")
-    assert rule["metadata"]["labels"] == {"release": "prometheus"}
-    alerts = (ROOT / "deploy/alerts.yaml").read_text()
-    linked = alerts.replace("runbook_url: ", "runbook_url: https://git.example.com/ringproxy/")
-    assert linked != alerts
-    assert rule["spec"] == yaml.safe_load(linked)
 
 
 def test_stale_ring(start_used: StartSidecar, broker: Broker, login: Login) -> None:
@@ -366,7 +345,7 @@ def test_the_fleet_disagrees(start_used: StartSidecar, broker: Broker, login: Lo
         shop.queue("orders.4")
         shop.bind("orders", "orders.4")
         seeing.wait_for_weights("shop", "orders", dict.fromkeys([*QUEUES, "orders.4"], 1))
-        assert "queue 'orders.4': weight - / 1" in shell(diff, 1)
+        assert "queue 'orders.4': not on the ring / weight 1" in shell(diff, 1)
         front.answers.clear()
     shadowing = start_used(shadow="orders")
     publish(seeing)
@@ -412,7 +391,7 @@ def test_native_publishers(start_used: StartSidecar, broker: Broker, shop: Virtu
 
 
 def test_add_a_queue(start_used: StartSidecar, broker: Broker) -> None:
-    declare, bind, see = RUNBOOK["Add a queue"]
+    declare, bind, see = ROUTINE["Add a queue"]
     sidecar = start_used()
     shell = Shell(here(broker, sidecar))
     shell(declare)
@@ -426,7 +405,7 @@ def test_add_a_queue(start_used: StartSidecar, broker: Broker) -> None:
 
 
 def test_change_a_weight(start_used: StartSidecar, broker: Broker) -> None:
-    (change,) = RUNBOOK["Change a weight"]
+    (change,) = ROUTINE["Change a weight"]
     sidecar = start_used(settle_time="5")
     Shell(here(broker, sidecar))(change)
     sidecar.wait_for_weights("shop", "orders", {"orders.1": 3, "orders.2": 1, "orders.3": 1})
@@ -436,7 +415,7 @@ def test_change_a_weight(start_used: StartSidecar, broker: Broker) -> None:
 
 
 def test_retire_a_queue(start_used: StartSidecar, broker: Broker, shop: VirtualHost) -> None:
-    unbind, look, delete, _ = RUNBOOK["Retire a queue"]
+    unbind, look, delete, _ = ROUTINE["Retire a queue"]
     sidecar = start_used()
     shell = Shell(here(broker, sidecar))
     keys = [f"{n}" for n in range(60)]
@@ -464,7 +443,7 @@ def test_retire_a_queue(start_used: StartSidecar, broker: Broker, shop: VirtualH
 def test_retire_a_queue_that_is_not_classic(
     start_used: StartSidecar, broker: Broker, shop: VirtualHost, kind: str
 ) -> None:
-    unbind, look, guarded, delete = RUNBOOK["Retire a queue"]
+    unbind, look, guarded, delete = ROUTINE["Retire a queue"]
     shop.delete_queue("orders.2")
     shop.queue("orders.2", x_queue_type=kind)
     shop.bind("orders", "orders.2")
@@ -492,7 +471,7 @@ def test_retire_a_queue_that_is_not_classic(
 
 
 def test_restart_and_upgrade(start_used: StartSidecar, broker: Broker) -> None:
-    end, wait, compare = RUNBOOK["Restart and upgrade sidecars"]
+    end, wait, compare = ROUTINE["Restart and upgrade sidecars"]
     old, stays = start_used(), start_used()
     Shell(here(broker, old) | {"PID": str(old.process.pid)})(end)
     assert old.process.wait(30) == 0

@@ -190,12 +190,12 @@ def test_the_pod_waits_longer_than_the_proxy_drains(pod: dict[str, Any], setting
 
 
 def test_what_all_may_take_at_once_fits_the_memory_limit(sidecar: dict[str, Any], settings: Settings) -> None:
-    """As `ring-proxy config` adds it up, row by row of the table in docs/how-to/deploy.md."""
+    """As `ring-proxy config` adds it up, row by row of the table in docs/reference/memory.md."""
     assert sidecar["resources"]["limits"]["memory"] == "256Mi"
     rows = memory.reckoned(settings)
     together = sum(size for _, size in rows)
     assert together < 256 * memory.MIB
-    document = (ROOT / "docs/how-to/deploy.md").read_text().split("The memory limit of 256 MiB")[1]
+    document = (ROOT / "docs/reference/memory.md").read_text().split("The memory limit of 256 MiB")[1]
     table = re.findall(r"^\| (.+?) \| (\d+) MiB \|$", document, re.MULTILINE)
     assert [int(size) for _, size in table] == [round(size / memory.MIB) for size in (*dict(rows).values(), together)]
     assert table[3][0].startswith(f"{settings.max_sessions} AMQP sessions whose peers do not read")
@@ -208,7 +208,7 @@ def test_what_a_session_is_reckoned_at_is_what_it_may_hold() -> None:
 
 
 def test_what_all_channels_of_a_session_take_is_said() -> None:
-    document = " ".join((ROOT / "docs/how-to/deploy.md").read_text().split())
+    document = " ".join((ROOT / "docs/reference/memory.md").read_text().split())
     (channel,) = re.findall(r"An open channel takes ([0-9.]+) KiB at most", document)
     together = 2046 * float(channel) / 1024
     assert f"all 2,046 channels that RabbitMQ offers by default takes {together:.1f} MiB" in document

@@ -1,0 +1,78 @@
+"""The commands of docs/how-to/measure.md: the scrape, the rule for the operator, and the load on a sidecar."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from testbed.broker import Broker
+from testbed.debian import ensure_package
+from tests.integration.broker_api import BrokerApi, VirtualHost
+from tests.integration.conftest import PASSWORD, USER, Login, StartSidecar, with_login
+from tests.integration.documents import ROOT, Document, Shell, tried, variables
+
+MEASURE = Document("docs/how-to/measure.md")
+PYTHON = Document("docs/how-to/measure.md", "python")
+LUA = Document("docs/how-to/measure.md", "lua")
+QUEUES = ["orders.1", "orders.2", "orders.3"]
+
+
+def test_every_command_is_tried_here() -> None:
+    for document, name in ((MEASURE, "MEASURE"), (PYTHON, "PYTHON"), (LUA, "LUA")):
+        assert tried(document, name, __file__)
+
+
+@pytest.fixture
+def shop(api: BrokerApi, login: Login) -> Iterator[VirtualHost]:
+    """What the page's commands are for."""
+    made = VirtualHost(api, "shop", [USER])
+    made.ring("orders", QUEUES)
+    yield made
+    made.delete()
+
+
+def test_the_alerts_become_a_rule_of_the_operator() -> None:
+    (make,) = MEASURE["Install the alerts"]
+    made = ROOT / "prometheusrule.yaml"
+    assert not made.exists()
+    try:
+        Shell({})(make)
+        rule = yaml.safe_load(made.read_text())
+    finally:
+        made.unlink(missing_ok=True)
+    assert (rule["apiVersion"], rule["kind"]) == ("monitoring.coreos.com/v1", "PrometheusRule")
+    assert rule["metadata"]["labels"] == {"release": "prometheus"}
+    alerts = (ROOT / "deploy/alerts.yaml").read_text()
+    linked = alerts.replace("runbook_url: ", "runbook_url: https://git.example.com/ringproxy/")
+    assert linked != alerts
+    assert rule["spec"] == yaml.safe_load(linked)
+
+
+def test_the_load(start_sidecar: StartSidecar, broker: Broker, login: Login, shop: VirtualHost, tmp_path: Path) -> None:
+    """Every publish of both programs is confirmed, over AMQP past the sidecar, too."""
+    (scrape,) = MEASURE["Scrape the sidecar"]
+    bound, over_amqp, over_http, clean = MEASURE["Load-test on your own broker"]
+    (program,), (keys,) = PYTHON["Load-test on your own broker"], LUA["Load-test on your own broker"]
+    (tmp_path / "load.py").write_text(program)
+    (tmp_path / "keys.lua").write_text(keys)
+    sidecar = start_sidecar()
+    native = with_login(login.broker_url, USER, PASSWORD, "/shop")
+    urls = {
+        "NATIVE": native,
+        "THROUGH": re.sub(r":\d+/shop$", f":{sidecar.amqp_port}/shop", native),
+        "PATH": f"{ROOT}/.venv/bin:{ensure_package('wrk', 'wrk').parent}:/usr/bin:/bin",
+    }
+    shell = Shell(variables(broker, sidecar) | urls)
+    shell(bound)
+    told = shell(f"cd {tmp_path}\n{over_amqp}")
+    assert len(re.findall(r"^[\d,]+ confirmed a second, 99% within \d+ ms$", told, re.M)) == 2
+    confirmed = sidecar.metric("ringproxy_publishes_total", ingress="amqp", outcome="confirmed")
+    assert confirmed == 20_000
+    told = shell(f"cd {tmp_path}\n{over_http}".replace("--duration 20s", "--duration 1s"))
+    assert "Requests/sec" in told
+    assert "Non-2xx" not in told
+    assert re.search(r'exchange="orders",ingress="http",outcome="confirmed",vhost="shop"} ', shell(scrape))
+    shell(clean)
+    assert shop.drain_all() == {}
