@@ -1,4 +1,4 @@
-"""`python -m pipeline JOB ...`, and what spark-submit runs. Exit status: 0 done, 1 a verdict against, 2 an error."""
+"""`python -m pipeline JOB ...`, and what spark-submit runs. Exit status: 0 done, 1 the verdict is bad, 2 an error."""
 
 import argparse
 import importlib
@@ -9,19 +9,21 @@ from collections.abc import Sequence
 from pipeline import PipelineError
 
 JOBS = {
-    "usage": "messages, bytes, outcomes and latencies by window, exchange and queue",
-    "skew": "hot keys, and what of an uneven load is the ring's and what the keys'",
-    "whatif": "what a proposed ring would move, and what each queue would get",
-    "publish": "publish a table's rows straight to the queues, with confirms",
-    "collect": "the journal of a stream queue as files, which the other jobs read",
-    "reconcile": "the journal against what consumers saw",
+    "usage": "which queue is hot, and when: messages, outcomes and latencies by time and queue",
+    "skew": "which keys are hot, and whether keys or the ring make a load uneven",
+    "whatif": "what a change of queues or weights would move, before you make it",
+    "publish": "publish a table's rows, each straight to the queue of its key, with confirms",
+    "collect": "copy the journal from a stream queue into files, which the other jobs read",
+    "reconcile": "whether every confirmed message was seen by a consumer",
 }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the job that the arguments name, and return its exit status; without arguments take those of the command."""
     given = sys.argv[1:] if arguments is None else list(arguments)
-    parser = argparse.ArgumentParser(prog="python -m pipeline", description="ringproxy's data pipeline on Spark.")
+    parser = argparse.ArgumentParser(
+        prog="python -m pipeline", description="Spark jobs over the journal of what ringproxy's sidecars published."
+    )
     jobs = parser.add_subparsers(dest="job", required=True, metavar="JOB")
     for name, text in JOBS.items():
         command = jobs.add_parser(name, help=text)
@@ -29,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             try:
                 module = importlib.import_module(f"pipeline.{name}.command")
             except ModuleNotFoundError as error:
-                hint = "see docs/how-to/pipeline.md, Install"
+                hint = "see docs/how-to/find-hot-keys.md, Install"
                 print(f"pipeline {name}: the package {error.name!r} is not installed: {hint}", file=sys.stderr)
                 return 2
             command.description = module.__doc__

@@ -88,9 +88,11 @@ ALWAYS = Period()
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options `--from` and `--until`, of jobs that read a journal's folder, to a parser."""
-    form = "as 2026-11-21T17 or 2026-11-21T17:30:00"
-    parser.add_argument("--from", dest="since", type=_utc, metavar="TIME", help=f"only records from it on, UTC: {form}")
-    parser.add_argument("--until", type=_utc, metavar="TIME", help="only records before it")
+    form = "such as 2026-11-21, 2026-11-21T17 or 2026-11-21T17:30:00"
+    parser.add_argument(
+        "--from", dest="since", type=_utc, metavar="TIME", help=f"read only records from TIME on, UTC, {form}"
+    )
+    parser.add_argument("--until", type=_utc, metavar="TIME", help="read only records before TIME, UTC")
 
 
 def period_of(options: argparse.Namespace) -> Period:

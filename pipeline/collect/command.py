@@ -1,4 +1,7 @@
-"""The journal of a stream queue as files, for the jobs that read a folder; run again it adds what has come."""
+"""Copies the journal from a stream queue into files, for the jobs that read a folder.
+
+A second run adds what has come since the first.
+"""
 
 import argparse
 
@@ -21,14 +24,16 @@ _EVENTS = "event string, batch long"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `collect` to a parser."""
     arguments.add_arguments(parser)
-    parser.add_argument("--out", required=True, metavar="DIR", help="a journal's folder: records/, rings/")
+    parser.add_argument(
+        "--out", required=True, metavar="DIR", help="folder or URL for the journal: records/ and rings/"
+    )
 
 
 def run(options: argparse.Namespace) -> int:
     """Write the records and rings of the queue as files, and return the exit status 0."""
     queue = arguments.queue_of(options)
     if queue is None:
-        raise PipelineError("--amqp-url and --queue say where the records are")
+        raise PipelineError("give --amqp-url and --queue: where the records are")
     with spark_session("collect") as spark:
         collect(queue_records(spark, queue, arguments.source_options(options)), queue, options.out)
     return 0

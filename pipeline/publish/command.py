@@ -1,8 +1,8 @@
 """Publishes the rows of Parquet or JSON files straight to the queues that an exchange's ring chooses, with confirms.
 
-It runs as a stream over what is in the folder now: started again with the same --checkpoint and --out, it goes on where
-it stopped. A row is published at least once; OUT/report.html says how many messages may be there twice. A dry run's
-page is OUT/dry-run.html.
+It takes the files that are in the folder now. Started again with the same --checkpoint and --out, it goes on where it
+stopped. A row is published at least once: OUT/report.html says how many messages may be there twice. The page of a dry
+run is OUT/dry-run.html.
 """
 
 import argparse
@@ -53,20 +53,33 @@ null; Parquet files may differ in their columns; a file is taken however old it 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `publish` and those of the Data Source to a parser."""
-    parser.add_argument("--input", required=True, metavar="PATH", help="folder of files with a row for each message")
-    parser.add_argument("--format", default="parquet", choices=["parquet", "json"], help="(default parquet)")
-    parser.add_argument("--checkpoint", required=True, metavar="DIR", help="where the stream keeps how far it has come")
-    parser.add_argument("--out", required=True, metavar="DIR", help="for report.html and commits.jsonl, or dry-run.*")
     parser.add_argument(
-        "--order", metavar="COLUMN", help="a key's rows go out in the order of this column, within each batch"
+        "--input", required=True, metavar="PATH", help="folder or URL of files with a row for each message"
+    )
+    parser.add_argument(
+        "--format", default="parquet", choices=["parquet", "json"], help="format of the files (default parquet)"
+    )
+    parser.add_argument(
+        "--checkpoint", required=True, metavar="DIR", help="folder or URL that remembers which files were published"
+    )
+    parser.add_argument(
+        "--out",
+        required=True,
+        metavar="DIR",
+        help="folder of this machine for report.html and commits.jsonl, or dry-run.*",
+    )
+    parser.add_argument(
+        "--order", metavar="COLUMN", help="publish the rows of a key in the order of this column, within each batch"
     )
     parser.add_argument(
         "--files-per-batch",
         type=int,
         metavar="N",
-        help=f"files of one micro-batch (default {_FILES_PER_BATCH}; with --order, all that are there)",
+        help=f"files in one batch (default {_FILES_PER_BATCH}; with --order all files)",
     )
-    parser.add_argument("--dry-run", action="store_true", help="say what would go where, and publish nothing")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="count what would go to which queue, and publish nothing"
+    )
     for name, text in (CONNECTION | OWN).items():
         if name not in _FOR_EACH_BATCH:
             default = "4" if name == "connections" else None

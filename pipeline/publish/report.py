@@ -28,16 +28,17 @@ def write_report(
     total, duplicates = sum(write.total for write in writes), sum(write.duplicates for write in writes)
     dry = any(write.dry_run for write in writes[before:])
     grade = Grade.BAD if failed else Grade.LOOK if duplicates or open_tries else Grade.GOOD
-    report = Report("Publishing", grade, _lead(total, duplicates, dry, open_tries, failed), about)
+    report = Report(
+        "Publish: what was sent, and how often?", grade, _lead(total, duplicates, dry, open_tries, failed), about
+    )
     if open_tries:
         report.text(
-            f"{open_tries:,} tries at batches led to no commit yet: some of their rows, or all, may be in the queues as"
-            " well."
+            f"{open_tries:,} tries at batches are not committed yet. Some or all of their rows may be in the queues."
         )
     if before:
         report.text(f"{before:,} of the {len(writes):,} batches were published by earlier runs.")
     if rows:
-        report.heading("Queues")
+        report.heading("What did each queue get?")
         report.figure(
             _plot(rows), f"Rows by queue, the {min(len(rows), plots.MOST_BARS)} with the most of {len(rows)}."
         )
@@ -46,7 +47,7 @@ def write_report(
             [(queue, count(rows[queue]), percent(rows[queue] / total)) for queue in sorted(rows, key=natural)],
         )
     if writes:
-        report.heading("Batches")
+        report.heading("How did each batch go?")
         report.table(
             [
                 "batch",
@@ -54,7 +55,7 @@ def write_report(
                 "rows",
                 "time",
                 "rows/s",
-                "sent again",
+                "rows sent again",
                 "failed tasks",
                 "failed tries",
                 "duplicates at most",
@@ -75,8 +76,8 @@ def write_report(
             ],
         )
         report.text(
-            "The time is of a batch's longest task. A row whose message came twice has the same message_id both"
-            " times: consumers can tell."
+            "The time is that of a batch's longest task. Both copies of a row have the same message_id, so that"
+            " consumers can drop one."
         )
     report.write(path)
 

@@ -1,6 +1,6 @@
-"""The journal against a table of what consumers saw: what was lost, duplicated, out of order or misplaced.
+"""Compares the journal with what consumers saw: which messages were lost, duplicated, out of order or misplaced.
 
-Exit status: 0 nothing lost or in the wrong queue; 1 something is; 2 an error.
+The exit status is 0 if no message is lost or in the wrong queue, 1 if one is, and 2 for an error.
 """
 
 import argparse
@@ -40,16 +40,39 @@ _MOST_TOLD = 20
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `reconcile` to a parser."""
-    parser.add_argument("--journal", required=True, metavar="DIR", help="the sidecars' journal")
+    parser.add_argument(
+        "--journal",
+        required=True,
+        metavar="DIR",
+        help="folder of the journal: the sidecars' journal_dir, or a copy of it",
+    )
     period.add_arguments(parser)
-    parser.add_argument("--vhost", required=True, metavar="NAME")
-    parser.add_argument("--exchange", metavar="NAME", help="only what was published to it (default: to any)")
-    parser.add_argument("--seen", required=True, metavar="FILE", help="what consumers saw: .parquet, .csv or .json")
-    parser.add_argument("--message-id", default="message_id", metavar="COLUMN", help="(default: %(default)s)")
-    parser.add_argument("--queue", default="queue", metavar="COLUMN", help="(default: %(default)s)")
-    parser.add_argument("--time", default="time", metavar="COLUMN", help="timestamp or microseconds (default: time)")
-    parser.add_argument("--sequence", metavar="COLUMN", help="the order of what was seen in a queue (default: by time)")
-    parser.add_argument("--out", required=True, metavar="DIR", help="messages/, summary/, verdict.json and report.html")
+    parser.add_argument("--vhost", required=True, metavar="NAME", help="virtual host of the messages")
+    parser.add_argument(
+        "--exchange", metavar="NAME", help="judge only messages published to this exchange (default: to any)"
+    )
+    parser.add_argument(
+        "--seen", required=True, metavar="FILE", help="table of what consumers saw: .parquet, .csv or .json"
+    )
+    parser.add_argument(
+        "--message-id", default="message_id", metavar="COLUMN", help="its column of message ids (default: message_id)"
+    )
+    parser.add_argument("--queue", default="queue", metavar="COLUMN", help="its column of queue names (default: queue)")
+    parser.add_argument(
+        "--time",
+        default="time",
+        metavar="COLUMN",
+        help="its column of times: timestamps or microseconds since 1970 (default: time)",
+    )
+    parser.add_argument(
+        "--sequence", metavar="COLUMN", help="its column of numbers that grow in each queue (default: order by time)"
+    )
+    parser.add_argument(
+        "--out",
+        required=True,
+        metavar="DIR",
+        help="folder or URL for messages/, summary/, verdict.json and report.html",
+    )
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ _MEANINGS = {
     "out_of_order": "seen after a later one of its key",
     "wrong_queue": "seen in another queue than the journal says",
     "unexpected": "seen, and not in the journal, or of a sidecar killed before its first file",
-    "undetermined": "the journal has a gap, begins later or is a sample, or another message has that id: unclear",
+    "undetermined": "unclear: the journal has a gap, begins later or is a sample, or another message has that id",
     "unconfirmed": "not seen, and its publisher got no confirm",
 }
 
@@ -37,7 +37,7 @@ def report(
     """
     queues = sorted(queues, key=lambda row: natural(row.queue or ""))
     page = Report(
-        "Reconciliation",
+        "Reconcile: did every message arrive?",
         grade(told),
         f"{told['verdict'].capitalize()}: {told['lost']:,} of {told['confirmed']:,} confirmed messages were not seen;"
         f" {told['wrong_queue']:,} were in the wrong queue, {told['duplicated']:,} seen too often,"
@@ -45,25 +45,27 @@ def report(
         about,
     )
     page.text(_what_is_not_known(told, missing))
-    page.table(["", "messages", ""], [(name.replace("_", " "), told[name], _MEANINGS[name]) for name in FLAWS])
-    page.heading("Queues")
+    page.table(
+        ["finding", "messages", "meaning"], [(name.replace("_", " "), told[name], _MEANINGS[name]) for name in FLAWS]
+    )
+    page.heading("Which queues are affected?")
     if any(row[name] for row in queues for name in FLAWS[:-1]):
-        page.figure(_flaws(queues), "Messages with a flaw, by queue")
+        page.figure(_flaws(queues), "Messages with a finding, by queue")
     names = ("messages", "repeated", "confirmed", "seen", "copies", "copies_before", "copies_elsewhere", *FLAWS)
     page.table(
         ["queue", *(name.replace("_", " ") for name in names)],
         [(row.queue or "none", *(row[name] for name in names)) for row in queues],
     )
-    page.heading("Messages with a flaw")
+    page.heading("Which messages are affected?")
     if worst:
         page.table(
-            ["message id", "flaws", "belongs into", "seen in", "copies"],
+            ["message id", "findings", "belongs in", "seen in", "copies"],
             [
                 (row.message_id, _flaws_of(row), ", ".join(row.queues), ", ".join(row.seen_queues), row.copies)
                 for row in worst
             ],
         )
-        page.text(f"{len(worst):,} of them, the lost first; the folder messages has all.")
+        page.text(f"These are {len(worst):,} of them, the lost first. The folder messages has all.")
     else:
         page.text("None.")
     return page
@@ -77,7 +79,7 @@ def _what_is_not_known(told: Mapping[str, Any], missing: Missing) -> str:
         "anywhere": "{:,} messages went to an exchange, or were left to RabbitMQ to route, and may be in any queue, or"
         " in several. One copy is enough for each confirm, so that a copy that is lost beside it is not found.",
         "copies_before": "Copies that were seen more than an hour before the first judged record, and do not count:"
-        " {:,}. Older messages had the same ids, or a clock or time zone is wrong.",
+        " {:,}. Either older messages had the same ids, or a clock or time zone is wrong.",
         "copies_elsewhere": "{:,} copies were seen in queues that are none of the rings', and do not count; of the lost"
         f" messages {told['lost_elsewhere']:,} may be among them, as after dead-lettering.",
         "records_missing": "{:,} records are missing from the journal.",

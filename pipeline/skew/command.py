@@ -1,6 +1,6 @@
-"""The command `skew`: what of an uneven load is the ring's and what the keys', and which keys no weight can fix.
+"""Says which keys are hot, whether keys or the ring make a load uneven, and which keys no weight can fix.
 
-Every exchange is judged across its rings, and then each ring (fingerprint) that its records name.
+It judges every exchange as a whole, and then each of its rings: every change of the bindings makes another ring.
 """
 
 import argparse
@@ -20,16 +20,25 @@ LEAST_TOP, MOST_TOP = 10, TRACKED
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this job."""
-    parser.add_argument("--journal", required=True, metavar="DIR", help="the sidecars' journal_dir, or a copy of it")
+    parser.add_argument(
+        "--journal",
+        required=True,
+        metavar="DIR",
+        help="folder of the journal: the sidecars' journal_dir, or a copy of it",
+    )
     period.add_arguments(parser)
     parser.add_argument(
-        "--out", required=True, metavar="DIR", help="where keys/, destinations/, rings/, report.html go"
+        "--out", required=True, metavar="DIR", help="folder or URL for keys/, destinations/, rings/ and report.html"
     )
     parser.add_argument(
-        "--top", type=int, default=20, metavar="N", help="hot keys of each exchange and ring (default: 20)"
+        "--top",
+        type=int,
+        default=20,
+        metavar="N",
+        help="how many hot keys of each exchange and ring to list (default: 20)",
     )
     parser.add_argument(
-        "--approximate", action="store_true", help=f"estimate hot keys, as is done above {EXACT:,} records anyway"
+        "--approximate", action="store_true", help=f"estimate hot keys, as always above {EXACT:,} records"
     )
 
 

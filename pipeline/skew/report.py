@@ -22,21 +22,22 @@ def report(every: Sequence[Findings], missing: Missing, about: About) -> Report:
     `every` has the findings of all exchanges and rings, `missing` says how many records are not in the journal, and
     `about` is the page's head.
     """
-    made = Report("Skew", grade(every, missing), words.of_all(every), about)
+    made = Report("Skew: which keys are hot, and is the load even?", grade(every, missing), words.of_all(every), about)
     exchanges = [found for found in every if found.scope.across]
     made.table(
         [
             "exchange",
             "rings",
             "records",
-            "times the fair share",
-            "busiest",
-            "hottest key",
-            "no weight can fix",
-            "maybe",
+            "busiest destination",
+            "its load, in fair shares",
+            "share of the hottest key",
+            "keys that no weight can fix",
+            "keys that maybe no weight can fix",
         ],
         [_exchange(found) for found in exchanges],
     )
+    made.text("A destination's fair share of the messages is its weight's share of all weights of the exchange.")
     made.text(words.of_missing(missing))
     for found in exchanges:
         rings = [one for one in every if not one.scope.across and _of(one) == _of(found)]
@@ -45,12 +46,12 @@ def report(every: Sequence[Findings], missing: Missing, about: About) -> Report:
 
 
 def _add(made: Report, found: Findings, rings: Sequence[Findings]) -> None:
-    made.heading(f"Exchange {found.name}: {count(found.messages)} records")
+    made.heading(f"What loads the queues of exchange {found.name}? {count(found.messages)} records")
     for text in (words.of_load(found), words.of_weights(found), words.of_keys(found), *words.caveats(found)):
         made.text(text)
     hot = "estimated messages" if found.approximate else "messages"
     made.table(
-        ["slot" if found.by_slot else "key", "destination", hot, "share", "fair share of its destination", ""],
+        ["slot" if found.by_slot else "key", "destination", hot, "share", "fair share of its destination", "verdict"],
         [_row(found, key) for key in found.hot[:_MOST_KEYS]],
     )
     made.figure(_shares(found), "Each destination's keys and messages next to what its weight promises")
@@ -60,14 +61,14 @@ def _add(made: Report, found: Findings, rings: Sequence[Findings]) -> None:
     made.table(
         [
             "ring",
-            "from",
-            "until",
+            "first record (UTC)",
+            "last record (UTC)",
             "records",
-            "even",
-            "times the fair share",
-            "hottest key",
-            "no weight can fix",
-            "maybe",
+            "is the ring even?",
+            "load of the busiest, in fair shares",
+            "share of the hottest key",
+            "keys that no weight can fix",
+            "keys that maybe no weight can fix",
         ],
         [_ring(one) for one in sorted(rings, key=lambda one: (one.scope.since, one.scope.ring))],
     )
@@ -90,8 +91,9 @@ def grade(every: Sequence[Findings], missing: Missing) -> Grade:
 
 def _exchange(found: Findings) -> Sequence[object]:
     return (
-        *(found.name, found.scope.rings, found.messages, interval(*found.max_over_fair, estimate)),
-        *(found.busiest.destination.name, interval(*found.top(1)), len(found.unfixable), len(found.maybe_unfixable)),
+        *(found.name, found.scope.rings, found.messages, found.busiest.destination.name),
+        *(interval(*found.max_over_fair, estimate), interval(*found.top(1))),
+        *(len(found.unfixable), len(found.maybe_unfixable)),
     )
 
 
@@ -138,7 +140,7 @@ def _shares(found: Findings) -> Figure:
         axes.errorbar(messages, lower, xerr=ends, fmt="none", ecolor=plots.INK, capsize=2)
     axes.axvline(1, color=plots.INK, linewidth=0.8)
     plots.names(axes, [load.destination.name for load in shown])
-    axes.set_xlabel("times what its weight promises")
+    axes.set_xlabel("fair shares (1 is what its weight promises)")
     plots.legend(axes)
     return figure
 

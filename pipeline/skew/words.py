@@ -14,10 +14,20 @@ _NAMED = 5
 
 
 def of_all(every: Sequence[Findings]) -> str:
-    """Return the sentence at the top of the page, on the exchange that most asks for it; `every` has some."""
+    """Return the answer at the top of the page: the hottest key, and whether it matters.
+
+    The answer is on the exchange that most asks for it; `every` has some.
+    """
     first = max((one for one in every if one.scope.across), key=_gravity)
     told = of_weights(first) if first.unfixable or first.maybe_unfixable else of_load(first)
-    return f"Exchange {first.name}: {told[0].lower()}{told[1:]}"
+    if not first.candidates:
+        return f"Exchange {first.name}: {told[0].lower()}{told[1:]}"
+    hottest, about = first.candidates[0], "about " if first.approximate else ""
+    where = " in the sample" if first.scope.least < 1 else ""
+    return (
+        f"Exchange {first.name}: {_named(hottest)} is the hottest{where}, with {about}{interval(*first.top(1))} of the "
+        f"messages. {told}"
+    )
 
 
 def is_uneven(found: Findings) -> bool:
@@ -29,9 +39,9 @@ def of_ring(found: Findings) -> str:
     """Return a sentence that says whether distinct keys are spread as the weights say."""
     what = "slots that have messages" if found.by_slot else "distinct keys"
     if found.scope.rings > 1:
-        return f"The records name {found.scope.rings} rings, one for each change of the bindings: each is judged below."
+        return f"The bindings changed: the records name {found.scope.rings} rings. Each ring is judged below."
     if len(found.loads) == 1:
-        return "The ring has one destination: there is nothing to spread."
+        return "The ring has one destination, so there is nothing to spread."
     if (tested := found.chi_squared) is None:
         return f"{count(found.keys)} {what} are too few to judge the ring by."
     figures = f"chi-squared {estimate(tested.statistic)} of {tested.freedom} degrees of freedom, {p_value(tested.p)}"
@@ -46,8 +56,9 @@ def of_keys(found: Findings) -> str:
     about = "about " if found.approximate else ""
     where = " in the sample" if found.scope.least < 1 else ""
     return (
-        f"The hottest {what}{where} makes {about}{interval(*found.top(1))} of the messages, the hottest ten "
-        f"{about}{interval(*found.top(10))}; Gini coefficient {found.gini:.2f}."
+        f"The hottest {what}{where} has {about}{interval(*found.top(1))} of the messages, and the hottest ten have "
+        f"{about}{interval(*found.top(10))}. The Gini coefficient of messages by {what} is {found.gini:.2f}: 0 if all "
+        f"{what}s have as many messages, near 1 if one has them all."
     )
 
 
@@ -64,10 +75,10 @@ def of_load(found: Findings) -> str:
     if times.low <= EVEN:
         return f"The sample cannot tell whether the load is even: {figure}, the most of all."
     if found.scope.rings > 1:
-        return f"The load is uneven: {figure}; whether keys or a ring are at fault is told of each uneven ring below."
+        return f"The load is uneven: {figure}. The cause in each uneven ring is below."
     if found.chi_squared is not None and found.chi_squared.p < UNEVEN and found.keys_over_mean(most) > EVEN:
-        return f"The load is uneven: {figure}; the ring is at fault."
-    return f"The load is uneven: {figure}; that is the keys' doing, not the ring's."
+        return f"The load is uneven: {figure}. The ring causes that."
+    return f"The load is uneven: {figure}. Its keys cause that, not the ring."
 
 
 def of_uneven_rings(found: Findings, rings: Sequence[Findings]) -> list[str]:
@@ -103,16 +114,16 @@ def of_weights(found: Findings) -> str:
         if found.is_little(key.fair):
             return f"{_records(found)} to say which {what} exceeds a fair share by itself."
         even = f"not even {_outweighing(found, key)}"
-        return f"No {what} exceeds its destination's fair share by more than chance makes, {even}."
+        return f"No {what} exceeds its destination's fair share by more than chance explains, {even}."
     where = " in the sample" if found.scope.least < 1 else ""
     return f"No {what}{among}{where} exceeds its destination's fair share by itself."
 
 
 def of_missing(missing: Missing) -> str:
     """Return whether the figures are of all that was journalled."""
-    told = "No record is missing in between."
+    told = "No record is missing between the first and the last of each sidecar."
     if missing.records:
-        told = f"{missing.records:,} records are missing from the journal: all figures are of those that are there."
+        told = f"{missing.records:,} records are missing from the journal. All figures are of those that are there."
     return f"{told} {missing}".strip()
 
 
@@ -121,30 +132,30 @@ def caveats(found: Findings) -> list[str]:
     told = []
     if found.by_slot:
         told.append(
-            "The journal has no keys (journal_key is none, or messages lack the hashed value): a slot stands for a "
-            "key. Some keys share one, and keys cannot be named."
+            "The journal has no keys: journal_key is none, or messages lack the hashed value. A slot stands for a key. "
+            "Several keys can share a slot, and none can be named."
         )
     elif (named := sum(load.named for load in found.loads)) < (counted := sum(load.keys for load in found.loads)):
-        told.append(f"{count(counted - named)} slots stand for keys that are not in the journal.")
+        told.append(f"The journal lacks some keys: {count(counted - named)} slots stand for those.")
     if found.scope.least < found.scope.largest:
         told.append(
-            f"Samples differ, {percent(found.scope.least)} to {percent(found.scope.largest)}: "
-            "only keys that are in the smallest are looked at."
+            f"The sidecars' samples differ, from {percent(found.scope.least)} to {percent(found.scope.largest)} of the "
+            "slots. Only keys in the smallest sample are judged."
         )
     if found.scope.least < 1:
         told.append(
-            f"The journal is a sample: {percent(found.scope.least)} of the slots are in it, each key whole or not at "
-            "all. Shares and loads are estimates of everything published, and the range in parentheses has the "
-            "true figure in 95% of samples; in fewer where few keys have most of the messages, and not where a key "
-            "outside the sample is hot: no sample sees that."
+            f"The journal is a sample of {percent(found.scope.least)} of the slots: all messages of a key, or none. "
+            "Shares and loads are estimates of everything published. The range in parentheses has the true figure in "
+            "95% of samples, and in fewer if few keys have most of the messages. A hot key outside the sample cannot "
+            "be seen."
         )
     if found.approximate:
         told.append(
-            "Hot keys and their messages are estimates (approx_top_k), and depend on how records are laid out: the "
-            "same records in other files, or read in another order, can give others."
+            "Hot keys and their messages are estimates (approx_top_k). They depend on how records are laid out: the "
+            "same records in other files, or in another order, can give other estimates."
         )
     if found.keys_share < 1:
-        told.append(f"Distinct keys are those of {percent(found.keys_share)} of the slots.")
+        told.append(f"Distinct keys were counted in {percent(found.keys_share)} of the slots only.")
     return told
 
 
@@ -164,6 +175,10 @@ def _records(found: Findings) -> str:
 
 def _outweighing(found: Findings, key: HotKey) -> str:
     return (
-        f"{'' if key.key is None else 'key '}{key}: it alone is {interval(*found.share(key))} of the messages, "
-        f"the fair share of {key.owner} is {percent(key.fair)}"
+        f"{_named(key)}: it alone has {interval(*found.share(key))} of the messages, and the fair share of {key.owner} "
+        f"is {percent(key.fair)}"
     )
+
+
+def _named(key: HotKey) -> str:
+    return f"{'' if key.key is None else 'key '}{key}"

@@ -11,20 +11,28 @@ from pipeline.stream.source import MAX_MESSAGES, check_starting
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options that say where the queue is and how it is read to a parser."""
     parser.add_argument(
-        "--amqp-url", metavar="URL", help="amqp://user:password@host:port/vhost of their journal_stream"
+        "--amqp-url", metavar="URL", help="where the journal's stream queue is: amqp://user:password@host:port/vhost"
     )
     parser.add_argument(
-        "--amqp-password-file", type=Path, metavar="FILE", help="its first line replaces the password in --amqp-url"
+        "--amqp-password-file",
+        type=Path,
+        metavar="FILE",
+        help="file whose first line replaces the password in --amqp-url",
     )
-    parser.add_argument("--queue", metavar="NAME", help="their journal_stream")
+    parser.add_argument("--queue", metavar="NAME", help="name of the stream queue: the sidecars' journal_stream")
     parser.add_argument(
-        "--starting", metavar="WHERE", help="of the queue, with a new --out: first (default), next, or an offset"
+        "--starting", metavar="WHERE", help="where a new --out begins in the queue: first (default), next, or an offset"
     )
     parser.add_argument(
-        "--max-messages", type=int, metavar="N", help=f"of the queue, for each batch (default: {MAX_MESSAGES:,})"
+        "--max-messages",
+        type=int,
+        metavar="N",
+        help=f"messages of the queue in one batch, at most (default: {MAX_MESSAGES:,})",
     )
     parser.add_argument(
-        "--lossy", action="store_true", help="go on where the queue's retention has removed what was not read yet"
+        "--lossy",
+        action="store_true",
+        help="go on if the queue's retention has removed messages that were not read yet",
     )
 
 
@@ -37,7 +45,7 @@ def queue_of(options: argparse.Namespace) -> StreamQueue | None:
     if all(one is None for one in given):
         return None
     if options.amqp_url is None or options.queue is None:
-        raise PipelineError("--amqp-url and --queue go together")
+        raise PipelineError("--amqp-url and --queue need each other")
     if options.starting is not None:
         check_starting(options.starting, "--starting")
     if options.max_messages is not None and options.max_messages < 1:

@@ -1,6 +1,6 @@
-"""What went where, by window, exchange and destination; and which records of the journal are missing.
+"""Says which queue is hot and when, by window, exchange and destination, and which records of the journal are missing.
 
-Run again it writes the same; with --stream it adds what is new.
+A second run writes the same again. With --stream it adds what has come since the first.
 """
 
 import argparse
@@ -27,34 +27,36 @@ _MOST_KEPT = 5
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `usage` to a parser."""
     parser.add_argument(
-        "--journal", metavar="DIR", help="the sidecars' journal_dir, or a copy of it; or, with --stream:"
+        "--journal", metavar="DIR", help="folder of the journal: the sidecars' journal_dir, or a copy of it"
     )
     arguments.add_arguments(parser)
     period.add_arguments(parser)
-    parser.add_argument("--out", required=True, metavar="DIR", help="where usage/, gaps/ and report.html go")
-    parser.add_argument("--window", type=int, default=5, metavar="MINUTES", help="a divisor of 60 (default: 5)")
-    parser.add_argument("--stream", action="store_true", help="take in only what has come since the last run")
+    parser.add_argument("--out", required=True, metavar="DIR", help="folder or URL for usage/, gaps/ and report.html")
     parser.add_argument(
-        "--every", type=int, metavar="SECONDS", help="with --stream: go on, looking for more every so many seconds"
+        "--window", type=int, default=5, metavar="MINUTES", help="width of a window, which must divide 60 (default: 5)"
+    )
+    parser.add_argument("--stream", action="store_true", help="read only what has come since the last run")
+    parser.add_argument(
+        "--every", type=int, metavar="SECONDS", help="with --stream: go on, and look for more every SECONDS"
     )
     parser.add_argument(
         "--overwrite-fewer",
         action="store_true",
-        help="overwrite hours too that have a row of which fewer records are read now; not with --stream",
+        help="overwrite an hour even if an earlier run read more records of it; not with --stream",
     )
 
 
 def run(options: argparse.Namespace) -> int:
     """Write the tables and the report, and return the exit status 0."""
     if options.every is not None and (not options.stream or options.every < 1):
-        raise PipelineError(f"--every: {options.every}: goes with --stream, and is 1 at least")
+        raise PipelineError(f"--every: {options.every}: it needs --stream, and must be 1 or more")
     if options.overwrite_fewer and options.stream:
-        raise PipelineError("--overwrite-fewer: not with --stream")
+        raise PipelineError("--overwrite-fewer cannot be used with --stream")
     within = period.period_of(options)
     if within.is_limited and options.stream:
-        raise PipelineError("--from and --until: not with --stream")
+        raise PipelineError("--from and --until cannot be used with --stream")
     if not within.has_whole_hours:
-        raise PipelineError(f"--from and --until: whole hours, as OUT/usage is by the hour, not {within}")
+        raise PipelineError(f"--from and --until must be whole hours, since OUT/usage is by the hour, not {within}")
     queue = _queue(options)
     with spark_session("usage") as spark:
         out = Folder(spark, options.out)
@@ -92,9 +94,9 @@ def _queue(options: argparse.Namespace) -> StreamQueue | None:
     """
     queue = arguments.queue_of(options)
     if queue is None and options.journal is None:
-        raise PipelineError("--journal, or --amqp-url and --queue, says where the records are")
+        raise PipelineError("give --journal, or --amqp-url and --queue: where the records are")
     if queue is not None and (options.journal is not None or not options.stream):
-        raise PipelineError("--amqp-url and --queue go with --stream, and without --journal")
+        raise PipelineError("--amqp-url and --queue need --stream, and cannot be used with --journal")
     return queue
 
 

@@ -22,9 +22,9 @@ def report(found: Findings, about: About, within: Period = ALWAYS, kept: Sequenc
     windows = {row.window for row in found.windows}
     among = f" among records {within}" if within.is_limited else ""
     lead = (
+        f"{found.names[0]} took the most: {_share(first, whole)} of "
         f"{_messages(whole)} messages from {_at(found.windows[0].window):%Y-%m-%d %H:%M} UTC on, in "
         f"{count(len(windows))} {'window' if len(windows) == 1 else 'windows'} of {_minutes(found)}. "
-        f"{found.names[0]} took the most: {_share(first, whole)}. "
         + _answers(found)
         + (
             f"{found.missing.records:,} records are missing{among}."
@@ -33,19 +33,21 @@ def report(found: Findings, about: About, within: Period = ALWAYS, kept: Sequenc
         )
     )
     bad = [name for name in OUTCOMES if name not in ("confirmed", "passed", "sent") and whole[name]]
-    made = Report("Usage", Grade.LOOK if found.missing.records or bad else Grade.GOOD, lead, about)
+    made = Report(
+        "Usage: which queue is hot, and when?", Grade.LOOK if found.missing.records or bad else Grade.GOOD, lead, about
+    )
     if _is_sample(whole):
         made.text(
             f"The journal is a sample: {whole.messages:,} records. Messages, shares, sizes and keys are estimates of "
-            "all that was published, each record counting 1 / sample, with 95% intervals. Latencies and outcomes are "
-            "of the records in the sample. It has some keys whole, others not at all: intervals tell how figures shift "
-            "with which keys are in it, but not of a key hotter than all of those."
+            "everything published, with 95% intervals: each record counts 1 / sample. Latencies and outcomes are of "
+            "the records in the sample. The sample has all messages of a key, or none. A key that is hotter than all "
+            "keys in the sample is in no figure and in no interval."
         )
-    made.heading("Messages")
+    made.heading("Which queue is hot, and when?")
     made.figure(_timeline(found), "Messages by destination and window")
     if found.minutes != whole.minutes:
-        made.text(f"Windows are put together here; the table has all, of {whole.minutes} minutes.")
-    made.heading("Latency")
+        made.text(f"The plots put windows together; the table has all, of {whole.minutes} minutes.")
+    made.heading("How soon did the broker answer?")
     if whole.p99:
         made.figure(_latencies(found), "Latency: median and 99th percentile by window, and how all are spread")
         made.table(
@@ -53,13 +55,12 @@ def report(found: Findings, about: About, within: Period = ALWAYS, kept: Sequenc
             [(row.ingress.upper(), _messages(row), _share(row, whole), *_percentiles(row)) for row in found.ingresses],
         )
         made.text(
-            "Percentiles are the upper bound of their bucket: at most 25% too high, "
-            f"of latencies from {latency.BOUNDS[0]} µs on. They are of what was answered: what is unknown, or was sent "
-            "without a confirm, has none."
+            f"Percentiles are upper bounds: at most 25% too high, for latencies of {latency.BOUNDS[0]} µs or more. "
+            "They count answers only: a message whose fate is unknown, or that was sent without a confirm, has none."
         )
     else:
-        made.text("No record tells of an answer.")
-    made.heading("Destinations")
+        made.text("No record has a latency.")
+    made.heading("What did each destination get?")
     other = [name for name in OUTCOMES if name not in ("confirmed", "passed") and whole[name]]
     headings = [f"{name}, in the sample" if _is_sample(whole) else name for name in other]
     of = [f"{row.ingress.upper()} " for row in found.ingresses] if len(found.ingresses) > 1 else [""]
@@ -68,36 +69,37 @@ def report(found: Findings, about: About, within: Period = ALWAYS, kept: Sequenc
         ["destination", "messages", "share", "size", "keys, about", *percentiles, *headings],
         [_destination(found, n, other) for n in range(len(found.destinations))],
     )
-    made.heading("Missing records")
+    made.heading("Are records missing?")
     if found.gaps:
         made.table(
-            ["proxy", "first", "last", "missing", "after", "before"],
+            ["sidecar", "first number", "last number", "missing records", "after (UTC)", "before (UTC)"],
             [(r.proxy, r["first"], r["last"], r.missing, _since(r), moment(r.until)) for r in found.gaps],
         )
         made.text(
-            "A sidecar drops records where they come faster than they can be written, and loses its last file when it "
-            "is killed."
+            "A sidecar drops records if they come faster than it can write them, or if the disk is full. A sidecar "
+            "that is killed loses its last file."
         )
         if within.since is not None and any(row.since is None for row in found.gaps):
             made.text(
-                "Where nothing was read before missing records, some of them may have been dropped before that time: "
-                "the name of a file that follows a full folder tells of all since the folder was full."
+                "If no record was read before the missing ones, some of them may have been dropped before that time: "
+                "the name of a file that follows a full folder counts all records since the folder was full."
             )
     else:
         numbers = (
             "from its oldest kept to its last" if within.since is None else "from its first to its last in that time"
         )
-        made.text(f"None in between: each proxy's numbers are there {numbers}. What was after that cannot be seen.")
+        made.text(f"No: each sidecar's record numbers are complete {numbers}. What it lost later cannot be seen.")
     if told := str(found.missing):
         made.text(told)
     if kept:
-        made.heading("Hours kept")
+        made.heading("Which hours were kept as an earlier run wrote them?")
         made.text(
-            "An earlier run has read more records of these hours, or of windows in them, than are in the journal now. "
-            "They are as that run wrote them, here and in the table; missing records are of what was read now."
+            "An earlier run read more records of these hours, or of windows in them, than the journal has now. The "
+            "hours are as that run wrote them, here and in the table. Missing records are of what was read now."
         )
         made.table(
-            ["hour", "records", "read now"], [(moment(row.hour), row.written, row.read) for row in kept[:MOST_ROWS]]
+            ["hour (UTC)", "records written earlier", "records read now"],
+            [(moment(row.hour), row.written, row.read) for row in kept[:MOST_ROWS]],
         )
     return made
 

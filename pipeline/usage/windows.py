@@ -29,7 +29,7 @@ def usage(records: DataFrame, minutes: int) -> DataFrame:
     (the largest).
     """
     if not 1 <= minutes <= 60 or 60 % minutes:
-        raise PipelineError(f"--window: {minutes}: whole hours must be made of windows: a divisor of 60")
+        raise PipelineError(f"--window: {minutes}: it must divide 60, so that windows make up whole hours")
     width = minutes * 60_000_000
     rows = records.select(
         F.timestamp_micros(F.col("time") - F.col("time") % width).alias("window"),

@@ -1,6 +1,6 @@
-"""What a proposed ring would move, what each destination would get, and which weights would even it.
+"""Says what a change of queues or weights would move, what each queue would get, and which weights would be better.
 
-Exit status: 0 within the limits, or without any; 1 over one; 2 an error.
+The exit status is 0 within the limits or without limits, 1 over a limit, and 2 for an error.
 """
 
 import argparse
@@ -31,24 +31,35 @@ MOST_TOLD = 20
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `whatif` to a parser."""
-    parser.add_argument("--journal", metavar="DIR", help="the sidecars' journal; with --vhost and --exchange")
-    parser.add_argument("--vhost", metavar="NAME")
-    parser.add_argument("--exchange", metavar="NAME")
+    parser.add_argument("--journal", metavar="DIR", help="folder of the journal; needs --vhost and --exchange")
+    parser.add_argument("--vhost", metavar="NAME", help="virtual host of the exchange")
+    parser.add_argument("--exchange", metavar="NAME", help="exchange whose ring would change")
     period.add_arguments(parser)
-    parser.add_argument("--table", metavar="FILE", help="or any table of keys: .parquet, .csv or .json")
-    parser.add_argument("--key", metavar="COLUMN", help="of the table: text or binary")
-    parser.add_argument("--count", metavar="COLUMN", help="of the table: messages of a row (default: 1)")
-    parser.add_argument("--bytes", metavar="COLUMN", help="of the table: bytes of a row's messages")
-    add_ring_arguments(parser)
-    parser.add_argument("--proposed", metavar="FILE", help="the proposed ring; or edits of the present one:")
-    parser.add_argument("--add", metavar="queue:NAME=WEIGHT", action="append", default=[])
-    parser.add_argument("--remove", metavar="queue:NAME", action="append", default=[])
-    parser.add_argument("--weight", metavar="queue:NAME=WEIGHT", action="append", default=[])
-    parser.add_argument("--max-moved", metavar="SHARE", type=float, help="most of the messages that may move, 0 to 1")
+    parser.add_argument("--table", metavar="FILE", help="a table of keys instead of a journal: .parquet, .csv or .json")
+    parser.add_argument("--key", metavar="COLUMN", help="column of the table with the keys: text or binary")
     parser.add_argument(
-        "--max-over-fair", metavar="RATIO", type=float, help="most that the busiest may get over its fair share, from 1"
+        "--count", metavar="COLUMN", help="column of the table with the messages of a row (default: 1 message a row)"
     )
-    parser.add_argument("--out", metavar="DIR", required=True, help="moved/, load/, verdict.json and report.html")
+    parser.add_argument("--bytes", metavar="COLUMN", help="column of the table with the bytes of a row's messages")
+    add_ring_arguments(parser)
+    parser.add_argument(
+        "--proposed", metavar="FILE", help="file of the proposed ring, instead of --add, --remove, --weight"
+    )
+    parser.add_argument("--add", metavar="queue:NAME=WEIGHT", action="append", default=[], help="bind one more")
+    parser.add_argument("--remove", metavar="queue:NAME", action="append", default=[], help="unbind one")
+    parser.add_argument("--weight", metavar="queue:NAME=WEIGHT", action="append", default=[], help="change a weight")
+    parser.add_argument(
+        "--max-moved", metavar="SHARE", type=float, help="limit: the share of the messages that may move, 0 to 1"
+    )
+    parser.add_argument(
+        "--max-over-fair",
+        metavar="RATIO",
+        type=float,
+        help="limit: how many times its fair share the busiest queue may get, 1 or more",
+    )
+    parser.add_argument(
+        "--out", metavar="DIR", required=True, help="folder or URL for moved/, load/, verdict.json and report.html"
+    )
 
 
 def run(options: argparse.Namespace) -> int:
@@ -72,7 +83,7 @@ def run(options: argparse.Namespace) -> int:
         keys = inputs.keys.where(F.col("slot") < slots_of(inputs.sample))
         demand = by_slot(keys, options.journal or options.table)
         if not demand.messages.any():
-            raise PipelineError(f"{options.journal or options.table}: no messages, nothing to go by")
+            raise PipelineError(f"{options.journal or options.table}: no messages, so nothing can be predicted")
         found = find(present, proposed, Published.of(demand, inputs.sample))
         moved, heaviest = _write(keys, found, out)
         every.unpersist()
@@ -90,19 +101,19 @@ def run(options: argparse.Namespace) -> int:
 
 def _check(options: argparse.Namespace) -> None:
     if (options.journal is None) == (options.table is None):
-        raise PipelineError("one of --journal and --table")
+        raise PipelineError("give either --journal or --table")
     if options.journal is not None and (options.vhost is None or options.exchange is None):
-        raise PipelineError("--journal: with --vhost and --exchange")
+        raise PipelineError("--journal needs --vhost and --exchange")
     if options.journal is None and (options.since is not None or options.until is not None):
-        raise PipelineError("--from and --until: with --journal")
+        raise PipelineError("--from and --until need --journal")
     if options.table is not None and (options.key is None or not (options.ring or options.management_url)):
-        raise PipelineError("--table: with --key, and --ring or --management-url")
+        raise PipelineError("--table needs --key, and either --ring or --management-url")
     if bool(options.proposed) == bool(options.add or options.remove or options.weight):
-        raise PipelineError("one of --proposed and edits: --add, --remove, --weight")
+        raise PipelineError("give either --proposed, or edits: --add, --remove, --weight")
     if options.max_moved is not None and not 0 <= options.max_moved <= 1:
-        raise PipelineError(f"--max-moved {options.max_moved:g}: a share is 0 to 1")
+        raise PipelineError(f"--max-moved {options.max_moved:g}: a share is between 0 and 1")
     if options.max_over_fair is not None and not options.max_over_fair >= 1:
-        raise PipelineError(f"--max-over-fair {options.max_over_fair:g}: the busiest gets its fair share, 1, at least")
+        raise PipelineError(f"--max-over-fair {options.max_over_fair:g}: it must be 1 or more")
 
 
 def _about(options: argparse.Namespace, within: period.Period, inputs: Inputs) -> about.About:

@@ -34,7 +34,7 @@ _SAY = "say --ring or --management-url"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options that say which ring is the present one, all of which may be left out with a journal."""
-    parser.add_argument("--ring", metavar="FILE", help="the present ring (default: the newest one in the journal)")
+    parser.add_argument("--ring", metavar="FILE", help="file of the present ring (default: the newest in the journal)")
     for name, text in MANAGEMENT.items():
         parser.add_argument(f"--{name.replace('_', '-')}", metavar="VALUE", help=text)
 
@@ -46,15 +46,15 @@ def given(options: argparse.Namespace) -> Present | None:
     """
     settings = {name: value for name in MANAGEMENT if (value := getattr(options, name)) is not None}
     if options.ring and settings:
-        raise PipelineError(f"one of --ring and --{next(iter(settings)).replace('_', '-')}")
+        raise PipelineError(f"give either --ring or --{next(iter(settings)).replace('_', '-')}")
     if options.ring:
         return Present(read_ring(options.ring), "ring", f"The present ring is that of {options.ring}.")
     if not settings:
         return None
     if "management_url" not in settings:
-        raise PipelineError(f"--{next(iter(settings)).replace('_', '-')}: with --management-url")
+        raise PipelineError(f"--{next(iter(settings)).replace('_', '-')} needs --management-url")
     if options.vhost is None or options.exchange is None:
-        raise PipelineError("--management-url: with --vhost and --exchange")
+        raise PipelineError("--management-url needs --vhost and --exchange")
     try:
         loaded = load_settings(None, {}, settings)
     except ConfigError as error:

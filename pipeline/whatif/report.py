@@ -19,9 +19,10 @@ def sentence(found: Findings) -> str:
     """Return the answer in one sentence."""
     over_fair = found.max_over_fair
     return (
-        f"{interval(*found.moved.of_messages)} of the messages would go elsewhere,"
-        f" {percent(found.native.of_messages.value)} by RabbitMQ's own {found.present.exchange_type}; the busiest"
-        f" destination would get {_times(over_fair.proposed)} times its fair share, now {_times(over_fair.present)}"
+        f"{interval(*found.moved.of_messages)} of the messages would move to another destination"
+        f" ({percent(found.native.of_messages.value)} with RabbitMQ's own {found.present.exchange_type}); the busiest"
+        f" destination would get {_times(over_fair.proposed)} times its fair share, and now gets"
+        f" {_times(over_fair.present)} times"
     )
 
 
@@ -33,17 +34,17 @@ def report(
     `told` is the verdict, `moved` the first of the keys that move, `present` says where the present ring is from, and
     `about` is the page's head.
     """
-    page = Report("What if", _grade(found, told), f"{sentence(found)}.", about)
+    page = Report("What if: what would the change move?", _grade(found, told), f"{sentence(found)}.", about)
     page.text(_limits(told))
     page.text(present)
     if told["sample"] < 1:
         page.text(
             f"The journal is a sample, {percent(told['sample'])} of all slots, in which"
-            f" {count(told['counted']['messages'])} messages were counted. Keys that move are told as they were"
-            " counted. All else is an estimate of everything that was published: what was counted, and for each slot"
-            " outside the sample the mean of those inside, without the few that are much heavier than all others. In"
-            " brackets is the 95% interval. It holds where slots outside are like those inside: a key hotter than all"
-            " of these may be outside, and is in no figure."
+            f" {count(told['counted']['messages'])} messages were counted. The keys that move are listed as they were"
+            " counted. All else is an estimate of everything published: what was counted, and for each slot outside"
+            " the sample the mean of the slots inside, without the few that are much heavier than all others. The 95%"
+            " interval is in parentheses. It holds if slots outside the sample are like those inside. A key hotter"
+            " than all keys in the sample may be outside, and is in no figure."
         )
     for name, reason in (
         ("hashed", "they hash another value than the present ring"),
@@ -52,27 +53,27 @@ def report(
         if told["left_out"][name]:
             page.text(f"{told['left_out'][name]:,} records are left out: {reason}.")
     if "Journal" in about:
-        page.text("Records that are missing from the journal are not looked for here: usage tells how many.")
-    page.heading("What moves")
+        page.text("This job does not look for missing records. The job usage does.")
+    page.heading("How many messages would move?")
     page.figure(_moves(found), "Share of the messages that change their destination")
     page.text(
-        "The exchange itself is taken to have its bindings in the order of the ring's file, what is bound anew last:"
-        " the earlier a removed one stands, the more it moves."
+        "For RabbitMQ's own exchange, the order of the bindings is taken from the ring's file, with new bindings last."
+        " The earlier a removed binding stands in it, the more it moves."
     )
-    page.heading("What each destination gets")
+    page.heading("What would each destination get?")
     page.figure(_loads(found), "Messages of each destination, now and then")
     page.text(
-        "A destination's fair share is its weight's share of all weights. Over fair is what it gets by that: 1"
-        " everywhere where the load is even."
+        "A destination's fair share is its weight's share of all weights. In an even load each destination gets 1"
+        " fair share."
     )
-    each = ["weight", "messages", "share", "over fair"]
+    each = ["weight", "messages", "share", "in fair shares"]
     columns = ["destination", *each, *(f"new {name}" for name in each)]
     page.table(columns, [_destination(row) for row in _rows(found)])
-    page.heading("Weights")
+    page.heading("Would other weights be better?")
     _weights(page, found, heaviest)
-    page.heading("Keys that move")
+    page.heading("Which keys would move?")
     if any(row.key is None for row in moved):
-        page.text("The journal does not name these keys: a row is a slot, whose keys move together.")
+        page.text("The journal does not name these keys. A row is a slot: its keys move together.")
     page.table(
         ["key", "slot", "from", "to", "messages", "size"],
         [
@@ -80,7 +81,7 @@ def report(
             for row in moved
         ],
     )
-    page.text(f"The {len(moved):,} with the most messages; all are in the folder moved.")
+    page.text(f"These are the {len(moved):,} with the most messages. The folder moved has all.")
     return page
 
 
@@ -138,25 +139,25 @@ def _weights(page: Report, found: Findings, heaviest: Row) -> None:
     over_fair = found.max_over_fair
     if found.weights_help:
         page.text(
-            f"With these weights the busiest destination gets {_times(over_fair.advised)} times its fair share by the"
-            f" proposed ones, in place of {_times(over_fair.proposed)}; {interval(*found.advised_moves.of_messages)} of"
-            " the messages would go elsewhere than now."
+            f"Yes: with the advised weights the busiest destination would get {_times(over_fair.advised)} times its"
+            f" fair share by the proposed weights, instead of {_times(over_fair.proposed)} times."
+            f" {interval(*found.advised_moves.of_messages)} of the messages would move from where they go now."
         )
         page.table(
-            ["destination", "proposed", "advised"],
+            ["destination", "proposed weight", "advised weight"],
             [
                 (d.name, found.proposed.weights[d], weight)
                 for d, weight in sorted(found.advice.spec.weights.items(), key=lambda item: natural(item[0].name))
             ],
         )
     else:
-        page.text("The proposed weights stay: none were found by which loads come nearer to them.")
+        page.text("No: no weights were found that bring the load nearer to the proposed ones.")
     share = found.published.heaviest_share()
     if over_fair.least.value > 1:
         page.text(
             f"One key outweighs every destination's fair share, and no weights change that:"
             f" {as_text(heaviest.key)}, slot {heaviest.slot}, with {heaviest.messages:,} messages,"
-            f" {interval(*share)} of all. Whoever has it gets {_times(over_fair.least)} times its fair share at least."
+            f" {interval(*share)} of all. Its destination gets at least {_times(over_fair.least)} times its fair share."
         )
 
 
@@ -166,7 +167,7 @@ def _moves(found: Findings) -> Figure:
     bars = axes.barh([found.present.exchange_type, "this ring"], shares, color=[plots.QUIET, plots.BLUE], height=0.6)
     axes.bar_label(bars, labels=[percent(value / 100) for value in shares], padding=4)
     axes.set_xlim(0, 109)
-    axes.set_xlabel("% of messages that move")
+    axes.set_xlabel("% of the messages that move")
     return figure
 
 

@@ -28,7 +28,7 @@ CASES = {
     "usage seq": (f"{FILE}.gz: field 'seq' is -1, not 1 or more",),
     "usage outcome": (f"{FILE}.gz: field 'outcome' is weird, not one of confirmed, passed, ",),
     "usage nowhere": ("nowhere: no journal: there is no folder",),
-    "usage gap --window 7": ("--window: 7: whole hours",),
+    "usage gap --window 7": ("--window: 7: it must divide 60",),
     "skew ring": ("5 records of exchange 'orders' name ring", f"rings/{KNOWN.fingerprint}.json is missing"),
     "skew badring": (f"{{}}/badring/rings/{KNOWN.fingerprint}.json: fingerprint: ",),
     "skew slot": (f"{FILE}.gz: field 'slot' is 1048576, not 0 to 1048575",),

@@ -162,5 +162,5 @@ def test_a_broker_that_is_not_there_is_told(
 
 def test_where_the_queue_is_must_be_said(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["collect", "--out", str(tmp_path / "out")]) == 2
-    assert capsys.readouterr().err == "pipeline collect: --amqp-url and --queue say where the records are\n"
+    assert capsys.readouterr().err == "pipeline collect: give --amqp-url and --queue: where the records are\n"
     assert not (tmp_path / "out").exists()

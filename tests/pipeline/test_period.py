@@ -148,9 +148,9 @@ def test_usage_takes_whole_hours_only(tmp_path: Path, capsys: pytest.CaptureFixt
     for more, said in (
         (
             ("--from", "2026-11-21T17:30"),
-            "whole hours, as OUT/usage is by the hour, not from 2026-11-21 17:30:00 UTC\n",
+            "whole hours, since OUT/usage is by the hour, not from 2026-11-21 17:30:00 UTC\n",
         ),
-        (("--until", "2026-11-21T17", "--stream"), "not with --stream\n"),
+        (("--until", "2026-11-21T17", "--stream"), "cannot be used with --stream\n"),
     ):
         assert main([*of, *more]) == 2
         assert capsys.readouterr().err == f"pipeline usage: --from and --until: {said}"
@@ -223,7 +223,7 @@ def test_whatif_is_of_the_demand_in_between(
     assert main([*of, *edit, "--from", "2026-11-22"]) == 2
     assert "no record of exchange 'orders' of virtual host '/' from 2026-11-22" in capsys.readouterr().err
     assert main(["whatif", "--table", "t.csv", "--out", *edit, "--until", "2026-11-22"]) == 2
-    assert "--from and --until: with --journal" in capsys.readouterr().err
+    assert "--from and --until need --journal" in capsys.readouterr().err
 
 
 @pytest.mark.long

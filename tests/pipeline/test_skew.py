@@ -74,7 +74,7 @@ def test_a_hot_key_is_the_keys_doing_and_no_weight_can_fix_it(spark: SparkSessio
     assert found.max_over_fair == pytest.approx([counts[owner] / KNOWN.weights[owner] * 4 / 1050] * 3)
     assert found.chi_squared is not None
     assert found.chi_squared.p > 0.001
-    assert "the keys' doing" in words.of_load(found)
+    assert "keys cause that" in words.of_load(found)
     assert words.of_ring(found).startswith("The ring is even")
     assert "key 'whale'" in words.of_weights(found)
     assert not words.caveats(found)
@@ -89,7 +89,7 @@ def test_a_ring_that_does_not_keep_to_its_weights_is_told_from_hot_keys(spark: S
     assert found.gini == pytest.approx(0)
     assert found.max_over_fair.value == 4
     assert [load.messages for load in found.loads] == [len(own), 0, 0]
-    assert "the ring is at fault" in words.of_load(found)
+    assert "The ring causes that" in words.of_load(found)
 
 
 def spread(keys: list[int], share: float, *, by_slot: bool = False, hot: int = 0) -> Findings:
@@ -121,7 +121,7 @@ def test_a_right_ring_is_even_however_many_keys_there_are(spark: SparkSession, n
         keys = [round(count * n / len(table)) for n in slots.tolist()]
         found = spread(keys, share, hot=count)
         assert words.of_ring(found).startswith("The ring is even")
-        assert "the keys' doing" in words.of_load(found)
+        assert "keys cause that" in words.of_load(found)
     assert words.of_ring(spread(slots.tolist(), share, by_slot=True)).startswith("The ring is even")
 
 
@@ -129,17 +129,17 @@ def test_a_hot_key_of_another_queue_is_not_the_doing_of_an_uneven_ring(spark: Sp
     found = spread([1_000_000] * 9 + [1_200_000], 1.0, hot=10**7)
     assert words.of_ring(found).startswith("The ring is uneven")
     assert "orders.0" in words.of_load(found)
-    assert "the keys' doing" in words.of_load(found)
+    assert "keys cause that" in words.of_load(found)
 
 
 def test_a_ring_that_is_uneven_is_told_also_of_many_keys(spark: SparkSession) -> None:
     found = spread([1_030_000] + [1_000_000] * 9, 1.0, hot=10**7)
     assert words.of_ring(found).startswith("The ring is uneven")
     # By 3%, which is not what makes the load uneven.
-    assert "the keys' doing" in words.of_load(found)
+    assert "keys cause that" in words.of_load(found)
     found = spread([1_200_000] + [1_000_000] * 9, 1.0)
     assert words.of_ring(found).startswith("The ring is uneven")
-    assert "the ring is at fault" in words.of_load(found)
+    assert "The ring causes that" in words.of_load(found)
 
 
 @pytest.mark.long
@@ -295,7 +295,7 @@ def test_an_exchange_is_judged_across_its_rings_and_then_each_ring(spark: SparkS
     assert page.count("<h2>") == 2
     assert page.index("<table>") < page.index("<h2>")
     assert changed.fingerprint in page[page.index("<h2>") :]
-    assert words.of_all(found).startswith("Exchange orders (virtual host /): no weight can fix key 'whale': ")
+    assert words.of_all(found).startswith("Exchange orders (virtual host /): key 'whale' is the hottest, with ")
 
 
 def test_across_rings_of_a_sample_fair_shares_are_by_all_that_was_published(

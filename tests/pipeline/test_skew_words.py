@@ -66,8 +66,8 @@ def test_a_key_above_its_fair_share_by_what_chance_makes_is_no_matter_of_few_rec
     assert found.messages == 1_000_000
     assert found.unfixable == []
     assert words.of_weights(found) == (
-        "No key exceeds its destination's fair share by more than chance makes, not even key 'key-0': it alone is 10.0%"
-        " of the messages, the fair share of queue 'orders.0' is 10.0%."
+        "No key exceeds its destination's fair share by more than chance explains, not even key 'key-0': it alone has"
+        " 10.0% of the messages, and the fair share of queue 'orders.0' is 10.0%."
     )
 
 
@@ -76,11 +76,11 @@ def test_of_each_uneven_ring_it_is_told_what_is_at_fault() -> None:
     hot, even = exchange("orders", [600, 200, 200], ring="aa"), exchange("orders", [300, 297, 303], ring="bb")
     tiny = exchange("orders", [6, 0, 0], ring="cc")
     amiss = exchange("orders", [60, 20, 20], ring="dd", more_keys=1000)
-    assert words.of_load(across).endswith("told of each uneven ring below.")
+    assert words.of_load(across).endswith("The cause in each uneven ring is below.")
     assert words.of_uneven_rings(across, [amiss, tiny, even, hot]) == [
-        "Ring aa: The load is uneven: queue 'orders.0' has 1.80 times its fair share; that is the keys' doing, not the"
-        " ring's.",
-        "Ring dd: The load is uneven: queue 'orders.0' has 1.80 times its fair share; the ring is at fault.",
+        "Ring aa: The load is uneven: queue 'orders.0' has 1.80 times its fair share. Its keys cause that, not the"
+        " ring.",
+        "Ring dd: The load is uneven: queue 'orders.0' has 1.80 times its fair share. The ring causes that.",
     ]
     assert "<p>Ring aa: The load is uneven: " in report([across, hot, even], COMPLETE, {}).html()
     assert words.of_uneven_rings(across, [even, tiny]) == ["No ring is uneven by itself, as far as its records tell."]

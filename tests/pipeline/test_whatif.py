@@ -284,12 +284,12 @@ def test_a_proposal_of_destinations_alone_is_of_the_present_exchange(tmp_path: P
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ((), "one of --journal and --table"),
-        (("--journal", "j", "--add", "queue:a=1"), "with --vhost and --exchange"),
-        (("--table", "t.csv", "--add", "queue:a=1"), "with --key, and --ring or --management-url"),
-        (("--table", "t.csv", "--key", "k", "--ring", "r"), "one of --proposed and edits"),
+        ((), "give either --journal or --table"),
+        (("--journal", "j", "--add", "queue:a=1"), "--journal needs --vhost and --exchange"),
+        (("--table", "t.csv", "--add", "queue:a=1"), "--table needs --key, and either --ring or --management-url"),
+        (("--table", "t.csv", "--key", "k", "--ring", "r"), "give either --proposed, or edits"),
         (("--table", "t.csv", "--key", "k", "--ring", "none.json", "--add", "queue:a=1"), "none.json: cannot be read"),
-        (("--journal", "j", "--vhost", "/", "--exchange", "x", "--add", "queue:a=1", "--max-moved", "9"), "0 to 1"),
+        (("--journal", "j", "--vhost", "/", "--exchange", "x", "--add", "queue:a=1", "--max-moved", "9"), "between 0 and 1"),
     ],
 )
 def test_options_that_do_not_go_together(

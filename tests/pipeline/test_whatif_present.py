@@ -230,8 +230,8 @@ def test_the_live_ring_is_what_the_bindings_make_now(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--ring", "present.json", "--management-url", "http://localhost"), "one of --ring and --management-url"),
-        (("--ca-file", "ca.pem"), "--ca-file: with --management-url"),
+        (("--ring", "present.json", "--management-url", "http://localhost"), "give either --ring or --management-url"),
+        (("--ca-file", "ca.pem"), "--ca-file needs --management-url"),
         (("--management-url", "amqp://localhost"), "option management_url: "),
         (("--management-url", "http://localhost", "--management-timeout", "soon"), "option management_timeout: "),
     ],
