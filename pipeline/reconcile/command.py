@@ -134,7 +134,8 @@ def run(options: argparse.Namespace) -> int:
             )
         out.write("report.html", page.html())
         out.write_verdict(told)
-    print(f"{told['verdict']}: {', '.join(f'{counts[name]:,} {name}' for name in FLAWS)}: {out}/report.html")
+    counted = ", ".join(f"{counts[name]:,} {name.replace('_', ' ')}" for name in FLAWS)
+    print(f"{told['verdict']}: {counted}: {out}/report.html")
     return int(is_against(told))
 
 

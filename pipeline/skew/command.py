@@ -69,6 +69,6 @@ def run(options: argparse.Namespace) -> int:
         out.write("report.html", page.html())
     for one in found:
         if one.scope.across:
-            print(f"{one.name}: {words.of_load(one)} {words.of_weights(one)}")
+            print(words.of_all([one]))
     print(f"{missing.records:,} records missing: {out}/report.html")
     return 0

@@ -30,7 +30,7 @@ KEYS = (
     "share_low double, share_high double, fair_share double, unfixable boolean, maybe_unfixable boolean, "
     "estimated boolean"
 )
-"""The columns of the tables, as docs/how-to/pipeline.md says."""
+"""The columns of the tables, as docs/reference/pipeline.md lists them."""
 
 UNEVEN = 0.001
 """A p-value below which chance is no explanation: one right ring in a thousand is called uneven."""

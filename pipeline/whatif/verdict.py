@@ -1,4 +1,4 @@
-"""The verdict on a proposed ring, for machines: docs/how-to/pipeline.md has the fields."""
+"""The verdict on a proposed ring, for machines: docs/reference/pipeline.md has the fields."""
 
 import math
 from dataclasses import asdict, dataclass

@@ -299,7 +299,7 @@ def test_the_rights_that_it_takes(
     run: Run, login: Login, vhost: VirtualHost, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """By the document's own command; its rabbitmqctl as requests to the management API."""
-    told = (Path(__file__).parents[2] / "docs/how-to/pipeline.md").read_text()
+    told = (Path(__file__).parents[2] / "docs/how-to/bulk-publish.md").read_text()
     (rights,) = re.findall(r"^rabbitmqctl set_permissions -p shop publisher '(.*)' '(.*)' '(.*)'$", told, flags=re.M)
     vhost.ring("bulk", {"orders.1": 1, "orders.2": 1})
     user, password = "publisher", "pw-publisher"

@@ -1,6 +1,6 @@
 """Sampling: how often a sample's intervals contain the truth, over many draws from populations that are known.
 
-`pytest -s tests/pipeline/test_sampling.py` prints the figures that docs/how-to/pipeline.md quotes.
+`pytest -s tests/pipeline/test_sampling.py` prints the figures that docs/explanation/samples.md quotes.
 """
 
 from collections.abc import Callable

@@ -57,7 +57,7 @@ def test_it_goes_on_behind_a_message_that_is_no_record(
         assert f"{queue}, offset 1: a line that is no record: " in said
         assert "(--starting 2 with a new --out, " in said
     assert messages(tmp_path / "before") == 10
-    # Where the batch that failed, number 1, began: docs/how-to/pipeline.md says how to find it.
+    # Where the batch that failed, number 1, began: docs/how-to/read-a-stream.md says how to find it.
     offsets = (tmp_path / "before" / "checkpoint" / "offsets" / "0").read_text()
     assert json.loads(offsets.splitlines()[-1]) == {"next": 1}
     assert main([*run, str(tmp_path / "behind"), "--starting", "2"]) == 0

@@ -1,6 +1,6 @@
 """Scaling up a sample in `usage`: how often the intervals contain the truth, over many samples.
 
-`pytest -s tests/pipeline/test_usage_scaling.py` prints the figures that docs/how-to/pipeline.md quotes.
+`pytest -s tests/pipeline/test_usage_scaling.py` prints the figures that docs/explanation/samples.md quotes.
 """
 
 from math import sqrt

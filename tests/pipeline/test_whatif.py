@@ -289,7 +289,10 @@ def test_a_proposal_of_destinations_alone_is_of_the_present_exchange(tmp_path: P
         (("--table", "t.csv", "--add", "queue:a=1"), "--table needs --key, and either --ring or --management-url"),
         (("--table", "t.csv", "--key", "k", "--ring", "r"), "give either --proposed, or edits"),
         (("--table", "t.csv", "--key", "k", "--ring", "none.json", "--add", "queue:a=1"), "none.json: cannot be read"),
-        (("--journal", "j", "--vhost", "/", "--exchange", "x", "--add", "queue:a=1", "--max-moved", "9"), "between 0 and 1"),
+        (
+            ("--journal", "j", "--vhost", "/", "--exchange", "x", "--add", "queue:a=1", "--max-moved", "9"),
+            "between 0 and 1",
+        ),
     ],
 )
 def test_options_that_do_not_go_together(

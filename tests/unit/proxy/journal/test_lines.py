@@ -5,6 +5,7 @@ import hashlib
 import json
 import re
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from proxy.topology.bindings import Bindings
 from proxy.topology.table import Entry, KnownRing
 from ring.destination import Destination
 from ring.hashed import HashedValue
+from ring.hashing import slot_of
 from ring.ring import Ring, fingerprint
 
 CONTRACT = (Path(__file__).parents[4] / "docs/reference/journal.md").read_text()
@@ -89,6 +91,26 @@ def test_a_line_has_every_field_of_the_contract_and_no_other() -> None:
         "bytes": 5,
         "message_id": "id",
     }
+
+
+def test_the_example_of_the_contract_is_a_record() -> None:
+    told = CONTRACT.partition("## An example")[2].partition("## What is journalled")[0]
+    (text,) = re.findall(r"^```json\n(.*?)^```$", told, flags=re.M | re.S)
+    example = json.loads(text)
+    assert list(example) == list(line())
+    assert example["event"] == f"{example['proxy']}-{example['seq']}"
+    key = base64.b64decode(example["key"])
+    assert slot_of(key) == example["slot"]
+    at = datetime.fromtimestamp(example["time"] // 1_000_000, UTC)
+    said = told.split("```")[-1].split()
+    for words in (
+        f"on {at:%Y-%m-%d} at {at:%H:%M:%S} UTC",
+        f"routing key `{key.decode()}`",
+        f"exchange `{example['exchange']}`",
+        f"queue `{example['destination']}`",
+        f"after {example['latency']} µs",
+    ):
+        assert words in " ".join(said)
 
 
 def test_what_does_not_apply_is_null() -> None:
