@@ -148,12 +148,12 @@ def test_usage_takes_whole_hours_only(tmp_path: Path, capsys: pytest.CaptureFixt
     for more, said in (
         (
             ("--from", "2026-11-21T17:30"),
-            "whole hours, since OUT/usage is by the hour, not from 2026-11-21 17:30:00 UTC\n",
+            "must be whole hours, since OUT/usage is by the hour, not from 2026-11-21 17:30:00 UTC\n",
         ),
         (("--until", "2026-11-21T17", "--stream"), "cannot be used with --stream\n"),
     ):
         assert main([*of, *more]) == 2
-        assert capsys.readouterr().err == f"pipeline usage: --from and --until: {said}"
+        assert capsys.readouterr().err == f"pipeline usage: --from and --until {said}"
 
 
 @pytest.mark.parametrize("job", ["usage", "skew"])
