@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from bench.amqp import COMPILED
 from bench.plots import PLOTS
-from bench.results import ROOT
+from bench.results import ROOT, Result, newest
 
 DOCUMENT = ROOT / "docs" / "performance.md"
 ROWS = re.findall(r"^\| (.*) \| \[[^]]*\]\((.*bench/results/.*)\) \|$", DOCUMENT.read_text(), flags=re.M)
@@ -27,3 +28,11 @@ def test_the_page_is_short_and_shows_every_plot() -> None:
     assert len(text.splitlines()) < 120
     assert set(re.findall(r"\(images/([\w-]+)\.svg\)", text)) == set(PLOTS)
     assert len(ROWS) > 10
+
+
+@pytest.mark.parametrize(
+    ("part", "head", "scene"), [("queues", "queues", "2,000"), ("weights", "weights, in turn", "10,000")]
+)
+def test_the_readmes_ratios_are_the_measured_ones(part: str, head: str, scene: str) -> None:
+    ratio = Result(newest(part)).table(head).number([scene, COMPILED], "÷ native")
+    assert f" {ratio:.0f} times as many" in (ROOT / "README.md").read_text()
