@@ -15,6 +15,7 @@ from bench.tables import number
 
 mpl.use("svg")
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -30,8 +31,6 @@ _STYLE: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "ringproxy",
     "figure.facecolor": PAPER,
-    "figure.constrained_layout.w_pad": 0.1,
-    "figure.constrained_layout.h_pad": 0.1,
     "font.size": 11,
     "text.parse_math": False,
     "text.color": INK,
@@ -64,7 +63,10 @@ def draw(results: Path, folder: Path) -> None:
     folder.mkdir(exist_ok=True)
     with mpl.rc_context(_STYLE):
         for name, (plot, parts) in PLOTS.items():
-            figure = plot(*(Result(newest(part, results)) for part in parts))
+            paths = [newest(part, results) for part in parts]
+            figure = plot(*map(Result, paths))
+            releases = dict.fromkeys(path.stem.rpartition("-")[2] for path in paths)
+            figure.text(0.99, 0.015, f"RabbitMQ {', '.join(releases)}", ha="right", fontsize=8, color=QUIET)
             figure.savefig(folder / f"{name}.svg", metadata={"Date": None, "Creator": None})
 
 
@@ -72,7 +74,7 @@ def keys_that_move(keys: Result) -> Figure:
     """Draw the share of the keys that change their queue when one of ten queues is removed, and when one is added."""
     table = keys.table("keys that move")
     ways = table.column(0)
-    figure = Figure(figsize=(8, 2.9), layout="constrained")
+    figure = _figure(2.9)
     removed, added = figure.subplots(1, 2, sharey=True)
     for axes, title, head, fewest in (
         (removed, "Remove 1 of 10 queues", table.heads[1], 100 / 10),
@@ -91,7 +93,8 @@ def keys_that_move(keys: Result) -> Figure:
         axes.set_xticks([0, 10, 50, 100], ["0", "10%", "50%", "100%"])
         axes.tick_params(length=0)
     removed.invert_yaxis()
-    figure.supxlabel("keys that change their queue; dotted: as few as can be", fontsize=11)
+    removed.set_xlabel("keys that change their queue")
+    added.set_xlabel("dotted: as few as can be")
     return figure
 
 
@@ -99,7 +102,7 @@ def amqp_throughput(amqp: Result) -> Figure:
     """Draw the rate of each way of a publish by AMQP beside that of a publisher straight to the queues."""
     table = amqp.table("AMQP at full rate")
     ways = [way for way in (RELAYED, COMPILED, MODULUS, CONSISTENT) if table.has(way)]
-    figure = Figure(figsize=(8, 2.9), layout="constrained")
+    figure = _figure(2.9)
     axes = figure.subplots()
     for at, way in enumerate(ways):
         ratio = table.spread([way], "÷ straight")
@@ -117,7 +120,7 @@ def amqp_throughput(amqp: Result) -> Figure:
 
 def queues_and_weights(queues: Result, weights: Result) -> Figure:
     """Draw the rates over the number of queues, and over their weight, on axes of the same scale."""
-    figure = Figure(figsize=(8, 3.6), layout="constrained")
+    figure = _figure(3.6)
     panels = figure.subplots(1, 2, sharey=True)
     for axes, result, head, title in (
         (panels[0], queues, "queues", "queues of weight 1"),
@@ -141,7 +144,7 @@ def queues_and_weights(queues: Result, weights: Result) -> Figure:
 
 def confirm_latency(amqp: Result) -> Figure:
     """Draw the median and the 99th percentile of a confirm's time at two rates, by way of the publish."""
-    figure = Figure(figsize=(8, 3.2), layout="constrained")
+    figure = _figure(3.2)
     panels = figure.subplots(1, len(RATES), sharey=True)
     for axes, rate in zip(panels, RATES, strict=True):
         table = amqp.table(f"confirms at {rate:,} messages/s")
@@ -154,6 +157,7 @@ def confirm_latency(amqp: Result) -> Figure:
             axes.text(p99.median * 1.3, at, f"{p50.median:.2f}, {p99.median:.1f}", va="center", fontsize=9)
         axes.axvline(table.spread([STRAIGHT], "p50, ms").median, color=INK, linestyle=":", linewidth=1)
         axes.set_title(f"{rate:,} messages/s")
+        axes.set_xlabel("ms until the confirm; dot p50, tick p99")
         axes.set_xscale("log")
         axes.set_xlim(0.1, 100)
         axes.set_xticks([0.1, 1, 10, 100], ["0.1", "1", "10", "100"])
@@ -161,7 +165,6 @@ def confirm_latency(amqp: Result) -> Figure:
         axes.set_yticks(range(len(ways)), [_NAMES[way] for way in ways])
         axes.tick_params(axis="y", length=0)
     panels[0].invert_yaxis()
-    figure.supxlabel("milliseconds from when a message is due to its confirm: dot and tick, p50 and p99", fontsize=11)
     return figure
 
 
@@ -175,7 +178,7 @@ def http_throughput(http: Result) -> Figure:
         SINGLE: f"ringproxy, {CONNECTIONS} connections",
         MANAGEMENT: f"management API, {CONNECTIONS} connections",
     }
-    figure = Figure(figsize=(8, 2.9), layout="constrained")
+    figure = _figure(2.9)
     axes = figure.subplots()
     for at, (way, name) in enumerate(shown.items()):
         rate = table.spread([way], "messages/s")
@@ -197,7 +200,7 @@ def sessions(result: Result) -> Figure:
     """Draw the rates of many sessions that publish at once, straight to the broker and through the sidecar."""
     table = result.table("sessions")
     counts = table.column(0)
-    figure = Figure(figsize=(8, 3), layout="constrained")
+    figure = _figure(3)
     axes = figure.subplots()
     for way in (STRAIGHT, COMPILED):
         _line(axes, [number(count) for count in counts], [table.spread([c, way], "messages/s") for c in counts], way)
@@ -210,6 +213,12 @@ def sessions(result: Result) -> Figure:
     axes.set_ylabel("messages/s of all")
     axes.legend(frameon=False, loc="lower left")
     return figure
+
+
+def _figure(height: float) -> Figure:
+    """Return an empty figure of this height in inches, with room at its lower edge for the broker's release."""
+    layout = ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.1, rect=(0, 0.05, 1, 0.95))
+    return Figure(figsize=(8, height), layout=layout)
 
 
 def _line(axes: "Axes", at: Sequence[float], rates: Sequence[Spread], way: str) -> None:
