@@ -151,8 +151,15 @@ def reader(request: pytest.FixtureRequest, node: Node, tmp_path: Path) -> Iterat
     else:
         for name in ("ring", "proxy", "pipeline", "deploy"):
             shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
-        for path in ("setup.py", "pyproject.toml", "README.md", "LICENSE", *ROOT.glob("constraints*.txt")):
-            shutil.copy(ROOT / path, tmp_path)
+        for name in (
+            "setup.py",
+            "pyproject.toml",
+            "README.md",
+            "LICENSE",
+            "constraints-runtime.txt",
+            "constraints-build.txt",
+        ):
+            shutil.copy(ROOT / name, tmp_path)
     at_work = Reader(tmp_path, node)
     yield at_work
     at_work.close()
