@@ -73,6 +73,7 @@ class Reader:
         self._ports |= {str(PROMETHEUS_PORT): str(prometheus)}
         self._ports |= {str(BROKER_PORT): node.management_url.rpartition(":")[2]}
         environment = {name: value for name, value in os.environ.items() if not name.startswith("RINGPROXY_")}
+        environment["PIP_QUIET"] = "1"  # one more: pip says nothing of where this machine has its packages from
         environment |= {"PATH": f"{folder / 'bin'}:{environment['PATH']}"}
         environment |= {"RINGPROXY_BROKER_URL": node.amqp_url, "RINGPROXY_MANAGEMENT_URL": node.management_url}
         for name, port in zip(SIDECAR_PORTS, listeners, strict=True):
