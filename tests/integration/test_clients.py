@@ -8,14 +8,11 @@ publish to amq.direct, and with mandatory to a queue that is not there; get, and
 mistakes that cost a channel; delete what they made, and close. They print what they saw, as JSON.
 """
 
-import contextlib
 import hashlib
 import json
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +24,7 @@ import pytest
 from testbed.broker import Broker
 from testbed.debian import ensure_installed, ensure_package
 from tests.integration.broker_api import Delivered, VirtualHost
+from tests.integration.node_packages import node_modules
 from tests.integration.rings import owner
 from tests.integration.sidecar import Sidecar
 from tests.integration.wire_client import Client, port_of
@@ -63,28 +61,6 @@ PROGRAMS = {
 WHY_NOT = {
     "AnyEvent::RabbitMQ": "Net::AMQP knows no integers of 64 bits, as x-ring-id is, and ends over a message with one",
 }
-
-
-@pytest.fixture(scope="session")
-def node_modules() -> Path:
-    """The packages that package-lock.json names, kept between runs."""
-    for package in ("nodejs", "node"), ("npm", "npm"):
-        ensure_package(*package)
-    lock = FOLDER / "node" / "package-lock.json"
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ringproxy"
-    kept = cache / f"node-{hashlib.sha256(lock.read_bytes()).hexdigest()[:16]}"
-    if not kept.exists():
-        cache.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=cache) as made:
-            for file in (lock, lock.with_name("package.json")):
-                shutil.copy(file, made)
-            install = ["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund"]
-            run = subprocess.run(install, cwd=made, capture_output=True, text=True)
-            assert run.returncode == 0, f"npm could not install amqplib and rabbitmq-client: {run.stderr[-4000:]}"
-            # Whole or not at all. Another run may have been faster.
-            with contextlib.suppress(FileExistsError):
-                Path(made, "node_modules").rename(kept)
-    return kept
 
 
 def marked(name: str) -> Any:
@@ -128,7 +104,7 @@ def runner(request: pytest.FixtureRequest) -> Runner:
         ensure_installed(package)
     additions = {"LC_ALL": "C.UTF-8"}
     if program.interpreter == "node":
-        additions["NODE_PATH"] = str(request.getfixturevalue("node_modules"))
+        additions["NODE_PATH"] = str(node_modules())
     return Runner(program, additions)
 
 
