@@ -11,10 +11,10 @@ from testbed import SetupError
 from testbed.debian import ensure_package
 from testbed.suite import cache
 
-VERSION = "11.17.2"
-"""The version that the site's theme is made for: its newest 11."""
+VERSION = "11.13.0"
+"""The newest version whose arrowheads the site's theme colours: from 11.14.0 on their ids have a prefix."""
 
-INTEGRITY = "sha512-V6K3C8EBdEsPFZXSKMJe6ppQOENxuHARr9GvHX4hh47lAbhMRD9qf4oEK7LoaRQxULMa80/qt5gHO73aCleBBg=="
+INTEGRITY = "sha512-fEnci+Immw6lKMFI8sqzjlATTyjLkRa6axrEgLV2yHTfv8r+h1wjFbV6xeRtd4rUV1cS4EpR9rwp3Rci7TRWDw=="
 """npm's checksum of the package of that version."""
 
 

@@ -251,16 +251,6 @@ def test_the_share_of_moved_keys_in_the_explanation_of_the_ring_is_this_codes() 
     assert row in (ROOT / "bench/results/keys-4.3.md").read_text()
 
 
-def test_the_multiples_of_the_native_exchange_in_the_readme_are_the_measured_ones() -> None:
-    readme = " ".join((ROOT / "README.md").read_text().split())
-    for part, setting, words in (("queues", "2,000", "with 2,000 queues"), ("weights", "10,000", "of weight 10,000")):
-        results = (ROOT / f"bench/results/{part}-4.3.md").read_text()
-        (heads,) = re.findall(rf"^\| {part}.*$", results, flags=re.M)
-        (row,) = re.findall(rf"^\| {setting} \| this, compiled .*$", results, flags=re.M)
-        multiple = row.split("|")[heads.split("|").index(" ÷ native ")]
-        assert f"{words} you publish {float(multiple):.0f} times as many" in readme
-
-
 def test_the_keys_that_move_natively_in_the_explanation_of_the_ring_are_the_measured_ones() -> None:
     rows = re.findall(r"^\| native .*$", (ROOT / "docs/explanation/ring.md").read_text(), flags=re.M)
     measured = (ROOT / "bench/results/keys-4.3.md").read_text().splitlines()
