@@ -24,6 +24,8 @@ def of_all(every: Sequence[Findings]) -> str:
         return f"Exchange {first.name}: {told[0].lower()}{told[1:]}"
     hottest, about = first.candidates[0], "about " if first.approximate else ""
     where = " in the sample" if first.scope.least < 1 else ""
+    if first.unfixable == [hottest] and not first.maybe_unfixable:
+        told = f"No weight can fix that: the fair share of {hottest.owner} is {percent(hottest.fair)}."
     return (
         f"Exchange {first.name}: {_named(hottest)} is the hottest{where}, with {about}{interval(*first.top(1))} of the "
         f"messages. {told}"

@@ -16,6 +16,7 @@ from pyspark.sql import Row, SparkSession
 from pipeline.__main__ import main
 from pipeline.reconcile.messages import FLAWS
 from tests.pipeline.records import START, Record, published, ring_of, truncated, write_journal
+from tests.pipeline.reference import names, rows, section
 
 RING = ring_of({"orders.1": 1, "orders.2": 1, "orders.3": 1})
 KEYS = [f"customer-{n % 7}".encode() for n in range(60)]
@@ -59,6 +60,7 @@ def test_everything_arrived(spark: SparkSession, tmp_path: Path) -> None:
     assert (status, told["verdict"], flawed) == (0, "nothing lost or misplaced", {})
     assert (told["messages"], told["confirmed"], told["seen"], told["copies"]) == (60, 60, 60, 60)
     assert [told[name] for name in FLAWS] == [0] * len(FLAWS)
+    assert set(told) == {name for row in rows(section("verdict.json of reconcile")) for name in names(row[0])}
     assert "No record is missing in between" in (tmp_path / "out" / "report.html").read_text()
 
 

@@ -14,6 +14,7 @@ from pipeline.formats import percent
 from pipeline.rings import to_json
 from ring.hashing import SLOTS, slot_of
 from tests.pipeline.records import Record, published, ring_of, truncated, write_journal
+from tests.pipeline.reference import names, rows, section
 
 THREE = ring_of({"orders.1": 1, "orders.2": 1, "orders.3": 1})
 TWO = ring_of({"orders.1": 1, "orders.2": 1})
@@ -54,6 +55,7 @@ def test_a_queue_that_is_removed(spark: SparkSession, tmp_path: Path) -> None:
     status, told = ask(tmp_path, *arguments, "--max-moved", "0.9")
     counts = Counter([*KEYS, b"customer-1"])
     expected = {key: n for key, n in counts.items() if THREE.ring.owner_of(key).name == "orders.3"}
+    assert set(told) == {name for row in rows(section("verdict.json of whatif")) for name in names(row[0])}
     assert (status, told["verdict"], told["present"]) == (0, "within", THREE.fingerprint)
     assert told["messages"] == len(KEYS) + 1
     assert told["moved"]["messages"] == sum(expected.values())
