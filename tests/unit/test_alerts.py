@@ -63,6 +63,14 @@ def test_every_alert_says_what_to_do(alert: dict[str, Any]) -> None:
     assert f"`{alert['alert']}`" in (ROOT / document).read_text()
 
 
+def test_the_list_of_alerts_is_whole_and_has_their_severities_and_sections() -> None:
+    text = (ROOT / "docs/how-to/troubleshoot.md").read_text()
+    listed = re.findall(r"^\| `(Ringproxy\w+)` \| (critical|warning) \|.+\]\(#([\w-]+)\) \|$", text, flags=re.M)
+    sections = [alert["annotations"]["runbook_url"].partition("#")[2] for alert in ALERTS]
+    severities = [alert["labels"]["severity"] for alert in ALERTS]
+    assert sorted(listed) == sorted(zip(map(named, ALERTS), severities, sections, strict=True))
+
+
 @pytest.mark.parametrize("alert", ALERTS, ids=named)
 def test_no_alert_is_one_for_each_sidecar(alert: dict[str, Any]) -> None:
     """An outage that all the sidecars of a job see is one alert of it, whatever else tells alerts apart."""

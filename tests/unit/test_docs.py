@@ -214,6 +214,17 @@ def test_links_and_paths_in_the_documents_exist() -> None:
             assert (ROOT / "".join(path)).exists(), f"{document.name}: {path}"
 
 
+def test_metrics_alerts_and_rules_that_pages_name_exist() -> None:
+    metrics = set(re.findall(r"^\| `(ringproxy_\w+)`", REFERENCE["metrics"], flags=re.M))
+    rules = (ROOT / "deploy/alerts.yaml").read_text()
+    for document in DOCUMENTS:
+        for name in re.findall(r"\bringproxy_[a-z_]+[a-z]\b(?![_(*])", document.read_text()):
+            known = name in metrics or re.sub(r"_(bucket|sum|count)$", "", name) in metrics
+            assert known or name in ("ringproxy_version", "ringproxy_ring_format"), f"{document.name}: {name}"
+        for name in re.findall(r"\bRingproxy[A-Z]\w+|(?<!urn:)\bringproxy:[a-z_]+:\w+", document.read_text()):
+            assert re.search(rf"(alert|record): {name}$", rules, flags=re.M), f"{document.name}: {name}"
+
+
 def test_nothing_cites_notes_that_are_not_in_the_repository() -> None:
     for path in (*DOCUMENTS, *(path for folder in CODE for path in (ROOT / folder).rglob("*.py"))):
         assert not re.search(r"\bDESIG[N]\b|\bSTYL[E]\.md\b", path.read_text()), path

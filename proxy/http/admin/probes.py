@@ -116,7 +116,7 @@ class Admin:
             if missing := self._sync.missing():
                 # Not among the checks: a program may declare it later, through this sidecar, once that is ready.
                 absent = [name for name, is_absent in missing.items() if is_absent]
-                why = f": {_titles(absent)} not, which leaves the sidecar ready" if absent else ""
+                why = f": not found: {_titles(absent)}; the sidecar is ready all the same" if absent else ""
                 lines.append(f"{'FAIL' if why else 'ok  '} named exchanges exist{why}")
             lines += [f"note {what}: {why}" for what, why in self._elsewhere()]
             text = "".join(f"{escaped(line)}\n" for line in lines)
