@@ -14,7 +14,7 @@ INSTALL, PUBLISH = Document("README.md")["Install and run"]
 
 
 def test_what_is_installed_is_there_and_the_flags_are_taken() -> None:
-    """The rest of these lines are the test bed's own steps, on a machine of the reader's."""
+    """The other lines of the block make a virtual environment and install packages, as the test bed does itself."""
     for file in re.findall(r" -r (\S+)", INSTALL):
         assert (ROOT / file).exists()
     (flags,) = re.findall(r"^venv/bin/ring-proxy run (.+)$", INSTALL, flags=re.M)

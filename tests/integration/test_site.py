@@ -27,7 +27,7 @@ DRAWINGS = {
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the site; a broken link, or a page that is missing, fails its build."""
+    """Build the site, which fails on a broken link or a missing page, and return its folder."""
     folder = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
     environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
@@ -37,10 +37,10 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def address(site: Path) -> Iterator[str]:
-    """The host and port that serve the site's folder."""
+    """Serve the site's folder, and yield the host and port."""
 
     class Quiet(http.server.SimpleHTTPRequestHandler):
-        """A handler that logs nothing."""
+        """A handler of requests that logs nothing."""
 
         def log_message(self, *_: object) -> None:
             """Leave the request out of the tests' output."""
@@ -54,7 +54,7 @@ def address(site: Path) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[int]:
-    """Its DevTools port."""
+    """Start a browser, and yield its DevTools port."""
     with running_browser() as port:
         yield port
 
