@@ -225,6 +225,13 @@ def test_metrics_alerts_and_rules_that_pages_name_exist() -> None:
             assert re.search(rf"(alert|record): {name}$", rules, flags=re.M), f"{document.name}: {name}"
 
 
+def test_the_readme_and_the_architecture_are_short_and_the_readme_has_one_picture() -> None:
+    readme = (ROOT / "README.md").read_text()
+    assert len(readme.splitlines()) < 120
+    assert re.findall(r"!\[[^]]+\]\(([^)]+)\)", readme) == ["docs/images/keys-that-move.svg"]
+    assert len(ARCHITECTURE.splitlines()) < 200
+
+
 def test_nothing_cites_notes_that_are_not_in_the_repository() -> None:
     for path in (*DOCUMENTS, *(path for folder in CODE for path in (ROOT / folder).rglob("*.py"))):
         assert not re.search(r"\bDESIG[N]\b|\bSTYL[E]\.md\b", path.read_text()), path
