@@ -95,10 +95,18 @@ class Reader:
 
     def takes(self, step: Step, seconds: float = STEP_SECONDS) -> None:
         """Save the step's files and run its commands; the test fails if they print anything but what is shown."""
-        for name, text in step.files.items():
-            (self._folder / name).write_text(self._here(text))
+        self.saves(step)
         output = told(self.does(step.commands, seconds))
         assert output == told(step.shown), f"{step.heading}: printed:\n{output}\nand shown:\n{step.shown}"
+
+    def saves(self, step: Step) -> None:
+        """Save the files that the step's commands use."""
+        for name, text in step.files.items():
+            (self._folder / name).write_text(self._here(text))
+
+    def port(self, named: int) -> int:
+        """Return the port that stands for one that documents name."""
+        return self._ports[named]
 
     def does(self, commands: str, seconds: float = STEP_SECONDS) -> str:
         """Return what the commands print, errors too; the test fails if they take longer, or the last one fails."""

@@ -1,15 +1,18 @@
 """The guides for publishers: their commands and programs run as they stand there, on the broker of the tutorial."""
 
+import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from testbed.node import Node
+from tests.integration.broker_api import DEADLINE_SECONDS, BrokerApi, VirtualHost
 from tests.integration.node_packages import node_modules
 from tests.integration.own_node import home_of, own_node, private_only
-from tests.integration.reader import Reader, steps
+from tests.integration.reader import Reader, Step, steps, told
 
 pytestmark = private_only
 
@@ -39,9 +42,70 @@ def reader(node: Node, tmp_path: Path) -> Iterator[Reader]:
     home_of(node, QUEUES)  # with empty queues for the next one
 
 
-@pytest.mark.parametrize("guide", ["publish-over-http", "publish-over-amqp"])
-def test_each_command_and_program_does_what_the_guide_says(reader: Reader, guide: str) -> None:
-    for step in steps(f"docs/how-to/{guide}.md"):
+def tried(guide: str) -> list[Step]:
+    """Return the steps of a guide without what the tests have installed."""
+    found = steps(f"docs/how-to/{guide}.md")
+    for step in found:
         lines = step.commands.splitlines(keepends=True)
         step.commands = "".join(line for line in lines if not line.startswith(INSTALLED_HERE))
+    return found
+
+
+@pytest.mark.parametrize("guide", ["publish-over-http", "publish-over-amqp"])
+def test_each_command_and_program_does_what_the_guide_says(reader: Reader, guide: str) -> None:
+    for step in tried(guide):
         reader.takes(step)
+
+
+@pytest.mark.long
+def test_each_program_publishes_in_the_end_whatever_happens_meanwhile(reader: Reader, node: Node) -> None:
+    """The sidecar is away, the queues are full, and the sidecar is killed and started again; then all is well."""
+    programs = [step for guide in ("publish-over-http", "publish-over-amqp") for step in tried(guide) if step.files]
+    assert len(programs) == 6
+    (make_user, *_) = tried("publish-over-amqp")
+    reader.takes(make_user)
+    api = BrokerApi(node.management_url)
+    start, *_ = (step for step in steps("docs/tutorial.md") if step.heading.startswith("2."))
+
+    reader.does("kill -9 %1; wait")
+    full = {
+        "pattern": "^orders[.]",
+        "apply-to": "queues",
+        "definition": {"max-length": 0, "overflow": "reject-publish"},
+    }
+    api.ask("PUT", "policies", "/", "full", body=full)
+    with away(reader.port(15680)) as tried_http, away(reader.port(5673)) as tried_amqp:
+        for step in programs:
+            reader.saves(step)
+            reader.does(f"{{ {step.commands.strip()}; }} > '{step.heading}' 2> log & running+=($!)")
+        # Each of them has found nobody, or has lost a connection.
+        for _ in range(3):
+            tried_http()
+            tried_amqp()
+
+    for again in (True, False):
+        reader.does(start.commands)
+        sidecar = reader.does("echo $!")
+        for ingress in ("http", "amqp"):
+            nacked = f'{{exchange="orders",ingress="{ingress}",outcome="nacked",vhost="/"}} [1-9]'
+            reader.does(f"until curl -sS http://127.0.0.1:15681/metrics | grep '{nacked}'; do sleep 0.1; done")
+        if again:
+            reader.does(f"kill -9 {sidecar}")
+    api.ask("DELETE", "policies", "/", "full")
+    reader.does("wait ${running[@]} || true")
+    for step in programs:
+        output = told(reader.does(f"cat '{step.heading}'"))
+        # An attempt without an answer may have published the message, for all that the program knows.
+        shown = told(step.shown).replace("order-16 invalid", "order-16 unknown")
+        assert output == shown, step.heading
+    landed = VirtualHost(api, "/", []).drain_all().values()
+    orders = {f"order-{number}" for number in (*range(7, 16), 17)}
+    assert {message.properties["message_id"] for messages in landed for message in messages} == orders
+
+
+@contextmanager
+def away(port: int) -> Iterator[Callable[[], None]]:
+    """A listener in place of a sidecar; what this yields waits for one connection, and closes it."""
+    with socket.create_server(("127.0.0.1", port)) as server:
+        server.settimeout(DEADLINE_SECONDS)
+        yield lambda: server.accept()[0].close()
