@@ -61,7 +61,9 @@ _COLOURS = {CONSISTENT: ORANGE, MODULUS: ORANGE, COMPILED: BLUE, RING: BLUE}
 def draw(results: Path, folder: Path) -> None:
     """Draw every plot from a folder of results into another folder."""
     folder.mkdir(exist_ok=True)
-    with mpl.rc_context(_STYLE):
+    with mpl.rc_context():
+        mpl.rcdefaults()  # whatever this machine's, or another module's, settings are
+        mpl.rcParams.update(_STYLE)
         for name, (plot, parts) in PLOTS.items():
             paths = [newest(part, results) for part in parts]
             figure = plot(*map(Result, paths))
