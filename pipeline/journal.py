@@ -52,7 +52,7 @@ def stream_records(spark: SparkSession, journal: str, files: int = 1000) -> Data
 def _records_folder(spark: SparkSession, journal: str) -> str:
     folder = f"{journal.rstrip('/')}/records"
     if not found(spark, folder):
-        raise PipelineError(f"{journal}: no journal: there is no folder {folder}")
+        raise PipelineError(f"{journal}: no journal: there is no folder {folder} that this user may read")
     return folder
 
 
