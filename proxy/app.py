@@ -174,14 +174,14 @@ def _on_signal(stop: asyncio.Event) -> None:
 def _warn_of_open_doors(settings: Settings) -> None:
     if settings.is_open:
         log.warning(
-            "insecure: ANYONE who reaches %s publishes with this sidecar's rights; no tokens_file, no client_ca_file",
+            "insecure: ANYONE who reaches %s may publish with this sidecar's rights; to prevent it, set tokens_file",
             settings.http_listen,
         )
     elif settings.tokens_file and not settings.tls_cert_file and not is_loopback(settings.http_listen.host):
-        log.warning("tokens_file: tokens cross the network to %s in the clear: no tls_cert_file", settings.http_listen)
+        log.warning("tokens_file: clients send tokens to %s unencrypted; set tls_cert_file", settings.http_listen)
     if settings.tokens_file and settings.takes_management_publish:
         log.warning(
-            "management_publish: any user of the broker publishes at %s with name and password, and needs no token",
+            "management_publish: any broker user may publish at %s with name and password, and needs no token",
             settings.http_listen,
         )
 
@@ -282,5 +282,7 @@ async def _drain(gate: Gate, publisher: Publisher, drain_time: float) -> None:
         async with asyncio.timeout(drain_time):
             await gate.idle.wait()
     except TimeoutError:
-        log.warning("%d requests were still unanswered at the end of the drain time", gate.active)
+        log.warning(
+            "drain_time is over, and %d HTTP requests still wait for a confirm: their outcome is unknown", gate.active
+        )
         publisher.abandon()

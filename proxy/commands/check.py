@@ -70,4 +70,7 @@ def _not_over(setting: str, file: Path | None, ends: float | None) -> None:
 
 def _socket(path: Path) -> None:
     if not path.parent.is_dir() or not os.access(path.parent, os.W_OK | os.X_OK, effective_ids=True):
-        raise ConfigError(f"http_socket: {str(path)!r} cannot be made: {str(path.parent)!r} is no folder to write to")
+        raise ConfigError(
+            f"http_socket: {str(path)!r} cannot be made, since {str(path.parent)!r} is not a folder that this user may "
+            "write to"
+        )

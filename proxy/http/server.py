@@ -188,8 +188,8 @@ class _Server(web.Server):
         if not self._warned:
             self._warned = True
             log.warning(
-                "%d HTTP connections are open, as many as may be (%s): a further one takes the place of the oldest "
-                "that asked nothing, or is closed",
+                "%d HTTP connections are open, as many as %s allows: a further one takes the place of the oldest "
+                "that sent no whole request, or is closed",
                 self.open,
                 self.bounds.limit,
             )

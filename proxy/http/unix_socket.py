@@ -39,7 +39,7 @@ def _remove_stale(setting: str, path: Path) -> None:
     except OSError:
         return  # not there; what else may be wrong shows when it is bound
     if not is_socket:
-        raise ConfigError(f"{setting}: {str(path)!r} is there already, and no socket")
+        raise ConfigError(f"{setting}: {str(path)!r} exists already, and is not a socket")
     with socket.socket(socket.AF_UNIX) as probe:
         try:
             probe.connect(str(path))
@@ -48,4 +48,4 @@ def _remove_stale(setting: str, path: Path) -> None:
         except OSError as error:
             raise ConfigError(f"{setting}: {str(path)!r} cannot be taken: {error.strerror or error}") from None
         else:
-            raise ConfigError(f"{setting}: somebody listens on {str(path)!r} already")
+            raise ConfigError(f"{setting}: another process listens on {str(path)!r}")

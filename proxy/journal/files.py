@@ -209,7 +209,9 @@ def _create(path: Path) -> BinaryIO:
 def _warn_if_open(folder: Path) -> None:
     mode = folder.stat().st_mode & 0o777
     if mode & _OTHERS:
-        log.warning("journal_dir: others than its owner get into %r (mode %04o): chmod go= it", str(folder), mode)
+        log.warning(
+            "journal_dir: others than its owner may enter %r (mode %04o); run chmod go= on it", str(folder), mode
+        )
 
 
 def _sizes(folder: Path, but: str) -> Iterator[int]:

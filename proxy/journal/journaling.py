@@ -70,6 +70,8 @@ def key_form(settings: Settings) -> KeyForm:
         assert settings.journal_key_file is not None
         key = secret("journal_key_file", settings.journal_key_file).encode()
         if len(key) > lines.MOST_SECRET:
-            raise ConfigError(f"journal_key_file: {len(key)} bytes, BLAKE2b takes keys of {lines.MOST_SECRET} at most")
+            raise ConfigError(
+                f"journal_key_file: the secret has {len(key)} bytes; at most {lines.MOST_SECRET} are allowed"
+            )
         return lines.hashed(key)
     return lines.plain if settings.journal_key == "plain" else lines.none

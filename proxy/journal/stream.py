@@ -117,7 +117,9 @@ class StreamStore:
                         if self._closing:
                             raise StoreError(f"stream queue {self._queue!r}: {why}") from error
                         if why != fault:
-                            log.warning("stream queue %r of the journal: %s; the next try follows", self._queue, why)
+                            log.warning(
+                                "journal_stream: %r takes no records: %s; the next try follows", self._queue, why
+                            )
                         fault = why
                         await asyncio.sleep(_PAUSE)
                     else:

@@ -145,7 +145,7 @@ class Writer:
         # The text without the file's name, which is another each time: one fault is logged once.
         fault = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         if fault != self.fault:
-            log.warning("the journal cannot be written, records are dropped: %s", error)
+            log.warning("the journal cannot be written, and its records are dropped: %s", error)
         self.fault = fault
 
 
@@ -188,7 +188,7 @@ async def writing(journal: Journal, writer: Writer) -> AsyncIterator[None]:
         writer.finish()
         await asyncio.to_thread(thread.join, _LAST_WORDS)
         if thread.is_alive():
-            log.warning("the journal's last records were not written in time")
+            log.warning("the journal's last records were not written before the sidecar ended")
 
 
 async def _turning(journal: Journal) -> None:

@@ -87,7 +87,9 @@ def catch_all() -> None:
             log.error("a defect ended thread %r", name, exc_info=it.exc_value)
 
     def unraisable(it: Any) -> None:
-        log.error("a defect where nothing can be raised: %s", it.err_msg or repr(it.object), exc_info=it.exc_value)
+        log.error(
+            "a defect in code that cannot raise its error: %s", it.err_msg or repr(it.object), exc_info=it.exc_value
+        )
 
     sys.excepthook, threading.excepthook, sys.unraisablehook = of_main, of_thread, unraisable
 

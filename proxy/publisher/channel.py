@@ -35,8 +35,8 @@ Pending = tuple[Receiver, int, Counters]
 """A publish whose result is awaited: who receives the result, the receiver's index for it, and where it is counted."""
 
 CONFIRMED: Final = PublishResult(Outcome.CONFIRMED)
-NACKED: Final = PublishResult(Outcome.NACKED, "the broker answered basic.nack")
-UNROUTABLE: Final = PublishResult(Outcome.UNROUTABLE, "there was no queue for it")
+NACKED: Final = PublishResult(Outcome.NACKED, "the broker refused the message (basic.nack)")
+UNROUTABLE: Final = PublishResult(Outcome.UNROUTABLE, "no queue takes the message")
 
 
 class ConfirmChannel:

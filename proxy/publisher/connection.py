@@ -167,7 +167,7 @@ class BrokerConnection:
             return f"no connection to the broker: {self.fault or 'it was lost just now'}"
         if self.protocol.blocked:
             return f"the broker takes no publishes: {self.protocol.blocked}"
-        return "the broker reads no more of what was sent to it"
+        return "the broker does not read what this sidecar sends"
 
     def changed(self) -> None:
         """Find out anew whether publishes may be sent, and wake whoever waits for that."""
@@ -221,7 +221,7 @@ class BrokerConnection:
             try:
                 fault = await self._connection(wanted)
             except Exception as error:
-                log.exception("a defect while connecting to the broker, or connected")
+                log.exception("a defect of the connection to the broker; the next try follows")
                 fault = f"a defect, see this sidecar's log: {type(error).__name__}"
             if fault != self.fault:
                 level = logging.INFO if fault == _CLOSED else logging.WARNING
@@ -271,7 +271,9 @@ class BrokerConnection:
         given_up = 0
         while marks and marks[0][0] + self._confirm_timeout <= now:
             for channel, number in marks.popleft()[1]:
-                given_up += protocol.give_up(channel, number, f"no confirm within {self._confirm_timeout:g} s")
+                given_up += protocol.give_up(
+                    channel, number, f"no confirm within {self._confirm_timeout:g} s (confirm_timeout)"
+                )
         self._probe(socket, now, given_up > 0)
         if now - socket.heard_at > 2 * protocol.heartbeat:
             protocol.fault = "the broker has sent no heartbeat"

@@ -144,10 +144,10 @@ class Publisher:
         guests = [group for other, group in self._groups.items() if group.guest and other != key]
         inside = sum(group.renewed or group.let_in for group in guests)
         if inside >= MOST_GUESTS:
-            raise TooManyGuests(f"{MOST_GUESTS} users other than this sidecar's own are logged in")
+            raise TooManyGuests(f"{MOST_GUESTS} users other than this sidecar's own are logged in, which is the limit")
         if len(guests) - inside >= MOST_LOGINS:
             raise TooManyGuests(
-                f"{MOST_LOGINS} logins of users other than this sidecar's own await the broker's answer"
+                f"{MOST_LOGINS} logins of users other than this sidecar's own wait for the broker, which is the limit"
             )
 
     def _begun(self, vhost: str, login: Login | None) -> ConnectionGroup:

@@ -127,7 +127,7 @@ class PublisherProtocol:
             channel = self._open(exchange)
         publish, room = Publish(method, header, stamp, key, body, pending), self.frame_max - OVERHEAD
         if publish.payload > room:
-            raise ValueError(f"properties and headers are {publish.payload} bytes, the broker takes {room}")
+            raise ValueError(f"properties and headers have {publish.payload} bytes, and the broker accepts {room}")
         if exchange:
             publish.pack(channel, room, self.out)
         elif (waiting := self._waiting.get(method)) is not None:
@@ -254,7 +254,7 @@ class PublisherProtocol:
 
     def _check_size(self, size: int) -> None:
         if size > max(self.frame_max, LEAST_FRAME_MAX):
-            raise Fault(FRAME_ERROR, f"a frame of {size} bytes, {self.frame_max} are agreed")
+            raise Fault(FRAME_ERROR, f"a frame of {size} bytes, more than the agreed frame_max of {self.frame_max}")
 
     def _on_method(self, number: int, method: int, data: bytes, at: int, stop: int) -> None:
         self.methods += 1

@@ -60,7 +60,7 @@ class AnswerDeadlines:
         # The confirm cannot be read while the broker is held, for the client's sake or for what waits.
         if time.monotonic() - since > time_limits.PLACED_WITHIN and not self._broker.is_held:
             limit = time_limits.PLACED_WITHIN
-            text = f"a message that came back was published again, and not confirmed within {limit:g} s"
+            text = f"a returned message was published again, and not confirmed within {limit:g} s"
             closing.refuse(c, INTERNAL_ERROR, text)
             self.expired = True
         self._go_on()

@@ -124,13 +124,13 @@ def from_client(c: Connection, kind: int, number: int, data: bytes, i: int, end:
         _on_unopened(c, number, method)
         return None
     if method not in _IN_SESSION:
-        raise Fault(COMMAND_INVALID, f"{method_name(method)} on channel 0 now", method)
+        raise Fault(COMMAND_INVALID, f"{method_name(method)} came out of turn on channel 0", method)
     return closing.client_leaves(c, data, i, end) if method == CONNECTION_CLOSE else None
 
 
 def _on_unopened(c: Connection, number: int, method: int) -> None:
     if method >> 16 == _CONNECTION:
-        raise Fault(COMMAND_INVALID, f"{method_name(method)} on channel {number} now", method)
+        raise Fault(COMMAND_INVALID, f"{method_name(method)} came out of turn on channel {number}", method)
     _check_number(c, number, method)
     if method == CHANNEL_OPEN:
         c.channels[number] = Channel(number)
@@ -153,4 +153,6 @@ def _check_other(c: Connection, kind: int, number: int) -> None:
 
 def misplaced(c: Connection, channel: Channel, method: int, data: bytes, i: int, end: int) -> None:
     """Refuse a method that belongs on channel 0 but came on another channel; this ends the session."""
-    raise Fault(COMMAND_INVALID, f"{method_name(method)} on channel {channel.id}", method)
+    raise Fault(
+        COMMAND_INVALID, f"{method_name(method)} came on channel {channel.id}, and belongs on channel 0", method
+    )

@@ -151,7 +151,10 @@ def _take(c: Connection, data: bytes) -> None:  # noqa: C901 - one loop, for spe
             length: int = head >> 8 & 0xFFFFFFFF  # is counted off bodies of up to 2^64 bytes
             end = i + OVERHEAD + length
             if length > limit:
-                raise Fault(FRAME_ERROR, f"a frame of {length + OVERHEAD} bytes, agreed on are {c.frame_max}")
+                raise Fault(
+                    FRAME_ERROR,
+                    f"a frame of {length + OVERHEAD} bytes, more than the agreed frame_max of {c.frame_max}",
+                )
             if end > size:
                 # Bodies stream; methods and headers are looked at whole.
                 if kind != BODY:
@@ -228,7 +231,7 @@ def _method(c: Connection, channel: Channel, data: bytes, i: int, end: int) -> b
     """Take a client's method on an open channel; return what goes on in its place, or None for the frame as it is."""
     if channel.expect != EXPECT_METHOD:
         # AMQP section 4.2.6: a content is not interrupted on its channel, which is a 505 to RabbitMQ.
-        raise Fault(UNEXPECTED_FRAME, "a method where a content header or body was due")
+        raise Fault(UNEXPECTED_FRAME, "a method where a content header or body must come")
     if end - i < _LEAST_METHOD:
         raise Fault(SYNTAX_ERROR, "a method frame too short for a method")
     method = u32(data, i + 7)

@@ -215,7 +215,7 @@ def _rest_of_content(c: Connection, channel: Channel, kind: int, data: bytes, i:
     elif kind == HEARTBEAT:
         return None
     else:
-        raise Fault(UNEXPECTED_FRAME, "the rest of a content was due")
+        raise Fault(UNEXPECTED_FRAME, "another frame where the rest of a content must come")
     channel.expect = EXPECT_BODY if channel.left else EXPECT_METHOD
     if channel.left:
         return None

@@ -160,7 +160,7 @@ class Handshake:
         method = U32.unpack_from(data, i + 7)[0]
         following = STEPS[self.step].get(method)
         if following is None:
-            raise Fault(COMMAND_INVALID, f"{method_name(method)} on channel 0 now", method)
+            raise Fault(COMMAND_INVALID, f"{method_name(method)} came out of turn on channel 0", method)
         handler = _FROM_CLIENT.get(method)
         replaced = handler(self, data, i, end) if handler is not None else None
         self.step = following
@@ -173,7 +173,9 @@ class Handshake:
         """
         following = STEPS[self.step].get(method)
         if following is None or self.step not in BROKERS_TURN:
-            raise Fault(COMMAND_INVALID, f"{method_name(method)} of the broker's at the step {self.step.name}")
+            raise Fault(
+                COMMAND_INVALID, f"the broker's {method_name(method)} came out of turn, at the step {self.step.name}"
+            )
         self.step = following
         if method == CONNECTION_START:
             self.cluster_told_at = now
@@ -217,7 +219,7 @@ def _start_ok(h: Handshake, data: bytes, i: int, end: int) -> bytes | None:
         raise Fault(SYNTAX_ERROR, "the client properties are longer than their frame", CONNECTION_START_OK)
     mechanism, at = short_string(data, stop, end - 1)
     if mechanism in LENT and mechanism not in h.allowed_mechanisms:
-        text = f"mechanism {mechanism.decode()} would lend the proxy's identity; see allow_mechanisms"
+        text = f"mechanism {mechanism.decode()} is not allowed by this sidecar; see its setting allow_mechanisms"
         raise Fault(COMMAND_INVALID, text, CONNECTION_START_OK)
     if mechanism == b"PLAIN":
         # RFC 4616: the identity to act as, the user, the password.

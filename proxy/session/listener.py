@@ -156,7 +156,10 @@ class Listener:
         """Refuse a connection as RabbitMQ does beyond `connection_max`, in code and words."""
         if not self._full:
             self._full = True
-            log.warning("%d AMQP sessions are open (max_sessions): further ones are refused", len(self.sessions))
+            log.warning(
+                "%d AMQP sessions are open, as many as max_sessions allows: further ones are refused",
+                len(self.sessions),
+            )
         return self._refuse(NOT_ALLOWED, f"connection refused: max_sessions ({self._max_sessions}) is reached")
 
     def _refuse(self, code: int, text: str) -> _Refusal | None:
@@ -181,7 +184,7 @@ class Listener:
             async with asyncio.timeout(within):
                 await self._emptied()
         except TimeoutError:
-            log.warning("%d AMQP sessions were still open at the end of the drain time", len(self.sessions))
+            log.warning("drain_time is over, and %d AMQP sessions are still open: they are closed", len(self.sessions))
             for session in list(self.sessions):
                 session.shut()
             with contextlib.suppress(TimeoutError):

@@ -283,7 +283,7 @@ def committed(c: Connection, channel: Channel, number: int) -> bytes | None:
     channel.confirms.settle(number, True, True)
     if not lost:
         return None
-    text = f"{lost} publishes of this transaction came back, and are not known to be in a queue; the others may be"
+    text = f"{lost} publishes of this transaction were returned, and may be in no queue; the others may be committed"
     closing.refuse_channel(c, channel, INTERNAL_ERROR, text)
     return b""
 
@@ -316,7 +316,9 @@ def _closed(c: Connection, data: bytes, i: int, end: int) -> bytes:
     own = c.republishing
     c.to_broker.insert(method_frame(own.number, CHANNEL_CLOSE_OK))
     text = short_string(data, i + 13, end - 1)[0].decode(errors="replace")
-    c.events.append(Refused(U16.unpack_from(data, i + 11)[0], f"publishing again what came back: {text}"))
+    c.events.append(
+        Refused(U16.unpack_from(data, i + 11)[0], f"a returned message could not be published again: {text}")
+    )
     half, ended = own.parked, own.unroutable
     c.republishing.gathering -= own.again is not None or ended is not None or half is not None
     lost = own.closed()

@@ -139,7 +139,7 @@ class Session:
         try:
             await self._shared.dial(lambda: self.broker)
         except OSError as error:
-            log.warning("client %s: no broker: %s", self.client.peer, error)
+            log.warning("client %s: no connection to the broker: %s", self.client.peer, error)
             self._stop(End.UNREACHABLE)
             return
         except Exception:

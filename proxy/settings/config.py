@@ -195,12 +195,12 @@ class Settings:
         if url.scheme not in ("http", "https"):
             return "does not start with http:// or https://"
         if ":" in (url.user or ""):
-            return "HTTP's basic authentication has no way to tell a user with a ':'"
+            return "has a ':' in its user, which HTTP's Basic authentication cannot carry"
         if url.path.rstrip("/").endswith("/api"):
-            return "ends in /api, which is appended to it; leave /api off, as in http://user@host:15672"
+            return "ends in /api, which the sidecar appends itself; leave /api off, as in http://user@host:15672"
         (user, password), (first_user, first_password) = of_url(url), of_url(self.management_url[0])
         if user != first_user or (password != first_password and self.management_password_file is None):
-            return "has another user or password than the first: all nodes of a cluster take the same"
+            return "has another user or password than the first URL; all nodes of a cluster take the same"
         return ""
 
     def _check_listeners(self) -> None:
@@ -208,12 +208,14 @@ class Settings:
         for name in ("amqp_listen", "http_listen", "admin_listen"):
             address = getattr(self, name)
             if address.port and address in taken:
-                raise ConfigError(f"{name}: {address} is {taken[address]}'s address too")
+                raise ConfigError(
+                    f"{name}: {address} is the address of {taken[address]} too; each listener needs its own"
+                )
             taken[address] = name
         if self.is_open and not self.insecure:
             raise ConfigError(
-                f"http_listen: whoever reaches {self.http_listen} could publish, and it is no loopback address: set "
-                "tokens_file or client_ca_file (or insecure = true)"
+                f"http_listen: {self.http_listen} is not a loopback address, so anyone who reaches it could publish: "
+                "set tokens_file or client_ca_file (or insecure = true)"
             )
 
     def _check_tls(self) -> None:
@@ -226,11 +228,13 @@ class Settings:
         if self.broker_url.scheme != "amqps" and not self.management_encrypted:
             for name in ("ca_file", "client_cert_file"):
                 if getattr(self, name) is not None:
-                    raise ConfigError(f"{name}: neither broker_url is amqps:// nor management_url https://")
+                    raise ConfigError(
+                        f"{name}: has no effect, because neither broker_url is amqps:// nor management_url https://"
+                    )
 
     def _check_journal(self) -> None:
         if self.journal_dir is not None and self.journal_stream is not None:
-            raise ConfigError("journal_stream: journal_dir is set too; a journal goes to one of them")
+            raise ConfigError("journal_stream: journal_dir is set too; set only one of them")
         if self.journal_stream is not None and len(self.journal_stream.encode()) > 255:
             raise ConfigError("journal_stream: longer than the 255 bytes of a queue's name")
         if self.journal_sample > 1:
@@ -279,7 +283,8 @@ class Settings:
                 urls[f"{name}_url"] = tuple(url.with_password(password) for url in urls[f"{name}_url"])
             if any(url.password == HIDDEN for url in urls[f"{name}_url"]):
                 raise ConfigError(
-                    f"{name}_url: the password is {HIDDEN!r}, as `config` shows it: set {name}_password_file"
+                    f"{name}_url: the password is {HIDDEN!r}, which `config` shows in place of one; set "
+                    f"{name}_password_file"
                 )
         (broker_url,) = urls["broker_url"]
         return dataclasses.replace(self, broker_url=broker_url, management_url=urls["management_url"])

@@ -33,6 +33,6 @@ def secret(setting: str, file: Path) -> str:
     try:
         return first_line(line)
     except UnicodeDecodeError:
-        raise ConfigError(f"{setting}: {str(file)!r} is no UTF-8 text") from None
+        raise ConfigError(f"{setting}: {str(file)!r} is not UTF-8 text") from None
     except ValueError as error:
         raise ConfigError(f"{setting}: {str(file)!r} {error}") from None

@@ -82,9 +82,13 @@ class Guesses:
         if now < self._tell_from:
             self._untold += 1
             return
-        what = f"user {who[:_LONGEST_NAME]!r} was not let in" if kind == "login" else "a bearer token is not known"
+        what = (
+            f"user {who[:_LONGEST_NAME]!r} was refused by the broker"
+            if kind == "login"
+            else "a bearer token is not in tokens_file"
+        )
         more = f", and {self._untold} more wrong credentials since the last such line" if self._untold else ""
-        log.warning("http: %s, from %s%s", what, peer, more)
+        log.warning("wrong credentials over HTTP: %s, from %s%s", what, peer, more)
         self._tell_from, self._untold = now + LOG_EVERY, 0
 
     def worked(self, login: tuple[str, str]) -> None:

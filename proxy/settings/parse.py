@@ -116,7 +116,7 @@ def parse_url(value: Any) -> URL:
         url = URL(str(value))
         port = url.port
     except (ValueError, IndexError):  # an empty host is an IndexError of yarl's
-        raise ConfigError("not a URL; a '/', '?', '#' or '@' in a password is percent-encoded") from None
+        raise ConfigError("not a URL; write a '/', '?', '#' or '@' in a password percent-encoded") from None
     if not url.host or port == 0:
         raise ConfigError("not a URL like amqp://user:password@host:5672/ or http://user:password@host:15672")
     if url.query_string or url.fragment:
@@ -132,13 +132,13 @@ def parse_urls(value: Any) -> tuple[URL, ...]:
     """Return one URL or several, of a list or a string with commas. Raises ConfigError with the place."""
     items = value if isinstance(value, list) else _BETWEEN_URLS.split(str(value).strip())
     if not items:
-        raise ConfigError("names no URL")
+        raise ConfigError("has no URL")
     urls = []
     for number, item in enumerate(items, 1):
         try:
             url = parse_url(item)
             if "," in (url.host or ""):
-                raise ConfigError("has a comma in its host's name: each URL of a list begins with its scheme")
+                raise ConfigError("has a comma in its host name; each URL of a list begins with http:// or https://")
         except ConfigError as error:
             raise ConfigError(f"{place_of(number, len(items))}{error}") from None
         urls.append(url)

@@ -97,7 +97,7 @@ def _show(context: ssl.SSLContext, own: Own) -> float | None:
         if error.reason == "KEY_VALUES_MISMATCH":
             why = f"is not the key of {for_certificate}"
         else:
-            why = f"is no private key (PEM, without a password) that fits {for_certificate}"
+            why = f"is not a private key (PEM, without a password) that fits {for_certificate}"
         raise ConfigError(f"{for_key}: {str(own.key)!r} {why}") from None
     except OSError as error:
         raise ConfigError(f"{for_key}: {str(own.key)!r} cannot be read: {error.strerror}") from None

@@ -60,16 +60,16 @@ class Tokens:
         `guess` is called before a token is looked up that has not been right before; what it raises ends the check.
         """
         if authorization is None:
-            raise Unauthorized("Authorization: the header is missing; it takes `Bearer` and a token")
+            raise Unauthorized("Authorization: the header is missing; send `Authorization: Bearer TOKEN`")
         presented = _BEARER.fullmatch(authorization)
         if presented is None:
-            raise Unauthorized("Authorization: not `Bearer` and a token")
+            raise Unauthorized("Authorization: not of the form `Bearer TOKEN`")
         digest = hashlib.sha256(presented[1].encode()).digest()
         if digest not in self._worked:
             guess()
         token = self._tokens.get(digest)
         if token is None:
-            raise UnknownToken("Authorization: the token is not known here")
+            raise UnknownToken("Authorization: the token is not in this sidecar's tokens_file")
         self._worked.add(digest)
         asked = token.name, vhost, exchange
         allowed = self._decisions.get(asked)
@@ -119,24 +119,24 @@ def read_tokens(file: Path, worked: set[bytes] | None = None) -> Tokens:
     try:
         table = tomllib.loads(text.decode())
     except UnicodeDecodeError:
-        raise ConfigError(f"{where} is no UTF-8 text") from None
+        raise ConfigError(f"{where} is not UTF-8 text") from None
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{where}: not TOML: {error}") from None
     entries = table.pop("tokens", None)
     if table:
-        raise ConfigError(f"{where}: unknown {min(table)!r}; it takes [[tokens]] only")
+        raise ConfigError(f"{where}: unknown {min(table)!r}; the file takes [[tokens]] only")
     # A file without any is one that is being written, or a mistake: nobody wants a listener that refuses everyone.
     if not isinstance(entries, list) or not entries or not all(isinstance(entry, dict) for entry in entries):
-        raise ConfigError(f"{where}: no [[tokens]]")
+        raise ConfigError(f"{where}: has no [[tokens]]")
     tokens: dict[bytes, Token] = {}
     for number, entry in enumerate(entries, 1):
         name = _name(f"{where}: token {number}", entry)
         place = f"{where}: token {name!r}"
         if name in (token.name for token in tokens.values()):
-            raise ConfigError(f"{place}: name: two tokens have it")
+            raise ConfigError(f"{place}: name: another token has the same name")
         digest = _digest(place, entry)
         if digest in tokens:
-            raise ConfigError(f"{place}: it is that of {tokens[digest].name!r} too")
+            raise ConfigError(f"{place}: token: it has the same value as token {tokens[digest].name!r}")
         tokens[digest] = Token(name, _publish(place, entry))
     return Tokens(tokens, set() if worked is None else worked)
 
@@ -154,10 +154,10 @@ def _digest(where: str, entry: dict[str, Any]) -> bytes:
             raise ConfigError(f"{where}: unknown field {field!r}")
     token, digest = entry.get("token"), entry.get("sha256")
     if (token is None) == (digest is None):
-        raise ConfigError(f"{where}: token: it takes either this or sha256")
+        raise ConfigError(f"{where}: token: give either token or sha256")
     if token is not None:
         if not isinstance(token, str) or not _TOKEN.fullmatch(token):
-            raise ConfigError(f"{where}: token: letters, digits and -._~+/ are all that a header takes")
+            raise ConfigError(f"{where}: token: has a character other than letters, digits and -._~+/")
         return hashlib.sha256(token.encode()).digest()
     if not isinstance(digest, str) or not _SHA256.fullmatch(digest):
         raise ConfigError(f"{where}: sha256: not 64 hexadecimal digits")
@@ -170,6 +170,6 @@ def _publish(where: str, entry: dict[str, Any]) -> Selection:
     except ConfigError as error:
         raise ConfigError(f"{where}: publish: {error}") from None
     if not patterns:
-        raise ConfigError(f"{where}: publish: no pattern of exchanges; '*' is every one")
+        raise ConfigError(f"{where}: publish: has no pattern of exchanges; '*' stands for every exchange")
     # The same patterns as the setting `route`, so the same reading of them.
     return Selection(patterns, (), ())

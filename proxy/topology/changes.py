@@ -73,7 +73,7 @@ def log_change(name: Name, before: Entry | None, after: Entry, change: Change | 
     for binding in after.bindings.ignored:
         if binding not in ignored_before:
             log.warning(
-                "%s: the binding to %s is ignored: its key %r is %s",
+                "%s: the binding to %s is ignored and gets no messages: its key %r is %s",
                 title(name),
                 binding.destination,
                 binding.key,
@@ -85,14 +85,20 @@ def log_change(name: Name, before: Entry | None, after: Entry, change: Change | 
             log.warning("%s: %s is bound more than once; its largest weight counts", title(name), destination)
     if change and after.known:
         for destination in after.known.ring.too_light():
-            log.warning("%s: %s is so light that it expects under 100 slots", title(name), destination)
+            log.warning(
+                "%s: %s has so small a weight that it expects fewer than 100 slots, so its share is uneven",
+                title(name),
+                destination,
+            )
 
 
 def log_missing(name: Name, before: Collection[Destination], after: Collection[Destination]) -> None:
     """Log the destinations that are newly missing from readings; they keep their keys until the removal settles."""
     new = [destination for destination in after if destination not in before]
     if new:
-        log.info("%s: %s no longer shown by the management API; kept for the settle time", title(name), _some(new))
+        log.info(
+            "%s: the management API does not show %s any more; their keys stay for settle_time", title(name), _some(new)
+        )
 
 
 def log_absent(name: Name) -> None:
@@ -123,13 +129,16 @@ def _log_passed(name: Name, entry: Entry) -> None:
             log.info("%s: publishes are routed by the ring", title(name))
         case PassReason.DEAD_LETTER:
             log.warning(
-                "%s: passed to the exchange itself, because these queues dead-letter without a routing key of their"
-                " own: %s; give them one, or set on_dead_letter = rewrite",
+                "%s: publishes are passed to the exchange itself, because these queues would dead-letter under their"
+                " own names: %s; give each a dead-letter-routing-key, or set on_dead_letter = rewrite",
                 title(name),
                 _some([f"{queue!r} ({entry.queues[queue]})" for queue in entry.dead_letters]),
             )
         case PassReason.INTERNAL_DESTINATION:
-            log.warning("%s: passed to the exchange itself, because an internal exchange is bound to it", title(name))
+            log.warning(
+                "%s: publishes are passed to the exchange itself, because an internal exchange is bound to it",
+                title(name),
+            )
         case reason:
             why = PASSED_BECAUSE[reason]
             log.info("%s: publishes are passed to the exchange itself, because %s (%s)", title(name), why, reason)

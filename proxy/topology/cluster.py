@@ -113,7 +113,7 @@ class ClusterIdentity:
         """
         if not self.asked or cluster == self.cluster or cluster in self._own or not nodes.isdisjoint(self._nodes):
             return ""
-        return f"it is of cluster {cluster!r}, and the node that answered before of {self.cluster!r}"
+        return f"it belongs to cluster {cluster!r}, and the node that answered before to {self.cluster!r}"
 
     async def _ask(self, started: float) -> None:
         """Ask for the cluster's name, and for its nodes if the name is new, and remember the answers."""
@@ -134,8 +134,10 @@ class ClusterIdentity:
             self.named_at = started
             self._keep_former(own, nodes)
             if before[0] is not None and cluster is not None and cluster not in before[1]:
-                known = "which is the same, renamed" if self._former else "which is another"
-                log.warning("the management API's cluster was %r, and is now %r, %s", before[0], cluster, known)
+                known = "which is the same one, renamed" if self._former else "which is another one"
+                log.warning(
+                    "the management API belonged to cluster %r, and now belongs to %r, %s", before[0], cluster, known
+                )
         self.cluster, self._own, self._nodes = cluster, own, nodes
         self._answered, self.asked, self._assumed = started, True, False
         if (cluster, own) != before or answered == NEVER:
@@ -160,7 +162,7 @@ class ClusterIdentity:
             await self.ask()
         except (ManagementError, TopologyError) as error:
             if str(error) != self.unreachable:
-                log.warning("the management API does not answer: %s", error)
+                log.warning("the management API does not answer, so rings stay as they are: %s", error)
             self.unreachable = str(error)
         else:
             if self.unreachable:
@@ -175,10 +177,10 @@ class ClusterIdentity:
         (observed on RabbitMQ 3.10.8). `broker` is None if the broker reported no name.
         """
         if self._assumed and self.cluster is None and broker is not None:
-            return f"the broker is of cluster {broker!r}, the rings that were kept of one without a name"
+            return f"the broker belongs to cluster {broker!r}, the rings in ring_cache_dir to one without a name"
         if broker is None or self.cluster is None or broker in self._own or told_at <= self._former.get(broker, NEVER):
             return ""
-        return f"the broker is of cluster {broker!r}, the management API of {self.cluster!r}"
+        return f"the broker belongs to cluster {broker!r}, the management API to {self.cluster!r}"
 
     async def confirmed(self, broker: str, told_at: float, within: float) -> str | None:
         """Return the present name of the cluster that a broker called `broker` at `told_at`; None if it is another

@@ -82,7 +82,7 @@ class LookUps:
             # Another caller may have released the exchange before, so the table is asked and not the return value.
             if not declared_on or isinstance(self._router.look(name, asked), Unread):
                 fault = shared.fault if shared is not None else ""
-                raise NotReadable(fault or "no answer of the management API in time") from None
+                raise NotReadable(fault or "no answer of the management API in time (lookup_timeout)") from None
 
     def known(self, name: Name) -> None:
         """End the look-up of an exchange that was restored into the table unread; its callers return at once."""

@@ -252,7 +252,7 @@ class Management:
         except UnansweredError:
             raise
         except (ManagementError, TopologyError) as error:
-            raise UnansweredError(_shown(_CLUSTER_NAME), f"its cluster cannot be told: {error}") from None
+            raise UnansweredError(_shown(_CLUSTER_NAME), f"the name of its cluster cannot be read: {error}") from None
         if why := self.why_foreign(cluster, nodes):
             if why != node.why_foreign:
                 log.error("management_url: %s is not asked: %s", node, why)

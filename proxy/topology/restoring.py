@@ -44,7 +44,7 @@ class EntryRestorer:
         try:
             found = await asyncio.to_thread(self._cache.load_all)
         except Exception:
-            log.exception("a defect while rings were restored; none is")
+            log.exception("a defect while rings were restored from ring_cache_dir; none is restored")
             found = []
         if found and not self._identity.asked:
             newest = found[0]
@@ -64,17 +64,24 @@ class EntryRestorer:
         if saved is None:
             return None
         if not self._identity.is_of(saved.cluster, saved.cluster_names, saved.cluster_nodes):
-            log.warning("%s: what is kept is of cluster %r, and is not used", title(name), saved.cluster)
+            log.warning(
+                "%s: its ring in ring_cache_dir belongs to cluster %r, and is not used", title(name), saved.cluster
+            )
             return None
         age = self._cache.age(saved)
         if age is None:
             # The clock was set back by an unknown time, so the entry counts as stale.
-            log.warning("%s: what is kept is of the future, and counts as older than ring_max_age", title(name))
+            log.warning(
+                "%s: its ring in ring_cache_dir has a time in the future, and counts as older than ring_max_age",
+                title(name),
+            )
             age = self._max_age + 1.0
         entry = await self._entry_builder.restored(saved, self._router.clock() - age)
         if entry is not None:
             log.warning(
-                "%s: its ring of %.0f s ago is restored from ring_cache_dir, as it cannot be read", title(name), age
+                "%s: its bindings cannot be read, so its ring of %.0f s ago is restored from ring_cache_dir",
+                title(name),
+                age,
             )
         return entry
 

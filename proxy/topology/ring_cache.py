@@ -402,4 +402,4 @@ def check_folder(folder: Path) -> None:
     except OSError as error:
         raise unwritable(folder, error) from None
     if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK, effective_ids=True):
-        raise unwritable(folder, OSError(0, f"{str(nearest)!r} is no folder to write to"))
+        raise unwritable(folder, OSError(0, f"{str(nearest)!r} is not a folder that this user may write to"))

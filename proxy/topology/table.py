@@ -252,9 +252,9 @@ class Router:
             return Unread(name, "not read yet")
         self.used_at[name] = self.clock()
         if self.awaits_read_back(name, asked):
-            return Unread(name, "a declaration has not been read back yet")
+            return Unread(name, "the management API does not show a declaration yet")
         if self.clock() > self.fresh_until(entry):
-            return Unread(name, f"its ring is older than {self._max_age:g} s")
+            return Unread(name, f"its ring is older than {self._max_age:g} s (ring_max_age)")
         if entry.refused:
             return Unread(name, entry.refused, refused=True)
         return entry

@@ -37,7 +37,7 @@ publish by turns."""
 LONGEST_DOUBT = 1.0
 """The most seconds between the two readings of an exchange that is not known yet and shows no bindings."""
 
-IN_TURN = "sync"
+IN_TURN = "a regular reading"
 """The reason for a reading that nobody asked for, as log lines name it."""
 
 
@@ -129,7 +129,9 @@ class TableUpdater:
         """Forget the rings that were restored of another cluster, after the names of the API's cluster have changed."""
         restored = [name for name, entry in self._router.entries.items() if entry.restored]
         if self.identity.asked and restored and not self.identity.is_of(*self._restored_of):
-            log.warning("%d rings that were restored are of another cluster, and are forgotten", len(restored))
+            log.warning(
+                "%d restored rings belong to another cluster than the management API, and are dropped", len(restored)
+            )
             for name in restored:
                 self._router.drop(name)
                 # A reading under way may hold this object, and must not carry the weights on.
@@ -262,7 +264,9 @@ class TableUpdater:
             self.look_up_fault = (name[0], str(fault))
         if news or defect:
             entry = self._router.entries.get(name)
-            kept = f"; its last good state, {time.monotonic() - entry.read_at:.0f} s old, stays" if entry else ""
+            kept = (
+                f"; its last good state, {time.monotonic() - entry.read_at:.0f} s old, stays in force" if entry else ""
+            )
             log.warning("cannot read %s: %s%s", title(name), fault, kept, exc_info=defect)
         tracked.tried, tracked.fault, tracked.in_force = started, fault, tracked.in_force.after_failure()
         tracked.failures += 1
@@ -299,9 +303,9 @@ class TableUpdater:
         exchange, overlay = reading.exchange, self.overlays.of(name)
         shown_type = exchange.type if exchange is not None else None
         if self.overlays.incomplete_for(name, started):
-            raise ManagementError("more was declared than is kept until a reading shows it")
+            raise ManagementError("too many declarations wait until a reading shows them")
         if overlay.misses_exchange(shown_type, started):
-            raise ManagementError("it was declared and does not show yet")
+            raise ManagementError("it was declared, and the management API does not show it yet")
         bindings, in_force, shown = Bindings(), WeightsInForce(), Bindings().weights
         if exchange is not None and exchange.type in RING_TYPES:
             bindings = weigh(overlay.apply(reading.bindings, started), exchange.type)

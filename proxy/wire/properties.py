@@ -151,7 +151,7 @@ def _reply_to(value: object) -> bytes:
     channel (observed on 3.10.8).
     """
     if value == _DIRECT_REPLY:
-        raise PropertyError(f"{value!r} has no consumer here")
+        raise PropertyError(f"{value!r} needs a consumer on the same connection, which HTTP does not have")
     return encoded_short_string(value)
 
 
@@ -212,7 +212,7 @@ def _value(value: object, depth: int) -> bytes:
         case Mapping():
             return b"F" + _table(value, depth + 1)
         case _:
-            raise PropertyError(f"{shown(value)} is of no type that a header takes")
+            raise PropertyError(f"{shown(value)} has a type that a header cannot have")
 
 
 def _integer(value: int) -> bytes:

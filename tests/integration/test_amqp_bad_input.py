@@ -345,5 +345,5 @@ def test_no_broker(start_sidecar: StartSidecar, login: Login) -> None:
     with wire(lost.amqp_port) as peer:
         peer.send(PROTOCOL_HEADER)
         assert peer.at_end()
-    assert f"no broker: {address}: " in lost.log()
+    assert f"no connection to the broker: {address}: " in lost.log()
     assert lost.metric("ringproxy_amqp_session_ends_total", reason="unreachable") == 1

@@ -159,7 +159,7 @@ def test_a_bad_message_near_the_end(sidecar: Sidecar, vhost: VirtualHost) -> Non
     assert outcomes(results) == ["confirmed"] * 498 + ["invalid", "rejected"]
     assert results[498]["detail"].startswith("messages[498].payload: not base64")
     assert results[498]["detail"] in answer.json["detail"]
-    assert "earlier message with its key" in results[499]["detail"]
+    assert "earlier message of its key" in results[499]["detail"]
     # The last one is in order, and may be sent again without the one before it.
     assert [result["retryable"] for result in results[498:]] == [False, True]
     expected: dict[str, list[str]] = {}
@@ -298,11 +298,11 @@ def test_json_that_breaks_in_the_middle(
     ("body", "detail"),
     [
         (b"", "messages[0]: the body ends"),
-        (b"[]", 'body: a list; a batch is an object {"messages": [...]}, or with Content-Type application/x-ndjson '),
+        (b"[]", 'body: a list; send an object {"messages": [...]}, or one object a line with Content-Type '),
         (
             b'{"message":[]}',
-            'body: message: unknown field; a batch is an object {"messages": [...]}, or with '
-            "Content-Type application/x-ndjson an object a line",
+            'body: message: unknown field; send an object {"messages": [...]}, or one object a line '
+            "with Content-Type application/x-ndjson",
         ),
         (b"{}", "body: '}'"),
         (b"\x1f\x8b\x08", ""),
@@ -533,7 +533,7 @@ def test_a_client_that_leaves_in_the_middle(start_sidecar: StartSidecar, vhost: 
     assert sorted(body for bodies in landed(vhost).values() for body in bodies) == sorted(i["payload"] for i in items)
     # Nothing is left of it that would hold up the end: `stop` of the fixture's checks the log too.
     sidecar.stop()
-    assert "unanswered at the end" not in sidecar.log()
+    assert "drain_time is over" not in sidecar.log()
 
 
 def confirmed(sidecar: Sidecar) -> float:

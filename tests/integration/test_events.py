@@ -107,7 +107,7 @@ def test_the_key(sidecar: Sidecar, vhost: VirtualHost) -> None:
             assert send(sidecar, vhost, without, key=f"k{n}").queue() == owner(QUEUES, f"k{n}")
         detail = send(sidecar, vhost, without).problem(400, "no-routing-key", "invalid", retryable=False)
         field = "ce-partitionkey" if send is binary else "partitionkey"
-        assert detail == f"{field}: missing, and so is ?key="
+        assert detail == f"{field}: missing; give the routing key in this attribute or as ?key="
     assert sum(map(len, vhost.drain_all().values())) == 60
 
 
@@ -227,7 +227,7 @@ def test_a_bad_event_in_a_batch(sidecar: Sidecar, vhost: VirtualHost) -> None:
     ("rest", "fault"),
     [
         (b", 7]", "events[2]: begins with '7', not as an object"),
-        (b"", "events[2]: the body ends before it is whole"),
+        (b"", "events[2]: the body ends before its JSON is complete"),
         (b"] more", "body: 'm' where nothing more should be"),
     ],
 )
@@ -324,7 +324,7 @@ def test_an_event_given_twice_holds_back_those_of_its_attribute(sidecar: Sidecar
         (STRUCTURED, b"{", 400, "bad-request", "body: "),
         (STRUCTURED, b"[]", 400, "bad-request", "event: not an object"),
         (STRUCTURED, b"\xff", 400, "bad-request", "body: "),
-        (BATCHED, b"{}", 400, "bad-request", "body: an object; a batch of events is a list, and one event "),
+        (BATCHED, b"{}", 400, "bad-request", "body: an object; send a list of events, or one event "),
         ({"Content-Type": "application/cloudevents+avro"}, b"", 415, "media-type", "Content-Type: "),
         (STRUCTURED | {"Content-Encoding": "gzip"}, b"", 415, "media-type", "Content-Encoding: "),
     ],

@@ -351,7 +351,7 @@ def test_a_stream_queue_that_may_not_be_declared_costs_no_publish(
     vhost.ring("orders", QUEUES)
     sidecar = start_sidecar(journal_stream="not permitted", drain_time="1")
     assert sidecar.publish("orders", "k", vhost=vhost.name).status == 200
-    wait_until("it is told", lambda: "stream queue 'not permitted' of the journal: " in sidecar.log())
+    wait_until("it is told", lambda: "journal_stream: 'not permitted' takes no records: " in sidecar.log())
     assert sidecar.publish("orders", "k", vhost=vhost.name).status == 200
 
 
@@ -363,4 +363,4 @@ def test_a_journal_that_cannot_be_is_refused_at_the_start(tmp_path: Path, made: 
     else:
         (tmp_path / "s").write_text("x" * 65)
         line = refused(journal_dir=str(tmp_path), journal_key="hash", journal_key_file=str(tmp_path / "s"))
-        assert "journal_key_file: 65 bytes, BLAKE2b takes keys of 64 at most" in line
+        assert "journal_key_file: the secret has 65 bytes; at most 64 are allowed" in line

@@ -174,7 +174,10 @@ def test_a_batch_does_not_wait_for_room_for_long(start_sidecar: StartSidecar, lo
         answer = told.batch(3)
 
         answer.problem(503, "batch-failed", "unknown", retryable=True)
-        assert "too much was in flight for 0.5 s" in answer.json["results"][1]["detail"]
+        assert (
+            "not sent, because there was no room in max_in_flight or max_in_flight_bytes for 0.5 s"
+            in answer.json["results"][1]["detail"]
+        )
         link.thaw()
         wait_until("works again", lambda: told.single().status == 200)
     outcomes = told.check(vhost)

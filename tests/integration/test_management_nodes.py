@@ -52,7 +52,7 @@ def test_a_second_node_of_another_cluster_is_not_read(
         link.cut()
         wait_until("a failed reading", lambda: sidecar.metric("ringproxy_sync_failing") == 1)
         (fault,) = sidecar.admin("/rings").json["faults"]
-        assert "it is of cluster 'elsewhere'" in fault["fault"]
+        assert "it belongs to cluster 'elsewhere'" in fault["fault"]
         assert sidecar.publish("orders", "k", vhost=vhost.name).receipt()["ring"] == ring
         assert not [path for path in other.asked if "/exchanges/" in path]
 

@@ -201,7 +201,7 @@ def test_a_full_queue_behind_a_fanout(both: Both, home: VirtualHost) -> None:
     assert (native.status, native.json["error"]) == (400, "bad_request")
     assert (ours.status, ours.json["error"]) == (504, "unknown")
     assert (ours.json["outcome"], ours.json["retryable"]) == ("unknown", True)
-    assert "another may have taken it" in ours.json["reason"]
+    assert "another queue may have it" in ours.json["reason"]
     assert len(home.drain("free")) == 2
 
 

@@ -133,7 +133,7 @@ def test_rings_of_another_cluster_are_not_used(
         link.open()
         sidecar.wait_ready()
         assert sidecar.publish("orders", "k", vhost=vhost.name).status == 200
-    assert "1 rings that were restored are of another cluster" in sidecar.log()
+    assert "1 restored rings belong to another cluster" in sidecar.log()
 
 
 def test_a_healthy_start_reads_and_does_not_restore(

@@ -49,7 +49,7 @@ class ProxyCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield every metric of the proxy's own, with its figures of now."""
         build = {"version": __version__, "ring_format": str(RING_FORMAT), "hot_loop": kind()}
-        yield InfoMetricFamily("ringproxy_build", "What runs.", build)
+        yield InfoMetricFamily("ringproxy_build", "Always 1; the labels say what runs.", build)
         yield from self._collect_publishes()
         yield from self._collect_sessions()
         yield from self._collect_rings()
@@ -61,7 +61,7 @@ class ProxyCollector(Collector):
     def _collect_publishes(self) -> Iterator[Metric]:
         publishes = CounterMetricFamily(
             "ringproxy_publishes",
-            "Publishes by what became of them; an empty exchange stands for names not known to exist.",
+            "Publishes by outcome; an empty exchange stands for names that are not known to exist.",
             labels=["ingress", "vhost", "exchange", "outcome"],
         )
         for (ingress, name, outcome), count in self._counts.all_publishes().items():
@@ -69,7 +69,7 @@ class ProxyCollector(Collector):
         yield publishes
         passed = CounterMetricFamily(
             "ringproxy_passed",
-            "Publishes left to the exchange itself, by reason.",
+            "Publishes that went to the exchange itself, by reason.",
             labels=["vhost", "exchange", "reason"],
         )
         for (name, reason), count in self._counts.all_passed().items():
@@ -77,7 +77,7 @@ class ProxyCollector(Collector):
         yield passed
         rerouted = CounterMetricFamily(
             "ringproxy_rerouted",
-            "Messages that came back from a destination that is gone, and were published again.",
+            "Messages that the broker returned and that were published again, where the ring sent them.",
             labels=["ingress", "vhost", "exchange"],
         )
         for (ingress, name), count in self._counts.all_rerouted().items():
@@ -85,7 +85,7 @@ class ProxyCollector(Collector):
         yield rerouted
         shadowed = CounterMetricFamily(
             "ringproxy_shadowed",
-            "Publishes to shadowed exchanges, by where their ring would have sent them.",
+            "Publishes to exchanges in shadow, by the destination that their ring would have chosen.",
             labels=["vhost", "exchange", "destination_type", "destination"],
         )
         for (name, destination), count in self._counts.all_shadowed().items():
@@ -101,26 +101,30 @@ class ProxyCollector(Collector):
         yield missing
         latency = HistogramMetricFamily(
             "ringproxy_confirm_latency_seconds",
-            "From a publish to the broker's word; of AMQP publishes one at a time of each channel is timed.",
+            "Time from a publish to its confirm, nack or return; on an AMQP channel, of one publish at a time.",
             labels=["ingress"],
         )
         for ingress, histogram in (("http", self._counts.http_latency), ("amqp", self._counts.amqp_latency)):
             latency.add_metric([ingress], *histogram.buckets())
         yield latency
         in_flight = self._publisher.in_flight + self._listener.unsettled
-        yield GaugeMetricFamily("ringproxy_in_flight", "Messages sent whose confirm is awaited.", in_flight)
+        yield GaugeMetricFamily(
+            "ringproxy_in_flight", "Messages that were sent and wait for the broker's confirm.", in_flight
+        )
 
     def _collect_sessions(self) -> Iterator[Metric]:
         listener = self._listener
-        yield GaugeMetricFamily("ringproxy_amqp_sessions", "AMQP sessions now.", len(listener.sessions))
-        yield CounterMetricFamily("ringproxy_amqp_sessions_opened", "AMQP sessions begun.", listener.opened)
-        ends = CounterMetricFamily("ringproxy_amqp_session_ends", "AMQP sessions ended, by reason.", labels=["reason"])
+        yield GaugeMetricFamily("ringproxy_amqp_sessions", "AMQP sessions that are open now.", len(listener.sessions))
+        yield CounterMetricFamily("ringproxy_amqp_sessions_opened", "AMQP sessions that began.", listener.opened)
+        ends = CounterMetricFamily(
+            "ringproxy_amqp_session_ends", "AMQP sessions that ended, by reason.", labels=["reason"]
+        )
         for end in End:
             ends.add_metric([end.value], listener.ends[end])
         yield ends
         refusals = CounterMetricFamily(
             "ringproxy_amqp_refusals",
-            "Sessions and channels closed by this proxy, by reply code; 0 for a header that is not AMQP 0-9-1's.",
+            "Sessions and channels that the sidecar closed, by reply code; 0 if the first line was not AMQP's.",
             labels=["code"],
         )
         for code, count in sorted(listener.shared.refusals.items()):
@@ -140,33 +144,37 @@ class ProxyCollector(Collector):
         destinations = GaugeMetricFamily("ringproxy_ring_destinations", "Destinations on the ring.", labels=labels)
         fingerprints = GaugeMetricFamily(
             "ringproxy_ring_fingerprint",
-            "1 for the ring in force; equal fingerprints route equally.",
+            "Always 1; the label names the ring in force. Equal fingerprints route equally.",
             labels=[*labels, "fingerprint"],
         )
-        age = GaugeMetricFamily("ringproxy_ring_age_seconds", "Since the bindings were last read well.", labels=labels)
+        age = GaugeMetricFamily("ringproxy_ring_age_seconds", "Seconds since the last good reading.", labels=labels)
         routed = GaugeMetricFamily(
             "ringproxy_ring_routed",
-            "1 where the ring routes publishes, 0 where they are passed or refused.",
+            "1 if the ring routes publishes, 0 if they are passed or refused.",
             labels=labels,
         )
         ignored = GaugeMetricFamily(
-            "ringproxy_ignored_bindings", "Bindings whose key is not a weight of 1 to 10,000.", labels=labels
+            "ringproxy_ignored_bindings",
+            "Bindings whose key is not a weight, 1 to 10,000; they get no messages.",
+            labels=labels,
         )
         duplicates = GaugeMetricFamily(
             "ringproxy_duplicate_bindings", "Destinations bound more than once.", labels=labels
         )
         dead_letters = GaugeMetricFamily(
             "ringproxy_dead_letter_destinations",
-            "Queues that would dead-letter under their own name if published to directly.",
+            "Queues that would dead-letter under their own name.",
             labels=labels,
         )
         publish_in = CounterMetricFamily(
             "ringproxy_exchange_publish_in",
-            "Messages published into hash exchanges by whomever, as the broker counts them: natively, or passed.",
+            "Messages that anyone published into the hash exchange, as the broker counts them.",
             labels=labels,
         )
         restored = GaugeMetricFamily(
-            "ringproxy_ring_restored", "1 where the ring was kept on disk and has not been read since.", labels=labels
+            "ringproxy_ring_restored",
+            "1 if the ring comes from ring_cache_dir and has not been read since the start.",
+            labels=labels,
         )
         now = self._router.clock()
         for name, entry in self._router.entries.items():
@@ -184,7 +192,9 @@ class ProxyCollector(Collector):
         yield from (destinations, fingerprints, age, restored, routed, ignored, duplicates, dead_letters, publish_in)
         changes = CounterMetricFamily("ringproxy_ring_changes", "Changes of the ring.", labels=labels)
         moved = CounterMetricFamily(
-            "ringproxy_ring_moved_ratio", "Shares of the slots that changes moved, summed.", labels=labels
+            "ringproxy_ring_moved_ratio",
+            "Sum over all changes of the share of slots that moved, 0 to 1 each.",
+            labels=labels,
         )
         for name, count in self._sync.changes.items():
             changes.add_metric(list(name), count)
@@ -203,31 +213,33 @@ class ProxyCollector(Collector):
         yield failing
         absent = GaugeMetricFamily(
             "ringproxy_named_exchange_absent",
-            "1 where an exchange that route or shadow names without a wildcard does not exist.",
+            "1 if an exchange that route or shadow names without a wildcard does not exist.",
             labels=["vhost", "exchange"],
         )
         for name, is_absent in self._sync.missing().items():
             absent.add_metric(list(name), is_absent)
         yield absent
-        up = GaugeMetricFamily("ringproxy_management_up", "1 where the management API answered when last asked.")
+        up = GaugeMetricFamily(
+            "ringproxy_management_up", "1 if the management API answered when it was last asked for its cluster."
+        )
         up.add_metric([], not self._sync.identity.unreachable)
         yield up
         connected = GaugeMetricFamily(
-            "ringproxy_broker_connected", "1 where the connection to the broker is up.", labels=["vhost"]
+            "ringproxy_broker_connected", "1 if the connection for HTTP publishes is up.", labels=["vhost"]
         )
         for vhost, fault in self._publisher.faults().items():
             connected.add_metric([vhost], not fault)
         yield connected
         blocked = GaugeMetricFamily(
             "ringproxy_broker_blocked",
-            "1 where the broker has said that it takes no publishes, which it says to those who publish.",
+            "1 if the broker said that it takes no publishes (connection.blocked).",
             labels=["vhost"],
         )
         for vhost, why in self._publisher.blocked().items():
             blocked.add_metric([vhost], bool(why))
         yield blocked
         yield CounterMetricFamily(
-            "ringproxy_broker_connects", "Connections to the broker that came up.", self._publisher.connects
+            "ringproxy_broker_connects", "Broker connections for HTTP publishes that came up.", self._publisher.connects
         )
 
     def _collect_journal(self) -> Iterator[Metric]:
@@ -235,14 +247,16 @@ class ProxyCollector(Collector):
         if journal is None or writer is None:
             return
         yield CounterMetricFamily(
-            "ringproxy_journal_records", "Records taken, also such as were dropped.", journal.sequence
+            "ringproxy_journal_records", "Records that the journal took, dropped ones included.", journal.sequence
         )
-        dropped = CounterMetricFamily("ringproxy_journal_dropped", "Records not written, by reason.", labels=["reason"])
+        dropped = CounterMetricFamily(
+            "ringproxy_journal_dropped", "Records that were not written, by reason.", labels=["reason"]
+        )
         dropped.add_metric(["buffer"], journal.dropped)
         dropped.add_metric(["store"], writer.lost)
         dropped.add_metric(["full"], writer.refused)
         yield dropped
-        failing = GaugeMetricFamily("ringproxy_journal_failing", "1 where the last records could not be written.")
+        failing = GaugeMetricFamily("ringproxy_journal_failing", "1 if the last records could not be written.")
         failing.add_metric([], bool(writer.fault))
         yield failing
 
@@ -256,7 +270,7 @@ class ProxyCollector(Collector):
         yield answers
         credentials = CounterMetricFamily(
             "ringproxy_http_credentials_refused",
-            "Credentials of HTTP clients that were wrong, or not looked at after too many wrong ones.",
+            "Credentials of HTTP clients that were wrong, or unchecked after too many wrong ones.",
             labels=["kind", "result"],
         )
         for kind_of in KINDS:
@@ -265,19 +279,19 @@ class ProxyCollector(Collector):
         yield credentials
         yield GaugeMetricFamily(
             "ringproxy_http_in_flight_bytes",
-            "Bytes of HTTP requests not answered and of answers not read yet, as max_in_flight_bytes counts them.",
+            "Bytes of HTTP requests and answers in memory, as max_in_flight_bytes counts them.",
             self._limits.bytes,
         )
 
     def _collect_files(self) -> Iterator[Metric]:
         failures = CounterMetricFamily(
             "ringproxy_reload_failures",
-            "Times that files which a setting names were read again and had a mistake.",
+            "Times that a changed file of a setting had a mistake.",
             labels=["setting"],
         )
         good = GaugeMetricFamily(
             "ringproxy_reload_ok",
-            "1 where such files are in force as they are, 0 where their last good version is.",
+            "1 if the files of a setting are in force as they are, 0 if their last good version is.",
             labels=["setting"],
         )
         for each in self._files.watched:
@@ -286,7 +300,7 @@ class ProxyCollector(Collector):
         yield from (failures, good)
         ends = GaugeMetricFamily(
             "ringproxy_certificate_expiry_timestamp_seconds",
-            "When the certificates end that this sidecar shows to clients, and to broker and management API.",
+            "When a certificate of the sidecar ends, in seconds since 1970.",
             labels=["setting"],
         )
         for setting, at in self._files.certificate_ends().items():

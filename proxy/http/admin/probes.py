@@ -95,7 +95,7 @@ class Admin:
     async def _bounded(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Refuse all requests but probes while clients have left ADMIN_UNREAD bytes of earlier answers unread."""
         if self.unread.bytes >= ADMIN_UNREAD and request.path not in _PROBES:
-            detail = f"{self.unread.bytes} bytes of answers wait to be read, {ADMIN_UNREAD} may"
+            detail = f"clients have not read {self.unread.bytes} bytes of earlier answers; the limit is {ADMIN_UNREAD}"
             raise ProblemError(429, "too-many", detail, Outcome.REJECTED, retryable=True)
         return await handler(request)
 
@@ -132,7 +132,7 @@ class Admin:
             "not draining": "shutting down" if self._draining() else "",
             "management API": sync.identity.unreachable,
             "rings read": f"not read yet: {_titles(unread)}" if unread else "",
-            "rings fresh": f"not read for too long: {_titles(stale)}" if stale else "",
+            "rings fresh": f"not read for longer than ring_max_age: {_titles(stale)}" if stale else "",
         }
         vhost = self._default_vhost
         checks[f"broker, virtual host {vhost!r}"] = self._publisher.faults().get(vhost, "not connected yet")
@@ -151,7 +151,7 @@ class Admin:
         faults = [*self._publisher.faults().items(), *self._publisher.blocked().items()]
         notes = [(f"virtual host {vhost!r}", why) for vhost, why in faults if why and vhost != self._default_vhost]
         if gone := [name for name in self._stale() if name in self._sync.vhost_not_listed]:
-            notes.append(("rings of virtual hosts that do not show", _titles(gone)))
+            notes.append(("stale rings of virtual hosts that the management API does not list", _titles(gone)))
         return sorted(notes) + self._not_routed()
 
     def _not_routed(self) -> list[tuple[str, str]]:
@@ -201,7 +201,7 @@ class Admin:
     async def _look_up(self, name: Name) -> None:
         """Return once an exchange is in the table. Raises ProblemError 404, 429 or 503."""
         if self._look_ups >= MOST_LOOK_UPS:
-            detail = f"{MOST_LOOK_UPS} exchanges are being looked up for this listener, as many as may be"
+            detail = f"{MOST_LOOK_UPS} exchanges are being read for this listener, which is the limit; ask again later"
             raise ProblemError(429, "too-many", detail, Outcome.REJECTED, retryable=True)
         self._look_ups += 1
         try:

@@ -54,7 +54,7 @@ class Admitted:
         if gate.draining:
             if not self.counted:
                 gate.count(NOWHERE, Outcome.REJECTED)
-            detail = "send it to another sidecar, or again later"
+            detail = "this sidecar is shutting down; send the request to another one, or again later"
             raise ProblemError(503, "draining", detail, Outcome.REJECTED, retryable=True)
         gate.active += 1
         gate.idle.clear()
@@ -209,11 +209,11 @@ class Gate:
                 async with asyncio.timeout(left):
                     part = await content.readany()
             except TimeoutError:
-                detail = f"body: slower than {LEAST_RATE} bytes a second, and {self._body_timeout:g} s"
+                detail = f"body: fell {self._body_timeout:g} s (body_timeout) behind {LEAST_RATE} bytes a second"
                 raise ProblemError(408, "timeout", detail, Outcome.INVALID, retryable=True) from None
             except (ConnectionError, HttpProcessingError, web.RequestPayloadError) as error:
                 # Nobody may be there any more to read this, but no more did this sidecar do wrong.
-                raise invalid("body", f"it ended before it was whole: {error}") from None
+                raise invalid("body", f"it ended before it was complete: {error}") from None
             if not part:
                 return
             # Time that is not used is not saved up, or much that came fast could be held for long.

@@ -37,7 +37,9 @@ class Limits:
         if self.bytes > held and self.bytes + size > self._most_bytes:
             return f"{self.bytes} bytes are in flight, max_in_flight_bytes is {self._most_bytes}"
         if batch and self._batches > held and self._batches + size > self._most_bytes * _BATCHES:
-            return f"requests with batches hold {self._batches} bytes, {_BATCHES:.1%} of max_in_flight_bytes is theirs"
+            return (
+                f"requests with batches hold {self._batches} bytes, and may hold {_BATCHES:.1%} of max_in_flight_bytes"
+            )
         return ""
 
     def take(self, messages: int, size: int) -> None:

@@ -60,7 +60,7 @@ class HostNames:
         transport = request.transport
         if transport is not None and not isinstance(transport.get_extra_info("sockname"), tuple):
             return
-        detail = f"Host: {host[:60]!r} is no name of this listener; host_names takes further ones"
+        detail = f"Host: {host[:60]!r} is not a name of this listener; host_names adds names"
         raise ProblemError(421, "misdirected", detail, Outcome.INVALID)
 
     def _is_named(self, host: str) -> bool:

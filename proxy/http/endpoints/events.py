@@ -51,7 +51,7 @@ class EventsEndpoint:
                 if problem.kind != "no-routing-key":
                     raise
                 field = "ce-partitionkey" if form is Form.BINARY else "partitionkey"
-                detail = f"{field}: missing, and so is ?key="
+                detail = f"{field}: missing; give the routing key in this attribute or as ?key="
                 raise ProblemError(problem.status, problem.kind, detail, problem.outcome) from None
 
     async def _message(self, request: web.Request, admitted: Admitted, form: Form) -> Message:

@@ -133,9 +133,13 @@ def _login(request: web.Request) -> Login:
     try:
         given = BasicAuth.decode(request.headers.get("Authorization", ""), encoding="utf-8")
     except ValueError:
-        raise ProblemError(401, "unauthorized", "Authorization: no Basic credentials", Outcome.INVALID) from None
+        raise ProblemError(
+            401, "unauthorized", "Authorization: the name and password of a broker user are missing", Outcome.INVALID
+        ) from None
     if "\0" in given.login + given.password:
-        raise ProblemError(401, "unauthorized", "Authorization: a NUL in the credentials", Outcome.INVALID)
+        raise ProblemError(
+            401, "unauthorized", "Authorization: the name or password has a NUL character", Outcome.INVALID
+        )
     if max(len(given.login.encode()), len(given.password.encode())) > SHORT_STRING:
         # The broker takes 4,096 bytes in a frame before it knows who is there.
         detail = f"Authorization: a name or password of more than {SHORT_STRING} bytes"

@@ -25,7 +25,7 @@ class RouteEndpoint:
         """Answer with the destination of a message with the routing key ``?key=``, or with the reason to pass it."""
         query = query_of(request, {"vhost", "key"})
         if "key" not in query:
-            raise ProblemError(400, "no-routing-key", "key: missing in the query", Outcome.INVALID)
+            raise ProblemError(400, "no-routing-key", "key: missing; give the routing key as ?key=", Outcome.INVALID)
         key = short("key", query["key"].encode("utf-8", "surrogateescape"))
         name = name_of(request, query, self._default_vhost)
         self._gate.authorize(request, name)

@@ -149,7 +149,7 @@ def _given_once(headers: Iterable[tuple[bytes, bytes]]) -> Iterator[tuple[str, b
             if header in seen:
                 raise PropertyError(f"{header}: given twice")
             if header in _NO_ATTRIBUTES:
-                raise PropertyError(f"{header}: not a header of an event")
+                raise PropertyError(f"{header}: not an attribute of an event")
             seen.add(header)
             yield header, value
 
@@ -167,7 +167,7 @@ def _unescaped(header: str, value: bytes) -> str:
 def _data(event: Mapping[str, object], content_type: object) -> bytes:
     """Return the bytes of the event's data (JSON format, section 3.1.2)."""
     if "data" in event and "data_base64" in event:
-        raise PropertyError("data: given in data_base64 too")
+        raise PropertyError("data: given twice, here and as data_base64")
     as_it_is = isinstance(event.get("data"), str) and isinstance(content_type, str) and not _is_json(content_type)
     data = given("data", utf8 if as_it_is else as_json, event)
     return given("data_base64", from_base64, event) or b"" if data is None else data

@@ -83,7 +83,7 @@ def properties_of(values: Mapping[str, object], prefix: str) -> Properties:
             raise PropertyError(f"{prefix}{name[:60]}: unknown field")
         try:
             if name == "user_id":
-                raise PropertyError("the broker takes only the name of its own user")
+                raise PropertyError("not taken: RabbitMQ accepts only the name of the user who publishes")
             if name != "headers":
                 flag, properties[flag] = encoded(name, value)
             elif headers := _headers(value):
@@ -98,7 +98,7 @@ def _headers(value: object) -> dict[str, object]:
     if not isinstance(value, dict):
         raise PropertyError("not an object")
     if fan_out := FAN_OUT.intersection(value):
-        raise PropertyError(f"{min(fan_out)}: sends copies to other queues, which a ring must not")
+        raise PropertyError(f"{min(fan_out)}: asks for copies in other queues, which a ring cannot give; leave it out")
     return {name: content for name, content in value.items() if name not in STAMPS}
 
 
@@ -202,6 +202,6 @@ def _properties(item: Item) -> Properties:
         raise PropertyError("properties: not an object")
     outside: dict[str, object] = {name: item[name] for name in ("content_type", "headers") if name in item}
     if both := outside.keys() & named.keys():
-        raise PropertyError(f"{min(both)}: given in properties too")
+        raise PropertyError(f"{min(both)}: given twice, here and in properties")
     default = _JSON_TYPE if item.get("payload_encoding") == "json" else {}
     return PERSISTENT | default | properties_of(outside, "") | properties_of(named, "properties.")

@@ -53,11 +53,11 @@ class Items:
     def end(self) -> Iterator[Item]:
         """Yield the items that only the end of the body makes whole. Raises BodyError if the body ends too early."""
         if self._gunzip is not None and not self._gunzip.whole:
-            yield from self._broken("the body ends before its gzip does")
+            yield from self._broken("the body ends before its gzip data is complete")
         try:
             self._decoder.decode(b"", final=True)
         except UnicodeDecodeError:
-            yield from self._broken("the body ends inside a character")
+            yield from self._broken("the body ends in the middle of a character")
         yield from self._parser.end()
 
     def _bytes(self, data: bytes) -> Iterator[Item]:

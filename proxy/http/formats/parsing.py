@@ -134,12 +134,12 @@ def _put_trace(traces: dict[str, str], name: str, value: bytes) -> None:
 
 def _put_header(headers: dict[str, object], field: str, lower: bytes, value: bytes) -> None:
     if not lower.startswith(_HEADER_PREFIX):
-        raise invalid(field[:60], "no property of that name is taken")
+        raise invalid(field[:60], "not a property that a message may have; a message header is Amqp-Header-<name>")
     name = field[len(_HEADER_PREFIX) :]
     if not 0 < len(name) <= HEADER_NAME:
         raise invalid(field[:60], f"the header's own name has {len(name)} bytes, not 1 to {HEADER_NAME}")
     if name in FAN_OUT:
-        raise invalid(field, "sends copies to other queues, which a ring must not, and RabbitMQ takes no text for it")
+        raise invalid(field, "asks for copies in other queues, which a ring cannot give; leave it out")
     if name in headers:
         raise invalid(field, "given twice")
     decoded = text(field, value)
@@ -182,9 +182,9 @@ def _named(exchange_part: str, vhost_text: str) -> Name:
     vhost = short("vhost", vhost_text.encode("utf-8", "surrogateescape"))
     exchange = text("exchange", short("exchange", unquote_to_bytes(exchange_part)))
     if exchange in _NO_PAGE:
-        detail = f"exchange: {exchange!r} is no exchange that the management API could show"
+        detail = f"exchange: {exchange!r} cannot be looked up: the management API takes no such name"
         raise ProblemError(404, "unknown-exchange", detail, Outcome.INVALID)
     if vhost in (b".", b".."):
-        detail = f"vhost: {vhost.decode()!r} is no virtual host that the management API could show"
+        detail = f"vhost: {vhost.decode()!r} cannot be looked up: the management API takes no such name"
         raise ProblemError(404, "unknown-exchange", detail, Outcome.INVALID)
     return text("vhost", vhost), exchange

@@ -20,18 +20,18 @@ _RETRY_AFTER = "1"
 _TITLES = {
     "bad-request": "The request is malformed",
     "no-routing-key": "The message has no routing key",
-    "unauthorized": "The request says nothing valid of who sends it",
-    "forbidden": "Publishing there is not permitted",
+    "unauthorized": "The request has no valid credentials",
+    "forbidden": "Publishing to this exchange is not permitted",
     "internal-exchange": "The exchange is internal",
-    "misdirected": "The request asks for a host that this is not",
+    "misdirected": "The request names a host that is not this listener's",
     "unknown-exchange": "The exchange does not exist",
-    "not-found": "There is nothing at this address",
-    "method-not-allowed": "The address does not take this method",
+    "not-found": "The endpoint does not exist",
+    "method-not-allowed": "The endpoint does not take this method",
     "timeout": "The body came too slowly",
     "too-large": "The request is too large",
-    "media-type": "The body is of a type that is not taken here",
+    "media-type": "The endpoint does not take a body of this type",
     "batch-failed": "Not every message of the batch was confirmed",
-    "too-many": "Too much is in flight",
+    "too-many": "A limit is reached",
     "unroutable": "The broker returned the message",
     "nacked": "The broker refused the message",
     "unavailable": "The message was not sent",
@@ -137,4 +137,6 @@ async def problem_middleware(
         return ProblemError(error.status, "bad-request", error.reason, Outcome.INVALID).response()
     except Exception:
         log.exception("a defect while answering %s %s", request.method, request.path)
-        return ProblemError(500, "internal", "see this sidecar's log", Outcome.UNKNOWN, retryable=True).response()
+        return ProblemError(
+            500, "internal", "the sidecar's log has the traceback", Outcome.UNKNOWN, retryable=True
+        ).response()

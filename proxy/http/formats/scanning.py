@@ -160,7 +160,7 @@ class Lines(_Text):
         except (ValueError, RecursionError) as error:
             raise self.error(said(error)) from None
         if found[1] < len(bare):
-            raise self.error("something follows the object on its line")
+            raise self.error("has something after the object on the same line")
         return found[0]
 
 
@@ -201,10 +201,10 @@ _MOVES_OF_A_LIST = _MOVES | {
 
 _NAME = '"messages"'
 
-_A_BATCH = '; a batch is an object {"messages": [...]}, or with Content-Type application/x-ndjson an object a line'
+_A_BATCH = '; send an object {"messages": [...]}, or one object a line with Content-Type application/x-ndjson'
 """The end of an error to a client whose body is not an object with messages."""
 
-_A_BATCH_OF_EVENTS = "; a batch of events is a list, and one event has Content-Type application/cloudevents+json"
+_A_BATCH_OF_EVENTS = "; send a list of events, or one event with Content-Type application/cloudevents+json"
 """The end of an error to a client whose body is not a list of events."""
 
 _LONGEST_NAME = 60
@@ -291,7 +291,7 @@ class ItemList(_Text):
         """Yield nothing more but what is whole; raise BodyError if the list has not ended."""
         yield from self.take("", now=True)
         if self._state is not _State.DONE:
-            raise self.error(self._stuck or "the body ends before it is whole")
+            raise self.error(self._stuck or "the body ends before its JSON is complete")
 
     def _item(self, window: str, i: int) -> tuple[Item, int] | None:
         """Return the object that begins at i and where it ends; None if it is not whole yet. Raises BodyError."""

@@ -125,7 +125,11 @@ class Batch:
         if self._failed or self._waiting:
             order = self._dispatch.ordering_key_of(self._handle, message)
             if order in self._failed:
-                self._fail(entry, PublishResult(Outcome.REJECTED, "an earlier message with its key failed"), True)
+                self._fail(
+                    entry,
+                    PublishResult(Outcome.REJECTED, "not sent, because an earlier message of its key failed"),
+                    True,
+                )
                 return None
             if order in self._waiting:
                 entry.placement = None
@@ -171,7 +175,7 @@ class Batch:
 
     def _stop(self, why: str, again: bool) -> None:
         if not self._stopped:
-            self._stopped, self._again = f"not sent after an earlier message: {why}"[:_LONGEST_DETAIL], again
+            self._stopped, self._again = f"not sent, because an earlier message failed: {why}"[:_LONGEST_DETAIL], again
 
     async def _room(self) -> None:
         """Wait for room, or stop the batch if there is none for too long.
@@ -184,7 +188,9 @@ class Batch:
                     await self._answered()
                     await self._send_again()
         except TimeoutError:
-            self._stopped = f"too much was in flight for {self._patience:g} s"
+            self._stopped = (
+                f"not sent, because there was no room in max_in_flight or max_in_flight_bytes for {self._patience:g} s"
+            )
 
     async def _room_before_return(self) -> bool:
         """Wait for room; return False once a message has come back instead."""

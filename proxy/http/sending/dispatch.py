@@ -38,7 +38,7 @@ class ExchangeHandle(NamedTuple):
     exchange: bytes
 
 
-_NO_KEY = "Routing-Key: missing, and so is ?key="
+_NO_KEY = "Routing-Key: missing; give the routing key in this header or as ?key="
 
 
 class Placement:
@@ -335,7 +335,9 @@ class Dispatch:
         """
         left = since + self._lookup_timeout - self._router.clock()
         if left <= 0:
-            raise unavailable(f"exchange {wanted[1]!r} could not be read in time")
+            raise unavailable(
+                f"exchange {wanted[1]!r} could not be read within {self._lookup_timeout:g} s (lookup_timeout)"
+            )
         try:
             await self._sync.look_up(wanted, left)
         except Absent as absent:

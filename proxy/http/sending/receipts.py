@@ -67,11 +67,11 @@ def judged(placement: Placement, result: PublishResult) -> PublishResult:
     to_queue = destination is not None and destination.kind == "queue"
     name = destination.name if destination is not None else placement.route.name[1]
     if result.outcome is Outcome.UNROUTABLE:
-        what = f"there is no queue {name!r}" if to_queue else f"exchange {name!r} has no queue for it"
+        what = f"there is no queue {name!r}" if to_queue else f"exchange {name!r} has no queue for the message"
         return result._replace(detail=what)
     if to_queue or name == _DEFAULT_EXCHANGE:
         return result
-    why = f"a queue behind exchange {name!r} refused it; another may have taken it"
+    why = f"a queue behind exchange {name!r} refused the message; another queue may have it"
     return result._replace(outcome=Outcome.UNKNOWN, detail=why)
 
 

@@ -84,10 +84,10 @@ def test_what_is_in_order_has_no_mistake(folder: Path) -> None:
         ("journal_key_file", "empty", "empty first line"),
         ("journal_key_file", "long", "120 bytes"),
         ("journal_dir", "rubbish", "cannot be written to: Not a directory"),
-        ("ring_cache_dir", "rubbish", "is no folder to write to"),
-        ("ring_cache_dir", "rubbish/below", "is no folder to write to"),
+        ("ring_cache_dir", "rubbish", "is not a folder that this user may write to"),
+        ("ring_cache_dir", "rubbish/below", "is not a folder that this user may write to"),
         ("journal_dir", "rubbish/below", "cannot be written to: Not a directory"),
-        ("http_socket", "nowhere/http.sock", "no folder to write to"),
+        ("http_socket", "nowhere/http.sock", "not a folder that this user may write to"),
     ],
 )
 def test_a_mistake_names_the_setting_and_the_file(folder: Path, setting: str, file: str, why: str) -> None:

@@ -137,7 +137,7 @@ async def test_connections_beyond_the_most_are_closed(caplog: pytest.LogCaptureF
         else:
             raise AssertionError("what is closed still counts")
     (record,) = caplog.records
-    assert record.message.startswith("2 HTTP connections are open, as many as may be (max_http_connections): ")
+    assert record.message.startswith("2 HTTP connections are open, as many as max_http_connections allows: ")
 
 
 @pytest.mark.parametrize("sent", [b"", REQUEST[:-2]], ids=["nothing", "half a head"])

@@ -42,7 +42,7 @@ def test_one_that_somebody_listens_on_stays(tmp_path: Path) -> None:
     path = tmp_path / "http"
     with unix_socket("http_socket", path) as bound:
         bound.listen()
-        assert "somebody listens" in mistake(path)
+        assert "another process listens" in mistake(path)
         with socket.socket(socket.AF_UNIX) as client:
             client.connect(str(path))
 

@@ -142,7 +142,7 @@ def test_folders_that_are_there_stay_as_they_are_and_open_ones_are_told(
     store(tmp_path)
     assert modes(tmp_path) == {"records": 0o750, "rings": 0o2700}
     (told,) = caplog.messages
-    assert told.startswith("journal_dir: others than its owner get into")
+    assert told.startswith("journal_dir: others than its owner may enter")
     assert "/records' (mode 0750)" in told
 
 
@@ -223,7 +223,7 @@ def test_records_that_find_the_folder_full_are_counted_told_once_and_leave_a_gap
     (text,) = shown(tmp_path).values()
     assert b'"seq":11,' in text.splitlines()[0]
     assert [message.partition(":")[0] for message in caplog.messages] == [
-        "the journal cannot be written, records are dropped",
+        "the journal cannot be written, and its records are dropped",
         "the journal is written again",
     ]
 

@@ -114,5 +114,5 @@ def test_what_python_would_print_itself_is_logged(caplog: pytest.LogCaptureFixtu
     assert [(r.message.partition(":")[0], str((r.exc_info or (None, None))[1])) for r in caplog.records] == [
         ("a defect ends this process", "of the main thread"),
         ("a defect ended thread 'journal'", "of a thread"),
-        ("a defect where nothing can be raised", "of a finalizer"),
+        ("a defect in code that cannot raise its error", "of a finalizer"),
     ]

@@ -214,7 +214,9 @@ async def test_no_more_guests_than_there_is_room_for(monkeypatch: pytest.MonkeyP
         assert len(group.connections) == 1
         await up(publisher, group)
         await up(publisher, publisher.group("w", ("a", "")))
-        with pytest.raises(TooManyGuests, match="2 users other than this sidecar's own are logged in"):
+        with pytest.raises(
+            TooManyGuests, match="2 users other than this sidecar's own are logged in, which is the limit"
+        ):
             publisher.group("v", ("b", ""))
         assert publisher.group("v", ("a", "")) is group
         # The sidecar's own are not counted.
@@ -230,7 +232,7 @@ async def test_logins_that_nobody_answers_keep_out_logins_and_no_one_else(monkey
         await up(publisher, inside)
         bogus = [publisher.group("v", ("bogus", password)) for password in "ab"]
         assert publisher.group("v", ("bogus", "a")) is bogus[0]
-        with pytest.raises(TooManyGuests, match="2 logins of users other than this sidecar's own await the broker's"):
+        with pytest.raises(TooManyGuests, match="2 logins of users other than this sidecar's own wait for the broker"):
             publisher.group("v", ("late", ""))
         await broker.visit(3)
         # Who is in stays in, and may log in anew.
@@ -260,7 +262,9 @@ async def test_a_login_under_way_takes_no_users_place(monkeypatch: pytest.Monkey
         inside = publisher.group("v", GUEST)
         (await broker.visit(4)).say(START)
         await up(publisher, inside)
-        with pytest.raises(TooManyGuests, match="1 users other than this sidecar's own are logged in"):
+        with pytest.raises(
+            TooManyGuests, match="1 users other than this sidecar's own are logged in, which is the limit"
+        ):
             publisher.group("v", ("late", ""))
 
 

@@ -251,7 +251,7 @@ def test_headers_that_fit_no_frame_are_the_senders_mistake() -> None:
     fixed = len(PERSISTENT_HEADER.payload(0, STAMP_ID_FIELD + bytes(8))) + len(b"\x01aS\0\0\0\0")
     exact = Header.of(dict([encoded("headers", {"a": "x" * (4088 - fixed)}), encoded("delivery_mode", 2)]))
     more = Header.of(dict([encoded("headers", {"a": "x" * (4089 - fixed)}), encoded("delivery_mode", 2)]))
-    with pytest.raises(ValueError, match="4089 bytes, the broker takes 4088"):
+    with pytest.raises(ValueError, match="4089 bytes, and the broker accepts 4088"):
         w.publish(header=more)
     assert (w.client.in_flight, w.counters.published, published(w.sent())) == (0, 0, [])
     # It has no number; and its channel serves on.
@@ -583,7 +583,7 @@ def test_a_frame_that_is_too_long_is_so_in_any_chunking() -> None:
     sent = frame(3, 1, bytes(0x2000))
     for chunking in [sent], [sent[:100], sent[100:]]:
         w = Wire(frame_max=4096)
-        with pytest.raises(Fault, match="4096 are agreed"):
+        with pytest.raises(Fault, match="agreed frame_max of 4096"):
             list(map(w.client.feed, chunking))
 
 

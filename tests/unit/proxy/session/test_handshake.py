@@ -439,7 +439,7 @@ def test_a_broker_may_say_what_its_step_has_and_nothing_else(
     else:
         for chunking in chunkings(data):
             w = new(step=step)
-            with pytest.raises(broker_loop.BrokerFault, match=f"method {which[0]}.{which[1]} of the broker's"):
+            with pytest.raises(broker_loop.BrokerFault, match=f"the broker's method {which[0]}.{which[1]} "):
                 feed_all(w, chunking)
 
 

@@ -313,8 +313,14 @@ def test_listeners_that_do_not_take_publishes_over_http_may_be_anywhere(tmp_path
         ({"client_cert_file": "a", "broker_url": "amqps://h"}, "client_cert_file: needs client_key_file too"),
         ({"client_key_file": "a", "broker_url": "amqps://h"}, "client_key_file: needs client_cert_file too"),
         ({"client_ca_file": "a"}, "client_ca_file: clients show certificates over TLS only; set tls_cert_file"),
-        ({"ca_file": "a"}, "ca_file: neither broker_url is amqps:// nor management_url https://"),
-        ({"client_cert_file": "a", "client_key_file": "b"}, "client_cert_file: neither broker_url"),
+        (
+            {"ca_file": "a"},
+            "ca_file: has no effect, because neither broker_url is amqps:// nor management_url https://",
+        ),
+        (
+            {"client_cert_file": "a", "client_key_file": "b"},
+            "client_cert_file: has no effect, because neither broker_url",
+        ),
     ],
 )
 def test_settings_that_go_together(tmp_path: Path, flags: dict[str, str], told: str) -> None:
@@ -399,7 +405,7 @@ def test_a_url_without_a_user_means_guest(url: str, login: tuple[str, str]) -> N
 @pytest.mark.parametrize("url", ["http://a:hush@h/api", "http://a:hush@h:15672/api/", "http://h/rabbit/api"])
 def test_a_management_url_that_ends_in_api_is_a_mistake(tmp_path: Path, url: str) -> None:
     message = mistake(tmp_path, management_url=url)
-    assert message.startswith("management_url: ends in /api, which is appended to it; leave /api off")
+    assert message.startswith("management_url: ends in /api, which the sidecar appends itself; leave /api off")
     assert "hush" not in message
     assert load(tmp_path, management_url="http://h/rabbit").management_url[0].path == "/rabbit"
 
@@ -425,8 +431,8 @@ def test_several_management_urls_are_a_list_or_text_with_commas_between(tmp_path
         ("http://a:hush@h,http://a:hush@h:0", "URL 2 of 2: not a URL like"),
         ("http://a:hush@h,http://a:more@h2", "URL 2 of 2: has another user or password than the first"),
         ("http://a:hush@h,http://h2", "URL 2 of 2: has another user or password than the first"),
-        ("http://a:hush@h1,h2", "has a comma in its host's name"),
-        ("http://a%3Ab:hush@h,http://a%3Ab:hush@h2", "URL 1 of 2: HTTP's basic authentication"),
+        ("http://a:hush@h1,h2", "has a comma in its host name"),
+        ("http://a%3Ab:hush@h,http://a%3Ab:hush@h2", "URL 1 of 2: has a ':' in its user"),
     ],
 )
 def test_a_mistake_in_one_of_several_urls_names_its_place(tmp_path: Path, urls: str, why: str) -> None:
@@ -434,7 +440,7 @@ def test_a_mistake_in_one_of_several_urls_names_its_place(tmp_path: Path, urls: 
     assert message.startswith(f"management_url: {why}")
     assert "hush" not in message
     assert "more" not in message
-    assert mistake(tmp_path, "management_url = []") == f"{tmp_path}/ringproxy.toml: management_url: names no URL"
+    assert mistake(tmp_path, "management_url = []") == f"{tmp_path}/ringproxy.toml: management_url: has no URL"
 
 
 def test_one_password_file_is_for_all_management_urls(tmp_path: Path) -> None:

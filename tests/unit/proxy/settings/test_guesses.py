@@ -91,12 +91,12 @@ def test_the_log_names_address_and_user_and_not_too_often(caplog: pytest.LogCapt
     case.now += LOG_EVERY
     case.guesses.failed(OTHER, "token")
     first, second = (record.getMessage() for record in caplog.records)
-    assert first.startswith(r"http: user 'eve\nWARNING forged\x1b[2Jxxx")
-    assert first.endswith(f"x' was not let in, from {PEER}")
+    assert first.startswith(r"wrong credentials over HTTP: user 'eve\nWARNING forged\x1b[2Jxxx")
+    assert first.endswith(f"x' was refused by the broker, from {PEER}")
     assert len(first) < 150
     assert (
-        second
-        == f"http: a bearer token is not known, from {OTHER}, and 50 more wrong credentials since the last such line"
+        second == f"wrong credentials over HTTP: a bearer token is not in tokens_file, from {OTHER}"
+        ", and 50 more wrong credentials since the last such line"
     )
 
 

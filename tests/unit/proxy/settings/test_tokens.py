@@ -69,18 +69,18 @@ def test_and_nowhere_else(file: Path, vhost: str, exchange: str) -> None:
     ("authorization", "told"),
     [
         (None, "missing"),
-        ("", "not `Bearer`"),
-        ("Bearer", "not `Bearer`"),
-        ("Bearer ", "not `Bearer`"),
-        (f"Basic {TOKEN}", "not `Bearer`"),
-        (f"Bearer{TOKEN}", "not `Bearer`"),
-        (f"Bearer {TOKEN} {TOKEN}", "not `Bearer`"),
-        (f"Bearer {TOKEN}\n", "not `Bearer`"),
-        ("Bearer é", "not `Bearer`"),
-        ("Bearer \udcff", "not `Bearer`"),
-        (f"Bearer {TOKEN}=", "not known"),
-        (f"Bearer {hashlib.sha256(b'other').hexdigest()}", "not known"),
-        ("Bearer orders", "not known"),
+        ("", "not of the form `Bearer"),
+        ("Bearer", "not of the form `Bearer"),
+        ("Bearer ", "not of the form `Bearer"),
+        (f"Basic {TOKEN}", "not of the form `Bearer"),
+        (f"Bearer{TOKEN}", "not of the form `Bearer"),
+        (f"Bearer {TOKEN} {TOKEN}", "not of the form `Bearer"),
+        (f"Bearer {TOKEN}\n", "not of the form `Bearer"),
+        ("Bearer é", "not of the form `Bearer"),
+        ("Bearer \udcff", "not of the form `Bearer"),
+        (f"Bearer {TOKEN}=", "not in this sidecar's tokens_file"),
+        (f"Bearer {hashlib.sha256(b'other').hexdigest()}", "not in this sidecar's tokens_file"),
+        ("Bearer orders", "not in this sidecar's tokens_file"),
     ],
 )
 def test_what_is_no_known_token_is_told_without_it(file: Path, authorization: str | None, told: str) -> None:
@@ -129,20 +129,26 @@ ENTRY = '[[tokens]]\nname = "a"\n'
         ('[[tokens]]\nname = "a\\nb"', "token 1: name: not a line of text"),
         ("[[tokens]]\nname = 1", "token 1: name: not a line of text"),
         (ENTRY + 'tokem = "s3cret"', "token 'a': unknown field 'tokem'"),
-        (ENTRY + 'publish = ["*"]', "token 'a': token: it takes either this or sha256"),
-        (ENTRY + 'token = "s3cret"\nsha256 = "0"', "token 'a': token: it takes either this or sha256"),
-        (ENTRY + 'token = "s3cret with space"', "token 'a': token: letters"),
-        (ENTRY + 'token = ""', "token 'a': token: letters"),
-        (ENTRY + "token = 1", "token 'a': token: letters"),
+        (ENTRY + 'publish = ["*"]', "token 'a': token: give either token or sha256"),
+        (ENTRY + 'token = "s3cret"\nsha256 = "0"', "token 'a': token: give either token or sha256"),
+        (ENTRY + 'token = "s3cret with space"', "token 'a': token: has a character other than letters"),
+        (ENTRY + 'token = ""', "token 'a': token: has a character other than letters"),
+        (ENTRY + "token = 1", "token 'a': token: has a character other than letters"),
         (ENTRY + 'sha256 = "s3cret"', "token 'a': sha256: not 64 hex"),
         (ENTRY + "sha256 = 1", "token 'a': sha256: not 64 hex"),
-        (ENTRY + 'token = "s3cret"', "token 'a': publish: no pattern"),
-        (ENTRY + 'token = "s3cret"\npublish = []', "token 'a': publish: no pattern"),
+        (ENTRY + 'token = "s3cret"', "token 'a': publish: has no pattern"),
+        (ENTRY + 'token = "s3cret"\npublish = []', "token 'a': publish: has no pattern"),
         (ENTRY + 'token = "s3cret"\npublish = ["a/b/c"]', "token 'a': publish: 'a/b/c' is not NAME or VHOST/NAME"),
         (ENTRY + 'token = "s3cret"\npublish = 1', "token 'a': publish: 1 is not a list"),
-        (FILE + FILE, "token 'orders': name: two tokens have it"),
-        (FILE + ENTRY + f'token = "{TOKEN}"\npublish = "*"', "token 'a': it is that of 'orders' too"),
-        (FILE + ENTRY + 'token = "other"\npublish = "*"', "token 'a': it is that of 'anywhere' too"),
+        (FILE + FILE, "token 'orders': name: another token has the same name"),
+        (
+            FILE + ENTRY + f'token = "{TOKEN}"\npublish = "*"',
+            "token 'a': token: it has the same value as token 'orders'",
+        ),
+        (
+            FILE + ENTRY + 'token = "other"\npublish = "*"',
+            "token 'a': token: it has the same value as token 'anywhere'",
+        ),
     ],
 )
 def test_a_mistake_in_the_file_names_file_token_and_field(file: Path, text: str, told: str) -> None:
@@ -183,7 +189,7 @@ def test_a_file_that_is_missing_or_no_text(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"^tokens_file: .*cannot be read"):
         Access(tmp_path / "nowhere")
     (tmp_path / "binary").write_bytes(b"\xff")
-    with pytest.raises(ConfigError, match=r"^tokens_file: .*no UTF-8"):
+    with pytest.raises(ConfigError, match=r"^tokens_file: .*not UTF-8"):
         Access(tmp_path / "binary")
 
 

@@ -55,8 +55,8 @@ def test_what_is_missing_is_told_once(said: pytest.LogCaptureFixture) -> None:
     log_missing(NAME, {A: 0.0}, {A: 1.0})
     log_missing(NAME, {A: 1.0}, {A: 1.5, B: 0.0})
     log_missing(NAME, {A: 1.5, B: 0.0}, {})
-    rest = "no longer shown by the management API; kept for the settle time"
-    assert said.messages == [f"{HERE}: queue 'a' {rest}", f"{HERE}: queue 'b' {rest}"]
+    start, rest = f"{HERE}: the management API does not show queue", "any more; their keys stay for settle_time"
+    assert said.messages == [f"{start} 'a' {rest}", f"{start} 'b' {rest}"]
 
 
 def test_many_differences_are_cut() -> None:
@@ -130,7 +130,7 @@ def test_ignored_and_doubled_bindings_are_told_once(said: pytest.LogCaptureFixtu
     one = entry(bindings=Bindings({A: 1}, (IgnoredBinding(B, "abc", "not a whole number"),), (A,)))
     log_change(NAME, entry(), one, None)
     assert said.messages == [
-        f"{HERE}: the binding to queue 'b' is ignored: its key 'abc' is not a whole number",
+        f"{HERE}: the binding to queue 'b' is ignored and gets no messages: its key 'abc' is not a whole number",
         f"{HERE}: queue 'a' is bound more than once; its largest weight counts",
     ]
     assert {record.levelno for record in said.records} == {logging.WARNING}
@@ -148,8 +148,8 @@ def test_ignored_and_doubled_bindings_are_told_once(said: pytest.LogCaptureFixtu
 def test_a_destination_too_light_is_told_with_the_change(said: pytest.LogCaptureFixture) -> None:
     light = known({A: 1, B: 10_000, C: 10_000})
     log_change(NAME, entry(), entry(light), changed(ONE, light, "sync"))
-    assert [m for m in said.messages if "light" in m] == [
-        f"{HERE}: queue 'a' is so light that it expects under 100 slots"
+    assert [m for m in said.messages if "small a weight" in m] == [
+        f"{HERE}: queue 'a' has so small a weight that it expects fewer than 100 slots, so its share is uneven"
     ]
 
 

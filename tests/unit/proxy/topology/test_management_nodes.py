@@ -94,8 +94,8 @@ async def test_a_node_of_another_cluster_is_never_believed(
             await made.sync._again(X)
             await made.sync.identity.watch()
         assert (made.weights(), made.sync.identity.cluster) == ({A: 1}, "rabbit@fake")
-        assert "of cluster 'elsewhere'" in made.sync.faults[X]
-        assert "of cluster 'elsewhere'" in made.sync.identity.unreachable
+        assert "belongs to cluster 'elsewhere'" in made.sync.faults[X]
+        assert "belongs to cluster 'elsewhere'" in made.sync.identity.unreachable
         fake.mend()
         await made.sync._again(X)
         assert made.sync.faults == {}
@@ -103,7 +103,7 @@ async def test_a_node_of_another_cluster_is_never_believed(
     said = [line for line in warnings(caplog) if "is not asked" in line]
     assert said == [
         f"management_url: 127.0.0.1:{other.url.port} is not asked: "
-        "it is of cluster 'elsewhere', and the node that answered before of 'rabbit@fake'"
+        "it belongs to cluster 'elsewhere', and the node that answered before to 'rabbit@fake'"
     ]
 
 

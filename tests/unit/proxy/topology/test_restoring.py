@@ -115,7 +115,7 @@ async def test_what_was_kept_of_another_cluster_is_forgotten_once_the_api_says_i
             with pytest.raises(NotReadable):
                 await made.sync.look_up(("/", "never"), 0.1)
         # The file is written anew, for the cluster of now.
-    assert any("are of another cluster" in line for line in warnings(caplog))
+    assert any("belong to another cluster" in line for line in warnings(caplog))
 
 
 async def test_a_cluster_that_is_known_is_not_mixed_with_another_s_files(
@@ -132,4 +132,4 @@ async def test_a_cluster_that_is_known_is_not_mixed_with_another_s_files(
         with pytest.raises(NotReadable):
             await made.sync.look_up(X, 0.2)
         assert not made.router.entries
-    assert any("is of cluster 'rabbit@fake', and is not used" in line for line in warnings(caplog))
+    assert any("belongs to cluster 'rabbit@fake', and is not used" in line for line in warnings(caplog))

@@ -55,7 +55,7 @@ async def test_bindings_are_read_again_by_themselves(fake: FakeManagement) -> No
         await eventually(lambda: made.weights() == {A: 1, B: 1})
         fake.exchange("x", binding("b"))
         await eventually(lambda: made.weights() == {B: 1})
-        assert made.entry.changes[-1].why == "sync"
+        assert made.entry.changes[-1].why == "a regular reading"
 
 
 async def test_what_nobody_uses_is_forgotten_and_what_is_used_or_named_is_not(

@@ -48,7 +48,7 @@ async def test_nodes_of_a_cluster_without_a_name_are_one_cluster(
         await made.sync.identity.watch()
         assert made.sync.identity.cluster == api
         assert made.sync.identity.mismatch(broker) == (
-            "" if same else f"the broker is of cluster {broker!r}, the management API of {api!r}"
+            "" if same else f"the broker belongs to cluster {broker!r}, the management API to {api!r}"
         )
 
 
@@ -161,7 +161,7 @@ async def test_the_names_of_another_cluster_s_api_do_not_count(
         cluster.is_now("green", "rabbit@two")
         await identity.ask()
         assert await identity.confirmed("blue", 0.0, 10) is None
-        assert "which is another" in caplog.text
+        assert "which is another one" in caplog.text
 
 
 async def test_a_broker_that_was_renamed_before_the_api_was_asked_is_asked_for_once(

@@ -139,7 +139,7 @@ async def test_a_reading_without_the_exchange_that_was_declared_is_a_fault_that_
     fake.exchange("other")
     async with syncing(fake) as made:
         made.sync.declared("/", DECLARED)
-        with pytest.raises(NotReadable, match="it was declared and does not show yet"):
+        with pytest.raises(NotReadable, match="it was declared, and the management API does not show it yet"):
             await made.sync.look_up(X, 0.1)
         # Somebody deleted it elsewhere.
         clock.now += OVERLAY_TIME + 1
@@ -157,7 +157,7 @@ async def test_an_exchange_declared_anew_is_not_the_one_of_another_type(fake: Fa
         clock.now += 1
         await made.sync.refresh(X, "test")
         assert made.waits()
-        assert "does not show yet" in made.sync.faults[X]
+        assert "does not show it yet" in made.sync.faults[X]
         fake.exchange("x")
         clock.now += 1
         await made.sync.look_up(X, 10)
@@ -503,7 +503,7 @@ async def test_a_reading_that_lacks_what_was_declared_and_forgotten_is_not_belie
         for n in range(3):
             made.sync.declared("/", BindingAdded("x", Destination("queue", f"q{n}"), "1"))
         await made.sync._again(X, "test")
-        assert "more was declared" in made.sync.faults[X]
+        assert "too many declarations" in made.sync.faults[X]
         assert made.waits()
         clock.now += OVERLAY_TIME + 1
         fake.exchange("x", binding("a"), binding("q0"), binding("q1"), binding("q2"))

@@ -91,7 +91,7 @@ async def test_a_management_api_that_is_gone_is_told_once_and_its_return_once(
         await eventually(lambda: made.sync.results["failed"] > 5 and fake.count("/cluster-name") > 5)
         assert sorted(warnings(caplog)) == [
             "cannot read exchange 'x' in virtual host '/': /api/cluster-name: 503",
-            "the management API does not answer: /api/cluster-name: 503",
+            "the management API does not answer, so rings stay as they are: /api/cluster-name: 503",
         ]
         assert made.sync.identity.unreachable == "/api/cluster-name: 503"
         assert made.sync.identity.cluster != "rabbit@fake"

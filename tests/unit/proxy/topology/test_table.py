@@ -158,7 +158,7 @@ def test_what_was_declared_on_is_unknown_until_it_was_read_after_that(router: Ro
     router.put(X, entry(TWO, read_at=1000.0))
     router.mark_declared(X, 1001.0, certain=True)
     assert router.awaits_read_back(X)
-    assert router.look(X) == Unread(X, "a declaration has not been read back yet")
+    assert router.look(X) == Unread(X, "the management API does not show a declaration yet")
     # The reading was under way when the -ok came.
     router.put(X, entry(TWO, read_at=1000.9))
     assert isinstance(router.look(X), Unread)

@@ -53,7 +53,7 @@ def test_batches_leave_half_of_the_bytes_whatever_their_requests_hold() -> None:
     limits = Limits(100, 100)
     limits.take_for_batch(30)
     assert limits.full(7, batch=True) == ""
-    why = "requests with batches hold 30 bytes, 37.5% of max_in_flight_bytes is theirs"
+    why = "requests with batches hold 30 bytes, and may hold 37.5% of max_in_flight_bytes"
     assert limits.full(8, batch=True) == why
     assert limits.full(70) == ""
     # The only one may go on, as far as there is room.

@@ -42,7 +42,7 @@ def test_a_wrong_name_is_told_with_the_setting() -> None:
     with pytest.raises(ProblemError) as raised:
         HostNames(LOOPBACK).check(make_mocked_request("POST", "/", {"Host": "evil.example"}, transport=TCP))
     assert (raised.value.kind, raised.value.retryable) == ("misdirected", False)
-    assert raised.value.detail == "Host: 'evil.example' is no name of this listener; host_names takes further ones"
+    assert raised.value.detail == "Host: 'evil.example' is not a name of this listener; host_names adds names"
 
 
 class Transport:

@@ -137,11 +137,11 @@ WRONG: dict[str, tuple[Item, str]] = {
     "a content type of no text": ({"payload": "", "content_type": 5}, "content_type: 5 is not a string"),
     "two content types": (
         {"payload": "", "content_type": "a/b", "properties": {"content_type": "a/b"}},
-        "content_type: given in properties too",
+        "content_type: given twice, here and in properties",
     ),
     "headers twice": (
         {"payload": "", "headers": {}, "properties": {"headers": {}}},
-        "headers: given in properties too",
+        "headers: given twice, here and in properties",
     ),
     "headers that are none": ({"payload": "", "headers": []}, "headers: not an object"),
     "other headers that are none": (
@@ -150,11 +150,11 @@ WRONG: dict[str, tuple[Item, str]] = {
     ),
     "copies": (
         {"payload": "", "headers": {"CC": ["q"]}},
-        "headers: CC: sends copies to other queues, which a ring must not",
+        "headers: CC: asks for copies in other queues, which a ring cannot give; leave it out",
     ),
     "hidden copies": (
         {"payload": "", "properties": {"headers": {"BCC": ["q"]}}},
-        "properties.headers: BCC: sends copies to other queues, which a ring must not",
+        "properties.headers: BCC: asks for copies in other queues, which a ring cannot give; leave it out",
     ),
     "a header that is too large": (
         {"payload": "", "headers": {"a": 1 << 70}},
@@ -169,7 +169,7 @@ WRONG: dict[str, tuple[Item, str]] = {
     ),
     "a user": (
         {"payload": "", "properties": {"user_id": "guest"}},
-        "properties.user_id: the broker takes only the name of its own user",
+        "properties.user_id: not taken: RabbitMQ accepts only the name of the user who publishes",
     ),
     "a priority out of range": (
         {"payload": "", "properties": {"priority": 300}},

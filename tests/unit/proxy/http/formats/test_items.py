@@ -131,11 +131,11 @@ def test_an_item_a_line(body: str, items: list[Item]) -> None:
     assert read(body.encode(), ndjson=True).said == (items, "None", None)
 
 
-A_BATCH = '; a batch is an object {"messages": [...]}, or with Content-Type application/x-ndjson an object a line'
-EVENTS = "; a batch of events is a list, and one event has Content-Type application/cloudevents+json"
+A_BATCH = '; send an object {"messages": [...]}, or one object a line with Content-Type application/x-ndjson'
+EVENTS = "; send a list of events, or one event with Content-Type application/cloudevents+json"
 
 BROKEN = {
-    b"": (0, "messages[0]: the body ends before it is whole"),
+    b"": (0, "messages[0]: the body ends before its JSON is complete"),
     b"\xef\xbb\xbf{}": (0, "body: begins with a byte order mark"),
     b"[{}]": (0, f"body: a list{A_BATCH}"),
     b"[]": (0, f"body: a list{A_BATCH}"),
@@ -144,9 +144,9 @@ BROKEN = {
     b'{"messages":{}}': (0, "body: '{' where [ should be"),
     b'{"messages":null}': (0, "body: 'n' where [ should be"),
     b"{}": (0, "body: '}' where \"messages\" should be"),
-    b'{"messages"': (0, "messages[0]: the body ends before it is whole"),
-    b'{"mess': (0, "messages[0]: the body ends before it is whole"),
-    b'{"messages":[': (0, "messages[0]: the body ends before it is whole"),
+    b'{"messages"': (0, "messages[0]: the body ends before its JSON is complete"),
+    b'{"mess': (0, "messages[0]: the body ends before its JSON is complete"),
+    b'{"messages":[': (0, "messages[0]: the body ends before its JSON is complete"),
     b'{"messages":[1]}': (0, "messages[0]: begins with '1', not as an object"),
     b'{"messages":[{},"a"]}': (1, "messages[1]: begins with '\"', not as an object"),
     b'{"messages":[{},]}': (1, "messages[1]: begins with ']', not as an object"),
@@ -160,21 +160,21 @@ BROKEN = {
     b'{"":1}': (0, f"body: : unknown field{A_BATCH}"),
     b'{"' + b"m" * 60 + b'":1}': (0, f"body: {'m' * 60}: unknown field{A_BATCH}"),
     b'{"' + b"m" * 99 + b'":1}': (0, f"body: {'m' * 60}: unknown field{A_BATCH}"),
-    b'{"' + b"m" * 60: (0, "messages[0]: the body ends before it is whole"),
-    b'{"messages":[{}],"more': (1, "messages[1]: the body ends before it is whole"),
-    b'{"messages":[{}],"more\\': (1, "messages[1]: the body ends before it is whole"),
+    b'{"' + b"m" * 60: (0, "messages[0]: the body ends before its JSON is complete"),
+    b'{"messages":[{}],"more': (1, "messages[1]: the body ends before its JSON is complete"),
+    b'{"messages":[{}],"more\\': (1, "messages[1]: the body ends before its JSON is complete"),
     b'{"messages":[{}],"messages":[{}]}': (1, "body: messages: given twice"),
     b'{"messages":[{}],}': (1, "body: '}' where a name should be"),
     b'{"messages":[{}],1}': (1, "body: '1' where a name should be"),
     b"{messages:[]}": (0, "body: 'm' where \"messages\" should be"),
-    b'{"messages":[{}]': (1, "messages[1]: the body ends before it is whole"),
+    b'{"messages":[{}]': (1, "messages[1]: the body ends before its JSON is complete"),
     b'{"messages":[{}]}}': (1, "body: '}' where nothing more should be"),
     b'{"messages":[{}]} {"messages":[{}]}': (1, "body: '{' where nothing more should be"),
     b'{"messages":[{}]}\x00': (1, "body: '\\x00' where nothing more should be"),
-    b'{"messages":[{"key":"\\u00e0"}]': (1, "messages[1]: the body ends before it is whole"),
-    b'{"messages":[{},{"key"': (1, "messages[1]: the body ends before it is whole"),
-    b'{"messages":[{},{"key":"a': (1, "messages[1]: the body ends before it is whole"),
-    b'{"messages":[{},{"key":"a"': (1, "messages[1]: the body ends before it is whole"),
+    b'{"messages":[{"key":"\\u00e0"}]': (1, "messages[1]: the body ends before its JSON is complete"),
+    b'{"messages":[{},{"key"': (1, "messages[1]: the body ends before its JSON is complete"),
+    b'{"messages":[{},{"key":"a': (1, "messages[1]: the body ends before its JSON is complete"),
+    b'{"messages":[{},{"key":"a"': (1, "messages[1]: the body ends before its JSON is complete"),
     b'{"messages":[{},{"key":x}]}': (1, "messages[1]: Expecting value at character 7 of the item"),
     b'{"messages":[{},{"key":x}, ' + b"{}, " * 50: (1, "messages[1]: Expecting value at character 7 of the item"),
     b'{"messages":[{"a":"\n"}]}': (0, "messages[0]: Invalid control character at at character 6 of the item"),
@@ -182,7 +182,7 @@ BROKEN = {
     b'{"messages":[{"a":[-Infinity]}]}': (0, "messages[0]: -Infinity is not JSON"),
     b'{"messages":[{"a":' + b"[" * 99_999 + b"]" * 99_999 + b"}]}": (0, "messages[0]: nested too deeply"),
     b'{"messages":[{},{"key":"\xff"}]}': (1, "messages[1]: the byte 0xff is not UTF-8 here"),
-    b'{"messages":[{"key":"\xc3': (0, "messages[0]: the body ends inside a character"),
+    b'{"messages":[{"key":"\xc3': (0, "messages[0]: the body ends in the middle of a character"),
     b'{"messages":[{"key":x,"payload":"yyyyyyyyyyy\xff': (0, "messages[0]: Expecting value at character 7 of the item"),
 }
 
@@ -195,10 +195,10 @@ def test_what_breaks_a_list(body: bytes, index: int, text: str) -> None:
 
 
 BROKEN_JUST_A_LIST = {
-    b"": (0, "events[0]: the body ends before it is whole"),
-    b"[": (0, "events[0]: the body ends before it is whole"),
-    b"[{}": (1, "events[1]: the body ends before it is whole"),
-    b"[{},": (1, "events[1]: the body ends before it is whole"),
+    b"": (0, "events[0]: the body ends before its JSON is complete"),
+    b"[": (0, "events[0]: the body ends before its JSON is complete"),
+    b"[{}": (1, "events[1]: the body ends before its JSON is complete"),
+    b"[{},": (1, "events[1]: the body ends before its JSON is complete"),
     b"{}": (0, f"body: an object{EVENTS}"),
     b'{"messages":[]}': (0, f"body: an object{EVENTS}"),
     b"[7]": (0, "events[0]: begins with '7', not as an object"),
@@ -223,8 +223,8 @@ def test_what_breaks_just_a_list(body: bytes, index: int, text: str) -> None:
 BROKEN_LINES = {
     b"\xef\xbb\xbf{}": (0, "body: begins with a byte order mark"),
     b'{}\n{"a":\n1}': (1, "messages[1]: Expecting value at character 5 of the item"),
-    b"{}\n{} {}\n": (1, "messages[1]: something follows the object on its line"),
-    b"{},\n{}": (0, "messages[0]: something follows the object on its line"),
+    b"{}\n{} {}\n": (1, "messages[1]: has something after the object on the same line"),
+    b"{},\n{}": (0, "messages[0]: has something after the object on the same line"),
     b"{}\n[]\n{}": (1, "messages[1]: begins with '[', not as an object"),
     b'{}\n\n{"a": "b': (1, "messages[1]: Unterminated string starting at at character 6 of the item"),
     b'{}\n{"a": Infinity}': (1, "messages[1]: Infinity is not JSON"),
@@ -413,12 +413,15 @@ def test_gzip_of_several_members(chunk: int) -> None:
 BROKEN_GZIP = {
     "not gzip": (LIST, "the body is not gzip: Error -3 while decompressing data: incorrect header check"),
     "zlib": (zlib.compress(LIST), "the body is not gzip: Error -3 while decompressing data: incorrect header check"),
-    "nothing": (b"", "the body ends before its gzip does"),
-    "no checksum": (gzip.compress(LIST)[:-8], "the body ends before its gzip does"),
+    "nothing": (b"", "the body ends before its gzip data is complete"),
+    "no checksum": (gzip.compress(LIST)[:-8], "the body ends before its gzip data is complete"),
     "a wrong checksum": (gzip.compress(LIST)[:-8] + bytes(8), "the body is not gzip: Error -3 .*incorrect data check"),
     "garbage": (gzip.compress(LIST) + b"garbage", "the body is not gzip: Error -3 .*incorrect header check"),
-    "a null behind": (gzip.compress(LIST) + b"\0", "the body ends before its gzip does"),
-    "half a second member": (gzip.compress(LIST) + gzip.compress(b"  ")[:10], "the body ends before its gzip does"),
+    "a null behind": (gzip.compress(LIST) + b"\0", "the body ends before its gzip data is complete"),
+    "half a second member": (
+        gzip.compress(LIST) + gzip.compress(b"  ")[:10],
+        "the body ends before its gzip data is complete",
+    ),
 }
 
 

@@ -125,12 +125,20 @@ def test_every_property() -> None:
         ("Amqp-Correlation-Id", "x" * 256, "Amqp-Correlation-Id: "),
         ("Content-Type", "x" * 256, "Content-Type: "),
         ("Content-Encoding", "x" * 256, "Content-Encoding: "),
-        ("Amqp-User-Id", "guest", "Amqp-User-Id: no property of that name is taken"),
-        ("Amqp-Nonsense", "x", "Amqp-Nonsense: no property of that name is taken"),
+        (
+            "Amqp-User-Id",
+            "guest",
+            "Amqp-User-Id: not a property that a message may have; a message header is Amqp-Header-<name>",
+        ),
+        (
+            "Amqp-Nonsense",
+            "x",
+            "Amqp-Nonsense: not a property that a message may have; a message header is Amqp-Header-<name>",
+        ),
         ("Amqp-Header-", "x", "the header's own name has 0 bytes, not 1 to 128"),
         (f"Amqp-Header-{'x' * 129}", "x", "the header's own name has 129 bytes"),
-        ("Amqp-Header-CC", "x", "Amqp-Header-CC: sends copies"),
-        ("Amqp-Header-BCC", "x", "Amqp-Header-BCC: sends copies"),
+        ("Amqp-Header-CC", "x", "Amqp-Header-CC: asks for copies"),
+        ("Amqp-Header-BCC", "x", "Amqp-Header-BCC: asks for copies"),
     ],
 )
 def test_what_cannot_be_a_property(name: str, value: str, words: str) -> None:

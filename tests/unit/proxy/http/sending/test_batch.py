@@ -181,7 +181,11 @@ async def test_after_a_keys_failure_nothing_more_of_that_key_is_sent(verdict: Pu
     await case.add("b", "a", "b")
     await case.done()
     assert case.dispatch.indices == [0, 1, 2, 4]
-    rejected = {"outcome": Outcome.REJECTED, "detail": "an earlier message with its key failed", "retryable": True}
+    rejected = {
+        "outcome": Outcome.REJECTED,
+        "detail": "not sent, because an earlier message of its key failed",
+        "retryable": True,
+    }
     results = case.batch.results()
     assert (results[3], results[5]) == (rejected, rejected)
     assert results[1]["outcome"] is verdict.outcome
@@ -251,7 +255,7 @@ async def test_nothing_is_sent_after_what_all_would_meet(problem: ProblemError, 
     await case.done()
     assert case.dispatch.indices == [0]
     assert case.outcomes == [Outcome.CONFIRMED, problem.outcome, Outcome.REJECTED, Outcome.REJECTED]
-    assert case.batch.results()[2]["detail"] == f"not sent after an earlier message: {problem.detail}"
+    assert case.batch.results()[2]["detail"] == f"not sent, because an earlier message failed: {problem.detail}"
     assert {result["retryable"] for result in case.batch.results()[1:]} == {again}
     assert case.batch.unsent() == Counter([problem.outcome, Outcome.REJECTED, Outcome.REJECTED])
 
@@ -497,7 +501,10 @@ async def test_it_waits_no_longer_than_its_patience() -> None:
     assert case.outcomes == [Outcome.REJECTED] * 3
     assert case.batch.problem().outcome is Outcome.REJECTED
     assert case.batch.problem().status == 503
-    assert "too much was in flight for 0.05 s" in case.batch.problem().detail
+    assert (
+        "not sent, because there was no room in max_in_flight or max_in_flight_bytes for 0.05 s"
+        in case.batch.problem().detail
+    )
 
 
 async def test_a_defect_leaves_nothing_counted() -> None:

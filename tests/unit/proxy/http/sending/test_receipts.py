@@ -50,20 +50,20 @@ def test_what_one_queue_refuses_is_nowhere(placement: Placement) -> None:
 def test_what_one_of_several_queues_refuses_may_be_in_another(placement: Placement) -> None:
     verdict = judged(placement, NACKED)
     assert verdict.outcome is Outcome.UNKNOWN
-    assert "another may have taken it" in verdict.detail
+    assert "another queue may have it" in verdict.detail
 
 
 def test_what_no_queue_takes_says_which_is_missing() -> None:
     placement = routed()
     assert placement.where is not None
     assert judged(placement, UNROUTABLE).detail == f"there is no queue {placement.where.name!r}"
-    assert judged(passed("topic"), UNROUTABLE).detail == "exchange 'topic' has no queue for it"
+    assert judged(passed("topic"), UNROUTABLE).detail == "exchange 'topic' has no queue for the message"
 
 
 @given(st.text(max_size=255).filter(lambda text: len(text.encode()) <= 255), st.text())
 @example("\x01" * 255, "\N{GRINNING FACE}" * 1000)
 def test_a_result_is_no_longer_than_is_documented(text: str, detail: str) -> None:
-    (most,) = re.findall(r"([\d,]+) bytes at most as JSON escapes them", REFERENCE)
+    (most,) = re.findall(r"A result has at most ([\d,]+) bytes", REFERENCE)
     batch = Batch(
         FakeDispatch(), Limits(1, 1), ExchangeHandle(("/", text), ConnectionGroup("/", (), False), b""), 1, MESSAGES
     )
