@@ -58,7 +58,7 @@ def test_what_a_successor_has_put_there_stays(tmp_path: Path) -> None:
 
 def test_paths_that_cannot_be_taken(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
-    assert "no socket" in mistake(tmp_path / "file")
+    assert "not a socket" in mistake(tmp_path / "file")
     assert (tmp_path / "file").read_text() == "mine"
     assert "no socket" in mistake(tmp_path)
     assert "No such file" in mistake(tmp_path / "nowhere" / "http")

@@ -210,7 +210,7 @@ def test_depth(make: type) -> None:
         ({"a": float("nan")}, "^a: nan is no finite number"),
         ({"a": [-float("inf")]}, "^a: -inf is no finite number"),
         ({"a": b"x"}, "^a: .* has a type that a header cannot have"),
-        ({"a": {1, 2}}, "is of no type"),
+        ({"a": {1, 2}}, "has a type that"),
     ],
 )
 def test_headers_that_cannot_be_sent(headers: dict[Any, object], words: str) -> None:
