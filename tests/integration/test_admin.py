@@ -118,7 +118,10 @@ def test_a_ring_of_a_virtual_host_that_is_gone_is_a_note(
             return sidecar.admin("/readyz?verbose").text
 
         wait_until("all are stale", lambda: "and 2 more" in told())
-        assert f"note stale rings of virtual hosts that the management API does not list: 'ring 00' in {vhost.name!r}, " in told()
+        assert (
+            f"note stale rings of virtual hosts that the management API does not list: 'ring 00' in {vhost.name!r}, "
+            in told()
+        )
         assert "ok   rings fresh" in told().splitlines()
         assert sidecar.admin("/readyz").status == 200
 

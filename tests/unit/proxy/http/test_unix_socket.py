@@ -60,6 +60,6 @@ def test_paths_that_cannot_be_taken(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     assert "not a socket" in mistake(tmp_path / "file")
     assert (tmp_path / "file").read_text() == "mine"
-    assert "no socket" in mistake(tmp_path)
+    assert "not a socket" in mistake(tmp_path)
     assert "No such file" in mistake(tmp_path / "nowhere" / "http")
     assert "too long" in mistake(tmp_path / ("x" * 200))
