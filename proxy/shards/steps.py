@@ -157,14 +157,16 @@ class _Comparison:
         self.warnings: list[str] = []
         self._queues: list[Step] = []
         self._lanes: list[Step] = []
+        self._lane_bindings: list[Step] = []
         self._rings: list[Step] = []
         self._added: list[Step] = []
         self._replaced: list[Step] = []
         self._leaders = _leaders(shards, state)
+        self._by_lane = {shard.lane: Destination("queue", shard.queue) for shard in shards if shard.lane is not None}
 
     def steps(self) -> Iterator[Step]:
-        """Yield the steps in their order: queues, lanes, the exchange, what is added to its ring, what is replaced."""
-        for phase in (self._queues, self._lanes, self._rings, self._added, self._replaced):
+        """Yield the steps: queues, lanes, their bindings, the exchange, what is added to its ring, what is replaced."""
+        for phase in (self._queues, self._lanes, self._lane_bindings, self._rings, self._added, self._replaced):
             yield from phase
 
     def run(self) -> None:
@@ -256,7 +258,7 @@ class _Comparison:
         queue = Destination("queue", shard.queue)
         found: FoundExchange | None = self.state.exchanges.get(lane)
         if found is None:
-            self._lanes.insert(self._declared_lanes(), DeclareExchange(lane, "fanout", {}))
+            self._lanes.append(DeclareExchange(lane, "fanout", {}))
         elif why := lane_misfit(found):
             self._refuse(subject, f"{why}; {_NEW_LANE}")
             return
@@ -268,10 +270,7 @@ class _Comparison:
             others = ", ".join(f"{each.destination}, key {each.key!r}" for each in strangers)
             self._refuse(subject, f"has a binding besides that to its queue: {others}; unbind it, or {_NEW_LANE}")
         elif not bound:
-            self._lanes.append(Bind(lane, queue, ""))
-
-    def _declared_lanes(self) -> int:
-        return sum(isinstance(step, DeclareExchange) for step in self._lanes)
+            self._lane_bindings.append(Bind(lane, queue, ""))
 
     def _bindings(self) -> None:
         """Compare the bindings of the ring's exchange."""
@@ -287,9 +286,8 @@ class _Comparison:
 
     def _queue_of(self, destination: Destination) -> Destination:
         """Return the queue that a binding of the ring is for: of a wanted lane without bindings that of its shard."""
-        for shard in self.shards:
-            if destination == Destination("exchange", shard.lane or ""):
-                return Destination("queue", shard.queue)
+        if destination.kind == "exchange" and destination.name in self._by_lane:
+            return self._by_lane[destination.name]
         return self.state.behind(destination)
 
     def _stranger(self, destination: Destination) -> None:
