@@ -10,12 +10,15 @@ from typing import NamedTuple
 
 from proxy.process.logs import escaped
 from proxy.settings.config import Settings
+from proxy.settings.parse import ConfigError, parse_number
 from proxy.shards import report
 from proxy.shards.apply import StoppedError, apply
 from proxy.shards.broker import LockedError, LockLostError, locked, reached
 from proxy.shards.document import DocumentError, load
 from proxy.shards.export import ExportError, export
+from proxy.shards.fleet import FleetError
 from proxy.shards.plan import Plan, make_plan
+from proxy.shards.retire import RetireError, Retirement, retire
 from proxy.topology.bindings import TopologyError
 from proxy.topology.management import ManagementError
 
@@ -27,6 +30,10 @@ SETTINGS = (
     *("ca_file", "client_cert_file", "client_key_file", "management_timeout"),
 )
 """The settings that the parts take as flags; the others of a configuration file do nothing here."""
+
+
+_PATIENCE = 600.0
+"""Seconds that `retire` waits unless it is told otherwise."""
 
 
 class Part(NamedTuple):
@@ -53,6 +60,8 @@ def run(part: Part, settings: Settings, options: argparse.Namespace) -> int:
         _complain(*error.lines)
     except StoppedError as error:
         _complain(*str(error).splitlines())
+    except (RetireError, FleetError) as error:
+        _complain(str(error), "nothing was changed")
     except (ManagementError, TopologyError, LockedError, LockLostError, ExportError, OSError) as error:
         _complain(str(error))
     return FAILED
@@ -118,6 +127,14 @@ async def _export(settings: Settings, options: argparse.Namespace) -> int:
     return 0
 
 
+async def _retire(settings: Settings, options: argparse.Namespace) -> int:
+    vhost = options.vhost or settings.default_vhost
+    what = Retirement(vhost, options.exchange, options.queue, options.keep, options.sidecar, options.timeout)
+    async with reached(settings) as broker, locked(broker, [vhost], "retire") as lock:
+        await retire(broker, lock, what, _say)
+    return 0
+
+
 def _add_file(command: argparse.ArgumentParser) -> None:
     command.add_argument("file", metavar="FILE", type=Path, help="the topology file")
 
@@ -127,8 +144,33 @@ def _add_plan(command: argparse.ArgumentParser) -> None:
     command.add_argument("--json", action="store_true", help="print the plan as JSON")
 
 
+def _add_retire(command: argparse.ArgumentParser) -> None:
+    command.add_argument("exchange", metavar="EXCHANGE", help="name of the exchange")
+    command.add_argument("queue", metavar="QUEUE", help="name of the shard's queue")
+    _add_vhost(command)
+    command.add_argument(
+        "--keep", action="store_true", help="take the queue off the ring, and leave it with its messages"
+    )
+    text = "admin listener of a sidecar that cannot be asked at its host and the default port; as often as need be"
+    command.add_argument("--sidecar", metavar="URL", action="append", default=[], help=text)
+    text = f"seconds to wait for the sidecars, and again for the queue to be empty (default: {_PATIENCE:g})"
+    command.add_argument("--timeout", metavar="SECONDS", type=_seconds, default=_PATIENCE, help=text)
+
+
+def _seconds(text: str) -> float:
+    """Return a number of seconds. Raises ArgumentTypeError."""
+    try:
+        return parse_number(text)
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
 def _add_export(command: argparse.ArgumentParser) -> None:
     command.add_argument("exchange", metavar="EXCHANGE", help="name of the exchange")
+    _add_vhost(command)
+
+
+def _add_vhost(command: argparse.ArgumentParser) -> None:
     text = "virtual host of the exchange (default: the path of broker_url)"
     command.add_argument("--vhost", metavar="NAME", help=text)
 
@@ -150,6 +192,13 @@ PARTS = (
         _add_file,
         "compare a file with what exists, in a line for each difference",
         {0: "all is as the file says", 1: "something differs"},
+    ),
+    Part(
+        "retire",
+        _retire,
+        _add_retire,
+        "take a shard off the ring, wait until every sidecar knows and the queue is empty, and delete it",
+        {0: "the shard is gone, or with --keep off the ring"},
     ),
     Part(
         "export",

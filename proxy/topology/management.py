@@ -200,13 +200,16 @@ class Management:
         """
         return await self._get(path, columns)
 
-    async def change(self, method: str, path: Sequence[str], body: Mapping[str, object] | None = None) -> None:
+    async def change(
+        self, method: str, path: Sequence[str], body: Mapping[str, object] | None = None, query: str = ""
+    ) -> None:
         """Have the broker declare, bind, unbind or delete. The request must be one that may be sent twice.
 
+        `query` is the percent-encoded part of the URL from the question mark on, such as ``?if-empty=true``.
         Raises RefusedError if the broker refuses, with status 404 also for what does not exist, and UnansweredError if
         no node answered: then the change may have been made.
         """
-        await self._first_answer(path, _Request(method, "", body))
+        await self._first_answer(path, _Request(method, query, body))
 
     async def _required(self, path: Sequence[str], columns: Sequence[str]) -> object:
         """Return the JSON of an answer. Raises ManagementError, also for 404."""

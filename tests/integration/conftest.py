@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit, urlunsplit
 
@@ -10,6 +11,7 @@ import pytest
 from testbed.broker import Broker, running_broker
 from tests.integration.broker_api import BrokerApi, VirtualHost, fresh_name
 from tests.integration.sidecar import Sidecar
+from tests.integration.topology import Topology
 from tests.integration.wire_client import Client
 
 USER = "ringproxy test"
@@ -106,6 +108,12 @@ def sidecar(login: Login, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         yield running
     finally:
         running.stop()
+
+
+@pytest.fixture
+def topology(broker: Broker, vhost: VirtualHost, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Topology:
+    """Yield `ring-proxy topology` on the test's virtual host, as the broker's administrator."""
+    return Topology(broker, vhost, tmp_path, capsys)
 
 
 StartSidecar = Callable[..., Sidecar]

@@ -3,15 +3,13 @@
 import asyncio
 import shlex
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import aio_pika
 import pytest
 from pamqp.common import FieldTable
 
 from proxy.shards.plan import LOCK_QUEUE
-from testbed.broker import Broker
-from tests.integration.broker_api import DEADLINE_SECONDS, BrokerApi, VirtualHost, fresh_name
+from tests.integration.broker_api import DEADLINE_SECONDS, BrokerApi, fresh_name
 from tests.integration.topology import Topology
 
 LEAST = '[[exchange]]\nname = "orders"\nshards = 4\n'
@@ -38,13 +36,6 @@ shards = 2
 queue_type = "stream"
 lanes = false
 """
-
-
-@pytest.fixture
-def topology(broker: Broker, vhost: VirtualHost, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Topology:
-    user = broker.management_url.split("//")[1].split(":")[0] if "@" in broker.management_url else "guest"
-    vhost.permit(user, ".*", ".*", ".*")
-    return Topology(broker, vhost, tmp_path, capsys)
 
 
 @pytest.mark.versions

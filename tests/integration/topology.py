@@ -9,12 +9,12 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
+from yarl import URL
 
 import proxy
 from proxy.cli import main
 from testbed.broker import Broker
 from tests.integration.broker_api import DEADLINE_SECONDS, VirtualHost
-from tests.integration.conftest import with_login
 from tests.integration.sidecar import COMMAND
 
 
@@ -23,17 +23,19 @@ class Topology:
 
     def __init__(self, broker: Broker, vhost: VirtualHost, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         """As the broker's administrator, until `login` names another user."""
+        vhost.permit(URL(broker.management_url).user or "guest", ".*", ".*", ".*")
         self.vhost, self._capsys = vhost, capsys
         self.file = folder / "topology.toml"
         self._path = "/" + quote(vhost.name, safe="")
         self.amqp_url = broker.amqp_url.rpartition("/")[0] + self._path
         self.management_url = broker.management_url
-        self._vhosts = quote(vhost.name)
 
     def login(self, user: str, password: str) -> None:
         """Run as this user from now on."""
-        self.amqp_url = with_login(self.amqp_url, user, password)
-        self.management_url = with_login(self.management_url, user, password)
+        self.amqp_url, self.management_url = (
+            str(URL(url, encoded=True).with_user(user).with_password(password))
+            for url in (self.amqp_url, self.management_url)
+        )
 
     def write(self, text: str) -> None:
         """Write the file; every `[[exchange]]` in it is of the test's virtual host."""

@@ -76,7 +76,7 @@ IO_MODULES = {
     "proxy.publisher": {"connection", "dial", "pool"},
     "proxy.session": {"answer_deadlines", "context", "flow", "listener", "lookup", "session", "sockets"},
     "proxy.http.formats": {"answers", "parsing", "problems"},
-    "proxy.shards": {"apply", "broker", "command", "reading"},
+    "proxy.shards": {"apply", "broker", "command", "fleet", "reading", "retire"},
     "proxy.http.endpoints": {"batch", "docs", "events", "management", "publish", "route", "urls"},
 }
 """Modules that know of the event loop, threads, sockets or aiohttp; the others of these rooms take and give values."""

@@ -1,0 +1,176 @@
+"""`ring-proxy topology retire` on a real broker with real sidecars: no message is lost, none deleted."""
+
+import threading
+
+import pytest
+
+from tests.integration.broker_api import BrokerApi, VirtualHost, fresh_name, wait_until
+from tests.integration.conftest import StartSidecar
+from tests.integration.load import Load
+from tests.integration.topology import Topology
+
+pytestmark = pytest.mark.versions
+
+THREE = '[[exchange]]\nname = "orders"\nshards = 3\nlanes = false\n'
+PATIENT, NOT_PATIENT = "--timeout=60", "--timeout=8"
+
+
+@pytest.fixture
+def fleet(start_sidecar: StartSidecar) -> list[str]:
+    """Flags for the one host that sidecars of this run connect from, as other tests may have left one running."""
+    return [f"--sidecar={start_sidecar().admin_url}"]
+
+
+def retired(topology: Topology, *arguments: str) -> str:
+    return topology.did("retire", "orders", "orders.3", "--vhost", topology.vhost.name, PATIENT, *arguments)
+
+
+def refused(topology: Topology, *arguments: str) -> str:
+    result = topology.run("retire", "orders", "orders.3", "--vhost", topology.vhost.name, NOT_PATIENT, *arguments)
+    assert result.returncode == 2, result
+    return result.stderr
+
+
+def drained(vhost: VirtualHost, queue: str) -> list[bytes]:
+    """Take everything out of a shard, whose single active consumer basic.get has nothing to do with."""
+    return [message.body for message in vhost.drain(queue)]
+
+
+@pytest.fixture
+def shards(topology: Topology) -> Topology:
+    # Without single active consumer: the tests take messages out by basic.get.
+    topology.write(THREE + "arguments = { x-single-active-consumer = false }\n")
+    topology.did("apply")
+    return topology
+
+
+def test_a_shard_leaves_while_publishing_goes_on_and_nothing_is_lost(
+    shards: Topology, start_sidecar: StartSidecar
+) -> None:
+    vhost = shards.vhost
+    sidecars = [start_sidecar(), start_sidecar()]
+    flags = [f"--sidecar={sidecar.admin_url}" for sidecar in sidecars]
+    loads = [Load(sidecar, "orders", vhost.name, workers=1) for sidecar in sidecars]
+    taken: list[bytes] = []
+    with loads[0].running(), loads[1].running():
+        wait_until("messages", lambda: min(len(load.confirmed) for load in loads) > 100)
+        gone = threading.Event()
+
+        def consume() -> None:
+            body = {"count": 100, "ackmode": "ack_requeue_false", "encoding": "auto"}
+            path = "queues", vhost.name, "orders.3", "get"
+            while not gone.is_set():
+                try:
+                    got = vhost.api.ask("POST", *path, body=body, missing=[])
+                except AssertionError as error:
+                    if "delete" not in str(error):  # else the queue was deleted under this request
+                        raise
+                    return
+                taken.extend(message["payload"].encode() for message in got)
+
+        consumer = threading.Thread(target=consume)
+        consumer.start()
+        try:
+            told = retired(shards, *flags)
+        finally:
+            gone.set()
+            consumer.join()
+        assert all(set(sidecar.weights(vhost.name, "orders")) == {"orders.1", "orders.2"} for sidecar in sidecars)
+
+    assert "of the keys move" in told
+    assert "unbind orders from queue orders.3, weight 1" in told
+    assert told.endswith("delete queue orders.3\n")
+    assert sorted(vhost.queues()) == ["orders.1", "orders.2"]
+    found = [*taken, *drained(vhost, "orders.1"), *drained(vhost, "orders.2")]
+    confirmed = sorted(key.encode() for load in loads for key in load.confirmed)
+    assert not any(load.refused or load.unanswered for load in loads)
+    assert sorted(found) == confirmed
+
+
+def test_a_queue_with_messages_is_not_deleted_and_the_next_run_goes_on(shards: Topology, fleet: list[str]) -> None:
+    vhost = shards.vhost
+    vhost.api.ask(
+        "POST", "exchanges", vhost.name, "amq.default", "publish",
+        body={"properties": {}, "routing_key": "orders.3", "payload": "kept", "payload_encoding": "string"},
+    )  # fmt: skip
+    told = refused(shards, *fleet)
+
+    assert "waited 8 s for the queue to be empty twice: 1 messages are ready and 0 not acked yet" in told
+    assert "run it again: it goes on from here" in told
+    assert drained(vhost, "orders.3") == [b"kept"]
+    assert "delete queue orders.3" in retired(shards, *fleet)
+
+
+def test_a_sidecar_that_does_not_answer_is_waited_for_and_told(shards: Topology) -> None:
+    told = refused(shards, "--sidecar=http://127.0.0.1:9")
+
+    assert "waited 8 s for every sidecar to route by the ring without it: http://127.0.0.1:9 (" in told
+    assert "orders.3" in shards.vhost.queues()
+
+
+def test_with_keep_the_queue_stays(shards: Topology, fleet: list[str]) -> None:
+    told = retired(shards, "--keep", *fleet)
+
+    assert told.endswith("queue orders.3 is off the ring, and stays with its messages\n")
+    assert "orders.3" in shards.vhost.queues()
+    shards.write(THREE.replace("3", "2") + "arguments = { x-single-active-consumer = false }\n")
+    assert shards.did("check") == "nothing to do\n"
+
+
+def test_the_file_that_retires_a_shard_is_in_order_before_and_after(shards: Topology, fleet: list[str]) -> None:
+    shards.write(THREE + "arguments = { x-single-active-consumer = false }\nretiring = [3]\n")
+    assert shards.did("check") == "nothing to do\n"
+
+    retired(shards, *fleet)
+
+    assert shards.did("check") == "nothing to do\n"
+    assert "nothing to do" in retired(shards, *fleet)
+
+
+def test_the_last_shard_is_not_retired(topology: Topology) -> None:
+    topology.write('[[exchange]]\nname = "orders"\nshards = [3]\n')
+    topology.did("apply")
+    before = topology.made()
+
+    assert "is the only one of exchange 'orders', which would lose messages" in refused(topology)
+    assert topology.made() == before
+
+
+def test_a_queue_that_gets_messages_elsewhere_too_is_not_retired(shards: Topology) -> None:
+    shards.vhost.bind("amq.topic", "orders.3", "#")
+
+    assert "also gets messages from exchange 'amq.topic'; unbind that first" in refused(shards)
+
+
+def test_a_stream_is_kept_or_not_retired(topology: Topology, fleet: list[str]) -> None:
+    topology.write('[[exchange]]\nname = "orders"\nshards = 3\nqueue_type = "stream"\nlanes = false\n')
+    topology.did("apply")
+
+    assert "is a stream, which keeps its messages and is never empty: use --keep" in refused(topology)
+    retired(topology, "--keep", *fleet)
+
+
+def test_sidecars_that_cannot_be_asked_are_told_before_anything_is_changed(
+    api: BrokerApi, shards: Topology, start_sidecar: StartSidecar
+) -> None:
+    start_sidecar().wait_ready()
+    wait_until("its connection in the API's list", lambda: "ringproxy_version" in str(api.ask("GET", "connections")))
+    before = shards.made()
+
+    told = refused(shards)
+
+    assert "name the admin listener of each sidecar there: --sidecar URL" in told
+    assert "nothing was changed" in told
+    assert shards.made() == before
+
+
+def test_without_the_tag_that_shows_the_fleet_nothing_is_changed(api: BrokerApi, shards: Topology) -> None:
+    user = f"retirer {fresh_name()}"
+    api.ask("PUT", "users", user, body={"password": "p", "tags": "management"})
+    shards.vhost.permit(user, ".*", ".*", ".*")
+    shards.login(user, "p")
+
+    told = refused(shards)
+
+    assert "needs the tag monitoring" in told
+    api.ask("DELETE", "users", user)
