@@ -38,7 +38,7 @@ def main(arguments: list[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         # Keys may be any bytes, and names characters that a terminal lacks.
         sys.stdout.reconfigure(errors="backslashreplace")
-    if options.do is not _run:
+    if options.do is not _run and not getattr(options, "watch", False):
         install("warning", "text")
     try:
         if unknown:
@@ -150,7 +150,7 @@ def _add_topology(command: argparse.ArgumentParser) -> None:
     for each in topology.PARTS:
         part = _added(parts, each.name, each.help, {**each.statuses, **STATUSES})
         part.set_defaults(do=_topology, part=each, command=part)
-        _add_settings(part, topology.SETTINGS)
+        _add_settings(part, each.settings)
         each.add_arguments(part)
 
 

@@ -10,9 +10,12 @@ from testbed.supervisor import Supervisor
 
 
 @contextmanager
-def private_cluster(installation: Installation, size: int, advanced: str = "[].\n") -> Iterator[list[Node]]:
-    """Give the running nodes of one cluster (one node is a cluster, too), and leave nothing of them behind.
+def private_cluster(
+    installation: Installation, size: int, advanced: str = "[].\n", running: int | None = None
+) -> Iterator[list[Node]]:
+    """Give the nodes of one cluster (one node is a cluster, too), and leave nothing of them behind.
 
+    The first `running` of them run, all by default; the others join the cluster once they are started.
     `advanced` is the text of each node's advanced.config: Erlang terms, for what rabbitmq.conf has no setting for.
     """
     with Supervisor() as supervisor:
@@ -24,5 +27,5 @@ def private_cluster(installation: Installation, size: int, advanced: str = "[].\
             (node.folder / "conf.d" / "cluster.conf").write_text("\n".join(lines) + "\n")
             (node.folder / "advanced.config").write_text(advanced)
         with ThreadPoolExecutor() as pool:
-            list(pool.map(Node.start, nodes))
+            list(pool.map(Node.start, nodes[:running]))
         yield nodes

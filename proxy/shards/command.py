@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from proxy.process.logs import escaped
+from proxy.process.logs import catch_all, escaped, install
 from proxy.settings.config import Settings
 from proxy.settings.parse import ConfigError, parse_number
 from proxy.shards import report
@@ -19,6 +19,7 @@ from proxy.shards.export import ExportError, export
 from proxy.shards.fleet import FleetError
 from proxy.shards.plan import Plan, make_plan
 from proxy.shards.retire import RetireError, Retirement, retire
+from proxy.shards.watch import watch
 from proxy.topology.bindings import TopologyError
 from proxy.topology.management import ManagementError
 
@@ -36,6 +37,10 @@ _PATIENCE = 600.0
 """Seconds that `retire` waits unless it is told otherwise."""
 
 
+WATCHING = ("sync_interval", "admin_listen", "host_names", "log_level", "log_format")
+"""The settings that `apply` takes besides, for `--watch`."""
+
+
 class Part(NamedTuple):
     """One part of the command, such as `ring-proxy topology plan`."""
 
@@ -46,6 +51,8 @@ class Part(NamedTuple):
     help: str
     statuses: Mapping[int, str]
     """The meaning of each exit status of the part, but for those that every command has."""
+    settings: tuple[str, ...] = SETTINGS
+    """The settings that the part takes as flags."""
 
 
 def run(part: Part, settings: Settings, options: argparse.Namespace) -> int:
@@ -104,6 +111,11 @@ async def _check(settings: Settings, options: argparse.Namespace) -> int:
 
 
 async def _apply(settings: Settings, options: argparse.Namespace) -> int:
+    if options.watch:
+        install(settings.log_level, settings.log_format)
+        catch_all()
+        await watch(settings, options.file)
+        return 0
     document = load(options.file)
     async with (
         reached(settings) as broker,
@@ -137,6 +149,12 @@ async def _retire(settings: Settings, options: argparse.Namespace) -> int:
 
 def _add_file(command: argparse.ArgumentParser) -> None:
     command.add_argument("file", metavar="FILE", type=Path, help="the topology file")
+
+
+def _add_apply(command: argparse.ArgumentParser) -> None:
+    _add_file(command)
+    text = "go on until SIGTERM: look every sync_interval, and give nodes that have joined their shards"
+    command.add_argument("--watch", action="store_true", help=text)
 
 
 def _add_plan(command: argparse.ArgumentParser) -> None:
@@ -185,7 +203,14 @@ PARTS = (
         "show what a file would change, which keys move, what waits in the queues that lose keys, and users' rights",
         _DRIFT,
     ),
-    Part("apply", _apply, _add_file, "do what plan shows", {0: "all is as the file says"}),
+    Part(
+        "apply",
+        _apply,
+        _add_apply,
+        "do what plan shows",
+        {0: "all is as the file says; with --watch, a signal ended it"},
+        SETTINGS + WATCHING,
+    ),
     Part(
         "check",
         _check,

@@ -53,7 +53,7 @@ async def _read(api: Management, vhost: str) -> tuple[State, str]:
 _EXCHANGES = ("name", "type", "durable", "auto_delete", "internal", "arguments", "policy")
 _QUEUES = (
     *("name", "type", "durable", "auto_delete", "exclusive", "arguments", "effective_policy_definition"),
-    *("messages_ready", "messages_unacknowledged", "leader", "node"),
+    *("messages_ready", "messages_unacknowledged", "leader", "node", "members"),
 )
 _BINDINGS = ("source", "destination", "destination_type", "routing_key", "properties_key")
 
@@ -113,6 +113,7 @@ def _queue(item: Mapping[str, Any]) -> FoundQueue:
         _count(item, "messages_ready"),
         _count(item, "messages_unacknowledged"),
         node if isinstance(node, str) else None,
+        frozenset(member for member in item.get("members") or () if isinstance(member, str)),
     )
 
 

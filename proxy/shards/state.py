@@ -22,6 +22,8 @@ class FoundQueue:
     unacked: int | None = None
     node: str | None = None
     """The node that leads the queue."""
+    members: frozenset[str] = frozenset()
+    """The nodes that have a replica of the queue; empty for a classic queue."""
 
     @property
     def waiting(self) -> int | None:

@@ -103,6 +103,10 @@ class Difference:
     """The weights of the ring as it is."""
     after: Mapping[Destination, int]
     """The weights of the ring once the steps are done."""
+    running: frozenset[str] = frozenset()
+    """The nodes that run."""
+    gone: frozenset[str] = frozenset()
+    """The nodes that do not run, and lead shards or have replicas of them."""
 
 
 def declared_arguments(shard: Shard, version: tuple[int, ...]) -> Arguments:
@@ -145,6 +149,8 @@ def compare(exchange: Sharded, state: State) -> Difference:
         tuple(comparison.warnings),
         before,
         after,
+        frozenset(state.nodes),
+        comparison.gone,
     )
 
 
@@ -155,6 +161,7 @@ class _Comparison:
         self.exchange, self.shards, self.state = exchange, shards, state
         self.refusals: list[str] = []
         self.warnings: list[str] = []
+        self.gone: frozenset[str] = frozenset()
         self._queues: list[Step] = []
         self._lanes: list[Step] = []
         self._lane_bindings: list[Step] = []
@@ -177,6 +184,7 @@ class _Comparison:
             if shard.lane is not None:
                 self._lane(shard, shard.lane)
         self._bindings()
+        self._replicas()
 
     def _refuse(self, subject: str, why: str) -> None:
         self.refusals.append(f"{self.exchange.place}: {subject} {why}")
@@ -334,6 +342,25 @@ class _Comparison:
         except WeightError:
             return False
 
+    def _replicas(self) -> None:
+        """Tell which nodes with shards do not run, and which shards have too few replicas."""
+        queues = {shard.queue: q for shard in self.shards if (q := self.state.queues.get(shard.queue)) is not None}
+        running = frozenset(self.state.nodes)
+        if not running:
+            return  # An API that tells of no nodes.
+        homes = {name: queue.members | ({queue.node} if queue.node else set()) for name, queue in queues.items()}
+        self.gone = frozenset().union(*homes.values()) - running
+        for node in sorted(self.gone):
+            count = sum(node in nodes for nodes in homes.values())
+            self._warn(f"node {node!r}", f"does not run, and has replicas of {count} shards, which stay as they are")
+        few = min(_REPLICAS, len(running))
+        lacking = [name for name, queue in queues.items() if queue.type == "quorum" and len(queue.members) < few]
+        if lacking:
+            self._warn(
+                f"{len(lacking)} shards, such as {lacking[0]!r},",
+                f"have fewer than {few} replicas: rabbitmq-queues grow NODE all gives a node one of each quorum queue",
+            )
+
     def _least_loaded(self) -> str | None:
         """Return the node that leads the fewest shards, and count one more for it; None on a single node."""
         if len(self.state.nodes) < 2:
@@ -342,6 +369,9 @@ class _Comparison:
         self._leaders[node] += 1
         return node
 
+
+_REPLICAS = 3
+"""The replicas of a quorum queue with which it survives the loss of one node."""
 
 _NEW_NAME = "choose another name, or delete it first"
 _NEW_SHARD = (

@@ -14,10 +14,12 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from proxy.cli import parser
 from proxy.process import memory
 from proxy.session.sockets import BUFFER
 from proxy.settings.config import Settings
 from proxy.settings.sources import ENVIRONMENT_PREFIX, load_settings
+from proxy.shards.document import load
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -36,7 +38,7 @@ def the(kind: str, name: str | None = None) -> dict[str, Any]:
 
 @pytest.fixture
 def pod() -> dict[str, Any]:
-    spec: dict[str, Any] = the("Deployment")["spec"]["template"]["spec"]
+    spec: dict[str, Any] = the("Deployment", "orders")["spec"]["template"]["spec"]
     return spec
 
 
@@ -105,6 +107,10 @@ def test_the_manifests_are_valid(version: str) -> None:
         f"INFO deploy/spark-application.yaml passed for resource secret/ringproxy-usage against version {version}",
         "WARN deploy/spark-application.yaml Couldn't find schema for kind SparkApplication"
         f" with api version sparkoperator.k8s.io/v1beta2 for kubernetes version {version}",
+        *(
+            f"INFO deploy/topology.yaml passed for resource {kind}/ringproxy-topology against version {version}"
+            for kind in ("secret", "configmap", "deployment")
+        ),
     ]
 
 
@@ -130,7 +136,7 @@ def test_the_admin_port_is_open_to_the_kubelet_and_the_ingress_to_the_pod_only(s
 
 
 def test_the_policy_lets_only_prometheus_reach_the_admin_port(settings: Settings) -> None:
-    policy, template = the("NetworkPolicy")["spec"], the("Deployment")["spec"]["template"]
+    policy, template = the("NetworkPolicy")["spec"], the("Deployment", "orders")["spec"]["template"]
     assert policy["podSelector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
     assert policy["policyTypes"] == ["Ingress"]
     (rule,) = policy["ingress"]
@@ -185,6 +191,36 @@ def test_every_container_is_confined(pod: dict[str, Any]) -> None:
         assert "memory" in container["resources"]["limits"]
 
 
+def test_topology_runs_in_one_confined_pod_with_a_command_a_file_and_settings_that_it_knows(tmp_path: Path) -> None:
+    deployment = the("Deployment", "ringproxy-topology")["spec"]
+    assert deployment["replicas"] == 1
+    spec = deployment["template"]["spec"]
+    assert spec["securityContext"] == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+    (container,) = spec["containers"]
+    assert container["image"] == f"ringproxy:{PROJECT['version']}"
+    assert container["securityContext"]["readOnlyRootFilesystem"] is True
+    assert container["resources"]["limits"].keys() == {"memory"}
+
+    options = parser().parse_args(container["args"])
+    folder, file = options.file.parent, options.file.name
+    assert options.watch
+    assert str(folder) in {mount["mountPath"] for mount in container["volumeMounts"]}
+    made = tmp_path / file
+    made.write_text(the("ConfigMap")["data"][file])
+    (exchange,) = load(made)
+    assert exchange.per_node == 2
+
+    environment = {each["name"]: each["value"] for each in container["env"]}
+    secret = tmp_path / "secret"
+    secret.write_text("from-a-file\n")
+    files = {name: str(secret) for name in environment if name.endswith("_FILE")}
+    settings = load_settings(None, environment | files, {})
+    assert settings.default_vhost == exchange.vhost
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    for probe in ("livenessProbe", "readinessProbe"):
+        assert ports[container[probe]["httpGet"]["port"]] == settings.admin_listen.port
+
+
 def test_the_pod_waits_longer_than_the_proxy_drains(pod: dict[str, Any], settings: Settings) -> None:
     assert pod["terminationGracePeriodSeconds"] > settings.drain_time
 
@@ -220,7 +256,7 @@ def test_the_application_publishes_where_the_proxy_listens(pod: dict[str, Any], 
 
 
 def test_prometheus_finds_the_metrics_either_way(sidecar: dict[str, Any], settings: Settings) -> None:
-    template = the("Deployment")["spec"]["template"]["metadata"]
+    template = the("Deployment", "orders")["spec"]["template"]["metadata"]
     assert template["annotations"] == {
         "prometheus.io/scrape": "true",
         "prometheus.io/port": str(settings.admin_listen.port),

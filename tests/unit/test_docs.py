@@ -26,7 +26,8 @@ from proxy.settings.config import Settings
 from proxy.settings.files import Files
 from proxy.settings.patterns import Selection
 from proxy.settings.sources import field_names
-from proxy.shards.command import PARTS, SETTINGS
+from proxy.shards.command import PARTS
+from proxy.shards.watch import Watch
 from proxy.topology.management import Management
 from proxy.topology.sync import Sync
 from proxy.topology.table import PassReason, Router
@@ -135,7 +136,7 @@ def test_every_part_of_topology_is_documented_with_its_flags_and_exit_statuses()
         arguments = [str(action.metavar) for action in command._actions if not action.option_strings]
         assert f"`ring-proxy topology {' '.join([part.name, *arguments])}`" in section
         assert statuses_of(section) == set(part.statuses), part.name
-    flags = {f"--{name.replace('_', '-')}" for name in SETTINGS}
+    flags = {f"--{name.replace('_', '-')}" for part in PARTS for name in part.settings}
     assert flags <= set(re.findall(r"`(--[a-z-]+)`", page.split("## The parts")[1]))
 
 
@@ -214,8 +215,15 @@ def test_links_and_paths_in_the_documents_exist() -> None:
             assert (ROOT / "".join(path)).exists(), f"{document.name}: {path}"
 
 
+def test_every_metric_of_the_watch_is_documented_and_no_other() -> None:
+    told = {family.name: family.type for family in Watch(Settings(), Path("topology.toml")).registry.collect()}
+    names = {f"{name}_total" if kind == "counter" else name for name, kind in told.items()}
+    assert names == set(re.findall(r"^\| `(ringproxy_\w+)`", REFERENCE["topology"], flags=re.M))
+
+
 def test_metrics_alerts_and_rules_that_pages_name_exist() -> None:
-    metrics = set(re.findall(r"^\| `(ringproxy_\w+)`", REFERENCE["metrics"], flags=re.M))
+    pages = REFERENCE["metrics"] + REFERENCE["topology"]
+    metrics = set(re.findall(r"^\| `(ringproxy_\w+)`", pages, flags=re.M))
     rules = (ROOT / "deploy/alerts.yaml").read_text()
     for document in DOCUMENTS:
         for name in re.findall(r"\bringproxy_[a-z_]+[a-z]\b(?![_(*])", document.read_text()):

@@ -47,7 +47,10 @@ ROOMS: dict[str, set[str]] = {
         *("proxy.routing", "proxy.publisher", "proxy.session", "proxy.http.formats", "proxy.http.admission"),
     },
     "proxy.commands": {"ring", "proxy.settings", "proxy.process", "proxy.topology", "proxy.journal"},
-    "proxy.shards": {"ring", "proxy.settings", "proxy.process", "proxy.topology"},
+    "proxy.shards": {
+        *("ring", "proxy.settings", "proxy.process", "proxy.topology", "proxy.http", "proxy.http.formats"),
+        "proxy.http.admission",
+    },
     "proxy.app": {
         *("ring", "proxy.settings", "proxy.process", "proxy.topology", "proxy.journal", "proxy.routing"),
         *("proxy.publisher", "proxy.session", "proxy.http", "proxy.http.admission", "proxy.http.sending"),
@@ -76,7 +79,7 @@ IO_MODULES = {
     "proxy.publisher": {"connection", "dial", "pool"},
     "proxy.session": {"answer_deadlines", "context", "flow", "listener", "lookup", "session", "sockets"},
     "proxy.http.formats": {"answers", "parsing", "problems"},
-    "proxy.shards": {"apply", "broker", "command", "fleet", "reading", "retire"},
+    "proxy.shards": {"apply", "broker", "command", "fleet", "reading", "retire", "watch"},
     "proxy.http.endpoints": {"batch", "docs", "events", "management", "publish", "route", "urls"},
 }
 """Modules that know of the event loop, threads, sockets or aiohttp; the others of these rooms take and give values."""

@@ -1,0 +1,134 @@
+"""`apply --watch` on a real cluster: a node that joins gets its shards, and one that leaves is told."""
+
+import os
+import signal
+import subprocess
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import proxy
+from testbed.broker import installation
+from testbed.cluster import private_cluster
+from testbed.node import Node, free_ports
+from tests.integration.broker_api import DEADLINE_SECONDS, BrokerApi, VirtualHost, wait_until
+from tests.integration.load import Load
+from tests.integration.own_node import BROKER, private_only
+from tests.integration.sidecar import COMMAND, Sidecar
+
+pytestmark = [pytest.mark.long, private_only]
+
+FILE = """
+[[exchange]]
+name = "orders"
+shards_per_node = 2
+lanes = false
+arguments = { x-single-active-consumer = false }
+"""
+START_SECONDS = 120.0
+
+
+class Watcher:
+    """A running `ring-proxy topology apply --watch`."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]", log: Path, port: int) -> None:
+        self.process, self._log, self._port = process, log, port
+
+    def log(self) -> str:
+        return self._log.read_text()
+
+    def ask(self, path: str) -> tuple[int, str]:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self._port}{path}", timeout=DEADLINE_SECONDS) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
+        except OSError as error:
+            return 0, str(error)
+
+    def ready(self) -> bool:
+        return self.ask("/readyz")[0] == 200
+
+    def metric(self, sample: str) -> float:
+        lines = self.ask("/metrics")[1].splitlines()
+        return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"{sample} "))
+
+
+@contextmanager
+def watching(node: Node, folder: Path) -> Iterator[Watcher]:
+    """Watch the file `FILE`, by one node's addresses."""
+    file, log = folder / "topology.toml", folder / "watch.log"
+    file.write_text(FILE)
+    (port,) = free_ports(1)
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("RINGPROXY_")}
+    clean["PYTHONPATH"] = str(Path(proxy.__file__).parents[1])
+    flags = [f"--broker-url={node.amqp_url}", f"--management-url={node.management_url}", "--sync-interval=1"]
+    command = [COMMAND, "topology", "apply", "--watch", *flags, f"--admin-listen=127.0.0.1:{port}", str(file)]
+    with log.open("wb") as output, subprocess.Popen(command, env=clean, stdout=output, stderr=output) as process:
+        try:
+            yield Watcher(process, log, port)
+        finally:
+            process.kill()
+
+
+def leaders(api: BrokerApi) -> dict[str, str]:
+    """Return the node that leads each shard, by the name of its queue."""
+    queues: list[dict[str, Any]] = api.ask("GET", "queues", "/", query="columns=name,leader")
+    return {queue["name"]: queue.get("leader", "") for queue in queues if queue["name"].startswith("orders.")}
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[list[Node]]:
+    """Yield three nodes of one cluster, of which the third has not joined yet."""
+    with private_cluster(installation(BROKER), 3, running=2) as nodes:
+        yield nodes
+
+
+def test_a_node_that_joins_gets_its_shards_and_one_that_leaves_is_told(nodes: list[Node], tmp_path: Path) -> None:
+    first, _, third = nodes
+    api = BrokerApi(first.management_url)
+    home = VirtualHost(api, "/", [])
+    settings = {"broker_url": first.amqp_url, "management_url": first.management_url, "sync_interval": "0.5"}
+    with watching(first, tmp_path) as watcher:
+        wait_until("four shards", watcher.ready, START_SECONDS)
+        assert sorted(leaders(api)) == [f"orders.{n}" for n in range(1, 5)]
+        assert sorted(leaders(api).values()) == sorted([node.name for node in nodes[:2]] * 2)
+        sidecar = Sidecar(settings, tmp_path)
+        load = Load(sidecar, "orders", "/", workers=4)
+        try:
+            with load.running():
+                wait_until("messages", lambda: len(load.confirmed) > 500)
+                third.start()
+                wait_until("its shards", lambda: len(leaders(api)) == 6, START_SECONDS)
+                six = {f"orders.{n}": 1 for n in range(1, 7)}
+                sidecar.wait_for_weights("/", "orders", six)
+                enough = len(load.confirmed) + 500
+                wait_until("messages by the ring of six", lambda: len(load.confirmed) > enough)
+            found = {queue: {message.body.decode() for message in home.drain(queue)} for queue in six}
+        finally:
+            sidecar.stop()
+        led = leaders(api)
+        assert [led["orders.5"], led["orders.6"]] == [third.name, third.name]
+        assert (load.refused, load.unanswered) == ([], [])
+        for key, receipt in load.receipts.items():
+            assert [queue for queue, keys in found.items() if key in keys] == [receipt.queue]
+        assert sum(map(len, found.values())) == len(load.receipts)
+        assert all(found.values())
+
+        third.kill()
+        wait_until("the node that left", lambda: watcher.metric('ringproxy_topology_nodes{state="gone"}') == 1)
+        assert f"node '{third.name}' does not run, and has replicas of " in watcher.log()
+        steps = watcher.metric("ringproxy_topology_steps_total")
+        looks = watcher.metric('ringproxy_topology_looks_total{result="ok"}')
+        wait_until("more looks", lambda: watcher.metric('ringproxy_topology_looks_total{result="ok"}') > looks + 2)
+        assert len(leaders(api)) == 6
+        assert watcher.metric("ringproxy_topology_steps_total") == steps
+        assert watcher.ready()
+        watcher.process.send_signal(signal.SIGTERM)
+        assert watcher.process.wait(DEADLINE_SECONDS) == 0
+        assert "Traceback" not in watcher.log()
