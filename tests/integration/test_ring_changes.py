@@ -34,10 +34,10 @@ def test_each_change_is_told_once_with_the_share_it_moved(start_sidecar: StartSi
 
     first, second, third = changes(sidecar, "orders")
     assert "ring of 2 destinations (first use)" in first
-    assert "+queue 'q3' weight 2 (sync)" in second
+    assert "+queue 'q3' weight 2 (a regular reading)" in second
     moved = built({"q1": 1, "q2": 1, "q3": 2}).moved_from(built({"q1": 1, "q2": 1}))
     assert f"{moved:.2%}" in second
-    assert "-queue 'q1' weight 1 (sync)" in third
+    assert "-queue 'q1' weight 1 (a regular reading)" in third
     moved += (last := built({"q2": 1, "q3": 2}).moved_from(built({"q1": 1, "q2": 1, "q3": 2})))
     assert f"{last:.2%}" in third
     told = sidecar.metric("ringproxy_ring_moved_ratio_total", vhost=vhost.name, exchange="orders")
@@ -62,7 +62,7 @@ def test_an_unbind_followed_by_a_bind_moves_keys_once(start_sidecar: StartSideca
     sidecar.wait_for_weights(vhost.name, "orders", {"q1": 3, "q2": 1})
 
     _, change = changes(sidecar, "orders")
-    assert "queue 'q1' weight 1 to 3 (sync)" in change
+    assert "queue 'q1' weight 1 to 3 (a regular reading)" in change
 
 
 def test_every_confirmed_message_is_once_in_a_queue_that_a_ring_in_force_names(
