@@ -21,7 +21,7 @@ from proxy.process import memory
 from proxy.process.logs import catch_all, escaped, install
 from proxy.settings.config import Settings
 from proxy.settings.parse import ConfigError, did_you_mean
-from proxy.settings.sources import ENVIRONMENT_PREFIX, SWITCHES, describe, field_names, help_of, load_settings
+from proxy.settings.sources import ENVIRONMENT_PREFIX, SWITCHES, describe, field_names, groups, help_of, load_settings
 from proxy.shards import command as topology
 from ring.compiled import kind
 from ring.hashing import RING_FORMAT
@@ -158,11 +158,16 @@ def _add_settings(command: argparse.ArgumentParser, names: tuple[str, ...] | Non
     """Add a flag for each of these settings, for all if none are named."""
     text = "TOML file of settings; the environment and flags win over it (default: the variable RINGPROXY_CONFIG)"
     command.add_argument("--config", metavar="FILE", help=text)
-    for name in names or field_names():
-        # A switch such as --insecure needs no value.
-        more: dict[str, Any] = {"nargs": "?", "const": "true"} if name in SWITCHES else {}
-        flag = f"--{name.replace('_', '-')}"
-        command.add_argument(flag, dest=f"set_{name}", metavar="VALUE", help=help_of(name), **more)
+    for title, members in groups().items():
+        # argparse does not show a group that stays empty.
+        group = command.add_argument_group(title)
+        for name in members:
+            if names is not None and name not in names:
+                continue
+            # A switch such as --insecure needs no value.
+            more: dict[str, Any] = {"nargs": "?", "const": "true"} if name in SWITCHES else {}
+            flag = f"--{name.replace('_', '-')}"
+            group.add_argument(flag, dest=f"set_{name}", metavar="VALUE", help=help_of(name), **more)
 
 
 def _settings(options: argparse.Namespace, *, secrets: bool = True) -> Settings:

@@ -31,9 +31,12 @@ ANY_HOST = "*"
 """The item of `host_names` that stands for every name."""
 
 
-def _setting(default: Any, text: str, *, positive: bool = False) -> Any:
-    """Return a setting's field, with its help; a `positive` setting must be above 0."""
-    return dataclasses.field(default=default, metadata={"help": text, "positive": positive})
+def _setting(default: Any, text: str, *, positive: bool = False, group: str = "") -> Any:
+    """Return a setting's field, with its help; a `positive` setting must be above 0.
+
+    `group` is what this setting, and all below it up to the next group, are for.
+    """
+    return dataclasses.field(default=default, metadata={"help": text, "positive": positive, "group": group})
 
 
 @dataclass(frozen=True)
@@ -41,42 +44,46 @@ class Settings:
     """All settings of one sidecar, checked as they are made. Times are in seconds, sizes in bytes."""
 
     broker_url: URL = _setting(
-        URL("amqp://guest:guest@localhost:5672/"), "AMQP URL of the broker; its path is the default virtual host"
+        URL("amqp://guest:guest@localhost:5672/"),
+        "AMQP URL of the broker; its path is the default virtual host",
+        group="The broker",
     )
     broker_password_file: Path | None = _setting(None, "file whose first line replaces the password in broker_url")
+    broker_addresses: tuple[Address, ...] = _setting(
+        (), "HOST:PORT of each node of a cluster, tried in turn; if empty, host and port of broker_url"
+    )
+    broker_connections: int = _setting(1, "number of broker connections for HTTP publishes, for each virtual host")
     management_url: tuple[URL, ...] = _setting(
         (URL("http://guest:guest@localhost:15672"),),
         "URL of the management API, with the user that reads bindings; or URLs of several nodes of one cluster",
+        group="The management API",
     )
     management_password_file: Path | None = _setting(
         None, "file whose first line replaces the password in each URL of management_url"
     )
-    broker_addresses: tuple[Address, ...] = _setting(
-        (), "HOST:PORT of each node of a cluster, tried in turn; if empty, host and port of broker_url"
-    )
-    amqp_listen: Address = _setting(Address("127.0.0.1", 5673), "address where AMQP clients connect")
-    allow_mechanisms: tuple[Mechanism, ...] = _setting(
-        (), "SASL mechanisms that AMQP clients may use although they lend this sidecar's rights: EXTERNAL, ANONYMOUS"
-    )
+    amqp_listen: Address = _setting(Address("127.0.0.1", 5673), "address where AMQP clients connect", group="Listeners")
     http_listen: Address = _setting(Address("127.0.0.1", 15680), "address where HTTP clients publish")
     admin_listen: Address = _setting(Address("127.0.0.1", 15681), "address of the probes, the metrics and the rings")
-    host_names: tuple[HostName, ...] = _setting(
-        (), "further host names by which requests may address http_listen and admin_listen; '*' for any"
-    )
     http_socket: Path | None = _setting(
         None, "path of a unix socket that takes HTTP publishes too, from anyone who may open it"
     )
+    host_names: tuple[HostName, ...] = _setting(
+        (), "further host names by which requests may address http_listen and admin_listen; '*' for any"
+    )
     tokens_file: Path | None = _setting(
-        None, "TOML file of bearer tokens, and of the exchanges that each may publish to over HTTP"
+        None, "TOML file of bearer tokens, and of the exchanges that each may publish to over HTTP", group="Access"
     )
     management_publish: bool | None = _setting(
         None,
         "take the management API's publish, from broker users with name and password; by default only "
         "without tokens_file and client_ca_file",
     )
+    allow_mechanisms: tuple[Mechanism, ...] = _setting(
+        (), "SASL mechanisms that AMQP clients may use although they lend this sidecar's rights: EXTERNAL, ANONYMOUS"
+    )
     insecure: bool = _setting(False, "let anyone publish over HTTP, even where http_listen is not a loopback address")
     tls_cert_file: Path | None = _setting(
-        None, "certificate chain (PEM) of the HTTP and AMQP listeners, which then speak TLS only"
+        None, "certificate chain (PEM) of the HTTP and AMQP listeners, which then speak TLS only", group="TLS"
     )
     tls_key_file: Path | None = _setting(None, "private key (PEM, without a password) of tls_cert_file")
     client_ca_file: Path | None = _setting(
@@ -91,7 +98,9 @@ class Settings:
     )
     client_key_file: Path | None = _setting(None, "private key (PEM, without a password) of client_cert_file")
     route: tuple[str, ...] = _setting(
-        ("*",), "hash exchanges whose publishes the ring routes: patterns NAME or VHOST/NAME, percent-encoded"
+        ("*",),
+        "hash exchanges whose publishes the ring routes: patterns NAME or VHOST/NAME, percent-encoded",
+        group="Exchanges",
     )
     shadow: tuple[str, ...] = _setting(
         (),
@@ -101,8 +110,16 @@ class Settings:
     pass_: tuple[str, ...] = _setting(
         (), "hash exchanges that the sidecar leaves alone: publishes go to the exchange itself; wins over shadow"
     )
+    on_dead_letter: OnDeadLetter = _setting(
+        "pass",
+        "publishes to an exchange with a queue that would dead-letter under its own name: pass them to the "
+        "exchange, rewrite (route them by the ring all the same), or refuse them",
+    )
     sync_interval: float = _setting(
-        15.0, "most seconds between two readings of an exchange's bindings; the time is random", positive=True
+        15.0,
+        "most seconds between two readings of an exchange's bindings; the time is random",
+        positive=True,
+        group="Rings",
     )
     settle_time: float = _setting(
         2.0, "seconds that a binding must be missing from all readings before its removal counts"
@@ -110,19 +127,14 @@ class Settings:
     ring_max_age: float = _setting(
         300.0, "seconds since the last good reading after which a ring is stale", positive=True
     )
+    on_stale: OnStale = _setting("serve", "what a stale ring does: serve routes on, refuse refuses publishes")
     ring_cache_dir: Path | None = _setting(
         None,
         "folder where the last good rings are kept for a start while the management API is away; if empty, "
         "none are kept",
     )
-    on_stale: OnStale = _setting("serve", "what a stale ring does: serve routes on, refuse refuses publishes")
-    on_dead_letter: OnDeadLetter = _setting(
-        "pass",
-        "publishes to an exchange with a queue that would dead-letter under its own name: pass them to the "
-        "exchange, rewrite (route them by the ring all the same), or refuse them",
-    )
     management_timeout: float = _setting(
-        5.0, "most seconds of one request to one node of the management API", positive=True
+        5.0, "most seconds of one request to one node of the management API", positive=True, group="Time limits"
     )
     lookup_timeout: float = _setting(
         5.0, "most seconds that a publish waits for its exchange to be read, or for a broker connection", positive=True
@@ -136,18 +148,19 @@ class Settings:
         "seconds that an HTTP client may fall behind 64 KiB/s as it sends a body or reads an answer",
         positive=True,
     )
-    broker_connections: int = _setting(1, "number of broker connections for HTTP publishes, for each virtual host")
-    max_sessions: int = _setting(1000, "most AMQP client connections; each has a broker connection of its own")
-    max_body: int = _setting(16 * 1024 * 1024, "most bytes of one message over HTTP, alone or in a batch")
-    max_batch: int = _setting(10_000, "most messages of one batch")
-    max_batch_body: int = _setting(128 * 1024 * 1024, "most bytes of one batch, decompressed")
-    max_in_flight: int = _setting(10_000, "most messages over HTTP that wait for the broker's confirm")
-    max_in_flight_bytes: int = _setting(64 * 1024 * 1024, "most bytes of HTTP requests and answers in memory at once")
+    max_sessions: int = _setting(
+        1000, "most AMQP client connections; each has a broker connection of its own", group="Limits"
+    )
     max_http_connections: int = _setting(
         11_000, "most connections to http_listen and http_socket together, idle ones included"
     )
+    max_in_flight: int = _setting(10_000, "most messages over HTTP that wait for the broker's confirm")
+    max_in_flight_bytes: int = _setting(64 * 1024 * 1024, "most bytes of HTTP requests and answers in memory at once")
+    max_body: int = _setting(16 * 1024 * 1024, "most bytes of one message over HTTP, alone or in a batch")
+    max_batch: int = _setting(10_000, "most messages of one batch")
+    max_batch_body: int = _setting(128 * 1024 * 1024, "most bytes of one batch, decompressed")
     journal_dir: Path | None = _setting(
-        None, "folder for the journal's files; without it and journal_stream there is no journal"
+        None, "folder for the journal's files; without it and journal_stream there is no journal", group="The journal"
     )
     journal_stream: str | None = _setting(
         None, "stream queue of the default virtual host that takes the journal, in place of journal_dir"
@@ -164,7 +177,9 @@ class Settings:
     journal_max_bytes: int = _setting(
         10 * 1024**3, "compressed size of all files in journal_dir at which further records are dropped"
     )
-    log_level: LogLevel = _setting("info", "least severe log lines to write: debug, info, warning, error")
+    log_level: LogLevel = _setting(
+        "info", "least severe log lines to write: debug, info, warning, error", group="The log"
+    )
     log_format: LogFormat = _setting("text", "form of the log: text, or json with one object a line")
 
     def __post_init__(self) -> None:

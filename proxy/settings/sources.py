@@ -62,6 +62,16 @@ def field_names() -> tuple[str, ...]:
     return tuple(f.name.rstrip("_") for f in dataclasses.fields(Settings))
 
 
+def groups() -> Mapping[str, tuple[str, ...]]:
+    """Return the settings' written names by what they are for, in the order of `Settings`."""
+    found: dict[str, tuple[str, ...]] = {}
+    title = ""
+    for field in dataclasses.fields(Settings):
+        title = field.metadata["group"] or title
+        found[title] = (*found.get(title, ()), field.name.rstrip("_"))
+    return found
+
+
 SWITCHES = frozenset(field.name for field in dataclasses.fields(Settings) if field.type in (bool, bool | None))
 """Settings that are on or off."""
 
@@ -145,6 +155,8 @@ def describe(settings: Settings) -> str:
     """Return the settings as a TOML file that gives them again but for the passwords, which are hidden."""
     lines = []
     for field in dataclasses.fields(Settings):
+        if field.metadata["group"]:
+            lines += [f"## {field.metadata['group']}", ""]
         name, value = field.name.rstrip("_"), getattr(settings, field.name)
         lines.append(f"# {field.metadata['help']} ({ENVIRONMENT_PREFIX}{name.upper()})")
         lines.append(f"{name} = {_toml(value)}" if value is not None else f'# {name} = ""')

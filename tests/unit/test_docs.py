@@ -25,7 +25,7 @@ from proxy.session.state import TRANSITIONS, Phase
 from proxy.settings.config import Settings
 from proxy.settings.files import Files
 from proxy.settings.patterns import Selection
-from proxy.settings.sources import field_names
+from proxy.settings.sources import field_names, groups
 from proxy.shards.command import PARTS
 from proxy.shards.watch import Watch
 from proxy.topology.management import Management
@@ -61,7 +61,11 @@ def sections(page: str, level: str) -> dict[str, str]:
     return {title: text for title in titles for text in parts if text.startswith(f"{title}\n")}
 
 
-def test_every_setting_is_documented_and_no_other() -> None:
+def test_every_setting_is_documented_in_its_group_and_no_other() -> None:
+    tables = {title: first_cells(text) for title, text in sections("settings", "##").items()}
+    assert {title: names for title, names in tables.items() if names} == {
+        t: set(names) for t, names in groups().items()
+    }
     assert first_cells(REFERENCE["settings"]) == set(field_names())
 
 
