@@ -7,6 +7,7 @@ import socket
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,18 @@ def test_promtool_has_nothing_to_say_about_the_rules() -> None:
     assert f"SUCCESS: {len(GROUP['rules'])} rules found" in promtool(
         "check", "rules", "--lint=all", "--lint-fatal", RULES
     )
+
+
+def test_promtool_can_read_every_expression_of_the_pages(tmp_path: Path) -> None:
+    """Of the dashboard and of the sidecars behind an alert; an expression is the second cell of a row."""
+    pages = [(ROOT / f"docs/how-to/{page}.md").read_text() for page in ("measure", "troubleshoot")]
+    listed = [
+        re.findall(r"^\| [^|]+ \| `([^`]*(?:ringproxy_|process_|up ==)[^`]*)` \|", page, flags=re.M) for page in pages
+    ]
+    assert [len(of_page) for of_page in listed] == [10, 6]
+    rules = [{"record": f"page:{n}", "expr": expression} for n, expression in enumerate(chain(*listed))]
+    (tmp_path / "rules.yaml").write_text(yaml.safe_dump({"groups": [{"name": "pages", "rules": rules}]}))
+    assert "SUCCESS: 16 rules found" in promtool("check", "rules", tmp_path / "rules.yaml")
 
 
 def test_the_alerts_fire_as_they_should() -> None:
