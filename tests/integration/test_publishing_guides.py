@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from testbed.debian import ensure_package
 from testbed.node import Node
 from tests.integration.broker_api import DEADLINE_SECONDS, BrokerApi, VirtualHost
 from tests.integration.node_packages import node_modules
@@ -31,14 +32,18 @@ def node() -> Iterator[Node]:
 @pytest.fixture
 def reader(node: Node, tmp_path: Path) -> Iterator[Reader]:
     """A reader who has done the tutorial's first three steps."""
+    for package in ("curl", "jq"):
+        ensure_package(package, package)
     (tmp_path / "venv").symlink_to(sys.prefix)
     (tmp_path / "node_modules").symlink_to(node_modules())
     at_work = Reader(tmp_path, node)
-    start, make, *_ = (step for step in steps("docs/tutorial.md") if not step.heading.startswith("1."))
-    at_work.takes(start)
-    at_work.takes(make)
-    yield at_work
-    at_work.close()
+    try:
+        start, make, *_ = (step for step in steps("docs/tutorial.md") if not step.heading.startswith("1."))
+        at_work.takes(start)
+        at_work.takes(make)
+        yield at_work
+    finally:
+        at_work.close()
     home_of(node, QUEUES)  # with empty queues for the next one
 
 
