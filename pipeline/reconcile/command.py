@@ -129,8 +129,9 @@ def run(options: argparse.Namespace) -> int:
         page = report(told, journal.missing, by_queue, worst, head)
         if within.is_limited:
             page.text(
-                f"All of it is of records {within}; what was seen at other times counts where it is of those. That an"
-                " id is another message's too is noticed where that has a record in it, or an hour before or after."
+                f"This page is about records {within}. What consumers saw at other times counts if it has such a"
+                " record. An id that another message has too is noticed if that message has a record in this time or"
+                " in the hour before or after."
             )
         out.write("report.html", page.html())
         out.write_verdict(told)

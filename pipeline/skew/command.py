@@ -65,7 +65,7 @@ def run(options: argparse.Namespace) -> int:
         parameters = {"--top": options.top, "--approximate": options.approximate}
         page = report(found, missing, about.of_journal(options.journal, within, (first, last), parameters))
         if within.is_limited:
-            page.text(f"All of it is of records {within}.")
+            page.text(f"This page is about records {within}.")
         out.write("report.html", page.html())
     for one in found:
         if one.scope.across:

@@ -92,7 +92,7 @@ def run(options: argparse.Namespace) -> int:
         told |= {**within.as_json(), "left_out": {"hashed": inputs.hashed_otherwise, "ring": inputs.without_ring}}
         page = report(found, told, moved, heaviest, inputs.present.said, _about(options, within, inputs))
         if within.is_limited:
-            page.text(f"All of it is of records {within}.")
+            page.text(f"This page is about records {within}.")
         out.write("report.html", page.html())
         out.write_verdict(told)
     print(f"{told['verdict']}: {sentence(found)}: {out}/report.html")

@@ -137,7 +137,7 @@ def test_numbers_before_the_first_are_no_gap(
     assert (row["first"], row["last"]) == (25, 27)
     assert "\n3 records missing: " in said("skew", "--from", "2026-11-21T18", *until)
     page = (tmp_path / "skew" / "report.html").read_text(encoding="utf-8")
-    assert "All of it is of records from 2026-11-21 18:00:00 until 2026-11-21 20:00:00 UTC." in page
+    assert "This page is about records from 2026-11-21 18:00:00 until 2026-11-21 20:00:00 UTC." in page
     assert "55 records, 5 missing: " in said("usage", *until)
     assert "\n5 records missing: " in said("skew", *until)
 
@@ -259,4 +259,4 @@ def test_yesterday_is_reconciled_while_the_journal_goes_on(spark: SparkSession, 
         ids[30]: {"lost"},
     }
     page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
-    assert "what was seen at other times counts where it is of those" in page
+    assert "What consumers saw at other times counts if it has such a" in page
