@@ -14,7 +14,14 @@ from yarl import URL
 from proxy.settings.tls import ClientTls, ServerTls
 from proxy.topology import management
 from proxy.topology.bindings import CONSISTENT_HASH, Binding, Exchange, TopologyError
-from proxy.topology.management import MAX_RETRY_AFTER, Management, ManagementError, NotAskableError
+from proxy.topology.management import (
+    MAX_RETRY_AFTER,
+    Management,
+    ManagementError,
+    NotAskableError,
+    RefusedError,
+    UnansweredError,
+)
 from ring.destination import Destination
 from ring.hashed import HashedValue
 from tests.certificates import Authority
@@ -284,3 +291,41 @@ async def test_proxies_in_the_environment_are_for_the_way_out(
 async def test_it_must_be_open(fake: FakeManagement) -> None:
     with pytest.raises(RuntimeError, match="not open"):
         await Management([fake.url], timeout=1).vhosts()
+
+
+async def test_a_change_is_made_and_a_refusal_has_the_brokers_own_words() -> None:
+    answers = {
+        "made": web.Response(status=201),
+        "again": web.Response(status=204),
+        "refused": web.json_response({"error": "bad_request", "reason": "inequivalent arg 'x'"}, status=400),
+        "forbidden": web.json_response({"error": "not_authorised", "reason": "Access refused."}, status=401),
+        "absent": web.json_response({"error": "Object Not Found", "reason": "Not Found"}, status=404),
+        "odd": web.Response(status=418, body=b"\xff"),
+        "down": web.Response(status=503),
+    }
+    asked = []
+
+    async def answer(request: web.Request) -> web.Response:
+        asked.append((request.method, request.raw_path, await request.text()))
+        return answers[request.path.rpartition("/")[2]]
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", answer)
+    async with TestServer(app) as server, Management([server.make_url("/")], 5.0) as api:
+        await api.change("PUT", ["queues", "/", "made"], {"durable": True})
+        await api.change("DELETE", ["queues", "/", "again"], query="?if-empty=true")
+        assert asked == [
+            ("PUT", "/api/queues/%2F/made", '{"durable": true}'),
+            ("DELETE", "/api/queues/%2F/again?if-empty=true", ""),
+        ]
+        for name, status_then, reason in (
+            ("refused", 400, "inequivalent arg 'x'"),
+            ("forbidden", 401, "Access refused."),
+            ("absent", 404, "Not Found"),
+            ("odd", 418, ""),
+        ):
+            with pytest.raises(RefusedError) as raised:
+                await api.change("PUT", ["queues", "/", name], {})
+            assert (raised.value.status, raised.value.reason) == (status_then, reason)
+        with pytest.raises(UnansweredError):
+            await api.change("PUT", ["queues", "/", "down"], {})

@@ -1,0 +1,89 @@
+"""Which sidecars there are, which of them can be asked, and whether they agree."""
+
+from typing import Any
+
+import pytest
+
+from proxy.shards import fleet
+from proxy.shards.fleet import FleetError, admin_url, ask, disagreement, hosts, reachable
+from tests.unit.proxy.shards.fake_api import Pages, management, served
+
+WHOAMI = {"name": "topology", "tags": ["monitoring"]}
+RINGS = "/rings///orders"
+
+
+def connection(host: str, **properties: str) -> dict[str, Any]:
+    return {"peer_host": host, "client_properties": properties}
+
+
+def pages(*connections: Any) -> Pages:
+    return {"whoami": WHOAMI, "connections": list(connections)}
+
+
+async def test_the_inventory_is_the_hosts_of_connections_that_sidecars_made() -> None:
+    made = [
+        connection("10.0.0.7", ringproxy_version="0.1.0"),
+        connection("10.0.0.7", ringproxy_version="0.1.0", connection_name="x"),
+        connection("10.0.0.8", product="pika"),
+        {"peer_host": "10.0.0.9", "client_properties": []},
+        {},
+    ]
+    async with management(pages(*made)) as api:
+        assert await hosts(api) == {"10.0.0.7"}
+
+
+@pytest.mark.parametrize("tags", [["management"], "management,policymaker", None])
+async def test_who_sees_only_his_own_connections_knows_no_fleet(tags: Any) -> None:
+    async with management({"whoami": {"name": "u", "tags": tags}, "connections": []}) as api:
+        with pytest.raises(FleetError, match="needs the tag monitoring"):
+            await hosts(api)
+
+
+async def test_tags_may_be_a_text_with_commas() -> None:
+    async with management({"whoami": {"name": "u", "tags": "management,administrator"}, "connections": []}) as api:
+        assert await hosts(api) == frozenset()
+
+
+def test_a_host_is_asked_at_the_default_port() -> None:
+    assert admin_url("10.0.0.7") == "http://10.0.0.7:15681"
+    assert admin_url("fd00::7") == "http://[fd00::7]:15681"
+
+
+async def test_more_hosts_that_do_not_answer_than_names_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleet, "admin_url", lambda host: f"http://{host}:9")
+    mute = [connection(f"127.0.0.{n}", ringproxy_version="1") for n in (2, 3)]
+    async with management(pages(*mute)) as api:
+        with pytest.raises(
+            FleetError, match="2 of 2 hosts with sidecars cannot be asked, and 1 were named: http://127"
+        ):
+            await reachable(api, ["http://named"], "/", "orders")
+        assert await reachable(api, ["http://one", "http://two"], "/", "orders") == ["http://one", "http://two"]
+
+
+@pytest.mark.parametrize(
+    ("page", "ring", "fault"),
+    [
+        ({"passed": None, "ring": "abc"}, "abc", ""),
+        ({"passed": "mode pass", "ring": "abc"}, None, ""),
+        ({"other": 1}, None, "not a sidecar's answer"),
+        ([], None, "not a sidecar's answer"),
+        (None, None, "answers 404"),
+    ],
+)
+async def test_what_a_sidecar_answers(page: Any, ring: str | None, fault: str) -> None:
+    async with served({RINGS: page}) as url:
+        (answer,) = await ask([url], "/", "orders")
+
+    assert (answer.sidecar, answer.ring, answer.fault) == (url, ring, fault)
+
+
+async def test_who_routes_by_another_ring_disagrees_and_who_routes_by_none_agrees() -> None:
+    async with (
+        management(pages()) as api,
+        served({RINGS: {"passed": None, "ring": "new"}}) as new,
+        served({RINGS: {"passed": None, "ring": "old"}}) as old,
+        served({RINGS: {"passed": "mode pass"}}) as native,
+    ):
+        assert await disagreement(api, [new, native], "/", "orders", "new") == ""
+        assert await disagreement(api, [new, old], "/", "orders", "new") == f"{old} (ring old)"
+        assert "http://127.0.0.1:9 (" in await disagreement(api, ["http://127.0.0.1:9"], "/", "orders", "new")

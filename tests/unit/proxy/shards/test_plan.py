@@ -1,0 +1,159 @@
+"""A plan: the keys that move, what waits where they leave, the rights of users, and how a plan is shown."""
+
+import json
+import re
+import shlex
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.shards import report
+from proxy.shards.document import DocumentError, parse
+from proxy.shards.plan import Plan, make_plan, moves_between, pattern
+from proxy.shards.state import FoundQueue, State
+from ring.destination import Destination
+from ring.hashing import SLOTS
+from ring.ring import Ring
+from tests.unit.proxy.shards.model import EMPTY, after
+
+
+def plan(state: State, *exchanges: dict[str, Any]) -> Plan:
+    return make_plan(parse({"exchange": list(exchanges)}), {"/": state})
+
+
+def orders(**fields: Any) -> dict[str, Any]:
+    return {"name": "orders", **fields}
+
+
+def made(*exchanges: dict[str, Any]) -> State:
+    return after(EMPTY, *(step for _, step in plan(EMPTY, *exchanges).steps))
+
+
+def queue(number: int) -> Destination:
+    return Destination("queue", f"orders.{number}")
+
+
+def test_the_moves_are_those_between_the_rings_that_sidecars_build() -> None:
+    before, wanted = {queue(n): 1 for n in range(1, 5)}, {queue(n): 1 for n in range(1, 6)}
+
+    moves = moves_between(before, wanted)
+
+    old, new = Ring.build(before), Ring.build(wanted)
+    assert sum(move.slots for move in moves) == round(new.moved_from(old) * SLOTS)
+    for move in moves:
+        theirs = old.table == old.destinations.index(move.source)
+        assert move.slots == int((theirs & (new.table == new.destinations.index(move.target))).sum())
+        assert move.target == queue(5)
+
+
+def test_without_a_ring_before_or_after_or_with_the_same_one_nothing_moves() -> None:
+    weights = {queue(1): 1, queue(2): 3}
+
+    assert moves_between({}, weights) == moves_between(weights, {}) == moves_between(weights, dict(weights)) == ()
+
+
+def test_what_waits_is_told_of_the_queues_that_lose_keys() -> None:
+    state = made(orders(shards=3))
+    queues = {
+        **state.queues,
+        "orders.1": FoundQueue("quorum", state.queues["orders.1"].arguments, ready=1200, unacked=4),
+        "orders.2": FoundQueue("quorum", state.queues["orders.2"].arguments, ready=0, unacked=0),
+        "orders.3": FoundQueue("quorum", state.queues["orders.3"].arguments),
+    }
+    state = State("/", state.exchanges, queues, state.bindings, state.nodes, state.version)
+
+    found = plan(state, orders(shards=4))
+
+    (planned,) = found.exchanges
+    assert planned.waiting == {queue(1): 1204, queue(2): 0, queue(3): None}
+    text = report.as_text(found)
+    assert re.search(r"orders\.1 +[\d.]+% +1,204\n", text)
+    assert re.search(r"orders\.3 +[\d.]+% +unknown\n", text)
+    assert "messages wait in orders.1, orders.3" in text
+
+
+def test_a_plan_says_how_many_keys_move_and_what_is_to_do() -> None:
+    text = report.as_text(plan(made(orders(shards=4)), orders(shards=5)))
+
+    share, slots = re.findall(r"([\d.]+)% of the keys move \(([\d,]+) of 1,048,576 slots\)", text)[0]
+    assert f"{int(slots.replace(',', '')) / SLOTS:.4%}" == f"{share}%"
+    assert (
+        "  + declare queue orders.5: x-queue-type=quorum, x-single-active-consumer=true, x-delivery-limit=-1\n" in text
+    )
+    assert "consumer timeout: the broker's own, 30 minutes" in text
+    assert text.endswith("\n4 steps to do")
+
+
+def test_a_plan_without_steps_says_so() -> None:
+    text = report.as_text(plan(made(orders(shards=2)), orders(shards=2)))
+
+    assert "  no key moves\n" in text
+    assert text.endswith("\nnothing to do")
+
+
+def test_a_plan_with_a_refusal_says_that_nothing_would_be_done() -> None:
+    text = report.as_text(plan(made(orders(shards=4)), orders(shards=3)))
+
+    assert "cannot be done:\n  [[exchange]] 1, 'orders': shards: shard 4 exists" in text
+    assert text.endswith("\n1 cannot be done, so apply would do nothing")
+
+
+def test_a_plan_as_json() -> None:
+    found = json.loads(json.dumps(report.as_json(plan(made(orders(shards=1)), orders(shards=2)))))
+
+    assert (found["v"], found["steps"]) == (1, 4)
+    (exchange,) = found["exchanges"]
+    assert [step["step"] for step in exchange["steps"]] == ["declare_queue", "declare_exchange", "bind", "bind"]
+    assert exchange["shards"][1] == {"number": 2, "queue": "orders.2", "lane": "orders.lane.2", "weight": 1}
+    assert exchange["moved"] == sum(move["slots"] for move in exchange["moves"]) / SLOTS
+    assert exchange["waiting"] == {"orders.1": 0}
+    assert len(found["rights"]) == 3
+
+
+def test_two_exchanges_that_come_to_share_a_queue_are_refused() -> None:
+    """Which numbers an exchange has by its nodes is known only here."""
+    other = {"name": "b", "shards": 1, "shard": [{"number": 1, "queue": "orders.2"}]}
+    two = State("/", nodes=("rabbit@a", "rabbit@b"))
+
+    with pytest.raises(DocumentError, match=r"shard 1: queue: 'orders.2' is the queue of \[\[exchange\]\] 1, 'orders'"):
+        plan(two, orders(shards_per_node=1), other)
+
+
+def rights(*exchanges: dict[str, Any]) -> dict[str, list[str]]:
+    lines = [shlex.split(line) for line in plan(EMPTY, *exchanges).rights]
+    assert all(line[:4] == ["rabbitmqctl", "set_permissions", "-p", "/"] for line in lines)
+    return {line[4]: line[5:] for line in lines}
+
+
+def may(regex: str, *names: str) -> list[bool]:
+    return [re.search(regex, name) is not None for name in names]
+
+
+def test_with_lanes_nobody_needs_the_default_exchange() -> None:
+    found = rights(orders(shards=2), {"name": "b", "shards": 1})
+
+    configure, write, read = found["WRITER"]
+    assert may(configure, "orders", "x") == may(read, "orders", "x") == [False, False]
+    assert may(write, "orders", "orders.lane.1", "orders.lane.77", "b", "b.lane.1") == [True] * 5
+    assert may(write, "amq.default", "orders.1", "orders.lane.", "orders.lane.1x", "xorders") == [False] * 5
+    assert may(found["READER"][2], "orders.1", "orders.12", "orders", "orders.lane.1") == [True, True, False, False]
+    assert may(found["TOPOLOGY"][0], "ring-proxy.topology", "orders", "orders.1", "other") == [True, True, True, False]
+
+
+def test_without_lanes_the_writer_needs_the_default_exchange() -> None:
+    assert may(rights(orders(shards=2, lanes=False))["WRITER"][1], "amq.default", "orders", "orders.1") == [
+        *(True, True, False),
+    ]
+
+
+@given(st.lists(st.text(st.characters(codec="utf-8"), min_size=1), min_size=1, max_size=4))
+def test_a_pattern_matches_the_names_that_it_is_for(names: list[str]) -> None:
+    assert all(re.fullmatch(pattern(names), name) for name in names)
+
+
+def test_a_pattern_takes_names_with_numbers_for_all_numbers() -> None:
+    assert pattern(["a.1", "a.2", "b+"]) == r"^(a\.[0-9]+|b\+)$"
+    assert pattern(["sharding: orders - rabbit@a - 0"]) == "^sharding: orders - rabbit@a - 0$"
+    assert pattern([]) == "^$"
