@@ -105,7 +105,8 @@ def _written(state: State, exchange: FoundExchange, name: str, shards: Mapping[s
     numbered = _numbered(name, shards)
     ((terms, _),) = Counter(shard.terms for shard in shards.values()).most_common(1)
     lanes = any(shard.lane is not None for shard in shards.values())
-    lines = ["[[exchange]]", f"name = {_toml(name)}", f"vhost = {_toml(state.vhost)}"]
+    lines = [] if exchange.sharded is None else [f"# The exchange has the {exchange.sharded}."]
+    lines += ["[[exchange]]", f"name = {_toml(name)}", f"vhost = {_toml(state.vhost)}"]
     if exchange.type != CONSISTENT_HASH:
         lines.append(f"type = {_toml(exchange.type)}")
     lines += [f"{_EXCHANGE_KEYS[key]} = {_toml(value)}" for key, value in exchange.arguments.items()]

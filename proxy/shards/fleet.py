@@ -89,6 +89,9 @@ async def _ask(session: aiohttp.ClientSession, sidecar: str, vhost: str, exchang
     path = f"/rings/{quote(vhost, safe='')}/{quote(exchange, safe='')}"
     try:
         async with session.get(URL(sidecar.rstrip("/") + path, encoded=True), allow_redirects=False) as response:
+            if response.status == 404:
+                # It has looked for the exchange: its user does not see the virtual host, or it is of another cluster.
+                return Answer(sidecar, None)
             if response.status != 200:
                 return Answer(sidecar, None, f"answers {response.status}")
             told = await response.json(content_type=None)
@@ -122,7 +125,8 @@ async def reachable(api: Management, named: Sequence[str], vhost: str, exchange:
 async def disagreement(api: Management, named: Sequence[str], vhost: str, exchange: str, wanted: str) -> str:
     """Return which sidecars do not route an exchange by the wanted ring yet; empty if all do.
 
-    A sidecar that routes by no ring, as in mode pass, agrees: it publishes to the exchange itself.
+    A sidecar that routes by no ring, as in mode pass, agrees: it publishes to the exchange itself. So does one to which
+    the exchange does not exist.
     """
     try:
         urls = await reachable(api, named, vhost, exchange)

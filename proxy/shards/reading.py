@@ -93,13 +93,18 @@ def _policies(items: list[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
 
 def _exchange(item: Mapping[str, Any], policies: Mapping[str, Mapping[str, Any]]) -> FoundExchange:
     policy = item.get("policy")
-    diverts = isinstance(policy, str) and "alternate-exchange" in policies.get(policy, {})
+    definition = policies.get(policy, {}) if isinstance(policy, str) else {}
+    sharded = None
+    if "shards-per-node" in definition:
+        per_node, key = definition["shards-per-node"], definition.get("routing-key", "")
+        sharded = f"policy {policy!r} of the sharding plugin (shards-per-node {per_node!r}, routing-key {key!r})"
     return FoundExchange(
         _text(item, "type"),
         _table(item, "arguments"),
         item.get("durable") is True and item.get("auto_delete") is False,
         item.get("internal") is True,
-        policy if diverts else None,
+        policy if "alternate-exchange" in definition else None,
+        sharded,
     )
 
 

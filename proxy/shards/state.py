@@ -42,6 +42,8 @@ class FoundExchange:
     internal: bool = False
     alternate: str | None = None
     """The policy that gives the exchange an alternate exchange; None if no policy does."""
+    sharded: str | None = None
+    """The policy by which the sharding plugin makes shards, in words; None if there is none."""
 
 
 class FoundBinding(NamedTuple):
@@ -90,8 +92,15 @@ class State:
             return f"has {len(found)} bindings; a lane has one"
         return "" if found[0].destination.kind == "queue" else f"leads to {found[0].destination}"
 
+    def _leads_nowhere(self, name: str) -> bool:
+        exchange = self.exchanges.get(name)
+        return exchange is None or (not lane_misfit(exchange) and not self.bindings.get(name))
+
     def weights(self, exchange: str) -> dict[Destination, int]:
-        """Return the weights of an exchange's ring as a sidecar reads them, each lane placed as the queue behind it."""
+        """Return the weights of an exchange's ring as a sidecar reads them, each lane placed as the queue behind it.
+
+        An exchange that does not exist, and a lane that leads nowhere, have no weight.
+        """
         found = self.exchanges.get(exchange)
         if found is None or found.type not in RING_TYPES:
             return {}
@@ -102,6 +111,8 @@ class State:
             except WeightError:
                 continue
             at = self.behind(binding.destination)
+            if at.kind == "exchange" and self._leads_nowhere(at.name):
+                continue
             weights[at] = max(weight, weights.get(at, 0))
         return weights
 

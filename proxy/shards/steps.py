@@ -199,6 +199,12 @@ class _Comparison:
             self._rings.append(DeclareExchange(wanted.name, wanted.type, wanted.arguments))
             return
         subject = f"exchange {wanted.name!r}"
+        if found.sharded is not None:
+            self._warn(
+                subject,
+                f"has the {found.sharded}, which binds its queues again whenever a node starts; once every shard has a "
+                "lane, clear the policy, which unbinds them all",
+            )
         if found.type != wanted.type:
             self._refuse(
                 subject, f"is of type {found.type}, which no exchange can change to {wanted.type}; {_NEW_NAME}"

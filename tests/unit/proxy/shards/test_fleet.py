@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from proxy.shards import fleet
 from proxy.shards.fleet import FleetError, admin_url, ask, disagreement, hosts, reachable
@@ -67,7 +68,8 @@ async def test_more_hosts_that_do_not_answer_than_names_are_told(monkeypatch: py
         ({"passed": "mode pass", "ring": "abc"}, None, ""),
         ({"other": 1}, None, "not a sidecar's answer"),
         ([], None, "not a sidecar's answer"),
-        (None, None, "answers 404"),
+        (None, None, ""),
+        (web.Response(status=503), None, "answers 503"),
     ],
 )
 async def test_what_a_sidecar_answers(page: Any, ring: str | None, fault: str) -> None:

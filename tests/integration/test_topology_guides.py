@@ -1,0 +1,105 @@
+"""The commands of the guide on shards, as its readers run them."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from testbed.broker import Broker
+from tests.integration.broker_api import BrokerApi, VirtualHost
+from tests.integration.conftest import StartSidecar
+from tests.integration.documents import Document, Shell, tried
+
+pytestmark = pytest.mark.versions
+
+SHARDS = Document("docs/how-to/shards.md")
+FILES = Document("docs/how-to/shards.md", "toml")
+
+
+def test_every_command_is_tried_here() -> None:
+    assert tried(SHARDS, "SHARDS", __file__)
+    assert tried(FILES, "FILES", __file__)
+
+
+@pytest.fixture
+def shop(api: BrokerApi) -> Iterator[VirtualHost]:
+    api.ask("PUT", "users", "topology", body={"password": "PASSWORD", "tags": "monitoring"})
+    made = VirtualHost(api, "shop", [])
+    made.permit("topology", ".*", ".*", ".*")
+    yield made
+    made.delete()
+    api.ask("DELETE", "users", "topology")
+
+
+class Reader:
+    """Runs the guide's commands on a file of its own."""
+
+    def __init__(self, broker: Broker, folder: Path) -> None:
+        # The user is made by `shop`; `test_topology_apply.py` runs the rabbitmqctl lines' rights.
+        _, settings = SHARDS["Before you begin"]
+        for usual, url in (("5672", broker.amqp_url), ("15672", broker.management_url)):
+            parts = urlsplit(url)
+            settings = settings.replace(f"localhost:{usual}", f"{parts.hostname}:{parts.port}")
+        self._settings, self.file = settings, folder / "topology.toml"
+        self._shell = Shell({})
+
+    def __call__(self, commands: str, status: int = 0, more: str = "") -> str:
+        said = commands.strip().replace("topology.toml", str(self.file)) + more
+        return self._shell(f"{self._settings}{said}", status)
+
+
+def test_the_guide_from_the_first_shard_to_check(
+    broker: Broker, shop: VirtualHost, start_sidecar: StartSidecar, tmp_path: Path
+) -> None:
+    reader = Reader(broker, tmp_path)
+    (least,) = FILES["Make the shards"]
+    plan, apply = SHARDS["Make the shards"]
+    (check,) = SHARDS["Check it in CI"]
+    reader.file.write_text(least)
+    assert "17 steps to do" in reader(plan, status=1)
+    assert "17 steps done" in reader(apply)
+    assert reader(check) == "nothing to do\n"
+
+    # An exchange that has no lanes yet.
+    reader.file.write_text(f"{least}lanes = false\n")
+    reader(apply)
+    (export,) = SHARDS["Put lanes under an exchange that you have"]
+    reader(export)
+    assert "lanes = false" in reader.file.read_text()
+    reader.file.write_text(reader.file.read_text().replace("lanes = false\n", ""))
+    told = reader(plan, status=1)
+    assert "  no key moves\n" in told
+    reader(apply)
+
+    (grown,) = SHARDS["Add a shard"]
+    five = least.replace("shards = 4", "shards = 5")
+    reader.file.write_text(five)
+    assert "20.0651% of the keys move (210,398 of 1,048,576 slots):" in reader(grown, status=1)
+    reader(apply)
+
+    (weight,) = FILES["Change a weight"]
+    reader.file.write_text(f"{five}\n{weight}")
+    assert "unbind orders from exchange orders.lane.5, weight 1" in reader(plan, status=1)
+    reader(apply)
+
+    (generation,) = FILES["Change what a queue cannot change"]
+    reader.file.write_text(generation)
+    assert "declare queue orders.9: " in reader(plan, status=1)
+    reader(apply)
+    assert reader(check) == "nothing to do\n"
+
+    (retire,) = SHARDS["Take a shard away"]
+    assert reader(retire, more=f" --sidecar {start_sidecar().admin_url}").endswith("delete exchange orders.lane.5\n")
+    assert reader(check) == "nothing to do\n"
+    assert sorted(shop.queues()) == [f"orders.{n}" for n in (1, 2, 3, 4, 6, 7, 8, 9)]
+
+
+def test_shards_for_each_node(broker: Broker, shop: VirtualHost, tmp_path: Path) -> None:
+    reader = Reader(broker, tmp_path)
+    (file,) = FILES["Give each node its shards"]
+    reader.file.write_text(file)
+
+    reader(SHARDS["Make the shards"][1])
+
+    assert sorted(shop.queues()) == ["orders.1", "orders.2"]
