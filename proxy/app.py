@@ -192,12 +192,18 @@ async def _listening_amqp(listener: Listener, address: Address, tls: ServerTls |
     try:
         bound = await listener.start(address, tls.context if tls else None)
     except OSError as error:
-        raise ConfigError(f"amqp_listen: {address} cannot be bound: {error.strerror}") from None
+        raise ConfigError(f"amqp_listen: {address} cannot be bound: {_why_not(error)}") from None
     log.info("amqp listens on %s", bound)
     try:
         yield
     finally:
         listener.close()
+
+
+def _why_not(error: OSError) -> str:
+    """Return why an address cannot be bound, in the system's words: asyncio's own repeat the address."""
+    # A name that is not found has a negative number of its own.
+    return os.strerror(error.errno) if error.errno and error.errno > 0 else str(error.strerror)
 
 
 async def _touching(tables: Iterable[RouteTables]) -> None:
@@ -256,7 +262,7 @@ async def _listening(
         try:
             await runner.listen(address, tls.context if tls else None)
         except OSError as error:
-            raise ConfigError(f"{what}_listen: {address} cannot be bound: {error.strerror}") from None
+            raise ConfigError(f"{what}_listen: {address} cannot be bound: {_why_not(error)}") from None
         for bound in runner.addresses:
             log.info("%s listens on %s", what, Address(bound[0], bound[1]))
         yield runner

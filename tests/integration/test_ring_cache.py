@@ -129,7 +129,7 @@ def test_rings_of_another_cluster_are_not_used(
         changed(file, cluster="elsewhere", cluster_names=["elsewhere"], cluster_nodes=["rabbit@elsewhere"])
         link.cut()
         sidecar = start_sidecar(management_url=url, ring_cache_dir=str(tmp_path), lookup_timeout="2")
-        assert "of 'elsewhere'" in refused(sidecar, vhost)
+        assert "to 'elsewhere'" in refused(sidecar, vhost)
         link.open()
         sidecar.wait_ready()
         assert sidecar.publish("orders", "k", vhost=vhost.name).status == 200

@@ -50,10 +50,10 @@ class _Page:
             f"<title>{title}</title><style>{STYLE}</style>"
             f"<header><h1>{title}</h1><p>Version {escape(info['version'])}, "
             f'<a href="openapi.json">as OpenAPI {escape(self._document["openapi"])}</a></p></header>'
-            f'<nav aria-label="Contents"><ul>{"".join(contents)}<li><a href="#access">Who may</a>'
+            f'<nav aria-label="Contents"><ul>{"".join(contents)}<li><a href="#access">Who may publish</a>'
             '<li><a href="#schemas">Schemas</a></ul></nav>'
             f"<main>{_prose(info['description'])}{''.join(sections)}"
-            f'<h2 id="access">Who may</h2>{_table(("Scheme", "Meaning"), schemes)}'
+            f'<h2 id="access">Who may publish</h2>{_table(("Scheme", "Meaning"), schemes)}'
             f'<h2 id="schemas">Schemas</h2>{"".join(schemas)}</main></html>'
         )
 
