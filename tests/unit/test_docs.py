@@ -11,6 +11,7 @@ import numpy as np
 from proxy.cli import COMMANDS, STATUSES, parser
 from proxy.http.admin.metrics import ProxyCollector
 from proxy.http.admission.limits import Limits
+from proxy.http.endpoints.docs import DOCUMENT
 from proxy.http.formats.problems import _TITLES
 from proxy.journal.journaling import Journaling
 from proxy.outcome import Outcome
@@ -171,6 +172,15 @@ async def test_every_metric_is_documented_and_no_other(tmp_path: Path) -> None:
     suffix = {"counter": "_total", "info": "_info"}
     names = {family.name + suffix.get(family.type, "") for family in families}
     assert names == {cell for cell in first_cells(REFERENCE["metrics"]) if cell.startswith("ringproxy_")}
+
+
+def test_every_http_endpoint_is_documented_and_no_other() -> None:
+    paths = re.findall(r"`((?:GET|POST) /[^`?]*)", REFERENCE["http"])
+    described = {f"{method.upper()} {path}" for path, methods in DOCUMENT["paths"].items() for method in methods}
+    # The names of a path's parts are the document's own.
+    assert {re.sub(r"{[a-z]+}", "{}", path) for path in paths} == {
+        re.sub(r"{[a-z]+}", "{}", path) for path in described
+    }
 
 
 def test_every_problem_outcome_and_pass_reason_is_documented() -> None:
