@@ -13,6 +13,7 @@ from proxy.settings.credentials import of_url
 from proxy.settings.parse import ConfigError
 from proxy.settings.tls import ClientTls
 from proxy.topology.bindings import RING_TYPES, TopologyError, weigh
+from proxy.topology.lane_reader import read_behind
 from proxy.topology.management import Management, ManagementError
 from proxy.topology.reading import read
 
@@ -56,7 +57,8 @@ async def read_ring_of(api: Management, vhost: str, exchange: str) -> RingSpec:
         raise PipelineError(f"exchange {exchange!r} does not exist in virtual host {vhost!r}")
     if reading.exchange.type not in RING_TYPES:
         raise PipelineError(f"exchange {exchange!r} is of type {reading.exchange.type}, which makes no ring")
-    bindings = weigh(reading.bindings, reading.exchange.type)
+    behind = await read_behind(api, vhost, reading.bindings)
+    bindings = weigh(reading.bindings, reading.exchange.type, behind)
     if not bindings.weights:
         raise PipelineError(f"exchange {exchange!r} has no binding that makes a ring")
     return RingSpec(reading.exchange.type, str(reading.exchange.hashed), dict(bindings.weights))

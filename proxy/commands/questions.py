@@ -86,10 +86,13 @@ def _explanation(answer: Mapping[str, Any], vhost: str, exchange: str, key: str)
         ]
         for destination in answer["destinations"]:
             weight, share = destination["weight"], destination["share"]
-            lines.append(f"destination  {_title(destination)}, weight {weight}, {share:.2%} of the slots")
+            lane = f", through lane {destination['lane']}" if "lane" in destination else ""
+            lines.append(f"destination  {_title(destination)}, weight {weight}, {share:.2%} of the slots{lane}")
     for binding in answer["ignored_bindings"]:
-        why = f"its binding key {binding['key']!r} is {binding['reason']}"
-        lines.append(f"ignored      binding to {_title(binding['destination'])}: {why}")
+        key, why = binding["key"], binding["reason"]
+        lines.append(f"ignored      binding to {_title(binding['destination'])} with the key {key!r}: {why}")
+    for lane in answer.get("not_lanes", ()):
+        lines.append(f"not a lane   exchange {lane['name']}: {lane['reason']}")
     for change in answer["changes"]:
         moved = f"{change['moved']:.2%} of the slots moved"
         lines.append(f"change       {change['at']} {change['what']} ({change['why']}), {moved}")

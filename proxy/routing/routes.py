@@ -11,6 +11,7 @@ from proxy.journal.buffer import MESSAGE_ID, Journal, Record
 from proxy.routing.counters import NOWHERE, Counters, CounterTable
 from proxy.settings.patterns import Mode, Selection
 from proxy.topology.bindings import RING_TYPES
+from proxy.topology.declarations import leads_to
 from proxy.topology.table import MAX_HOPS, Entry, Name, PassReason, Router, Unread
 from proxy.wire import content
 from proxy.wire.frames import BASIC_PUBLISH, U32, shorted
@@ -21,11 +22,20 @@ from ring.hashing import index_at, slot_of
 MOST_ROUTES = 10_000
 """Routes of one table, at most; a limit is needed since clients choose the names."""
 
+MOST_BEHIND = 1 << 17
+"""Exchanges behind the rings of one virtual host that are remembered, at most, beside those of the last ring."""
+
 MOST_TRIES = 5
 """How often one message that came back is published again, over AMQP or HTTP, before it counts as unroutable."""
 
 MARK = content.UNMARKED - 16
 """The lowest of the 16 bits of a ring id that a mark changes, just below the bits that are the nonce's alone."""
+
+MOST_EXCHANGES = 1 << 16
+"""The most exchanges that one process publishes from through lanes, in its whole life: ring ids have 16 bits for them.
+
+So many rings at a time would not fit into memory; it takes a program that makes exchanges under ever new names.
+"""
 
 PUBLISH = U32.pack(BASIC_PUBLISH) + b"\0\0"
 """The payload of basic.publish up to the exchange: class, method, and the reserved short (AMQP, basic.publish)."""
@@ -42,16 +52,28 @@ def mark(exchange: bytes, key: bytes) -> int:
 class Target:
     """One destination of a route's ring, with the first bytes of a publish to it; it lives as long as the route."""
 
-    __slots__ = ("behind", "destination", "is_queue", "mark", "method", "name", "unread")
+    __slots__ = (
+        "behind", "destination", "exchange", "is_lane", "is_queue", "key", "mark", "method", "sent_as", "unread",
+    )  # fmt: skip
 
-    def __init__(self, destination: Destination) -> None:
-        """Take a destination; its route links it to the ring behind it afterwards."""
+    def __init__(self, destination: Destination, lane: str | None = None) -> None:
+        """Take a destination, and the lane that leads to it, if one does.
+
+        The target's route links it to the ring behind it afterwards.
+        """
         self.destination = destination
         self.is_queue = destination.kind == "queue"
-        self.name = destination.name.encode()
-        self.mark: i64 = mark(b"", self.name) if self.is_queue else mark(self.name, b"")
-        self.method = PUBLISH + (b"\0" + shorted(self.name) if self.is_queue else shorted(self.name))
-        """The payload of basic.publish to a queue up to the bits, and to an exchange up to the routing key."""
+        self.is_lane = lane is not None
+        self.sent_as = destination if lane is None else Destination("exchange", lane)
+        """The destination that a publish names, and its return as well: the lane, if there is one."""
+        name = self.sent_as.name.encode()
+        self.exchange = b"" if self.sent_as.kind == "queue" else name
+        """The exchange that is published to; empty for the default exchange, which delivers to a queue by its name."""
+        self.key = b"" if self.exchange else name
+        """The routing key of a publish to the default exchange; empty for other exchanges, which get the message's."""
+        self.mark: i64 = mark(self.exchange, self.key)
+        self.method = PUBLISH + shorted(self.exchange) + (b"" if self.exchange else shorted(name))
+        """The payload of basic.publish, up to the bits for the default exchange, else up to the routing key."""
         self.behind: Route | None = None
         """The route of a destination that is an exchange with a ring of its own; None for every other destination."""
         self.unread: Unread | None = None
@@ -93,6 +115,7 @@ class Route:
         "hashes_message_id",
         "journal",
         "known",
+        "mark",
         "name",
         "owners",
         "plain",
@@ -116,8 +139,13 @@ class Route:
         """The index in `targets` of each slot's owner, as `ring.hashing.index_at` reads it."""
         self.stamp = b""
         """The first bytes of the stamps of the route's publishes; empty if the exchange has no ring."""
+        self.mark: i64 = 0
+        """The bits of a ring id that stand for the route's exchange, if the message goes out through a lane.
+
+        Through a lane a message has no other stamp than its ring id (`RouteTables.exchange_of`).
+        """
         if entry is not None and entry.known is not None:
-            self.targets = tuple(map(Target, entry.known.ring.destinations))
+            self.targets = tuple(Target(d, entry.lanes.get(d)) for d in entry.known.ring.destinations)
             self.owners = entry.known.ring.owner_index
             self.stamp = content.stamp_of_exchange(name[1].encode())
         known = self.known = entry.known if entry else None
@@ -185,6 +213,8 @@ class RouteTable:
         self._vhost, self.cluster, self._tables, self._asked = vhost, cluster, tables, asked
         self.routes: dict[bytes, Route] = {}
         """The routes made so far, by exchange. The hot loop keeps this dict, so it is never replaced by another."""
+        self.behind: set[bytes] = set()
+        """The exchanges that the rings of this virtual host lead to or have led to, but for the very oldest."""
         self._seen: dict[Name, int] = {}
         """How many publishes each exchange had at the last `touch`."""
         self.expires = inf
@@ -203,7 +233,9 @@ class RouteTable:
 
     def once(self, exchange: bytes, asked: float) -> Route | Unread:
         """Return the route of one publish that has waited since `asked`: later declarations do not hold it up."""
-        return RouteTable(self._vhost, self.cluster, self._tables, asked).find(exchange)
+        table = RouteTable(self._vhost, self.cluster, self._tables, asked)
+        table.behind = self.behind
+        return table.find(exchange)
 
     def absent(self, exchange: bytes) -> Route:
         """Return a route on which a publish to an exchange that does not exist passes, for the broker to refuse."""
@@ -215,11 +247,21 @@ class RouteTable:
         """The counters of the ingress whose publishes these routes serve."""
         return self._tables.counter_table
 
-    def rings_to(self, destination: Destination) -> list[Name]:
-        """Return the exchanges whose rings have a destination, off the router: routes may be forgotten meanwhile."""
+    def rings_to(self, exchange: str) -> list[Name]:
+        """Return the exchanges whose rings lead to another exchange, off the router: routes may be forgotten meanwhile.
+
+        The other exchange is a destination of these rings, or a lane to one.
+        """
         entries = self._tables.router.entries.items()
-        here = [(name, entry.known) for name, entry in entries if name[0] == self._vhost and entry.passed is None]
-        return [name for name, known in here if known is not None and destination in known.ring.destinations]
+        here = [(name, entry) for name, entry in entries if name[0] == self._vhost and entry.passed is None]
+        return [name for name, entry in here if leads_to(entry, Destination("exchange", exchange))]
+
+    def exchange_of(self, marks: int) -> bytes | None:
+        """Return the exchange that a message was published to, by the marks in its ring id; None for another's id.
+
+        `marks` is the ring id of a message that came back from a lane, without its lane's mark and its channel's nonce.
+        """
+        return self._tables.exchange_of(marks)
 
     def touch(self) -> None:
         """Tell the router which exchanges were published to since the last call."""
@@ -257,8 +299,21 @@ class RouteTable:
         if entry.internal or entry.passed or entry.known is None:
             reason = PassReason.INTERNAL if entry.internal else entry.passed or PassReason.NO_BINDINGS
             return self._put(exchange, Route(name, counters(name, reason), reason))
+        return self._routed(exchange, name, entry)
+
+    def _routed(self, exchange: bytes, name: Name, entry: Entry) -> Route | Unread:
+        """Return the route of an exchange that its ring routes."""
+        route = Route(name, self._tables.counter_table.of(name, None), None, entry)
+        if any(target.exchange for target in route.targets):
+            index = self._tables.index_of(exchange)
+            if index is None:
+                return Unread(name, f"more than {MOST_EXCHANGES} exchanges have led through lanes", refused=True)
+            route.mark = index << MARK
+        if len(self.behind) > MOST_BEHIND:
+            self.behind.clear()
+        self.behind.update(target.exchange for target in route.targets if target.exchange)
         # Put before its targets are linked: rings may form a cycle.
-        route = self._put(exchange, Route(name, counters(name, None), None, entry))
+        self._put(exchange, route)
         for target in route.targets:
             if not target.is_queue:
                 self._link(target)
@@ -301,7 +356,7 @@ class RouteTable:
             return
         self.expires = min(self.expires, router.fresh_until(entry))
         if entry.passed is None and entry.known is not None:
-            behind = self.find(target.name)
+            behind = self.find(target.exchange)
             # One that has become internal has no targets: the next reading of the ring before it passes that ring.
             if isinstance(behind, Route) and behind.targets:
                 target.behind = behind
@@ -326,6 +381,10 @@ class RouteTables:
         """
         self.router, self.selection, self.counter_table, self.mismatch = router, selection, counter_table, mismatch
         self.want, self.journal = want, journal
+        self._exchanges: list[bytes] = []
+        """The exchanges whose rings lead on through exchanges, in the order in which ring ids number them."""
+        self._index: dict[bytes, int] = {}
+        """The number of each exchange in `_exchanges`."""
         self._tables: WeakValueDictionary[tuple[str, str | None], RouteTable] = WeakValueDictionary()
         router.on_change.append(self._changed)
 
@@ -335,6 +394,19 @@ class RouteTables:
         if table is None:
             table = self._tables[vhost, cluster] = RouteTable(vhost, cluster, self)
         return table
+
+    def index_of(self, exchange: bytes) -> int | None:
+        """Return the number by which ring ids name an exchange, for good; None if there are `MOST_EXCHANGES` others."""
+        index = self._index.get(exchange)
+        if index is None and len(self._exchanges) < MOST_EXCHANGES:
+            index = self._index[exchange] = len(self._exchanges)
+            self._exchanges.append(exchange)
+        return index
+
+    def exchange_of(self, marks: int) -> bytes | None:
+        """Return the exchange whose number stands in a ring id's marks; None if they say something else, too."""
+        index = marks >> MARK
+        return self._exchanges[index] if 0 <= index < len(self._exchanges) else None
 
     def vhosts(self) -> set[str]:
         """Return the virtual hosts whose tables are in use."""

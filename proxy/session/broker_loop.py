@@ -144,14 +144,14 @@ def _take(c: Connection, data: bytes) -> None:  # noqa: C901 - one loop, for spe
 def _answered(c: Connection, channel: Channel, method: int, data: bytes, i: int) -> bytes | None:
     """basic.ack or basic.nack: counts, and tells of publishes that came back without the client's knowledge."""
     confirms = channel.confirms
-    number, multiple = u64(data, i + 11) + confirms.base, bool(data[i + 19] & 1)
+    number, multiple = u64(data, i + 11) + confirms.counted_from, bool(data[i + 19] & 1)
     if channel.sampled and (number == channel.sampled or (multiple and number > channel.sampled)):
         c.confirmed(c.now - channel.sampled_at)
         channel.sampled = 0
     replaced: bytes | None = None
-    if confirms.returned:
+    if confirms.returned or confirms.counted_from != confirms.base:
         answers = confirms.acked(number, multiple) if method == BASIC_ACK else confirms.nacked(number, multiple)
-        if answers != [(number, multiple, method == BASIC_ACK)]:
+        if confirms.counted_from != confirms.base or answers != [(number, multiple, method == BASIC_ACK)]:
             replaced = placement.answer_frames(channel, answers)
     else:
         confirms.settle(number, multiple, method == BASIC_ACK)

@@ -59,7 +59,7 @@ class Channel:
     __slots__ = (
         "away", "backlog", "bits", "coming", "confirms", "declaring", "exchange", "expect", "frame", "header_start",
         "id", "key", "last_queue", "late", "left", "method_start", "nonce", "owed_close_ok", "pending", "refusal",
-        "routed", "sampled", "sampled_at", "state", "transactional", "withheld",
+        "reopening", "routed", "sampled", "sampled_at", "state", "transactional", "used_otherwise", "withheld",
     )  # fmt: skip
 
     def __init__(self, number: int) -> None:
@@ -96,6 +96,10 @@ class Channel:
         """The publishes, and the broker's answers to them."""
         self.transactional = False
         """Whether publishes take effect at tx.commit."""
+        self.used_otherwise = False
+        """Whether the client has used the channel for more than publishes, declarations and confirms."""
+        self.reopening = 0
+        """How many channel.open-ok are due for this proxy's own channel.open (`proxy/session/reopening.py`)."""
         self.routed = False
         """Whether a publish of the channel went to a ring's destination, and may come back with stamps."""
         self.nonce: i64 = secrets.randbits(63 - _NONCE) << _NONCE

@@ -237,7 +237,10 @@ def _method(c: Connection, channel: Channel, data: bytes, i: int, end: int) -> b
     method = u32(data, i + 7)
     if method != BASIC_PUBLISH:
         handler = _METHODS.get(method)
-        return handler(c, channel, method, data, i, end) if handler is not None else None
+        if handler is None:
+            channel.used_otherwise = True
+            return None
+        return handler(c, channel, method, data, i, end)
     at = i + 14 + data[i + 13] if end - i >= _LEAST_PUBLISH else end
     stop = at + 1 + data[at] if at < end - 2 else 0
     if stop != end - 2:

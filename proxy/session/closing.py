@@ -8,8 +8,9 @@ import re
 from proxy.session.backlog import Wait
 from proxy.session.channel import Channel
 from proxy.session.connection import Connection
-from proxy.session.events import Refused, Stale
+from proxy.session.events import Missing, Refused, Stale
 from proxy.session.reads import frames
+from proxy.session.reopening import may_reopen, reopen, rest_of_content
 from proxy.session.state import EXPECT_BODY, EXPECT_HEADER, EXPECT_METHOD, ChannelState, Phase
 from proxy.wire.frames import (
     ACCESS_REFUSED,
@@ -227,6 +228,8 @@ def _rest_of_content(c: Connection, channel: Channel, kind: int, data: bytes, i:
 
 def refused_frame(c: Connection, channel: Channel, kind: int, data: bytes, i: int, end: int) -> bytes | None:
     """Take what a client sends on a channel that this proxy closes; all is dropped but the rest of a content."""
+    if channel.state == ChannelState.CUT:
+        return rest_of_content(c, channel, kind, data, i, end)
     if channel.expect != EXPECT_METHOD:
         return _rest_of_content(c, channel, kind, data, i, end)
     method = U32.unpack_from(data, i + 7)[0] if kind == METHOD and end - i >= OVERHEAD + 4 else 0
@@ -306,29 +309,42 @@ def broker_closes(c: Connection, channel: Channel, method: int, data: bytes, i: 
     if channel.state >= ChannelState.REFUSING and channel.expect == EXPECT_METHOD:
         c.to_broker.insert(method_frame(channel.id, CHANNEL_CLOSE_OK))
         return b""
+    code = U16.unpack_from(data, i + 11)[0]
+    text, at = short_string(data, i + 13, end - 1)
+    exchange = refused_exchange(text) if channel.routed and U32.unpack_from(data, at)[0] == BASIC_PUBLISH else None
+    is_behind = exchange is not None and c.table is not None and exchange in c.table.behind
+    if code == NOT_FOUND and exchange is not None and is_behind:
+        # An exchange behind the ring is gone, and the broker closes the channel where a queue's end is a return.
+        note_missing(c, exchange)
+        if may_reopen(c, channel):
+            return reopen(c, channel, text.decode(errors="replace"))
     # In the midst of a content this proxy's has not gone out yet, and the broker's closes the channel as well.
     channel.enter(ChannelState.CLOSED)
-    routed, channel.routed = channel.routed, False
+    channel.routed = False
     channel.confirms.abandon()
     channel.late.clear()
-    text, at = short_string(data, i + 13, end - 1)
-    named = _EXCHANGE.search(text)
-    if not routed or named is None or U32.unpack_from(data, at)[0] != BASIC_PUBLISH:
-        return None
-    code, exchange = U16.unpack_from(data, i + 11)[0], named[1]
-    behind = Destination("exchange", exchange.decode(errors="replace"))
-    rings = c.table.rings_to(behind) if c.table else []
-    if code == NOT_FOUND:
-        # An exchange behind the ring is gone, and the broker closes the channel where a queue's end is a return.
-        c.events.extend(Stale(name, behind) for name in rings)
     # The broker checks write access to where a publish goes now, which the client's user may not have.
-    if code != ACCESS_REFUSED or not (rings or exchange in _DEFAULT_EXCHANGE):
+    if code != ACCESS_REFUSED or exchange is None or not (is_behind or exchange in _DEFAULT_EXCHANGE):
         return None
     wanted = b"amq.default" if exchange in _DEFAULT_EXCHANGE else exchange
     hint = b"; ringproxy sends ring publishes straight on: grant write on " + wanted
     text = reply_text(reply_text(text, 255 - len(hint)) + hint)
     c.events.append(Refused(code, text.decode(errors="replace")))
     return method_frame(channel.id, CHANNEL_CLOSE, data[i + 11 : i + 13] + shorted(text) + data[at : end - 1])
+
+
+def refused_exchange(text: bytes) -> bytes | None:
+    """Return the exchange that the broker's reason for closing a channel names; None if it names none."""
+    named = _EXCHANGE.search(text)
+    return named[1] if named is not None else None
+
+
+def note_missing(c: Connection, exchange: bytes) -> None:
+    """Have the rings read again that lead to an exchange which does not exist."""
+    missing = exchange.decode(errors="replace")
+    c.events.append(Missing(missing))
+    rings = c.table.rings_to(missing) if c.table is not None else []
+    c.events.extend(Stale(name, Destination("exchange", missing)) for name in rings)
 
 
 def broker_agrees(c: Connection, channel: Channel, method: int, data: bytes, i: int, end: int) -> bytes | None:

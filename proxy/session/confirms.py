@@ -36,6 +36,8 @@ class PublishNote(NamedTuple):
     """The routing key that the client published a message without stamps with."""
     ring_id: int = 0
     """The ring id of a message without stamps; 0 for a message that has its stamps."""
+    by_lane: bool = False
+    """Whether a message without stamps went out through a lane."""
 
 
 class Settlement(NamedTuple):
@@ -68,6 +70,7 @@ class Confirms:
         "_notes_before",
         "answered",
         "base",
+        "counted_from",
         "due",
         "low",
         "notes",
@@ -83,7 +86,9 @@ class Confirms:
     answered: bool
     """Whether the broker answers publishes: the channel is in confirm mode or in transactions."""
     base: int
-    """The number of the last publish before the broker began to answer; delivery tags count from there."""
+    """The number of the last publish before the broker began to answer; the client's delivery tags count from there."""
+    counted_from: int
+    """The number from which the broker's delivery tags count: `base`, until the channel is opened again unseen."""
     low: int
     """The highest number up to which all publishes are settled."""
     open: Unsettled
@@ -97,7 +102,7 @@ class Confirms:
 
     def __init__(self) -> None:
         """Start with no publish, and with a broker that answers none."""
-        self.number = self.base = self.low = self.due = 0
+        self.number = self.base = self.counted_from = self.low = self.due = 0
         self.answered = False
         self.open = Unsettled()
         self.returned = {}
@@ -120,7 +125,7 @@ class Confirms:
     def start(self) -> None:
         """Note that the broker answers all publishes from the next one on."""
         if not self.answered:
-            self.base = self.low = self.number
+            self.base = self.counted_from = self.low = self.number
             self.answered, self._notes_before = True, bool(self.notes)
 
     def publish(self, counters: Counters) -> None:
@@ -293,6 +298,17 @@ class Confirms:
             return []
         self.settle(number, True, True)
         return [(number, True, True)]
+
+    def restart(self, *, inside: bool) -> list[Answer]:
+        """Nack all that the broker has not answered, as its channel is gone, and let a new one count from here.
+
+        Returns the client's answers. `inside` says that the client is still sending the last publish, which gets its
+        answer later.
+        """
+        unanswered = self.open.within(self.low + 1, self.number - inside)
+        self.abandon()
+        self.counted_from = self.number
+        return [(unanswered[-1], True, False)] if unanswered else []
 
     def abandon(self) -> None:
         """Count all that the broker has not answered as unknown: the channel is gone."""

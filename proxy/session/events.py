@@ -31,4 +31,20 @@ class Refused(NamedTuple):
     """The channel that the broker has yet to close; None if there is none."""
 
 
-Event = Declared | Stale | Refused
+class Missing(NamedTuple):
+    """The broker has refused a publish of this proxy's because an exchange that rings lead to does not exist."""
+
+    exchange: str
+
+
+class Reopened(NamedTuple):
+    """A client's channel was opened again unseen, after the broker had closed it because a lane is gone."""
+
+    channel: Channel
+    text: str
+    """The broker's reason for closing the channel."""
+    unanswered: int
+    """How many publishes had no answer yet; their client gets nacks."""
+
+
+Event = Declared | Stale | Refused | Missing | Reopened

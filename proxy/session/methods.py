@@ -8,7 +8,7 @@ pass as they are. Channel 0 has no rows: `channel_zero` has its methods.
 from collections.abc import Callable
 from typing import Final
 
-from proxy.session import channel_zero, closing, requests, returns
+from proxy.session import channel_zero, closing, reopening, requests, returns
 from proxy.session.channel import Channel
 from proxy.session.connection import Connection
 from proxy.wire import frames
@@ -38,6 +38,7 @@ FROM_CLIENT: Final[dict[int, Handler]] = {
 
 FROM_BROKER: Final[dict[int, Handler]] = {
     # basic.ack and basic.nack are the broker's loop's own: `broker_loop`.
+    frames.CHANNEL_OPEN_OK: reopening.broker_opened,
     frames.CHANNEL_CLOSE: closing.broker_closes,
     frames.CHANNEL_CLOSE_OK: closing.broker_agrees,
     frames.EXCHANGE_DECLARE_OK: requests.answered,

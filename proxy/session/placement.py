@@ -76,10 +76,10 @@ def place_of(
         return None
     if choice.target.unread is not None:
         return _unless_tried(tried, choice.target.unread)
-    if message.sent_to is None or choice.target.destination != message.sent_to:
+    if message.sent_to is None or choice.target.sent_as != message.sent_to:
         message.choice = choice
         return choice.target
-    if message.sent_to.kind == "queue":
+    if message.tells_of_queue:
         # Only a queue tells of the ring: a message may come back from an exchange of the ring for its own reasons.
         message.chosen_by = choice.by.name
         if not is_recent(c, message.stale(c.vhost)):
@@ -111,9 +111,10 @@ def publish(c: Connection, message: ReturnedMessage, to: Target | Route, data: b
     header = as_published(message, data, start, stop)
     cut, entries = _ID, STAMP_ID_FIELD + U64.pack(message.ring_id)
     if isinstance(to, Target):
-        cut = STAMPS_AND_COPIES if to.is_queue else STAMPS
-        entries = content.stamp_of_exchange(message.exchange) + U32.pack(len(message.key)) + message.key + entries
-        method = to.method if to.is_queue else to.method + shorted(message.key)
+        cut = STAMPS if to.exchange else STAMPS_AND_COPIES
+        if not to.is_lane:
+            entries = content.stamp_of_exchange(message.exchange) + U32.pack(len(message.key)) + message.key + entries
+        method = to.method + shorted(message.key) if to.exchange else to.method
     else:
         method = PUBLISH + shorted(message.exchange) + shorted(message.key)
     header, put_back = content.stamped(header, 0, len(header), entries, cut)
@@ -121,6 +122,7 @@ def publish(c: Connection, message: ReturnedMessage, to: Target | Route, data: b
         return False
     own.take(message)
     message.put_back, message.passed = put_back, not isinstance(to, Target)
+    message.by_lane = isinstance(to, Target) and to.is_lane
     if (record := message.channel.confirms.records.get(message.origin.number)) is not None:
         if isinstance(to, Target) and message.choice is not None:
             message.choice.tell(record, to.destination)

@@ -36,7 +36,7 @@ def count(c: Connection, channel: Channel, counters: Counters) -> None:
             c.crowded = channel
 
 
-def publish(c: Connection, channel: Channel, data: bytes, i: int, end: int) -> bytes | None:
+def publish(c: Connection, channel: Channel, data: bytes, i: int, end: int) -> bytes | None:  # noqa: C901 - for speed
     """Return the bytes to send for a channel's withheld method and the content header frame from `i` to `end`.
 
     Returns None if an exchange must be looked up first; `waiting.held` then says which. Raises Fault if the header
@@ -67,16 +67,24 @@ def publish(c: Connection, channel: Channel, data: bytes, i: int, end: int) -> b
         target = found
     key, asked, had_headers = channel.key, channel.bits & MANDATORY, data[i + 19] << 8 & HEADERS
     ring_id = channel.next_id(asked, had_headers) ^ target.mark
-    cut = STAMPS_AND_COPIES if target.is_queue else STAMPS
+    if target.is_lane:
+        # Consumers see the message's own routing key, and a message that comes back shows it, too.
+        ring_id ^= route.mark
+        stamp = b""
+    else:
+        stamp = route.stamp
+    cut = STAMPS if target.exchange else STAMPS_AND_COPIES
     at, first, last = content.parts(data, start, stop)
     rest, removed = content.without(data, first, last, cut)
     count(c, channel, route.counters)
     channel.routed = True
     if route.journal is not None and slot < route.journal.limit:
         _record(c, channel, route.journal, route, choice, target.destination, slot, data, start, stop)
-    headers = len(route.stamp) + 4 + len(key) + len(STAMP_ID_FIELD) + 8 + len(rest)
+    headers = len(STAMP_ID_FIELD) + 8 + len(rest)
+    if stamp:
+        headers += len(stamp) + 4 + len(key)
     size = at - start + 4 + headers + stop - last
-    method = target.method if target.is_queue else target.method + shorted(key)
+    method = target.method + shorted(key) if target.exchange else target.method
     out = _out
     out.truncate(0)
     out.write(channel.method_start)
@@ -89,8 +97,8 @@ def publish(c: Connection, channel: Channel, data: bytes, i: int, end: int) -> b
     if size > c.frame_max - OVERHEAD:
         # RabbitMQ closes the connection for a frame that is too large by one byte (observed).
         payload, removed = _without(data, start, stop, cut)
-        sent_as = (target.name, b"") if target.is_queue else (key, target.name)
-        channel.note(PublishNote(removed, *sent_as, channel.exchange, key, ring_id))
+        sent_key = key if target.exchange else target.key
+        channel.note(PublishNote(removed, sent_key, target.exchange, channel.exchange, key, ring_id, target.is_lane))
         write_i32_be(out, len(payload))
         out.write(payload)
         out.append(END)
@@ -102,9 +110,10 @@ def publish(c: Connection, channel: Channel, data: bytes, i: int, end: int) -> b
     out.append(data[start + FLAGS] | HEADERS >> 8)
     out.write(data[start + FLAGS + 1 : at])
     write_i32_be(out, headers)
-    out.write(route.stamp)
-    write_i32_be(out, len(key))
-    out.write(key)
+    if stamp:
+        out.write(stamp)
+        write_i32_be(out, len(key))
+        out.write(key)
     out.write(STAMP_ID_FIELD)
     write_i64_be(out, ring_id)
     out.write(rest)

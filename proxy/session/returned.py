@@ -28,8 +28,8 @@ class ReturnedMessage:
     """A publish of the client's that came back; it lives until its client is told what became of it."""
 
     __slots__ = (
-        "channel", "choice", "chosen_by", "exchange", "key", "origin", "passed", "put_back", "ring_id", "sent_to",
-        "since", "tag", "tries",
+        "by_lane", "channel", "choice", "chosen_by", "exchange", "key", "origin", "passed", "put_back", "ring_id",
+        "sent_to", "since", "tag", "tries",
     )  # fmt: skip
 
     def __init__(self, channel: Channel, origin: RingId, stamps: content.Stamps, put_back: bytes, since: float) -> None:
@@ -40,7 +40,9 @@ class ReturnedMessage:
         self.channel, self.origin, self.put_back, self.since = channel, origin, put_back, since
         self.exchange, self.key, self.ring_id = stamps.exchange, stamps.routing_key, stamps.ring_id
         self.sent_to: Destination | None = None
-        """The destination that the message came back from last."""
+        """The destination that the message came back from last; for a lane the lane, not the queue behind it."""
+        self.by_lane = False
+        """Whether `sent_to` is a lane, so that the return tells of the queue behind it."""
         self.choice: Choice | None = None
         """The ring's choice by which the message goes out next; None if no ring chose."""
         self.chosen_by: Name | None = None
@@ -52,9 +54,17 @@ class ReturnedMessage:
         self.tag = 0
         """The message's delivery tag on the session's own channel; 0 while it is not under way there."""
 
+    @property
+    def tells_of_queue(self) -> bool:
+        """Whether the message came back because a queue of the ring is gone, or is behind its lane no more."""
+        return self.sent_to is not None and (self.sent_to.kind == "queue" or self.by_lane)
+
     def stale(self, vhost: str) -> Stale:
-        """Return what the message shows by having come back: its queue is gone, or its exchange delivers nowhere."""
-        gone = self.sent_to if self.sent_to is not None and self.sent_to.kind == "queue" else None
+        """Return what the message shows by having come back: its queue is gone, or its exchange delivers nowhere.
+
+        A lane that delivers nowhere counts as a queue that is gone.
+        """
+        gone = self.sent_to if self.tells_of_queue else None
         return Stale(self.chosen_by or (vhost, self.exchange.decode(errors="replace")), gone)
 
 

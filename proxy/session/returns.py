@@ -29,6 +29,7 @@ from proxy.wire.frames import (
     HEADER,
     INTERNAL_ERROR,
     METHOD,
+    NOT_FOUND,
     OVERHEAD,
     U16,
     U32,
@@ -61,14 +62,17 @@ def header(c: Connection, channel: Channel, data: bytes, i: int, end: int) -> by
         return None
     frame, start, stop = held.frame, i + 7, end - 1
     sent_to, sent_key = _sent_to(frame)
-    stamps = content.stamps_in(data, start, stop)
     mark = routes.mark(sent_to, sent_key)
+    stamps = content.stamps_in(data, start, stop)
+    by_lane = stamps is None
+    if stamps is None and (found := _sent_through_lane(c, channel, sent_to, sent_key, data, start, stop)) is not None:
+        stamps, mark = found
     unstamped = _unstamped(channel, sent_to, sent_key) if stamps is None else None
     origin: RingId | None
     note: PublishNote | None
     if unstamped is not None:
         origin, note = unstamped
-        stamps = content.Stamps(note.exchange, note.routing_key, note.ring_id)
+        stamps, by_lane = content.Stamps(note.exchange, note.routing_key, note.ring_id), note.by_lane
     else:
         origin = channel.read_id(stamps.ring_id ^ mark) if stamps else None
         note = channel.confirms.notes.get(origin.number) if origin else None
@@ -76,7 +80,7 @@ def header(c: Connection, channel: Channel, data: bytes, i: int, end: int) -> by
         c.republishing.expect(channel, None)
         return frame + data[i:end]
     message = ReturnedMessage(channel, origin, stamps, note.put_back if note else b"", c.now)
-    message.sent_to = _destination(sent_to, sent_key)
+    message.sent_to, message.by_lane = _destination(sent_to, sent_key), by_lane
     # An unstamped message has no room for the stamps by which it would be known if it came back again.
     to = placement.place_of(c, message, (), data, start, stop) if unstamped is None else None
     c.republishing.expect(channel, None)
@@ -200,7 +204,7 @@ def _note_unroutable(c: Connection, message: ReturnedMessage, *, stamped: bool) 
 
 def _settlement(message: ReturnedMessage) -> Settlement:
     """Return what becomes of a message that no queue takes: a nack, or an ack if native RabbitMQ would ack it."""
-    behind = message.sent_to is not None and message.sent_to.kind == "exchange" and not message.passed
+    behind = not message.tells_of_queue and not message.passed and message.sent_to is not None
     return Settlement(Outcome.UNROUTABLE, message.origin.asked or behind)
 
 
@@ -248,6 +252,24 @@ def _destination(exchange: bytes, key: bytes) -> Destination:
     return Destination("exchange" if exchange else "queue", name)
 
 
+def _sent_through_lane(
+    c: Connection, channel: Channel, lane: bytes, key: bytes, data: bytes, start: int, stop: int
+) -> tuple[content.Stamps, int] | None:
+    """Return what the three stamps of a message that came back from a lane would be, and the marks in its ring id.
+
+    Only the ring id is among its headers: the routing key is the message's own, and the id's marks tell the exchange.
+    The result is None if the message is not ours.
+    """
+    ring_id = content.ring_id_in(data, start, stop) if lane else None
+    if ring_id is None or c.table is None:
+        return None
+    nonce: int = channel.nonce
+    mark = routes.mark(lane, key)
+    marks = (ring_id ^ mark ^ nonce) >> routes.MARK << routes.MARK
+    exchange = c.table.exchange_of(marks)
+    return (content.Stamps(exchange, key, ring_id), mark ^ marks) if exchange is not None else None
+
+
 def _unstamped(channel: Channel, exchange: bytes, routing_key: bytes) -> tuple[RingId, PublishNote] | None:
     """Return the oldest unsettled publish that went out unstamped to the same place; None if there is none.
 
@@ -264,7 +286,8 @@ def _unstamped(channel: Channel, exchange: bytes, routing_key: bytes) -> tuple[R
     if not alike:
         return None
     confirms = channel.confirms
-    for number in alike[1:] if confirms.answered and not exchange else ():
+    tells_of_queue = not exchange or confirms.notes[alike[0]].by_lane
+    for number in alike[1:] if confirms.answered and tells_of_queue else ():
         if number not in confirms.returned and not ring_id_of(number, channel.confirms.notes[number].ring_id).asked:
             confirms.came_back(number, Settlement(Outcome.UNROUTABLE, False))
     note = channel.confirms.notes.pop(alike[0])
@@ -315,10 +338,11 @@ def _closed(c: Connection, data: bytes, i: int, end: int) -> bytes:
     """Take the broker's channel.close on the own channel: nothing that was under way is acked to its client."""
     own = c.republishing
     c.to_broker.insert(method_frame(own.number, CHANNEL_CLOSE_OK))
-    text = short_string(data, i + 13, end - 1)[0].decode(errors="replace")
-    c.events.append(
-        Refused(U16.unpack_from(data, i + 11)[0], f"a returned message could not be published again: {text}")
-    )
+    code, (reason, _) = U16.unpack_from(data, i + 11)[0], short_string(data, i + 13, end - 1)
+    if code == NOT_FOUND and (missing := closing.refused_exchange(reason)) is not None:
+        closing.note_missing(c, missing)
+    text = reason.decode(errors="replace")
+    c.events.append(Refused(code, f"a returned message could not be published again: {text}"))
     half, ended = own.parked, own.unroutable
     c.republishing.gathering -= own.again is not None or ended is not None or half is not None
     lost = own.closed()

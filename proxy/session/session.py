@@ -10,7 +10,7 @@ from proxy.session.answer_deadlines import AnswerDeadlines
 from proxy.session.connection import Connection
 from proxy.session.context import Shared
 from proxy.session.end import SHUTTING_DOWN, End
-from proxy.session.events import Declared, Refused
+from proxy.session.events import Declared, Missing, Refused, Reopened
 from proxy.session.flow import FlowControl
 from proxy.session.handshake import is_protocol_header
 from proxy.session.lookup import Waiter
@@ -243,6 +243,18 @@ class Session:
         for event in events:
             if isinstance(event, Declared):
                 self._shared.sync.declared(c.vhost, event.declaration)
+            elif isinstance(event, Missing):
+                self._shared.sync.found_missing(c.vhost, event.exchange)
+            elif isinstance(event, Reopened):
+                log.warning(
+                    "client %s, virtual host %r: channel %d is opened again, and %d publishes without an answer are"
+                    " nacked: %s",
+                    self.client.peer,
+                    c.vhost,
+                    event.channel.id,
+                    event.unanswered,
+                    event.text,
+                )
             elif isinstance(event, Refused):
                 self._count_refusal(event.code)
                 if event.channel is not None:

@@ -65,17 +65,25 @@ class ChannelState(IntEnum):
     """This proxy closes the channel: the broker's close-ok is due, and what the client sends is dropped."""
     REFUSED = 4
     """The broker has sent close-ok; the client's frames are dropped until the client has sent close-ok, too."""
-    ABANDONED = 5
+    CUT = 5
+    """The broker has closed the channel, which is opened again unseen once the content under way is through."""
+    ABANDONED = 6
     """Both sides have got this proxy's channel.close, and neither has answered; what else they send is dropped."""
-    VACATED = 6
+    VACATED = 7
     """The client has answered, the broker has not: its frames are dropped until then, and the number is taken."""
-    GONE = 7
+    GONE = 8
     """The channel is no more, and its number is free or belongs to another one."""
 
 
 CHANNEL_TRANSITIONS: Final[Mapping[int, frozenset[int]]] = {
     ChannelState.OPEN: frozenset(
-        {ChannelState.CLOSING, ChannelState.CLOSED, ChannelState.REFUSING, ChannelState.GONE},
+        {
+            ChannelState.CLOSING,
+            ChannelState.CLOSED,
+            ChannelState.REFUSING,
+            ChannelState.CUT,
+            ChannelState.GONE,
+        },
     ),
     # Both sides may close a channel at once. A number that is opened again meanwhile may wait too long for the broker.
     ChannelState.CLOSING: frozenset(
@@ -87,6 +95,7 @@ CHANNEL_TRANSITIONS: Final[Mapping[int, frozenset[int]]] = {
     # The broker's channel.close counts while this proxy's waits for the end of a content.
     ChannelState.REFUSING: frozenset({ChannelState.REFUSED, ChannelState.CLOSED, ChannelState.ABANDONED}),
     ChannelState.REFUSED: frozenset({ChannelState.CLOSED, ChannelState.GONE}),
+    ChannelState.CUT: frozenset({ChannelState.OPEN, ChannelState.CLOSED}),
     ChannelState.ABANDONED: frozenset({ChannelState.REFUSED, ChannelState.VACATED}),
     ChannelState.VACATED: frozenset({ChannelState.ABANDONED, ChannelState.GONE}),
     ChannelState.GONE: frozenset(),

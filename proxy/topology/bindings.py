@@ -1,7 +1,8 @@
 """Turn the management API's JSON into exchanges, bindings and weights; say what was ignored and why. Pure: no I/O."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -11,6 +12,7 @@ from ring.hashed import HASHED_PROPERTIES, HashedValue
 CONSISTENT_HASH = "x-consistent-hash"
 MODULUS_HASH = "x-modulus-hash"
 RING_TYPES = frozenset({CONSISTENT_HASH, MODULUS_HASH})
+FANOUT = "fanout"
 
 
 class TopologyError(ValueError):
@@ -29,6 +31,12 @@ class Exchange:
     """The part of a message that the exchange hashes."""
     publish_in: int | None = None
     """The number of messages published to the exchange so far, as the broker counts them; None if it does not say."""
+    auto_delete: bool = False
+    """Whether the broker deletes the exchange together with the exchange's last binding."""
+    has_alternate: bool = False
+    """Whether the exchange's arguments name an alternate exchange, which gets what the exchange cannot route."""
+    policy: str = ""
+    """The name of the policy that applies to the exchange; empty if none does."""
 
 
 class Binding(NamedTuple):
@@ -39,14 +47,50 @@ class Binding(NamedTuple):
     """The binding key, as the answer has it."""
 
 
+class Leads(Enum):
+    """Where an exchange leads that a ring exchange is bound to."""
+
+    TO_QUEUE = "to a queue"
+    """The exchange is a lane: a fanout exchange with one binding, to one queue."""
+    NOWHERE = "nowhere"
+    """The exchange is a lane without a binding, so the broker returns every mandatory publish to it."""
+    ASIDE = "aside"
+    """The exchange is a fanout exchange that is not a lane."""
+    ELSEWHERE = "elsewhere"
+    """The exchange is of another type than fanout, and routes by itself."""
+    ABSENT = "absent"
+    """The exchange does not exist, so the broker closes the channel of a publish to it."""
+
+
+class Behind(NamedTuple):
+    """What one reading showed of an exchange that a ring exchange is bound to."""
+
+    leads: Leads
+    queue: str = ""
+    """The queue that a lane leads to; empty for every other exchange."""
+    key: str = ""
+    """The key of a lane's only binding; empty for every other exchange."""
+    why: str = ""
+    """Why a fanout exchange is not a lane, in words; empty for every other exchange."""
+    internal: bool = False
+    """Whether only other exchanges may publish to the exchange."""
+
+
+NOTHING_BEHIND: Mapping[str, Behind] = MappingProxyType({})
+"""The exchanges behind a ring exchange that is bound to queues only."""
+
+_NO_WAY = {Leads.NOWHERE: "no queue is bound to this lane", Leads.ABSENT: "the exchange does not exist"}
+"""Why a binding to an exchange gives no weight, by where the exchange leads."""
+
+
 @dataclass(frozen=True)
 class IgnoredBinding:
-    """A binding that no ring counts, because its key is not a weight."""
+    """A binding that no ring counts: its key is not a weight, or the exchange that it leads to leads nowhere."""
 
     destination: Destination
     key: str
     reason: str
-    """Why the key is not a weight, in words that follow "its key is"."""
+    """Why the binding is ignored, in words that follow its key and a colon."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +103,10 @@ class Bindings:
     """The bindings whose keys are not weights, in the order of the answer."""
     duplicates: tuple[Destination, ...] = ()
     """The destinations that are bound more than once. RabbitMQ itself counts only the first of these bindings, and
-    removes the destination from its own ring as soon as any of them is unbound, so no log line advises an unbind."""
+    removes the destination from its own ring as soon as any of them is unbound, so no log line advises an unbind.
+    A queue with two lanes, or with a lane and a binding of its own, is such a destination, too."""
+    lanes: Mapping[Destination, str] = field(default_factory=lambda: MappingProxyType({}))
+    """By queue of `weights`, the lane that publishes to the queue go through; without the queues that have none."""
 
 
 def parse_exchange(answer: object) -> Exchange:
@@ -70,7 +117,16 @@ def parse_exchange(answer: object) -> Exchange:
     # x-modulus-hash hashes the routing key whatever its arguments say.
     if kind == CONSISTENT_HASH:
         hashed = _hashed(_object(table.get("arguments", {}), "arguments"))
-    return Exchange(kind, _flag(table, "internal"), hashed, _publish_in(table.get("message_stats")))
+    policy = table.get("policy")
+    return Exchange(
+        kind,
+        _flag(table, "internal"),
+        hashed,
+        _publish_in(table.get("message_stats")),
+        auto_delete=_flag(table, "auto_delete"),
+        has_alternate="alternate-exchange" in _object(table.get("arguments") or {}, "arguments"),
+        policy=policy if isinstance(policy, str) else "",
+    )
 
 
 def find_exchange(answer: object, name: str) -> Exchange | None:
@@ -93,31 +149,84 @@ def parse_bindings(answer: object) -> tuple[Binding, ...]:
     )
 
 
-def weigh(bindings: Iterable[Binding], exchange_type: str) -> Bindings:
+def weigh(bindings: Iterable[Binding], exchange_type: str, behind: Mapping[str, Behind] = NOTHING_BEHIND) -> Bindings:
     """Return the weights that the bindings of an exchange give to its destinations.
 
-    A binding whose key is not a weight is listed as ignored. A destination with several weights has the largest.
+    A binding to a lane gives its weight to the queue behind the lane; `behind` has the exchanges that were read, by
+    name. A binding whose key is not a weight is listed as ignored, and so is one to an exchange that leads nowhere or
+    does not exist. A destination with several weights has the largest. Of a queue's several lanes, publishes go through
+    the one that sorts first.
     """
     weights: dict[Destination, int] = {}
+    lanes: dict[Destination, str] = {}
     ignored: list[IgnoredBinding] = []
     duplicates: dict[Destination, None] = {}
     seen: set[Destination] = set()
-    for destination, key in bindings:
+    for bound, key in bindings:
+        found = behind.get(bound.name) if bound.kind == "exchange" else None
+        destination = Destination("queue", found.queue) if found is not None and found.queue else bound
         if destination in seen:
             duplicates[destination] = None
         seen.add(destination)
         try:
             weight = weight_of(key, exchange_type)
         except WeightError as error:
-            ignored.append(IgnoredBinding(destination, key, str(error)))
+            ignored.append(IgnoredBinding(bound, key, str(error)))
+            continue
+        if found is not None and found.leads in _NO_WAY:
+            ignored.append(IgnoredBinding(bound, key, _NO_WAY[found.leads]))
             continue
         weights[destination] = max(weight, weights.get(destination, 0))
-    return Bindings(weights, tuple(ignored), tuple(duplicates))
+        if destination is not bound:
+            lanes[destination] = min(bound.name, lanes.get(destination, bound.name))
+    return Bindings(weights, tuple(ignored), tuple(duplicates), lanes)
+
+
+def behind_of(exchange: Exchange | None, bindings: Sequence[Binding], alternate_policies: Collection[str]) -> Behind:
+    """Return where an exchange behind a ring leads, as one reading shows it; `exchange` is None if it does not exist.
+
+    `bindings` are those whose source is the exchange. `alternate_policies` are the names of the policies that give
+    exchanges an alternate exchange. A fanout exchange is a lane only if a publish that it cannot deliver comes back:
+    an alternate exchange would take that publish, and the broker would confirm it. An auto-delete exchange ends with
+    its binding, and a publish to it then closes the channel instead of coming back.
+    """
+    if exchange is None:
+        return Behind(Leads.ABSENT)
+    if exchange.type != FANOUT:
+        return Behind(Leads.ELSEWHERE, internal=exchange.internal)
+    why = ""
+    if exchange.has_alternate:
+        why = "its arguments name an alternate exchange"
+    elif exchange.policy in alternate_policies:
+        why = f"policy {exchange.policy!r} gives it an alternate exchange"
+    elif exchange.auto_delete:
+        why = "it is an auto-delete exchange"
+    elif len(bindings) > 1:
+        why = f"it has {len(bindings)} bindings"
+    elif any(binding.destination.kind == "exchange" for binding in bindings):
+        why = f"it is bound to {bindings[0].destination}"
+    if why or exchange.internal:
+        return Behind(Leads.ASIDE, why=why or "it is internal", internal=exchange.internal)
+    if not bindings:
+        return Behind(Leads.NOWHERE)
+    return Behind(Leads.TO_QUEUE, bindings[0].destination.name, bindings[0].key)
 
 
 def weight_of(key: str, exchange_type: str) -> int:
     """Return the weight that a binding key gives; 1 for x-modulus-hash, which ignores keys. Raises WeightError."""
     return 1 if exchange_type == MODULUS_HASH else parse_weight(key)
+
+
+def parse_alternate_policies(answer: object) -> frozenset[str]:
+    """Return the policies that give exchanges an alternate exchange, from an answer to `GET /api/policies/{vhost}`.
+
+    Raises TopologyError.
+    """
+    if not isinstance(answer, list):
+        raise TopologyError(f"policies: {_brief(answer)} is not a list")
+    tables = [_object(item, "policy") for item in answer]
+    definitions = {_text(table, "name"): _object(table.get("definition"), "definition") for table in tables}
+    return frozenset(name for name, definition in definitions.items() if "alternate-exchange" in definition)
 
 
 def parse_names(answer: object, what: str) -> frozenset[str]:

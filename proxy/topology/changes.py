@@ -17,6 +17,7 @@ PASSED_BECAUSE: Mapping[PassReason, str] = {
     PassReason.SHADOW: "the setting shadow has it",
     PassReason.DEAD_LETTER: "one of its queues would dead-letter under the queue's own name",
     PassReason.INTERNAL_DESTINATION: "an internal exchange is bound to it",
+    PassReason.NOT_A_LANE: "a fanout exchange that is not a lane is bound to it",
     PassReason.CYCLE: "exchanges with rings are bound to one another in a circle",
     PassReason.INTERNAL: "it is internal, and the broker refuses publishes to it",
     PassReason.ABSENT: "it does not exist, and the broker refuses the publish",
@@ -69,11 +70,12 @@ def log_change(name: Name, before: Entry | None, after: Entry, change: Change | 
         log.info("%s: %s (%s); %.2f%% of the slots moved", title(name), change.what, change.why, change.moved * 100)
     if before is None or (before.passed, before.refused) != (after.passed, after.refused):
         _log_passed(name, after)
+    _log_lanes(name, before.lanes if before else {}, after)
     ignored_before = set(before.bindings.ignored) if before else set()
     for binding in after.bindings.ignored:
         if binding not in ignored_before:
             log.warning(
-                "%s: the binding to %s is ignored and gets no messages: its key %r is %s",
+                "%s: the binding to %s with the key %r is ignored and gets no messages: %s",
                 title(name),
                 binding.destination,
                 binding.key,
@@ -90,6 +92,14 @@ def log_change(name: Name, before: Entry | None, after: Entry, change: Change | 
                 title(name),
                 destination,
             )
+
+
+def _log_lanes(name: Name, before: Mapping[Destination, str], after: Entry) -> None:
+    """Log which queues publishes newly go to through lanes, and which newly without."""
+    if lanes := [f"{lane!r} to {queue}" for queue, lane in after.lanes.items() if before.get(queue) != lane]:
+        log.info("%s: publishes go through lanes: %s", title(name), _some(lanes))
+    if direct := [queue for queue in before if queue in after.bindings.weights and queue not in after.lanes]:
+        log.info("%s: publishes go through no lane any more to %s", title(name), _some(direct))
 
 
 def log_missing(name: Name, before: Collection[Destination], after: Collection[Destination]) -> None:
@@ -133,6 +143,13 @@ def _log_passed(name: Name, entry: Entry) -> None:
                 " own names: %s; give each a dead-letter-routing-key, or set on_dead_letter = rewrite",
                 title(name),
                 _some([f"{queue!r} ({entry.queues[queue]})" for queue in entry.dead_letters]),
+            )
+        case PassReason.NOT_A_LANE:
+            log.warning(
+                "%s: publishes are passed to the exchange itself, because these fanout exchanges that it is bound to"
+                " are no lanes: %s; a lane has one binding, to one queue, and no alternate exchange",
+                title(name),
+                _some([f"{lane!r} ({why})" for lane, why in entry.not_lanes.items()]),
             )
         case PassReason.INTERNAL_DESTINATION:
             log.warning(

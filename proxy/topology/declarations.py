@@ -59,10 +59,23 @@ Declaration = BindingAdded | BindingRemoved | ExchangeDeclared | ExchangeDeleted
 
 
 def leads_to(entry: Entry, destination: Destination) -> bool:
-    """Return whether a destination has a weight in the exchange's last reading, or is on its ring."""
+    """Return whether a destination has a weight in the exchange's last reading, is on its ring, or is behind it."""
+    if destination.kind == "exchange" and destination.name in entry.behind:
+        return True
     return destination in entry.bindings.weights or (
         entry.known is not None and destination in entry.known.ring.destinations
     )
+
+
+def changes_lane(entry: Entry, declaration: Declaration) -> bool:
+    """Return whether a declaration on an exchange behind the entry's may change where the entry's publishes go."""
+    match declaration:
+        case BindingAdded(source=source, destination=destination, key=key, plain=plain):
+            found = entry.behind.get(source)
+            same = found is not None and (found.queue, found.key) == (destination.name, key)
+            return entry.follows_bindings and not (same and plain and destination.kind == "queue")
+        case _:
+            return entry.follows_bindings
 
 
 def is_news(name: Name, entry: Entry, declaration: Declaration) -> bool:
@@ -73,7 +86,7 @@ def is_news(name: Name, entry: Entry, declaration: Declaration) -> bool:
         case ExchangeDeleted(name=exchange) if exchange == name[1]:
             return True
         case BindingAdded(destination=destination, key=key):
-            has = entry.bindings.weights.get(destination, 0)
+            has = entry.bindings.weights.get(entry.placed(destination), 0)
             return entry.follows_bindings and has < _weight(key, entry.exchange_type)
         case BindingRemoved(destination=destination):
             return entry.follows_bindings and leads_to(entry, destination)

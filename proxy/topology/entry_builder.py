@@ -1,12 +1,12 @@
 """Build a router entry from a reading and the weights in force: its ring, or a reason to pass, and what changed."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from proxy.settings.config import OnDeadLetter
 from proxy.settings.patterns import Mode, Selection
-from proxy.topology.bindings import RING_TYPES, Bindings, Exchange
+from proxy.topology.bindings import RING_TYPES, Behind, Bindings, Exchange, Leads
 from proxy.topology.changes import changed, dead_letters_refused, lost
 from proxy.topology.management import Management
 from proxy.topology.ring_cache import Saved
@@ -51,6 +51,7 @@ class EntryBuilder:
         name: Name,
         exchange: Exchange | None,
         bindings: Bindings,
+        behind: Mapping[str, Behind],
         weights: Weights,
         before: Entry | None,
         started: float,
@@ -58,9 +59,9 @@ class EntryBuilder:
     ) -> tuple[Entry, Change | None]:
         """Return the entry that replaces `before`, and the change of its ring, None if it is the same ring.
 
-        `started` is when the reading started, in monotonic seconds. `weights` are the weights in force, which may have
-        destinations that `bindings` lack. `why` is the reason for the reading, in words. Raises ManagementError or
-        TopologyError.
+        `started` is when the reading started, in monotonic seconds. `behind` says where the exchanges behind the
+        exchange lead. `weights` are the weights in force, which may have destinations that `bindings` lack. `why` is
+        the reason for the reading, in words. Raises ManagementError or TopologyError.
         """
         mode = self._selection.mode(*name)
         known = before.known if before else None
@@ -70,20 +71,26 @@ class EntryBuilder:
             # The exchange is gone, but that has not settled: the last ring serves on, without the confirmed removals.
             exchange_type = before.exchange_type if before else ""
             hashed = known.hashed if known else HashedValue()
-        change, internal = None, False
+        change: Change | None = None
         queues: Mapping[str, str | None] = {}
+        kept = before.lanes.items() if before is not None else ()
+        # A queue that is missing from the bindings, and in force yet, keeps its lane.
+        lanes = {q: lane for q, lane in kept if q in weights and q not in bindings.weights} | dict(bindings.lanes)
+        used = {*lanes.values(), *(d.name for d in weights if d.kind == "exchange")}
+        behind = {name: found for name, found in behind.items() if name in used or found.leads is not Leads.ASIDE}
         if mode is Mode.PASS or not weights:
             known, change = None, lost(known, why)
         else:
             # Asked for the weights in force, which may have destinations that this reading lacks.
-            queues = await self._dead_letters(name[0], weights, before.queues if before else {})
-            internal = await self._any_internal(name[0], weights)
+            published_to = [d.name for d in weights if d.kind == "queue" and d not in lanes]
+            queues = await self._dead_letters(name[0], published_to, before.queues if before else {})
             if known is None or not _same(known, weights, hashed, exchange_type):
                 loop = asyncio.get_running_loop()
                 known, change = await loop.run_in_executor(
                     self._builder, _next, known, weights, hashed, exchange_type, why
                 )
-        passed = self._pass_reason(exchange_type, mode, known, queues, internal)
+        bound_aside = _bound_aside(weights, behind)
+        passed = self._pass_reason(exchange_type, mode, known, queues, bound_aside)
         entry = Entry(
             mode=mode,
             exchange_type=exchange_type,
@@ -93,6 +100,8 @@ class EntryBuilder:
             bindings=bindings,
             read_at=started,
             queues=queues,
+            lanes=lanes,
+            behind=behind,
             internal=exchange is not None and exchange.internal,
             publish_in=exchange.publish_in if exchange is not None else None,
             changes=before.changes if before else (),
@@ -114,16 +123,18 @@ class EntryBuilder:
             known, _ = await loop.run_in_executor(
                 self._builder, _next, None, saved.weights, saved.hashed, saved.exchange_type, "restored"
             )
-        passed = self._pass_reason(saved.exchange_type, mode, known, saved.queues, saved.internal_destination)
+        passed = self._pass_reason(saved.exchange_type, mode, known, saved.queues, saved.bound_aside)
         return Entry(
             mode=mode,
             exchange_type=saved.exchange_type,
             known=known,
             passed=passed,
             refused=self._refused(passed, mode, saved.queues),
-            bindings=Bindings(saved.weights),
+            bindings=Bindings(saved.weights, lanes=saved.lanes),
             read_at=read_at,
             queues=saved.queues,
+            lanes=saved.lanes,
+            behind={lane: Behind(Leads.TO_QUEUE, queue.name) for queue, lane in saved.lanes.items()},
             internal=saved.internal,
             restored=True,
         )
@@ -141,40 +152,37 @@ class EntryBuilder:
         mode: Mode,
         known: KnownRing | None,
         queues: Mapping[str, str | None],
-        internal: bool,
+        bound_aside: PassReason | None,
     ) -> PassReason | None:
-        """Return why publishes are passed to the exchange itself; None if the ring routes them."""
+        """Return why publishes are passed to the exchange itself; None if the ring routes them.
+
+        `bound_aside` is the reason that an exchange among the destinations gives, if any does.
+        """
         if exchange_type not in RING_TYPES:
             return PassReason.TYPE
         if mode is Mode.PASS:
             return PassReason.MODE_PASS
         if known is None:
             return PassReason.NO_BINDINGS
-        if internal:
-            return PassReason.INTERNAL_DESTINATION
+        if bound_aside is not None:
+            return bound_aside
         if any(queues.values()) and self._on_dead_letter != "rewrite":
             return PassReason.DEAD_LETTER
         return PassReason.SHADOW if mode is Mode.SHADOW else None
 
-    async def _any_internal(self, vhost: str, weights: Weights) -> bool:
-        """Return whether a destination is an internal exchange, to which the broker refuses a publish with 403."""
-        for destination in weights:
-            if destination.kind == "exchange":
-                exchange = await self._api.exchange(vhost, destination.name)
-                if exchange is not None and exchange.internal:
-                    return True
-        return False
-
     async def _dead_letters(
-        self, vhost: str, weights: Weights, before: Mapping[str, str | None]
+        self, vhost: str, published_to: Collection[str], before: Mapping[str, str | None]
     ) -> Mapping[str, str | None]:
-        """Return what makes each bound queue dead-letter under its own name, in the form of `Entry.queues`.
+        """Return what makes each queue dead-letter under its own name, in the form of `Entry.queues`.
+
+        `published_to` are the queues that get publishes under their own names. A queue behind a lane gets them under
+        their own routing keys, so it is not among them.
 
         Queues that did so before are asked for first, since one such queue is enough to keep the exchange from being
         routed. If none of those asked for does so any more, all the others that did are asked for, too. So the exchange
         is routed again as soon as the last of them is mended, however many there are.
         """
-        queues = {d.name: None for d in weights if d.kind == "queue"}
+        queues = dict.fromkeys(published_to)
         answers = {queue: cause for queue, cause in before.items() if queue in queues}
         unsettled = [queue for queue in queues if answers.get(queue) is None]
         settled = sorted((q for q, cause in answers.items() if cause is not None), key=lambda q: not answers[q])
@@ -196,6 +204,17 @@ class EntryBuilder:
             for queue, answer in zip(batch, read, strict=True):
                 answers.pop(queue, None)
                 answers[queue] = answer
+
+
+def _bound_aside(weights: Weights, behind: Mapping[str, Behind]) -> PassReason | None:
+    """Return why an exchange is passed because of the exchanges among its destinations; None if it need not be.
+
+    An internal exchange takes no publishes: the broker refuses them with 403.
+    """
+    found = [behind[d.name] for d in weights if d.kind == "exchange" and d.name in behind]
+    if any(each.internal for each in found):
+        return PassReason.INTERNAL_DESTINATION
+    return PassReason.NOT_A_LANE if any(each.leads is Leads.ASIDE for each in found) else None
 
 
 def _same(known: KnownRing, weights: Weights, hashed: HashedValue, exchange_type: str) -> bool:

@@ -21,6 +21,7 @@ from proxy.topology.bindings import (
     TopologyError,
     dead_letters_by_own_name,
     find_exchange,
+    parse_alternate_policies,
     parse_bindings,
     parse_exchange,
     parse_names,
@@ -44,7 +45,7 @@ _TLS_CLOSES_WITHIN = 0.1
 done. Of 300 event loops that ended at once 77 left a connection open, after 0.02 s 5 did, and after 0.05 s none
 (measured)."""
 
-_EXCHANGE_COLUMNS = ("name", "type", "internal", "arguments", "message_stats.publish_in")
+_EXCHANGE_COLUMNS = ("name", "type", "internal", "auto_delete", "arguments", "policy", "message_stats.publish_in")
 
 _QUEUE_COLUMNS = ("name", "arguments", "policy", "effective_policy_definition")
 
@@ -181,6 +182,14 @@ class Management:
         """
         columns = ["destination", "destination_type", "routing_key"]
         return parse_bindings(await self._required(["exchanges", vhost, name, "bindings", "source"], columns))
+
+    async def alternate_policies(self, vhost: str) -> frozenset[str]:
+        """Return the names of a virtual host's policies that give exchanges an alternate exchange.
+
+        A user with the tag management may read this list, though not the page of a single policy (observed on 3.10.8
+        and 4.3.6).
+        """
+        return parse_alternate_policies(await self._required(["policies", vhost], ["name", "definition"]))
 
     async def dead_letters_by_own_name(self, vhost: str, queue: str) -> str | None:
         """Return what makes a queue dead-letter without a routing key of its own; empty if it does not do so.

@@ -233,6 +233,10 @@ class Overlay:
         for destination in destinations:
             self._added.pop_all(destination)
 
+    def has_deleted(self, started: float) -> bool:
+        """Return whether the exchange was deleted, which a reading that started at this time may not show."""
+        return self._deleted is not None and self._deleted.counts(started)
+
     def misses_exchange(self, shown_type: str | None, started: float) -> bool:
         """Return whether a reading does not show an exchange that must exist, as it was declared or bound.
 

@@ -150,7 +150,7 @@ class OverlayStore:
         """Return the exchanges whose bindings or existence a declaration may change; never the default exchange.
 
         The deletion of a queue or an exchange touches every exchange that may have it as a destination: by its entry,
-        by another declaration, or in a reading that is under way.
+        by another declaration, or in a reading that is under way. The deletion of a queue also touches its lanes.
         """
         match declaration:
             case BindingAdded(source=source) | BindingRemoved(source=source):
@@ -162,7 +162,9 @@ class OverlayStore:
             case ExchangeDeleted(name=exchange):
                 destination, touched = Destination("exchange", exchange), {(vhost, exchange)}
             case QueueDeleted(name=queue):
-                destination, touched = Destination("queue", queue), set()
+                destination = Destination("queue", queue)
+                lanes = [entry.lanes.get(destination) for name, entry in entries.items() if name[0] == vhost]
+                touched = {(vhost, lane) for lane in lanes if lane is not None}
         touched |= {name for name in being_read if name[0] == vhost}
         touched |= {n for n, entry in entries.items() if n[0] == vhost and leads_to(entry, destination)}
         of_vhost = self._vhosts.get(vhost)

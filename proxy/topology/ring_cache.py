@@ -30,7 +30,7 @@ from ring.ring import MAX_DESTINATIONS, fingerprint
 
 log = logging.getLogger(__name__)
 
-VERSION = 1
+VERSION = 2
 """The version of the files' format; files of another version are ignored."""
 
 REWRITE_AFTER = 10.0
@@ -50,6 +50,9 @@ KEPT_FOR = 7 * 86_400.0
 
 _MOST_NAMES = 1000
 """The most names, or nodes, of a cluster in one file."""
+
+_ASIDE = frozenset({PassReason.INTERNAL_DESTINATION, PassReason.NOT_A_LANE})
+"""The reasons to pass that an exchange among the destinations gives."""
 
 _ENDING = ".ring.json"
 """The end of each file's name."""
@@ -80,8 +83,10 @@ class Saved:
     """The weights of the ring; empty if the exchange has no ring."""
     queues: Mapping[str, str | None] = field(default_factory=dict)
     """The cause for which each bound queue dead-letters under its own name, as in `Entry.queues`."""
-    internal_destination: bool = False
-    """Whether an exchange among the destinations is internal."""
+    lanes: Mapping[Destination, str] = field(default_factory=dict)
+    """The lanes of the queues that have one, as in `Entry.lanes`."""
+    bound_aside: PassReason | None = None
+    """The reason to pass that an exchange among the destinations gives; None if none does."""
     at: float = 0.0
     """When the exchange was read, in seconds since 1970."""
 
@@ -99,7 +104,8 @@ class Saved:
             known.hashed if known is not None else HashedValue(),
             known.ring.as_weights() if known is not None else {},
             dict(entry.queues) if known is not None else {},
-            entry.passed is PassReason.INTERNAL_DESTINATION,
+            entry.lanes if known is not None else {},
+            entry.passed if entry.passed in _ASIDE else None,
             at,
         )
 
@@ -120,7 +126,8 @@ def encoded(saved: Saved) -> bytes:
             "hashed": str(saved.hashed),
             "weights": [[d.kind, d.name, weight] for d, weight in saved.weights.items()],
             "queues": saved.queues,
-            "internal_destination": saved.internal_destination,
+            "lanes": {queue.name: lane for queue, lane in saved.lanes.items()},
+            "bound_aside": saved.bound_aside,
             "at": saved.at,
             "fingerprint": fingerprint(saved.weights, saved.exchange_type, str(saved.hashed)),
         }
@@ -154,7 +161,8 @@ def decoded(content: bytes) -> Saved:
         HashedValue.parse(_text(table, "hashed", 2 * 255)),
         weights,
         _queues(table.get("queues"), weights),
-        _flag(table, "internal_destination"),
+        _lanes(table.get("lanes"), weights),
+        _bound_aside(table.get("bound_aside", "")),
         _time(table.get("at")),
     )
     if table.get("fingerprint") != fingerprint(weights, exchange_type, str(saved.hashed)):
@@ -207,6 +215,23 @@ def _queues(value: object, weights: Mapping[Destination, int]) -> dict[str, str 
     if not all(cause is None or (isinstance(cause, str) and len(cause.encode()) <= 1024) for cause in value.values()):
         raise ValueError("queues: not text of up to 1024 bytes for each")
     return value
+
+
+def _lanes(value: object, weights: Mapping[Destination, int]) -> dict[Destination, str]:
+    if not isinstance(value, dict):
+        raise ValueError("lanes: not a table")
+    lanes = {Destination("queue", name): _checked_text(lane, "lanes") for name, lane in value.items()}
+    if not lanes.keys() <= weights.keys():
+        raise ValueError("lanes: not those of the weights")
+    return lanes
+
+
+def _bound_aside(value: object) -> PassReason | None:
+    if value is None:
+        return None
+    if not isinstance(value, str) or value not in _ASIDE:
+        raise ValueError("bound_aside: not a reason that an exchange behind a ring gives")
+    return PassReason(value)
 
 
 def _time(value: object) -> float:

@@ -12,7 +12,15 @@ from dataclasses import replace
 from proxy.settings.config import OnDeadLetter
 from proxy.settings.patterns import Mode, Selection
 from proxy.topology.bindings import TopologyError
-from proxy.topology.declarations import BindingAdded, Declaration, ExchangeDeclared, is_news
+from proxy.topology.declarations import (
+    BindingAdded,
+    BindingRemoved,
+    Declaration,
+    ExchangeDeclared,
+    ExchangeDeleted,
+    changes_lane,
+    is_news,
+)
 from proxy.topology.lookups import Absent, LookUps, NotReadable
 from proxy.topology.management import Management, ManagementError
 from proxy.topology.reading import VhostNotListedError
@@ -223,6 +231,33 @@ class Sync:
             if (entry is not None or name in being_read) and (news or unsettled or self._is_readable(name)):
                 # A reading under way may still show what was deleted. While readings fail, none can.
                 self._router.mark_declared(name, now, certain=news)
+        if isinstance(declaration, BindingAdded | BindingRemoved):
+            self._lane_declared((vhost, declaration.source), declaration, being_read, now)
+
+    def _lane_declared(self, lane: Name, declaration: Declaration, being_read: Collection[Name], now: float) -> None:
+        """Have the exchanges read again whose rings may have the declaration's source for a lane."""
+        entries, confirmed = self._router.entries, Destination("exchange", lane[1])
+        for name, entry in entries.items():
+            if name[0] == lane[0] and lane[1] in entry.behind:
+                tracked = self._updater.tracked.get(name)
+                returned = tracked is not None and confirmed in tracked.confirmed_removals
+                if returned or name in being_read or changes_lane(entry, declaration):
+                    self._router.mark_declared(name, now, certain=changes_lane(entry, declaration))
+        for name in being_read:
+            if name[0] == lane[0] and name not in entries and name != lane:
+                self._router.mark_declared(name, now, certain=False)
+
+    def found_missing(self, vhost: str, exchange: str) -> None:
+        """Take it that the broker has just refused a publish to an exchange because the exchange does not exist.
+
+        The next publishes to the rings that led to the exchange wait for a reading, but not for one that succeeds:
+        while the management API does not answer, the last good rings serve on.
+        """
+        now, deleted = time.monotonic(), ExchangeDeleted(exchange)
+        for name in self._updater.overlays.touched(vhost, deleted, self._router.entries, ()):
+            self._updater.overlays.add(name, deleted, now)
+            if name in self._router.entries:
+                self._router.mark_declared(name, now, certain=False)
 
     def _undoes_return(self, name: Name, declaration: Declaration) -> bool:
         """Return whether a declaration binds a destination that a return has shown to be gone since the
@@ -286,7 +321,7 @@ class Sync:
         if tracked is None:
             return
         tracked.confirmed_removals.update(confirmed_removals)
-        self._updater.overlays.of(name).withdraw_additions(confirmed_removals)
+        self._updater.withdraw_additions(name, confirmed_removals)
         if tracked.fault is not None:
             retry_after = tracked.fault.retry_after if isinstance(tracked.fault, ManagementError) else 0.0
             tracked.due = min(tracked.due, tracked.tried + max(retry_after, RETRY_WANTED))

@@ -9,7 +9,8 @@ from enum import StrEnum
 from typing import Final, NamedTuple
 
 from proxy.settings.patterns import Mode
-from proxy.topology.bindings import Bindings
+from proxy.topology.bindings import Behind, Bindings, Leads
+from ring.destination import Destination
 from ring.hashed import HashedValue
 from ring.ring import Ring, fingerprint
 
@@ -35,6 +36,7 @@ class PassReason(StrEnum):
     SHADOW = "shadow"
     DEAD_LETTER = "dead_letter"
     INTERNAL_DESTINATION = "internal_destination"
+    NOT_A_LANE = "not_a_lane"
     CYCLE = "cycle"
     INTERNAL = "internal"
     ABSENT = "absent"
@@ -44,7 +46,7 @@ WHATEVER_IS_BOUND: Final = frozenset({PassReason.TYPE, PassReason.MODE_PASS})
 """The reasons to pass that no change of the bindings removes."""
 
 
-KEEPS_FROM_ROUTING: Final = frozenset({PassReason.DEAD_LETTER, PassReason.INTERNAL_DESTINATION})
+KEEPS_FROM_ROUTING: Final = frozenset({PassReason.DEAD_LETTER, PassReason.INTERNAL_DESTINATION, PassReason.NOT_A_LANE})
 """The reasons that keep an exchange in mode route from being routed, until an operator mends its topology."""
 
 
@@ -99,6 +101,13 @@ class Entry:
     """The bindings of the last reading, corrected by declarations."""
     read_at: float
     """When the last good reading started, in monotonic seconds."""
+    lanes: Mapping[Destination, str] = field(default_factory=dict)
+    """By queue of the ring, the lane that publishes to the queue go through; without the queues that have none."""
+    behind: Mapping[str, Behind] = field(default_factory=dict)
+    """By name, where each exchange leads that the exchange is bound to, or that a lane in `lanes` is.
+
+    The exchange that was asked for longest ago comes first.
+    """
     queues: Mapping[str, str | None] = field(default_factory=dict)
     """By bound queue, the argument or policy that makes it dead-letter under its own name.
 
@@ -122,6 +131,16 @@ class Entry:
         reading.
         """
         return self.mode is Mode.ROUTE and self.passed is not PassReason.TYPE
+
+    @property
+    def not_lanes(self) -> dict[str, str]:
+        """The fanout exchanges that the exchange is bound to and that are not lanes, with the reasons, sorted."""
+        return {name: found.why for name, found in sorted(self.behind.items()) if found.leads is Leads.ASIDE}
+
+    def placed(self, destination: Destination) -> Destination:
+        """Return the destination as the ring has it: for a lane the queue behind it."""
+        found = self.behind.get(destination.name) if destination.kind == "exchange" else None
+        return Destination("queue", found.queue) if found is not None and found.queue else destination
 
     @property
     def dead_letters(self) -> tuple[str, ...]:
@@ -263,7 +282,7 @@ class Router:
 def _routes_alike(one: Entry, other: Entry) -> bool:
     """Return whether publishes go the same way by both entries."""
     alike = (one.passed, one.mode, one.internal) == (other.passed, other.mode, other.internal)
-    return alike and one.refused == other.refused and one.known is other.known
+    return alike and one.refused == other.refused and one.known is other.known and one.lanes == other.lanes
 
 
 def with_change(entry: Entry, change: Change) -> Entry:

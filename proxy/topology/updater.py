@@ -5,15 +5,16 @@ import logging
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from proxy.settings.config import OnDeadLetter
-from proxy.settings.patterns import Selection
-from proxy.topology.bindings import RING_TYPES, Bindings, TopologyError, weigh
+from proxy.settings.patterns import Mode, Selection
+from proxy.topology.bindings import RING_TYPES, Behind, Binding, Bindings, TopologyError, weigh
 from proxy.topology.changes import log_absent, log_change, log_missing, title
 from proxy.topology.cluster import ASK_DISTANCE, ClusterIdentity
 from proxy.topology.entry_builder import EntryBuilder
+from proxy.topology.lane_reader import NOTHING_READ, LaneReader, gone_behind
 from proxy.topology.lookups import Absent
 from proxy.topology.management import Management, ManagementError, NotAskableError
 from proxy.topology.overlay_store import OverlayStore
@@ -90,7 +91,7 @@ class TableUpdater:
         `interval`, `settle_time` and `max_age` are the settings `sync_interval`, `settle_time` and `ring_max_age`, in
         seconds. Entries are kept on disk in `cache`, if there is one, and restored from it when a reading fails.
         """
-        self._api, self._router = api, router
+        self._api, self._router, self._selection = api, router, selection
         self.identity = ClusterIdentity(api, self._identified)
         self._entry_builder = EntryBuilder(api, selection, on_dead_letter)
         self._cache = cache
@@ -100,6 +101,7 @@ class TableUpdater:
         self.tracked: dict[Name, TrackedExchange] = {name: TrackedExchange() for name in named}
         """The state of each exchange that is read in turn: the named ones, and those in use."""
         self.overlays = OverlayStore()
+        self._lane_reader = LaneReader(api, self.overlays)
         self.listings = RecentListings()
         self.wake = asyncio.Event()
         """Set when a reading may be due sooner than `Sync` knows."""
@@ -306,19 +308,18 @@ class TableUpdater:
             raise ManagementError("too many declarations wait until a reading shows them")
         if overlay.misses_exchange(shown_type, started):
             raise ManagementError("it was declared, and the management API does not show it yet")
-        bindings, in_force, shown = Bindings(), WeightsInForce(), Bindings().weights
-        if exchange is not None and exchange.type in RING_TYPES:
-            bindings = weigh(overlay.apply(reading.bindings, started), exchange.type)
-            shown = weigh(reading.bindings, exchange.type).weights
-        if exchange is None or exchange.type in RING_TYPES:
-            if isinstance(tracked.fault, VhostNotListedError):
-                # The virtual host was deleted and made again, or was hidden: only what shows now exists.
-                confirmed_removals = tracked.in_force.weights.keys()
-            confirmed_removals = {*confirmed_removals, *overlay.confirmed_removals(tracked.in_force.weights)}
-            in_force = tracked.in_force.after(
-                bindings.weights, started, time.monotonic(), self._settle_time, confirmed_removals, shown
-            )
         before = self._router.entries.get(name)
+        # Corrected once: an exchange that a declaration binds during the next request has not been read.
+        corrected = overlay.apply(reading.bindings, started)
+        read_behind = NOTHING_READ
+        if self._selection.mode(*name) is not Mode.PASS:
+            bound = {*(binding.destination for binding in corrected), *tracked.in_force.weights}
+            read_behind = await self._lane_reader.read(name[0], bound, before, confirmed_removals, started)
+        bindings, in_force = Bindings(), WeightsInForce()
+        if exchange is None or exchange.type in RING_TYPES:
+            bindings, in_force = self._in_force(
+                name, tracked, reading, corrected, read_behind.behind, started, confirmed_removals
+            )
         if exchange is None and (before is None or not in_force.weights):
             self.results["absent"] += 1
             tracked.in_force = WeightsInForce()
@@ -326,7 +327,7 @@ class TableUpdater:
             self._drop(name, before)
             raise _absent(name)
         entry, change = await self._entry_builder.entry(
-            name, exchange, bindings, in_force.weights, before, started, why
+            name, exchange, bindings, read_behind.behind, in_force.weights, before, started, why
         )
         self._router.put(name, entry)
         if before is None and entry.exchange_type in RING_TYPES:
@@ -343,6 +344,8 @@ class TableUpdater:
         # Set only here, so that a reading which failed half-way (its queues were not readable, say) changes nothing.
         tracked.in_force = in_force
         self.overlays.settle(name, shown_type, reading.bindings, started)
+        for lane, lane_shown in read_behind.shown.items():
+            self.overlays.settle((name[0], lane), lane_shown.exchange_type, lane_shown.bindings, started)
         self._router.used_at.setdefault(name, started)
         self.results["ok"] += 1
         self._keep(name, entry)
@@ -352,6 +355,61 @@ class TableUpdater:
         tracked.due = min(in_turn, *(at if at is not None else in_turn for at in look_again_at))
         if self.tracked.setdefault(name, tracked) is tracked:
             self.wake.set()
+
+    def _in_force(
+        self,
+        name: Name,
+        tracked: TrackedExchange,
+        reading: Reading,
+        corrected: Collection[Binding],
+        behind: Mapping[str, Behind],
+        started: float,
+        confirmed_removals: Collection[Destination],
+    ) -> tuple[Bindings, WeightsInForce]:
+        """Return a hash exchange's bindings, `corrected` by declarations, and the weights in force after a reading."""
+        exchange_type = reading.exchange.type if reading.exchange is not None else ""
+        bindings = weigh(corrected, exchange_type, behind)
+        shown = weigh(reading.bindings, exchange_type, behind).weights
+        if isinstance(tracked.fault, VhostNotListedError):
+            # The virtual host was deleted and made again, or was hidden: only what shows now exists.
+            confirmed_removals = tracked.in_force.weights.keys()
+        removed = self._removed(name, tracked.in_force.weights, behind, confirmed_removals)
+        return bindings, tracked.in_force.after(
+            bindings.weights, started, time.monotonic(), self._settle_time, removed, shown
+        )
+
+    def withdraw_additions(self, name: Name, gone: Collection[Destination]) -> None:
+        """Let only readings tell whether destinations are bound that a returned message has shown to be gone.
+
+        The return of a message to a lane shows that no queue is bound to the lane, whatever the lane is bound to.
+        """
+        entry = self._router.entries.get(name)
+        lanes = {lane: queue for queue, lane in entry.lanes.items()} if entry is not None else {}
+        for destination in gone:
+            queue = lanes.get(destination.name) if destination.kind == "exchange" else None
+            if queue is None:
+                self.overlays.of(name).withdraw_additions([destination])
+            else:
+                self.overlays.of((name[0], destination.name)).withdraw_additions([queue])
+
+    def _removed(
+        self,
+        name: Name,
+        in_force: Collection[Destination],
+        behind: Mapping[str, Behind],
+        returned: Collection[Destination],
+    ) -> set[Destination]:
+        """Return the destinations in force whose removal a second source confirms: a declaration, a returned message,
+        or the reading of the lane that led to one.
+
+        `returned` are the destinations that returned messages have shown to be gone.
+        """
+        before = self._router.entries.get(name)
+        lanes = before.lanes if before is not None else {}
+        ways = [Destination("exchange", lane) for lane in lanes.values()]
+        removed = {*returned, *self.overlays.of(name).confirmed_removals([*in_force, *ways])}
+        removed.update(q for q, lane in lanes.items() if self.overlays.of((name[0], lane)).confirmed_removals([q]))
+        return removed | gone_behind(in_force, lanes, behind, removed)
 
     def _drop(self, name: Name, before: Entry | None) -> None:
         """Forget an exchange that does not exist; a named one is read again in turn."""

@@ -266,7 +266,7 @@ def lookups(rng: Random, say: Say) -> None:
             for key in keys[:4]:
                 attempt(say, _chosen, route, key, made, 7, len(made) - 1)
             say((route.plain, route.reason, route.fingerprint, sorted(route.leads_through())))
-    say((sorted(tables.rings_to(queue("q1"))), tables.expires, type(tables.find(keys[0])).__name__))
+    say((sorted(tables.rings_to("q1")), tables.expires, type(tables.find(keys[0])).__name__))
 
 
 def _chosen(route: routes.Route, key: bytes, header: bytes, first: int, end: int) -> object:

@@ -71,8 +71,8 @@ IO_MODULES = {
     "proxy.settings": {"files", "tls"},
     "proxy.process": {"logs"},
     "proxy.topology": {
-        *("cluster", "entry_builder", "lookups", "management", "reading", "restoring", "ring_cache", "sync"),
-        "updater",
+        *("cluster", "entry_builder", "lane_reader", "lookups", "management", "reading", "restoring", "ring_cache"),
+        *("sync", "updater"),
     },
     "proxy.journal": {"journaling", "stream", "writer"},
     "proxy.routing": {"forgetting"},
@@ -102,7 +102,8 @@ MAY_BESIDES = {"ring.contest": {"concurrent"}}
 PIPELINE_MAY = {
     *("outcome", "publisher.channel", "publisher.connection", "publisher.dial", "routing.counters", "routing.routes"),
     *("settings.config", "settings.credentials", "settings.parse", "settings.sources", "settings.tls"),
-    *("topology.bindings", "topology.management", "topology.reading", "wire.content", "wire.properties"),
+    *("topology.bindings", "topology.lane_reader", "topology.management", "topology.reading"),
+    *("wire.content", "wire.properties"),
 }
 """Modules of proxy for the pipeline: those that read bindings, and those that publish with confirms."""
 

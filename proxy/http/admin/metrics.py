@@ -155,7 +155,7 @@ class ProxyCollector(Collector):
         )
         ignored = GaugeMetricFamily(
             "ringproxy_ignored_bindings",
-            "Bindings whose key is not a weight, 1 to 10,000; they get no messages.",
+            "Bindings whose key is not a weight, 1 to 10,000, or to a lane without a queue; they get no messages.",
             labels=labels,
         )
         duplicates = GaugeMetricFamily(

@@ -227,6 +227,7 @@ class Admin:
             ],
             "duplicate_bindings": [named(d) for d in entry.bindings.duplicates],
             "dead_letter_queues": list(entry.dead_letters),
+            "not_lanes": [{"name": lane, "reason": why} for lane, why in entry.not_lanes.items()],
             "changes": [
                 {"at": _time(c.at), "why": c.why, "what": c.what, "moved": round(c.moved, 6), "ring": c.fingerprint}
                 for c in entry.changes
@@ -244,6 +245,7 @@ class Admin:
                     **named(d),
                     "weight": weight,
                     "share": round(slots[d] / SLOTS, 6),
+                    **({"lane": entry.lanes[d]} if d in entry.lanes else {}),
                     **({"too_light": True} if d in light else {}),
                 }
                 for d, weight in ring.as_weights().items()

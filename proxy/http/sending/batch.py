@@ -35,7 +35,9 @@ MESSAGES = FieldNames("messages", "key")
 class _Entry:
     """One message of a batch, and what became of it."""
 
-    __slots__ = ("counted", "id", "message", "ordering_key", "placement", "result", "retryable", "tries")
+    __slots__ = (
+        "came_back_with", "counted", "id", "message", "ordering_key", "placement", "result", "retryable", "tries",
+    )  # fmt: skip
 
     def __init__(self, message_id: str | None, message: Message | None, ordering_key: OrderingKey = None) -> None:
         self.id, self.ordering_key = message_id, ordering_key
@@ -49,6 +51,8 @@ class _Entry:
         self.tries = 0
         """How many times the message was sent again."""
         self.placement: Placement | None = None
+        self.came_back_with = UNROUTABLE
+        """The result with which the message came back last, if it has."""
         self.result: PublishResult | None = None
         self.retryable = True
 
@@ -223,7 +227,8 @@ class Batch:
         if result is CONFIRMED:
             entry.result = result
             self._release(entry)
-        elif result.outcome is Outcome.UNROUTABLE and entry.tries < MOST_TRIES and not self._abandoned:
+        elif self._came_back(entry, result) and entry.tries < MOST_TRIES and not self._abandoned:
+            entry.came_back_with = result
             self._returned.append(index)
             self._waiting.add(entry.ordering_key)
             if self._room_wait is not None:
@@ -238,6 +243,9 @@ class Batch:
         self._unsettled -= 1
         if not self._unsettled:
             self._settled.set()
+
+    def _came_back(self, entry: _Entry, result: PublishResult) -> bool:
+        return entry.placement is not None and self._dispatch.came_back(entry.placement, result)
 
     def _fail(self, entry: _Entry, result: PublishResult, retryable: bool) -> None:
         if len(result.detail) > _LONGEST_DETAIL:
@@ -255,7 +263,8 @@ class Batch:
         while self._returned:
             await self._send_again()
             await self._answered()
-        await self._refresh(e for e in self._entries if e.result is not None and is_gone(e.result))
+        gone = [entry for entry in self._entries if entry.result is not None and is_gone(entry.result)]
+        await self._refresh(entry for entry in gone if not is_gone(entry.came_back_with))
 
     async def _answered(self) -> None:
         """Return once the broker has answered for all that was sent."""
@@ -280,7 +289,7 @@ class Batch:
         message, before = entry.message, entry.placement
         assert message is not None
         if before is not None and not self._dispatch.moved(self._handle, message, before):
-            result = judged(before, UNROUTABLE)
+            result = judged(before, entry.came_back_with)
             self._fail(entry, result, result.outcome in RETRYABLE)
             return
         entry.tries += before is not None

@@ -12,7 +12,7 @@ from proxy.http.formats.problems import ProblemError, invalid, refused, unavaila
 from proxy.http.sending.journal_receiver import JournalReceiver
 from proxy.journal.buffer import Journal, Record
 from proxy.outcome import Outcome
-from proxy.publisher.channel import Receiver
+from proxy.publisher.channel import PublishResult, Receiver
 from proxy.publisher.connection import BrokerConnection
 from proxy.publisher.pool import ConnectionGroup, Login, Publisher, TooManyGuests, Unavailable
 from proxy.publisher.protocol import Full
@@ -22,7 +22,7 @@ from proxy.settings.patterns import Mode
 from proxy.topology.lookups import Absent, NotReadable
 from proxy.topology.sync import Sync
 from proxy.topology.table import Name, PassReason, Router, Unread
-from proxy.wire.frames import shorted
+from proxy.wire.frames import NOT_FOUND, shorted
 from ring.destination import Destination
 from ring.hashing import index_at, slot_of
 
@@ -54,6 +54,11 @@ class Placement:
     def where(self) -> Destination | None:
         """The destination that a ring chose; None for the exchange itself."""
         return self.choice.target.destination if self.choice is not None and self.reason is None else None
+
+    @property
+    def sent_as(self) -> Destination | None:
+        """The destination that the publish names: the lane, if one leads to `where`; None for the exchange itself."""
+        return self.choice.target.sent_as if self.choice is not None and self.reason is None else None
 
     def ordering_key(self, key: bytes | None) -> OrderingKey:
         """Return the ordering key of the message, whose routing key is `key`: messages that share it stay in order."""
@@ -236,8 +241,9 @@ class Dispatch:
         counters = route.counters
         if placement.choice is not None and placement.reason is None:
             target = placement.choice.target
-            stamp = route.stamp
-            exchange, method = (b"", target.method) if target.is_queue else (target.name, target.method + shorted(key))
+            # Through a lane the ring id is the only stamp: consumers see the message's own routing key.
+            stamp = b"" if target.is_lane else route.stamp
+            exchange, method = target.exchange, target.method + shorted(key) if target.exchange else target.method
         else:
             exchange, stamp = handle.exchange, b""
             method = PUBLISH + shorted(exchange) + shorted(key)
@@ -354,7 +360,20 @@ class Dispatch:
     def moved(self, handle: ExchangeHandle, message: Message, placement: Placement) -> bool:
         """Return whether a message that came back would be sent elsewhere now, as far as is known."""
         route = self._table(handle.group).find(handle.exchange)
-        return isinstance(route, Unread) or self._place(route, message.key or b"", message).where != placement.where
+        if isinstance(route, Unread):
+            return True
+        return self._place(route, message.key or b"", message).sent_as != placement.sent_as
+
+    def came_back(self, placement: Placement, result: PublishResult) -> bool:
+        """Return whether a message is surely in no queue, so that it may be sent again.
+
+        It was returned, or the exchange that its ring chose does not exist. In the latter case the next publishes wait
+        for the ring to be read.
+        """
+        if result.code == NOT_FOUND and placement.sent_as is not None:
+            self._sync.found_missing(placement.route.name[0], placement.sent_as.name)
+            return result.outcome is Outcome.INVALID
+        return result.outcome is Outcome.UNROUTABLE
 
     def count_rerouted(self, placement: Placement) -> None:
         """Count a message that came back from `placement` and was sent again."""
@@ -369,7 +388,7 @@ class Dispatch:
         if placement.choice is not None and placement.reason is None:
             # With rings behind rings, the one that chose.
             names.add(placement.choice.by.name)
-            gone = {placement.choice.target.destination}
+            gone = {placement.choice.target.sent_as}
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._lookup_timeout):
                 await asyncio.gather(*(self._sync.refresh(name, why, gone) for name in names))

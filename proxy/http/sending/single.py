@@ -4,7 +4,6 @@ import asyncio
 
 from proxy.http.formats.message import Message
 from proxy.http.sending.dispatch import Dispatch, ExchangeHandle, Placement
-from proxy.outcome import Outcome
 from proxy.publisher.channel import PublishResult
 from proxy.routing.routes import MOST_TRIES
 
@@ -36,7 +35,7 @@ class Single:
         """Return the broker's last answer. Raises ProblemError if the message came back and cannot be sent again."""
         for _ in range(MOST_TRIES):
             result = await self._result
-            if result.outcome is not Outcome.UNROUTABLE:
+            if not self._dispatch.came_back(self.placement, result):
                 return result
             await self._dispatch.refresh(self.placement, "a message did not reach it")
             if not self._dispatch.moved(self._handle, self._message, self.placement):

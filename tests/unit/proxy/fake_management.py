@@ -30,6 +30,8 @@ class FakeManagement:
         self.exchanges: dict[Name, dict[str, Any]] = {}
         self.bindings: dict[Name, list[dict[str, Any]]] = {}
         self.queues: dict[Name, dict[str, Any]] = {}
+        self.policies: dict[str, dict[str, Any]] = {}
+        """The definitions of policies by name, the same in each virtual host; what they apply to is not looked at."""
         self.faults: list[tuple[str, Fault]] = []
         """Of the first one that is for a request's path, the answer is taken instead."""
         self.requests: list[str] = []
@@ -95,6 +97,9 @@ class FakeManagement:
                 return self.exchanges.get((vhost, name))
             case ["exchanges", vhost, name, "bindings", "source"]:
                 return self.bindings.get((vhost, name), [])
+            case ["policies", vhost]:
+                policies = self.policies.items()
+                return [{"name": n, "definition": d} for n, d in policies] if vhost in self.vhosts else None
             case ["queues", vhost, name]:
                 known = {"name": name, "arguments": {}, "effective_policy_definition": []}
                 # A field that is `...` is missing.

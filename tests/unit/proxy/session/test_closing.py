@@ -7,7 +7,7 @@ from pamqp import commands
 
 from proxy.session import broker_loop, client_loop, closing
 from proxy.session.backlog import Wait
-from proxy.session.events import Refused, Stale
+from proxy.session.events import Missing, Refused, Stale
 from proxy.session.state import ChannelState, Phase
 from proxy.topology.table import Entry, KnownRing, PassReason
 from tests.unit.proxy.session.wire import (
@@ -336,7 +336,8 @@ def test_a_404_of_an_exchange_behind_rings_makes_them_stale() -> None:
     w.client(message(1, b"z", b"k") + message(1, b"other", b"k"))
     close = close_channel(1, 404, NO_EXCHANGE % b"y")
     assert w.broker(close) == close
-    assert sorted(w.c.events, key=str) == [Stale(("/", "x"), exchange("y")), Stale(("/", "z"), exchange("y"))]
+    stale = [Stale(("/", "x"), exchange("y")), Stale(("/", "z"), exchange("y"))]
+    assert sorted(w.c.events, key=str) == [Missing("y"), *stale]
 
 
 def test_reply_texts_of_ours_are_cut_between_characters() -> None:

@@ -30,6 +30,7 @@ from tests.unit.proxy.session.wire import (
     close_channel,
     close_connection,
     header,
+    laned,
     made,
     publish,
 )
@@ -39,14 +40,14 @@ BYE = close_connection(200, b"")
 OPENED = made(0, commands.Connection.OpenOk())
 OF_CLIENT = {
     EXPECT_METHOD: (
-        *(publish(1, b"t", b"k"), publish(1, b"x", b"k"), CLOSE, CLOSE_OK, CLOSE_OK),
+        *(publish(1, b"t", b"k"), publish(1, b"x", b"k"), publish(1, b"l", b"k"), CLOSE, CLOSE_OK, CLOSE_OK),
         *(made(1, commands.Channel.Open()), made(1, commands.Channel.Open())),
     ),
     EXPECT_HEADER: (header(1, 5), header(1, 0)),
     EXPECT_BODY: (body(1, b"hello"), body(1, b"he")),
 }
 """By what is expected of the client, what it may send; frames out of turn end the session, which another test sees."""
-OF_BROKER = (CLOSE, CLOSE_OK, CLOSE_OK, CLOSE_OK)
+OF_BROKER = (CLOSE, CLOSE_OK, CLOSE_OK, CLOSE_OK, close_channel(1, 404, b"no exchange 'lane.q1'"))
 LAST = ("bye of the client", "bye-ok of the client", "bye of the broker", "refuse", "left", "drain", "over")
 
 
@@ -54,7 +55,7 @@ class Walk:
     """A session that takes one frame, or one look of a timer, at a time."""
 
     def __init__(self, rng: Random, *, opened: bool) -> None:
-        self.rng, self.w = rng, Wire({"x": QUEUES}, channels=(1,) if opened else (), confirming=True)
+        self.rng, self.w = rng, Wire({"x": QUEUES, "l": laned()}, channels=(1,) if opened else (), confirming=True)
         self.c = c = self.w.c
         if not opened:
             c.phase, c.table, c.routes = Phase.HANDSHAKE, None, {}

@@ -1,6 +1,7 @@
 """Frames, open connections, and bytes fed in any chunking. Frames are made by hand where pamqp would refuse."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import cache
 from struct import pack, unpack_from
 from typing import NamedTuple, cast
@@ -19,7 +20,7 @@ from proxy.session.connection import Connection
 from proxy.session.returned import Read
 from proxy.session.state import Phase
 from proxy.settings.patterns import Mode, Selection
-from proxy.topology.bindings import CONSISTENT_HASH, Bindings
+from proxy.topology.bindings import CONSISTENT_HASH, Behind, Bindings, Leads
 from proxy.topology.table import Entry, KnownRing, Name, PassReason, Router, Unread
 from proxy.wire.frames import Piece
 from ring.destination import Destination
@@ -268,6 +269,13 @@ def known(
 
 
 QUEUES = ring(queue("q1"), queue("q2"), queue("q3"))
+
+
+def laned(ring: KnownRing = QUEUES) -> Entry:
+    """A ring each of whose queues has a lane."""
+    lanes = {destination: f"lane.{destination.name}" for destination in ring.ring.destinations}
+    behind = {lane: Behind(Leads.TO_QUEUE, queue.name) for queue, lane in lanes.items()}
+    return replace(known(ring), lanes=lanes, behind=behind)
 
 
 def selecting(entries: Mapping[str, Entry | KnownRing]) -> Selection:

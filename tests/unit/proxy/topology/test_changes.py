@@ -3,11 +3,12 @@
 import logging
 import time
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from proxy.settings.patterns import Mode
-from proxy.topology.bindings import CONSISTENT_HASH, MODULUS_HASH, Bindings, IgnoredBinding
+from proxy.topology.bindings import CONSISTENT_HASH, MODULUS_HASH, Behind, Bindings, IgnoredBinding, Leads
 from proxy.topology.changes import changed, difference, log_change, log_missing, lost, title
 from proxy.topology.table import Entry, KnownRing, PassReason
 from ring.destination import Destination
@@ -29,8 +30,10 @@ def known(
 ONE = known({A: 1, B: 2})
 
 
-def entry(ring: KnownRing | None = ONE, passed: PassReason | None = None, bindings: Bindings | None = None) -> Entry:
-    return Entry(Mode.ROUTE, CONSISTENT_HASH, ring, passed, bindings or Bindings(), 0.0)
+def entry(
+    ring: KnownRing | None = ONE, passed: PassReason | None = None, bindings: Bindings | None = None, **fields: Any
+) -> Entry:
+    return Entry(Mode.ROUTE, CONSISTENT_HASH, ring, passed, bindings or Bindings(), 0.0, **fields)
 
 
 @pytest.fixture
@@ -114,7 +117,7 @@ def test_what_happens_to_publishes_is_told_when_it_changes(said: pytest.LogCaptu
         after = replace(entry(passed=reason), queues={"q1": "policy 'p'", "ok": "", "q2": "an argument"})
         log_change(NAME, entry(), after, None)
         (record,) = said.records
-        loud = reason in (PassReason.DEAD_LETTER, PassReason.INTERNAL_DESTINATION)
+        loud = reason in (PassReason.DEAD_LETTER, PassReason.INTERNAL_DESTINATION, PassReason.NOT_A_LANE)
         assert record.levelno == (logging.WARNING if loud else logging.INFO), reason
         assert record.getMessage().startswith(f"{HERE}: p")
         if reason is PassReason.DEAD_LETTER:
@@ -130,7 +133,7 @@ def test_ignored_and_doubled_bindings_are_told_once(said: pytest.LogCaptureFixtu
     one = entry(bindings=Bindings({A: 1}, (IgnoredBinding(B, "abc", "not a whole number"),), (A,)))
     log_change(NAME, entry(), one, None)
     assert said.messages == [
-        f"{HERE}: the binding to queue 'b' is ignored and gets no messages: its key 'abc' is not a whole number",
+        f"{HERE}: the binding to queue 'b' with the key 'abc' is ignored and gets no messages: not a whole number",
         f"{HERE}: queue 'a' is bound more than once; its largest weight counts",
     ]
     assert {record.levelno for record in said.records} == {logging.WARNING}
@@ -143,6 +146,22 @@ def test_ignored_and_doubled_bindings_are_told_once(said: pytest.LogCaptureFixtu
     said.clear()
     log_change(NAME, None, more, None)
     assert len(said.messages) == 5
+
+
+def test_lanes_are_told_when_they_change(said: pytest.LogCaptureFixture) -> None:
+    laned = entry(bindings=Bindings({A: 1}), lanes={A: "lane.a"})
+    log_change(NAME, entry(), laned, None)
+    assert said.messages == [f"{HERE}: publishes go through lanes: 'lane.a' to queue 'a'"]
+    said.clear()
+    log_change(NAME, laned, laned, None)
+    assert said.messages == []
+    log_change(NAME, laned, entry(bindings=Bindings({A: 1})), None)
+    assert said.messages == [f"{HERE}: publishes go through no lane any more to queue 'a'"]
+    said.clear()
+    aside = {"fan": Behind(Leads.ASIDE, why="it has 2 bindings"), "lane": Behind(Leads.TO_QUEUE, "a")}
+    log_change(NAME, entry(), entry(passed=PassReason.NOT_A_LANE, behind=aside), None)
+    (line,) = said.messages
+    assert "no lanes: 'fan' (it has 2 bindings);" in line
 
 
 def test_a_destination_too_light_is_told_with_the_change(said: pytest.LogCaptureFixture) -> None:

@@ -30,7 +30,8 @@ SAVED = Saved(
     HashedValue("header", "customer"),
     {A: 3, Destination("exchange", "behind"): 10_000},
     {"a": None},
-    True,
+    {A: "lane"},
+    PassReason.NOT_A_LANE,
     1_700_000_000.5,
 )
 GOOD: dict[str, Any] = json.loads(encoded(SAVED))
@@ -80,7 +81,7 @@ def test_what_is_kept_is_what_comes_back() -> None:
 
 
 WRONG: list[tuple[str, dict[str, Any]]] = [
-    ("version", {"version": 2}),
+    ("version", {"version": 1}),
     ("version", {"version": True}),
     ("ring_format", {"ring_format": 99}),
     ("cluster", {"cluster": 1}),
@@ -110,7 +111,12 @@ WRONG: list[tuple[str, dict[str, Any]]] = [
     ("queues", {"queues": {"elsewhere": None}}),
     ("queues", {"queues": {"a": 1}}),
     ("queues", {"queues": {"a": "x" * 1025}}),
-    ("internal_destination", {"internal_destination": None}),
+    ("lanes", {"lanes": [["a", "lane"]]}),
+    ("lanes", {"lanes": {"elsewhere": "lane"}}),
+    ("lanes", {"lanes": {"a": ""}}),
+    ("bound_aside", {"bound_aside": True}),
+    ("bound_aside", {"bound_aside": ["not_a_lane"]}),
+    ("bound_aside", {"bound_aside": "dead_letter"}),
     ("at", {"at": "now"}),
     ("at", {"at": True}),
     ("at", {"at": -1}),

@@ -13,6 +13,8 @@ from ring.ring import Ring
 from tests.unit.proxy.fake_management import FakeManagement, binding
 from tests.unit.proxy.topology.syncing import A, B, Clock, X, syncing, warnings
 
+INTERNAL = PassReason.INTERNAL_DESTINATION
+
 
 async def test_a_look_up_makes_a_ring(fake: FakeManagement) -> None:
     fake.exchange("x", binding("a", "1"), binding("b", "2"), arguments={"hash-header": "h"})
@@ -42,12 +44,20 @@ async def test_a_look_up_makes_a_ring(fake: FakeManagement) -> None:
         ([binding("a")], {}, {"pass_": ("x",)}, PassReason.MODE_PASS),
         ([binding("a")], {}, {"route": ()}, PassReason.MODE_PASS),
         ([binding("a")], {}, {"shadow": ("x",)}, PassReason.SHADOW),
-        ([binding("inner", "1", "exchange")], {}, {}, PassReason.INTERNAL_DESTINATION),
+        ([binding("inner", "1", "exchange")], {}, {}, INTERNAL),
         ([binding("open", "1", "exchange")], {}, {}, None),
+        ([binding("lane", "1", "exchange")], {}, {}, None),
+        ([binding("lane", "1", "exchange")], {}, {"pass_": ("x",)}, PassReason.MODE_PASS),
+        ([binding("empty", "1", "exchange")], {}, {}, PassReason.NO_BINDINGS),
+        ([binding("aside", "1", "exchange")], {}, {}, PassReason.NOT_A_LANE),
+        ([binding("a"), binding("aside", "1", "exchange")], {}, {"shadow": ("x",)}, PassReason.NOT_A_LANE),
+        ([binding("a"), binding("aside", "no weight", "exchange")], {}, {}, None),
+        ([binding("aside", "1", "exchange"), binding("inner", "1", "exchange")], {}, {}, INTERNAL),
         ([binding("a"), binding("dead")], {}, {}, PassReason.DEAD_LETTER),
         ([binding("a"), binding("dead")], {}, {"on_dead_letter": "rewrite"}, None),
         ([binding("a"), binding("dead")], {}, {"shadow": ("x",)}, PassReason.DEAD_LETTER),
-        ([binding("dead", "1", "exchange")], {}, {}, None),
+        ([binding("a"), binding("dead lane", "1", "exchange")], {}, {}, None),
+        ([binding("dead"), binding("dead lane", "1", "exchange")], {}, {}, None),
     ],
 )
 async def test_what_is_passed_and_why(
@@ -59,7 +69,11 @@ async def test_what_is_passed_and_why(
 ) -> None:
     fake.exchange("x", *bindings, **fields)
     fake.exchange("inner", type="fanout", internal=True)
-    fake.exchange("open", type="fanout")
+    fake.exchange("open", type="topic")
+    fake.exchange("lane", binding("a", ""), type="fanout")
+    fake.exchange("dead lane", binding("dead", ""), type="fanout")
+    fake.exchange("empty", type="fanout")
+    fake.exchange("aside", binding("a", ""), binding("b", ""), type="fanout")
     fake.queues["/", "dead"] = {"effective_policy_definition": {"dead-letter-exchange": "d"}}
     async with syncing(fake, **settings) as made:
         await made.sync.look_up(X, 10)

@@ -75,6 +75,9 @@ class FakeDispatch(Dispatch):
     def moved(self, handle: ExchangeHandle, message: Message, placement: Placement) -> bool:
         return self.now is not None and self.now.where != placement.where
 
+    def came_back(self, placement: Placement, result: PublishResult) -> bool:
+        return result.outcome is Outcome.UNROUTABLE or (result.outcome is Outcome.INVALID and result.code == NOT_FOUND)
+
     def count_rerouted(self, placement: Placement) -> None:
         self.rerouted += 1
 

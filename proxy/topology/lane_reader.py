@@ -1,0 +1,190 @@
+"""Read the exchanges behind a ring exchange: each is a lane to one queue, or routes by itself, or must not be used."""
+
+import asyncio
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from proxy.topology.bindings import FANOUT, NOTHING_BEHIND, Behind, Binding, Leads, behind_of
+from proxy.topology.management import Management, ManagementError, NotAskableError
+from proxy.topology.overlay_store import OverlayStore
+from proxy.topology.reading import VhostNotListedError
+from proxy.topology.table import Entry, Name
+from ring.destination import Destination
+
+LANE_READS = 8
+"""The number of known lanes of a ring that each reading asks for again; all other exchanges behind it are always asked
+for.
+
+A lane costs two requests, and every sidecar asks. So a ring of up to eight lanes is verified whole at each reading, and
+of a larger one each lane in turn. What happens to a lane between two readings of it is seen sooner: a publish to a lane
+without a queue comes back, and the binding to a deleted lane is missing in the next reading of the ring.
+"""
+
+
+class Shown(NamedTuple):
+    """What the management API itself showed of an exchange, without the declarations that are laid over it."""
+
+    exchange_type: str | None
+    """The exchange's type; None if the exchange did not show."""
+    bindings: tuple[Binding, ...] = ()
+    """The bindings whose source is the exchange; empty, because not read, if it is not a fanout exchange."""
+
+
+class BehindReading(NamedTuple):
+    """The result of one reading of the exchanges behind a ring exchange."""
+
+    behind: Mapping[str, Behind]
+    """By name, where each of the exchanges leads."""
+    shown: Mapping[str, Shown]
+    """By name, what showed of the exchanges that were asked for this time."""
+
+
+NOTHING_READ = BehindReading(NOTHING_BEHIND, {})
+"""The reading of a ring exchange behind which there are only queues."""
+
+_AT_ONCE = 4
+"""The number of exchanges that are asked for at the same time."""
+
+
+class LaneReader:
+    """Reads what is behind the ring exchanges, for as long as the process reads any."""
+
+    def __init__(self, api: Management, overlays: OverlayStore) -> None:
+        """`overlays` has the declarations that correct the readings, also those of the lanes."""
+        self._api, self._overlays = api, overlays
+
+    async def read(
+        self,
+        vhost: str,
+        destinations: Iterable[Destination],
+        before: Entry | None,
+        doubted: Collection[Destination],
+        started: float,
+    ) -> "BehindReading":
+        """Read where each exchange among the destinations of a ring exchange leads.
+
+        The lanes of `before`, the last entry, are among them: their queues may stay on the ring for a while. The
+        exchange that was asked for longest ago comes first. An exchange in `doubted` is asked for in any case.
+        `started` is when the reading of the ring exchange started, in monotonic seconds. Raises ManagementError or
+        TopologyError.
+        """
+        wanted = {destination.name for destination in destinations if destination.kind == "exchange"}
+        if before is not None:
+            wanted.update(before.lanes.values())
+        if not wanted:
+            return NOTHING_READ
+        known = {name: found for name, found in (before.behind if before else {}).items() if name in wanted}
+        settled = [name for name, found in known.items() if self._is_settled(vhost, name, found, doubted)]
+        to_ask = [*wanted.difference(settled), *settled[:LANE_READS]]
+        answers, shown = await self._ask(vhost, sorted(to_ask), started)
+        kept = {name: found for name, found in known.items() if name not in answers}
+        return BehindReading({**kept, **answers}, shown)
+
+    def _is_settled(self, vhost: str, name: str, found: Behind, doubted: Collection[Destination]) -> bool:
+        """Return whether an exchange is known to be a lane, and nothing has happened to it since."""
+        is_lane = found.leads is Leads.TO_QUEUE
+        return is_lane and (vhost, name) not in self._overlays and Destination("exchange", name) not in doubted
+
+    async def _ask(self, vhost: str, names: Sequence[str], started: float) -> "BehindReading":
+        """Read where each of these exchanges leads. Raises ManagementError or TopologyError."""
+        policies = _Policies(self._api, vhost)
+        answers: dict[str, Behind] = {}
+        shown: dict[str, Shown] = {}
+        for start in range(0, len(names), _AT_ONCE):
+            batch = names[start : start + _AT_ONCE]
+            found = await asyncio.gather(*(self._ask_one((vhost, name), policies, started) for name in batch))
+            for name, (behind, read) in zip(batch, found, strict=True):
+                answers[name], shown[name] = behind, read
+        await self._corroborate(vhost, [name for name, found in answers.items() if found.leads is Leads.ABSENT])
+        return BehindReading(answers, shown)
+
+    async def _ask_one(self, name: Name, policies: "_Policies", started: float) -> tuple[Behind, Shown]:
+        """Return where one exchange leads, corrected by declarations, and what was read.
+
+        Raises ManagementError or TopologyError.
+        """
+        vhost, exchange_name = name
+        overlay = self._overlays.of(name)
+        exchange = await self._api.exchange(vhost, exchange_name)
+        shown_type = exchange.type if exchange is not None else None
+        if self._overlays.incomplete_for(name, started):
+            raise ManagementError("more was declared than is kept until a reading shows it")
+        if overlay.misses_exchange(shown_type, started):
+            raise ManagementError(f"exchange {exchange_name!r} was declared and does not show yet")
+        if exchange is None or overlay.has_deleted(started):
+            return Behind(Leads.ABSENT), Shown(shown_type)
+        if exchange.type != FANOUT:
+            return behind_of(exchange, (), ()), Shown(shown_type)
+        try:
+            read = await self._api.bindings(vhost, exchange_name)
+        except NotAskableError:
+            return Behind(Leads.ASIDE, why="the management API cannot be asked for its bindings"), Shown(shown_type)
+        bindings = overlay.apply(read, started)
+        found = behind_of(exchange, bindings, await policies.names() if exchange.policy else ())
+        return found, Shown(shown_type, read)
+
+    async def _corroborate(self, vhost: str, absent: Collection[str]) -> None:
+        """Check that exchanges whose pages are 404 are not listed, either. Raises ManagementError if one is.
+
+        An exchange of which a declaration says that it was deleted is not looked for.
+        """
+        unproved = [name for name in absent if (vhost, name) not in self._overlays]
+        if not unproved:
+            return
+        listed = await self._api.exchange_names(vhost)
+        if listed is None or vhost not in await self._api.vhosts():
+            raise VhostNotListedError(vhost)
+        if shown := sorted(listed.intersection(unproved)):
+            raise ManagementError(f"exchange {shown[0]!r} is listed in virtual host {vhost!r}, and its own page is 404")
+
+
+async def read_behind(api: Management, vhost: str, bindings: Iterable[Binding]) -> Mapping[str, Behind]:
+    """Return where each exchange among the destinations of a ring exchange's bindings leads, by its name.
+
+    This is for whoever reads a ring once, and knows of no declarations. Raises ManagementError or TopologyError.
+    """
+    reader = LaneReader(api, OverlayStore())
+    return (await reader.read(vhost, (binding.destination for binding in bindings), None, (), 0.0)).behind
+
+
+class _Policies:
+    """The policies of a virtual host that give exchanges an alternate exchange, asked for once at most."""
+
+    def __init__(self, api: Management, vhost: str) -> None:
+        self._api, self._vhost = api, vhost
+        self._names: asyncio.Task[frozenset[str]] | None = None
+
+    async def names(self) -> frozenset[str]:
+        """Return the names of these policies. Raises ManagementError or TopologyError."""
+        if self._names is None:
+            self._names = asyncio.ensure_future(self._api.alternate_policies(self._vhost))
+        return await self._names
+
+
+def gone_behind(
+    in_force: Iterable[Destination],
+    lanes: Mapping[Destination, str],
+    behind: Mapping[str, Behind],
+    removed: Collection[Destination],
+) -> set[Destination]:
+    """Return the destinations in force that a publish must not, or cannot, reach the way it did until now.
+
+    `lanes` has the lanes of the queues in force, `behind` what is known now of the exchanges, and `removed` the
+    destinations whose removal a declaration or a returned message has confirmed. A lane that leads nowhere now is no
+    proof, as an empty answer may be late: a publish to it comes back. An exchange that does not exist is proof, as a
+    publish to it ends its channel. A lane that leads to another queue is, too: a message to the old one must not go
+    there. And an exchange that has become a lane is on the ring as its queue.
+    """
+    gone = set()
+    for destination in in_force:
+        lane = lanes.get(destination) if destination.kind == "queue" else destination.name
+        if lane is None or lane not in behind:
+            continue
+        found = behind[lane]
+        if destination.kind == "exchange":
+            still = found.leads in (Leads.ASIDE, Leads.ELSEWHERE)
+        else:
+            still = found.leads is Leads.NOWHERE or found.queue == destination.name
+        if not still or Destination("exchange", lane) in removed:
+            gone.add(destination)
+    return gone
