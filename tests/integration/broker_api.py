@@ -107,6 +107,14 @@ class VirtualHost:
             self.queue(queue)
             self.bind(exchange, queue, str(weight))
 
+    def lanes(self, exchange: str, weights: Mapping[str, int] | Iterable[str]) -> None:
+        """Put a lane between a hash exchange and each of these queues; all but the exchange is made."""
+        for queue, weight in (weights if isinstance(weights, Mapping) else dict.fromkeys(weights, 1)).items():
+            self.queue(queue)
+            self.exchange(f"{exchange}.lane.{queue}", "fanout")
+            self.bind(f"{exchange}.lane.{queue}", queue, "")
+            self.bind(exchange, f"{exchange}.lane.{queue}", str(weight), kind="e")
+
     def delete_queue(self, name: str) -> None:
         self.api.ask("DELETE", "queues", self.name, name)
 

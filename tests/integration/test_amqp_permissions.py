@@ -67,7 +67,7 @@ def test_without_the_default_exchange_the_refusal_says_what_to_grant(
 
 def test_an_exchange_behind_the_ring_needs_its_own_right(sidecar: Sidecar, vhost: VirtualHost, least: Client) -> None:
     vhost.exchange("outer")
-    vhost.exchange("behind", "fanout")
+    vhost.exchange("behind", "topic")
     vhost.bind("outer", "behind", kind="e")
     vhost.permit(least.user, write="^(outer|amq\\.default)$")
     with least.session(sidecar.amqp_port, vhost.name) as peer:

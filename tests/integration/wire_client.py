@@ -212,7 +212,7 @@ class Wire:
         low = after
         while len(told) < last - after:
             at, value = self.read()
-            assert at == channel, (at, value)
+            assert at == channel, (at, shown(value))
             assert isinstance(value, Basic.Ack | Basic.Nack), shown(value)
             tag = value.delivery_tag or 0
             tags = [n for n in range(low + 1, tag + 1) if n not in told] if value.multiple else [tag]
