@@ -17,6 +17,7 @@ from proxy.shards.broker import LockedError, LockLostError, locked, reached
 from proxy.shards.document import DocumentError, load
 from proxy.shards.export import ExportError, export
 from proxy.shards.fleet import FleetError
+from proxy.shards.journal import JournalError, moved_of_plan
 from proxy.shards.plan import Plan, make_plan
 from proxy.shards.retire import RetireError, Retirement, retire
 from proxy.shards.watch import watch
@@ -69,7 +70,7 @@ def run(part: Part, settings: Settings, options: argparse.Namespace) -> int:
         _complain(*str(error).splitlines())
     except (RetireError, FleetError) as error:
         _complain(str(error), "nothing was changed")
-    except (ManagementError, TopologyError, LockedError, LockLostError, ExportError, OSError) as error:
+    except (ManagementError, TopologyError, LockedError, LockLostError, ExportError, JournalError, OSError) as error:
         _complain(str(error))
     return FAILED
 
@@ -92,10 +93,11 @@ async def _read(settings: Settings, file: Path) -> Plan:
 
 async def _plan(settings: Settings, options: argparse.Namespace) -> int:
     plan = await _read(settings, options.file)
+    journalled = {} if options.journal is None else moved_of_plan(options.journal, plan)
     if options.json:
-        print(json.dumps(report.as_json(plan), indent=2))
+        print(json.dumps(report.as_json(plan, journalled), indent=2))
     else:
-        for line in report.as_text(plan).splitlines():
+        for line in report.as_text(plan, journalled).splitlines():
             _say(line)
     if plan.refusals:
         return FAILED
@@ -160,6 +162,8 @@ def _add_apply(command: argparse.ArgumentParser) -> None:
 def _add_plan(command: argparse.ArgumentParser) -> None:
     _add_file(command)
     command.add_argument("--json", action="store_true", help="print the plan as JSON")
+    text = "a journal_dir of sidecars: tell how many messages a day move, by the newest 24 hours in it"
+    command.add_argument("--journal", metavar="DIR", type=Path, help=text)
 
 
 def _add_retire(command: argparse.ArgumentParser) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from proxy.shards.document import DocumentError, Sharded, clashes
 from proxy.shards.state import State
@@ -37,6 +38,8 @@ class Planned:
     """The keys that change their destination; empty if the ring stays, or if there was none."""
     waiting: Mapping[Destination, int | None]
     """The messages, ready and unacked, in each destination that hands over keys; None if that is not known."""
+    moved_slots: NDArray[np.bool_] | None = None
+    """For each slot whether it moves; None if no slot moves."""
 
     @property
     def moved(self) -> float:
@@ -83,10 +86,14 @@ def make_plan(document: Sequence[Sharded], states: Mapping[str, State]) -> Plan:
 
 
 def _planned(difference: Difference, state: State) -> Planned:
-    moves = moves_between(difference.before, difference.after)
+    rings = rings_between(difference.before, difference.after)
+    if rings is None:
+        return Planned(difference, (), {})
+    moves = moves_between(*rings)
     sources = dict.fromkeys(move.source for move in moves)
     waiting = {source: _waiting(source, state) for source in sources}
-    return Planned(difference, moves, waiting)
+    one, other, _ = _owners(*rings)
+    return Planned(difference, moves, waiting, one != other)
 
 
 def _waiting(destination: Destination, state: State) -> int | None:
@@ -94,20 +101,32 @@ def _waiting(destination: Destination, state: State) -> int | None:
     return queue.waiting if queue is not None else None
 
 
-def moves_between(before: Mapping[Destination, int], after: Mapping[Destination, int]) -> tuple[Move, ...]:
-    """Return which keys move where if the weights of a ring change, by the rings that the sidecars build of them."""
+def rings_between(before: Mapping[Destination, int], after: Mapping[Destination, int]) -> tuple[Ring, Ring] | None:
+    """Return the rings that sidecars build of the weights before and after a change; None if no key moves."""
     if not before or not after or dict(before) == dict(after):
-        return ()
+        return None
     old = Ring.build(before)
-    new = old.changed(after)
-    pairs = old.table.astype(np.int64) * len(new.destinations) + new.table
-    found, counts = np.unique(pairs, return_counts=True)
+    return old, old.changed(after)
+
+
+def moves_between(old: Ring, new: Ring) -> tuple[Move, ...]:
+    """Return which keys move where if one ring replaces another."""
+    one, other, destinations = _owners(old, new)
+    found, counts = np.unique(one * len(destinations) + other, return_counts=True)
     moves = []
     for pair, slots in zip(found.tolist(), counts.tolist(), strict=True):
-        source, target = old.destinations[pair // len(new.destinations)], new.destinations[pair % len(new.destinations)]
+        source, target = divmod(pair, len(destinations))
         if source != target:
-            moves.append(Move(source, target, slots))
+            moves.append(Move(destinations[source], destinations[target], slots))
     return tuple(moves)
+
+
+def _owners(old: Ring, new: Ring) -> tuple[NDArray[np.int64], NDArray[np.int64], list[Destination]]:
+    """Return the owner of each slot on both rings, as indices into one list of destinations, and that list."""
+    destinations = sorted({*old.destinations, *new.destinations})
+    index = {destination: at for at, destination in enumerate(destinations)}
+    one, other = (np.array([index[d] for d in ring.destinations])[ring.table] for ring in (old, new))
+    return one, other, destinations
 
 
 def rights(differences: Iterable[Difference]) -> Iterator[str]:

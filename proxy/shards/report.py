@@ -1,8 +1,10 @@
 """A plan as text for people, and as JSON. Pure."""
 
 from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
+from proxy.shards.journal import Moved
 from proxy.shards.plan import Plan, Planned
 from proxy.shards.steps import Bind, DeclareExchange, DeclareQueue, Step, Unbind
 from ring.destination import Destination
@@ -12,11 +14,16 @@ FORMAT = 1
 """The version of the JSON form; a field may be added without a new version."""
 
 
-def as_text(plan: Plan) -> str:
+Journalled = Mapping[tuple[str, str], Moved]
+"""What a journal tells of exchanges, by virtual host and name."""
+
+
+def as_text(plan: Plan, journalled: Journalled = MappingProxyType({})) -> str:
     """Return a plan in lines for people."""
     lines: list[str] = []
     for planned in plan.exchanges:
-        lines += _exchange_lines(planned)
+        exchange = planned.difference.exchange
+        lines += _exchange_lines(planned, journalled.get((exchange.vhost, exchange.name)))
     if plan.refusals:
         lines += ["cannot be done:", *(f"  {line}" for line in plan.refusals), ""]
     if plan.warnings:
@@ -43,13 +50,15 @@ def summary(plan: Plan) -> str:
     return f"{steps} {'step' if steps == 1 else 'steps'} to do" if steps else "nothing to do"
 
 
-def _exchange_lines(planned: Planned) -> Iterator[str]:
+def _exchange_lines(planned: Planned, journalled: Moved | None) -> Iterator[str]:
     exchange = planned.difference.exchange
     yield f"exchange {exchange.name} in virtual host {exchange.vhost}: {len(planned.difference.shards)} shards"
     for step in planned.difference.steps:
         yield f"  {_sign(step)} {_described(step)}"
     if planned.moves:
         yield from _move_lines(planned)
+        if journalled is not None:
+            yield _journal_line(journalled)
     elif not planned.difference.before:
         yield "  no key moves: the exchange has no ring yet"
     else:
@@ -83,6 +92,16 @@ def _move_lines(planned: Planned) -> Iterator[str]:
         yield "  order: nothing waits in the queues that lose keys"
 
 
+def _journal_line(moved: Moved) -> str:
+    if moved.a_day is None:
+        return f"  journal: {moved.messages} messages of the exchange, too few to tell how many a day move"
+    share = moved.moved / moved.messages
+    return (
+        f"  journal: about {moved.a_day:,} messages a day move, {share:.1%} of {moved.messages:,} messages in "
+        f"{moved.hours:.1f} h"
+    )
+
+
 def _count(waiting: int | None) -> str:
     return "unknown" if waiting is None else f"{waiting:,}"
 
@@ -107,20 +126,24 @@ def _value(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def as_json(plan: Plan) -> Mapping[str, Any]:
+def as_json(plan: Plan, journalled: Journalled = MappingProxyType({})) -> Mapping[str, Any]:
     """Return a plan as an object for JSON."""
     return {
         "v": FORMAT,
         "steps": len(plan.steps),
-        "exchanges": [_exchange_json(planned) for planned in plan.exchanges],
+        "exchanges": [_exchange_json(planned, journalled) for planned in plan.exchanges],
         "refusals": list(plan.refusals),
         "warnings": list(plan.warnings),
         "rights": list(plan.rights),
     }
 
 
-def _exchange_json(planned: Planned) -> Mapping[str, Any]:
+def _exchange_json(planned: Planned, journalled: Journalled) -> Mapping[str, Any]:
     exchange = planned.difference.exchange
+    moved = journalled.get((exchange.vhost, exchange.name))
+    told = None
+    if moved is not None:
+        told = {"messages": moved.messages, "moved": moved.moved, "hours": moved.hours, "moved_a_day": moved.a_day}
     return {
         "vhost": exchange.vhost,
         "exchange": exchange.name,
@@ -135,6 +158,7 @@ def _exchange_json(planned: Planned) -> Mapping[str, Any]:
             for move in planned.moves
         ],
         "waiting": {source.name: count for source, count in planned.waiting.items()},
+        "journal": told,
     }
 
 

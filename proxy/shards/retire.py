@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from proxy.shards.apply import Say, StoppedError, take
 from proxy.shards.broker import Broker, Lock
 from proxy.shards.fleet import disagreement, reachable
-from proxy.shards.plan import moves_between
+from proxy.shards.plan import moves_between, rings_between
 from proxy.shards.state import FoundBinding, State
 from proxy.shards.steps import Unbind
 from proxy.topology.bindings import RING_TYPES, Exchange, TopologyError, parse_exchange
@@ -62,7 +62,8 @@ async def retire(broker: Broker, lock: Lock, what: Retirement, say: Say) -> None
     if found:
         before = state.weights(what.exchange)
         after = {d: w for d, w in before.items() if d != Destination("queue", what.queue)}
-        slots = sum(move.slots for move in moves_between(before, after))
+        rings = rings_between(before, after)
+        slots = sum(move.slots for move in moves_between(*rings)) if rings is not None else 0
         say(f"{slots / SLOTS:.4%} of the keys move ({slots:,} of {SLOTS:,} slots)")
     for binding in found:
         await _unbind(broker, lock, what, what.exchange, binding, say)

@@ -1,15 +1,20 @@
 """`ring-proxy topology` plan, apply, check and export on a real broker: made, killed, locked, refused."""
 
 import asyncio
+import json
 import shlex
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import aio_pika
 import pytest
 from pamqp.common import FieldTable
 
 from proxy.shards.plan import LOCK_QUEUE
+from ring.destination import Destination
+from ring.ring import Ring
 from tests.integration.broker_api import DEADLINE_SECONDS, BrokerApi, fresh_name
+from tests.integration.conftest import StartSidecar
 from tests.integration.topology import Topology
 
 LEAST = '[[exchange]]\nname = "orders"\nshards = 4\n'
@@ -252,3 +257,28 @@ def test_the_rights_that_the_plan_names_are_enough(
                     assert await anext(messages)
 
     asyncio.run(publish_and_consume())
+
+
+def test_a_sidecars_journal_tells_how_many_messages_a_day_move(
+    topology: Topology, start_sidecar: StartSidecar, tmp_path: Path
+) -> None:
+    direct = LEAST + "lanes = false\n"
+    topology.write(direct)
+    topology.did("apply")
+    sidecar = start_sidecar(journal_dir=str(tmp_path / "journal"))
+    slots = [
+        sidecar.publish("orders", f"customer-{n}", vhost=topology.vhost.name).receipt()["slot"] for n in range(200)
+    ]
+    sidecar.stop()
+    topology.write(direct.replace("4", "5"))
+
+    result = topology.run("plan", "--json", "--journal", str(tmp_path / "journal"), str(topology.file))
+
+    (planned,) = json.loads(result.stdout)["exchanges"]
+    old, new = (Ring.build({Destination("queue", f"orders.{n}"): 1 for n in range(1, count + 1)}) for count in (4, 5))
+    expected = sum(old.owner(slot) != new.owner(slot) for slot in slots)
+    assert 0 < expected < 200
+    assert (planned["journal"]["messages"], planned["journal"]["moved"]) == (200, expected)
+    assert planned["journal"]["moved_a_day"] == round(expected * 24 / planned["journal"]["hours"])
+    text = topology.run("plan", "--journal", str(tmp_path / "journal"), str(topology.file)).stdout
+    assert f"messages a day move, {expected / 200:.1%} of 200 messages in 0.0 h" in text

@@ -6,17 +6,21 @@ import shlex
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.shards import report
 from proxy.shards.document import DocumentError, parse
-from proxy.shards.plan import Plan, make_plan, moves_between, pattern
+from proxy.shards.plan import Plan, make_plan, moves_between, pattern, rings_between
 from proxy.shards.state import FoundQueue, State
 from ring.destination import Destination
 from ring.hashing import SLOTS
 from ring.ring import Ring
 from tests.unit.proxy.shards.model import EMPTY, after
+
+
+def queue(number: int) -> Destination:
+    return Destination("queue", f"orders.{number}")
 
 
 def plan(state: State, *exchanges: dict[str, Any]) -> Plan:
@@ -31,16 +35,12 @@ def made(*exchanges: dict[str, Any]) -> State:
     return after(EMPTY, *(step for _, step in plan(EMPTY, *exchanges).steps))
 
 
-def queue(number: int) -> Destination:
-    return Destination("queue", f"orders.{number}")
-
-
 def test_the_moves_are_those_between_the_rings_that_sidecars_build() -> None:
     before, wanted = {queue(n): 1 for n in range(1, 5)}, {queue(n): 1 for n in range(1, 6)}
 
-    moves = moves_between(before, wanted)
-
     old, new = Ring.build(before), Ring.build(wanted)
+    moves = moves_between(old, new)
+
     assert sum(move.slots for move in moves) == round(new.moved_from(old) * SLOTS)
     for move in moves:
         theirs = old.table == old.destinations.index(move.source)
@@ -51,7 +51,18 @@ def test_the_moves_are_those_between_the_rings_that_sidecars_build() -> None:
 def test_without_a_ring_before_or_after_or_with_the_same_one_nothing_moves() -> None:
     weights = {queue(1): 1, queue(2): 3}
 
-    assert moves_between({}, weights) == moves_between(weights, {}) == moves_between(weights, dict(weights)) == ()
+    assert rings_between({}, weights) is rings_between(weights, {}) is rings_between(weights, dict(weights)) is None
+
+
+@given(*[st.dictionaries(st.integers(1, 4).map(queue), st.integers(1, 3), min_size=1)] * 2)
+@settings(max_examples=20)
+def test_each_move_is_of_the_slots_that_change_their_owner(
+    before: dict[Destination, int], wanted: dict[Destination, int]
+) -> None:
+    rings = rings_between(before, wanted)
+    moved = sum(move.slots for move in moves_between(*rings)) if rings is not None else 0
+
+    assert moved == round(Ring.build(wanted).moved_from(Ring.build(before)) * SLOTS)
 
 
 def test_what_waits_is_told_of_the_queues_that_lose_keys() -> None:
