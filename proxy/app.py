@@ -45,7 +45,7 @@ from ring.hashing import RING_FORMAT
 log = logging.getLogger(__name__)
 
 _LAST_WORDS = 0.5
-"""Seconds for the last bytes of answers, once everything is answered or the drain time is over."""
+"""Seconds for the last requests of open connections and the last bytes of answers, once the drain is over."""
 
 
 TOUCH_INTERVAL = 5.0
@@ -113,7 +113,9 @@ async def run(settings: Settings) -> None:
             admin.started = True
             await stop.wait()
             gate.draining = True
+            http.drain()
             await asyncio.gather(_drain(gate, publisher, settings.drain_time), listener.drain(settings.drain_time))
+            await http.take_leave(_LAST_WORDS)
 
 
 def _sync(settings: Settings, api: Management, router: Router, selection: Selection) -> Sync:

@@ -9,6 +9,7 @@ Two of these bounds, those of whole heads and of requests behind another, need t
 """
 
 import asyncio
+import contextlib
 import logging
 import re
 import socket
@@ -134,17 +135,36 @@ class ProblemRunner:
         """The addresses of all sockets that the server listens on, as the operating system names them."""
         return [each.getsockname() for listening in self._listening for each in listening.sockets]
 
+    def drain(self) -> None:
+        """From now on close each connection behind its next answer, so that its client connects elsewhere."""
+        assert self.server is not None
+        self.server.draining = True
+
+    async def take_leave(self, seconds: float) -> None:
+        """Stop listening, and answer what still comes until every connection is closed, for `seconds` at most.
+
+        A client that has just read an answer may send its next request before it learns of the shutdown.
+        """
+        assert self.server is not None
+        self._stop_listening()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self.server.deserted.wait()
+
     async def cleanup(self) -> None:
-        """Stop listening, gives the answers on their way `shutdown_timeout` seconds, and closes every connection."""
-        for each in self._listening:
-            each.close()
-        self._listening.clear()
+        """Stop listening, give the answers on their way `shutdown_timeout` seconds, and close every connection."""
+        self._stop_listening()
         if self.server is not None:
             # Requests that have come already begin to be answered before idle connections are closed.
             await asyncio.sleep(0)
             self.server.pre_shutdown()
             await self.server.shutdown(self._shutdown_timeout)
         await self._runner.cleanup()
+
+    def _stop_listening(self) -> None:
+        for each in self._listening:
+            each.close()
+        self._listening.clear()
 
 
 _BACKLOG = 1024
@@ -163,6 +183,8 @@ class _Server(web.Server):
             cast(_Protocol, request.protocol).has_asked()
             answer = fast_path(request) if fast_path is not None else None
             response = await (rest(request) if answer is None else answer)
+            if self.draining:
+                response.force_close()
             answers[response.status] += 1
             return response
 
@@ -171,6 +193,11 @@ class _Server(web.Server):
         self.bounds, self.answers = bounds, answers
         self.open = 0
         """The number of connections that are open."""
+        self.deserted = asyncio.Event()
+        """Set while no connection is open."""
+        self.deserted.set()
+        self.draining = False
+        """Whether each connection is closed behind its next answer."""
         self.silent: dict[_Protocol, None] = {}
         """The open connections that have not sent a whole request yet, the oldest first."""
         self._warned = False
@@ -279,6 +306,7 @@ class _Protocol(web.RequestHandler):
             to.abort()
             return
         server.open += 1
+        server.deserted.clear()
         server.silent[self] = None
         self._to = to
         self._first = server.loop.call_later(server.bounds.seconds, self.force_close)
@@ -307,6 +335,8 @@ class _Protocol(web.RequestHandler):
         if self._to is not None:
             self._to = None
             self._server.open -= 1
+            if not self._server.open:
+                self._server.deserted.set()
             self.has_asked()
             self._forget_unread()
 

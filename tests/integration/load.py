@@ -34,6 +34,8 @@ class Load:
         self.refused: list[Answer] = []
         self.unanswered: list[str] = []
         """Keys whose connection ended before an answer."""
+        self.cut: list[str] = []
+        """Those of them that went out on a connection on which a request had been answered before."""
 
     @property
     def confirmed(self) -> list[str]:
@@ -65,8 +67,9 @@ class Load:
             connection.close()
 
     def _publish(self, connection: http.client.HTTPConnection, key: str) -> bool:
+        kept = connection.sock is not None
         try:
-            if connection.sock is None:
+            if not kept:
                 connection.connect()
         except OSError:
             return False
@@ -77,6 +80,8 @@ class Load:
             answer = Answer(response.status, {k.lower(): v for k, v in response.getheaders()}, response.read())
         except (OSError, http.client.HTTPException):
             self.unanswered.append(key)
+            if kept:
+                self.cut.append(key)
             connection.close()
             return True
         if answer.status == 200:

@@ -65,6 +65,11 @@ class Case:
         finally:
             await runner.cleanup()
 
+    @property
+    def runner(self) -> ProblemRunner:
+        assert self._runner is not None
+        return self._runner
+
     def behind(self) -> int:
         """Requests that wait behind another."""
         assert self._runner is not None
@@ -138,6 +143,37 @@ async def test_connections_beyond_the_most_are_closed(caplog: pytest.LogCaptureF
             raise AssertionError("what is closed still counts")
     (record,) = caplog.records
     assert record.message.startswith("2 HTTP connections are open, as many as max_http_connections allows: ")
+
+
+async def test_while_it_drains_each_answer_ends_its_connection_and_none_is_cut() -> None:
+    case = Case()
+    async with case.listening(), case.connected() as first, case.connected() as second:
+        assert await first.is_answered()
+        assert await second.is_answered()
+        case.runner.drain()
+        async with case.connected() as late, asyncio.TaskGroup() as tasks:
+            await late.send(REQUEST)
+            assert b"\r\nConnection: close\r\n" in await late.read()
+            assert await late.read() == b""
+            leave = tasks.create_task(case.runner.take_leave(60))
+            for client in (first, second):
+                assert not leave.done()
+                await client.send(REQUEST)
+                assert b"\r\nConnection: close\r\n" in await client.read()
+                assert await client.read() == b""
+        with pytest.raises(IndexError):
+            case.runner.addresses[0]
+
+
+async def test_leaving_takes_no_longer_than_it_may_and_no_time_without_connections() -> None:
+    case = Case()
+    async with case.listening():
+        await case.runner.take_leave(60)
+    async with case.listening(), case.connected() as idle:
+        assert await idle.is_answered()
+        await case.runner.take_leave(0.01)
+    assert case.runner.server is not None
+    assert case.runner.server.open == 0
 
 
 @pytest.mark.parametrize("sent", [b"", REQUEST[:-2]], ids=["nothing", "half a head"])
