@@ -1,4 +1,4 @@
-"""The commands of the guide on shards, as its readers run them."""
+"""The commands of the guides on shards, as their readers run them."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,19 +7,21 @@ from urllib.parse import urlsplit
 import pytest
 
 from testbed.broker import Broker
-from tests.integration.broker_api import BrokerApi, VirtualHost
-from tests.integration.conftest import StartSidecar
+from tests.integration.broker_api import BrokerApi, VirtualHost, wait_until
+from tests.integration.conftest import USER, StartSidecar
 from tests.integration.documents import Document, Shell, tried
 
 pytestmark = pytest.mark.versions
 
 SHARDS = Document("docs/how-to/shards.md")
 FILES = Document("docs/how-to/shards.md", "toml")
+SHARDING = Document("docs/how-to/migrate-from-sharding.md")
 
 
 def test_every_command_is_tried_here() -> None:
     assert tried(SHARDS, "SHARDS", __file__)
     assert tried(FILES, "FILES", __file__)
+    assert tried(SHARDING, "SHARDING", __file__)
 
 
 @pytest.fixture
@@ -103,3 +105,57 @@ def test_shards_for_each_node(broker: Broker, shop: VirtualHost, tmp_path: Path)
     reader(SHARDS["Make the shards"][1])
 
     assert sorted(shop.queues()) == ["orders.1", "orders.2"]
+
+
+@pytest.fixture
+def sharded(shop: VirtualHost) -> VirtualHost:
+    """The exchange `images`, sharded by the plugin."""
+    shop.permit(USER)
+    shop.exchange("images", "x-modulus-hash")
+    shop.policy("images-shard", "^images$", "exchanges", shards_per_node=2, routing_key="1234")
+    wait_until("the plugin's shards", lambda: len(shop.queues()) == 2)
+    wait_until("their bindings", lambda: len(bound(shop)) == 2)
+    return shop
+
+
+def bound(shop: VirtualHost) -> list[str]:
+    """The destinations of the exchange `images`."""
+    listed = shop.api.ask("GET", "exchanges", shop.name, "images", "bindings", "source")
+    return sorted(binding["destination"] for binding in listed)
+
+
+def test_the_shards_of_the_plugin_are_adopted_and_its_policy_goes(
+    broker: Broker, sharded: VirtualHost, start_sidecar: StartSidecar, tmp_path: Path
+) -> None:
+    reader = Reader(broker, tmp_path)
+    queues = sorted(sharded.queues())
+    sidecar = start_sidecar()
+    keys = [f"image-{n}" for n in range(20)]
+
+    def placed() -> list[str]:
+        return [sidecar.publish("images", key, vhost="shop").queue() for key in keys]
+
+    before = placed()
+    assert set(before) == set(queues)
+    (read,) = SHARDING["Read what is there"]
+    told = reader(read)
+    assert told.endswith("nothing to do\n")
+    assert "policy 'images-shard' of the sharding plugin (shards-per-node 2, routing-key '1234')" in told
+    file = reader.file.read_text()
+    assert all(f'queue = "{queue}"' in file for queue in queues)
+
+    reader.file.write_text(file.replace("lanes = false\n", ""))
+    plan, apply = SHARDING["Put lanes in front"][0].splitlines()
+    assert "  no key moves\n" in reader(plan, status=1)
+    reader(apply)
+    assert bound(sharded) == ["images.lane.1", "images.lane.2"]
+    assert placed() == before
+
+    check, clear, again = SHARDING["Clear the policy"][0].splitlines()
+    assert reader(check).endswith("nothing to do\n")
+    assert clear == "rabbitmqctl clear_policy -p shop images-shard"
+    sharded.api.ask("DELETE", "policies", "shop", "images-shard")
+    wait_until("the exchange without the policy", lambda: reader(again) == "nothing to do\n")
+    assert bound(sharded) == ["images.lane.1", "images.lane.2"]
+    assert placed() == before
+    assert sorted(sharded.queues()) == queues
