@@ -27,7 +27,6 @@ FILE = """
 [[exchange]]
 name = "orders"
 shards_per_node = 2
-lanes = false
 arguments = { x-single-active-consumer = false }
 """
 START_SECONDS = 120.0

@@ -29,6 +29,7 @@ def shop(api: BrokerApi) -> Iterator[VirtualHost]:
     api.ask("PUT", "users", "topology", body={"password": "PASSWORD", "tags": "monitoring"})
     made = VirtualHost(api, "shop", [])
     made.permit("topology", ".*", ".*", ".*")
+    made.permit(USER)
     yield made
     made.delete()
     api.ask("DELETE", "users", "topology")
@@ -110,7 +111,6 @@ def test_shards_for_each_node(broker: Broker, shop: VirtualHost, tmp_path: Path)
 @pytest.fixture
 def sharded(shop: VirtualHost) -> VirtualHost:
     """The exchange `images`, sharded by the plugin."""
-    shop.permit(USER)
     shop.exchange("images", "x-modulus-hash")
     shop.policy("images-shard", "^images$", "exchanges", shards_per_node=2, routing_key="1234")
     wait_until("the plugin's shards", lambda: len(shop.queues()) == 2)

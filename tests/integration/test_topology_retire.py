@@ -11,7 +11,7 @@ from tests.integration.topology import Topology
 
 pytestmark = pytest.mark.versions
 
-THREE = '[[exchange]]\nname = "orders"\nshards = 3\nlanes = false\n'
+THREE = '[[exchange]]\nname = "orders"\nshards = 3\n'
 PATIENT, NOT_PATIENT = "--timeout=60", "--timeout=8"
 
 
@@ -37,16 +37,27 @@ def drained(vhost: VirtualHost, queue: str) -> list[bytes]:
 
 
 @pytest.fixture
+def direct(topology: Topology) -> Topology:
+    """Three shards without lanes."""
+    topology.write(THREE + "arguments = { x-single-active-consumer = false }\nlanes = false\n")
+    topology.did("apply")
+    return topology
+
+
+@pytest.fixture
 def shards(topology: Topology) -> Topology:
+    """Three shards with lanes."""
     # Without single active consumer: the tests take messages out by basic.get.
     topology.write(THREE + "arguments = { x-single-active-consumer = false }\n")
     topology.did("apply")
     return topology
 
 
+@pytest.mark.parametrize("kind", ["shards", "direct"])
 def test_a_shard_leaves_while_publishing_goes_on_and_nothing_is_lost(
-    shards: Topology, start_sidecar: StartSidecar
+    request: pytest.FixtureRequest, start_sidecar: StartSidecar, kind: str
 ) -> None:
+    shards: Topology = request.getfixturevalue(kind)
     vhost = shards.vhost
     sidecars = [start_sidecar(), start_sidecar()]
     flags = [f"--sidecar={sidecar.admin_url}" for sidecar in sidecars]
@@ -78,8 +89,13 @@ def test_a_shard_leaves_while_publishing_goes_on_and_nothing_is_lost(
         assert all(set(sidecar.weights(vhost.name, "orders")) == {"orders.1", "orders.2"} for sidecar in sidecars)
 
     assert "of the keys move" in told
-    assert "unbind orders from queue orders.3, weight 1" in told
-    assert told.endswith("delete queue orders.3\n")
+    first, last = {
+        "shards": ("unbind orders from exchange orders.lane.3, weight 1\n", "delete exchange orders.lane.3\n"),
+        "direct": ("unbind orders from queue orders.3, weight 1\n", "delete queue orders.3\n"),
+    }[kind]
+    assert first in told
+    assert told.endswith(last)
+    assert "delete queue orders.3\n" in told
     assert sorted(vhost.queues()) == ["orders.1", "orders.2"]
     found = [*taken, *drained(vhost, "orders.1"), *drained(vhost, "orders.2")]
     confirmed = sorted(key.encode() for load in loads for key in load.confirmed)
