@@ -79,7 +79,9 @@ class Settings:
         "without tokens_file and client_ca_file",
     )
     allow_mechanisms: tuple[Mechanism, ...] = _setting(
-        (), "SASL mechanisms that AMQP clients may use although they lend this sidecar's rights: EXTERNAL, ANONYMOUS"
+        (),
+        "SASL mechanisms by which AMQP clients may log in although the broker then sees the sidecar or a guest: "
+        "EXTERNAL, ANONYMOUS",
     )
     insecure: bool = _setting(False, "let anyone publish over HTTP, even where http_listen is not a loopback address")
     tls_cert_file: Path | None = _setting(
@@ -117,7 +119,7 @@ class Settings:
     )
     sync_interval: float = _setting(
         15.0,
-        "most seconds between two readings of an exchange's bindings; the time is random",
+        "maximum seconds between two readings of an exchange's bindings; each wait is random, and no longer",
         positive=True,
         group="Rings",
     )
@@ -127,38 +129,44 @@ class Settings:
     ring_max_age: float = _setting(
         300.0, "seconds since the last good reading after which a ring is stale", positive=True
     )
-    on_stale: OnStale = _setting("serve", "what a stale ring does: serve routes on, refuse refuses publishes")
+    on_stale: OnStale = _setting(
+        "serve", "what to do while a ring is stale: serve (route by it all the same), or refuse (refuse publishes)"
+    )
     ring_cache_dir: Path | None = _setting(
         None,
         "folder where the last good rings are kept for a start while the management API is away; if empty, "
         "none are kept",
     )
     management_timeout: float = _setting(
-        5.0, "most seconds of one request to one node of the management API", positive=True, group="Time limits"
+        5.0, "maximum seconds of one request to one node of the management API", positive=True, group="Time limits"
     )
     lookup_timeout: float = _setting(
-        5.0, "most seconds that a publish waits for its exchange to be read, or for a broker connection", positive=True
+        5.0,
+        "maximum seconds that a publish waits for its exchange to be read, or for a broker connection",
+        positive=True,
     )
     confirm_timeout: float = _setting(
-        10.0, "most seconds that an HTTP publish waits for the broker's confirm", positive=True
+        10.0, "maximum seconds that an HTTP publish waits for the broker's confirm", positive=True
     )
-    drain_time: float = _setting(20.0, "most seconds to answer what is in flight after SIGTERM")
+    drain_time: float = _setting(20.0, "maximum seconds after SIGTERM to answer what is in flight")
     body_timeout: float = _setting(
         30.0,
-        "seconds that an HTTP client may fall behind 64 KiB/s as it sends a body or reads an answer",
+        "seconds by which an HTTP client may fall behind a rate of 64 KiB/s when it sends a body or reads an answer",
         positive=True,
     )
     max_sessions: int = _setting(
-        1000, "most AMQP client connections; each has a broker connection of its own", group="Limits"
+        1000, "maximum number of AMQP client connections; each has a broker connection of its own", group="Limits"
     )
     max_http_connections: int = _setting(
-        11_000, "most connections to http_listen and http_socket together, idle ones included"
+        11_000, "maximum number of connections to http_listen and http_socket together, idle ones included"
     )
-    max_in_flight: int = _setting(10_000, "most messages over HTTP that wait for the broker's confirm")
-    max_in_flight_bytes: int = _setting(64 * 1024 * 1024, "most bytes of HTTP requests and answers in memory at once")
-    max_body: int = _setting(16 * 1024 * 1024, "most bytes of one message over HTTP, alone or in a batch")
-    max_batch: int = _setting(10_000, "most messages of one batch")
-    max_batch_body: int = _setting(128 * 1024 * 1024, "most bytes of one batch, decompressed")
+    max_in_flight: int = _setting(10_000, "maximum number of messages over HTTP that wait for the broker's confirm")
+    max_in_flight_bytes: int = _setting(
+        64 * 1024 * 1024, "maximum bytes of HTTP requests and answers in memory at once"
+    )
+    max_body: int = _setting(16 * 1024 * 1024, "maximum bytes of one message over HTTP, alone or in a batch")
+    max_batch: int = _setting(10_000, "maximum number of messages in one batch")
+    max_batch_body: int = _setting(128 * 1024 * 1024, "maximum bytes of one batch, decompressed")
     journal_dir: Path | None = _setting(
         None, "folder for the journal's files; without it and journal_stream there is no journal", group="The journal"
     )
@@ -169,7 +177,7 @@ class Settings:
         1.0, "share of the keys whose publishes are recorded, above 0 and at most 1", positive=True
     )
     journal_key: JournalKey = _setting(
-        "plain", "what a record has of the key: plain (the key), hash (its keyed hash), or none"
+        "plain", "how a record keeps the key: plain (as it is), hash (its keyed hash), or none (not at all)"
     )
     journal_key_file: Path | None = _setting(None, "file whose first line is the secret of journal_key = hash")
     journal_file_seconds: float = _setting(60.0, "age in seconds at which a journal file is finished", positive=True)
