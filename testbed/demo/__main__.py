@@ -4,12 +4,17 @@ import asyncio
 import os
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from urllib.parse import quote
 
 from yarl import URL
 
+from ring.destination import Destination
+from ring.ring import Ring
 from testbed import SetupError
 from testbed.broker import Broker, running_broker
 from testbed.demo.load import IN_FLIGHT, Load
@@ -17,6 +22,7 @@ from testbed.demo.oracle import History, Sent, Verdict, chi_squared, judge, move
 from testbed.demo.publisher import key_of
 from testbed.demo.race import TURNS, Lane, Race, race
 from testbed.demo.rings import Rings
+from testbed.demo.topology import PASSWORD, WRITER, Topology
 from testbed.demo.world import World, new_world
 from testbed.sidecar import Sidecar, running_sidecar
 
@@ -60,31 +66,63 @@ def main() -> int:
 async def demo(broker: Broker) -> int:
     """Run the three acts: the race of pika programs, changes while publishing goes on, the judgement."""
     vhost = f"ringproxy-demo-{os.getpid()}"
+    with tempfile.TemporaryDirectory(prefix="ringproxy-demo-") as folder:
+        topology = Topology(broker, vhost, EXCHANGE, Path(folder, "topology.toml"))
+        async with new_world(broker, vhost) as world:
+            try:
+                return await acts(broker, vhost, world, topology)
+            finally:
+                await topology.forget_writer()
+
+
+async def acts(broker: Broker, vhost: str, world: World, topology: Topology) -> int:
+    """Make the exchange from a file, publish to it, change it, and judge."""
+    say(f"RabbitMQ {broker.version} ({broker.source})")
+    await make_shards(topology)
+    await world.declare(NATIVE, {native_name(queue): weight for queue, weight in WEIGHTS.items()})
     settings = {
-        "broker-url": broker.amqp_url,
+        "broker-url": str(as_writer(broker, vhost)),
         "management-url": broker.management_url,
         "sync-interval": str(SYNC_INTERVAL),
         "settle-time": str(SETTLE_TIME),
     }
-    async with new_world(broker, vhost) as world:
-        await world.declare(EXCHANGE, WEIGHTS)
-        await world.declare(NATIVE, {native_name(queue): weight for queue, weight in WEIGHTS.items()})
-        with running_sidecar(settings) as sidecar:
-            say(f"RabbitMQ {broker.version} ({broker.source})")
-            say(f"sidecar at amqp://{sidecar.amqp_address} and {sidecar.http_url}")
-            raced = await pika_act(broker, vhost, world, sidecar)
-            history, load = History(WEIGHTS, GRACE), Load(sidecar.http_url, vhost, EXCHANGE, KEYS)
-            say("By HTTP now, each message answered once the broker has confirmed it.")
-            await load.run(lambda: len(load.sent) >= SAMPLE, progress)
-            ours = [latest(load.sent)]
-            say("Binding a fifth queue, then unbinding the first, while publishing goes on:")
-            ours += await change_under_load(load, world, history, Rings(sidecar, vhost, EXCHANGE))
-        say("The same on the exchange itself, for comparison:")
-        natively = await native_changes(world)
-        found = await world.drain([*WEIGHTS, FIFTH[0]], len(load.sent))
+    with running_sidecar(settings) as sidecar:
+        say(f"sidecar at amqp://{sidecar.amqp_address} and {sidecar.http_url}")
+        raced = await pika_act(broker, vhost, world, sidecar)
+        history, load = History(WEIGHTS, GRACE), Load(sidecar.http_url, vhost, EXCHANGE, KEYS)
+        say("By HTTP now, each message answered once the broker has confirmed it.")
+        await load.run(lambda: len(load.sent) >= SAMPLE, progress)
+        ours = [latest(load.sent)]
+        say("A fifth shard from the file, then the first one retired, while publishing goes on:")
+        change = Change(topology, sidecar, history, Rings(sidecar, vhost, EXCHANGE))
+        ours += await change_under_load(load, change)
+    say("The same on the exchange itself, for comparison:")
+    natively = await native_changes(world)
+    found = await world.drain([*WEIGHTS, FIFTH[0]], len(load.sent), lambda body: KEYS[int(body) % SAMPLE])
     print_moved(ours, natively)
+    faults = [*load.problems, *told_and_moved(change.planned, ours)]
+    if world.strange_keys:
+        faults.append(f"{world.strange_keys} messages reached their consumer with another routing key")
     numbers = {queue: [int(body) for body in bodies] for queue, bodies in found.items()}
-    return conclude(load.problems, judge(load.sent, numbers, history.eras()), raced)
+    return conclude(faults, judge(load.sent, numbers, history.eras()), raced)
+
+
+async def make_shards(topology: Topology) -> None:
+    """Make the exchange with its shards from a file, and the user who publishes to it."""
+    text = topology.write(WEIGHTS)
+    say("The exchange and its queues come from a file, through lanes that keep each message's routing key:\n")
+    say("".join(f"    {line}\n" for line in text.splitlines()))
+    plan = await topology.plan()
+    say(f"  ring-proxy topology apply topology.toml: {(await topology.apply()).splitlines()[-1]}")
+    right = await topology.permit_writer(plan["rights"])
+    if "amq.default" in right:
+        raise SetupError(f"a right that reaches every queue: {right}")
+    say(f"  all publishers have this right alone: {right}\n")
+
+
+def as_writer(broker: Broker, vhost: str) -> URL:
+    """Return the broker's URL for the user who publishes."""
+    return (URL(broker.amqp_url).with_user(WRITER).with_password(PASSWORD).with_path("/")) / quote(vhost, safe="")
 
 
 async def pika_act(broker: Broker, vhost: str, world: World, sidecar: Sidecar) -> Verdict:
@@ -93,7 +131,7 @@ async def pika_act(broker: Broker, vhost: str, world: World, sidecar: Sidecar) -
     say(f"turn about, to the exchange itself, {MESSAGES // TURNS:,} a turn:")
     direct = URL(broker.amqp_url).with_path("/") / quote(vhost, safe="")
     host, _, port = sidecar.amqp_address.rpartition(":")
-    proxied = direct.with_scheme("amqp").with_host(host).with_port(int(port))
+    proxied = as_writer(broker, vhost).with_scheme("amqp").with_host(host).with_port(int(port))
     through = Lane(str(proxied), EXCHANGE, {queue: queue for queue in WEIGHTS})
     native = Lane(str(direct), NATIVE, {queue: native_name(queue) for queue in WEIGHTS})
     result = await race(world, through, native, MESSAGES, say)
@@ -111,23 +149,44 @@ def native_name(queue: str) -> str:
     return f"native-{queue}"
 
 
-async def change_under_load(load: Load, world: World, history: History, rings: Rings) -> list[Keys]:
-    """Bind the fifth queue and unbinds the first; where keys go after each, of a sample that is sent again."""
+@dataclass
+class Change:
+    """What changes the exchange, and who is told of it."""
+
+    topology: Topology
+    sidecar: Sidecar
+    history: History
+    rings: Rings
+    planned: float = 0.0
+    """The share of all keys that the plan of the fifth shard said would move."""
+
+    async def grow(self) -> dict[str, int]:
+        """Apply the file with a fifth shard, and return the new weights."""
+        weights = {**WEIGHTS, FIFTH[0]: FIFTH[1]}
+        self.topology.write(weights)
+        (planned,) = (await self.topology.plan())["exchanges"]
+        self.planned = planned["moved"]
+        await self.topology.apply()
+        return weights
+
+    async def retire(self) -> dict[str, int]:
+        """Take the first shard off the ring, and return the new weights; its messages stay for the judge."""
+        await self.topology.retire(FIRST[0], self.sidecar.admin_url)
+        return {queue: weight for queue, weight in {**WEIGHTS, FIFTH[0]: FIFTH[1]}.items() if queue != FIRST[0]}
+
+
+async def change_under_load(load: Load, change: Change) -> list[Keys]:
+    """Add the fifth shard and retire the first; where keys go after each, of a sample that is sent again."""
     stop = asyncio.Event()
     publishing = asyncio.create_task(load.run(stop.is_set, progress))
     placed = []
-    weights = dict(WEIGHTS)
     try:
-        for change, (queue, weight) in ((world.bind, FIFTH), (world.unbind, FIRST)):
+        for step in (change.grow, change.retire):
             await more(load, publishing, 500)
             begun = time.monotonic()
-            await change(EXCHANGE, queue, weight)
-            if change == world.bind:
-                weights[queue] = weight
-            else:
-                del weights[queue]
-            history.changed(weights, begun, time.monotonic())
-            await rings.until(weights)
+            weights = await step()
+            change.history.changed(weights, begun, time.monotonic())
+            await change.rings.until(weights)
             mark = time.monotonic()
             await more(load, publishing, SAMPLE + IN_FLIGHT)
             placed.append(latest([message for message in load.sent if message.sent > mark]))
@@ -135,6 +194,20 @@ async def change_under_load(load: Load, world: World, history: History, rings: R
         stop.set()
         await publishing
     return placed
+
+
+def told_and_moved(planned: float, ours: list[Keys]) -> list[str]:
+    """Print the share of the keys that the plan told beside the keys that moved; return what differs."""
+    old, new = (
+        Ring.build({Destination("queue", queue): weight for queue, weight in weights.items()})
+        for weights in (WEIGHTS, {**WEIGHTS, FIFTH[0]: FIFTH[1]})
+    )
+    expected = {key for key in KEYS if old.owner_of(key.encode()) != new.owner_of(key.encode())}
+    found = {key for key in ours[0].keys() & ours[1].keys() if ours[0][key] != ours[1][key]}
+    say(f"  plan of the fifth shard: {planned:.2%} of all keys move, which are {len(expected)} of the {SAMPLE:,} here")
+    say(f"  keys that moved: {len(found)}, {'the same' if found == expected else 'OTHERS'}\n")
+    faults = [] if found == expected else ["the keys that moved are not those of the plan"]
+    return faults if planned == new.moved_from(old) else [*faults, "the plan told another share than the rings have"]
 
 
 async def more(load: Load, publishing: "asyncio.Task[None]", count: int) -> None:
@@ -155,7 +228,7 @@ async def native_changes(world: World) -> list[Keys]:
             await world.unbind(NATIVE, names[FIRST[0]], FIRST[1])
         await world.publish_natively(NATIVE, KEYS)
         queues = [names[queue] for queue in (WEIGHTS if step == 0 else names)]
-        found = await world.drain(queues, SAMPLE)
+        found = await world.drain(queues, SAMPLE, bytes.decode)
         placed.append({body.decode(): queue for queue, bodies in found.items() for body in bodies})
         progress((step + 1) * SAMPLE)
     return placed
@@ -189,7 +262,7 @@ def print_moved(ours: list[Keys], natively: list[Keys]) -> None:
     both = ours[1].keys() & ours[2].keys()
     ideals = [FIFTH[1] / total, sum(ours[1][key] == FIRST[0] for key in both) / len(both)]
     print(f"\n  {'keys that change queue':<28} {'ideal':>7} {'ringproxy':>10} {'x-consistent-hash':>18}")
-    for step, what in enumerate(("a fifth queue is bound", "the first queue is unbound")):
+    for step, what in enumerate(("a fifth shard is added", "the first shard is retired")):
         shares = [moved(placed[step], placed[step + 1]) for placed in (ours, natively)]
         print(f"  {what:<28} {ideals[step]:>7.1%} {shares[0]:>10.1%} {shares[1]:>18.1%}")
     print(f"  (of {SAMPLE:,} keys)\n")
@@ -210,7 +283,8 @@ def conclude(problems: list[str], verdict: Verdict, raced: Verdict) -> int:
         return 1
     if faults:
         return 1
-    print("Every message is once in a queue that a ring in force between its send and its confirm says.")
+    print("Every message is once in a queue that a ring in force between its send and its confirm says,")
+    print("and its consumer saw the routing key that it was published with.")
     return 0
 
 

@@ -77,7 +77,7 @@ async def race(world: World, through: Lane, native: Lane, messages: int, tell: C
     for turn in range(TURNS):
         for lane in (through, native) if turn % 2 == 0 else (native, through):
             await lane.turn(turn * each, each)
-        found = await world.drain(through.queues.values(), each)
+        found = await world.drain(through.queues.values(), each, lambda body: key_of(int(body)))
         for queue, name in through.queues.items():
             result.through[queue] += [int(body) for body in found[name]]
         for queue, name in native.queues.items():

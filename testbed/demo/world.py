@@ -4,7 +4,7 @@ import asyncio
 import functools
 import json
 import urllib.request
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from urllib.parse import quote, urlsplit
 
@@ -23,6 +23,8 @@ class World:
     def __init__(self, channel: AbstractChannel) -> None:
         """Take a channel of the demo's virtual host."""
         self._channel = channel
+        self.strange_keys = 0
+        """The messages that a consumer got with another routing key than they were published with."""
 
     async def declare(self, exchange: str, queues: Mapping[str, int]) -> None:
         """Declare a consistent-hash exchange and queues, bound with their weights."""
@@ -46,12 +48,17 @@ class World:
         for key in keys:
             await target.publish(aio_pika.Message(key.encode(), delivery_mode=1), key, mandatory=False)
 
-    async def drain(self, queues: Iterable[str], expected: int) -> dict[str, list[bytes]]:
-        """Take `expected` messages, or all there are, out of the queues: bodies by queue."""
+    async def drain(
+        self, queues: Iterable[str], expected: int, key_of: Callable[[bytes], str]
+    ) -> dict[str, list[bytes]]:
+        """Take `expected` messages, or all there are, out of the queues: bodies by queue.
+
+        `key_of` gives the routing key with which a message was published, by its body.
+        """
         found: dict[str, list[bytes]] = {queue: [] for queue in queues}
         for queue, bodies in found.items():
             declared = await self._channel.get_queue(queue)
-            consumer = await declared.consume(functools.partial(_keep, bodies), no_ack=True)
+            consumer = await declared.consume(functools.partial(self._keep, bodies, key_of), no_ack=True)
             while True:
                 before = len(bodies)
                 left = (await self._channel.declare_queue(queue, passive=True)).declaration_result.message_count
@@ -59,7 +66,7 @@ class World:
                     break
                 await asyncio.sleep(0.05)
             await declared.cancel(consumer)
-        while sum(map(len, found.values())) < expected and await self._more(found):
+        while sum(map(len, found.values())) < expected and await self._more(found, key_of):
             pass
         return found
 
@@ -67,20 +74,22 @@ class World:
         """Empty a queue; how many messages were in it."""
         return (await (await self._channel.get_queue(queue)).purge()).message_count or 0
 
-    async def _more(self, found: dict[str, list[bytes]]) -> bool:
+    async def _more(self, found: dict[str, list[bytes]], key_of: Callable[[bytes], str]) -> bool:
         """One more look for messages that had not reached their queue yet; whether there were any."""
         await asyncio.sleep(0.2)
         seen = False
         for queue, bodies in found.items():
             declared = await self._channel.get_queue(queue)
             while message := await declared.get(no_ack=True, fail=False):
-                bodies.append(message.body)
+                await self._keep(bodies, key_of, message)
                 seen = True
         return seen
 
-
-async def _keep(bodies: list[bytes], message: AbstractIncomingMessage) -> None:
-    bodies.append(message.body)
+    async def _keep(
+        self, bodies: list[bytes], key_of: Callable[[bytes], str], message: AbstractIncomingMessage
+    ) -> None:
+        bodies.append(message.body)
+        self.strange_keys += message.routing_key != key_of(message.body)
 
 
 @asynccontextmanager
@@ -88,17 +97,18 @@ async def new_world(broker: Broker, vhost: str) -> AsyncIterator[World]:
     """Make a virtual host, and delete it with all that is in it at the end."""
     path = f"/api/vhosts/{quote(vhost, safe='')}"
     user = urlsplit(broker.management_url).username or "guest"
-    await asyncio.to_thread(_request, broker, "PUT", path, {})
+    await asyncio.to_thread(request, broker, "PUT", path, {})
     everything = {"configure": ".*", "write": ".*", "read": ".*"}
-    await asyncio.to_thread(_request, broker, "PUT", f"/api/permissions/{quote(vhost, safe='')}/{user}", everything)
+    await asyncio.to_thread(request, broker, "PUT", f"/api/permissions/{quote(vhost, safe='')}/{user}", everything)
     try:
         async with await aio_pika.connect(URL(broker.amqp_url).with_path("/") / vhost) as connection:
             yield World(await connection.channel(publisher_confirms=False))
     finally:
-        await asyncio.to_thread(_request, broker, "DELETE", path, None)
+        await asyncio.to_thread(request, broker, "DELETE", path, None)
 
 
-def _request(broker: Broker, method: str, path: str, body: Mapping[str, str] | None) -> None:
+def request(broker: Broker, method: str, path: str, body: Mapping[str, str] | None) -> None:
+    """Ask the broker's management API, as its administrator, for a change."""
     url = URL(broker.management_url)
     passwords = urllib.request.HTTPPasswordMgrWithDefaultRealm()
     plain = url.with_user(None)
