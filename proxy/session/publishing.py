@@ -17,7 +17,7 @@ from proxy.session.connection import Connection
 from proxy.topology.table import PassReason
 from proxy.wire import content
 from proxy.wire.content import FLAGS, HEADERS, STAMP_ID_FIELD, STAMPS, STAMPS_AND_COPIES
-from proxy.wire.frames import END, HEADER, MANDATORY, OVERHEAD, short_string, shorted
+from proxy.wire.frames import END, HEADER, MANDATORY, OVERHEAD, short_string
 from ring.destination import Destination
 from ring.hashing import index_at, slot_of
 
@@ -84,12 +84,19 @@ def publish(c: Connection, channel: Channel, data: bytes, i: int, end: int) -> b
     if stamp:
         headers += len(stamp) + 4 + len(key)
     size = at - start + 4 + headers + stop - last
-    method = target.method + shorted(key) if target.exchange else target.method
+    method = target.method
     out = _out
     out.truncate(0)
     out.write(channel.method_start)
-    write_i32_be(out, len(method) + 1)
-    out.write(method)
+    if target.exchange:
+        # The exchange gets the message with its own routing key.
+        write_i32_be(out, len(method) + len(key) + 2)
+        out.write(method)
+        out.append(len(key))
+        out.write(key)
+    else:
+        write_i32_be(out, len(method) + 1)
+        out.write(method)
     # Mandatory whatever the client asked for: only a return tells that the destination is gone.
     out.append(channel.bits | MANDATORY)
     out.append(END)

@@ -16,7 +16,7 @@ from tests.chaos.arena import SETTLE_TIME, Arena, Member
 from tests.chaos.history import Hang, Span
 from tests.chaos.management import Mood
 from tests.chaos.oracle import STANDSTILL
-from tests.chaos.queues import CHANGING, EXCHANGE, GOING, Queues
+from tests.chaos.queues import CHANGING, EXCHANGE, GOING, LANED, End, Queues
 from tests.chaos.relay import Relay
 from tests.chaos.schedule import ALONE, LANES, Fault, Kind
 from tests.integration.broker_api import BrokerApi, wait_until
@@ -269,8 +269,9 @@ class Injector:
         if not bound:
             return f"none to unbind, so {self._bound(chance)}"
         queue = chance.choice(bound)
-        self._queues.unbind(self._live(), queue)
-        return f"{queue} unbound"
+        end = chance.choice(list(End)) if queue in LANED else End.NOTHING
+        self._queues.unbind(self._live(), queue, end)
+        return f"{queue} {end}"
 
     def _reweighted(self, chance: random.Random) -> str:
         """As it is done: unbound, and bound with the new weight."""

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from enum import StrEnum
 from itertools import cycle, islice
 
 import pika
@@ -24,6 +25,8 @@ STEADY = ("orders.1", "orders.2", "orders.3", "orders.4")
 """Never deleted nor unbound."""
 CHANGING = ("orders.5", "orders.6", "orders.7", "orders.8")
 """Bound at the start, and some of the time."""
+LANED = ("orders.4", "orders.7", "orders.8")
+"""Reached through lanes, the others by bindings of their own."""
 GOING = tuple(f"orders.{number}" for number in range(9, 15))
 """Bound to be deleted together, and there at no other time."""
 MARK = b"the recorder's "
@@ -42,6 +45,19 @@ EMPTIED_WITHIN = 60.0
 """Seconds until each of several queues is emptied as far as it can be while it is published to."""
 
 
+class End(StrEnum):
+    """What else is done to a lane that is unbound from the exchange."""
+
+    NOTHING = "unbound"
+    UNBOUND = "unbound, and unbound from its lane"
+    DELETED = "unbound, and its lane deleted"
+
+
+def lane_of(queue: str) -> str:
+    """Return the name of a queue's lane."""
+    return queue.replace(f"{EXCHANGE}.", f"{EXCHANGE}.lane.")
+
+
 class Queues:
     """One exchange with its queues. Every method talks to the broker and blocks; one at a time."""
 
@@ -58,7 +74,7 @@ class Queues:
             channel.exchange_declare(EXCHANGE, "x-consistent-hash", durable=True)
             for queue, weight in self.history.weights.items():
                 self._declare(channel, queue)
-                channel.queue_bind(queue, EXCHANGE, str(weight))
+                _bind(channel, queue, weight)
 
     def bind(self, node: Node, queue: str, weight: int) -> None:
         """One that is not bound."""
@@ -66,15 +82,23 @@ class Queues:
             channel = connection.channel()
             self._declare(channel, queue)
             begin = time.monotonic()
-            channel.queue_bind(queue, EXCHANGE, str(weight))
+            _bind(channel, queue, weight)
             self._changed(begin, {**self.history.current, queue: weight})
 
-    def unbind(self, node: Node, queue: str) -> None:
-        """One that is bound."""
+    def unbind(self, node: Node, queue: str, end: End = End.NOTHING) -> None:
+        """One that is bound. What is on its way to its lane then comes back, or ends its channel, if `end` says so.
+
+        The exchange is first, so that native publishers lose nothing by it.
+        """
         with _connected(node) as connection:
+            channel = connection.channel()
             begin = time.monotonic()
-            connection.channel().queue_unbind(queue, EXCHANGE, str(self.history.current[queue]))
+            _unbind(channel, queue, self.history.current[queue])
             self._changed(begin, {q: w for q, w in self.history.current.items() if q != queue})
+            if end is End.UNBOUND:
+                channel.queue_unbind(queue, lane_of(queue), "")
+            elif end is End.DELETED:
+                channel.exchange_delete(lane_of(queue))
 
     def restore(self, node: Node, killed: float) -> dict[str, int]:
         """What a node, killed at that time, has lost of the bindings is done once more; gives what it had kept of them.
@@ -82,8 +106,7 @@ class Queues:
         A single node forgets a bind-ok of the last moments (3.10.8, measured: of 1.3 s before, under load), and then
         no publisher reaches that queue.
         """
-        shown = BrokerApi(node.management_url).ask("GET", "exchanges", "/", EXCHANGE, "bindings", "source")
-        kept = {binding["destination"]: int(binding["routing_key"]) for binding in shown}
+        kept = _shown(BrokerApi(node.management_url))
         wanted = dict(self.history.current)
         if kept == wanted:
             return kept
@@ -93,15 +116,18 @@ class Queues:
             begin = time.monotonic()
             for queue in kept.keys() | wanted.keys():
                 if queue in kept and kept[queue] != wanted.get(queue):
-                    channel.queue_unbind(queue, EXCHANGE, str(kept[queue]))
+                    _unbind(channel, queue, kept[queue])
                 if queue in wanted and kept.get(queue) != wanted[queue]:
                     self._declare(channel, queue)
-                    channel.queue_bind(queue, EXCHANGE, str(wanted[queue]))
+                    _bind(channel, queue, wanted[queue])
             self._changed(begin, wanted)
         return kept
 
     def delete(self, node: Node, queue: str) -> None:
         """Delete a queue while it is consumed, so that no message is lost but those on their way at that moment."""
+        if queue in LANED and queue in self.history.current:
+            # A lane stays where its queue goes, and native publishers would lose what is hashed to it.
+            self.unbind(node, queue)
         with self._emptied([node], queue) as taking:
             begin, done = taking.delete()
         self.history.deletions.append(Deletion(queue, begin, done))
@@ -235,10 +261,44 @@ class _Taking:
         headers = properties.headers or {}
         publisher, _, number = body.decode().partition(" ")
         exchange, key = (sys.intern(str(headers.get(f"x-ring-{what}", ""))) for what in ("exchange", "routing-key"))
+        if not exchange and method.exchange == lane_of(self._queue):
+            # A message that went through its lane has its own routing key, and no such headers.
+            exchange, key = EXCHANGE, sys.intern(str(method.routing_key))
         self._copies.append(Copy(self._queue, sys.intern(publisher), int(number), exchange, key))
 
     def _ended(self, _: object) -> None:
         self._cancelled = True
+
+
+def _bind(channel: BlockingChannel, queue: str, weight: int) -> None:
+    """Bind a queue to the exchange, through its lane if it has one: the lane first, so that nothing is lost there."""
+    if queue not in LANED:
+        channel.queue_bind(queue, EXCHANGE, str(weight))
+        return
+    channel.exchange_declare(lane_of(queue), "fanout", durable=True)
+    channel.queue_bind(queue, lane_of(queue), "")
+    channel.exchange_bind(lane_of(queue), EXCHANGE, str(weight))
+
+
+def _unbind(channel: BlockingChannel, queue: str, weight: int) -> None:
+    """Unbind a queue, or its lane, from the exchange."""
+    if queue in LANED:
+        channel.exchange_unbind(lane_of(queue), EXCHANGE, str(weight))
+    else:
+        channel.queue_unbind(queue, EXCHANGE, str(weight))
+
+
+def _shown(api: BrokerApi) -> dict[str, int]:
+    """Return the weights of the queues that the exchange leads to, as the broker shows them."""
+    lanes = {lane_of(queue): queue for queue in LANED}
+    shown = api.ask("GET", "exchanges", "/", EXCHANGE, "bindings", "source")
+    weights = {lanes.get(each["destination"], each["destination"]): int(each["routing_key"]) for each in shown}
+    led = {
+        queue
+        for lane, queue in lanes.items()
+        if api.ask("GET", "exchanges", "/", lane, "bindings", "source", missing=[])
+    }
+    return {queue: weight for queue, weight in weights.items() if queue not in LANED or queue in led}
 
 
 @contextmanager
