@@ -250,13 +250,13 @@ class Sync:
     def found_missing(self, vhost: str, exchange: str) -> None:
         """Take it that the broker has just refused a publish to an exchange because the exchange does not exist.
 
-        The next publishes to the rings that led to the exchange wait for a reading, but not for one that succeeds:
-        while the management API does not answer, the last good rings serve on.
+        The next publishes to the rings that led to the exchange wait for a reading, but not for one that succeeds, and
+        not if the last one failed: while the management API does not answer, the last good rings serve on.
         """
         now, deleted = time.monotonic(), ExchangeDeleted(exchange)
         for name in self._updater.overlays.touched(vhost, deleted, self._router.entries, ()):
             self._updater.overlays.add(name, deleted, now)
-            if name in self._router.entries:
+            if name in self._router.entries and self._is_readable(name):
                 self._router.mark_declared(name, now, certain=False)
 
     def _undoes_return(self, name: Name, declaration: Declaration) -> bool:

@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from pipeline.live import read_ring_of
 from proxy.topology.bindings import Behind, Leads
 from proxy.topology.declarations import (
     BindingAdded,
@@ -13,8 +14,9 @@ from proxy.topology.declarations import (
     QueueDeleted,
     changes_lane,
 )
-from proxy.topology.lane_reader import LANE_READS, gone_behind
+from proxy.topology.lane_reader import LANE_READS, gone_behind, read_behind
 from proxy.topology.lookups import NotReadable
+from proxy.topology.management import Management
 from proxy.topology.table import PassReason
 from ring.destination import Destination
 from tests.unit.proxy.eventually import eventually
@@ -258,6 +260,9 @@ async def test_while_nothing_can_be_read_it_holds_nobody_up(made: Made, fake: Fa
     assert made.waits()
     await reread(made)
     assert not made.waits()
+    # Nor the next time, as long as no reading succeeds.
+    made.sync.found_missing("/", "lane.a")
+    assert not made.waits()
     assert made.weights() == {A: 1, B: 2}
 
 
@@ -293,3 +298,20 @@ def test_what_no_publish_reaches_the_way_it_did() -> None:
     assert gone_behind(in_force, lanes, aside, ()) == {A, B}
     lane_now = all_well | {"plain": Behind(Leads.TO_QUEUE, "c")}
     assert gone_behind(in_force, lanes, lane_now, ()) == {plain}
+
+
+async def test_a_ring_that_is_read_once_has_the_queues_too(fake: FakeManagement) -> None:
+    """As the pipeline reads it."""
+    lane(fake, "a")
+    fake.exchange("lane.b", type="fanout")
+    fake.exchange("plain", type="topic")
+    fake.exchange("x", *(binding(name, "2", "exchange") for name in ("lane.a", "lane.b", "plain")), binding("c"))
+    async with Management([fake.url], 10) as api:
+        spec = await read_ring_of(api, "/", "x")
+        behind = await read_behind(api, "/", await api.bindings("/", "x"))
+    assert spec.weights == {A: 2, C: 1, Destination("exchange", "plain"): 2}
+    assert behind == {
+        "lane.a": Behind(Leads.TO_QUEUE, "a"),
+        "lane.b": Behind(Leads.NOWHERE),
+        "plain": Behind(Leads.ELSEWHERE),
+    }
