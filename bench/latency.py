@@ -1,8 +1,8 @@
 """How long an answer takes at a fixed rate of requests, whether or not earlier ones are answered (an open loop).
 
-`python -m bench.latency URL REQUESTS SECONDS` prints the median and the 99th percentile in milliseconds. The URL is an
-HTTP server's, or the broker's: then a request is a publish, and its answer the confirm. The client waits by select,
-whose time is in microseconds: asyncio's timers are a millisecond coarse, as much as what is measured.
+`python -m bench.latency URL RATE SECONDS REQUESTS` prints the median and the 99th percentile in milliseconds. The URL
+is an HTTP server's, or the broker's: then a request is a publish, and its answer the confirm. The client waits by
+select, whose time is in microseconds: asyncio's timers are a millisecond coarse, as much as what is measured.
 """
 
 import gc
@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 from bench import BenchError, direct, wire
 
 RATE = 1000
-"""Requests a second."""
+"""The usual rate, in requests a second."""
 CONNECTIONS = 32
 _ANSWERED_WITHIN = 20.0
 
@@ -33,12 +33,12 @@ class Latency(NamedTuple):
     p99: float
 
 
-def latency(url: str, requests: Path, seconds: float) -> Latency:
+def latency(url: str, requests: Path, seconds: float, rate: float = RATE) -> Latency:
     """Send a file's requests in turn from a process of its own. Raises BenchError for any refusal."""
-    command = [sys.executable, "-m", "bench.latency", url, str(requests), f"{seconds:g}"]
+    command = [sys.executable, "-m", "bench.latency", url, f"{rate:g}", f"{seconds:g}", str(requests)]
     run = subprocess.run(command, capture_output=True, text=True)
     if run.returncode != 0:
-        raise BenchError(f"the client at {RATE} requests/s failed: {run.stderr}")
+        raise BenchError(f"the client at {rate:g} requests/s failed: {run.stderr}")
     p50, p99 = map(float, run.stdout.split())
     return Latency(p50, p99)
 
@@ -101,17 +101,19 @@ def _confirms(confirmed: direct.Confirmed) -> Callable[[bytes], bool]:
     return answered
 
 
-def latencies(connections: Sequence[Connection], requests: Sequence[bytes], count: int) -> list[float]:
+def latencies(
+    connections: Sequence[Connection], requests: Sequence[bytes], count: int, rate: float = RATE
+) -> list[float]:
     """Seconds of each of `count` requests, sent evenly over time, each on the connection that has rested longest."""
     idle, busy, found, number = deque(connections), set[Connection](), list[float](), 0
     begun = time.perf_counter()
     while len(found) < count:
-        while idle and number < count and time.perf_counter() >= (due := begun + number / RATE):
+        while idle and number < count and time.perf_counter() >= (due := begun + number / rate):
             connection = idle.popleft()
             connection.send(requests[number % len(requests)], due)
             busy.add(connection)
             number += 1
-        pause = begun + number / RATE - time.perf_counter() if idle and number < count else _ANSWERED_WITHIN
+        pause = begun + number / rate - time.perf_counter() if idle and number < count else _ANSWERED_WITHIN
         readable, _, _ = select.select(busy, [], [], max(pause, 0))
         if not readable and pause == _ANSWERED_WITHIN:
             raise BenchError(f"no answer within {_ANSWERED_WITHIN:g} s")
@@ -125,10 +127,10 @@ def latencies(connections: Sequence[Connection], requests: Sequence[bytes], coun
 
 def main() -> None:
     """Run the command `python -m bench.latency`."""
-    url, requests, seconds = sys.argv[1:]
+    url, rate, seconds, requests = sys.argv[1:]
     connections = [connect(url) for _ in range(CONNECTIONS)]
     gc.disable()
-    found = latencies(connections, wire.load(Path(requests)), int(float(seconds) * RATE))
+    found = latencies(connections, wire.load(Path(requests)), int(float(seconds) * float(rate)), float(rate))
     for connection in connections:
         connection.close()
     percentiles = statistics.quantiles(found, n=100)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 
 from bench import amqp, amqp_report, freeze, http_report, keys
 from bench.contenders import Stage
-from bench.long import changes, fleet, growth, in_process, journal, many, memory, profile, scenes, stamps, tls
+from bench.long import changes, fleet, growth, in_process, journal, many, memory, profile, rates, scenes, stamps, tls
 from bench.rounds import in_turn, told
 from bench.world import World
 
@@ -53,6 +53,7 @@ LONG: Mapping[str, Part] = {
     "queues": scenes.queues,
     "weights": scenes.weights,
     "sessions": many.sessions,
+    "rates": rates.rates,
     "memory": memory.memory,
     "growth": growth.growth,
     "sizes": scenes.sizes,

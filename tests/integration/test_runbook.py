@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from pamqp.commands import Channel
 
 from ring.compiled import kind
 from testbed.broker import Broker
@@ -14,7 +15,7 @@ from testbed.node import Node
 from tests.certificates import Authority
 from tests.integration.broker_api import BrokerApi, VirtualHost, wait_until
 from tests.integration.conftest import PASSWORD, USER, Login, StartSidecar, with_login
-from tests.integration.documents import Document, Shell, parsed, tried, variables
+from tests.integration.documents import ROOT, Document, Shell, parsed, tried, variables
 from tests.integration.native import publish_in
 from tests.integration.own_node import own_node, private_only
 from tests.integration.relay import management_front, relay
@@ -143,6 +144,24 @@ def test_all_publishes_fail(start_sidecar: StartSidecar, broker: Broker, login: 
         counted = re.findall(r'^ringproxy_publishes_total{exchange="orders".*outcome="(\w+)".*} (\S+)$', told, re.M)
         assert counted == [("invalid", "5.0")]
         assert re.findall(r'^ringproxy_http_responses_total{code="403",listener="http"} (\S+)$', told, re.M) == ["5.0"]
+    finally:
+        shop.api.ask("DELETE", "users", "restricted")
+
+
+def test_a_permission_is_missing(start_used: StartSidecar, broker: Broker, shop: VirtualHost) -> None:
+    """An AMQP user without write on the default exchange, beside an HTTP publisher that has it."""
+    (look,) = RUNBOOK["A permission is missing"]
+    shop.api.ask("PUT", "users", "restricted", body={"password": "pw-restricted", "tags": ""})
+    try:
+        shop.permit("restricted", write="^orders$")
+        sidecar = start_used()
+        with Client("restricted", "pw-restricted").session(sidecar.amqp_port, shop.name) as peer:
+            peer.channel()
+            peer.publish(1, "orders", "k")
+            text = peer.expect(1, Channel.Close).reply_text
+        assert text.replace("'restricted'", "'orders'") in (ROOT / "docs/how-to/troubleshoot.md").read_text()
+        assert Shell(here(broker, sidecar))(look) == 'ringproxy_amqp_refusals_total{code="403"} 1.0\n'
+        assert "permissions" not in sidecar.admin(READY).text
     finally:
         shop.api.ask("DELETE", "users", "restricted")
 
