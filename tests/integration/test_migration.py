@@ -8,7 +8,7 @@ import pytest
 
 from testbed.broker import Broker
 from tests.integration.broker_api import BrokerApi, VirtualHost, wait_until
-from tests.integration.conftest import USER, Login, StartSidecar
+from tests.integration.conftest import USER, Login, StartSidecar, with_login
 from tests.integration.documents import Document, Shell, parsed, tried, variables
 from tests.integration.native import publish_counted
 from tests.integration.rings import owner
@@ -83,7 +83,7 @@ def test_from_native_to_routed_and_back(
 ) -> None:
     fleet = Fleet(start_sidecar, tmp_path)
     explain, *_ = MIGRATION["Shadow"]
-    (count,) = MIGRATION["All publishers"]
+    look_at_connections, count = MIGRATION["All publishers"]
     (look_at_queues,) = MIGRATION["Cut-over"]
     (done,) = MIGRATION["See that it is done"]
     (shadow,), (route,) = SETTINGS["Shadow"], SETTINGS["Cut-over"]
@@ -116,6 +116,9 @@ def test_from_native_to_routed_and_back(
         return publish_in - len(KEYS) - sum(figure(look, "passed") for look in looks)
 
     wait_until("no native publishes", lambda: grown() == 0)
+    port = port_of(broker.amqp_url)
+    with client.session(one.amqp_port, shop.name), client.session(port, shop.name):
+        wait_until("the connection without a sidecar", lambda: f"-> 127.0.0.1:{port}\n" in shell(look_at_connections))
     through(client, port_of(broker.amqp_url), shop)
     wait_until("a native publisher", lambda: grown() == len(KEYS))
 
@@ -147,6 +150,20 @@ def test_from_native_to_routed_and_back(
         assert through(client, sidecar.amqp_port, shop) == native
     publish_in = "ringproxy_exchange_publish_in_total"
     wait_until("the rest", lambda: one.metric(publish_in, exchange="orders") == 6 * len(KEYS))
+
+
+def test_the_permission_that_shadow_does_not_need(shop: VirtualHost, broker: Broker) -> None:
+    (publish,) = MIGRATION["Before"]
+    shop.api.ask("PUT", "users", "restricted", body={"password": "pw-restricted", "tags": ""})
+    try:
+        url = with_login(broker.amqp_url, "restricted", "pw-restricted", "/shop")
+        shell = Shell({"NATIVE": url})
+        shop.permit("restricted", write=r"^(amq\.default|orders)$")
+        assert shell(publish) == "may publish to the default exchange\n"
+        shop.permit("restricted", write="^orders$")
+        shell(publish, status=1)
+    finally:
+        shop.api.ask("DELETE", "users", "restricted")
 
 
 def figure(told: str, what: str) -> float:

@@ -250,6 +250,42 @@ def test_what_all_channels_of_a_session_take_is_said() -> None:
     assert f"all 2,046 channels that RabbitMQ offers by default takes {together:.1f} MiB" in document
 
 
+KUBECTL = """#!/bin/sh
+echo "$*" >> log
+case "$1 $2" in
+  "get pods") echo "orders-1 orders-2 " ;;
+  "exec "*) [ ! -e unread ] ;;
+  "rollout restart") [ ! -e breaks ] || touch unread ;;
+  "rollout status") [ -e waited ] || { touch waited; exit 1; } ;;
+esac
+"""
+"""A stand-in for a cluster's: with the file `breaks` the pods that a rollout makes cannot read their bindings."""
+
+
+@pytest.mark.parametrize(
+    ("files", "status", "told"),
+    [
+        pytest.param([], 0, ["restart"], id="all pods read their bindings"),
+        pytest.param(["unread"], 1, [], id="none before the rollout"),
+        pytest.param(["breaks"], 1, ["restart", "pause"], id="none that the rollout makes"),
+    ],
+)
+def test_the_script_of_the_page_holds_a_rollout_back(
+    tmp_path: Path, files: list[str], status: int, told: list[str]
+) -> None:
+    page = (ROOT / "docs/how-to/deploy.md").read_text()
+    (script,) = re.findall(r"^```bash\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    for name, content in (("kubectl", KUBECTL), *((file, "") for file in files)):
+        (tmp_path / name).write_text(content)
+    (tmp_path / "kubectl").chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    command = ["bash", "-uc", script.replace("sleep 10", "true")]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, timeout=60, check=False)
+    assert done.returncode == status
+    commands = re.findall(r"^rollout (restart|pause) deployment/orders$", (tmp_path / "log").read_text(), re.MULTILINE)
+    assert commands == told
+
+
 def test_the_application_publishes_where_the_proxy_listens(pod: dict[str, Any], settings: Settings) -> None:
     (application,) = pod["containers"]
     assert f"http://{settings.http_listen}/v1/exchanges/orders/publish" in application["args"][0]
