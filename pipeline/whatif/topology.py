@@ -48,9 +48,6 @@ def checked(present: RingSpec, proposed: RingSpec) -> RingSpec:
             raise PipelineError(f"--proposed: {what} is {then!r}, at present {now!r}: what would move cannot be told")
     if not proposed.weights:
         raise PipelineError("the proposed ring has no destination left")
-    for destination, weight in proposed.weights.items():
-        if present.exchange_type == MODULUS and weight != 1:
-            raise PipelineError(f"{destination}: weight {weight}: an {MODULUS} exchange has no weights, all are 1")
     return proposed
 
 

@@ -263,7 +263,7 @@ def _contradictions(
         yield "hash_property", "hash_header is given too; an exchange hashes one of them"
     yield from _miscounted(values, item, own)
     if values.get("type") == MODULUS_HASH:
-        yield from _without_effect(item, own)
+        yield from _without_effect(item)
 
 
 def _miscounted(
@@ -283,14 +283,11 @@ def _miscounted(
         yield "retiring", "every shard is retiring, so that the exchange would have none"
 
 
-def _without_effect(item: Mapping[str, Any], own: Mapping[int, OwnTerms]) -> Iterable[tuple[str, str]]:
+def _without_effect(item: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
     """Yield what x-modulus-hash would ignore."""
     for key in ("hash_header", "hash_property"):
         if key in item:
             yield key, f"{MODULUS_HASH} hashes the routing key only"
-    for number, terms in own.items():
-        if (terms.weight or 1) != 1:
-            yield f"shard {number}", f"weight: {terms.weight} has no effect on {MODULUS_HASH}"
 
 
 def _own(items: Any, place: str, mistakes: _Mistakes) -> Mapping[int, OwnTerms]:

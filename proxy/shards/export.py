@@ -11,7 +11,7 @@ from proxy.shards.document import MAX_SHARDS, DocumentError, Sharded, parse
 from proxy.shards.state import FoundBinding, FoundExchange, FoundQueue, State
 from proxy.shards.steps import AT_DECLARATION, UNLIMITED_SINCE, compare
 from proxy.topology.bindings import CONSISTENT_HASH, RING_TYPES, weight_of
-from ring.destination import WeightError
+from ring.destination import Destination, WeightError
 
 _EXCHANGE_KEYS = {
     "hash-header": "hash_header",
@@ -41,11 +41,16 @@ def export(state: State, name: str) -> str:
     if exchange is None:
         raise ExportError(f"virtual host {state.vhost!r} has no exchange {name!r}")
     _check(exchange, name)
-    found = [_shard(state, exchange, name, binding) for binding in state.bindings.get(name, ())]
+    bindings = state.bindings.get(name, ())
+    if exchange.type != CONSISTENT_HASH:
+        # There several bindings to one destination are its weight.
+        bindings = tuple({binding.destination: binding for binding in bindings}.values())
+    weights = state.weights(name)
+    found = [_shard(state, exchange, name, binding, weights) for binding in bindings]
     if not found:
         raise ExportError(f"exchange {name!r} has no bindings")
     queues = Counter(shard.queue for shard in found)
-    if exchange.type == CONSISTENT_HASH and (several := [queue for queue, times in queues.items() if times > 1]):
+    if several := [queue for queue, times in queues.items() if times > 1]:
         raise ExportError(f"queue {several[0]!r} is bound to exchange {name!r} more than once; unbind all but one")
     text = _written(state, exchange, name, {shard.queue: shard for shard in found})
     _check_again(state, text)
@@ -64,7 +69,9 @@ def _check(exchange: FoundExchange, name: str) -> None:
             raise ExportError(f"exchange {name!r} has the argument {argument} = {value!r}, which no file can say")
 
 
-def _shard(state: State, exchange: FoundExchange, name: str, binding: FoundBinding) -> _Found:
+def _shard(
+    state: State, exchange: FoundExchange, name: str, binding: FoundBinding, weights: Mapping[Destination, int]
+) -> _Found:
     """Return the shard that one binding of the exchange leads to."""
     at = state.behind(binding.destination)
     if at.kind == "exchange":
@@ -75,11 +82,11 @@ def _shard(state: State, exchange: FoundExchange, name: str, binding: FoundBindi
     if not queue.lasting:
         raise ExportError(f"queue {at.name!r} is not durable, exclusive, or deleted by itself, which no file can say")
     try:
-        weight = weight_of(binding.key, exchange.type)
+        weight_of(binding.key, exchange.type)
     except WeightError as error:
         raise ExportError(f"queue {at.name!r} is bound with the key {binding.key!r}, which is {error}") from None
     lane = binding.destination.name if binding.destination.kind == "exchange" else None
-    return _Found(at.name, lane, weight, _terms(at.name, queue, state.version))
+    return _Found(at.name, lane, weights[at], _terms(at.name, queue, state.version))
 
 
 def _terms(name: str, queue: FoundQueue, version: tuple[int, ...]) -> str:

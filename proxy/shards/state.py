@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from proxy.topology.bindings import RING_TYPES, weight_of
-from ring.destination import Destination, WeightError
+from proxy.topology.bindings import RING_TYPES, Behind, Binding, Leads, weigh
+from ring.destination import Destination
 
 
 @dataclass(frozen=True)
@@ -92,11 +92,7 @@ class State:
             return f"has {len(found)} bindings; a lane has one"
         return "" if found[0].destination.kind == "queue" else f"leads to {found[0].destination}"
 
-    def _leads_nowhere(self, name: str) -> bool:
-        exchange = self.exchanges.get(name)
-        return exchange is None or (not lane_misfit(exchange) and not self.bindings.get(name))
-
-    def weights(self, exchange: str) -> dict[Destination, int]:
+    def weights(self, exchange: str) -> Mapping[Destination, int]:
         """Return the weights of an exchange's ring as a sidecar reads them, each lane placed as the queue behind it.
 
         An exchange that does not exist, and a lane that leads nowhere, have no weight.
@@ -104,17 +100,21 @@ class State:
         found = self.exchanges.get(exchange)
         if found is None or found.type not in RING_TYPES:
             return {}
-        weights: dict[Destination, int] = {}
-        for binding in self.bindings.get(exchange, ()):
-            try:
-                weight = weight_of(binding.key, found.type)
-            except WeightError:
-                continue
-            at = self.behind(binding.destination)
-            if at.kind == "exchange" and self._leads_nowhere(at.name):
-                continue
-            weights[at] = max(weight, weights.get(at, 0))
-        return weights
+        bindings = self.bindings.get(exchange, ())
+        behind = {each.destination.name: self._behind(each.destination.name) for each in bindings}
+        return weigh((Binding(each.destination, each.key) for each in bindings), found.type, behind).weights
+
+    def _behind(self, name: str) -> Behind:
+        """Return where an exchange that a ring's exchange may be bound to leads."""
+        exchange = self.exchanges.get(name)
+        if exchange is None:
+            return Behind(Leads.ABSENT)
+        if lane_misfit(exchange):
+            return Behind(Leads.ELSEWHERE)
+        if not self.bindings.get(name):
+            return Behind(Leads.NOWHERE)
+        at = self.behind(Destination("exchange", name))
+        return Behind(Leads.TO_QUEUE, at.name) if at.kind == "queue" else Behind(Leads.ASIDE)
 
 
 def lane_misfit(exchange: FoundExchange) -> str:

@@ -8,12 +8,13 @@ ring that loses nothing, and the steps that are then computed anew end the same.
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Any, NamedTuple
 
 from proxy.shards.document import Arguments, Shard, Sharded
 from proxy.shards.state import FoundBinding, FoundExchange, FoundQueue, State, lane_misfit
-from proxy.topology.bindings import CONSISTENT_HASH, weight_of
-from ring.destination import Destination, WeightError
+from proxy.topology.bindings import MODULUS_HASH
+from ring.destination import Destination, WeightError, parse_weight
 
 UNLIMITED_SINCE = (4,)
 """The first version in which `x-delivery-limit` = -1 means no limit, and in which there is a limit by default.
@@ -329,24 +330,24 @@ class _Comparison:
         destination = Destination("exchange", shard.lane) if shard.lane else Destination("queue", shard.queue)
         kept = [each for each in found if each.destination == destination]
         others = [each for each in found if each.destination != destination]
-        name, key = self.exchange.name, str(shard.weight)
-        if not kept:
-            self._added.append(Bind(name, destination, key))
-        elif not self._same_weight(kept, shard.weight) and not alone:
+        name = self.exchange.name
+        if self.exchange.type == MODULUS_HASH:
+            self._bound_often(shard, destination, kept)
+        elif not kept:
+            self._added.append(Bind(name, destination, str(shard.weight)))
+        elif not alone and not _weighs(kept, shard.weight):
             # Not the other way round: as soon as a destination loses one of its bindings, x-consistent-hash drops it
             # from its own ring, and does not take it in again (measured, 3.10.8 and 4.3.6).
-            self._replaced += [Unbind(name, each.destination, each.key, each.properties_key) for each in kept]
-            self._replaced.append(Bind(name, destination, key))
-        self._replaced += [Unbind(name, each.destination, each.key, each.properties_key) for each in others]
+            self._replaced += [_unbinding(name, each) for each in kept]
+            self._replaced.append(Bind(name, destination, str(shard.weight)))
+        self._replaced += [_unbinding(name, each) for each in others]
 
-    def _same_weight(self, found: Sequence[FoundBinding], weight: int) -> bool:
-        """Return whether the bindings to one destination give it this weight, and only this."""
-        if self.exchange.type != CONSISTENT_HASH:
-            return True
-        try:
-            return [weight_of(each.key, self.exchange.type) for each in found] == [weight]
-        except WeightError:
-            return False
+    def _bound_often(self, shard: Shard, destination: Destination, kept: Sequence[FoundBinding]) -> None:
+        """Compare the bindings of x-modulus-hash to one destination, which weighs as much as it has bindings."""
+        taken = {each.key for each in kept}
+        free = (key for key in map(str, count(1)) if key not in taken)
+        self._added += [Bind(self.exchange.name, destination, next(free)) for _ in range(shard.weight - len(kept))]
+        self._replaced += [_unbinding(self.exchange.name, each) for each in kept[shard.weight :]]
 
     def _replicas(self) -> None:
         """Tell which nodes with shards do not run, and which shards have too few replicas."""
@@ -357,8 +358,8 @@ class _Comparison:
         homes = {name: queue.members | ({queue.node} if queue.node else set()) for name, queue in queues.items()}
         self.gone = frozenset().union(*homes.values()) - running
         for node in sorted(self.gone):
-            count = sum(node in nodes for nodes in homes.values())
-            self._warn(f"node {node!r}", f"does not run, and has replicas of {count} shards, which stay as they are")
+            shards = sum(node in nodes for nodes in homes.values())
+            self._warn(f"node {node!r}", f"does not run, and has replicas of {shards} shards, which stay as they are")
         few = min(_REPLICAS, len(running))
         lacking = [name for name, queue in queues.items() if queue.type == "quorum" and len(queue.members) < few]
         if lacking:
@@ -374,6 +375,18 @@ class _Comparison:
         node = min(self._leaders, key=lambda each: (self._leaders[each], each))
         self._leaders[node] += 1
         return node
+
+
+def _unbinding(source: str, found: FoundBinding) -> Unbind:
+    return Unbind(source, found.destination, found.key, found.properties_key)
+
+
+def _weighs(found: Sequence[FoundBinding], weight: int) -> bool:
+    """Return whether the bindings of x-consistent-hash to one destination give it this weight, and only this."""
+    try:
+        return [parse_weight(each.key) for each in found] == [weight]
+    except WeightError:
+        return False
 
 
 _REPLICAS = 3

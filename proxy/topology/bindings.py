@@ -1,12 +1,13 @@
 """Turn the management API's JSON into exchanges, bindings and weights; say what was ignored and why. Pure: no I/O."""
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from ring.destination import Destination, Kind, WeightError, parse_weight
+from ring.destination import MAX_WEIGHT, Destination, Kind, WeightError, parse_weight
 from ring.hashed import HASHED_PROPERTIES, HashedValue
 
 CONSISTENT_HASH = "x-consistent-hash"
@@ -154,10 +155,11 @@ def weigh(bindings: Iterable[Binding], exchange_type: str, behind: Mapping[str, 
 
     A binding to a lane gives its weight to the queue behind the lane; `behind` has the exchanges that were read, by
     name. A binding whose key is not a weight is listed as ignored, and so is one to an exchange that leads nowhere or
-    does not exist. A destination with several weights has the largest. Of a queue's several lanes, publishes go through
-    the one that sorts first.
+    does not exist. A destination with several weights has the largest; of an x-modulus-hash exchange it weighs as much
+    as it has bindings, as there. Of a queue's several lanes, publishes go through the one that sorts first.
     """
     weights: dict[Destination, int] = {}
+    times: Counter[Destination] = Counter()
     lanes: dict[Destination, str] = {}
     ignored: list[IgnoredBinding] = []
     duplicates: dict[Destination, None] = {}
@@ -165,7 +167,7 @@ def weigh(bindings: Iterable[Binding], exchange_type: str, behind: Mapping[str, 
     for bound, key in bindings:
         found = behind.get(bound.name) if bound.kind == "exchange" else None
         destination = Destination("queue", found.queue) if found is not None and found.queue else bound
-        if destination in seen:
+        if destination in seen and not (exchange_type == MODULUS_HASH and bound in times):
             duplicates[destination] = None
         seen.add(destination)
         try:
@@ -176,6 +178,9 @@ def weigh(bindings: Iterable[Binding], exchange_type: str, behind: Mapping[str, 
         if found is not None and found.leads in _NO_WAY:
             ignored.append(IgnoredBinding(bound, key, _NO_WAY[found.leads]))
             continue
+        if exchange_type == MODULUS_HASH:
+            times[bound] += 1
+            weight = min(times[bound], MAX_WEIGHT)
         weights[destination] = max(weight, weights.get(destination, 0))
         if destination is not bound:
             lanes[destination] = min(bound.name, lanes.get(destination, bound.name))
@@ -213,7 +218,7 @@ def behind_of(exchange: Exchange | None, bindings: Sequence[Binding], alternate_
 
 
 def weight_of(key: str, exchange_type: str) -> int:
-    """Return the weight that a binding key gives; 1 for x-modulus-hash, which ignores keys. Raises WeightError."""
+    """Return the weight that one binding gives; 1 for x-modulus-hash, which ignores keys. Raises WeightError."""
     return 1 if exchange_type == MODULUS_HASH else parse_weight(key)
 
 

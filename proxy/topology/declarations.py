@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from proxy.topology.bindings import weight_of
+from proxy.topology.bindings import MODULUS_HASH, weight_of
 from proxy.topology.table import Entry, Name
 from ring.destination import Destination, WeightError
 
@@ -87,7 +87,9 @@ def is_news(name: Name, entry: Entry, declaration: Declaration) -> bool:
             return True
         case BindingAdded(destination=destination, key=key):
             has = entry.bindings.weights.get(entry.placed(destination), 0)
-            return entry.follows_bindings and has < _weight(key, entry.exchange_type)
+            # One more binding of x-modulus-hash is more weight, and which of them are known already is not kept.
+            grows = entry.exchange_type == MODULUS_HASH or has < _weight(key, entry.exchange_type)
+            return entry.follows_bindings and grows
         case BindingRemoved(destination=destination):
             return entry.follows_bindings and leads_to(entry, destination)
         case ExchangeDeleted(name=exchange):

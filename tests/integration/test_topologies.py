@@ -35,6 +35,28 @@ def test_modulus_hash_ignores_binding_keys(sidecar: Sidecar, vhost: VirtualHost)
     assert sum(map(len, vhost.drain_all().values())) == len(KEYS)
 
 
+def test_modulus_hash_gives_a_queue_that_is_bound_thrice_three_shares_as_the_broker_does(
+    sidecar: Sidecar, vhost: VirtualHost
+) -> None:
+    vhost.exchange("orders", "x-modulus-hash")
+    for queue, keys in (("q1", "abc"), ("q2", "a")):
+        vhost.queue(queue)
+        for key in keys:
+            vhost.bind("orders", queue, key)
+
+    for key in map(str, range(400)):
+        vhost.api.ask(
+            "POST", "exchanges", vhost.name, "orders", "publish",
+            body={"properties": {}, "routing_key": key, "payload": key, "payload_encoding": "string"},
+        )  # fmt: skip
+    natively = len(vhost.drain("q1"))
+
+    assert sidecar.publish("orders", "key", vhost=vhost.name).status == 200
+    assert sidecar.weights(vhost.name, "orders") == {"q1": 3, "q2": 1}
+    # 400 keys of 3 in 4: five standard deviations, 43, either way.
+    assert 257 < natively < 343
+
+
 def test_an_exchange_behind_the_ring_routes_by_the_original_key(sidecar: Sidecar, vhost: VirtualHost) -> None:
     vhost.exchange("orders")
     vhost.exchange("by topic", "topic")

@@ -190,11 +190,10 @@ def test_no_weight_helps_where_one_key_outweighs() -> None:
     assert advice.load.max_over_fair >= least > 9
 
 
-def test_a_ring_without_weights_is_advised_none() -> None:
+def test_a_modulus_ring_weighs_by_bindings_and_is_advised_no_weights() -> None:
     modulus = RingSpec("x-modulus-hash", "routing_key", TEN.weights)
     assert advise(modulus, drawn(3, 100, 1.0)).spec is modulus
-    with pytest.raises(PipelineError, match="has no weights"):
-        checked(modulus, edited(modulus, ["queue:new=2"], [], []))
+    assert checked(modulus, edited(modulus, ["queue:new=2"], [], [])).weights[queue("new")] == 2
 
 
 def test_edits() -> None:

@@ -149,10 +149,6 @@ MISTAKES = [
         "[[exchange.shard]] 2: number: 1 is the number of another [[exchange.shard]] too",
     ),
     (
-        f'{LEAST}type = "x-modulus-hash"\n[[exchange.shard]]\nnumber = 1\nweight = 2\n',
-        "shard 1: weight: 2 has no effect on x-modulus-hash",
-    ),
-    (
         f'{LEAST}type = "x-modulus-hash"\nhash_header = "h"\n',
         "hash_header: x-modulus-hash hashes the routing key only",
     ),
@@ -215,7 +211,6 @@ BEYOND_A_SCHEMA = (
     "every shard is retiring",
     "neither in shards nor in retiring",
     "is the number of another",
-    "has no effect",
     "hashes the routing key only",
     "has 256 bytes",
 )

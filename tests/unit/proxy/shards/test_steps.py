@@ -1,5 +1,6 @@
 """The steps from what exists to what a file wants: where they lead, in which order, and what is refused."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -32,10 +33,11 @@ def made(**fields: Any) -> State:
 
 numbers = st.sets(st.integers(1, 5), min_size=1)
 lanes = st.sampled_from([True, False])
+TYPES = "x-consistent-hash", "x-modulus-hash"
 
 
 @st.composite
-def documents(draw: st.DrawFn, at_least: frozenset[int] = frozenset()) -> dict[str, Any]:
+def documents(draw: st.DrawFn, at_least: frozenset[int] = frozenset(), types: Sequence[str] = TYPES) -> dict[str, Any]:
     """The fields of an exchange `orders` that has these shards, and maybe more."""
     wanted = sorted(draw(numbers) | at_least)
     terms = [
@@ -43,7 +45,7 @@ def documents(draw: st.DrawFn, at_least: frozenset[int] = frozenset()) -> dict[s
         for number in wanted
         if draw(st.booleans())
     ]
-    return {"shards": wanted, "lanes": draw(lanes), "shard": terms}
+    return {"type": draw(st.sampled_from(types)), "shards": wanted, "lanes": draw(lanes), "shard": terms}
 
 
 @st.composite
@@ -52,7 +54,7 @@ def changes(draw: st.DrawFn) -> tuple[State, dict[str, Any]]:
     first = draw(documents())
     steps = differ(EMPTY, **first).steps
     state = after(EMPTY, *steps[: draw(st.integers(0, len(steps)))])
-    return state, draw(documents(frozenset(first["shards"])))
+    return state, draw(documents(frozenset(first["shards"]), [first["type"]]))
 
 
 @given(changes())
@@ -327,3 +329,16 @@ def test_the_ring_after_the_steps_is_the_ring_that_a_sidecar_builds() -> None:
     assert difference.before == {Destination("queue", f"orders.{number}"): 1 for number in range(1, 5)}
     moved = Ring.build(difference.before).changed(difference.after).moved_from(Ring.build(difference.before))
     assert 0.19 < moved < 0.21
+
+
+def test_a_weight_of_x_modulus_hash_is_a_number_of_bindings() -> None:
+    lane = Destination("exchange", "orders.lane.1")
+    state = made(type="x-modulus-hash", shards=1, shard=[shard(1, weight=3)])
+    assert [binding.key for binding in state.bindings["orders"]] == ["1", "2", "3"]
+
+    less = differ(state, type="x-modulus-hash", shards=1, shard=[shard(1, weight=2)])
+    more = differ(state, type="x-modulus-hash", shards=1, shard=[shard(1, weight=4)])
+
+    assert less.steps == (Unbind("orders", lane, "3", "3"),)
+    assert more.steps == (Bind("orders", lane, "4"),)
+    assert [each.after[Destination("queue", "orders.1")] for each in (less, more)] == [2, 4]

@@ -99,10 +99,15 @@ def test_a_queue_and_an_exchange_of_one_name_are_two_destinations() -> None:
     assert found == Bindings({queue("a"): 1, Destination("exchange", "a"): 2})
 
 
-def test_modulus_hash_ignores_the_keys() -> None:
+def test_modulus_hash_ignores_the_keys_and_counts_the_bindings() -> None:
     answer = [binding("a", "abc"), binding("b", "7"), binding("c", "", "exchange"), binding("b", "8")]
     found = weigh(parse_bindings(answer), MODULUS_HASH)
-    assert found == Bindings({queue("a"): 1, queue("b"): 1, Destination("exchange", "c"): 1}, (), (queue("b"),))
+    assert found == Bindings({queue("a"): 1, queue("b"): 2, Destination("exchange", "c"): 1})
+
+
+def test_modulus_hash_has_no_weight_beyond_the_greatest() -> None:
+    answer = [binding("a", str(number)) for number in range(10_001)]
+    assert weigh(parse_bindings(answer), MODULUS_HASH).weights == {queue("a"): 10_000}
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,7 @@ ROUTED = entry(A3, B_ABC, E1, known=KNOWN)
         (BindingAdded("x", OLD, "1"), ROUTED, True),
         (BindingAdded("x", C, "1"), ROUTED, True),
         (BindingAdded("x", C, "10001"), ROUTED, False),
-        (BindingAdded("x", A, "7"), entry(Binding(A, "1"), kind=MODULUS_HASH), False),
+        (BindingAdded("x", A, "7"), entry(Binding(A, "1"), kind=MODULUS_HASH), True),
         (BindingAdded("x", C, "abc"), entry(Binding(A, "1"), kind=MODULUS_HASH), True),
         (BindingRemoved("x", A, "3"), ROUTED, True),
         (BindingRemoved("x", OLD, "3"), ROUTED, True),

@@ -81,11 +81,11 @@ async def test_what_is_passed_and_why(
         assert made.routes() is (reason is None)
 
 
-async def test_a_modulus_hash_exchange_weighs_all_alike(fake: FakeManagement) -> None:
-    fake.exchange("x", binding("a", "abc"), binding("b", "7"), type=MODULUS_HASH)
+async def test_a_modulus_hash_exchange_weighs_a_queue_by_its_bindings(fake: FakeManagement) -> None:
+    fake.exchange("x", binding("a", "abc"), binding("b", "7"), binding("a", "d"), type=MODULUS_HASH)
     async with syncing(fake) as made:
         await made.sync.look_up(X, 10)
-        assert made.weights() == {A: 1, B: 1}
+        assert made.weights() == {A: 2, B: 1}
 
 
 async def test_bad_weights_and_duplicates_are_listed_and_told_once(
