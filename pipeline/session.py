@@ -62,7 +62,7 @@ def _begun(name: str, settings: Mapping[str, str]) -> Iterator[SparkSession]:
             .config("spark.sql.shuffle.partitions", str(4 * (os.cpu_count() or 1)))
             .config("spark.driver.extraJavaOptions", f"-Dlog4j2.configurationFile={_LOGGING.as_uri()}")
         )
-    builder = builder.config(_TIME_ZONE, _UTC).config("spark.ui.showConsoleProgress", "true")
+    builder = builder.config(_TIME_ZONE, _UTC).config("spark.ui.showConsoleProgress", str(sys.stderr.isatty()).lower())
     for setting, value in settings.items():
         builder = builder.config(setting, value)
     spark = builder.getOrCreate()

@@ -64,8 +64,6 @@ def run(options: argparse.Namespace) -> int:
         first, last = min(one.scope.since for one in found), max(one.scope.until for one in found)
         parameters = {"--top": options.top, "--approximate": options.approximate}
         page = report(found, missing, about.of_journal(options.journal, within, (first, last), parameters))
-        if within.is_limited:
-            page.text(f"This page is about records {within}.")
         out.write("report.html", page.html())
     for one in found:
         if one.scope.across:

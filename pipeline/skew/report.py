@@ -14,6 +14,9 @@ from pipeline.skew import measures, words
 from pipeline.skew.findings import UNEVEN, Findings, HotKey
 
 _MOST_KEYS = 50
+"""The most keys of an exchange that the page lists; the Parquet table has all."""
+_MOST_LOADS = 50
+"""The most destinations of an exchange that the page lists; the Parquet table has all."""
 
 
 def report(every: Sequence[Findings], missing: Missing, about: About) -> Report:
@@ -29,7 +32,7 @@ def report(every: Sequence[Findings], missing: Missing, about: About) -> Report:
             "exchange",
             "rings",
             "records",
-            "busiest destination",
+            "busiest queue",
             "its load, in fair shares",
             "share of the hottest key",
             "keys that no weight can fix",
@@ -37,7 +40,7 @@ def report(every: Sequence[Findings], missing: Missing, about: About) -> Report:
         ],
         [_exchange(found) for found in exchanges],
     )
-    made.text("A destination's fair share of the messages is its weight's share of all weights of the exchange.")
+    made.text("A queue's fair share of the messages is its weight's share of all weights of the exchange.")
     made.text(words.of_missing(missing))
     for found in exchanges:
         rings = [one for one in every if not one.scope.across and _of(one) == _of(found)]
@@ -47,14 +50,20 @@ def report(every: Sequence[Findings], missing: Missing, about: About) -> Report:
 
 def _add(made: Report, found: Findings, rings: Sequence[Findings]) -> None:
     made.heading(f"What loads the queues of exchange {found.name}? {count(found.messages)} records")
-    for text in (words.of_load(found), words.of_weights(found), words.of_keys(found), *words.caveats(found)):
+    for text in (words.of_load(found), words.of_weights(found), *words.remedies(found), words.of_keys(found)):
+        made.text(text)
+    for text in words.caveats(found):
         made.text(text)
     hot = "estimated messages" if found.approximate else "messages"
     made.table(
-        ["slot" if found.by_slot else "key", "destination", hot, "share", "fair share of its destination", "verdict"],
+        ["slot" if found.by_slot else "key", "queue", hot, "share", "fair share of its queue", "verdict"],
         [_row(found, key) for key in found.hot[:_MOST_KEYS]],
     )
-    made.figure(_shares(found), "Each destination's keys and messages next to what its weight promises")
+    made.figure(_shares(found), "Each queue's keys and messages next to what its weight promises")
+    made.table(
+        ["queue", "weight", "fair share", "distinct " + _what(found), "messages", "share", "in fair shares"],
+        [_load(found, n) for n in _busiest(found, _MOST_LOADS)],
+    )
     made.figure(_lorenz(found), "How messages are spread over keys")
     for one in rings[:1] if len(rings) == 1 else [found]:
         made.text(words.of_ring(one))
@@ -117,10 +126,24 @@ def _row(found: Findings, key: HotKey) -> Sequence[object]:
     return str(key), str(key.owner), count(key.messages), share, percent(key.fair), verdict
 
 
+def _busiest(found: Findings, most: int) -> list[int]:
+    """Return the indices of the busiest destinations for their weight, `most` at most, in the order of their names."""
+    order = sorted(range(len(found.loads)), key=lambda n: -found.shares.value[n] / found.loads[n].fair)
+    return sorted(order[:most], key=lambda n: natural(found.loads[n].destination.name))
+
+
+def _load(found: Findings, n: int) -> Sequence[object]:
+    """Return the table's cells for one destination."""
+    load = found.loads[n]
+    share = [float(part[n]) for part in found.shares]
+    over_fair = interval(*(part / load.fair for part in share), estimate)
+    cells = (load.weight, percent(load.fair), load.keys, load.messages, interval(*share), over_fair)
+    return (str(load.destination), *cells)
+
+
 def _shares(found: Findings) -> Figure:
     """Three bars a destination, as parts of its fair share; the hottest key's part of its messages is marked."""
-    order = sorted(range(len(found.loads)), key=lambda n: -found.shares.value[n] / found.loads[n].fair)
-    order = sorted(order[: plots.MOST_BARS], key=lambda n: natural(found.loads[n].destination.name))
+    order = _busiest(found, plots.MOST_BARS)
     shown = [found.loads[n] for n in order]
     counted = max(1, sum(load.keys for load in found.loads))
     keys = [load.keys / counted / load.fair for load in shown]

@@ -43,7 +43,7 @@ def of_ring(found: Findings) -> str:
     if found.scope.rings > 1:
         return f"The bindings changed: the records name {found.scope.rings} rings. Each ring is judged below."
     if len(found.loads) == 1:
-        return "The ring has one destination, so there is nothing to spread."
+        return "The exchange has one queue, so there is nothing to spread."
     if (tested := found.chi_squared) is None:
         return f"{count(found.keys)} {what} are too few to judge the ring by."
     figures = f"chi-squared {estimate(tested.statistic)} of {tested.freedom} degrees of freedom, {p_value(tested.p)}"
@@ -116,9 +116,20 @@ def of_weights(found: Findings) -> str:
         if found.is_little(key.fair):
             return f"{_records(found)} to say which {what} exceeds a fair share by itself."
         even = f"not even {_outweighing(found, key)}"
-        return f"No {what} exceeds its destination's fair share by more than chance explains, {even}."
+        return f"No {what} exceeds its queue's fair share by more than chance explains, {even}."
     where = " in the sample" if found.scope.least < 1 else ""
-    return f"No {what}{among}{where} exceeds its destination's fair share by itself."
+    return f"No {what}{among}{where} exceeds its queue's fair share by itself."
+
+
+def remedies(found: Findings) -> list[str]:
+    """Return the sentences that say what helps against the load; empty if it needs no help."""
+    if found.unfixable or found.maybe_unfixable:
+        return [
+            "What helps: split such a key in the publisher, say into KEY/0 to KEY/7, or publish it to an exchange of"
+            " its own. All messages of one key go to one queue. A new queue or other weights only take other keys away"
+            " from that queue, and never a part of this key."
+        ]
+    return ["What helps: other weights. The job whatif finds some."] if is_uneven(found) else []
 
 
 def of_missing(missing: Missing) -> str:

@@ -1,6 +1,6 @@
 """Says what a change of queues or weights would move, what each queue would get, and which weights would be better.
 
-The exit status is 0 within the limits or without limits, 1 over a limit, and 2 for an error.
+It changes nothing. The exit status is 0 within the limits or without limits, 1 over a limit, and 2 for an error.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from pipeline.whatif.inputs import Inputs, inputs_of_journal, inputs_of_table
 from pipeline.whatif.present import add_arguments as add_ring_arguments
 from pipeline.whatif.present import given
 from pipeline.whatif.published import Published
-from pipeline.whatif.report import report, sentence
+from pipeline.whatif.report import in_one_line, report
 from pipeline.whatif.topology import checked, edited
 from pipeline.whatif.verdict import Limits, verdict
 
@@ -91,11 +91,9 @@ def run(options: argparse.Namespace) -> int:
         told |= {"present_from": inputs.present.source}
         told |= {**within.as_json(), "left_out": {"hashed": inputs.hashed_otherwise, "ring": inputs.without_ring}}
         page = report(found, told, moved, heaviest, inputs.present.said, _about(options, within, inputs))
-        if within.is_limited:
-            page.text(f"This page is about records {within}.")
         out.write("report.html", page.html())
         out.write_verdict(told)
-    print(f"{told['verdict']}: {sentence(found)}: {out}/report.html")
+    print(f"{in_one_line(found, told)}: {out}/report.html")
     return 1 if told["over"] else 0
 
 

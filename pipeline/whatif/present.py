@@ -75,7 +75,8 @@ def newest(records: DataFrame, names: Iterable[str], rings: Mapping[str, RingSpe
     """
     named = sorted(names)
     if len(named) == 1:
-        return Present(_of(named[0], rings, journal), "journal", "The present ring is the only one that records name.")
+        said = "All records name the same ring, so the job takes it for the present one."
+        return Present(_of(named[0], rings, journal), "journal", said)
     for name in named:
         behind = [d.name for d in rings[name].weights if d.kind == "exchange"] if name in rings else []
         if behind:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from matplotlib.figure import Figure
 from pyspark.sql import Row
 
@@ -13,17 +14,26 @@ from pipeline.names import natural
 from pipeline.report import Grade, Report
 from pipeline.sampling import Estimate
 from pipeline.whatif.findings import Findings
+from pipeline.whatif.prediction import Load
 
 
 def sentence(found: Findings) -> str:
-    """Return the answer in one sentence."""
+    """Return the answer in three sentences, the last of which has no full stop."""
     over_fair = found.max_over_fair
     return (
-        f"{interval(*found.moved.of_messages)} of the messages would move to another destination"
-        f" ({percent(found.native.of_messages.value)} with RabbitMQ's own {found.present.exchange_type}); the busiest"
-        f" destination would get {_times(over_fair.proposed)} times its fair share, and now gets"
-        f" {_times(over_fair.present)} times"
+        f"{interval(*found.moved.of_messages)} of the messages would move to another queue"
+        f" ({percent(found.native.of_messages.value)} with RabbitMQ's own {found.present.exchange_type})."
+        f" Busiest now: {_busiest(found.before, over_fair.present)}."
+        f" Busiest then: {_busiest(found.after, over_fair.proposed)}"
     )
+
+
+def in_one_line(found: Findings, told: Mapping[str, Any]) -> str:
+    """Return the answer as the job prints it; if limits were given, it begins with whether they hold."""
+    if told["over"]:
+        return f"over {' and '.join(told['over'])}: {sentence(found)}"
+    is_limited = any(limit is not None for limit in told["limits"].values())
+    return f"{'within the limits: ' if is_limited else ''}{sentence(found)}"
 
 
 def report(
@@ -55,23 +65,25 @@ def report(
     if "Journal" in about:
         page.text("This job does not look for missing records. The job usage does.")
     page.heading("How many messages would move?")
-    page.figure(_moves(found), "Share of the messages that change their destination")
+    page.figure(_moves(found), "Share of the messages that change their queue")
     page.text(
         "For RabbitMQ's own exchange, the order of the bindings is taken from the ring's file, with new bindings last."
         " The earlier a removed binding stands in it, the more it moves."
     )
-    page.heading("What would each destination get?")
-    page.figure(_loads(found), "Messages of each destination, now and then")
+    page.heading("What would each queue get?")
+    page.figure(_loads(found), "Messages of each queue, now and then")
     page.text(
-        "A destination's fair share is its weight's share of all weights. In an even load each destination gets 1"
-        " fair share."
+        "A queue's fair share is its weight's share of all weights. In an even load each queue gets 1 fair share."
     )
     each = ["weight", "messages", "share", "in fair shares"]
-    columns = ["destination", *each, *(f"new {name}" for name in each)]
+    columns = ["queue", *each, *(f"new {name}" for name in each)]
     page.table(columns, [_destination(row) for row in _rows(found)])
     page.heading("Would other weights be better?")
     _weights(page, found, heaviest)
     page.heading("Which keys would move?")
+    if not moved:
+        page.text("None.")
+        return page
     if any(row.key is None for row in moved):
         page.text("The journal does not name these keys. A row is a slot: its keys move together.")
     page.table(
@@ -81,7 +93,7 @@ def report(
             for row in moved
         ],
     )
-    page.text(f"These are the {len(moved):,} with the most messages. The folder moved has all.")
+    page.text(f"The table has the {len(moved):,} with the most messages. The folder moved has all keys that move.")
     return page
 
 
@@ -91,6 +103,13 @@ def as_text(key: bytes | None) -> str:
         return "not journalled"
     text = bytes(key).decode(errors="replace")
     return text if text.isprintable() and "\ufffd" not in text else bytes(key).hex()
+
+
+def _busiest(load: Load, over_fair: Estimate) -> str:
+    """Return the busiest queue by name, with its share of the messages and its load in fair shares."""
+    which = int(np.argmax(load.over_fair))
+    share = float(load.messages[which] / load.messages.sum())
+    return f"{load.destinations[which]} with {percent(share)} of the messages, {_times(over_fair)} times its fair share"
 
 
 def _times(told: Estimate) -> str:
@@ -107,7 +126,7 @@ def _limits(told: dict[str, Any]) -> str:
     """Return in words which limits were given, which are passed, and which the sample leaves open."""
     forms: dict[str, Callable[[float], str]] = {
         "max_moved": lambda share: f"{percent(share)} of the messages may move",
-        "max_over_fair": lambda times: f"the busiest destination may get {times:g} times its fair share",
+        "max_over_fair": lambda times: f"the busiest queue may get {times:g} times its fair share",
     }
     words = {name: forms[name](limit) for name, limit in told["limits"].items() if limit is not None}
     if not words:
@@ -123,7 +142,11 @@ def _limits(told: dict[str, Any]) -> str:
 
 def _destination(row: tuple[Any, ...]) -> Sequence[object]:
     kind, name, *figures = row
-    return (name if kind == "queue" else f"exchange {name}", *_cells(*figures[:5]), *_cells(*figures[5:10]))
+    return (_name(kind, name), *_cells(*figures[:5]), *_cells(*figures[5:10]))
+
+
+def _name(kind: str, name: str) -> str:
+    return name if kind == "queue" else f"exchange {name}"
 
 
 def _cells(weight: int | None, messages: int, _: int, share: float, over_fair: float | None) -> Sequence[object]:
@@ -137,28 +160,37 @@ def _rows(found: Findings) -> list[tuple[Any, ...]]:
 
 def _weights(page: Report, found: Findings, heaviest: Row) -> None:
     over_fair = found.max_over_fair
+    page.text("The proposed weights say which shares you want. So a fair share is here one by the proposed weights.")
     if found.weights_help:
         page.text(
-            f"Yes: with the advised weights the busiest destination would get {_times(over_fair.advised)} times its"
-            f" fair share by the proposed weights, instead of {_times(over_fair.proposed)} times."
+            f"Yes: with the advised weights the busiest queue would get {_times(over_fair.advised)} times its fair"
+            f" share, instead of {_times(over_fair.proposed)} times."
             f" {interval(*found.advised_moves.of_messages)} of the messages would move from where they go now."
         )
         page.table(
-            ["destination", "proposed weight", "advised weight"],
-            [
-                (d.name, found.proposed.weights[d], weight)
-                for d, weight in sorted(found.advice.spec.weights.items(), key=lambda item: natural(item[0].name))
-            ],
+            ["queue", "proposed weight", "advised weight", "messages", "share", "in fair shares"],
+            [_advised(row) for row in _rows(found) if row[12] is not None],
+        )
+        page.text(
+            "To check these weights, look at this table. The job would judge them otherwise if you proposed them"
+            " yourself: by the fair shares that these weights promise."
         )
     else:
-        page.text("No: no weights were found that bring the load nearer to the proposed ones.")
-    share = found.published.heaviest_share()
+        page.text("No: the job found no weights that bring the load nearer to the fair shares.")
     if over_fair.least.value > 1:
+        share = interval(*found.published.heaviest_share())
         page.text(
-            f"One key outweighs every destination's fair share, and no weights change that:"
-            f" {as_text(heaviest.key)}, slot {heaviest.slot}, with {heaviest.messages:,} messages,"
-            f" {interval(*share)} of all. Its destination gets at least {_times(over_fair.least)} times its fair share."
+            f"One key alone exceeds every queue's fair share: {as_text(heaviest.key)}, slot {heaviest.slot}, with"
+            f" {heaviest.messages:,} messages, {share} of all. With any weights its queue gets at least"
+            f" {_times(over_fair.least)} times its fair share. A new queue or other weights only take other keys away"
+            " from that queue. To relieve it further, split the key in the publisher."
         )
+
+
+def _advised(row: tuple[Any, ...]) -> Sequence[object]:
+    """Return the table's cells for one queue of the advised ring."""
+    kind, name, *_, advised, messages, share, over_fair = row
+    return _name(kind, name), row[7], advised, count(messages), percent(share), over_fair
 
 
 def _moves(found: Findings) -> Figure:

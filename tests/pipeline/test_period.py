@@ -137,7 +137,7 @@ def test_numbers_before_the_first_are_no_gap(
     assert (row["first"], row["last"]) == (25, 27)
     assert "\n3 records missing: " in said("skew", "--from", "2026-11-21T18", *until)
     page = (tmp_path / "skew" / "report.html").read_text(encoding="utf-8")
-    assert "This page is about records from 2026-11-21 18:00:00 until 2026-11-21 20:00:00 UTC." in page
+    assert "<dt>Period asked for</dt><dd>from 2026-11-21 18:00:00 until 2026-11-21 20:00:00 UTC</dd>" in page
     assert "55 records, 5 missing: " in said("usage", *until)
     assert "\n5 records missing: " in said("skew", *until)
 

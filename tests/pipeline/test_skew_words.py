@@ -66,7 +66,7 @@ def test_a_key_above_its_fair_share_by_what_chance_makes_is_no_matter_of_few_rec
     assert found.messages == 1_000_000
     assert found.unfixable == []
     assert words.of_weights(found) == (
-        "No key exceeds its destination's fair share by more than chance explains, not even key 'key-0': it alone has"
+        "No key exceeds its queue's fair share by more than chance explains, not even key 'key-0': it alone has"
         " 10.0% of the messages, and the fair share of queue 'orders.0' is 10.0%."
     )
 
@@ -87,6 +87,18 @@ def test_of_each_uneven_ring_it_is_told_what_is_at_fault() -> None:
     assert words.of_uneven_rings(across, [hot] * 7)[-1] == "2 more rings are uneven."
     # One that has a single ring says so of itself.
     assert words.of_uneven_rings(exchange("orders", [600, 200, 200]), [hot]) == []
+
+
+def test_the_page_has_each_queue_s_load_and_what_helps() -> None:
+    hot = exchange("orders", [600, 200, 200], [500])
+    page = report([hot], COMPLETE, {}).html()
+    figures = ("1", "33.3%", "1,000", "600", "60.0%", "1.80")
+    cells = "".join(f'<td class="number">{figure}</td>' for figure in figures)
+    assert f"<td>queue &#x27;orders.0&#x27;</td>{cells}</tr>" in page
+    assert "What helps: split such a key in the publisher" in page
+    uneven, even = exchange("orders", [600, 200, 200]), exchange("orders", [300, 297, 303])
+    assert words.remedies(uneven) == ["What helps: other weights. The job whatif finds some."]
+    assert words.remedies(even) == []
 
 
 def test_no_record_in_the_sample_is_no_even_load() -> None:

@@ -91,9 +91,31 @@ def test_skew_and_whatif_say_the_same_of_one_journal(spark: SparkSession, tmp_pa
     assert across.max_over_fair == ring.max_over_fair == pytest.approx(truth)
 
 
-def test_the_limits_decide_the_exit_status(tmp_path: Path) -> None:
+def test_without_a_change_it_tells_whether_other_weights_help(
+    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    got = Counter(THREE.ring.owner_of(key).name for key in KEYS)
+    status, told = ask(tmp_path, *of_journal(tmp_path, published(THREE, KEYS), "--weight", "queue:orders.1=1"))
+    assert (status, told["moved"]["messages"], told["weights_help"]) == (0, 0, True)
+    [(name, most)] = got.most_common(1)
+    busiest = f"queue '{name}' with {percent(most / len(KEYS))} of the messages, {3 * most / len(KEYS):.2f} times its"
+    said = capsys.readouterr().out
+    assert said.startswith("0% of the messages would move to another queue (0% with RabbitMQ's own x-consistent-hash).")
+    assert f" Busiest now: {busiest} fair share. Busiest then: {busiest} fair share: " in said
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "<h2>Which keys would move?</h2><p>None.</p></body>" in page
+    for row in table(spark, tmp_path, "load"):
+        advised = f'>{row.advised_messages}</td><td class="number">{percent(row.advised_share)}</td>'
+        assert f'>{row.destination}</td><td class="number">1</td><td class="number">{row.advised_weight:,}</td>' in page
+        assert advised in page.partition("Would other weights be better?")[2]
+
+
+def test_the_limits_decide_the_exit_status(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = of_journal(tmp_path, published(THREE, KEYS), "--add", "queue:orders.4=1")
+    status, _ = ask(tmp_path, *arguments, "--max-moved", "0.9")
+    assert (status, capsys.readouterr().out.partition(": ")[0]) == (0, "within the limits")
     status, told = ask(tmp_path, *arguments, "--max-moved", "0.01", "--max-over-fair", "9")
+    assert capsys.readouterr().out.startswith("over max_moved: ")
     assert (status, told["verdict"], told["over"], told["uncertain"]) == (1, "over", ["max_moved"], [])
     assert "<p>Over the limit: 1.00% of the messages may move.</p>" in (tmp_path / "out" / "report.html").read_text()
 
