@@ -1,5 +1,6 @@
 """Take the steps of a plan, one after the other, while the lock is held."""
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 
 from proxy.shards.broker import Broker, Lock, LockLostError
@@ -7,6 +8,9 @@ from proxy.shards.document import Sharded
 from proxy.shards.plan import Plan, make_plan
 from proxy.shards.steps import Bind, DeclareExchange, DeclareQueue, Step, Unbind
 from proxy.topology.management import ManagementError, RefusedError
+
+_LOOKS, _PAUSE = 10, 1.0
+"""How often the result is looked at, and the seconds in between: a node of a cluster may show a change later."""
 
 Say = Callable[[str], None]
 """A function that shows a line of progress."""
@@ -33,11 +37,21 @@ async def apply(broker: Broker, lock: Lock, document: Sequence[Sharded], say: Sa
         except (ManagementError, LockLostError) as error:
             raise StoppedError(_stopped(steps, done, error)) from error
         say(f"[{done + 1}/{len(steps)}] {step}{_where(vhost, vhosts)}")
-    left = make_plan(document, await broker.states(vhosts))
-    if left.steps or left.refusals:
-        lines = [*(str(step) for _, step in left.steps), *left.refusals]
-        raise StoppedError("\n".join(["all steps were taken, and somebody changed it since:", *lines]))
+    if steps:
+        await _check(broker, document)
     return plan
+
+
+async def _check(broker: Broker, document: Sequence[Sharded]) -> None:
+    """Raise StoppedError unless the management API comes to show that all is as a file says; it may lag."""
+    for look in range(_LOOKS):
+        left = make_plan(document, await broker.states(exchange.vhost for exchange in document))
+        if not left.steps and not left.refusals:
+            return
+        if look < _LOOKS - 1:
+            await asyncio.sleep(_PAUSE)
+    lines = [*(str(step) for _, step in left.steps), *left.refusals]
+    raise StoppedError("\n".join(["all steps were taken, and the management API does not show all of it:", *lines]))
 
 
 def _where(vhost: str, vhosts: Sequence[str]) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import proxy
+from proxy.cli import main
 from testbed.broker import installation
 from testbed.cluster import private_cluster
 from testbed.node import Node, free_ports
@@ -20,6 +21,7 @@ from tests.integration.broker_api import DEADLINE_SECONDS, BrokerApi, VirtualHos
 from tests.integration.load import Load
 from tests.integration.own_node import BROKER, private_only
 from tests.integration.sidecar import COMMAND, Sidecar
+from tests.integration.topology import killed
 
 pytestmark = [pytest.mark.long, private_only]
 
@@ -88,7 +90,7 @@ def nodes() -> Iterator[list[Node]]:
         yield nodes
 
 
-def test_a_node_that_joins_gets_its_shards_and_one_that_leaves_is_told(nodes: list[Node], tmp_path: Path) -> None:
+def test_a_node_that_joins_gets_its_shards_while_publishing_goes_on(nodes: list[Node], tmp_path: Path) -> None:
     first, _, third = nodes
     api = BrokerApi(first.management_url)
     home = VirtualHost(api, "/", [])
@@ -119,6 +121,49 @@ def test_a_node_that_joins_gets_its_shards_and_one_that_leaves_is_told(nodes: li
         assert sum(map(len, found.values())) == len(load.receipts)
         assert all(found.values())
 
+
+def test_apply_is_killed_after_every_step_while_publishing_goes_on(nodes: list[Node], tmp_path: Path) -> None:
+    """Each of the steps that add a shard, or change a weight, is the last one of a killed apply in its turn."""
+    first = nodes[0]
+    home = VirtualHost(BrokerApi(first.management_url), "/", [])
+    settings = {"broker_url": first.amqp_url, "management_url": first.management_url, "sync_interval": "0.3"}
+    file = tmp_path / "topology.toml"
+    urls = [f"--broker-url={first.amqp_url}", f"--management-url={first.management_url}"]
+    head = '[[exchange]]\nname = "steps"\narguments = { x-single-active-consumer = false }\n'
+    weights = {"steps.1": 1}
+    file.write_text(f"{head}shards = 1\n")
+    assert main(["topology", "apply", *urls, str(file)]) == 0
+    sidecar = Sidecar(settings, tmp_path)
+    load = Load(sidecar, "steps", "/", workers=2)
+    try:
+        with load.running():
+            for killed_after in (*range(5), *range(5, 8)):
+                if killed_after < 5:
+                    weights[f"steps.{len(weights) + 1}"] = 1
+                else:
+                    weights[f"steps.{killed_after - 4}"] = 2
+                shards = (f"[[exchange.shard]]\nnumber = {q[6:]}\nweight = {w}\n" for q, w in weights.items())
+                file.write_text(f"{head}shards = {len(weights)}\n{''.join(shards)}")
+                lines = killed_after if killed_after < 5 else killed_after - 5
+                assert killed(["topology", "apply", *urls, str(file)], lines) == lines
+                assert main(["topology", "apply", *urls, str(file)]) == 0
+                assert main(["topology", "check", *urls, str(file)]) == 0
+                sidecar.wait_for_weights("/", "steps", weights)
+        found = {queue: {message.body.decode() for message in home.drain(queue)} for queue in weights}
+    finally:
+        sidecar.stop()
+    assert (load.refused, load.unanswered) == ([], [])
+    assert len(load.receipts) > 100
+    for key, receipt in load.receipts.items():
+        assert [queue for queue, keys in found.items() if key in keys] == [receipt.queue]
+    assert sum(map(len, found.values())) == len(load.receipts)
+
+
+def test_a_node_that_leaves_is_told_and_changes_nothing(nodes: list[Node], tmp_path: Path) -> None:
+    first, _, third = nodes
+    api = BrokerApi(first.management_url)
+    with watching(first, tmp_path) as watcher:
+        wait_until("a look", watcher.ready, START_SECONDS)
         third.kill()
         wait_until("the node that left", lambda: watcher.metric('ringproxy_topology_nodes{state="gone"}') == 1)
         assert f"node '{third.name}' does not run, and has replicas of " in watcher.log()

@@ -1,9 +1,10 @@
 """`ring-proxy topology` as the tests run it: on one virtual host, in this process or in one to be killed."""
 
+import itertools
 import json
 import os
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -65,24 +66,7 @@ class Topology:
 
     def killed(self, part: str, lines: int) -> int:
         """Run a part in a process that is killed once it has printed so many lines; return how many it printed."""
-        clean = {name: value for name, value in os.environ.items() if not name.startswith("RINGPROXY_")}
-        clean["PYTHONPATH"] = str(Path(proxy.__file__).parents[1])
-        command = [COMMAND, "topology", part, *self.flags(), str(self.file)]
-        with subprocess.Popen(command, env=clean, stdout=subprocess.PIPE, text=True) as process:
-            assert process.stdout is not None
-            seen = 0
-            for _ in self._first(process.stdout, lines):
-                seen += 1
-            process.kill()
-            process.wait(DEADLINE_SECONDS)
-        return seen
-
-    @staticmethod
-    def _first(stream: Any, lines: int) -> Iterator[str]:
-        for _ in range(lines):
-            if not (line := stream.readline()):
-                return
-            yield line
+        return killed(["topology", part, *self.flags(), str(self.file)], lines)
 
     def made(self) -> Mapping[str, Any]:
         """Return what exists in the virtual host, but for what every virtual host has."""
@@ -95,3 +79,15 @@ class Topology:
             "queues": sorted(queues, key=str),
             "bindings": sorted((b for b in bindings if b["source"]), key=str),
         }
+
+
+def killed(arguments: Sequence[str], lines: int) -> int:
+    """Run `ring-proxy` in a process that is killed once it has printed so many lines; return how many it printed."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("RINGPROXY_")}
+    clean["PYTHONPATH"] = str(Path(proxy.__file__).parents[1])
+    with subprocess.Popen([COMMAND, *arguments], env=clean, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        seen = sum(1 for _ in itertools.takewhile(bool, (process.stdout.readline() for _ in range(lines))))
+        process.kill()
+        process.wait(DEADLINE_SECONDS)
+    return seen
