@@ -10,6 +10,7 @@ from pipeline.formats import count, estimate, interval, moment, p_value, percent
 from pipeline.gaps import Missing
 from pipeline.names import natural
 from pipeline.report import Grade, Report
+from pipeline.sampling import Estimate
 from pipeline.skew import measures, words
 from pipeline.skew.findings import UNEVEN, Findings, HotKey
 
@@ -135,10 +136,10 @@ def _busiest(found: Findings, most: int) -> list[int]:
 def _load(found: Findings, n: int) -> Sequence[object]:
     """Return the table's cells for one destination."""
     load = found.loads[n]
-    share = [float(part[n]) for part in found.shares]
-    over_fair = interval(*(part / load.fair for part in share), estimate)
-    cells = (load.weight, percent(load.fair), load.keys, load.messages, interval(*share), over_fair)
-    return (str(load.destination), *cells)
+    share = Estimate(*(float(part[n]) for part in found.shares))
+    over_fair = Estimate(*(part / load.fair for part in share))
+    cells = (load.weight, percent(load.fair), load.keys, load.messages)
+    return (str(load.destination), *cells, interval(*share), interval(*over_fair, estimate))
 
 
 def _shares(found: Findings) -> Figure:
