@@ -53,7 +53,8 @@ class Target:
     """One destination of a route's ring, with the first bytes of a publish to it; it lives as long as the route."""
 
     __slots__ = (
-        "behind", "destination", "exchange", "is_lane", "is_queue", "key", "mark", "method", "sent_as", "unread",
+        "behind", "destination", "exchange", "is_lane", "is_queue", "keeps_key", "key", "mark", "method", "sent_as",
+        "unread",
     )  # fmt: skip
 
     def __init__(self, destination: Destination, lane: str | None = None) -> None:
@@ -69,6 +70,8 @@ class Target:
         name = self.sent_as.name.encode()
         self.exchange = b"" if self.sent_as.kind == "queue" else name
         """The exchange that is published to; empty for the default exchange, which delivers to a queue by its name."""
+        self.keeps_key = self.sent_as.kind != "queue"
+        """Whether a publish has the message's own routing key, as one to another exchange than the default one has."""
         self.key = b"" if self.exchange else name
         """The routing key of a publish to the default exchange; empty for other exchanges, which get the message's."""
         self.mark: i64 = mark(self.exchange, self.key)

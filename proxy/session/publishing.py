@@ -67,13 +67,8 @@ def publish(c: Connection, channel: Channel, data: bytes, i: int, end: int) -> b
         target = found
     key, asked, had_headers = channel.key, channel.bits & MANDATORY, data[i + 19] << 8 & HEADERS
     ring_id = channel.next_id(asked, had_headers) ^ target.mark
-    if target.is_lane:
-        # Consumers see the message's own routing key, and a message that comes back shows it, too.
-        ring_id ^= route.mark
-        stamp = b""
-    else:
-        stamp = route.stamp
-    cut = STAMPS if target.exchange else STAMPS_AND_COPIES
+    is_lane, keeps_key = target.is_lane, target.keeps_key
+    cut = STAMPS if keeps_key else STAMPS_AND_COPIES
     at, first, last = content.parts(data, start, stop)
     rest, removed = content.without(data, first, last, cut)
     count(c, channel, route.counters)
@@ -81,15 +76,17 @@ def publish(c: Connection, channel: Channel, data: bytes, i: int, end: int) -> b
     if route.journal is not None and slot < route.journal.limit:
         _record(c, channel, route.journal, route, choice, target.destination, slot, data, start, stop)
     headers = len(STAMP_ID_FIELD) + 8 + len(rest)
-    if stamp:
-        headers += len(stamp) + 4 + len(key)
+    if is_lane:
+        # Consumers see the message's own routing key, and a message that comes back shows it, too.
+        ring_id ^= route.mark
+    else:
+        headers += len(route.stamp) + 4 + len(key)
     size = at - start + 4 + headers + stop - last
     method = target.method
     out = _out
     out.truncate(0)
     out.write(channel.method_start)
-    if target.exchange:
-        # The exchange gets the message with its own routing key.
+    if keeps_key:
         write_i32_be(out, len(method) + len(key) + 2)
         out.write(method)
         out.append(len(key))
@@ -104,8 +101,8 @@ def publish(c: Connection, channel: Channel, data: bytes, i: int, end: int) -> b
     if size > c.frame_max - OVERHEAD:
         # RabbitMQ closes the connection for a frame that is too large by one byte (observed).
         payload, removed = _without(data, start, stop, cut)
-        sent_key = key if target.exchange else target.key
-        channel.note(PublishNote(removed, sent_key, target.exchange, channel.exchange, key, ring_id, target.is_lane))
+        sent_key = key if keeps_key else target.key
+        channel.note(PublishNote(removed, sent_key, target.exchange, channel.exchange, key, ring_id, is_lane))
         write_i32_be(out, len(payload))
         out.write(payload)
         out.append(END)
@@ -117,8 +114,8 @@ def publish(c: Connection, channel: Channel, data: bytes, i: int, end: int) -> b
     out.append(data[start + FLAGS] | HEADERS >> 8)
     out.write(data[start + FLAGS + 1 : at])
     write_i32_be(out, headers)
-    if stamp:
-        out.write(stamp)
+    if not is_lane:
+        out.write(route.stamp)
         write_i32_be(out, len(key))
         out.write(key)
     out.write(STAMP_ID_FIELD)
