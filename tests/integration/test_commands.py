@@ -182,6 +182,22 @@ def test_explain_says_why_publishes_are_passed(sidecar: Sidecar, vhost: VirtualH
     assert "passed       publishes go to the exchange itself: it is not a hash exchange (type)" in result.stdout
 
 
+def test_explain_names_lanes_and_what_is_none(sidecar: Sidecar, vhost: VirtualHost) -> None:
+    vhost.exchange("orders")
+    vhost.lanes("orders", {"q1": 3, "q2": 1})
+    vhost.unbind("orders.lane.q2", "q2", "")
+    vhost.exchange("fan", "fanout", alternate_exchange="amq.fanout")
+    vhost.bind("orders", "fan", kind="e")
+    lines = run("explain", "orders", "k", "--vhost", vhost.name, "--sidecar", sidecar.admin_url).stdout.splitlines()
+    (through,) = [line for line in lines if "queue q1, weight" in line]
+    assert through.startswith("destination  queue q1, weight 3, ")
+    assert through.endswith(" of the slots, through lane orders.lane.q1")
+    ignored = "ignored      binding to exchange orders.lane.q2 with the key '1': no queue is bound to this lane"
+    assert ignored in lines
+    assert "not a lane   exchange fan: its arguments name an alternate exchange" in lines
+    assert "not_a_lane" in next(line for line in lines if line.startswith("passed"))
+
+
 def test_explain_what_does_not_exist(sidecar: Sidecar, vhost: VirtualHost) -> None:
     result = run("explain", "nonesuch", "k", "--vhost", vhost.name, "--sidecar", sidecar.admin_url)
 
