@@ -13,13 +13,15 @@ from proxy.settings.sources import load_settings
 CONNECTION = {
     "broker_url": "AMQP URL of the broker; its path is the virtual host",
     "broker_password_file": "file whose first line replaces the password in broker_url; read on the driver only",
-    "broker_addresses": "HOST:PORT of each node of the cluster, separated by commas (default: broker_url's)",
+    "broker_addresses": "HOST:PORT of each node of the cluster, separated by commas (default: that of broker_url)",
     **MANAGEMENT,
     "ca_file": "CA certificates (PEM) of the broker and the management API; must be on every machine that publishes",
-    "client_cert_file": "certificate chain (PEM) to show to them; must be on every machine that publishes",
-    "lookup_timeout": "seconds that a try to connect to the broker may take",
+    "client_cert_file": "certificate chain (PEM) to show to the broker and the management API; must be on every "
+    "machine that publishes",
+    "lookup_timeout": "seconds that one attempt to connect to the broker may take",
     "confirm_timeout": "seconds that a row waits for the broker's confirm before it is sent again",
-    "on_dead_letter": "if a queue would dead-letter under another key: pass or refuse (nothing is sent), or rewrite",
+    "on_dead_letter": "what to do if a queue would dead-letter under its own name: pass and refuse publish nothing, "
+    "rewrite publishes",
 }
 """The sidecar's settings that count here too, by their names, and what they mean here."""
 
@@ -75,14 +77,15 @@ class Options:
 
 OWN = {
     "exchange": "exchange whose ring chooses the queues",
-    "window": "rows of one task that wait for confirms, at most: a task keeps them in memory, and a lost connection or"
-    " a refusal may repeat them (default 5000)",
+    "window": "maximum number of rows of one task that wait for confirms: a task keeps them in memory, and a lost "
+    "connection or a refusal may repeat them (default 5000)",
     "retry_timeout": "seconds without any confirm after which a task fails (default 300)",
-    "connections": "tasks that publish at once, at most, each with a connection",
-    "rate": "messages a second, at most, divided among the connections",
+    "connections": "maximum number of tasks that publish at once, each with a connection",
+    "rate": "maximum messages a second, divided among the connections",
     "max_depth": "wait while a queue has this many ready messages, however long its consumers take",
     "dry_run": "true: say what would go where, and publish nothing",
-    "id_columns": "columns, separated by commas, that are not published and tell apart rows that are equal otherwise",
+    "id_columns": "columns, separated by commas, that are not published: they make the message ids of rows differ that "
+    "are equal otherwise",
     "ring": "JSON of the ring to publish by, instead of the one that the bindings make now; no look at dead-lettering",
     "batch": "a text that goes into the message ids which are made here",
     "run": "a text that tells this write's batches from another's, in the commit log and in the message ids made here: "

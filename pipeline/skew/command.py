@@ -38,7 +38,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="how many hot keys of each exchange and ring to list (default: 20)",
     )
     parser.add_argument(
-        "--approximate", action="store_true", help=f"estimate hot keys, as always above {EXACT:,} records"
+        "--approximate",
+        action="store_true",
+        help=f"estimate hot keys, which the job always does above {EXACT:,} records",
     )
 
 

@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--stream", action="store_true", help="read only what has come since the last run")
     parser.add_argument(
-        "--every", type=int, metavar="SECONDS", help="with --stream: go on, and look for more every SECONDS"
+        "--every", type=int, metavar="SECONDS", help="with --stream: do not end, and look for new records every SECONDS"
     )
     parser.add_argument(
         "--overwrite-fewer",

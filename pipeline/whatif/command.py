@@ -45,9 +45,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--proposed", metavar="FILE", help="file of the proposed ring, instead of --add, --remove, --weight"
     )
-    parser.add_argument("--add", metavar="queue:NAME=WEIGHT", action="append", default=[], help="bind one more")
-    parser.add_argument("--remove", metavar="queue:NAME", action="append", default=[], help="unbind one")
-    parser.add_argument("--weight", metavar="queue:NAME=WEIGHT", action="append", default=[], help="change a weight")
+    parser.add_argument(
+        "--add",
+        metavar="queue:NAME=WEIGHT",
+        action="append",
+        default=[],
+        help="bind one more destination; may be given several times",
+    )
+    parser.add_argument(
+        "--remove",
+        metavar="queue:NAME",
+        action="append",
+        default=[],
+        help="unbind a destination; may be given several times",
+    )
+    parser.add_argument(
+        "--weight",
+        metavar="queue:NAME=WEIGHT",
+        action="append",
+        default=[],
+        help="change the weight of a destination; may be given several times",
+    )
     parser.add_argument(
         "--max-moved", metavar="SHARE", type=float, help="limit: the share of the messages that may move, 0 to 1"
     )

@@ -162,7 +162,7 @@ def _add_apply(command: argparse.ArgumentParser) -> None:
 def _add_plan(command: argparse.ArgumentParser) -> None:
     _add_file(command)
     command.add_argument("--json", action="store_true", help="print the plan as JSON")
-    text = "a journal_dir of sidecars: tell how many messages a day move, by the newest 24 hours in it"
+    text = "a journal_dir of sidecars: tell how many messages a day move, as its newest 24 hours say"
     command.add_argument("--journal", metavar="DIR", type=Path, help=text)
 
 
@@ -173,7 +173,9 @@ def _add_retire(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--keep", action="store_true", help="take the queue off the ring, and leave it with its messages"
     )
-    text = "admin listener of a sidecar that cannot be asked at its host and the default port; as often as need be"
+    text = (
+        "admin listener of a sidecar that does not answer at its host and the default port; may be given several times"
+    )
     command.add_argument("--sidecar", metavar="URL", action="append", default=[], help=text)
     text = f"seconds to wait for the sidecars, and again for the queue to be empty (default: {_PATIENCE:g})"
     command.add_argument("--timeout", metavar="SECONDS", type=_seconds, default=_PATIENCE, help=text)
@@ -204,36 +206,37 @@ PARTS = (
         "plan",
         _plan,
         _add_plan,
-        "show what a file would change, which keys move, what waits in the queues that lose keys, and users' rights",
+        "show what a file would change, which keys would move, which messages wait in their old queues, and the rights that "
+        "users need",
         _DRIFT,
     ),
     Part(
         "apply",
         _apply,
         _add_apply,
-        "do what plan shows",
-        {0: "all is as the file says; with --watch, a signal ended it"},
+        "make the changes that plan shows",
+        {0: "exchanges, queues and bindings are as the file says; with --watch, a signal ended the command"},
         SETTINGS + WATCHING,
     ),
     Part(
         "check",
         _check,
         _add_file,
-        "compare a file with what exists, in a line for each difference",
-        {0: "all is as the file says", 1: "something differs"},
+        "compare a file with what exists, and print a line for each difference",
+        {0: "exchanges, queues and bindings are as the file says", 1: "something differs"},
     ),
     Part(
         "retire",
         _retire,
         _add_retire,
-        "take a shard off the ring, wait until every sidecar knows and the queue is empty, and delete it",
+        "take a shard off the ring, wait until every sidecar follows and its queue is empty, and delete the queue",
         {0: "the shard is gone, or with --keep off the ring"},
     ),
     Part(
         "export",
         _export,
         _add_export,
-        "print a file of what exists",
+        "print a topology file for an exchange that exists",
         {0: "the file was printed"},
     ),
 )

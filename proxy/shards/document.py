@@ -366,7 +366,7 @@ def _numbers(value: Any) -> tuple[int, ...]:
     numbers = [_number(each) for each in value]
     for number, times in Counter(numbers).items():
         if times > 1:
-            raise ConfigError(f"{number} stands in the list {times} times")
+            raise ConfigError(f"{number} is in the list {times} times")
     return tuple(sorted(numbers))
 
 
@@ -406,7 +406,7 @@ def _arguments(value: Any) -> Arguments:
         if not name or len(name.encode()) > MAX_NAME:
             raise ConfigError(f"{_shown(name)} is not the name of an argument")
         if name == "x-queue-type":
-            raise ConfigError("x-queue-type is said by the key queue_type")
+            raise ConfigError("x-queue-type: use the key queue_type instead")
         if not isinstance(each, str | bool | int | float):
             raise ConfigError(f"{name}: {_shown(each)} is not a text, a number, true or false")
         if isinstance(each, int) and not -(2**63) <= each < 2**63:

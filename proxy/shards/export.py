@@ -63,10 +63,14 @@ def _check(exchange: FoundExchange, name: str) -> None:
             f"exchange {name!r} is of type {exchange.type}; a ring's is {' or '.join(sorted(RING_TYPES))}"
         )
     if not exchange.lasting or exchange.internal:
-        raise ExportError(f"exchange {name!r} is internal, not durable, or deleted by itself, which no file can say")
+        raise ExportError(
+            f"exchange {name!r} is internal, not durable, or deleted by itself, which a topology file cannot say"
+        )
     for argument, value in exchange.arguments.items():
         if argument not in _EXCHANGE_KEYS or not isinstance(value, str):
-            raise ExportError(f"exchange {name!r} has the argument {argument} = {value!r}, which no file can say")
+            raise ExportError(
+                f"exchange {name!r} has the argument {argument} = {value!r}, which a topology file cannot say"
+            )
 
 
 def _shard(
@@ -80,7 +84,9 @@ def _shard(
     if queue is None:
         raise ExportError(f"queue {at.name!r} is bound and not listed; try again")
     if not queue.lasting:
-        raise ExportError(f"queue {at.name!r} is not durable, exclusive, or deleted by itself, which no file can say")
+        raise ExportError(
+            f"queue {at.name!r} is not durable, exclusive, or deleted by itself, which a topology file cannot say"
+        )
     try:
         weight_of(binding.key, exchange.type)
     except WeightError as error:
@@ -94,7 +100,7 @@ def _terms(name: str, queue: FoundQueue, version: tuple[int, ...]) -> str:
     arguments = {key: value for key, value in queue.arguments.items() if key not in AT_DECLARATION}
     for key, value in arguments.items():
         if not isinstance(value, str | bool | int | float):
-            raise ExportError(f"queue {name!r} has the argument {key} = {value!r}, which no file can say")
+            raise ExportError(f"queue {name!r} has the argument {key} = {value!r}, which a topology file cannot say")
     if queue.type != "stream":
         if arguments.get("x-single-active-consumer") is True:
             del arguments["x-single-active-consumer"]

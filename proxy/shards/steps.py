@@ -314,14 +314,14 @@ class _Comparison:
         if number is None:
             self._refuse(
                 f"{destination}",
-                f"is bound to exchange {name!r} and is no shard of this file; name it in an "
+                f"is bound to exchange {name!r} and is not a shard of this file; name it in an "
                 "[[exchange.shard]], or unbind it",
             )
             return
         key = "shards" if self.exchange.numbers is not None else "shards_per_node"
         self._refuse(
             f"{key}:",
-            f"shard {number} exists, {destination}, and is not wanted; to take it away, add {number} to "
+            f"shard {number} exists, {destination}, and is not in the file; to take it away, add {number} to "
             f"retiring, apply, and run: ring-proxy topology retire {name} {destination.name}",
         )
 

@@ -107,7 +107,7 @@ MISTAKES = [
     (LEAST.replace("4", "10001"), "[[exchange]] 1, 'orders': shards: 10001 is not a whole number from 1 to 10000"),
     (LEAST.replace("4", "true"), "shards: true is neither a number of shards nor a list of shards' numbers"),
     (LEAST.replace("4", "[]"), "shards: the list is empty"),
-    (LEAST.replace("4", "[1, 1]"), "shards: 1 stands in the list 2 times"),
+    (LEAST.replace("4", "[1, 1]"), "shards: 1 is in the list 2 times"),
     (LEAST.replace("4", "[1, 'x']"), "shards: 'x' is not a whole number from 1 to 10000"),
     ('[[exchange]]\nname = "o"\n', "[[exchange]] 1, 'o': shards: missing"),
     (f"{LEAST}shards_per_node = 2\n", "shards: shards_per_node is given too"),
@@ -128,7 +128,7 @@ MISTAKES = [
     (f"{LEAST}arguments = {{ x-a = {2**63} }}\n", "does not fit into 64 bits"),
     (
         f'{LEAST}arguments = {{ x-queue-type = "classic" }}\n',
-        "arguments: x-queue-type is said by the key queue_type",
+        "arguments: x-queue-type: use the key queue_type instead",
     ),
     (
         f"{LEAST}arguments = {{ x-single-active-consumer = 1 }}\n",

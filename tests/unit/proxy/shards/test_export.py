@@ -101,7 +101,10 @@ TO_Q = Destination("queue", "q")
         (state_of(FoundExchange("topic")), "is of type topic; a ring's is x-consistent-hash or x-modulus-hash"),
         (state_of(HASH), "has no bindings"),
         (state_of(FoundExchange("x-consistent-hash", lasting=False)), "is internal, not durable, or deleted by itself"),
-        (state_of(FoundExchange("x-consistent-hash", {"x": 1})), "has the argument x = 1, which no file can say"),
+        (
+            state_of(FoundExchange("x-consistent-hash", {"x": 1})),
+            "has the argument x = 1, which a topology file cannot say",
+        ),
         (
             state_of(HASH, FoundBinding(TO_Q, "1"), FoundBinding(TO_Q, "2")),
             "is bound to exchange 'orders' more than once",
@@ -114,7 +117,7 @@ TO_Q = Destination("queue", "q")
         (state_of(HASH, FoundBinding(TO_Q, "1"), queue=FoundQueue("classic", lasting=False)), "is not durable"),
         (
             state_of(HASH, FoundBinding(TO_Q, "1"), queue=FoundQueue("classic", {"x-list": [1]})),
-            "has the argument x-list = [1], which no file can say",
+            "has the argument x-list = [1], which a topology file cannot say",
         ),
         (state_of(HASH, FoundBinding(Destination("queue", "r"), "1")), "queue 'r' is bound and not listed"),
     ],
