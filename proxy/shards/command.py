@@ -206,8 +206,8 @@ PARTS = (
         "plan",
         _plan,
         _add_plan,
-        "show what a file would change, which keys would move, which messages wait in their old queues, and the rights that "
-        "users need",
+        "show what a file would change, which keys would move, which messages wait in their old queues, and the rights "
+        "that users need",
         _DRIFT,
     ),
     Part(

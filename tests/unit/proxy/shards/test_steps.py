@@ -158,8 +158,8 @@ def test_fewer_shards_than_exist_are_refused_with_the_way_to_retire_one() -> Non
 
     (line,) = difference.refusals
     assert line == (
-        "[[exchange]] 1, 'orders': shards: shard 4 exists, queue 'orders.4', and is not in the file; to take it away, add "
-        "4 to retiring, apply, and run: ring-proxy topology retire orders orders.4"
+        "[[exchange]] 1, 'orders': shards: shard 4 exists, queue 'orders.4', and is not in the file; to take it away, "
+        "add 4 to retiring, apply, and run: ring-proxy topology retire orders orders.4"
     )
 
 
