@@ -88,11 +88,11 @@ ALWAYS = Period()
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options `--from` and `--until`, of jobs that read a journal's folder, to a parser."""
-    form = "such as 2026-11-21, 2026-11-21T17 or 2026-11-21T17:30:00"
+    form = "such as 2026-11-21, 2026-11-21T17 or 2026-11-21T17:30:00+01:00; in UTC if it has no offset"
     parser.add_argument(
-        "--from", dest="since", type=_utc, metavar="TIME", help=f"read only records from TIME on, UTC, {form}"
+        "--from", dest="since", type=_utc, metavar="TIME", help=f"read only records of TIME or later, {form}"
     )
-    parser.add_argument("--until", type=_utc, metavar="TIME", help="read only records before TIME, UTC")
+    parser.add_argument("--until", type=_utc, metavar="TIME", help="read only records before TIME, in the same form")
 
 
 def period_of(options: argparse.Namespace) -> Period:
