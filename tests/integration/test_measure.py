@@ -17,6 +17,8 @@ MEASURE = Document("docs/how-to/measure.md")
 PYTHON = Document("docs/how-to/measure.md", "python")
 LUA = Document("docs/how-to/measure.md", "lua")
 QUEUES = ["orders.1", "orders.2", "orders.3"]
+ADMIN = "load-tester", "pw-load-tester"
+"""With the tags and permissions that the page asks for, and no others."""
 
 
 def test_every_command_is_tried_here() -> None:
@@ -31,6 +33,7 @@ def shop(api: BrokerApi, login: Login) -> Iterator[VirtualHost]:
     made.ring("orders", QUEUES)
     yield made
     made.delete()
+    api.ask("DELETE", "users", ADMIN[0])
 
 
 def test_the_alerts_become_a_rule_of_the_operator() -> None:
@@ -64,7 +67,10 @@ def test_the_load(start_sidecar: StartSidecar, broker: Broker, login: Login, sho
         "THROUGH": re.sub(r":\d+/shop$", f":{sidecar.amqp_port}/shop", native),
         "PATH": f"{ROOT}/.venv/bin:{ensure_package('wrk', 'wrk').parent}:/usr/bin:/bin",
     }
-    shell = Shell(variables(broker, sidecar) | urls)
+    user, password = ADMIN
+    shop.api.ask("PUT", "users", user, body={"password": password, "tags": "monitoring,policymaker"})
+    shop.permit(user, configure=".*", write=".*", read=".*")
+    shell = Shell(variables(broker, sidecar) | urls | {"ADMIN": f"{user}:{password}"})
     shell(bound)
     told = shell(f"cd {tmp_path}\n{over_amqp}")
     assert len(re.findall(r"^[\d,]+ confirmed a second, 99% within \d+ ms$", told, re.M)) == 2

@@ -29,6 +29,21 @@ def kept(start_sidecar: StartSidecar, vhost: VirtualHost, folder: Path, url: str
     return where
 
 
+def test_copies_of_another_sidecars_files_are_as_good(
+    start_sidecar: StartSidecar, login: Login, vhost: VirtualHost, tmp_path: Path
+) -> None:
+    vhost.ring("orders", ["q1", "q2", "q3"])
+    folder, other = tmp_path / "rings", tmp_path / "other"
+    with relay(login.management_url) as (link, url):
+        where = kept(start_sidecar, vhost, folder, url)
+        other.mkdir()
+        for file in files(folder):
+            (other / file.name).write_bytes(file.read_bytes())
+        link.cut()
+        sidecar = start_sidecar(management_url=url, ring_cache_dir=str(other))
+        assert {key: sidecar.publish("orders", key, vhost=vhost.name).queue() for key in KEYS} == where
+
+
 def test_a_start_without_the_management_api_routes_by_what_was_kept(
     start_sidecar: StartSidecar, login: Login, vhost: VirtualHost, client: Client, tmp_path: Path
 ) -> None:
