@@ -63,7 +63,7 @@ def test_what_no_queue_takes_says_which_is_missing() -> None:
 @given(st.text(max_size=255).filter(lambda text: len(text.encode()) <= 255), st.text())
 @example("\x01" * 255, "\N{GRINNING FACE}" * 1000)
 def test_a_result_is_no_longer_than_is_documented(text: str, detail: str) -> None:
-    (most,) = re.findall(r"A result has\s+at most ([\d,]+) bytes", REFERENCE)
+    (most,) = re.findall(r"A result in a batch's answer has\s+at most ([\d,]+) bytes", REFERENCE)
     batch = Batch(
         FakeDispatch(), Limits(1, 1), ExchangeHandle(("/", text), ConnectionGroup("/", (), False), b""), 1, MESSAGES
     )
