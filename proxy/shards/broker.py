@@ -24,8 +24,8 @@ from proxy.topology.management import Management, ManagementError
 for name in ("aiormq", "aio_pika"):
     logging.getLogger(name).setLevel(logging.CRITICAL)
 
-_OWNER_KNOWN_WITHIN = 6.0
-"""Seconds until the management API's statistics tell which connection holds a queue: it has them every 5 s."""
+_OWNER_KNOWN_WITHIN = 15.0
+"""Seconds to wait until the management API tells which connection holds a queue: it makes its statistics every 5 s."""
 
 
 class LockedError(Exception):

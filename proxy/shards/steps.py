@@ -179,6 +179,8 @@ class _Comparison:
 
     def run(self) -> None:
         """Compare everything."""
+        if self.exchange.per_node is not None and not self.state.nodes:
+            self._refuse("shards_per_node:", "the management API tells of no running node; try again")
         self._ring()
         for shard in self.shards:
             self._queue(shard)

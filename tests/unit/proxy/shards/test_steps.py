@@ -265,6 +265,33 @@ def test_a_node_that_leaves_takes_no_shard_away() -> None:
     assert len(difference.shards) == 6
 
 
+def test_without_a_node_that_runs_nothing_is_planned_for_each_node() -> None:
+    difference = differ(State("/"), shards_per_node=2)
+
+    assert difference.refusals == (
+        "[[exchange]] 1, 'orders': shards_per_node: the management API tells of no running node; try again",
+    )
+
+
+def test_which_shards_have_replicas_on_nodes_that_do_not_run_and_which_have_few() -> None:
+    state = made(shards=2)
+    three = frozenset({"rabbit@a", "rabbit@b", "rabbit@c"})
+    queues = {
+        name: FoundQueue("quorum", queue.arguments, node="rabbit@a", members=members)
+        for (name, queue), members in zip(state.queues.items(), (three, frozenset({"rabbit@a"})), strict=True)
+    }
+    two = State("/", state.exchanges, queues, state.bindings, ("rabbit@a", "rabbit@b"), state.version)
+
+    difference = differ(two, shards=2)
+
+    assert difference.gone == {"rabbit@c"}
+    assert difference.running == {"rabbit@a", "rabbit@b"}
+    gone, few = difference.warnings
+    assert gone.endswith("node 'rabbit@c' does not run, and has replicas of 1 shards, which stay as they are")
+    assert "1 shards, such as 'orders.2', have fewer than 2 replicas: rabbitmq-queues grow" in few
+    assert (difference.steps, difference.refusals) == ((), ())
+
+
 def test_defaults_of_a_quorum_shard() -> None:
     (exchange,) = parse({"exchange": [{"name": "orders", "shards": 1}]})
     defaults = {"x-queue-type": "quorum", "x-single-active-consumer": True}
