@@ -22,8 +22,8 @@ def report(found: Findings, about: About, within: Period = ALWAYS, kept: Sequenc
     windows = {row.window for row in found.windows}
     among = f" among records {within}" if within.is_limited else ""
     lead = (
-        f"{found.names[0]} took the most: {_share(first, whole)} of "
-        f"{_messages(whole)} messages from {_at(found.windows[0].window):%Y-%m-%d %H:%M} UTC on, in "
+        f"{found.names[0]}{_where(found)} took the most: {_share(first, whole)} of {_messages(whole)} messages"
+        f"{_of_all(found)} from {_at(found.windows[0].window):%Y-%m-%d %H:%M} UTC on, in "
         f"{count(len(windows))} {'window' if len(windows) == 1 else 'windows'} of {_minutes(found)}. "
         + _answers(found)
         + (
@@ -44,7 +44,7 @@ def report(found: Findings, about: About, within: Period = ALWAYS, kept: Sequenc
             "keys in the sample is in no figure and in no interval."
         )
     made.heading("Which queue is hot, and when?")
-    made.figure(_timeline(found), "Messages by destination and window")
+    made.figure(_timeline(found), "Messages by queue and window")
     if found.minutes != whole.minutes:
         made.text(f"The plots put windows together; the table has all, of {whole.minutes} minutes.")
     made.heading("How soon did the broker answer?")
@@ -60,13 +60,13 @@ def report(found: Findings, about: About, within: Period = ALWAYS, kept: Sequenc
         )
     else:
         made.text("No record has a latency.")
-    made.heading("What did each destination get?")
+    made.heading("What did each queue get?")
     other = [name for name in OUTCOMES if name not in ("confirmed", "passed") and whole[name]]
     headings = [f"{name}, in the sample" if _is_sample(whole) else name for name in other]
     of = [f"{row.ingress.upper()} " for row in found.ingresses] if len(found.ingresses) > 1 else [""]
     percentiles = [f"{name}{share}" for name in of for share in ("p50", "p99")]
     made.table(
-        ["destination", "messages", "share", "size", "keys, about", *percentiles, *headings],
+        ["exchange > queue", "messages", "share of all", "size", "keys, about", *percentiles, *headings],
         [_destination(found, n, other) for n in range(len(found.destinations))],
     )
     made.heading("Are records missing?")
@@ -102,6 +102,18 @@ def report(found: Findings, about: About, within: Period = ALWAYS, kept: Sequenc
             [(moment(row.hour), row.written, row.read) for row in kept[:MOST_ROWS]],
         )
     return made
+
+
+def _where(found: Findings) -> str:
+    """Return the virtual host of the busiest destination in parentheses; empty if its name has the virtual host."""
+    row = found.destinations[0]
+    where = f"virtual host {row.vhost})"
+    return "" if found.names[0].endswith(f", {where}") else f" ({where}"
+
+
+def _of_all(found: Findings) -> str:
+    """Return in words that the messages are those of several exchanges; empty if there is one exchange."""
+    return " of all exchanges" if len({(row.vhost, row.exchange) for row in found.destinations}) > 1 else ""
 
 
 def _answers(found: Findings) -> str:
@@ -166,12 +178,10 @@ def _timeline(found: Findings) -> Figure:
         lines.append((None, "others"))
     counts = {(_at(row.window), row.line): row.messages_scaled for row in found.busy}
     figure, axes = plots.new(3.4)
-    below = [0.0] * len(times)
-    bars = []
-    for line, _ in lines:
-        heights = [counts.get((time, line), 0.0) for time in times]
-        bars.append(axes.bar(times, heights, _width(found), bottom=below, align="edge"))  # type: ignore[arg-type]
-        below = [a + b for a, b in zip(below, heights, strict=True)]
+    # As steps, not as bars: between many narrow bars a screen shows gaps. A window without records is at 0.
+    ends = sorted({*times, *(time + _width(found) for time in times)})
+    heights = [[counts.get((end, line), 0.0) for end in ends] for line, _ in lines]
+    bars = axes.stackplot(ends, heights, step="post")  # type: ignore[arg-type]
     axes.set_ylabel(f"messages in {_minutes(found)}")
     plots.counts(axes.yaxis)
     plots.times(axes, times[0], times[-1] + _width(found))

@@ -49,6 +49,8 @@ def test_destinations_of_one_name_are_told_apart(spark: SparkSession, tmp_path: 
     assert {row.line: row.messages_scaled for row in found.busy} == expected | {None: MOST_LINES - 2}
     report(found, {}).write(tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert '<p class="lead">orders &gt; others (virtual host /) took the most: ' in page
+    assert f" of {len(records)} messages of all exchanges from 2026-11-21 17:00 UTC on, " in page
     # The legend has those too that matplotlib would leave out by itself.
     for name in ("_alt &gt; orders.1 (queue, virtual host /other)", "orders &gt; others", "others"):
         assert f"<!-- {name} -->" in page
