@@ -21,7 +21,7 @@ from pipeline.whatif.inputs import Inputs, inputs_of_journal, inputs_of_table
 from pipeline.whatif.present import add_arguments as add_ring_arguments
 from pipeline.whatif.present import given
 from pipeline.whatif.published import Published
-from pipeline.whatif.report import in_one_line, report
+from pipeline.whatif.report import answer, limits, report
 from pipeline.whatif.topology import checked, edited
 from pipeline.whatif.verdict import Limits, verdict
 
@@ -83,7 +83,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Write the tables, the verdict and the report; return 1 if a limit is passed, else 0."""
     _check(options)
-    limits, within = Limits(options.max_moved, options.max_over_fair), period.period_of(options)
+    given_limits, within = Limits(options.max_moved, options.max_over_fair), period.period_of(options)
     asked = given(options)  # before the work, not after it
     if options.proposed:
         read_ring(options.proposed)
@@ -105,13 +105,13 @@ def run(options: argparse.Namespace) -> int:
         found = find(present, proposed, Published.of(demand, inputs.sample))
         moved, heaviest = _write(keys, found, out)
         every.unpersist()
-        told = verdict(found, limits, sample=inputs.sample, with_bytes=bool(options.journal or options.bytes))
+        told = verdict(found, given_limits, sample=inputs.sample, with_bytes=bool(options.journal or options.bytes))
         told |= {"present_from": inputs.present.source}
         told |= {**within.as_json(), "left_out": {"hashed": inputs.hashed_otherwise, "ring": inputs.without_ring}}
         page = report(found, told, moved, heaviest, inputs.present.said, _about(options, within, inputs))
         out.write("report.html", page.html())
         out.write_verdict(told)
-    print(f"{in_one_line(found, told)}: {out}/report.html")
+    print("\n".join([*answer(found), limits(told), f"{out}/report.html"]))
     return 1 if told["over"] else 0
 
 

@@ -1,4 +1,4 @@
-"""The report of `whatif`: the answer in one sentence, and the HTML page."""
+"""The report of `whatif`: the answer in sentences, and the HTML page."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -17,23 +17,33 @@ from pipeline.whatif.findings import Findings
 from pipeline.whatif.prediction import Load
 
 
-def sentence(found: Findings) -> str:
-    """Return the answer in three sentences, the last of which has no full stop."""
+def answer(found: Findings) -> list[str]:
+    """Return the answer in sentences: what would move, and which queue is the busiest now and then."""
     over_fair = found.max_over_fair
-    return (
+    return [
         f"{interval(*found.moved.of_messages)} of the messages would move to another queue"
-        f" ({percent(found.native.of_messages.value)} with RabbitMQ's own {found.present.exchange_type})."
-        f" Busiest now: {_busiest(found.before, over_fair.present)}."
-        f" Busiest then: {_busiest(found.after, over_fair.proposed)}"
-    )
+        f" ({percent(found.native.of_messages.value)} with RabbitMQ's own {found.present.exchange_type}).",
+        f"Busiest now: {_busiest(found.before, over_fair.present)}.",
+        f"Busiest then: {_busiest(found.after, over_fair.proposed)}.",
+    ]
 
 
-def in_one_line(found: Findings, told: Mapping[str, Any]) -> str:
-    """Return the answer as the job prints it; if limits were given, it begins with whether they hold."""
-    if told["over"]:
-        return f"over {' and '.join(told['over'])}: {sentence(found)}"
-    is_limited = any(limit is not None for limit in told["limits"].values())
-    return f"{'within the limits: ' if is_limited else ''}{sentence(found)}"
+def limits(told: Mapping[str, Any]) -> str:
+    """Return in words which limits were given, which are passed, and which the sample leaves open."""
+    forms: dict[str, Callable[[float], str]] = {
+        "max_moved": lambda share: f"{percent(share)} of the messages may move",
+        "max_over_fair": lambda times: f"the busiest queue may get {times:g} times its fair share",
+    }
+    words = {name: forms[name](limit) for name, limit in told["limits"].items() if limit is not None}
+    if not words:
+        return "No limits were given."
+    over, uncertain = (" and ".join(words[name] for name in told[which]) for which in ("over", "uncertain"))
+    judged = f"Over the limit: {over}." if over else f"Within the limits: {' and '.join(words.values())}."
+    if uncertain:
+        judged += (
+            f" What is not in the sample may decide otherwise, since the interval has the limit in it: {uncertain}."
+        )
+    return judged
 
 
 def report(
@@ -44,8 +54,8 @@ def report(
     `told` is the verdict, `moved` the first of the keys that move, `present` says where the present ring is from, and
     `about` is the page's head.
     """
-    page = Report("What if: what would the change move?", _grade(found, told), f"{sentence(found)}.", about)
-    page.text(_limits(told))
+    page = Report("What if: what would the change move?", _grade(found, told), " ".join(answer(found)), about)
+    page.text(limits(told))
     page.text(present)
     if told["sample"] < 1:
         page.text(
@@ -122,24 +132,6 @@ def _grade(found: Findings, told: Mapping[str, Any]) -> Grade:
     return Grade.LOOK if found.weights_help or told["uncertain"] else Grade.GOOD
 
 
-def _limits(told: dict[str, Any]) -> str:
-    """Return in words which limits were given, which are passed, and which the sample leaves open."""
-    forms: dict[str, Callable[[float], str]] = {
-        "max_moved": lambda share: f"{percent(share)} of the messages may move",
-        "max_over_fair": lambda times: f"the busiest queue may get {times:g} times its fair share",
-    }
-    words = {name: forms[name](limit) for name, limit in told["limits"].items() if limit is not None}
-    if not words:
-        return "No limits were given."
-    over, uncertain = (" and ".join(words[name] for name in told[which]) for which in ("over", "uncertain"))
-    judged = f"Over the limit: {over}." if over else f"Within the limits: {' and '.join(words.values())}."
-    if uncertain:
-        judged += (
-            f" What is not in the sample may decide otherwise, since the interval has the limit in it: {uncertain}."
-        )
-    return judged
-
-
 def _destination(row: tuple[Any, ...]) -> Sequence[object]:
     kind, name, *figures = row
     return (_name(kind, name), *_cells(*figures[:5]), *_cells(*figures[5:10]))
@@ -160,7 +152,9 @@ def _rows(found: Findings) -> list[tuple[Any, ...]]:
 
 def _weights(page: Report, found: Findings, heaviest: Row) -> None:
     over_fair = found.max_over_fair
-    page.text("The proposed weights say which shares you want. So a fair share is here one by the proposed weights.")
+    page.text(
+        "The proposed weights say which share of the messages each queue should get: here this is its fair share."
+    )
     if found.weights_help:
         page.text(
             f"Yes: with the advised weights the busiest queue would get {_times(over_fair.advised)} times its fair"

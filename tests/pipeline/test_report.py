@@ -1,6 +1,7 @@
 """The frame of every report: its head, its tables and its plots."""
 
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 
 import pytest
 from matplotlib.dates import date2num
@@ -101,3 +102,19 @@ def test_counts_along_an_axis_have_no_exponent(most: int) -> None:
     assert axes.xaxis.get_offset_text().get_text() == ""
     shown = [label.get_text() for label in axes.get_xticklabels()]
     assert {3: "1", 20_000: "4k", 5_000_000: "1M"}[most] == shown[1].removesuffix(".0")
+
+
+@pytest.mark.parametrize("longest", [400, 1500, 15_000, 120_000, 60_000_000])
+def test_times_along_a_short_logarithmic_axis_stand_apart(longest: int) -> None:
+    figure = Figure(figsize=(plots.WIDTH, 3.2))
+    _, axes = figure.subplots(1, 2, width_ratios=(3, 2))
+    axes.set_xscale("log")
+    axes.plot([100, longest], [1, 1])
+    plots.durations(axes.xaxis, log=True)
+    figure.tight_layout()
+    figure.canvas.draw()
+    low, high = axes.get_xlim()
+    shown = [label for label in axes.get_xticklabels() if low <= label.get_position()[0] <= high]
+    boxes = [label.get_window_extent() for label in shown]
+    assert shown
+    assert all(one.x1 < other.x0 for one, other in pairwise(boxes))

@@ -99,9 +99,13 @@ def test_without_a_change_it_tells_whether_other_weights_help(
     assert (status, told["moved"]["messages"], told["weights_help"]) == (0, 0, True)
     [(name, most)] = got.most_common(1)
     busiest = f"queue '{name}' with {percent(most / len(KEYS))} of the messages, {3 * most / len(KEYS):.2f} times its"
-    said = capsys.readouterr().out
-    assert said.startswith("0% of the messages would move to another queue (0% with RabbitMQ's own x-consistent-hash).")
-    assert f" Busiest now: {busiest} fair share. Busiest then: {busiest} fair share: " in said
+    assert capsys.readouterr().out.splitlines() == [
+        "0% of the messages would move to another queue (0% with RabbitMQ's own x-consistent-hash).",
+        f"Busiest now: {busiest} fair share.",
+        f"Busiest then: {busiest} fair share.",
+        "No limits were given.",
+        f"{tmp_path}/out/report.html",
+    ]
     page = (tmp_path / "out" / "report.html").read_text()
     assert "<h2>Which keys would move?</h2><p>None.</p></body>" in page
     for row in table(spark, tmp_path, "load"):
@@ -113,9 +117,12 @@ def test_without_a_change_it_tells_whether_other_weights_help(
 def test_the_limits_decide_the_exit_status(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = of_journal(tmp_path, published(THREE, KEYS), "--add", "queue:orders.4=1")
     status, _ = ask(tmp_path, *arguments, "--max-moved", "0.9")
-    assert (status, capsys.readouterr().out.partition(": ")[0]) == (0, "within the limits")
+    assert (status, capsys.readouterr().out.splitlines()[3]) == (
+        0,
+        "Within the limits: 90.0% of the messages may move.",
+    )
     status, told = ask(tmp_path, *arguments, "--max-moved", "0.01", "--max-over-fair", "9")
-    assert capsys.readouterr().out.startswith("over max_moved: ")
+    assert capsys.readouterr().out.splitlines()[3] == "Over the limit: 1.00% of the messages may move."
     assert (status, told["verdict"], told["over"], told["uncertain"]) == (1, "over", ["max_moved"], [])
     assert "<p>Over the limit: 1.00% of the messages may move.</p>" in (tmp_path / "out" / "report.html").read_text()
 
