@@ -166,8 +166,8 @@ def _weights(page: Report, found: Findings, heaviest: Row) -> None:
             [_advised(row) for row in _rows(found) if row[12] is not None],
         )
         page.text(
-            "To check these weights, look at this table. The job would judge them otherwise if you proposed them"
-            " yourself: by the fair shares that these weights promise."
+            "The table has what each queue would get. Do not check these weights by --weight or --proposed: the job"
+            " would take them for the shares that you want."
         )
     else:
         page.text("No: the job found no weights that bring the load nearer to the fair shares.")
