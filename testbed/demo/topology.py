@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import shlex
 import sys
 from collections.abc import Iterable, Mapping
@@ -18,6 +19,12 @@ from testbed.demo.world import request
 
 WRITER, PASSWORD = "ringproxy-demo-writer", "demo"
 """The user as whom all programs publish through the sidecar."""
+
+
+def may_write_directly(line: str) -> bool:
+    """Return whether a line of a plan's rights lets its user publish to queues through the default exchange."""
+    *_, write, _ = shlex.split(line)
+    return re.search(write, "amq.default") is not None
 
 
 class Topology:
