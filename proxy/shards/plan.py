@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from proxy.shards.document import DocumentError, Sharded, clashes
 from proxy.shards.state import State
-from proxy.shards.steps import Difference, Step, compare
+from proxy.shards.steps import Difference, Step, Unbind, compare
 from ring.destination import Destination
 from ring.hashing import SLOTS
 from ring.ring import Ring
@@ -53,7 +53,9 @@ class Plan:
 
     exchanges: tuple[Planned, ...]
     rights: tuple[str, ...]
-    """The rights that the users need, as lines for a shell."""
+    """The rights that the users need before, while and after the file is applied, as lines for a shell."""
+    rights_applied: tuple[str, ...]
+    """The rights that the users need once the file is applied: the same, or fewer."""
 
     @property
     def steps(self) -> tuple[tuple[str, Step], ...]:
@@ -82,7 +84,8 @@ def make_plan(document: Sequence[Sharded], states: Mapping[str, State]) -> Plan:
     if lines := clashes((each.exchange, each.shards) for each in differences):
         raise DocumentError(lines)
     planned = [_planned(difference, states[difference.exchange.vhost]) for difference in differences]
-    return Plan(tuple(planned), tuple(rights(differences)))
+    now, later = (tuple(rights(differences, states, applied=applied)) for applied in (False, True))
+    return Plan(tuple(planned), now, later)
 
 
 def _planned(difference: Difference, state: State) -> Planned:
@@ -129,50 +132,91 @@ def _owners(old: Ring, new: Ring) -> tuple[NDArray[np.int64], NDArray[np.int64],
     return one, other, destinations
 
 
-def rights(differences: Iterable[Difference]) -> Iterator[str]:
-    """Yield rabbitmqctl lines for the users: who publishes through sidecars, who consumes, and who applies the file."""
+def rights(differences: Iterable[Difference], states: Mapping[str, State], *, applied: bool) -> Iterator[str]:
+    """Yield rabbitmqctl lines for the users: who publishes through sidecars, who consumes, and who applies the file.
+
+    They are enough before, while and after the steps are taken; with `applied` only once all are taken.
+    """
     by_vhost: dict[str, list[Difference]] = {}
     for difference in differences:
         by_vhost.setdefault(difference.exchange.vhost, []).append(difference)
     for vhost, found in by_vhost.items():
-        rings = [each.exchange.name for each in found]
-        shards = [shard for each in found for shard in each.shards]
-        lanes = [shard.lane for shard in shards if shard.lane is not None]
-        queues = [shard.queue for shard in shards]
-        direct = ["amq.default"] if len(lanes) < len(queues) else []
+        rings = [_escaped(each.exchange.name) for each in found]
+        direct, lanes, queues = False, list[str](), list[str]()
+        for each in found:
+            destinations = _destinations(each, states[vhost], applied)
+            direct = direct or any(destination.kind == "queue" for destination in destinations)
+            names = [destination.name for destination in destinations if destination.kind == "exchange"]
+            lanes += [_numbered(f"{each.exchange.name}.lane.", name) for name in names]
+            queues += [_numbered(f"{each.exchange.name}.", name) for name in _queues(each, states[vhost], destinations)]
         alternates = [str(a) for each in found if (a := each.exchange.arguments.get("alternate-exchange"))]
+        shards = [shard for each in found for shard in each.shards]
         dead = {str(a) for shard in shards if (a := shard.arguments.get("x-dead-letter-exchange"))}
-        yield _permission(vhost, "WRITER", [], [*direct, *rings, *lanes], [])
+        yield _permission(vhost, "WRITER", [], [*(["amq\\.default"] if direct else []), *rings, *lanes], [])
         yield _permission(vhost, "READER", [], [], queues)
         # Declaring asks for configure; binding for write on the destination and read on the source; a dead-letter
         # or alternate exchange for write on it, and for read on what names it.
         yield _permission(
             vhost,
             "TOPOLOGY",
-            [*rings, *lanes, *queues, LOCK_QUEUE],
-            [*lanes, *queues, *alternates, *sorted(dead)],
+            [*rings, *lanes, *queues, _escaped(LOCK_QUEUE)],
+            [*lanes, *queues, *map(_escaped, alternates), *map(_escaped, sorted(dead))],
             [*rings, *lanes, *(queues if dead else [])],
         )
 
 
+def _destinations(difference: Difference, state: State, applied: bool) -> list[Destination]:
+    """Return the queues and exchanges to which sidecars may publish what comes to an exchange.
+
+    They are those of the wanted shards, what else is bound now, and the lanes that `retire` has not deleted yet. With
+    `applied`, what the steps unbind is not among them.
+    """
+    exchange = difference.exchange
+    wanted = [
+        Destination("exchange", shard.lane) if shard.lane else Destination("queue", shard.queue)
+        for shard in difference.shards
+    ]
+    unbound = {
+        (step.destination, step.key, step.properties_key)
+        for step in difference.steps
+        if applied and isinstance(step, Unbind) and step.source == exchange.name
+    }
+    bound = {each.destination for each in state.bindings.get(exchange.name, ()) if tuple(each) not in unbound}
+    lanes = (exchange.shard(number).lane for number in exchange.retiring)
+    left = {Destination("exchange", lane) for lane in lanes if lane is not None and lane in state.exchanges}
+    return list(dict.fromkeys((*wanted, *sorted(bound | left))))
+
+
+def _queues(difference: Difference, state: State, destinations: Iterable[Destination]) -> Iterator[str]:
+    """Yield the names of the queues from which the messages of an exchange are consumed."""
+    exchange = difference.exchange
+    yield from (shard.queue for shard in difference.shards)
+    behind = map(state.behind, destinations)
+    yield from (destination.name for destination in behind if destination.kind == "queue")
+    retiring = (exchange.shard(number).queue for number in sorted(exchange.retiring))
+    yield from (queue for queue in retiring if queue in state.queues)
+
+
 def _permission(vhost: str, user: str, configure: list[str], write: list[str], read: list[str]) -> str:
-    patterns = [shlex.quote(pattern(names)) for names in (configure, write, read)]
+    patterns = [shlex.quote(pattern(parts)) for parts in (configure, write, read)]
     return f"rabbitmqctl set_permissions -p {shlex.quote(vhost)} {user} {' '.join(patterns)}"
 
 
-_NUMBERED = re.compile(r"(.*\.)[1-9][0-9]*", re.DOTALL)
+def pattern(parts: Iterable[str]) -> str:
+    """Return a regular expression for RabbitMQ's permissions that matches what one of these expressions matches."""
+    different = dict.fromkeys(parts)
+    return f"^({'|'.join(different)})$" if len(different) > 1 else f"^{''.join(different)}$"
 
 
-def pattern(names: Iterable[str]) -> str:
-    """Return a regular expression for RabbitMQ's permissions that matches these names.
+def _numbered(prefix: str, name: str) -> str:
+    """Return a regular expression for the name of a shard's queue or lane.
 
-    Names that end in a dot and a number stand for all numbers, so that shards to come need no further right.
+    A name that is `prefix` and a number stands for all numbers, so that shards to come need no further right.
     """
-    parts: dict[str, None] = {}
-    for name in names:
-        numbered = _NUMBERED.fullmatch(name)
-        parts[_escaped(numbered[1]) + "[0-9]+" if numbered else _escaped(name)] = None
-    return f"^({'|'.join(parts)})$" if len(parts) > 1 else f"^{''.join(parts)}$"
+    number = name.removeprefix(prefix)
+    if number != name and re.fullmatch("[1-9][0-9]*", number):
+        return _escaped(prefix) + "[0-9]+"
+    return _escaped(name)
 
 
 def _escaped(text: str) -> str:

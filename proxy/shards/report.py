@@ -29,7 +29,12 @@ def as_text(plan: Plan, journalled: Journalled = MappingProxyType({})) -> str:
     if plan.warnings:
         lines += ["take care:", *(f"  {line}" for line in plan.warnings), ""]
     lines += ["rights that the users need (each line replaces all rights of that user in the virtual host):"]
-    lines += [f"  {line}" for line in plan.rights]
+    if plan.rights == plan.rights_applied:
+        lines += [f"  {line}" for line in plan.rights]
+    else:
+        lines += ["  set these before you apply the file:", *(f"    {line}" for line in plan.rights)]
+        lines += ["  set these once it is applied and sidecars have noticed:"]
+        lines += [f"    {line}" for line in plan.rights_applied]
     lines += ["", summary(plan)]
     return "\n".join(lines)
 
@@ -135,6 +140,7 @@ def as_json(plan: Plan, journalled: Journalled = MappingProxyType({})) -> Mappin
         "refusals": list(plan.refusals),
         "warnings": list(plan.warnings),
         "rights": list(plan.rights),
+        "rights_applied": list(plan.rights_applied),
     }
 
 

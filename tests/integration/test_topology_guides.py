@@ -73,6 +73,10 @@ def test_the_guide_from_the_first_shard_to_check(
     reader.file.write_text(reader.file.read_text().replace("lanes = false\n", ""))
     told = reader(plan, status=1)
     assert "  no key moves\n" in told
+    before, _, afterwards = told.partition("set these once it is applied and sidecars have noticed:")
+    assert r"amq\.default" in before.partition("set these before you apply the file:")[2]
+    assert "WRITER" in afterwards
+    assert r"amq\.default" not in afterwards
     reader(apply)
 
     (grown,) = SHARDS["Add a shard"]
@@ -145,7 +149,7 @@ def test_the_shards_of_the_plugin_are_adopted_and_its_policy_goes(
     assert all(f'queue = "{queue}"' in file for queue in queues)
 
     reader.file.write_text(file.replace("lanes = false\n", ""))
-    plan, apply = SHARDING["Put lanes in front"][0].splitlines()
+    plan, apply = SHARDING["Put lanes in front"]
     assert "  no key moves\n" in reader(plan, status=1)
     reader(apply)
     assert bound(sharded) == ["images.lane.1", "images.lane.2"]

@@ -3,6 +3,8 @@
 import json
 import re
 import shlex
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -133,7 +135,13 @@ def test_two_exchanges_that_come_to_share_a_queue_are_refused() -> None:
 
 
 def rights(*exchanges: dict[str, Any]) -> dict[str, list[str]]:
-    lines = [shlex.split(line) for line in plan(EMPTY, *exchanges).rights]
+    found = plan(EMPTY, *exchanges)
+    assert found.rights == found.rights_applied
+    return by_user(found.rights)
+
+
+def by_user(rights: Iterable[str]) -> dict[str, list[str]]:
+    lines = [shlex.split(line) for line in rights]
     assert all(line[:4] == ["rabbitmqctl", "set_permissions", "-p", "/"] for line in lines)
     return {line[4]: line[5:] for line in lines}
 
@@ -159,12 +167,67 @@ def test_without_lanes_the_writer_needs_the_default_exchange() -> None:
     ]
 
 
-@given(st.lists(st.text(st.characters(codec="utf-8"), min_size=1), min_size=1, max_size=4))
-def test_a_pattern_matches_the_names_that_it_is_for(names: list[str]) -> None:
-    assert all(re.fullmatch(pattern(names), name) for name in names)
+def test_rights_before_the_file_is_applied_are_enough_for_the_shards_as_they_are() -> None:
+    """Otherwise publishes are refused while queues are still bound themselves, or once the first lane is bound."""
+    found = plan(made(orders(shards=2, lanes=False)), orders(shards=2))
+
+    now, later = by_user(found.rights), by_user(found.rights_applied)
+    assert may(now["WRITER"][1], "amq.default", "orders", "orders.lane.1") == [True, True, True]
+    assert may(later["WRITER"][1], "amq.default", "orders", "orders.lane.1") == [False, True, True]
+    text = report.as_text(found)
+    before, _, after_it = text.partition("  set these once it is applied and sidecars have noticed:\n")
+    assert f"  set these before you apply the file:\n    {found.rights[0]}\n" in before
+    assert f"    {found.rights_applied[0]}\n" in after_it
+    assert report.as_json(found)["rights_applied"] == list(found.rights_applied)
 
 
-def test_a_pattern_takes_names_with_numbers_for_all_numbers() -> None:
-    assert pattern(["a.1", "a.2", "b+"]) == r"^(a\.[0-9]+|b\+)$"
-    assert pattern(["sharding: orders - rabbit@a - 0"]) == "^sharding: orders - rabbit@a - 0$"
+def test_a_lane_that_is_replaced_is_written_to_until_the_file_is_applied() -> None:
+    old, new = ({"number": 1, "lane": name} for name in ("old", "new"))
+    found = plan(made(orders(shards=2, shard=[old])), orders(shards=2, shard=[new]))
+
+    now, later = by_user(found.rights), by_user(found.rights_applied)
+    for user, at in (("WRITER", 1), ("TOPOLOGY", 0), ("TOPOLOGY", 1), ("TOPOLOGY", 2)):
+        assert may(now[user][at], "old", "new") == [True, True]
+        assert may(later[user][at], "old", "new") == [False, True]
+
+
+@pytest.mark.parametrize("lane", [False, "its own lane"])
+def test_a_retiring_shard_of_any_name_is_in_the_rights_until_it_is_gone(lane: bool | str) -> None:
+    own = [{"number": 2, "queue": "old one", "lane": lane}]
+    state, wanted = made(orders(shards=2, shard=own)), orders(shards=2, retiring=[2], shard=own)
+    off_the_ring = replace(state, bindings={**state.bindings, "orders": state.bindings["orders"][:1]})
+    deleted = replace(off_the_ring, queues={"orders.1": state.queues["orders.1"]}, exchanges={
+        name: exchange for name, exchange in state.exchanges.items() if name != lane
+    })  # fmt: skip
+
+    for found, there in ((state, True), (off_the_ring, True), (deleted, False)):
+        lines = by_user(plan(found, wanted).rights_applied)
+        assert may(lines["READER"][2], "orders.1", "old one") == [True, there]
+        assert may(lines["TOPOLOGY"][0], "orders.1", "old one") == [True, there]
+        if lane:
+            assert may(lines["WRITER"][1], str(lane), "amq.default") == [there, False]
+    assert may(by_user(plan(state, wanted).rights_applied)["WRITER"][1], "amq.default") == [lane is False]
+
+
+def test_only_the_numbers_of_shards_stand_for_all_numbers() -> None:
+    """A name that someone chose, and that ends in a number, says nothing of the others."""
+    own = [{"number": 1, "queue": "adopted.3", "lane": "lane.4"}]
+    found = rights({"name": "tenant.7", "shards": 2, "shard": own, "alternate_exchange": "rest.1"})
+
+    assert may(found["WRITER"][1], "tenant.7", "tenant.8", "tenant.7.lane.9", "lane.4", "lane.5") == [
+        *(True, False, True, True, False),
+    ]
+    assert may(found["READER"][2], "tenant.7.9", "adopted.3", "adopted.4") == [True, True, False]
+    assert may(found["TOPOLOGY"][1], "rest.1", "rest.2") == [True, False]
+
+
+@given(st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=20), min_size=1))
+def test_the_rights_match_the_names_of_the_exchanges(names: list[str]) -> None:
+    regex = rights(*({"name": f"n{name}", "shards": 1, "vhost": "/"} for name in dict.fromkeys(names)))["WRITER"][1]
+
+    assert all(re.fullmatch(regex, f"n{name}") for name in names)
+
+
+def test_a_pattern_without_names_matches_none() -> None:
     assert pattern([]) == "^$"
+    assert pattern(["a", "b", "a"]) == "^(a|b)$"
