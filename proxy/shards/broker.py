@@ -27,6 +27,12 @@ for name in ("aiormq", "aio_pika"):
 _OWNER_KNOWN_WITHIN = 15.0
 """Seconds to wait until the management API tells which connection holds a queue: it makes its statistics every 5 s."""
 
+_TAKEN_WITHIN = 15.0
+"""Seconds in which the lock must be taken while no holder can be seen, as when one has just given it back."""
+
+_PAUSE = 0.5
+"""Seconds between two attempts at the lock, and between two questions for its holder."""
+
 
 class LockedError(Exception):
     """Somebody else holds the lock; the message says who."""
@@ -74,7 +80,8 @@ class Lock:
 
     def check(self) -> None:
         """Raise LockLostError unless every connection is still open."""
-        if any(connection.is_closed for connection in self._connections):
+        # is_closed tells only whether this process has closed the connection, not whether the broker has.
+        if not all(connection.connected.is_set() for connection in self._connections):
             raise LockLostError("the connection that holds the lock was lost, so another process may hold it now")
 
 
@@ -98,7 +105,9 @@ async def locked(broker: Broker, vhosts: Iterable[str], purpose: str) -> AsyncIt
 
 
 async def _take(broker: Broker, connection: AbstractConnection, vhost: str) -> AbstractQueue:
-    """Declare the exclusive queue of one virtual host."""
+    """Declare the exclusive queue of one virtual host. Raises LockedError or OSError."""
+    loop = asyncio.get_running_loop()
+    until = loop.time() + _TAKEN_WITHIN
     while True:
         try:
             channel = await connection.channel(publisher_confirms=False)
@@ -108,6 +117,10 @@ async def _take(broker: Broker, connection: AbstractConnection, vhost: str) -> A
                 raise OSError(f"virtual host {vhost!r}: no lock: {error}") from None
         if (holder := await _holder(broker, vhost)) is not None:
             raise LockedError(f"virtual host {vhost!r}: the lock is held by {holder}")
+        if loop.time() > until:
+            unseen = "a connection that the management API does not show"
+            raise LockedError(f"virtual host {vhost!r}: the lock is held by {unseen}")
+        await asyncio.sleep(_PAUSE)
 
 
 async def _give_back(queue: AbstractQueue) -> None:
@@ -172,7 +185,7 @@ async def _holder(broker: Broker, vhost: str) -> str | None:
         details = answer.get("owner_pid_details")
         if isinstance(details, dict) and isinstance(details.get("name"), str):
             return await _in_words(broker, details["name"])
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(_PAUSE)
     return "another process, of which the management API does not tell more"
 
 

@@ -10,10 +10,13 @@ import aio_pika
 import pytest
 from pamqp.common import FieldTable
 
+from proxy.shards.apply import take
+from proxy.shards.broker import Broker
 from proxy.shards.plan import LOCK_QUEUE
+from proxy.shards.steps import DeclareExchange, Step
 from ring.destination import Destination
 from ring.ring import Ring
-from tests.integration.broker_api import DEADLINE_SECONDS, BrokerApi, fresh_name
+from tests.integration.broker_api import DEADLINE_SECONDS, BrokerApi, fresh_name, wait_until
 from tests.integration.conftest import StartSidecar
 from tests.integration.topology import Topology
 
@@ -148,6 +151,32 @@ def test_the_second_of_two_says_who_holds_the_lock(topology: Topology) -> None:
     assert "ring-proxy topology apply: elsewhere, process 7" in told
     assert topology.made() == {"exchanges": [], "queues": [], "bindings": []}
     topology.did("apply")
+
+
+def test_a_lost_lock_stops_it_before_the_next_step(topology: Topology, monkeypatch: pytest.MonkeyPatch) -> None:
+    topology.write(LEAST)
+    ask = topology.vhost.api.ask
+
+    def close() -> None:
+        def mine() -> list[str]:
+            found = ask("GET", "vhosts", topology.vhost.name, "connections")
+            return [each["name"] for each in found if "topology apply" in each.get("user_provided_name", "")]
+
+        (name,) = wait_until("the lock's connection in the API's list", mine)
+        ask("DELETE", "connections", name)
+        wait_until("the connection's end", lambda: not mine())
+
+    async def take_and_lose_the_lock(broker: Broker, vhost: str, step: Step) -> None:
+        await take(broker, vhost, step)
+        if isinstance(step, DeclareExchange):
+            await asyncio.to_thread(close)
+
+    monkeypatch.setattr("proxy.shards.apply.take", take_and_lose_the_lock)
+    result = topology.run("apply")
+
+    assert result.returncode == 2
+    assert "the connection that holds the lock was lost" in result.stderr
+    assert topology.made()["bindings"] == []
 
 
 @pytest.fixture
