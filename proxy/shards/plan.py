@@ -80,7 +80,10 @@ def make_plan(document: Sequence[Sharded], states: Mapping[str, State]) -> Plan:
 
     Raises DocumentError if two exchanges come to share a queue or a lane.
     """
-    differences = [compare(exchange, states[exchange.vhost]) for exchange in document]
+    names: dict[str, frozenset[str]] = {}
+    for exchange in document:
+        names[exchange.vhost] = names.get(exchange.vhost, frozenset()) | {exchange.name}
+    differences = [compare(exchange, states[exchange.vhost], names[exchange.vhost]) for exchange in document]
     if lines := clashes((each.exchange, each.shards) for each in differences):
         raise DocumentError(lines)
     planned = [_planned(difference, states[difference.exchange.vhost]) for difference in differences]

@@ -127,12 +127,15 @@ def declared_arguments(shard: Shard, version: tuple[int, ...]) -> Arguments:
     return arguments
 
 
-def compare(exchange: Sharded, state: State) -> Difference:
-    """Return how an exchange of a file differs from what exists in its virtual host."""
+def compare(exchange: Sharded, state: State, beside: frozenset[str] = frozenset()) -> Difference:
+    """Return how an exchange of a file differs from what exists in its virtual host.
+
+    `beside` are the names of the exchanges that the file makes in that virtual host.
+    """
     before = state.weights(exchange.name)
     existing = [number for d in before if d.kind == "queue" and (number := exchange.number_of(d.name)) is not None]
     shards = exchange.shards(existing, len(state.nodes))
-    comparison = _Comparison(exchange, shards, state)
+    comparison = _Comparison(exchange, shards, state, beside)
     comparison.run()
     retiring = {
         d: w for d, w in before.items() if d.kind == "queue" and exchange.number_of(d.name) in exchange.retiring
@@ -158,8 +161,8 @@ def compare(exchange: Sharded, state: State) -> Difference:
 class _Comparison:
     """One comparison: what it has found so far, sorted by the phases in which the steps are taken."""
 
-    def __init__(self, exchange: Sharded, shards: Sequence[Shard], state: State) -> None:
-        self.exchange, self.shards, self.state = exchange, shards, state
+    def __init__(self, exchange: Sharded, shards: Sequence[Shard], state: State, beside: frozenset[str]) -> None:
+        self.exchange, self.shards, self.state, self.beside = exchange, shards, state, beside
         self.refusals: list[str] = []
         self.warnings: list[str] = []
         self.gone: frozenset[str] = frozenset()
@@ -186,6 +189,8 @@ class _Comparison:
             self._queue(shard)
             if shard.lane is not None:
                 self._lane(shard, shard.lane)
+        self._alternate()
+        self._dead_letters()
         self._bindings()
         self._replicas()
 
@@ -269,6 +274,34 @@ class _Comparison:
             "deletes a message after 20 returns, RabbitMQ's default: give it a policy with delivery-limit -1, or a "
             "dead-letter exchange",
         )
+
+    def _alternate(self) -> None:
+        """Tell an alternate exchange that does not exist."""
+        name = self.exchange.arguments.get("alternate-exchange")
+        if isinstance(name, str) and self._absent(name):
+            tell = self._warn if self.exchange.name in self.state.exchanges else self._refuse
+            tell("alternate_exchange:", f"exchange {name!r} does not exist, so that it gets no message; {_DECLARE}")
+
+    def _dead_letters(self) -> None:
+        """Tell each dead-letter exchange that does not exist once, for all the shards that name it."""
+        shards: dict[str, list[Shard]] = {}
+        for shard in self.shards:
+            name = shard.arguments.get("x-dead-letter-exchange")
+            if (found := self.state.queues.get(shard.queue)) is not None:
+                # As RabbitMQ does, the argument is taken before the policy.
+                name = found.arguments.get("x-dead-letter-exchange", found.policy.get("dead-letter-exchange"))
+            if isinstance(name, str) and self._absent(name):
+                shards.setdefault(name, []).append(shard)
+        for name, of in shards.items():
+            tell = self._warn if all(shard.queue in self.state.queues for shard in of) else self._refuse
+            tell(
+                f"{len(of)} shards, such as {of[0].queue!r}:",
+                f"their dead-letter exchange {name!r} does not exist, so that RabbitMQ deletes each message that "
+                f"they dead-letter; {_DECLARE}",
+            )
+
+    def _absent(self, exchange: str) -> bool:
+        return exchange != "" and exchange not in self.state.exchanges and exchange not in self.beside
 
     def _lane(self, shard: Shard, lane: str) -> None:
         subject = f"lane {lane!r}"
@@ -399,6 +432,7 @@ _NEW_SHARD = (
     "make a new generation: shards with other numbers that have what you want, this one in retiring, then retire it"
 )
 _NEW_LANE = "give the shard another lane"
+_DECLARE = "declare that exchange first"
 
 
 def _leaders(shards: Iterable[Shard], state: State) -> Counter[str]:

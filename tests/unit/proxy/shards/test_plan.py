@@ -221,6 +221,13 @@ def test_only_the_numbers_of_shards_stand_for_all_numbers() -> None:
     assert may(found["TOPOLOGY"][1], "rest.1", "rest.2") == [True, False]
 
 
+def test_a_dead_letter_exchange_that_the_file_makes_is_not_missing() -> None:
+    dead = {"arguments": {"x-dead-letter-exchange": "dead"}}
+
+    assert plan(EMPTY, orders(shards=1, **dead), {"name": "dead", "shards": 1}).refusals == ()
+    assert len(plan(EMPTY, orders(shards=1, **dead)).refusals) == 1
+
+
 @given(st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=20), min_size=1))
 def test_the_rights_match_the_names_of_the_exchanges(names: list[str]) -> None:
     regex = rights(*({"name": f"n{name}", "shards": 1, "vhost": "/"} for name in dict.fromkeys(names)))["WRITER"][1]

@@ -1,6 +1,7 @@
 """The steps from what exists to what a file wants: where they lead, in which order, and what is refused."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -325,7 +326,50 @@ def test_a_delivery_limit_that_deletes_is_told() -> None:
     warned = differ(EMPTY, shards=1, arguments={"x-delivery-limit": 5}).warnings
     assert "deletes a message after 5 returns" in warned[0]
     with_dead_letters = {"x-delivery-limit": 5, "x-dead-letter-exchange": "dead"}
-    assert differ(EMPTY, shards=1, arguments=with_dead_letters).warnings == ()
+    assert differ(with_exchanges(EMPTY, "dead"), shards=1, arguments=with_dead_letters).warnings == ()
+
+
+def with_exchanges(state: State, *names: str) -> State:
+    return replace(state, exchanges={**state.exchanges, **{name: FoundExchange("fanout") for name in names}})
+
+
+def test_a_dead_letter_exchange_that_does_not_exist_is_refused() -> None:
+    """RabbitMQ 4 would delete each message of such a queue after 20 returns."""
+    wanted: dict[str, Any] = {"shards": 2, "arguments": {"x-dead-letter-exchange": "dead"}}
+
+    (line,) = differ(EMPTY, **wanted).refusals
+
+    assert "2 shards, such as 'orders.1': their dead-letter exchange 'dead' does not exist" in line
+    assert differ(with_exchanges(EMPTY, "dead"), **wanted).refusals == ()
+    assert differ(EMPTY, shards=2, arguments={"x-dead-letter-exchange": ""}).refusals == ()
+    (exchange,) = parse({"exchange": [{"name": "orders", **wanted}]})
+    assert compare(exchange, EMPTY, frozenset({"dead"})).refusals == ()
+
+
+@pytest.mark.parametrize("by_policy", [True, False])
+def test_an_existing_queue_is_warned_of_when_its_dead_letter_exchange_is_gone(by_policy: bool) -> None:
+    wanted: dict[str, Any] = {"shards": 1} if by_policy else {"shards": 1, "arguments": {"x-dead-letter-exchange": "x"}}
+    state = after(EMPTY, *differ(with_exchanges(EMPTY, "x"), **wanted).steps)
+    queue = replace(state.queues["orders.1"], policy={"dead-letter-exchange": "x"} if by_policy else {})
+    state = replace(state, queues={"orders.1": queue})
+
+    difference = differ(state, **wanted)
+
+    assert (difference.steps, difference.refusals) == ((), ())
+    assert "their dead-letter exchange 'x' does not exist" in difference.warnings[0]
+    assert not any("dead-letter" in line for line in differ(with_exchanges(state, "x"), **wanted).warnings)
+
+
+def test_an_alternate_exchange_that_does_not_exist_is_refused_for_a_new_exchange_and_else_told() -> None:
+    wanted: dict[str, Any] = {"shards": 1, "alternate_exchange": "rest"}
+    state = after(EMPTY, *differ(with_exchanges(EMPTY, "rest"), **wanted).steps)
+
+    (refused,) = differ(EMPTY, **wanted).refusals
+    (warned,) = [line for line in differ(state, **wanted).warnings if "replicas" not in line]
+
+    assert "alternate_exchange: exchange 'rest' does not exist" in refused
+    assert "alternate_exchange: exchange 'rest' does not exist" in warned
+    assert differ(state, **wanted).refusals == differ(with_exchanges(EMPTY, "rest"), **wanted).refusals == ()
 
 
 def test_no_limit_is_refused_where_it_means_to_delete_at_once() -> None:
