@@ -73,7 +73,9 @@ class LaneReader:
             wanted.update(before.lanes.values())
         if not wanted:
             return NOTHING_READ
-        known = {name: found for name, found in (before.behind if before else {}).items() if name in wanted}
+        # What a ring restored from disk says of its lanes was not read by this process: all of them are asked for.
+        read_before = before.behind if before is not None and not before.restored else {}
+        known = {name: found for name, found in read_before.items() if name in wanted}
         settled = [name for name, found in known.items() if self._is_settled(vhost, name, found, doubted)]
         to_ask = [*wanted.difference(settled), *settled[:LANE_READS]]
         answers, shown = await self._ask(vhost, sorted(to_ask), started)

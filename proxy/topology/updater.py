@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from proxy.settings.config import OnDeadLetter
 from proxy.settings.patterns import Mode, Selection
-from proxy.topology.bindings import RING_TYPES, Behind, Binding, Bindings, TopologyError, weigh
+from proxy.topology.bindings import RING_TYPES, Behind, Binding, Bindings, Leads, TopologyError, weigh
 from proxy.topology.changes import log_absent, log_change, log_missing, title
 from proxy.topology.cluster import ASK_DISTANCE, ClusterIdentity
 from proxy.topology.entry_builder import EntryBuilder
@@ -373,6 +373,15 @@ class TableUpdater:
         if isinstance(tracked.fault, VhostNotListedError):
             # The virtual host was deleted and made again, or was hidden: only what shows now exists.
             confirmed_removals = tracked.in_force.weights.keys()
+        if reading.exchange is None:
+            # A listing that lacks the ring exchange may lack its lanes for the same reason. So their absence counts
+            # once it lasts, unless a declaration or a refused publish says the same.
+            vhost, proved = name[0], self.overlays
+            behind = {
+                lane: found
+                for lane, found in behind.items()
+                if found.leads is not Leads.ABSENT or (vhost, lane) in proved
+            }
         removed = self._removed(name, tracked.in_force.weights, behind, confirmed_removals)
         return bindings, tracked.in_force.after(
             bindings.weights, started, time.monotonic(), self._settle_time, removed, shown

@@ -1,6 +1,7 @@
 """What readings, lies, declarations and returns make of a ring whose destinations are lanes."""
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 
@@ -87,6 +88,31 @@ async def test_a_lane_that_does_not_exist_gets_nothing_at_once(made: Made, fake:
     """A publish to it would end its channel, so no settle time is waited for."""
     fake.delete("lane.a")
     fake.bindings["/", "x"] = fake.bindings["/", "x"][1:]
+    await reread(made)
+    assert made.weights() == {B: 2}
+
+
+async def test_one_answer_without_the_exchange_and_its_lanes_moves_nothing(
+    made: Made, fake: FakeManagement, clock: Clock
+) -> None:
+    for name in ("x", "lane.a", "lane.b"):
+        fake.delete(name)
+    clock.now += 1
+    await reread(made)
+    assert made.weights() == {A: 1, B: 2}
+    for _ in range(3):
+        clock.now += SETTLE
+        await reread(made)
+    assert X not in made.router.entries
+
+
+async def test_unless_the_broker_has_refused_a_publish_to_the_lane(
+    made: Made, fake: FakeManagement, clock: Clock
+) -> None:
+    for name in ("x", "lane.a", "lane.b"):
+        fake.delete(name)
+    made.sync.found_missing("/", "lane.a")
+    clock.now += 1
     await reread(made)
     assert made.weights() == {B: 2}
 
@@ -189,6 +215,11 @@ async def test_of_many_lanes_each_is_read_in_turn(fake: FakeManagement) -> None:
         fake.requests.clear()
         await reread(made, Destination("exchange", "lane.23"))
         assert fake.count("/api/exchanges/%2F/lane.23") == 1
+        # Of a ring that was restored from disk no lane was read yet.
+        fake.requests.clear()
+        made.router.put(X, replace(made.entry, restored=True))
+        await reread(made)
+        assert sum(fake.count(f"/api/exchanges/%2F/lane.{name}") for name in names) == len(names)
 
 
 # Declarations.
