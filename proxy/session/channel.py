@@ -135,8 +135,13 @@ class Channel:
         return f"<channel {self.id}>"
 
     def select(self, *, transactional: bool) -> None:
-        """Begin confirm mode or transactions; the first of the two stays."""
-        if not self.confirms.answered:
+        """Begin confirm mode or transactions; the first of the two stays.
+
+        A channel on which this is asked for again is not opened again behind a close: the answer would be lost.
+        """
+        if self.confirms.answered:
+            self.used_otherwise = True
+        else:
             self.confirms.start()
             self.transactional = transactional
 

@@ -186,6 +186,7 @@ def test_a_method_amidst_the_content_is_the_clients_fault() -> None:
         made(1, commands.Queue.Purge(queue="q")),
         made(1, commands.Queue.Declare(queue="q")),
         made(1, commands.Tx.Select()),
+        made(1, commands.Confirm.Select()),  # once more
     ],
 )
 def test_where_more_would_be_lost_the_client_gets_the_close(frame: bytes) -> None:
