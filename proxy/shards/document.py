@@ -3,6 +3,7 @@
 Every mistake is one line that names the place in the file, the key and the value.
 """
 
+import math
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -411,6 +412,8 @@ def _arguments(value: Any) -> Arguments:
             raise ConfigError(f"{name}: {_shown(each)} is not a text, a number, true or false")
         if isinstance(each, int) and not -(2**63) <= each < 2**63:
             raise ConfigError(f"{name}: {_shown(each)} does not fit into 64 bits")
+        if isinstance(each, float) and not math.isfinite(each):
+            raise ConfigError(f"{name}: {_shown(each)} is not a finite number")
         if name == "x-single-active-consumer":
             _bool_argument(name, each)
     return dict(value)
@@ -449,5 +452,8 @@ _SHARD_CHECKS: Mapping[str, Callable[[Any], Any]] = {
 
 def _shown(value: Any) -> str:
     """Return a value as a message shows it: at most 60 characters, as TOML writes true and false."""
-    text = str(value).lower() if isinstance(value, bool) else repr(value)
+    try:
+        text = str(value).lower() if isinstance(value, bool) else repr(value)
+    except ValueError:  # Python writes no number of more than 4,300 digits, and TOML has such in hexadecimal.
+        return "a value with thousands of digits"
     return text if len(text) <= 60 else f"{text[:57]}..."

@@ -178,6 +178,25 @@ def test_a_mistake_is_a_line_that_names_the_place_and_the_value(text: str, told:
     assert not any("\n" in line for line in lines)
 
 
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("shards = 0x" + "f" * 5000, "shards: a value with thousands of digits is not a whole number from 1 to 10000"),
+        (
+            f"arguments = {{ x-a = 0x{'f' * 5000} }}",
+            "arguments: x-a: a value with thousands of digits does not fit into 64 bits",
+        ),
+        (f"lanes = [0x{'f' * 5000}]", "lanes: a value with thousands of digits is not true or false"),
+        ("arguments = { x-a = nan }", "arguments: x-a: nan is not a finite number"),
+        ("arguments = { x-a = -inf }", "arguments: x-a: -inf is not a finite number"),
+    ],
+)
+def test_numbers_that_json_has_not_are_mistakes(line: str, told: str) -> None:
+    shards = "" if line.startswith("shards") else "shards = 1\n"
+
+    assert mistakes(f'[[exchange]]\nname = "orders"\n{shards}{line}\n') == (f"[[exchange]] 1, 'orders': {told}",)
+
+
 def test_every_mistake_of_a_file_is_told() -> None:
     lines = mistakes("[[exchange]]\nname = 3\nshards = 0\n[[exchange]]\nname = 'b'\nlanes = 2\nshards = 1\n")
 
