@@ -34,7 +34,7 @@ _SECONDS = 5.0
 
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
-_FAULTS = (StoppedError, DocumentError, LockedError, LockLostError, ManagementError, TopologyError, OSError)
+_FAULTS = (StoppedError, DocumentError, LockLostError, ManagementError, TopologyError, OSError)
 
 
 class Watch:
@@ -65,7 +65,7 @@ class Watch:
             ["state"],
             registry=self.registry,
         )
-        for result in ("ok", "fault"):
+        for result in ("ok", "fault", "locked"):
             self._looks.labels(result)
 
     async def run(self) -> None:
@@ -75,10 +75,18 @@ class Watch:
             await asyncio.sleep(random.uniform(0.5, 1.0) * self._settings.sync_interval)
 
     async def look(self) -> None:
-        """Compare the file with what exists, and do what it asks for; tell what fails, and try it at the next look."""
+        """Compare the file with what exists, and do what it asks for; tell what fails, and try it at the next look.
+
+        While another process holds the lock, such as `retire`, nothing has failed: whether this one is ready stays.
+        """
         try:
             async with reached(self._settings) as broker:
                 plan = await self._looked(broker)
+        except LockedError as error:
+            self._looks.labels("locked").inc()
+            if str(error) not in self._told:
+                log.info("%s", error)
+            self._told = (str(error),)
         except (*_FAULTS, ConfigError) as error:
             lines = error.lines if isinstance(error, DocumentError) else str(error).splitlines()
             self._ended(lines)

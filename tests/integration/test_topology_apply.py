@@ -9,11 +9,14 @@ from pathlib import Path
 import aio_pika
 import pytest
 from pamqp.common import FieldTable
+from yarl import URL
 
+from proxy.settings.config import Settings
 from proxy.shards.apply import take
 from proxy.shards.broker import Broker
 from proxy.shards.plan import LOCK_QUEUE
 from proxy.shards.steps import DeclareExchange, Step
+from proxy.shards.watch import Watch
 from ring.destination import Destination
 from ring.ring import Ring
 from tests.integration.broker_api import DEADLINE_SECONDS, BrokerApi, fresh_name, wait_until
@@ -52,11 +55,15 @@ def test_what_a_file_wants_is_made_and_then_there_is_nothing_to_do(topology: Top
     topology.write(text)
     planned = topology.run("plan")
     assert planned.returncode == 1, planned
+    steps = topology.plan()["steps"]
     assert topology.run("check").returncode == 1
 
     applied = topology.did("apply")
 
-    assert [line.split()[0] for line in applied.splitlines()][-2:] != []
+    *done, last = applied.splitlines()
+    assert [line.split()[0] for line in done] == [f"[{n}/{len(done)}]" for n in range(1, len(done) + 1)]
+    assert last == f"{steps} steps done"
+    assert len(done) == steps
     assert topology.did("plan").endswith("nothing to do\n")
     assert topology.did("check") == "nothing to do\n"
     before = topology.made()
@@ -177,6 +184,33 @@ def test_a_lost_lock_stops_it_before_the_next_step(topology: Topology, monkeypat
     assert result.returncode == 2
     assert "the connection that holds the lock was lost" in result.stderr
     assert topology.made()["bindings"] == []
+
+
+def test_a_watch_that_finds_the_lock_held_waits_and_has_no_fault(topology: Topology) -> None:
+    """Whoever retires a shard may hold the lock for minutes."""
+    topology.write(LEAST)
+    broker_url, management_url = (URL(url, encoded=True) for url in (topology.amqp_url, topology.management_url))
+    watch = Watch(Settings(broker_url=broker_url, management_url=(management_url,)), topology.file)
+
+    def looks(result: str) -> float:
+        return watch.registry.get_sample_value("ringproxy_topology_looks_total", {"result": result}) or 0.0
+
+    async def looked() -> None:
+        await watch.look()
+        assert watch.fault == ""
+        topology.write(LEAST.replace("4", "5"))
+        async with await aio_pika.connect(topology.amqp_url) as connection:
+            channel = await connection.channel()
+            await channel.declare_queue(LOCK_QUEUE, exclusive=True)
+            await watch.look()
+        assert (looks("locked"), looks("fault"), watch.fault) == (1.0, 0.0, "")
+        assert "orders.5" not in topology.vhost.queues()
+        await watch.look()
+
+    asyncio.run(looked())
+
+    assert (looks("ok"), looks("fault")) == (2.0, 0.0)
+    assert "orders.5" in topology.vhost.queues()
 
 
 @pytest.fixture
