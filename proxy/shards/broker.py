@@ -5,7 +5,7 @@ import contextlib
 import logging
 import os
 import socket
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
@@ -29,6 +29,9 @@ _OWNER_KNOWN_WITHIN = 15.0
 
 _TAKEN_WITHIN = 15.0
 """Seconds in which the lock must be taken while no holder can be seen, as when one has just given it back."""
+
+_COUNTED_WITHIN = 15.0
+"""Seconds that the broker has to count the messages of a queue over AMQP."""
 
 _PAUSE = 0.5
 """Seconds between two attempts at the lock, and between two questions for its holder."""
@@ -74,15 +77,32 @@ async def reached(settings: Settings) -> AsyncIterator[Broker]:
 class Lock:
     """Exclusive queues, one in each virtual host, that this process holds for as long as their connections live."""
 
-    def __init__(self, connections: Sequence[AbstractConnection]) -> None:
-        """Take the open connections that hold the queues."""
+    def __init__(self, connections: Mapping[str, AbstractConnection]) -> None:
+        """Take the open connections that hold the queues, by virtual host."""
         self._connections = connections
 
     def check(self) -> None:
         """Raise LockLostError unless every connection is still open."""
         # is_closed tells only whether this process has closed the connection, not whether the broker has.
-        if not all(connection.connected.is_set() for connection in self._connections):
+        if not all(connection.connected.is_set() for connection in self._connections.values()):
             raise LockLostError("the connection that holds the lock was lost, so another process may hold it now")
+
+    async def count_ready(self, vhost: str, queue: str) -> int:
+        """Return how many messages of a queue are ready now, by a passive declaration, which needs no permission.
+
+        Raises LockLostError, or ManagementError if the broker gives no count.
+        """
+        self.check()
+        try:
+            async with asyncio.timeout(_COUNTED_WITHIN):
+                channel = await self._connections[vhost].channel(publisher_confirms=False)
+                declared = (await channel.declare_queue(queue, passive=True)).declaration_result
+                await channel.close()
+        except (TimeoutError, OSError, RuntimeError, aio_pika.exceptions.AMQPError) as error:
+            raise ManagementError(f"queue {queue!r} cannot be counted over AMQP: {error or 'no answer'}") from None
+        if declared.message_count is None:
+            raise ManagementError(f"queue {queue!r} cannot be counted over AMQP: the answer has no count")
+        return declared.message_count
 
 
 @asynccontextmanager
@@ -93,14 +113,14 @@ async def locked(broker: Broker, vhosts: Iterable[str], purpose: str) -> AsyncIt
     """
     # In one order for all, so that no two processes wait for each other.
     async with AsyncExitStack() as stack:
-        connections = []
+        connections = {}
         for vhost in sorted(set(vhosts)):
             connection = await _connect(broker, vhost, purpose)
             stack.push_async_callback(_close, connection)
             queue = await _take(broker, connection, vhost)
             # RabbitMQ deletes it some time after the connection has closed, and whoever comes next need not wait.
             stack.push_async_callback(_give_back, queue)
-            connections.append(connection)
+            connections[vhost] = connection
         yield Lock(connections)
 
 

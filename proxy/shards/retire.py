@@ -1,7 +1,8 @@
 """Take one shard away: off the ring, agreed on by the fleet, closed, empty, and only then deleted."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+import re
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from proxy.shards.apply import Say, StoppedError, take
@@ -22,6 +23,9 @@ BETWEEN_LOOKS = 6.0
 The management API counts messages, and lists new connections, every 5 s. So what the second look sees was counted after
 the first one.
 """
+
+_LOOKS = 10
+"""The most looks, `_PAUSE` apart, until the management API must show that a binding is gone."""
 
 _PAUSE = 1.0
 """Seconds between two looks at what is waited for."""
@@ -55,6 +59,7 @@ async def retire(broker: Broker, lock: Lock, what: Retirement, say: Say) -> None
     found = _bindings(state, what)
     lanes = _lanes(state, what, found)
     _check(state, what, found, lanes)
+    taken = _taken(what, lanes)
     if what.queue not in state.queues and not found and not lanes:
         say(f"there is no queue {what.queue}, and nothing of it: nothing to do")
         return
@@ -67,9 +72,8 @@ async def retire(broker: Broker, lock: Lock, what: Retirement, say: Say) -> None
         say(f"{slots / SLOTS:.4%} of the keys move ({slots:,} of {SLOTS:,} slots)")
     for binding in found:
         await _unbind(broker, lock, what, what.exchange, binding, say)
-    await _until(
-        what.patience, "every sidecar to route by the ring without it", lambda: _behind(broker, what, lock), say
-    )
+    await _shown_unbound(broker, what, taken, lanes)
+    await _until(what, "every sidecar to route by the ring without it", lambda: _behind(broker, what, lock, lanes), say)
     if what.keep:
         say(f"queue {what.queue} is off the ring, and stays with its messages")
         return
@@ -83,7 +87,9 @@ async def _close(broker: Broker, lock: Lock, what: Retirement, state: State, lan
         for binding in state.bindings.get(lane, ()):
             await _unbind(broker, lock, what, lane, binding, say)
     if what.queue in state.queues:
-        await _until(what.patience, "the queue to be empty twice", lambda: _left(broker, what, lock), say)
+        taken = _taken(what, lanes)
+        await _shown_unbound(broker, what, taken)
+        await _until(what, "the queue to be empty twice", lambda: _left(broker, what, lock, taken), say)
         # A quorum queue takes no condition. A classic one does, so it cannot lose what came since.
         condition = "?if-empty=true" if state.queues[what.queue].type == "classic" else ""
         await _delete(broker, lock, ["queues", what.vhost, what.queue], condition)
@@ -100,19 +106,42 @@ def _bindings(state: State, what: Retirement) -> list[FoundBinding]:
 
 
 def _lanes(state: State, what: Retirement, found: Sequence[FoundBinding]) -> list[str]:
-    """Return the lanes of the queue: those on the ring, and the one that an earlier run has left.
+    """Return the lanes of the queue: those on the ring, and those that an earlier run has left.
 
-    That one is known by its name only, so a lane of another name is then no lane for this.
+    A lane that was left is named EXCHANGE.lane.SOMETHING, nothing is bound to it, and it leads to this queue only. The
+    lane EXCHANGE.lane.N of a queue EXCHANGE.N counts also if it leads nowhere any more.
     """
     lanes = dict.fromkeys(each.destination.name for each in found if each.destination.kind == "exchange")
     prefix, _, number = what.queue.rpartition(".")
-    usual = f"{prefix}.lane.{number}"
-    exchange = state.exchanges.get(usual)
-    bound = {each.destination for each in state.bindings.get(usual, ())}
-    is_fanout = exchange is not None and exchange.type == "fanout"
-    if prefix == what.exchange and is_fanout and bound <= {Destination("queue", what.queue)}:
-        lanes[usual] = None
+    own = f"{prefix}.lane.{number}" if prefix == what.exchange else None
+    queue = Destination("queue", what.queue)
+    fed = {each.destination for bindings in state.bindings.values() for each in bindings}
+    for name, exchange in state.exchanges.items():
+        leads_to = {each.destination for each in state.bindings.get(name, ())}
+        leads_here = name.startswith(f"{what.exchange}.lane.") and leads_to == {queue}
+        is_free = exchange.type == "fanout" and Destination("exchange", name) not in fed
+        if is_free and (leads_here or (name == own and not leads_to)):
+            lanes[name] = None
     return list(lanes)
+
+
+def _taken(what: Retirement, lanes: Sequence[str]) -> frozenset[Destination]:
+    """Return the destinations that go: the queue and its lanes."""
+    return frozenset({Destination("queue", what.queue), *(Destination("exchange", lane) for lane in lanes)})
+
+
+def _sources(state: State, taken: Collection[Destination], but: Collection[str] = ()) -> list[str]:
+    """Return the exchanges that are bound to any of these destinations, without those in `but`."""
+    return sorted(
+        source
+        for source, bindings in state.bindings.items()
+        if source not in but and any(each.destination in taken for each in bindings)
+    )
+
+
+def _is_named_as_shard(what: Retirement) -> bool:
+    """Return whether the queue's name alone tells that it is a shard of the exchange, such as `orders.3`."""
+    return re.fullmatch(re.escape(what.exchange) + r"\.[0-9]+", what.queue) is not None
 
 
 def _check(state: State, what: Retirement, found: Sequence[FoundBinding], lanes: Sequence[str]) -> None:
@@ -124,11 +153,14 @@ def _check(state: State, what: Retirement, found: Sequence[FoundBinding], lanes:
         raise RetireError(
             f"queue {what.queue!r} is the only one of exchange {what.exchange!r}, which would lose messages"
         )
-    taken = {Destination("queue", what.queue), *(Destination("exchange", lane) for lane in lanes)}
-    for source, bindings in state.bindings.items():
-        if source not in (what.exchange, *lanes) and any(each.destination in taken for each in bindings):
-            raise RetireError(f"queue {what.queue!r} also gets messages from exchange {source!r}; unbind that first")
+    for source in _sources(state, _taken(what, lanes), (what.exchange, *lanes)):
+        raise RetireError(f"queue {what.queue!r} also gets messages from exchange {source!r}; unbind that first")
     gone = state.queues.get(what.queue)
+    if gone is not None and not (found or lanes or what.keep or _is_named_as_shard(what)):
+        raise RetireError(
+            f"exchange {what.exchange!r} is not bound to queue {what.queue!r}, and nothing tells that it was: delete "
+            "the queue yourself if it is the one that you mean"
+        )
     if gone is not None and gone.type == "stream" and not what.keep:
         raise RetireError(f"queue {what.queue!r} is a stream, which keeps its messages and is never empty: use --keep")
 
@@ -149,7 +181,35 @@ async def _delete(broker: Broker, lock: Lock, path: Sequence[str], condition: st
             raise
 
 
-async def _behind(broker: Broker, what: Retirement, lock: Lock) -> str:
+async def _shown_unbound(
+    broker: Broker, what: Retirement, taken: Collection[Destination], but: Collection[str] = ()
+) -> None:
+    """Return once the management API shows that no exchange is bound to what goes, without those in `but`.
+
+    A node of a cluster may show a change later. Raises StoppedError if a binding stays, or has come back.
+    """
+    for look in range(_LOOKS):
+        state = (await broker.states([what.vhost]))[what.vhost]
+        if not _sources(state, taken, but):
+            return
+        if look < _LOOKS - 1:
+            await asyncio.sleep(_PAUSE)
+    _stop_if_bound_again(state, what, taken, but)
+
+
+def _stop_if_bound_again(
+    state: State, what: Retirement, taken: Collection[Destination], but: Collection[str] = ()
+) -> None:
+    """Raise StoppedError if an exchange is bound to what goes, without those in `but`."""
+    if sources := _sources(state, taken, but):
+        names = ", ".join(map(repr, sources))
+        raise StoppedError(
+            f"queue {what.queue!r} was bound again, by exchange {names}, so it may get messages: it was not deleted\n"
+            "stop whoever binds it, such as a consumer that starts, and run this again"
+        )
+
+
+async def _behind(broker: Broker, what: Retirement, lock: Lock, lanes: Sequence[str]) -> str:
     """Return which sidecars still route by a ring with the queue; empty if two looks have found none.
 
     The second look sees the connections that the API did not list at the first one yet.
@@ -159,6 +219,7 @@ async def _behind(broker: Broker, what: Retirement, lock: Lock) -> str:
             await asyncio.sleep(BETWEEN_LOOKS)
         lock.check()
         state = (await broker.states([what.vhost]))[what.vhost]
+        _stop_if_bound_again(state, what, _taken(what, lanes), lanes)
         exchange = _as_read(await broker.api.page(["exchanges", what.vhost, what.exchange], ["type", "arguments"]))
         wanted = fingerprint(state.weights(what.exchange), exchange.type, str(exchange.hashed))
         if behind := await disagreement(broker.api, what.sidecars, what.vhost, what.exchange, wanted):
@@ -172,12 +233,16 @@ def _as_read(answer: object) -> Exchange:
     return parse_exchange(answer)
 
 
-async def _left(broker: Broker, what: Retirement, lock: Lock) -> str:
-    """Return what is left in the queue; empty if two looks have found nothing."""
+async def _left(broker: Broker, what: Retirement, lock: Lock, taken: Collection[Destination]) -> str:
+    """Return what is left in the queue; empty if two looks, and the broker itself at their end, have found nothing.
+
+    Raises StoppedError if an exchange was bound to the queue, or to a lane of it, meanwhile.
+    """
     for look in range(2):
         if look:
             await asyncio.sleep(BETWEEN_LOOKS)
         lock.check()
+        _stop_if_bound_again((await broker.states([what.vhost]))[what.vhost], what, taken)
         answer = await broker.api.page(
             ["queues", what.vhost, what.queue], ["messages_ready", "messages_unacknowledged"]
         )
@@ -186,7 +251,8 @@ async def _left(broker: Broker, what: Retirement, lock: Lock) -> str:
         ready, unacked = _counts(answer)
         if ready or unacked:
             return f"{ready} messages are ready and {unacked} not acked yet"
-    return ""
+    ready = await lock.count_ready(what.vhost, what.queue)
+    return f"{ready} messages are ready, which the management API does not count yet" if ready else ""
 
 
 def _counts(answer: object) -> tuple[int, int]:
@@ -200,10 +266,10 @@ def _counts(answer: object) -> tuple[int, int]:
     return ready, unacked
 
 
-async def _until(patience: float, what: str, look: Callable[[], Awaitable[str]], say: Say) -> None:
-    """Look until there is nothing left to wait for. Raises StoppedError after `patience` seconds."""
+async def _until(what: Retirement, goal: str, look: Callable[[], Awaitable[str]], say: Say) -> None:
+    """Look until there is nothing left to wait for. Raises StoppedError once the patience is over."""
     loop = asyncio.get_running_loop()
-    until, told = loop.time() + patience, ""
+    until, told = loop.time() + what.patience, ""
     while True:
         try:
             left = await look()
@@ -212,8 +278,18 @@ async def _until(patience: float, what: str, look: Callable[[], Awaitable[str]],
         if not left:
             return
         if left != told:
-            say(f"waiting for {what}: {left}")
+            say(f"waiting for {goal}: {left}")
         told = left
         if loop.time() > until:
-            raise StoppedError(f"waited {patience:g} s for {what}: {left}\nrun it again: it goes on from here")
+            raise StoppedError(f"waited {what.patience:g} s for {goal}: {left}\n{_how_to_go_on(what)}")
         await asyncio.sleep(_PAUSE)
+
+
+def _how_to_go_on(what: Retirement) -> str:
+    """Return what to do after a run that was stopped."""
+    if what.keep or _is_named_as_shard(what):
+        return "run it again: it goes on from here"
+    return (
+        f"run it again: it goes on from here while a lane named {what.exchange}.lane.* leads to the queue; after that "
+        "delete the queue yourself once it is empty"
+    )

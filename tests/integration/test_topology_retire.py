@@ -1,6 +1,7 @@
 """`ring-proxy topology retire` on a real broker with real sidecars: no message is lost, none deleted."""
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -115,6 +116,33 @@ def test_a_queue_with_messages_is_not_deleted_and_the_next_run_goes_on(shards: T
     assert "run it again: it goes on from here" in told
     assert drained(vhost, "orders.3") == [b"kept"]
     assert "delete queue orders.3" in retired(shards, *fleet)
+
+
+def test_a_queue_that_a_consumer_binds_again_is_not_deleted(shards: Topology, fleet: list[str]) -> None:
+    vhost = shards.vhost
+    vhost.api.ask(
+        "POST", "exchanges", vhost.name, "amq.default", "publish",
+        body={"properties": {}, "routing_key": "orders.3", "payload": "kept", "payload_encoding": "string"},
+    )  # fmt: skip
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(retired, shards, *fleet)
+        wait_until("its lane to be closed", lambda: "orders.lane.3" not in str(shards.made()["bindings"]))
+        vhost.bind("orders", "orders.3")
+        assert drained(vhost, "orders.3") == [b"kept"]
+        with pytest.raises(AssertionError, match="was bound again, by exchange 'orders', so it may get messages"):
+            running.result()
+
+    assert "orders.3" in vhost.queues()
+
+
+def test_a_queue_that_was_never_of_the_exchange_is_not_deleted(shards: Topology, fleet: list[str]) -> None:
+    shards.vhost.queue("invoices")
+
+    result = shards.run("retire", "orders", "invoices", "--vhost", shards.vhost.name, NOT_PATIENT, *fleet)
+
+    assert result.returncode == 2
+    assert "exchange 'orders' is not bound to queue 'invoices', and nothing tells that it was" in result.stderr
+    assert "invoices" in shards.vhost.queues()
 
 
 def test_a_sidecar_that_does_not_answer_is_waited_for_and_told(shards: Topology) -> None:
