@@ -94,12 +94,16 @@ class Sharded:
         for number, own in self.own.items():
             if own.queue == queue:
                 return number
-        digits = queue.removeprefix(f"{self.name}.")
-        if digits == queue or not (digits.isascii() and digits.isdigit()) or digits.startswith("0"):
-            return None
-        number = int(digits) if len(digits) <= len(str(MAX_SHARDS)) else MAX_SHARDS + 1
-        named_otherwise = number in self.own and self.own[number].queue is not None
-        return None if named_otherwise or number > MAX_SHARDS else number
+        found = _number_after(f"{self.name}.", queue)
+        return found if found is not None and self.shard(found).queue == queue else None
+
+    def number_of_lane(self, lane: str) -> int | None:
+        """Return the number of the shard whose lane has this name; None if no shard of this exchange can have it."""
+        for number, own in self.own.items():
+            if own.lane == lane:
+                return number
+        found = _number_after(f"{self.name}.lane.", lane)
+        return found if found is not None and self.shard(found).lane == lane else None
 
     def shards(self, existing: Iterable[int], nodes: int) -> tuple[Shard, ...]:
         """Return the wanted shards, ascending by number.
@@ -116,6 +120,15 @@ class Sharded:
                 wanted.add(number)
             number += 1
         return tuple(map(self.shard, sorted(wanted)))
+
+
+def _number_after(prefix: str, name: str) -> int | None:
+    """Return the number of a shard that follows a prefix in a name; None if none does."""
+    digits = name.removeprefix(prefix)
+    if digits == name or not (digits.isascii() and digits.isdigit()) or digits.startswith("0"):
+        return None
+    number = int(digits) if len(digits) <= len(str(MAX_SHARDS)) else MAX_SHARDS + 1
+    return number if number <= MAX_SHARDS else None
 
 
 class DocumentError(Exception):

@@ -102,6 +102,7 @@ def _exchange(item: Mapping[str, Any], policies: Mapping[str, Mapping[str, Any]]
         _text(item, "type"),
         _table(item, "arguments"),
         item.get("durable") is True and item.get("auto_delete") is False,
+        item.get("auto_delete") is True,
         item.get("internal") is True,
         policy if "alternate-exchange" in definition else None,
         sharded,

@@ -39,6 +39,8 @@ class FoundExchange:
     arguments: Mapping[str, Any] = field(default_factory=dict)
     lasting: bool = True
     """Whether the exchange is durable and not deleted by itself."""
+    auto_delete: bool = False
+    """Whether the exchange is deleted with its last binding."""
     internal: bool = False
     alternate: str | None = None
     """The policy that gives the exchange an alternate exchange; None if no policy does."""
@@ -73,7 +75,7 @@ class State:
         """Return the queue behind a lane; any other destination as it is.
 
         A lane is a fanout exchange with one binding, to one queue, to which clients may publish, and without an
-        alternate exchange.
+        alternate exchange, that is not deleted by itself.
         """
         if destination.kind == "queue" or self.lane_fault(destination.name):
             return destination
@@ -118,13 +120,13 @@ class State:
 
 
 def lane_misfit(exchange: FoundExchange) -> str:
-    """Return why an exchange cannot be a lane, whatever is bound to it; empty if it can."""
+    """Return why sidecars do not use an exchange as a lane, whatever is bound to it; empty if they do."""
     if exchange.type != "fanout":
         return f"is of type {exchange.type}; a lane is of type fanout"
     if exchange.internal:
         return "is internal, so that nobody may publish to it"
-    if not exchange.lasting:
-        return "is not durable, or is deleted by itself"
+    if exchange.auto_delete:
+        return "is an auto-delete exchange, which ends with its binding"
     if "alternate-exchange" in exchange.arguments:
         return "has an alternate exchange, which would hide that its queue is gone"
     if exchange.alternate is not None:

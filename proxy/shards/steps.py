@@ -133,7 +133,8 @@ def compare(exchange: Sharded, state: State, beside: frozenset[str] = frozenset(
     `beside` are the names of the exchanges that the file makes in that virtual host.
     """
     before = state.weights(exchange.name)
-    existing = [number for d in before if d.kind == "queue" and (number := exchange.number_of(d.name)) is not None]
+    bound = [state.behind(each.destination) for each in state.bindings.get(exchange.name, ())]
+    existing = [number for destination in bound if (number := _number_of(exchange, destination)) is not None]
     shards = exchange.shards(existing, len(state.nodes))
     comparison = _Comparison(exchange, shards, state, beside)
     comparison.run()
@@ -156,6 +157,12 @@ def compare(exchange: Sharded, state: State, beside: frozenset[str] = frozenset(
         frozenset(state.nodes),
         comparison.gone,
     )
+
+
+def _number_of(exchange: Sharded, destination: Destination) -> int | None:
+    """Return the number of the shard that has this queue, or this lane; None if no shard of the exchange can."""
+    of = exchange.number_of if destination.kind == "queue" else exchange.number_of_lane
+    return of(destination.name)
 
 
 class _Comparison:
@@ -184,6 +191,9 @@ class _Comparison:
         """Compare everything."""
         if self.exchange.per_node is not None and not self.state.nodes:
             self._refuse("shards_per_node:", "the management API tells of no running node; try again")
+        known = {shard.number for shard in self.shards} | self.exchange.retiring
+        for number in sorted(self.exchange.own.keys() - known):
+            self._warn(f"shard {number}:", "its [[exchange.shard]] has no effect, since there is no such shard yet")
         self._ring()
         for shard in self.shards:
             self._queue(shard)
@@ -312,6 +322,9 @@ class _Comparison:
         elif why := lane_misfit(found):
             self._refuse(subject, f"{why}; {_NEW_LANE}")
             return
+        elif not found.lasting:
+            self._refuse(subject, f"is not durable; {_NEW_LANE}")
+            return
         elif found.arguments:
             self._refuse(subject, f"has arguments, {', '.join(found.arguments)}; {_NEW_LANE}")
             return
@@ -342,7 +355,7 @@ class _Comparison:
 
     def _stranger(self, destination: Destination) -> None:
         """Refuse what is bound to the exchange and not in the file, unless it is being retired."""
-        number = self.exchange.number_of(destination.name) if destination.kind == "queue" else None
+        number = _number_of(self.exchange, destination)
         if number is not None and number in self.exchange.retiring:
             return
         name = self.exchange.name
@@ -357,7 +370,7 @@ class _Comparison:
         self._refuse(
             f"{key}:",
             f"shard {number} exists, {destination}, and is not in the file; to take it away, add {number} to "
-            f"retiring, apply, and run: ring-proxy topology retire {name} {destination.name}",
+            f"retiring, apply, and run: ring-proxy topology retire {name} {self.exchange.shard(number).queue}",
         )
 
     def _placed(self, shard: Shard, found: Sequence[FoundBinding], alone: bool) -> None:

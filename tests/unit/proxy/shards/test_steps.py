@@ -266,6 +266,53 @@ def test_a_node_that_leaves_takes_no_shard_away() -> None:
     assert len(difference.shards) == 6
 
 
+def test_a_lane_without_its_binding_is_bound_again_when_fewer_nodes_run() -> None:
+    """Its shard exists, though the ring of sidecars has no weight for it."""
+    three = State("/", nodes=("rabbit@a", "rabbit@b", "rabbit@c"), version=(4, 3, 6))
+    state = after(three, *differ(three, shards_per_node=1).steps)
+    broken = replace(state, nodes=three.nodes[:1], bindings={**state.bindings, "orders.lane.3": ()})
+
+    difference = differ(broken, shards_per_node=1)
+
+    assert difference.steps == (Bind("orders.lane.3", Destination("queue", "orders.3"), ""),)
+    assert difference.refusals == ()
+    assert differ(broken, shards_per_node=1, retiring=[3]).refusals == ()
+    assert any("ring-proxy topology retire orders orders.3" in line for line in differ(broken, shards=2).refusals)
+
+
+def test_a_lane_of_its_own_name_without_its_binding_is_bound_again() -> None:
+    own = [shard(3, queue="third", lane="the lane")]
+    three = State("/", nodes=("rabbit@a", "rabbit@b", "rabbit@c"), version=(4, 3, 6))
+    state = after(three, *differ(three, shards_per_node=1, shard=own).steps)
+    broken = replace(state, nodes=three.nodes[:1], bindings={**state.bindings, "the lane": ()})
+
+    difference = differ(broken, shards_per_node=1, shard=own)
+
+    assert difference.steps == (Bind("the lane", Destination("queue", "third"), ""),)
+
+
+def test_terms_of_a_shard_that_no_node_asks_for_are_told() -> None:
+    (line,) = differ(EMPTY, shards_per_node=1, shard=[shard(9, weight=7)]).warnings
+
+    assert line.startswith("[[exchange]] 1, 'orders': shard 9: its [[exchange.shard]] has no effect")
+    assert differ(EMPTY, shards_per_node=1, shard=[shard(1, weight=7)]).warnings == ()
+
+
+def test_a_lane_that_is_not_durable_is_refused_and_its_ring_is_that_of_sidecars() -> None:
+    """Sidecars use it as a lane until the broker restarts, so its keys are at its queue."""
+    state = made(shards=1)
+    passing = FoundExchange("fanout", lasting=False)
+    state = replace(state, exchanges={**state.exchanges, "orders.lane.1": passing})
+
+    (line,) = differ(state, shards=1).refusals
+
+    assert "lane 'orders.lane.1' is not durable" in line
+    assert state.weights("orders") == {Destination("queue", "orders.1"): 1}
+    by_itself = replace(passing, auto_delete=True)
+    state = replace(state, exchanges={**state.exchanges, "orders.lane.1": by_itself})
+    assert state.weights("orders") == {Destination("exchange", "orders.lane.1"): 1}
+
+
 def test_without_a_node_that_runs_nothing_is_planned_for_each_node() -> None:
     difference = differ(State("/"), shards_per_node=2)
 
