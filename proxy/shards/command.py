@@ -143,7 +143,9 @@ async def _export(settings: Settings, options: argparse.Namespace) -> int:
 
 async def _retire(settings: Settings, options: argparse.Namespace) -> int:
     vhost = options.vhost or settings.default_vhost
-    what = Retirement(vhost, options.exchange, options.queue, options.keep, options.sidecar, options.timeout)
+    what = Retirement(
+        vhost, options.exchange, options.queue, options.keep, options.sidecar, options.no_sidecars, options.timeout
+    )
     async with reached(settings) as broker, locked(broker, [vhost], "retire") as lock:
         await retire(broker, lock, what, _say)
     return 0
@@ -177,6 +179,8 @@ def _add_retire(command: argparse.ArgumentParser) -> None:
         "admin listener of a sidecar that does not answer at its host and the default port; may be given several times"
     )
     command.add_argument("--sidecar", metavar="URL", action="append", default=[], help=text)
+    text = "go on though no sidecar is connected to the cluster"
+    command.add_argument("--no-sidecars", action="store_true", help=text)
     text = f"seconds to wait for the sidecars, and again for the queue to be empty (default: {_PATIENCE:g})"
     command.add_argument("--timeout", metavar="SECONDS", type=_seconds, default=_PATIENCE, help=text)
 

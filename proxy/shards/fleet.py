@@ -6,7 +6,7 @@ port, or at a URL that the operator names.
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
@@ -14,12 +14,15 @@ from urllib.parse import quote
 import aiohttp
 from yarl import URL
 
-from proxy.settings.config import Settings
+from proxy.settings.config import Settings, is_loopback
 from proxy.topology.bindings import TopologyError
 from proxy.topology.management import Management, ManagementError
 
 MARK = "ringproxy_version"
 """The client property that every connection of a sidecar has."""
+
+_UNKNOWN_EXCHANGE = "urn:ringproxy:problem:unknown-exchange"
+"""The problem type of a sidecar's 404 for an exchange that does not exist to it; a wrong URL has another 404."""
 
 SEES_ALL = frozenset({"monitoring", "administrator"})
 """The tags of users to whom the management API lists every user's connections."""
@@ -89,12 +92,14 @@ async def _ask(session: aiohttp.ClientSession, sidecar: str, vhost: str, exchang
     path = f"/rings/{quote(vhost, safe='')}/{quote(exchange, safe='')}"
     try:
         async with session.get(URL(sidecar.rstrip("/") + path, encoded=True), allow_redirects=False) as response:
-            if response.status == 404:
-                # It has looked for the exchange: its user does not see the virtual host, or it is of another cluster.
-                return Answer(sidecar, None)
-            if response.status != 200:
+            if response.status not in (200, 404):
                 return Answer(sidecar, None, f"answers {response.status}")
             told = await response.json(content_type=None)
+            if response.status == 404 and isinstance(told, Mapping) and told.get("type") == _UNKNOWN_EXCHANGE:
+                # It has looked for the exchange: its user does not see the virtual host, or it is of another cluster.
+                return Answer(sidecar, None)
+            if response.status == 404:
+                return Answer(sidecar, None, "answers 404, so no admin listener of a sidecar is there")
     except TimeoutError:
         return Answer(sidecar, None, f"no answer within {_TIMEOUT:g} s")
     except (aiohttp.ClientError, OSError, ValueError) as error:
@@ -107,19 +112,42 @@ async def _ask(session: aiohttp.ClientSession, sidecar: str, vhost: str, exchang
 async def reachable(api: Management, named: Sequence[str], vhost: str, exchange: str) -> list[str]:
     """Return the URLs of the whole fleet: those that were named, and those of the hosts that answer.
 
-    A host that does not answer must be one of those that were named, so there may be no more such hosts than names.
-    Raises FleetError if there are.
+    A host that does not answer must be one of those that were named, so there may be no more such hosts than names of
+    other hosts. A loopback address counts as such a host: it may be one of another machine, as of a node of the broker.
+    Raises FleetError if there are more.
     """
     found = await hosts(api)
-    answers = await ask([admin_url(host) for host in sorted(found)], vhost, exchange)
+    local = sorted(filter(is_loopback, found))
+    answers = await ask([admin_url(host) for host in sorted(found.difference(local))], vhost, exchange)
+    answers += [Answer(admin_url(host), None, "a loopback address, maybe of another machine") for host in local]
     mute = [answer for answer in answers if answer.fault]
-    if len(mute) > len(named):
+    answering = [answer.sidecar for answer in answers if not answer.fault]
+    others = _hosts_named(named, found) - {_host_of(url) for url in answering}
+    if len(mute) > len(others):
         told = ", ".join(f"{answer.sidecar} ({answer.fault})" for answer in mute)
         raise FleetError(
-            f"{len(mute)} of {len(answers)} hosts with sidecars cannot be asked, and {len(named)} were named: {told}; "
-            "name the admin listener of each sidecar there: --sidecar URL"
+            f"{len(mute)} of {len(answers)} hosts with sidecars cannot be asked, and {len(others)} others were named: "
+            f"{told}; name the admin listener of each sidecar there: --sidecar URL"
         )
-    return [*named, *(answer.sidecar for answer in answers if not answer.fault)]
+    return list(dict.fromkeys([*named, *answering]))
+
+
+def _hosts_named(urls: Sequence[str], found: Collection[str]) -> set[str]:
+    """Return what these URLs may stand for: hosts of the inventory, and each other URL, as of a tunnel, for itself."""
+    hosts_named = set()
+    for url in urls:
+        host = _host_of(url)
+        is_host = host in found and not is_loopback(host)
+        hosts_named.add(host if is_host else url.rstrip("/").lower())
+    return hosts_named
+
+
+def _host_of(url: str) -> str:
+    """Return the host of a URL; empty if it has none."""
+    try:
+        return URL(url).host or ""
+    except ValueError:
+        return ""
 
 
 async def disagreement(api: Management, named: Sequence[str], vhost: str, exchange: str, wanted: str) -> str:

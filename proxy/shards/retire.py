@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from proxy.shards.apply import Say, StoppedError, take
 from proxy.shards.broker import Broker, Lock
-from proxy.shards.fleet import disagreement, reachable
+from proxy.shards.fleet import FleetError, disagreement, reachable
 from proxy.shards.plan import moves_between, rings_between
 from proxy.shards.state import FoundBinding, State
 from proxy.shards.steps import Unbind
@@ -46,6 +46,8 @@ class Retirement:
     """Whether the queue stays, with its lane and its messages."""
     sidecars: Sequence[str]
     """URLs of admin listeners that cannot be found by the broker's connections."""
+    no_sidecars: bool
+    """Whether to go on though no sidecar is connected to the cluster, and none was named."""
     patience: float
     """Seconds to wait for the fleet, and again for the queue to be empty."""
 
@@ -63,7 +65,10 @@ async def retire(broker: Broker, lock: Lock, what: Retirement, say: Say) -> None
     if what.queue not in state.queues and not found and not lanes:
         say(f"there is no queue {what.queue}, and nothing of it: nothing to do")
         return
-    await reachable(broker.api, what.sidecars, what.vhost, what.exchange)
+    fleet = await reachable(broker.api, what.sidecars, what.vhost, what.exchange)
+    if not fleet and not what.no_sidecars:
+        raise FleetError("no sidecar is connected to the cluster: use --no-sidecars if there is none that may publish")
+    say(f"{len(fleet)} sidecars have to follow{': ' if fleet else ''}{', '.join(fleet)}")
     if found:
         before = state.weights(what.exchange)
         after = {d: w for d, w in before.items() if d != Destination("queue", what.queue)}

@@ -52,13 +52,41 @@ def test_a_host_is_asked_at_the_default_port() -> None:
 
 async def test_more_hosts_that_do_not_answer_than_names_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fleet, "admin_url", lambda host: f"http://{host}:9")
+    monkeypatch.setattr(fleet, "is_loopback", lambda host: False)
     mute = [connection(f"127.0.0.{n}", ringproxy_version="1") for n in (2, 3)]
     async with management(pages(*mute)) as api:
         with pytest.raises(
-            FleetError, match="2 of 2 hosts with sidecars cannot be asked, and 1 were named: http://127"
+            FleetError, match="2 of 2 hosts with sidecars cannot be asked, and 1 others were named: http://127"
         ):
             await reachable(api, ["http://named"], "/", "orders")
         assert await reachable(api, ["http://one", "http://two"], "/", "orders") == ["http://one", "http://two"]
+
+
+async def test_a_name_stands_for_a_host_that_does_not_answer_only_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Host 127.0.0.1 answers; 127.0.0.2 and 127.0.0.3 do not."""
+    async with served({RINGS: {"passed": None, "ring": "abc"}}) as url:
+        monkeypatch.setattr(fleet, "admin_url", lambda host: url if host == "127.0.0.1" else f"http://{host}:9")
+        monkeypatch.setattr(fleet, "is_loopback", lambda host: False)
+        found = [connection(f"127.0.0.{n}", ringproxy_version="1") for n in (1, 2, 3)]
+        async with management(pages(*found)) as api:
+            for named in (
+                [url, "http://127.0.0.1:8"],
+                ["http://127.0.0.2:8", "http://127.0.0.2:7"],
+                ["http://tunnel:1", "http://tunnel:1/"],
+            ):
+                with pytest.raises(FleetError, match="2 of 3 hosts with sidecars cannot be asked"):
+                    await reachable(api, named, "/", "orders")
+            named = ["http://127.0.0.2:8", "http://tunnel:1"]
+            assert await reachable(api, named, "/", "orders") == [*named, url]
+
+
+async def test_a_loopback_host_is_not_asked_as_it_may_be_of_another_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with served({RINGS: {"passed": None, "ring": "abc"}}) as url:
+        monkeypatch.setattr(fleet, "admin_url", lambda host: url)
+        async with management(pages(connection("127.0.0.1", ringproxy_version="1"))) as api:
+            with pytest.raises(FleetError, match=r"1 of 1 hosts .*a loopback address, maybe of another machine"):
+                await reachable(api, [], "/", "orders")
+            assert await reachable(api, [url], "/", "orders") == [url]
 
 
 @pytest.mark.parametrize(
@@ -68,7 +96,13 @@ async def test_more_hosts_that_do_not_answer_than_names_are_told(monkeypatch: py
         ({"passed": "mode pass", "ring": "abc"}, None, ""),
         ({"other": 1}, None, "not a sidecar's answer"),
         ([], None, "not a sidecar's answer"),
-        (None, None, ""),
+        (None, None, "answers 404, so no admin listener of a sidecar is there"),
+        (web.json_response({"type": "urn:ringproxy:problem:unknown-exchange"}, status=404), None, ""),
+        (
+            web.json_response({"type": "urn:ringproxy:problem:not-found"}, status=404),
+            None,
+            "answers 404, so no admin listener of a sidecar is there",
+        ),
         (web.Response(status=503), None, "answers 503"),
     ],
 )

@@ -7,6 +7,7 @@ import pytest
 
 from proxy.shards import retire as module
 from proxy.shards.apply import StoppedError
+from proxy.shards.fleet import FleetError
 from proxy.shards.retire import RetireError, Retirement
 from proxy.shards.state import FoundBinding, FoundExchange, FoundQueue, State
 from ring.destination import Destination
@@ -27,7 +28,7 @@ def state(*queues: str, bindings: Any = None, **exchanges: FoundExchange) -> Sta
 
 
 def retirement(queue: str, keep: bool = False) -> Retirement:
-    return Retirement("/", "orders", queue, keep, [], 1.0)
+    return Retirement("/", "orders", queue, keep, [], False, 1.0)
 
 
 def checked(found: State, queue: str, keep: bool = False) -> list[str]:
@@ -107,3 +108,16 @@ async def test_what_the_broker_counts_at_the_end_outweighs_the_api(monkeypatch: 
     assert await left(monkeypatch, free, free, ready=2) == (
         "2 messages are ready, which the management API does not count yet"
     )
+
+
+async def test_an_empty_fleet_is_refused_unless_it_is_said_to_be_empty() -> None:
+    said: list[str] = []
+
+    async def read(_: Any) -> dict[str, State]:
+        return {"/": state("orders.3")}
+
+    async with management({"whoami": {"name": "u", "tags": ["monitoring"]}, "connections": []}) as api:
+        broker = cast("Any", SimpleNamespace(api=api, states=read))
+        with pytest.raises(FleetError, match="no sidecar is connected to the cluster: use --no-sidecars"):
+            await module.retire(broker, cast("Any", HeldLock()), retirement("orders.3"), said.append)
+    assert said == []
