@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from proxy.shards.state import FoundBinding, FoundExchange, FoundQueue, State
@@ -17,8 +18,8 @@ async def read_state(api: Management, vhost: str, pause: float = 0.5) -> State:
     """Return what exists in a virtual host. Raises ManagementError or TopologyError.
 
     A node without quorum, or one that starts, may answer with lists that lack something. RabbitMQ lists the default
-    exchange among the exchanges, and its binding for each queue, so a reading in which one of these is missing is
-    repeated after `pause` seconds.
+    exchange among the exchanges, and its binding for each queue that is not down, so a reading in which one of these
+    is missing is repeated after `pause` seconds.
     """
     for _ in range(READS):
         state, fault = await _read(api, vhost)
@@ -42,7 +43,16 @@ async def _read(api: Management, vhost: str) -> tuple[State, str]:
         found = FoundBinding(destination, _text(item, "routing_key"), _text(item, "properties_key"))
         bindings.setdefault(_text(item, "source"), []).append(found)
     by_default = {binding.destination.name for binding in bindings.pop("", ())}
-    fault = next((f"no binding of the default exchange to queue {name!r}" for name in queues.keys() - by_default), "")
+    fault = ""
+    if missing := queues.keys() - by_default:
+        # Some may have ended since they were listed, such as queues for replies.
+        there = {_text(item, "name") for item in await _listed(api, "queues", vhost, ["name"])}
+        for name in missing - there:
+            del queues[name]
+        unlisted = sorted(name for name in missing & there if not queues[name].down)
+        fault = f"no binding of the default exchange to queue {unlisted[0]!r}" if unlisted else ""
+        for name in missing & there:
+            queues[name] = replace(queues[name], bindings_known=False)
     if "" not in exchanges:
         fault = "no default exchange"
     version = await _version(api)
@@ -53,7 +63,7 @@ async def _read(api: Management, vhost: str) -> tuple[State, str]:
 _EXCHANGES = ("name", "type", "durable", "auto_delete", "internal", "arguments", "policy")
 _QUEUES = (
     *("name", "type", "durable", "auto_delete", "exclusive", "arguments", "effective_policy_definition"),
-    *("messages_ready", "messages_unacknowledged", "leader", "node", "members"),
+    *("messages_ready", "messages_unacknowledged", "leader", "node", "members", "state"),
 )
 _BINDINGS = ("source", "destination", "destination_type", "routing_key", "properties_key")
 
@@ -120,6 +130,7 @@ def _queue(item: Mapping[str, Any]) -> FoundQueue:
         _count(item, "messages_unacknowledged"),
         node if isinstance(node, str) else None,
         frozenset(member for member in item.get("members") or () if isinstance(member, str)),
+        item.get("state") == "down",
     )
 
 

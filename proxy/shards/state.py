@@ -24,6 +24,10 @@ class FoundQueue:
     """The node that leads the queue."""
     members: frozenset[str] = frozenset()
     """The nodes that have a replica of the queue; empty for a classic queue."""
+    down: bool = False
+    """Whether the queue's node does not run, or too few of its members do."""
+    bindings_known: bool = True
+    """Whether the API lists the queue's bindings. RabbitMQ 3 leaves out those of a classic queue that is down."""
 
     @property
     def waiting(self) -> int | None:

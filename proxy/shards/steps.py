@@ -243,6 +243,9 @@ class _Comparison:
         if found is None:
             self._queues.append(DeclareQueue(shard.queue, arguments, self._least_loaded()))
             return
+        if not found.bindings_known:
+            self._refuse(subject, "is down, and RabbitMQ does not list its bindings; start its node")
+            return
         if found.type != shard.type:
             self._refuse(subject, f"is a {found.type} queue, which no queue can change to {shard.type}; {_NEW_SHARD}")
             return

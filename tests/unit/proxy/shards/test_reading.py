@@ -72,6 +72,28 @@ async def test_a_queue_that_has_no_statistics_yet_has_no_count() -> None:
         assert (await read_state(api, "/")).queues["orders.1"].waiting is None
 
 
+async def test_a_queue_that_ends_while_the_lists_are_read_is_no_fault() -> None:
+    """Programs that make a queue for each reply would make every reading one."""
+    (queue,) = pages()["queues//"]
+    answers = iter([[queue, queue | {"name": "reply"}], [{"name": "orders.1"}]])
+
+    async with management(pages(**{"queues//": lambda: next(answers)})) as api:
+        state = await read_state(api, "/")
+
+    assert state.queues.keys() == {"orders.1"}
+
+
+async def test_a_queue_that_is_down_need_not_have_its_bindings_listed() -> None:
+    """RabbitMQ 3 lists no binding of a classic queue whose node does not run."""
+    (queue,) = pages()["queues//"]
+    down = queue | {"name": "other", "type": "classic", "state": "down"}
+
+    async with management(pages(**{"queues//": [queue, down]})) as api:
+        state = await read_state(api, "/", pause=0.0)
+
+    assert {name: found.bindings_known for name, found in state.queues.items()} == {"orders.1": True, "other": False}
+
+
 @pytest.mark.parametrize(
     ("page", "told"),
     [

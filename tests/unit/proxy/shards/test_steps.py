@@ -243,6 +243,16 @@ def test_a_lane_that_leads_elsewhere_too_is_refused() -> None:
     assert any("has a binding besides that to its queue: queue 'copy'" in line for line in lines)
 
 
+def test_a_shard_whose_bindings_are_not_listed_is_not_bound_again() -> None:
+    state = made(shards=2)
+    down = replace(state.queues["orders.1"], down=True, bindings_known=False)
+    state = replace(state, queues={**state.queues, "orders.1": down})
+
+    (line,) = differ(state, shards=2).refusals
+
+    assert "queue 'orders.1' is down, and RabbitMQ does not list its bindings" in line
+
+
 def test_new_shards_go_to_the_nodes_that_lead_the_fewest() -> None:
     nodes = ("rabbit@a", "rabbit@b", "rabbit@c")
     two = State("/", nodes=nodes[:2], version=(4, 3, 6))
