@@ -17,11 +17,12 @@ from ring.destination import Destination
 from ring.hashing import SLOTS
 from ring.ring import fingerprint
 
-BETWEEN_LOOKS = 6.0
+BETWEEN_LOOKS = 31.0
 """Seconds between the two looks that must find a queue empty, and the fleet agreed.
 
-The management API counts messages, and lists new connections, every 5 s. So what the second look sees was counted after
-the first one.
+The management API counts messages, and lists new connections, every `collect_statistics_interval`: 5 s, unless the
+broker's configuration says otherwise. With up to 30 s, what the second look sees was counted after the first one. Over
+AMQP a broker tells at once how many messages are ready, but not how many are delivered and not acked.
 """
 
 _LOOKS = 10

@@ -16,6 +16,12 @@ THREE = '[[exchange]]\nname = "orders"\nshards = 3\n'
 PATIENT, NOT_PATIENT = "--timeout=60", "--timeout=8"
 
 
+@pytest.fixture(autouse=True)
+def statistics_every_5_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Look twice within the time that the test's broker needs, which counts every 5 s."""
+    monkeypatch.setattr("proxy.shards.retire.BETWEEN_LOOKS", 6.0)
+
+
 @pytest.fixture
 def fleet(start_sidecar: StartSidecar) -> list[str]:
     """Flags for the one host that sidecars of this run connect from, as other tests may have left one running."""

@@ -121,3 +121,7 @@ async def test_an_empty_fleet_is_refused_unless_it_is_said_to_be_empty() -> None
         with pytest.raises(FleetError, match="no sidecar is connected to the cluster: use --no-sidecars"):
             await module.retire(broker, cast("Any", HeldLock()), retirement("orders.3"), said.append)
     assert said == []
+
+
+def test_statistics_that_a_broker_makes_every_30_s_are_newer_at_the_second_look() -> None:
+    assert module.BETWEEN_LOOKS > 30
