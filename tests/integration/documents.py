@@ -57,15 +57,15 @@ class Shell:
         self._environment["PYTHONPATH"] = str(Path(proxy.__file__).parents[1])
         self._environment |= variables
 
-    def __call__(self, commands: str, status: int = 0) -> str:
-        """Return what they print; the test fails unless they end with that status."""
+    def __call__(self, commands: str, status: int = 0, seconds: float = DEADLINE_SECONDS) -> str:
+        """Return what they print; the test fails unless they end with that status within so many seconds."""
         done = subprocess.run(
             ["bash", "-euc", commands],
             cwd=ROOT,
             env=self._environment,
             capture_output=True,
             text=True,
-            timeout=DEADLINE_SECONDS,
+            timeout=seconds,
             check=False,
         )
         assert done.returncode == status, (commands, done.stdout, done.stderr)

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from testbed.broker import Broker
-from tests.integration.broker_api import BrokerApi, VirtualHost, wait_until
+from tests.integration.broker_api import DEADLINE_SECONDS, BrokerApi, VirtualHost, wait_until
 from tests.integration.conftest import USER, StartSidecar
 from tests.integration.documents import Document, Shell, tried
 
@@ -49,7 +49,8 @@ class Reader:
 
     def __call__(self, commands: str, status: int = 0, more: str = "") -> str:
         said = commands.strip().replace("topology.toml", str(self.file)) + more
-        return self._shell(f"{self._settings}{said}", status)
+        # `retire` alone looks at the queue twice, half a minute apart.
+        return self._shell(f"{self._settings}{said}", status, seconds=4 * DEADLINE_SECONDS)
 
 
 def test_the_guide_from_the_first_shard_to_check(
