@@ -1,12 +1,13 @@
 """The ring: an immutable table of which destination owns each of 2^20 slots."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ring.contest import challenge, contest
+from ring.contest import challenge, contest, won
 from ring.destination import MAX_WEIGHT, Destination
 from ring.hashing import RING_FORMAT, SLOTS, hash64, index_at, slot_of
 from ring.scores import U16, U64, ranking, slot_streams
@@ -124,6 +125,45 @@ def owners(weights: Mapping[Destination, int], slots: NDArray[np.int64]) -> U16:
     """
     destinations, values = _checked(weights)
     return contest(_seeds(destinations), np.array(values, np.uint64), slots)
+
+
+class Changes(NamedTuple):
+    """The slots that change their owner between two rings; the three arrays have an entry for each such slot."""
+
+    slots: NDArray[np.int64]
+    """The slots, in ascending order."""
+    sources: U16
+    """The owner before, as an index into the sorted destinations of the ring before."""
+    targets: U16
+    """The owner after, as an index into the sorted destinations of the ring after."""
+
+
+def changes(before: Mapping[Destination, int], after: Mapping[Destination, int]) -> Changes:
+    """Return the slots that change their owner between the rings of these weights, without building the two rings.
+
+    A slot can only change to a destination that gains weight, or from one that loses weight. If these are few among
+    many, only their slots are contested by all. Raises ValueError for weights of which no ring can be built.
+    """
+    gaining = {d for d, weight in after.items() if weight > before.get(d, 0)}
+    losing = {d for d, weight in before.items() if weight > after.get(d, 0)}
+    if len(gaining) + len(losing) > len(after) // 2:
+        slots = np.arange(SLOTS)
+    else:
+        slots = np.union1d(_won(after, gaining), _won(before, losing))
+    sources, targets = owners(before, slots), owners(after, slots)
+    old, new = sorted(before), sorted(after)
+    index = {destination: at for at, destination in enumerate(new)}
+    stays = np.array([index.get(destination, -1) for destination in old])[sources] == targets
+    return Changes(slots[~stays], sources[~stays], targets[~stays])
+
+
+def _won(weights: Mapping[Destination, int], some: Set[Destination]) -> NDArray[np.int64]:
+    """Return the slots that any of some destinations owns on the ring of these weights, in ascending order."""
+    if not some:
+        return np.empty(0, np.int64)
+    destinations, values = _checked(weights)
+    chosen = [at for at, destination in enumerate(destinations) if destination in some]
+    return won(_seeds(destinations), np.array(values, np.uint64), chosen)
 
 
 def fingerprint(weights: Mapping[Destination, int], exchange_type: str, hashed: str) -> str:

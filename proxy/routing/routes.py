@@ -1,23 +1,19 @@
-"""The router's entries of one virtual host, made ready for the hot loop: bytes in, bytes and integers out."""
+"""The routes of each virtual host: made from the router's entries when first asked for, and forgotten at a change."""
 
 from collections.abc import Callable
 from math import inf
 from weakref import WeakValueDictionary
-from zlib import crc32
 
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import mypyc_attr
 
-from proxy.journal.buffer import MESSAGE_ID, Journal, Record
-from proxy.routing.counters import NOWHERE, Counters, CounterTable
+from proxy.journal.buffer import Journal
+from proxy.routing.counters import NOWHERE, CounterTable
+from proxy.routing.route import MARK, Route, Target
 from proxy.settings.patterns import Mode, Selection
 from proxy.topology.bindings import RING_TYPES
 from proxy.topology.declarations import leads_to
-from proxy.topology.table import MAX_HOPS, Entry, Name, PassReason, Router, Unread
-from proxy.wire import content
-from proxy.wire.frames import BASIC_PUBLISH, U32, shorted
+from proxy.topology.table import Entry, Name, PassReason, Router, Unread
 from ring.destination import Destination
-from ring.hashed import HashedValue
-from ring.hashing import index_at, slot_of
 
 MOST_ROUTES = 10_000
 """Routes of one table, at most; a limit is needed since clients choose the names."""
@@ -25,180 +21,11 @@ MOST_ROUTES = 10_000
 MOST_BEHIND = 1 << 17
 """Exchanges behind the rings of one virtual host that are remembered, at most, beside those of the last ring."""
 
-MOST_TRIES = 5
-"""How often one message that came back is published again, over AMQP or HTTP, before it counts as unroutable."""
-
-MARK = content.UNMARKED - 16
-"""The lowest of the 16 bits of a ring id that a mark changes, just below the bits that are the nonce's alone."""
-
 MOST_EXCHANGES = 1 << 16
 """The most exchanges that one process publishes from through lanes, in its whole life: ring ids have 16 bits for them.
 
 So many rings at a time would not fit into memory; it takes a program that makes exchanges under ever new names.
 """
-
-PUBLISH = U32.pack(BASIC_PUBLISH) + b"\0\0"
-"""The payload of basic.publish up to the exchange: class, method, and the reserved short (AMQP, basic.publish)."""
-
-
-def mark(exchange: bytes, key: bytes) -> int:
-    """Return the bits of a ring id that stand for where its message was sent.
-
-    A copy that a client sends elsewhere, with all headers, does not match its mark there.
-    """
-    return (crc32(exchange or key) & 0xFFFF) << MARK
-
-
-class Target:
-    """One destination of a route's ring, with the first bytes of a publish to it; it lives as long as the route."""
-
-    __slots__ = (
-        "behind", "destination", "exchange", "is_lane", "is_queue", "keeps_key", "key", "mark", "method", "sent_as",
-        "unread",
-    )  # fmt: skip
-
-    def __init__(self, destination: Destination, lane: str | None = None) -> None:
-        """Take a destination, and the lane that leads to it, if one does.
-
-        The target's route links it to the ring behind it afterwards.
-        """
-        self.destination = destination
-        self.is_queue = destination.kind == "queue"
-        self.is_lane = lane is not None
-        self.sent_as = destination if lane is None else Destination("exchange", lane)
-        """The destination that a publish names, and its return as well: the lane, if there is one."""
-        name = self.sent_as.name.encode()
-        self.exchange = b"" if self.sent_as.kind == "queue" else name
-        """The exchange that is published to; empty for the default exchange, which delivers to a queue by its name."""
-        self.keeps_key = self.sent_as.kind != "queue"
-        """Whether a publish has the message's own routing key, as one to another exchange than the default one has."""
-        self.key = b"" if self.exchange else name
-        """The routing key of a publish to the default exchange; empty for other exchanges, which get the message's."""
-        self.mark: i64 = mark(self.exchange, self.key)
-        self.method = PUBLISH + shorted(self.exchange) + (b"" if self.exchange else shorted(name))
-        """The payload of basic.publish, up to the bits for the default exchange, else up to the routing key."""
-        self.behind: Route | None = None
-        """The route of a destination that is an exchange with a ring of its own; None for every other destination."""
-        self.unread: Unread | None = None
-        """Why nothing may be published there yet; None if something may."""
-
-
-class Choice:
-    """The place that rings chose for one message, and how: the target, the last ring on the way, and its slot."""
-
-    __slots__ = ("by", "by_message_id", "missing", "slot", "target", "value")
-
-    def __init__(
-        self, target: Target, by: "Route", slot: int, value: bytes | None, missing: bool, by_message_id: bool
-    ) -> None:
-        """Take the choice of the last ring on the way, `by`, which hashed `value`; None if the message lacks it.
-
-        `missing` says that some ring on the way hashes a header or property that the message lacks, `by_message_id`
-        that some ring on the way hashes the message id.
-        """
-        self.target, self.by, self.slot, self.value = target, by, slot, value
-        self.missing, self.by_message_id = missing, by_message_id
-
-    def tell(self, record: Record, destination: Destination | None) -> None:
-        """Tell a record of the journal where the message went: `destination`, or None if it was passed."""
-        known = self.by.known
-        assert known is not None  # a ring chose
-        record.placed(known, destination, self.slot, self.value, self.by_message_id)
-
-
-class Route:
-    """The way of publishes to one exchange: through its ring, or passed on unchanged; valid until anything changes."""
-
-    __slots__ = (
-        "counters",
-        "fingerprint",
-        "fixed",
-        "hashed",
-        "hashed_name",
-        "hashes_message_id",
-        "journal",
-        "known",
-        "mark",
-        "name",
-        "owners",
-        "plain",
-        "reason",
-        "shadowed",
-        "stamp",
-        "targets",
-    )  # fmt: skip
-
-    def __init__(self, name: Name, counters: Counters, reason: PassReason | None, entry: Entry | None = None) -> None:
-        """Make a route by the ring of `entry` if `reason` is None, else a route that passes its publishes.
-
-        With the reason SHADOW an entry with a ring is given too, if one is known, for the counts.
-        """
-        self.name, self.counters, self.reason = name, counters, reason
-        self.shadowed = entry is not None and entry.passed is PassReason.SHADOW
-        """Whether publishes pass, and count by the destination to which the ring would have sent them."""
-        self.targets: tuple[Target, ...] = ()
-        """The destinations of the ring; empty without a ring."""
-        self.owners = b""
-        """The index in `targets` of each slot's owner, as `ring.hashing.index_at` reads it."""
-        self.stamp = b""
-        """The first bytes of the stamps of the route's publishes; empty if the exchange has no ring."""
-        self.mark: i64 = 0
-        """The bits of a ring id that stand for the route's exchange, if the message goes out through a lane.
-
-        Through a lane a message has no other stamp than its ring id (`RouteTables.exchange_of`).
-        """
-        if entry is not None and entry.known is not None:
-            self.targets = tuple(Target(d, entry.lanes.get(d)) for d in entry.known.ring.destinations)
-            self.owners = entry.known.ring.owner_index
-            self.stamp = content.stamp_of_exchange(name[1].encode())
-        known = self.known = entry.known if entry else None
-        self.journal: Journal | None = None
-        """The journal that records its publishes; None without a journal or a ring."""
-        self.fingerprint = known.fingerprint if known is not None else ""
-        by_key = known is not None and known.hashed.source == "routing_key" and not self.shadowed
-        self.fixed = reason in (PassReason.SHADOW, PassReason.MODE_PASS)
-        """Whether the settings alone say where publishes go, so that no declaration changes it."""
-        self.plain = by_key and all(target.is_queue for target in self.targets)
-        """Whether the routing key alone leads to a queue, so that no header need be read."""
-        self.hashed: HashedValue | None = None
-        """The header or property that the ring hashes; None for the routing key, and without a ring."""
-        self.hashed_name = b""
-        if known is not None and known.hashed.source != "routing_key":
-            self.hashed, self.hashed_name = known.hashed, known.hashed.name.encode()
-        self.hashes_message_id = self.hashed == MESSAGE_ID
-
-    def choose(self, key: bytes, header: bytes, start: int, end: int) -> Choice | None:
-        """Return where a message goes, following rings behind rings; None if they form a cycle.
-
-        `header` holds its content header's payload from `start` to `end`. An empty `header` stands for no message:
-        then `key` is what every ring on the way hashes. Raises Fault for a header that cannot be read. Nothing may be
-        published to a target that is `unread`: once its exchange is read, there is a new route to ask.
-        """
-        route = self
-        missing = by_message_id = False
-        for _ in range(MAX_HOPS):
-            value: bytes | None = key
-            if route.hashed is not None and header:
-                value = content.hashed_value(route.hashed, route.hashed_name, header, start, end)
-                missing |= value is None
-                by_message_id |= route.hashes_message_id
-            slot = slot_of(value or b"")
-            target = route.targets[index_at(route.owners, slot)]
-            if target.behind is None:
-                return Choice(target, route, slot, value, missing, by_message_id)
-            route = target.behind
-        return None
-
-    def leads_through(self) -> set[Name]:
-        """Return the exchanges that messages may go through on this route, its own exchange among them."""
-        found, todo = {self.name}, [self]
-        while todo:
-            for target in todo.pop().targets:
-                name = (self.name[0], target.destination.name)
-                if not target.is_queue and name not in found:
-                    found.add(name)
-                    todo += [target.behind] if target.behind is not None else []
-        return found
 
 
 @mypyc_attr(native_class=False)  # those take no weak references
@@ -216,6 +43,8 @@ class RouteTable:
         self._vhost, self.cluster, self._tables, self._asked = vhost, cluster, tables, asked
         self.routes: dict[bytes, Route] = {}
         """The routes made so far, by exchange. The hot loop keeps this dict, so it is never replaced by another."""
+        self._internal: dict[bytes, Route] = {}
+        """The routes of the internal exchanges behind upstream exchanges, by exchange: no client publishes to these."""
         self.behind: set[bytes] = set()
         """The exchanges that the rings of this virtual host lead to or have led to, but for the very oldest."""
         self._seen: dict[Name, int] = {}
@@ -226,6 +55,7 @@ class RouteTable:
     def clear(self) -> None:
         """Forget every route, since what they were made from has changed."""
         self.routes.clear()
+        self._internal.clear()
         self._seen.clear()
         self.expires = inf
 
@@ -243,7 +73,9 @@ class RouteTable:
     def absent(self, exchange: bytes) -> Route:
         """Return a route on which a publish to an exchange that does not exist passes, for the broker to refuse."""
         name = (self._vhost, exchange.decode(errors="replace"))
-        return Route(name, self._tables.counter_table.of(NOWHERE, PassReason.ABSENT), PassReason.ABSENT)
+        route = Route(name, self._tables.counter_table.of(NOWHERE, PassReason.ABSENT), PassReason.ABSENT)
+        route.is_behind = exchange in self.behind
+        return route
 
     @property
     def counter_table(self) -> CounterTable:
@@ -258,6 +90,18 @@ class RouteTable:
         entries = self._tables.router.entries.items()
         here = [(name, entry) for name, entry in entries if name[0] == self._vhost and entry.passed is None]
         return [name for name, entry in here if leads_to(entry, Destination("exchange", exchange))]
+
+    def ways_to(self, missing: str, exchange: bytes) -> set[Name]:
+        """Return the exchanges to read again once it shows that `missing` is gone, to which messages to `exchange` may
+        lead: `exchange` itself, and those on the way that have it as a destination.
+        """
+        route = self.find(exchange)
+        through = route.leads_through() if isinstance(route, Route) else set()
+        return {(self._vhost, exchange.decode()), *through.intersection(self.rings_to(missing))}
+
+    def entry_of(self, exchange: str) -> Entry | None:
+        """Return what the router knows of an exchange; None if nothing."""
+        return self._tables.router.entries.get((self._vhost, exchange))
 
     def exchange_of(self, marks: int) -> bytes | None:
         """Return the exchange that a message was published to, by the marks in its ring id; None for another's id.
@@ -296,16 +140,18 @@ class RouteTable:
         entry = router.look(name, self._asked)
         if isinstance(entry, Unread):
             return entry
-        if entry.exchange_type in RING_TYPES and (why := self._tables.mismatch(self.cluster)):
+        if (entry.exchange_type in RING_TYPES or entry.upstream is not None) and (
+            why := self._tables.mismatch(self.cluster)
+        ):
             return Unread(name, why, other_cluster=True)
         self.expires = min(self.expires, router.fresh_until(entry))
-        if entry.internal or entry.passed or entry.known is None:
+        if entry.internal or entry.passed or (entry.known is None and entry.upstream is None):
             reason = PassReason.INTERNAL if entry.internal else entry.passed or PassReason.NO_BINDINGS
             return self._put(exchange, Route(name, counters(name, reason), reason))
-        return self._routed(exchange, name, entry)
+        return self._routed(exchange, name, entry, self.routes)
 
-    def _routed(self, exchange: bytes, name: Name, entry: Entry) -> Route | Unread:
-        """Return the route of an exchange that its ring routes."""
+    def _routed(self, exchange: bytes, name: Name, entry: Entry, routes: dict[bytes, Route]) -> Route | Unread:
+        """Return the route of an exchange that its ring routes, or the rings behind it, which is put into `routes`."""
         route = Route(name, self._tables.counter_table.of(name, None), None, entry)
         if any(target.exchange for target in route.targets):
             index = self._tables.index_of(exchange)
@@ -314,12 +160,17 @@ class RouteTable:
             route.mark = index << MARK
         if len(self.behind) > MOST_BEHIND:
             self.behind.clear()
-        self.behind.update(target.exchange for target in route.targets if target.exchange)
-        # Put before its targets are linked: rings may form a cycle.
-        self._put(exchange, route)
+        for target in route.targets:
+            # Nothing is published to the exchanges behind an upstream exchange themselves.
+            if target.exchange and route.matcher is None:
+                self.behind.add(target.exchange)
+                if (made := self.routes.get(target.exchange)) is not None:
+                    made.is_behind = True
+        # Put before its targets are linked: rings and upstream exchanges may form a cycle.
+        self._put(exchange, route, routes)
         for target in route.targets:
             if not target.is_queue:
-                self._link(target)
+                self._link(target, of_upstream=route.matcher is not None)
         return route
 
     def _shadowed(self, exchange: bytes, name: Name) -> Route:
@@ -333,23 +184,30 @@ class RouteTable:
             self._tables.want(name)
             # Not kept: each publish asks anew for a reading that failed. Clients may choose the names.
             known = name if self._tables.selection.names(name[1]) else NOWHERE
-            return Route(name, self._tables.counter_table.of(known, shadow), shadow)
+            route = Route(name, self._tables.counter_table.of(known, shadow), shadow)
+            route.is_behind = exchange in self.behind
+            return route
         router.used_at[name] = router.clock()
         reason = PassReason.INTERNAL if entry.internal else entry.passed or shadow
         is_ours = not self._tables.mismatch(self.cluster)
         ring = entry if entry.known is not None and reason is shadow and is_ours else None
         return self._put(exchange, Route(name, self._tables.counter_table.of(name, reason), reason, ring))
 
-    def _put(self, exchange: bytes, route: Route) -> Route:
-        if len(self.routes) >= MOST_ROUTES:
+    def _put(self, exchange: bytes, route: Route, routes: dict[bytes, Route] | None = None) -> Route:
+        if len(self.routes) + len(self._internal) >= MOST_ROUTES:
             self.clear()
-        if route.known is not None:
+        if route.known is not None or route.matcher is not None:
             route.journal = self._tables.journal
-        self.routes[exchange] = route
+        route.is_behind = exchange in self.behind
+        (self.routes if routes is None else routes)[exchange] = route
         return route
 
-    def _link(self, target: Target) -> None:
-        """Link a target to the ring behind it; an exchange that is passed gets the messages and routes them itself."""
+    def _link(self, target: Target, *, of_upstream: bool) -> None:
+        """Link a target to the ring behind it; an exchange that is passed gets the messages and routes them itself.
+
+        Behind an upstream exchange there may be another one, and either may be internal: nothing is published to these
+        exchanges themselves.
+        """
         router, name = self._tables.router, (self._vhost, target.destination.name)
         if self._tables.selection.mode(*name) is not Mode.ROUTE:
             return
@@ -358,8 +216,16 @@ class RouteTable:
             target.unread = entry
             return
         self.expires = min(self.expires, router.fresh_until(entry))
-        if entry.passed is None and entry.known is not None:
-            behind = self.find(target.exchange)
+        if entry.passed is not None or (entry.known is None and entry.upstream is None):
+            target.passed = entry.passed or PassReason.NO_BINDINGS
+        elif entry.known is not None or of_upstream:
+            # A client that publishes to an internal exchange itself gets the broker's 403: that route is another one.
+            if of_upstream and entry.internal:
+                behind = self._internal.get(target.exchange) or self._routed(
+                    target.exchange, name, entry, self._internal
+                )
+            else:
+                behind = self.find(target.exchange)
             # One that has become internal has no targets: the next reading of the ring before it passes that ring.
             if isinstance(behind, Route) and behind.targets:
                 target.behind = behind

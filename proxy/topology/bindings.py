@@ -137,16 +137,19 @@ def find_exchange(answer: object, name: str) -> Exchange | None:
     return next((parse_exchange(item) for item in answer if _object(item, "exchange").get("name") == name), None)
 
 
-def parse_bindings(answer: object) -> tuple[Binding, ...]:
+def parse_bindings(answer: object, *, with_arguments: bool = False) -> tuple[Binding, ...]:
     """Return the bindings in an answer to `GET /api/exchanges/{vhost}/{name}/bindings/source`, without their arguments.
 
+    If `with_arguments`, only those that have arguments are returned.
     Raises TopologyError if any item of the answer has the wrong form, so that half an answer is never used.
     """
     if not isinstance(answer, list):
         raise TopologyError(f"bindings: {_brief(answer)} is not a list")
     tables = [_object(item, "binding") for item in answer]
     return tuple(
-        Binding(Destination(_kind(table), _text(table, "destination")), _text(table, "routing_key")) for table in tables
+        Binding(Destination(_kind(table), _text(table, "destination")), _text(table, "routing_key"))
+        for table in tables
+        if table.get("arguments") or not with_arguments
     )
 
 

@@ -18,6 +18,9 @@ PASSED_BECAUSE: Mapping[PassReason, str] = {
     PassReason.DEAD_LETTER: "one of its queues would dead-letter under the queue's own name",
     PassReason.INTERNAL_DESTINATION: "an internal exchange is bound to it",
     PassReason.NOT_A_LANE: "a fanout exchange that is not a lane is bound to it",
+    PassReason.NO_RING: "no binding of it that the message matches leads to a ring",
+    PassReason.COPIES: "a header CC or BCC gives the message further routing keys",
+    PassReason.OVERLAP: "one message may match its binding to a ring and another binding",
     PassReason.CYCLE: "exchanges with rings are bound to one another in a circle",
     PassReason.INTERNAL: "it is internal, and the broker refuses publishes to it",
     PassReason.ABSENT: "it does not exist, and the broker refuses the publish",
@@ -68,7 +71,7 @@ def log_change(name: Name, before: Entry | None, after: Entry, change: Change | 
     """Log how an exchange's new entry differs: its ring, what happens to publishes, ignored and duplicate bindings."""
     if change:
         log.info("%s: %s (%s); %.2f%% of the slots moved", title(name), change.what, change.why, change.moved * 100)
-    if before is None or (before.passed, before.refused) != (after.passed, after.refused):
+    if before is None or _way(before) != _way(after):
         _log_passed(name, after)
     _log_lanes(name, before.lanes if before else {}, after)
     ignored_before = set(before.bindings.ignored) if before else set()
@@ -94,6 +97,12 @@ def log_change(name: Name, before: Entry | None, after: Entry, change: Change | 
             )
 
 
+def _way(entry: Entry) -> tuple[object, ...]:
+    """Return what decides whether publishes are routed, refused or passed, and why, as the log tells it."""
+    upstream = entry.upstream
+    return entry.passed, entry.refused, *((upstream.rings, upstream.conflict) if upstream is not None else ())
+
+
 def _log_lanes(name: Name, before: Mapping[Destination, str], after: Entry) -> None:
     """Log which queues publishes newly go to through lanes, and which newly without."""
     if lanes := [f"{lane!r} to {queue}" for queue, lane in after.lanes.items() if before.get(queue) != lane]:
@@ -114,8 +123,8 @@ def log_missing(name: Name, before: Collection[Destination], after: Collection[D
 def log_absent(name: Name) -> None:
     """Log that an exchange which a setting names does not exist, and what an operator can do about it."""
     log.warning(
-        "%s does not exist, and the setting route or shadow names it: correct the name (VHOST/NAME where it is not in"
-        " the default virtual host), or declare the exchange",
+        "%s does not exist, and the setting route, shadow or groups names it: correct the name (VHOST/NAME where it is"
+        " not in the default virtual host), or declare the exchange",
         title(name),
     )
 
@@ -135,8 +144,17 @@ def _log_passed(name: Name, entry: Entry) -> None:
         log.warning("%s: publishes are refused: %s", title(name), entry.refused)
         return
     match entry.passed:
+        case None if entry.upstream is not None:
+            rings = _some(sorted(entry.upstream.rings))
+            log.info("%s: publishes that match a binding to a ring are routed by that ring: %s", title(name), rings)
         case None:
             log.info("%s: publishes are routed by the ring", title(name))
+        case PassReason.OVERLAP if entry.upstream is not None:
+            log.warning(
+                "%s: publishes are passed to the exchange itself, because %s",
+                title(name),
+                entry.upstream.conflict,
+            )
         case PassReason.DEAD_LETTER:
             log.warning(
                 "%s: publishes are passed to the exchange itself, because these queues would dead-letter under their"

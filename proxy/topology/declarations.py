@@ -1,8 +1,8 @@
 """The changes of its topology that a broker confirms to a session with an -ok, and which of them are news. Pure."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from proxy.topology.bindings import MODULUS_HASH, weight_of
+from proxy.topology.bindings import MODULUS_HASH, Binding, weight_of
 from proxy.topology.table import Entry, Name
 from ring.destination import Destination, WeightError
 
@@ -62,9 +62,21 @@ def leads_to(entry: Entry, destination: Destination) -> bool:
     """Return whether a destination has a weight in the exchange's last reading, is on its ring, or is behind it."""
     if destination.kind == "exchange" and destination.name in entry.behind:
         return True
+    if entry.upstream is not None and destination in entry.upstream.destinations:
+        return True
     return destination in entry.bindings.weights or (
         entry.known is not None and destination in entry.known.ring.destinations
     )
+
+
+def laid_over(entry: Entry | None, declaration: Declaration) -> Declaration:
+    """Return a declaration as it is laid over readings; `entry` is the last entry of the exchange.
+
+    What an upstream exchange does with a message does not depend on the arguments of its bindings.
+    """
+    if isinstance(declaration, BindingAdded) and entry is not None and entry.upstream is not None:
+        return replace(declaration, plain=True)
+    return declaration
 
 
 def changes_lane(entry: Entry, declaration: Declaration) -> bool:
@@ -85,6 +97,10 @@ def is_news(name: Name, entry: Entry, declaration: Declaration) -> bool:
             return exchange_type != entry.exchange_type
         case ExchangeDeleted(name=exchange) if exchange == name[1]:
             return True
+        case BindingAdded(destination=destination, key=key) if entry.upstream is not None:
+            return Binding(destination, key) not in entry.upstream.bindings
+        case BindingRemoved(destination=destination, key=key) if entry.upstream is not None:
+            return Binding(destination, key) in entry.upstream.bindings
         case BindingAdded(destination=destination, key=key):
             has = entry.bindings.weights.get(entry.placed(destination), 0)
             # One more binding of x-modulus-hash is more weight, and which of them are known already is not kept.

@@ -3,12 +3,14 @@
 import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 from proxy.settings.config import OnDeadLetter
 from proxy.settings.patterns import Mode, Selection
 from proxy.topology.bindings import RING_TYPES, Behind, Bindings, Exchange, Leads
 from proxy.topology.changes import changed, dead_letters_refused, lost
 from proxy.topology.management import Management
+from proxy.topology.matching import UPSTREAM_TYPES, Upstream
 from proxy.topology.ring_cache import Saved
 from proxy.topology.table import Change, Entry, KnownRing, Name, PassReason, with_change
 from ring.destination import Destination
@@ -56,12 +58,14 @@ class EntryBuilder:
         before: Entry | None,
         started: float,
         why: str,
+        upstream: Upstream | None = None,
     ) -> tuple[Entry, Change | None]:
         """Return the entry that replaces `before`, and the change of its ring, None if it is the same ring.
 
         `started` is when the reading started, in monotonic seconds. `behind` says where the exchanges behind the
         exchange lead. `weights` are the weights in force, which may have destinations that `bindings` lack. `why` is
-        the reason for the reading, in words. Raises ManagementError or TopologyError.
+        the reason for the reading, in words. `upstream` says how an upstream exchange routes; None for every other
+        exchange. Raises ManagementError or TopologyError.
         """
         mode = self._selection.mode(*name)
         known = before.known if before else None
@@ -91,9 +95,12 @@ class EntryBuilder:
                 )
         bound_aside = _bound_aside(weights, behind)
         passed = self._pass_reason(exchange_type, mode, known, queues, bound_aside)
+        if upstream is not None:
+            passed = PassReason.OVERLAP if upstream.conflict else None if upstream.rings else PassReason.NO_RING
         entry = Entry(
             mode=mode,
             exchange_type=exchange_type,
+            upstream=upstream,
             known=known,
             passed=passed,
             refused=self._refused(passed, mode, queues),
@@ -108,6 +115,31 @@ class EntryBuilder:
         )
         return (with_change(entry, change) if change else entry), change
 
+    async def without(self, before: Entry, gone: Collection[Destination], why: str) -> tuple[Entry, Change]:
+        """Return an entry without some destinations of its ring, and the change; any other destination stays.
+
+        Nothing is read for that. `before` has a ring, of which at least one destination is left. `why` is the reason,
+        in words.
+        """
+        known = before.known
+        assert known is not None
+        weights = {d: weight for d, weight in known.ring.as_weights().items() if d not in gone}
+        loop = asyncio.get_running_loop()
+        ring, change = await loop.run_in_executor(
+            self._builder, _next, known, weights, known.hashed, known.exchange_type, why
+        )
+        lanes = {queue: lane for queue, lane in before.lanes.items() if queue not in gone}
+        bound = {d: weight for d, weight in before.bindings.weights.items() if d not in gone}
+        ended = {before.lanes.get(d, d.name) for d in gone}
+        entry = replace(
+            before,
+            known=ring,
+            lanes=lanes,
+            bindings=replace(before.bindings, weights=bound, lanes=lanes),
+            behind={name: found for name, found in before.behind.items() if name not in ended},
+        )
+        return with_change(entry, change), change
+
     async def restored(self, saved: Saved, read_at: float) -> Entry | None:
         """Return the entry of an exchange that was kept on disk; None if the present settings leave that exchange
         alone.
@@ -117,6 +149,8 @@ class EntryBuilder:
         mode = self._selection.mode(*saved.name)
         if mode is Mode.PASS and saved.exchange_type in RING_TYPES:
             return None
+        if saved.exchange_type in UPSTREAM_TYPES and self._selection.routes_by_name(*saved.name):
+            return None  # which rings its messages go to is not kept
         known = None
         if saved.weights:
             loop = asyncio.get_running_loop()

@@ -36,7 +36,11 @@ class BehindReading(NamedTuple):
     behind: Mapping[str, Behind]
     """By name, where each of the exchanges leads."""
     shown: Mapping[str, Shown]
-    """By name, what showed of the exchanges that were asked for this time."""
+    """By name, what showed of the exchanges that were asked for this time.
+
+    An exchange of another type than fanout is not among them: its bindings are not read, so nothing can be said of the
+    declarations about them.
+    """
 
 
 NOTHING_READ = BehindReading(NOTHING_BEHIND, {})
@@ -49,9 +53,12 @@ _AT_ONCE = 4
 class LaneReader:
     """Reads what is behind the ring exchanges, for as long as the process reads any."""
 
-    def __init__(self, api: Management, overlays: OverlayStore) -> None:
-        """`overlays` has the declarations that correct the readings, also those of the lanes."""
-        self._api, self._overlays = api, overlays
+    def __init__(self, api: Management, overlays: OverlayStore, pause: float = 0.0) -> None:
+        """`overlays` has the declarations that correct the readings, also those of the lanes.
+
+        `pause` is the time between the two looks at a lane that shows no binding in the first reading of its ring.
+        """
+        self._api, self._overlays, self._pause = api, overlays, pause
 
     async def read(
         self,
@@ -64,7 +71,8 @@ class LaneReader:
         """Read where each exchange among the destinations of a ring exchange leads.
 
         The lanes of `before`, the last entry, are among them: their queues may stay on the ring for a while. The
-        exchange that was asked for longest ago comes first. An exchange in `doubted` is asked for in any case.
+        exchange that was asked for longest ago comes first. An exchange in `doubted` is asked for in any case. In a
+        first reading, without `before`, a lane counts as bound to nothing only if it shows no binding twice.
         `started` is when the reading of the ring exchange started, in monotonic seconds. Raises ManagementError or
         TopologyError.
         """
@@ -79,6 +87,11 @@ class LaneReader:
         settled = [name for name, found in known.items() if self._is_settled(vhost, name, found, doubted)]
         to_ask = [*wanted.difference(settled), *settled[:LANE_READS]]
         answers, shown = await self._ask(vhost, sorted(to_ask), started)
+        if before is None and (doubtful := [name for name, at in answers.items() if at.leads is Leads.NOWHERE]):
+            # No ring in force has its queue, so one answer that lacks the binding would move the keys of that queue.
+            await asyncio.sleep(self._pause)
+            again = await self._ask(vhost, doubtful, started)
+            answers, shown = {**answers, **again.behind}, {**shown, **again.shown}
         kept = {name: found for name, found in known.items() if name not in answers}
         return BehindReading({**kept, **answers}, shown)
 
@@ -96,7 +109,9 @@ class LaneReader:
             batch = names[start : start + _AT_ONCE]
             found = await asyncio.gather(*(self._ask_one((vhost, name), policies, started) for name in batch))
             for name, (behind, read) in zip(batch, found, strict=True):
-                answers[name], shown[name] = behind, read
+                answers[name] = behind
+                if read.exchange_type in (FANOUT, None):
+                    shown[name] = read
         await self._corroborate(vhost, [name for name, found in answers.items() if found.leads is Leads.ABSENT])
         return BehindReading(answers, shown)
 

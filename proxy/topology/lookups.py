@@ -48,9 +48,14 @@ class _LookUp:
 class LookUps:
     """All look-ups that are under way, at most one for each exchange."""
 
-    def __init__(self, router: Router, read: Callable[[Name], Awaitable[None]]) -> None:
-        """Take `read`, which reads an exchange into the table, and raises Absent, ManagementError or TopologyError."""
-        self._router, self._read = router, read
+    def __init__(
+        self, router: Router, read: Callable[[Name], Awaitable[None]], looked_up: Callable[[Name], None]
+    ) -> None:
+        """Take `read`, which reads an exchange into the table, and raises Absent, ManagementError or TopologyError.
+
+        `looked_up` is called with each exchange whose look-up has ended.
+        """
+        self._router, self._read, self._looked_up = router, read, looked_up
         self.under_way: dict[Name, _LookUp] = {}
         """The look-up under way for each exchange."""
         self._turns = asyncio.Semaphore(FIRST_AT_ONCE)
@@ -98,11 +103,11 @@ class LookUps:
     def _joined(self, name: Name) -> _LookUp:
         """Return the look-up of the exchange that is under way, or start one."""
         shared = self.under_way.get(name)
-        if shared is None:
+        if shared is None or shared.task.done():  # done, but its callback has not run yet
             shared = self.under_way[name] = _LookUp()
             shared.task = asyncio.create_task(self._look(name, shared))
             # This callback is added first, so callers that wait for the task find it removed and start another.
-            shared.task.add_done_callback(functools.partial(self._ended, name))
+            shared.task.add_done_callback(functools.partial(self._ended, name, shared))
         return shared
 
     async def _look(self, name: Name, shared: _LookUp) -> None:
@@ -113,9 +118,12 @@ class LookUps:
             try:
                 return await self._read_in_turn(name, shared)
             except (ManagementError, TopologyError) as error:
-                known = name in self._router.entries
+                entry = self._router.entries.get(name)
+                known = entry is not None
                 if known and expected and not self._router.awaits_read_back(name):
                     return None  # Nothing new was declared, as far as is known: the last good entry serves on.
+                if entry is not None and entry.restored and not isinstance(self._router.look(name), Unread):
+                    return None  # Another reading has failed, too, and the exchange was restored from disk.
                 if isinstance(error, VhostNotListedError) and not known:
                     raise VhostAbsent(str(error)) from None
                 if isinstance(error, NotAskableError):
@@ -136,7 +144,9 @@ class LookUps:
                 raise NotReadable("nobody waits for it any more")
             return await self._read(name)
 
-    def _ended(self, name: Name, task: "asyncio.Task[None]") -> None:
-        del self.under_way[name]
+    def _ended(self, name: Name, shared: _LookUp, task: "asyncio.Task[None]") -> None:
+        if self.under_way.get(name) is shared:
+            del self.under_way[name]
+        self._looked_up(name)
         if not task.cancelled():
             task.exception()  # Retrieved, so that asyncio does not log it if every caller has left.

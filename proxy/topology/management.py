@@ -183,6 +183,12 @@ class Management:
         columns = ["destination", "destination_type", "routing_key"]
         return parse_bindings(await self._required(["exchanges", vhost, name, "bindings", "source"], columns))
 
+    async def bindings_with_arguments(self, vhost: str, name: str) -> tuple[Binding, ...]:
+        """Return the bindings whose source is this exchange that have arguments."""
+        columns = ["destination", "destination_type", "routing_key", "arguments"]
+        answer = await self._required(["exchanges", vhost, name, "bindings", "source"], columns)
+        return parse_bindings(answer, with_arguments=True)
+
     async def alternate_policies(self, vhost: str) -> frozenset[str]:
         """Return the names of a virtual host's policies that give exchanges an alternate exchange.
 

@@ -271,6 +271,18 @@ class Overlay:
             if destination in self._removed or destination in self._deletions
         }
 
+    def confirmed_unbinds(self, bindings: Iterable[Binding]) -> set[Binding]:
+        """Return those of the bindings whose removal was declared, so that it counts without a settle time."""
+        if self._deleted is not None or self._recreated is not None:
+            return set(bindings)
+        return {b for b in bindings if self._removed.get(b) is not None or b.destination in self._deletions}
+
+    def only_unbound(self, bindings: Iterable[Binding]) -> set[Binding]:
+        """Return those of the bindings that were unbound, and whose destination and exchange were not deleted."""
+        if self._deleted is not None or self._recreated is not None:
+            return set()
+        return {b for b in bindings if self._removed.get(b) is not None and b.destination not in self._deletions}
+
     def settle(self, shown_type: str | None, bindings: Iterable[Binding], started: float) -> None:
         """Drop the statements that no reading needs after this one, which started at `started` and succeeded.
 

@@ -1,7 +1,7 @@
 """Read one exchange consistently from the management API: all requests, and proof where an answer is empty."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from proxy.topology.bindings import RING_TYPES, Binding, Exchange
@@ -16,7 +16,7 @@ class Reading:
     exchange: Exchange | None
     """The exchange; None if it does not exist."""
     bindings: tuple[Binding, ...] = ()
-    """The bindings whose source is the exchange; empty, because not read, if its type makes no ring."""
+    """The bindings whose source is the exchange; empty, because not read, if its type was not asked for."""
 
 
 ABSENT = Reading(None)
@@ -26,21 +26,27 @@ Listed = Callable[[str, frozenset[str] | None], None]
 """A function that takes a virtual host and the names of all its exchanges, None if the virtual host is not listed."""
 
 
-async def read(api: Management, name: Name, pause: float = 0.0, listed: Listed | None = None) -> Reading:
-    """Read an exchange and its bindings. Raises ManagementError or TopologyError, also if an empty answer is not
-    proved.
+async def read(
+    api: Management,
+    name: Name,
+    pause: float = 0.0,
+    listed: Listed | None = None,
+    types: Collection[str] = RING_TYPES,
+) -> Reading:
+    """Read an exchange, and its bindings if it is of one of `types`.
 
     RabbitMQ answers the bindings of an unknown exchange or virtual host with 200 and an empty list, and a node without
     quorum answers from its local copy (observed). So an empty answer counts only if the virtual host is listed and its
     exchanges can be listed, and if the exchange is absent there, too, or its bindings are still empty `pause` seconds
-    later. `listed` is called with each list of exchanges.
+    later. `listed` is called with each list of exchanges. Raises ManagementError or TopologyError, also if an empty
+    answer is not proved.
     """
     vhost, exchange_name = name
     exchange = await api.exchange(vhost, exchange_name)
     if exchange is None:
         await _corroborate_absence(api, name, listed)
         return ABSENT
-    if exchange.type not in RING_TYPES:
+    if exchange.type not in types:
         return Reading(exchange)
     bindings = await api.bindings(vhost, exchange_name)
     if not bindings and not await _listed(api, name, listed):

@@ -7,8 +7,10 @@ ring.
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
-from ring.destination import Destination
+T = TypeVar("T")
+"""What readings show: the destinations of a hash exchange, or the bindings of an upstream exchange."""
 
 _LOOKS = 3
 """The number of readings in a settle time, after the first one that lacks a destination."""
@@ -19,33 +21,33 @@ bound during the gap, unseen."""
 
 
 @dataclass(frozen=True)
-class WeightsInForce:
+class WeightsInForce(Generic[T]):
     """The weights to route by after one reading, and since when some of them are missing from the readings.
 
-    Each reading makes a new one of the one before.
+    Each reading makes a new one of the one before. Bindings of an upstream exchange have the weight 1.
     """
 
-    weights: Mapping[Destination, int] = field(default_factory=dict)
+    weights: Mapping[T, int] = field(default_factory=dict)
     """The weight of each destination that counts, including those that are missing but not yet taken as removed."""
-    missing: Mapping[Destination, float] = field(default_factory=dict)
+    missing: Mapping[T, float] = field(default_factory=dict)
     """The monotonic time since which each missing destination counts as missing.
 
     It is moved to a later time by a long gap between readings, in which the destination may have been bound unseen.
     """
-    laid_over: frozenset[Destination] = frozenset()
+    laid_over: frozenset[T] = frozenset()
     """The missing destinations whose removal has settled, but which a declaration still keeps in force."""
     came: float = float("-inf")
     """When the last reading ended, in monotonic seconds; minus infinity before the first one and after a failed one."""
 
     def after(
         self,
-        reading: Mapping[Destination, int],
+        reading: Mapping[T, int],
         started: float,
         came: float,
         settle_time: float,
-        confirmed_removals: Collection[Destination] = (),
-        shown: Collection[Destination] | None = None,
-    ) -> "WeightsInForce":
+        confirmed_removals: Collection[T] = (),
+        shown: Collection[T] | None = None,
+    ) -> "WeightsInForce[T]":
         """Return the weights in force after a reading that started, and came back, at these times (monotonic seconds).
 
         `confirmed_removals` are destinations whose removal a second source confirmed: a return, an event, an -ok.
@@ -67,7 +69,7 @@ class WeightsInForce:
         missing = {d: since for d, since in missing.items() if d not in settled or d in laid_over}
         return WeightsInForce({**{d: self.weights[d] for d in missing}, **reading}, missing, laid_over, came)
 
-    def after_failure(self) -> "WeightsInForce":
+    def after_failure(self) -> "WeightsInForce[T]":
         """Return the weights in force once a reading has failed: what was missing may have been there meanwhile."""
         return WeightsInForce(self.weights)
 

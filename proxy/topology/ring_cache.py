@@ -92,8 +92,8 @@ class Saved:
 
     @classmethod
     def of(cls, name: Name, entry: Entry, cluster: Cluster, at: float) -> "Saved | None":
-        """Return what is to be kept of an entry; None for a ring exchange in mode pass, which needs no ring."""
-        if entry.mode is Mode.PASS and entry.exchange_type in RING_TYPES:
+        """Return what is to be kept of an entry; None for upstream exchanges, and for ring exchanges in mode pass."""
+        if entry.upstream is not None or (entry.mode is Mode.PASS and entry.exchange_type in RING_TYPES):
             return None
         known = entry.known
         return cls(

@@ -20,6 +20,7 @@ from proxy.topology.declarations import (
     ExchangeDeleted,
     changes_lane,
     is_news,
+    laid_over,
 )
 from proxy.topology.lookups import Absent, LookUps, NotReadable
 from proxy.topology.management import Management, ManagementError
@@ -92,7 +93,7 @@ class Sync:
             max_age=max_age,
         )
         self.identity = self._updater.identity
-        self._look_ups = LookUps(router, functools.partial(self._updater.read, why="first use"))
+        self._look_ups = LookUps(router, functools.partial(self._updater.read, why="first use"), self._looked_up)
         self.results = self._updater.results
         """The number of readings by result: ok, absent, failed."""
         self.changes = self._updater.changes
@@ -105,7 +106,7 @@ class Sync:
         self._running: dict[Name, asyncio.Task[None]] = {}
         """The tasks of the readings under way that `run` started, by exchange."""
         self._refreshes: set[asyncio.Task[None]] = set()
-        """The tasks of the readings under way that `refresh` started."""
+        """The tasks under way that `refresh` and `found_missing` started."""
         self._wanted: dict[Name, asyncio.Task[None]] = {}
         """The tasks that `want` started, by exchange."""
 
@@ -227,7 +228,7 @@ class Sync:
                     # The entry shows the declaration already, so nothing is read and no publish waits. A program that
                     # declares all it needs each time it connects thus costs the management API nothing.
                     continue
-            self._updater.overlays.add(name, declaration, now)
+            self._updater.overlays.add(name, laid_over(entry, declaration), now)
             if (entry is not None or name in being_read) and (news or unsettled or self._is_readable(name)):
                 # A reading under way may still show what was deleted. While readings fail, none can.
                 self._router.mark_declared(name, now, certain=news)
@@ -250,14 +251,21 @@ class Sync:
     def found_missing(self, vhost: str, exchange: str) -> None:
         """Take it that the broker has just refused a publish to an exchange because the exchange does not exist.
 
-        The next publishes to the rings that led to the exchange wait for a reading, but not for one that succeeds, and
-        not if the last one failed: while the management API does not answer, the last good rings serve on.
+        The next publishes to the rings that led to the exchange wait for a reading, but not for one that succeeds. If
+        the last one failed, they do not wait: the last good rings serve on, without what was reached through the
+        exchange. A second call changes nothing while readings are corrected by the first.
         """
         now, deleted = time.monotonic(), ExchangeDeleted(exchange)
+        if self._updater.overlays.of((vhost, exchange)).has_deleted(now):
+            return
         for name in self._updater.overlays.touched(vhost, deleted, self._router.entries, ()):
             self._updater.overlays.add(name, deleted, now)
-            if name in self._router.entries and self._is_readable(name):
+            if name not in self._router.entries:
+                continue
+            if self._is_readable(name):
                 self._router.mark_declared(name, now, certain=False)
+            else:
+                self._in_background(self._updater.leave_out_missing(name))
 
     def _undoes_return(self, name: Name, declaration: Declaration) -> bool:
         """Return whether a declaration binds a destination that a return has shown to be gone since the
@@ -309,6 +317,11 @@ class Sync:
         """
         await self._look_ups.look_up(name, within)
 
+    def _looked_up(self, name: Name) -> None:
+        """Forget the declarations during a look-up that found nothing, unless the exchange is also read in turn."""
+        if name not in self._named:
+            self._router.forget_unknown(name)
+
     async def refresh(self, name: Name, why: str, confirmed_removals: Collection[Destination] = ()) -> None:
         """Read an exchange again because something, such as a returned message, showed that it changed.
 
@@ -327,10 +340,14 @@ class Sync:
             tracked.due = min(tracked.due, tracked.tried + max(retry_after, RETRY_WANTED))
             self._updater.wake.set()
         else:
-            task = asyncio.create_task(self._again(name, why))
-            self._refreshes.add(task)
-            task.add_done_callback(self._refreshes.discard)
-            await asyncio.shield(task)
+            await asyncio.shield(self._in_background(self._again(name, why)))
+
+    def _in_background(self, work: Coroutine[None, None, None]) -> "asyncio.Task[None]":
+        """Return a task that does some work, and ends with `run` at the latest."""
+        task = asyncio.create_task(work)
+        self._refreshes.add(task)
+        task.add_done_callback(self._refreshes.discard)
+        return task
 
     async def _again(self, name: Name, why: str = IN_TURN) -> None:
         """Read an exchange that is tracked, and let `run` look for what is due next."""

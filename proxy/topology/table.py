@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 
 from proxy.settings.patterns import Mode
 from proxy.topology.bindings import Behind, Bindings, Leads
+from proxy.topology.matching import Upstream
 from ring.destination import Destination
 from ring.hashed import HashedValue
 from ring.ring import Ring, fingerprint
@@ -38,6 +39,9 @@ class PassReason(StrEnum):
     INTERNAL_DESTINATION = "internal_destination"
     NOT_A_LANE = "not_a_lane"
     CYCLE = "cycle"
+    NO_RING = "no_ring"
+    COPIES = "copies"
+    OVERLAP = "overlap"
     INTERNAL = "internal"
     ABSENT = "absent"
 
@@ -46,7 +50,9 @@ WHATEVER_IS_BOUND: Final = frozenset({PassReason.TYPE, PassReason.MODE_PASS})
 """The reasons to pass that no change of the bindings removes."""
 
 
-KEEPS_FROM_ROUTING: Final = frozenset({PassReason.DEAD_LETTER, PassReason.INTERNAL_DESTINATION, PassReason.NOT_A_LANE})
+KEEPS_FROM_ROUTING: Final = frozenset(
+    {PassReason.DEAD_LETTER, PassReason.INTERNAL_DESTINATION, PassReason.NOT_A_LANE, PassReason.OVERLAP}
+)
 """The reasons that keep an exchange in mode route from being routed, until an operator mends its topology."""
 
 
@@ -96,7 +102,7 @@ class Entry:
     known: KnownRing | None
     """The ring; None if the exchange has none, by its type, its mode or for want of bindings."""
     passed: PassReason | None
-    """Why publishes are passed to the exchange itself; None if `known` routes them."""
+    """Why publishes are passed to the exchange itself; None if `known` or `upstream` routes them."""
     bindings: Bindings
     """The bindings of the last reading, corrected by declarations."""
     read_at: float
@@ -124,6 +130,8 @@ class Entry:
     """Whether the entry was kept on disk by an earlier process, and not read by this one."""
     refused: str = ""
     """Why publishes are refused instead of passed; empty if they are not refused."""
+    upstream: Upstream | None = None
+    """What decides which ring behind the exchange a message goes to; None if the exchange is no upstream exchange."""
 
     @property
     def follows_bindings(self) -> bool:
@@ -213,6 +221,14 @@ class Router:
         self._unread.pop(name, None)
         self.notify()
 
+    def forget_unknown(self, name: Name) -> None:
+        """Forget the declarations on an exchange that is not in the table, once no reading of it is under way.
+
+        Its next reading starts after them.
+        """
+        if name not in self._entries:
+            self._unread.pop(name, None)
+
     def notify(self) -> None:
         """Call every function in `on_change`."""
         for callback in self.on_change:
@@ -282,6 +298,7 @@ class Router:
 def _routes_alike(one: Entry, other: Entry) -> bool:
     """Return whether publishes go the same way by both entries."""
     alike = (one.passed, one.mode, one.internal) == (other.passed, other.mode, other.internal)
+    alike = alike and one.upstream == other.upstream
     return alike and one.refused == other.refused and one.known is other.known and one.lanes == other.lanes
 
 

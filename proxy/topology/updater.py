@@ -6,10 +6,9 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
 
 from proxy.settings.config import OnDeadLetter
-from proxy.settings.patterns import Mode, Selection
+from proxy.settings.patterns import Selection
 from proxy.topology.bindings import RING_TYPES, Behind, Binding, Bindings, Leads, TopologyError, weigh
 from proxy.topology.changes import log_absent, log_change, log_missing, title
 from proxy.topology.cluster import ASK_DISTANCE, ClusterIdentity
@@ -24,6 +23,8 @@ from proxy.topology.removals import WeightsInForce
 from proxy.topology.restoring import EntryRestorer
 from proxy.topology.ring_cache import RingCache
 from proxy.topology.table import NEVER, Entry, Name, Router, Unread
+from proxy.topology.tracked_exchange import TrackedExchange
+from proxy.topology.upstream_reader import UpstreamReader
 from ring.destination import Destination
 
 log = logging.getLogger(__name__)
@@ -36,34 +37,11 @@ MIN_REFRESH_DECLARED = 0.02
 publish by turns."""
 
 LONGEST_DOUBT = 1.0
-"""The most seconds between the two readings of an exchange that is not known yet and shows no bindings."""
+"""The most seconds between the two readings of an exchange that is not known yet and shows no bindings, or of a lane of
+such an exchange."""
 
 IN_TURN = "a regular reading"
 """The reason for a reading that nobody asked for, as log lines name it."""
-
-
-@dataclass
-class TrackedExchange:
-    """The state of one exchange that is read in turn, from one reading to the next. All times are monotonic seconds."""
-
-    in_force: WeightsInForce = field(default_factory=WeightsInForce)
-    """The weights to route by after the last reading."""
-    logged_missing: Collection[Destination] = ()
-    """The missing destinations that the log has named."""
-    due: float = 0.0
-    """When the exchange is to be read next."""
-    tried: float = NEVER
-    """When the last reading that has ended started, whether it succeeded or not."""
-    failures: int = 0
-    """The number of readings that have failed since the last good one."""
-    fault: ManagementError | TopologyError | None = None
-    """How the last reading failed; None if it did not."""
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held during a reading, so that readings of one exchange never overlap."""
-    confirmed_removals: set[Destination] = field(default_factory=set)
-    """Destinations whose removal a returned message has confirmed since the last reading."""
-    read_started: float = NEVER
-    """When the last good reading started; NEVER before the first."""
 
 
 class TableUpdater:
@@ -101,7 +79,8 @@ class TableUpdater:
         self.tracked: dict[Name, TrackedExchange] = {name: TrackedExchange() for name in named}
         """The state of each exchange that is read in turn: the named ones, and those in use."""
         self.overlays = OverlayStore()
-        self._lane_reader = LaneReader(api, self.overlays)
+        self._lane_reader = LaneReader(api, self.overlays, min(settle_time, LONGEST_DOUBT))
+        self._upstreams = UpstreamReader(api, selection, self.overlays, settle_time)
         self.listings = RecentListings()
         self.wake = asyncio.Event()
         """Set when a reading may be due sooner than `Sync` knows."""
@@ -224,11 +203,18 @@ class TableUpdater:
                 await self.identity.ask()
             known = name in self._router.entries
             pause = 0.0 if known else min(self._settle_time, LONGEST_DOUBT)
-            reading = await read(self._api, name, pause, lambda vhost, names: self.listings.note(vhost, names, started))
+            reading = await read(
+                self._api,
+                name,
+                pause,
+                lambda vhost, names: self.listings.note(vhost, names, started),
+                self._upstreams.types(name),
+            )
             await self._apply(name, tracked, reading, started, why, confirmed_removals)
         except Absent as error:
             absent = error
         except (ManagementError, TopologyError) as error:
+            await self.leave_out_missing(name)
             self._failed(name, tracked, why, started, error)
             raise
         except Exception as error:
@@ -244,6 +230,30 @@ class TableUpdater:
             self.look_up_fault = None
         if absent is not None:
             raise absent
+
+    async def leave_out_missing(self, name: Name) -> None:
+        """Take each destination off a ring that a publish reaches through an exchange which surely does not exist.
+
+        This is for a ring that cannot be read: each publish to that exchange would end its channel. The rest of the
+        last good ring serves on. A ring of which nothing would be left stays as it is.
+        """
+        before, now = self._router.entries.get(name), time.monotonic()
+        if before is None or before.known is None:
+            return
+        weights = before.known.ring.as_weights()
+        ways = {d: before.lanes.get(d, d.name if d.kind == "exchange" else "") for d in weights}
+        gone = {d for d, way in ways.items() if way and self.overlays.of((name[0], way)).has_deleted(now)}
+        if not gone or len(gone) == len(weights):
+            return
+        entry, change = await self._entry_builder.without(before, gone, "a publish was refused: no such exchange")
+        tracked = self.tracked.get(name)
+        if tracked is None or self._router.entries.get(name) is not before:
+            return  # The exchange was read or forgotten meanwhile.
+        tracked.in_force = WeightsInForce({d: w for d, w in tracked.in_force.weights.items() if d not in gone})
+        self._router.put(name, entry)
+        self.changes[name] += 1
+        self.moved[name] = self.moved.get(name, 0.0) + change.moved
+        log_change(name, before, entry, change)
 
     def _failed(
         self,
@@ -270,7 +280,8 @@ class TableUpdater:
                 f"; its last good state, {time.monotonic() - entry.read_at:.0f} s old, stays in force" if entry else ""
             )
             log.warning("cannot read %s: %s%s", title(name), fault, kept, exc_info=defect)
-        tracked.tried, tracked.fault, tracked.in_force = started, fault, tracked.in_force.after_failure()
+        tracked.tried, tracked.fault = started, fault
+        tracked.in_force, tracked.bound = tracked.in_force.after_failure(), tracked.bound.after_failure()
         tracked.failures += 1
         self._router.release_uncertain(name, started)
         if isinstance(fault, VhostNotListedError):
@@ -312,22 +323,27 @@ class TableUpdater:
         # Corrected once: an exchange that a declaration binds during the next request has not been read.
         corrected = overlay.apply(reading.bindings, started)
         read_behind = NOTHING_READ
-        if self._selection.mode(*name) is not Mode.PASS:
-            bound = {*(binding.destination for binding in corrected), *tracked.in_force.weights}
-            read_behind = await self._lane_reader.read(name[0], bound, before, confirmed_removals, started)
-        bindings, in_force = Bindings(), WeightsInForce()
-        if exchange is None or exchange.type in RING_TYPES:
+        # A virtual host that was not listed was deleted and made again, or was hidden: only what shows now exists.
+        only_shown = isinstance(tracked.fault, VhostNotListedError)
+        upstream, bound = await self._upstreams.read(
+            name, reading, corrected, before, tracked.bound, started, confirmed_removals, only_shown=only_shown
+        )
+        if upstream is None and self._selection.has_ring(*name):
+            bound_to = {*(binding.destination for binding in corrected), *tracked.in_force.weights}
+            read_behind = await self._lane_reader.read(name[0], bound_to, before, confirmed_removals, started)
+        bindings, in_force = Bindings(), WeightsInForce[Destination]()
+        if upstream is None and (exchange is None or exchange.type in RING_TYPES):
             bindings, in_force = self._in_force(
                 name, tracked, reading, corrected, read_behind.behind, started, confirmed_removals
             )
-        if exchange is None and (before is None or not in_force.weights):
+        if exchange is None and (before is None or not (in_force.weights or bound.weights)):
             self.results["absent"] += 1
-            tracked.in_force = WeightsInForce()
+            tracked.in_force, tracked.bound = WeightsInForce(), WeightsInForce()
             self.overlays.settle(name, shown_type, reading.bindings, started)
             self._drop(name, before)
             raise _absent(name)
         entry, change = await self._entry_builder.entry(
-            name, exchange, bindings, read_behind.behind, in_force.weights, before, started, why
+            name, exchange, bindings, read_behind.behind, in_force.weights, before, started, why, upstream
         )
         self._router.put(name, entry)
         if before is None and entry.exchange_type in RING_TYPES:
@@ -342,7 +358,7 @@ class TableUpdater:
         log_missing(name, tracked.logged_missing, missing)
         tracked.logged_missing = missing
         # Set only here, so that a reading which failed half-way (its queues were not readable, say) changes nothing.
-        tracked.in_force = in_force
+        tracked.in_force, tracked.bound = in_force, bound
         self.overlays.settle(name, shown_type, reading.bindings, started)
         for lane, lane_shown in read_behind.shown.items():
             self.overlays.settle((name[0], lane), lane_shown.exchange_type, lane_shown.bindings, started)
@@ -350,7 +366,11 @@ class TableUpdater:
         self.results["ok"] += 1
         self._keep(name, entry)
         tracked.read_started = started
-        look_again_at = in_force.look_again_at(self._settle_time), self.overlays.of(name).ends_at()
+        look_again_at = (
+            in_force.look_again_at(self._settle_time),
+            bound.look_again_at(self._settle_time),
+            self.overlays.of(name).ends_at(),
+        )
         in_turn = started + random.uniform(0, self._interval)
         tracked.due = min(in_turn, *(at if at is not None else in_turn for at in look_again_at))
         if self.tracked.setdefault(name, tracked) is tracked:
@@ -365,7 +385,7 @@ class TableUpdater:
         behind: Mapping[str, Behind],
         started: float,
         confirmed_removals: Collection[Destination],
-    ) -> tuple[Bindings, WeightsInForce]:
+    ) -> tuple[Bindings, WeightsInForce[Destination]]:
         """Return a hash exchange's bindings, `corrected` by declarations, and the weights in force after a reading."""
         exchange_type = reading.exchange.type if reading.exchange is not None else ""
         bindings = weigh(corrected, exchange_type, behind)

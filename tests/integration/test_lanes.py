@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 from pamqp.commands import Basic, Channel, Exchange, Queue, Tx
 
-from tests.integration.broker_api import BrokerApi, Delivered, VirtualHost, wait_until
+from tests.integration.broker_api import BrokerApi, VirtualHost, landed, queues_of, wait_until
 from tests.integration.conftest import Login, StartSidecar, with_login
+from tests.integration.relay import Relay, relay
 from tests.integration.rings import owner
 from tests.integration.sidecar import Sidecar
 from tests.integration.wire_client import Client, Wire, publish_frames
@@ -48,17 +49,6 @@ def peer(slow: Sidecar, laned: VirtualHost, client: Client) -> Iterator[Wire]:
         made.publish(1, "orders", KEPT[0], b"first")
         made.confirm(1)
         yield made
-
-
-def landed(vhost: VirtualHost) -> dict[str, tuple[str, Delivered]]:
-    """By body: the queue that has it, and the message. Each is there once."""
-    found = [(m.body.decode(), (queue, m)) for queue, messages in vhost.drain_all().items() for m in messages]
-    assert len(dict(found)) == len(found), "a message is there twice"
-    return dict(found)
-
-
-def queues_of(vhost: VirtualHost) -> dict[str, str]:
-    return {body: queue for body, (queue, _) in landed(vhost).items()}
 
 
 def loses_its_queue(vhost: VirtualHost, how: str) -> None:
@@ -460,9 +450,10 @@ def test_it_is_deleted_in_the_midst_of_a_content(peer: Wire, laned: VirtualHost,
     body = bytes(300_000)
     method, header, *frames = publish_frames(1, "orders", KEPT[1], body, frame_max=peer.frame_max)
     laned.delete_exchange(lane(GONE))
-    peer.publish(1, "orders", LOST[0], b"refused")
+    refused = publish_frames(1, "orders", LOST[0], b"refused")
     cut = {"a body frame": frames[0][:1000], "two body frames": frames[0] + frames[1][:1000], "content": b""}[inside]
-    peer.send(method, header, cut)
+    # In one piece: the sidecar has taken the beginning of the content when the broker closes the channel.
+    peer.send(*refused, method, header, cut)
     assert peer.answers(1, 2, 1) == {2: "nack"}
     peer.send(b"".join(frames)[len(cut) :])
     assert peer.answers(1, 3, 2) == {3: "nack"}
@@ -496,6 +487,98 @@ def test_where_more_would_be_lost_the_channel_is_closed(
         peer.publish(1, "orders", LOST[0], b"after")
         peer.confirm(1)
     assert queues_of(laned) == {"after": owner(LEFT, LOST[0])}
+
+
+@pytest.fixture
+def blind(start_sidecar: StartSidecar, login: Login) -> Iterator[tuple[Sidecar, Relay]]:
+    """A sidecar that reads rings again only when something says so, and its way to the management API."""
+    with relay(login.management_url) as (way, url):
+        yield start_sidecar(sync_interval="600", management_url=url), way
+
+
+def test_while_nothing_can_be_read_the_others_take_its_keys(
+    blind: tuple[Sidecar, Relay], laned: VirtualHost, client: Client
+) -> None:
+    """RabbitMQ itself has said that the lane does not exist: each further publish to it would end its channel."""
+    sidecar, way = blind
+    with client.session(sidecar.amqp_port, laned.name) as peer:
+        peer.channel()
+        peer.publish(1, "orders", LOST[0], b"1")
+        peer.confirm(1)
+        way.cut()
+        laned.delete_exchange(lane(GONE))
+        peer.publish(1, "orders", LOST[0], b"refused")
+        assert peer.answers(1, 2, 1) == {2: "nack"}
+        for key in LOST:
+            peer.publish(1, "orders", key, key.encode())
+        peer.confirm(1, 2 + len(LOST), 2)
+        # Another one ends, while it is known that nothing can be read.
+        left = owner(LEFT, LOST[0])
+        laned.delete_exchange(lane(left))
+        peer.publish(1, "orders", LOST[0], b"refused, too")
+        assert peer.answers(1, 3 + len(LOST), 2 + len(LOST)) == {3 + len(LOST): "nack"}
+        sidecar.wait_for_weights(laned.name, "orders", dict.fromkeys(set(LEFT) - {left}, 1))
+        peer.publish(1, "orders", LOST[0], b"2")
+        peer.confirm(1, 4 + len(LOST), 3 + len(LOST))
+        way.open()
+    found = {"1": GONE, "2": next(queue for queue in LEFT if queue != left)}
+    assert queues_of(laned) == found | {key: owner(LEFT, key) for key in LOST}
+
+
+def test_what_came_back_and_waits_for_a_reading_is_nacked_and_no_more(
+    blind: tuple[Sidecar, Relay], laned: VirtualHost, client: Client
+) -> None:
+    """Its client sends it again: a return or another copy of it, after its nack, would be one too many."""
+    sidecar, way = blind
+    other = next(key for key in KEPT if owner(QUEUES, key) == "q1")
+    with client.session(sidecar.amqp_port, laned.name) as peer:
+        peer.channel()
+        peer.publish(1, "orders", KEPT[0], b"first")
+        peer.confirm(1)
+        way.freeze()
+        laned.unbind(lane(GONE), GONE, "")
+        laned.delete_exchange(lane("q1"))
+        peer.publish(1, "orders", LOST[0], b"comes back", mandatory=True)
+        peer.publish(1, "orders", other, b"refused")
+        assert peer.answers(1, 3, 1) == {2: "nack", 3: "nack"}
+        way.thaw()
+        sidecar.wait_for_weights(laned.name, "orders", {"q3": 1})
+        peer.publish(1, "orders", other, b"behind")
+        peer.confirm(1, 4, 3)
+    assert queues_of(laned) == {"first": owner(QUEUES, KEPT[0]), "behind": "q3"}
+
+
+def test_a_clients_own_publish_to_a_lane_that_is_gone_closes_its_channel(peer: Wire, laned: VirtualHost) -> None:
+    """As it does without a sidecar."""
+    laned.delete_exchange(lane(GONE))
+    peer.publish(1, lane(GONE), "k")
+    assert peer.expect(1, Channel.Close).reply_code == 404
+
+
+@pytest.mark.parametrize("names", [["it's", "a' in vhost '/' b"], [f"{'x' * 243}{n}" for n in (1, 2)]])
+def test_a_lane_of_any_name_that_is_deleted_closes_no_channel(
+    slow: Sidecar, vhost: VirtualHost, client: Client, names: list[str]
+) -> None:
+    """RabbitMQ names it in words only, without escapes, and cuts them where they are long."""
+    vhost.exchange("orders")
+    queues = [name[-12:] for name in names]
+    for queue, name in zip(queues, names, strict=True):
+        vhost.queue(queue)
+        vhost.exchange(f"orders.lane{name}", "fanout")
+        vhost.bind(f"orders.lane{name}", queue, "")
+        vhost.bind("orders", f"orders.lane{name}", kind="e")
+    key = next(key for key in KEYS if owner(queues, key) == queues[0])
+    with client.session(slow.amqp_port, vhost.name) as peer:
+        peer.channel()
+        peer.publish(1, "orders", key, b"1")
+        peer.confirm(1)
+        vhost.delete_exchange(f"orders.lane{names[0]}")
+        peer.publish(1, "orders", key, b"2")
+        assert peer.answers(1, 2, 1) == {2: "nack"}
+        slow.wait_for_weights(vhost.name, "orders", {queues[1]: 1})
+        peer.publish(1, "orders", key, b"3")
+        peer.confirm(1, 3, 2)
+    assert queues_of(vhost) == {"1": queues[0], "3": queues[1]}
 
 
 def test_over_http_another_lane_takes_it(slow: Sidecar, laned: VirtualHost) -> None:

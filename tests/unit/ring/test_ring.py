@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ring.destination import Destination
 from ring.hashing import SLOTS, hash64, index_at, slot_of
-from ring.ring import Ring, fingerprint, owners
+from ring.ring import Ring, changes, fingerprint, owners
 from tests.unit.ring.test_scores import reference_neg_log2, splitmix64
 
 
@@ -141,6 +141,32 @@ def moved_slots(one: Ring, other: Ring) -> "np.ndarray[tuple[int], np.dtype[np.b
     a, b = (np.array([everyone.index(d) for d in ring.destinations])[ring.table] for ring in (one, other))
     differs: np.ndarray[tuple[int], np.dtype[np.bool_]] = a != b
     return differs
+
+
+def assert_changes_of_full_builds(before: Weights, after: Weights) -> None:
+    one, other = Ring.build(before), Ring.build(after)
+
+    found = changes(before, after)
+
+    assert found.slots.tolist() == np.flatnonzero(moved_slots(one, other)).tolist()
+    assert (found.sources == one.table[found.slots]).all()
+    assert (found.targets == other.table[found.slots]).all()
+
+
+@settings(max_examples=20)
+@given(weights_of(12), weights_of(2), st.sets(st.integers(0, 11), max_size=2))
+def test_the_changes_are_those_between_two_full_builds(before: Weights, others: Weights, gone: set[int]) -> None:
+    """The change adds a few destinations or gives them other weights, and takes a few away."""
+    after = {d: weight for at, (d, weight) in enumerate(before.items()) if at not in gone} | others
+    assert_changes_of_full_builds(before, after)
+
+
+def test_the_changes_of_many_destinations_are_those_between_two_full_builds() -> None:
+    before = {queue(f"q{at}"): 1 + at % 3 for at in range(60)}
+    after = {**before, queue("q5"): 9, queue("q7"): 1, queue("new"): 2}
+    del after[queue("q8")]
+    assert_changes_of_full_builds(before, after)
+    assert changes(before, dict(before)).slots.tolist() == []
 
 
 @settings(max_examples=8)

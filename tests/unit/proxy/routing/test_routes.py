@@ -9,12 +9,26 @@ import pytest
 
 from proxy.routing import routes
 from proxy.routing.counters import NOWHERE, CounterTable
-from proxy.routing.routes import Route, RouteTables, Target
+from proxy.routing.route import Route, Target
+from proxy.routing.routes import RouteTables
 from proxy.settings.patterns import Selection
 from proxy.topology.table import MAX_HOPS, Entry, KnownRing, Name, PassReason, Router, Unread
 from ring.hashed import HashedValue
 from ring.hashing import slot_of
-from tests.unit.proxy.session.wire import NOW, QUEUES, VHOST, exchange, header, known, queue, ring, selecting
+from tests.unit.proxy.session.wire import (
+    NOW,
+    QUEUES,
+    VHOST,
+    exchange,
+    header,
+    headers,
+    known,
+    long_string,
+    queue,
+    ring,
+    selecting,
+    upstream,
+)
 
 EMPTY = header(1, 0)[7:-1]
 """The payload of a content header with no properties."""
@@ -50,6 +64,10 @@ class Tables:
 
     def put(self, name: str, what: Entry | KnownRing) -> None:
         self.router.put((VHOST, name), what if isinstance(what, Entry) else known(what, read_at=self.clock.now))
+
+    def why_passed(self, name: str, key: bytes) -> PassReason:
+        """Why a message without properties is passed, for which the route finds no place."""
+        return self.route(name).why_passed(key, EMPTY, 0, len(EMPTY))
 
     def route(self, name: str) -> Route:
         found = self.table.find(name.encode())
@@ -268,6 +286,138 @@ def test_an_exchange_behind_a_ring_that_has_become_internal_breaks_nothing() -> 
     target = t.target("x")
     assert target is not None
     assert target.destination == exchange("y")
+
+
+# Upstream exchanges.
+
+BEFORE = upstream({"a.#": "x", "b.#": "y"})
+OTHERS = ring(queue("q4"), queue("q5"))
+
+
+def test_an_upstream_exchange_leads_to_the_ring_that_a_message_matches() -> None:
+    t = Tables({"u": BEFORE, "x": QUEUES, "y": OTHERS})
+    for n in range(20):
+        for first, behind in ((b"a", QUEUES), (b"b", OTHERS)):
+            key = b"%b.%d" % (first, n)
+            for head in (EMPTY, b""):
+                choice = t.route("u").choose(key, head, 0, len(head))
+                assert choice is not None
+                assert choice.target.destination == behind.ring.owner_of(key)
+                assert (choice.by.known, choice.slot) == (behind, slot_of(key))
+    assert t.target("u", b"c.1") is None
+    assert t.why_passed("u", b"c.1") is PassReason.NO_RING
+    assert not t.route("u").plain
+
+
+def test_only_the_ring_behind_that_a_message_matches_needs_to_be_known() -> None:
+    t = Tables({"u": BEFORE, "x": QUEUES})
+    found = [t.target("u", key) for key in (b"a.1", b"b.1", b"c")]
+    assert [target and target.unread for target in found] == [None, Unread((VHOST, "y"), "not read yet"), None]
+
+
+@pytest.mark.parametrize("what", [known(QUEUES, PassReason.DEAD_LETTER), known(None, PassReason.NO_BINDINGS)])
+def test_a_ring_behind_that_is_passed_has_the_message_passed_to_the_upstream_exchange(what: Entry) -> None:
+    t = Tables({"u": BEFORE, "x": what, "y": OTHERS})
+    assert t.target("u", b"a.1") is None
+    assert t.target("u", b"b.1") is not None
+
+
+def test_a_ring_behind_may_be_internal_and_its_own_publishes_pass() -> None:
+    t = Tables({"u": BEFORE, "x": known(QUEUES, internal=True), "y": OTHERS})
+    for _ in range(2):
+        target = t.target("u", b"a.1")
+        assert target is not None
+        assert target.destination == QUEUES.ring.owner_of(b"a.1")
+        assert t.route("x").reason is PassReason.INTERNAL
+
+
+def test_upstream_exchanges_behind_one_another() -> None:
+    t = Tables({"u": upstream({"#": "v"}), "v": BEFORE, "x": QUEUES, "y": OTHERS})
+    target = t.target("u", b"b.1")
+    assert target is not None
+    assert target.destination == OTHERS.ring.owner_of(b"b.1")
+    assert t.target("u", b"c") is None
+    circle = Tables({"u": upstream({"#": "v"}), "v": upstream({"#": "u"})})
+    assert circle.target("u") is None
+    assert circle.why_passed("u", b"k") is PassReason.CYCLE
+
+
+def test_what_is_read_again_once_an_exchange_behind_is_gone() -> None:
+    t = Tables({"u": upstream({"#": "v"}), "v": upstream({"#": "x"}), "other": upstream({"#": "x"})})
+    assert t.table.ways_to("x", b"u") == {(VHOST, "u"), (VHOST, "v")}
+    assert t.table.ways_to("x", b"not read") == {(VHOST, "not read")}
+
+
+def test_an_upstream_exchange_behind_another_may_be_internal_and_its_own_publishes_pass() -> None:
+    inner = replace(BEFORE, internal=True)
+    t = Tables({"u": upstream({"#": "v"}), "v": inner, "x": QUEUES, "y": OTHERS})
+    target = t.target("u", b"a.1")
+    assert target is not None
+    assert target.destination == QUEUES.ring.owner_of(b"a.1")
+    assert t.route("v").reason is PassReason.INTERNAL
+    assert t.why_passed("u", b"c") is PassReason.NO_RING
+
+
+def test_internal_upstream_exchanges_in_a_circle() -> None:
+    v, w = upstream({"#": "w"}, internal=True), upstream({"#": "v"}, internal=True)
+    t = Tables({"u": upstream({"#": "v"}), "v": v, "w": w})
+    assert t.target("u", b"a.1") is None
+    assert t.why_passed("u", b"a.1") is PassReason.CYCLE
+
+
+@pytest.mark.parametrize("internal", [False, True])
+@pytest.mark.parametrize("hops", [1, 2])
+@pytest.mark.parametrize("why", [PassReason.DEAD_LETTER, PassReason.OVERLAP, PassReason.NO_BINDINGS])
+def test_why_a_message_is_passed_that_matches_a_ring_out_of_service(why: PassReason, hops: int, internal: bool) -> None:
+    """RabbitMQ hashes it, unlike one that leads to no ring: the reason must raise the alert."""
+    behind = upstream({"a.#": "x"}, internal=internal)
+    t = Tables({"u": BEFORE if hops == 1 else upstream({"#": "v"}), "v": behind, "x": known(QUEUES, why)})
+    assert t.target("u", b"a.1") is None
+    assert t.why_passed("u", b"a.1") is why
+
+
+def test_why_a_message_to_a_circle_of_rings_is_passed() -> None:
+    t = Tables({"r": ring(exchange("s")), "s": ring(exchange("r"))})
+    assert t.target("r") is None
+    assert t.why_passed("r", b"k") is PassReason.CYCLE
+
+
+def test_a_ring_gives_its_messages_to_an_upstream_exchange_behind_it() -> None:
+    """Nothing is resolved further: a message that matches nothing must come back from that exchange."""
+    t = Tables({"r": ring(exchange("u")), "u": BEFORE, "x": QUEUES, "y": OTHERS})
+    target = t.target("r", b"a.1")
+    assert target is not None
+    assert (target.destination, target.behind) == (exchange("u"), None)
+
+
+@pytest.mark.parametrize(
+    ("entries", "placed"),
+    [
+        (long_string(b"CC", b""), False),
+        (long_string(b"h", b"") + long_string(b"BCC", b""), False),
+        (long_string(b"ACC", b"BCC"), True),
+        (b"", True),
+    ],
+)
+def test_a_message_with_further_keys_is_placed_nowhere(entries: bytes, placed: bool) -> None:
+    t = Tables({"u": BEFORE, "x": QUEUES})
+    payload = headers(1, 1, entries)[7:-1]
+    assert (t.route("u").choose(b"a.1", payload, 0, len(payload)) is not None) is placed
+    if not placed:
+        assert t.route("u").why_passed(b"a.1", payload, 0, len(payload)) is PassReason.COPIES
+
+
+def test_an_upstream_exchange_that_is_passed_whole_or_is_of_another_cluster() -> None:
+    t = Tables({"u": replace(BEFORE, passed=PassReason.OVERLAP), "x": QUEUES})
+    assert (t.route("u").stamp, t.route("u").reason) == (b"", PassReason.OVERLAP)
+    other = Tables({"u": BEFORE}, mismatch="that is cluster b")
+    assert other.table.find(b"u") == Unread((VHOST, "u"), "that is cluster b", other_cluster=True)
+
+
+def test_what_is_behind_an_upstream_exchange_stays_in_use_and_is_no_lane() -> None:
+    t = Tables({"u": BEFORE, "x": QUEUES, "y": OTHERS})
+    assert t.route("u").leads_through() == {(VHOST, name) for name in "uxy"}
+    assert t.table.behind == set()
 
 
 def test_no_counts_are_under_names_that_clients_choose() -> None:

@@ -77,18 +77,23 @@ async def syncing(
     route: tuple[str, ...] = ("*",),
     shadow: tuple[str, ...] = (),
     pass_: tuple[str, ...] = (),
+    groups: tuple[str, ...] = (),
     on_dead_letter: OnDeadLetter = "pass",
     named: tuple[Name, ...] = (),
     others: tuple[FakeManagement, ...] = (),
     cache: RingCache | None = None,
+    answer_within: float = 10.0,
 ) -> AsyncIterator[Made]:
-    """Without `running`, readings are made only where a test asks for them. `others` are further nodes."""
-    async with Management([node.url for node in (fake, *others)], 10) as api:
+    """Without `running`, readings are made only where a test asks for them. `others` are further nodes.
+
+    `answer_within` is in seconds, for each request to the API.
+    """
+    async with Management([node.url for node in (fake, *others)], answer_within) as api:
         router = Router(LONG, refuse_stale=False, clock=lambda: float(vars(sync_module)["time"].monotonic()))
         sync = Sync(
             api,
             router,
-            Selection(route, shadow, pass_),
+            Selection(route, shadow, pass_, groups),
             interval=interval,
             settle_time=settle_time,
             on_dead_letter=on_dead_letter,

@@ -1,9 +1,11 @@
 """What readings, lies, declarations and returns make of a ring whose destinations are lanes."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
+from aiohttp import web
 
 from pipeline.live import read_ring_of
 from proxy.topology.bindings import Behind, Leads
@@ -18,6 +20,7 @@ from proxy.topology.declarations import (
 from proxy.topology.lane_reader import LANE_READS, gone_behind, read_behind
 from proxy.topology.lookups import NotReadable
 from proxy.topology.management import Management
+from proxy.topology.overlay import OVERLAY_TIME
 from proxy.topology.table import PassReason
 from ring.destination import Destination
 from tests.unit.proxy.eventually import eventually
@@ -64,6 +67,21 @@ async def test_an_unbound_lane_is_kept_for_the_settle_time(made: Made, fake: Fak
     assert made.weights() == {B: 2}
     assert made.entry.lanes == {B: "lane.b"}
     assert [ignored.destination for ignored in made.entry.bindings.ignored] == [LANE_A]
+
+
+async def test_a_reading_of_a_ring_settles_nothing_of_a_ring_behind_it(fake: FakeManagement, clock: Clock) -> None:
+    """It does not read the other's bindings: what was declared on them outweighs the next reading all the same."""
+    inner = ("/", "inner")
+    fake.exchange("inner", binding("a"), binding("b"))
+    fake.exchange("x", binding("inner", "1", "exchange"))
+    async with syncing(fake) as made:
+        await made.sync.look_up(inner, 10)
+        await made.sync.look_up(X, 10)
+        made.sync.declared("/", BindingRemoved("inner", A, "1"))
+        clock.now += 1
+        await reread(made)
+        await made.sync.look_up(inner, 10)
+        assert made.weights(inner) == {B: 1}
 
 
 async def test_a_return_vouches_for_its_end(made: Made, fake: FakeManagement) -> None:
@@ -285,16 +303,78 @@ async def test_an_exchange_that_the_broker_did_not_find_is_off_the_ring(made: Ma
     assert made.weights() == {B: 2}
 
 
-async def test_while_nothing_can_be_read_it_holds_nobody_up(made: Made, fake: FakeManagement) -> None:
+async def test_while_nothing_can_be_read_it_gets_no_more_and_holds_nobody_up(
+    made: Made, fake: FakeManagement, clock: Clock
+) -> None:
+    lane(fake, "c")
+    fake.bindings["/", "x"].append(binding("lane.c", "1", "exchange"))
+    await reread(made)
     fake.fail(status(500))
     made.sync.found_missing("/", "lane.a")
     assert made.waits()
     await reread(made)
     assert not made.waits()
-    # Nor the next time, as long as no reading succeeds.
-    made.sync.found_missing("/", "lane.a")
+    assert made.weights() == {B: 2, C: 1}
+    assert made.entry.lanes == {B: "lane.b", C: "lane.c"}
+    assert made.entry.changes[-1].why == "a publish was refused: no such exchange"
+    # The next time no publish waits, as long as no reading succeeds.
+    made.sync.found_missing("/", "lane.c")
     assert not made.waits()
+    await eventually(lambda: made.weights() == {B: 2})
+    # Something has to be left.
+    made.sync.found_missing("/", "lane.b")
+    await asyncio.gather(*made.sync._refreshes)
+    assert made.weights() == {B: 2}
+    fake.mend()
+    clock.now += OVERLAY_TIME + 1
+    await made.sync._in_turn(X)
+    assert made.weights() == {A: 1, B: 2, C: 1}
+
+
+async def test_also_an_exchange_that_routes_by_itself(made: Made, fake: FakeManagement) -> None:
+    fake.exchange("plain", type="topic")
+    fake.bindings["/", "x"].append(binding("plain", "1", "exchange"))
+    await reread(made)
+    fake.fail(status(500))
+    made.sync.found_missing("/", "plain")
+    await reread(made)
     assert made.weights() == {A: 1, B: 2}
+
+
+async def test_of_many_publishes_that_it_refuses_the_broker_tells_once(made: Made, fake: FakeManagement) -> None:
+    for _ in range(1000):
+        made.sync.found_missing("/", "lane.a")
+    overlays = made.sync._updater.overlays
+    assert (overlays.of(X).statement_count, overlays.of(("/", "lane.a")).statement_count) == (1, 0)
+    await made.sync.look_up(X, 10)
+    assert made.weights() == {B: 2}
+    # It is there again, and gone again.
+    made.sync.declared("/", ExchangeDeclared("lane.a", "fanout"))
+    made.sync.declared("/", BindingAdded("lane.a", A, ""))
+    made.sync.declared("/", BindingAdded("x", LANE_A, "1"))
+    await made.sync.look_up(X, 10)
+    assert made.weights() == {A: 1, B: 2}
+    made.sync.found_missing("/", "lane.a")
+    await made.sync.look_up(X, 10)
+    assert made.weights() == {B: 2}
+
+
+@pytest.mark.parametrize("late", [True, False])
+async def test_a_first_reading_looks_twice_at_a_lane_without_a_binding(fake: FakeManagement, late: bool) -> None:
+    """One empty answer would move every key of its queue."""
+    lane(fake, "a")
+    lane(fake, "b")
+    fake.exchange("x", binding("lane.a", "1", "exchange"), binding("lane.b", "2", "exchange"))
+    path, answers = "/api/exchanges/%2F/lane.a/bindings/source", [[], [binding("a", "")] if late else []]
+
+    async def lying(request: web.Request) -> web.StreamResponse:
+        return web.json_response(answers.pop(0))
+
+    fake.fail(lying, path)
+    async with syncing(fake, settle_time=0.01) as made:
+        await made.sync.look_up(X, 10)
+        assert (fake.count(path), fake.count(path.replace("lane.a", "lane.b"))) == (2, 1)
+        assert made.weights() == ({A: 1, B: 2} if late else {B: 2})
 
 
 @pytest.mark.parametrize(

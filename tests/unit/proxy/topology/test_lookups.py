@@ -23,7 +23,7 @@ class TableUpdater:
         """How they end in turn, the last one again and again; None is a good one."""
         self.now = 1000.0
         self.router = Router(300, refuse_stale=False, clock=self.clock)
-        self.look_ups = LookUps(self.router, self.read)
+        self.look_ups = LookUps(self.router, self.read, self.router.forget_unknown)
         self.ends = list(ends)
         self.started: list[float] = []
         self.begun, self.gate = asyncio.Event(), asyncio.Event()
@@ -189,3 +189,26 @@ async def test_who_has_left_takes_no_turn() -> None:
     readings.gate.set()
     await readings.look_ups.look_up(X, 10)
     assert len(readings.started) == FIRST_AT_ONCE + 1
+
+
+async def test_who_comes_when_a_look_up_has_just_failed_starts_another() -> None:
+    """It would be told of a fault from before it asked, while the callbacks of the failed one have not run yet."""
+    readings = TableUpdater(VhostNotListedError("gone"), None)
+    joined = []
+
+    def join() -> None:
+        joined.append(readings.look_ups._joined(X))
+        joined[0].waiting += 1
+
+    def join_at_its_end() -> None:
+        readings.during = lambda: None
+        asyncio.get_running_loop().call_soon(join)
+
+    readings.during = join_at_its_end
+    with pytest.raises(Absent):
+        await readings.look_ups.look_up(X, 10)
+    await joined[0].task
+    assert len(readings.started) == 2
+    assert X in readings.router.entries
+    await asyncio.sleep(0)
+    assert not readings.look_ups.under_way

@@ -14,7 +14,7 @@ SETTLE = 2.0
 
 
 def test_additions_and_new_weights_count_at_once() -> None:
-    in_force = WeightsInForce().after({A: 1}, 0, 0, SETTLE)
+    in_force = WeightsInForce[Destination]().after({A: 1}, 0, 0, SETTLE)
     assert in_force.weights == {A: 1}
     in_force = in_force.after({A: 5, B: 2}, 0.1, 0.1, SETTLE)
     assert in_force.weights == {A: 5, B: 2}
@@ -34,7 +34,7 @@ def test_a_removal_must_last_and_is_looked_at_three_times_more() -> None:
 
 def test_one_reading_never_settles_however_late() -> None:
     """The time since the reading before says nothing: the removal may be a moment old."""
-    in_force = WeightsInForce().after({A: 1, B: 2}, 0, 0, SETTLE).after({A: 1}, 1000, 1000, SETTLE)
+    in_force = WeightsInForce[Destination]().after({A: 1, B: 2}, 0, 0, SETTLE).after({A: 1}, 1000, 1000, SETTLE)
     assert in_force.weights == {A: 1, B: 2}
 
 
@@ -131,7 +131,7 @@ readings = st.lists(
 def test_the_last_reading_is_always_in_and_nothing_comes_from_nowhere(
     steps: list[tuple[dict[Destination, int], float, set[Destination]]],
 ) -> None:
-    in_force, now = WeightsInForce(), 0.0
+    in_force, now = WeightsInForce[Destination](), 0.0
     for reading, later, confirmed_removals in steps:
         now += later
         before, in_force = in_force, in_force.after(reading, now, now, SETTLE, confirmed_removals)
@@ -146,7 +146,7 @@ def test_the_last_reading_is_always_in_and_nothing_comes_from_nowhere(
 def test_no_unvouched_removal_counts_before_it_was_missing_for_the_settle_time(
     steps: list[tuple[dict[Destination, int], float, set[Destination]]],
 ) -> None:
-    in_force, now = WeightsInForce(), 0.0
+    in_force, now = WeightsInForce[Destination](), 0.0
     looked: dict[Destination, list[float]] = {}
     for reading, later, confirmed_removals in steps:
         now += later

@@ -40,6 +40,17 @@ async def test_a_look_up_that_fails_goes_by_what_was_kept(
         assert (made.weights(), made.entry.restored, made.sync.faults) == ({A: 1, B: 1}, False, {})
 
 
+async def test_a_look_up_that_shares_a_reading_in_turn_goes_by_what_that_has_restored(
+    fake: FakeManagement, clock: Clock, tmp_path: Path
+) -> None:
+    fake.exchange("x", binding("a"))
+    await keep(fake, tmp_path)
+    fake.fail(status(503))
+    async with syncing(fake, cache=RingCache(tmp_path), named=(X,)) as made:
+        await asyncio.gather(made.sync._in_turn(X), made.sync.look_up(X, 1))
+        assert (made.weights(), made.entry.restored, made.waits()) == ({A: 1}, True, False)
+
+
 async def test_a_removal_settles_as_with_any_stale_ring(fake: FakeManagement, clock: Clock, tmp_path: Path) -> None:
     fake.exchange("x", binding("a"), binding("b"))
     await keep(fake, tmp_path)

@@ -102,7 +102,7 @@ async def test_one_exchange_that_hangs_does_not_stop_publishes_to_others_from_be
 ) -> None:
     fake.exchange("x", binding("a"))
     fake.fail(silent, "/api/exchanges/%2F/hanging")
-    async with syncing(fake, running=True, interval=0.01, named=(("/", "hanging"),)) as made:
+    async with syncing(fake, running=True, named=(("/", "hanging"),)) as made:
         await eventually(lambda: fake.count("/hanging") > 0)
         await made.sync.look_up(X, 10)
         assert made.weights() == {A: 1}
@@ -110,7 +110,7 @@ async def test_one_exchange_that_hangs_does_not_stop_publishes_to_others_from_be
 
 async def test_stopping_ends_it(fake: FakeManagement) -> None:
     fake.fail(silent)
-    async with Management([fake.url], 10) as api:
+    async with Management([fake.url], 1) as api:
         sync = Sync(
             api,
             Router(LONG, refuse_stale=False),

@@ -19,7 +19,7 @@ from proxy.topology.declarations import (
     ExchangeDeleted,
     QueueDeleted,
 )
-from proxy.topology.lookups import Absent, NotReadable
+from proxy.topology.lookups import FIRST_AT_ONCE, Absent, NotReadable
 from proxy.topology.overlay import OVERLAY_TIME
 from proxy.topology.overlay_store import OVERLAY_KEPT
 from ring.destination import Destination
@@ -490,6 +490,31 @@ async def test_what_was_declared_is_not_kept_without_bound(fake: FakeManagement,
             made.sync.declared("/", BindingAdded("events", Destination("queue", f"q{n}"), "k"))
             made.sync.declared("/", QueueDeleted(f"q{n}"))
         assert made.sync._updater.overlays.of(("/", "events")).statement_count <= 2 * OVERLAY_KEPT / 0.1 + 2
+        assert not made.router._unread
+
+
+@pytest.mark.parametrize("ends", ["in time", "too late", "before its turn"])
+async def test_nor_of_an_exchange_that_a_look_up_does_not_find(fake: FakeManagement, ends: str) -> None:
+    """Clients choose the names that are looked up, and what is declared meanwhile."""
+    names = [("/", f"y{n}") for n in range(FIRST_AT_ONCE + 1)]
+    async with syncing(fake) as made:
+        gates = {name: Gate(fake) for name in names}
+        for name, gate in gates.items():
+            fake.fail(gate, f"/api/exchanges/%2F/{name[1]}")
+        looking = [asyncio.create_task(made.sync.look_up(name, 0.2 if ends == "too late" else 10)) for name in names]
+        await eventually(lambda: sum(gate.waiting for gate in gates.values()) == FIRST_AT_ONCE)
+        fake.fail(status(500), "/api/exchanges/%2F")  # no list of exchanges
+        made.sync.declared("/", BindingAdded("lane", A, "k"))
+        assert made.router._unread.keys() == set(names)
+        if ends == "before its turn":
+            looking[-1].cancel()
+        if ends != "in time":
+            await asyncio.wait([looking[-1]])
+        for gate in gates.values():
+            gate.open()
+        fake.mend()
+        await asyncio.wait(looking)
+        await eventually(lambda: not made.sync._look_ups.under_way)
         assert not made.router._unread
 
 

@@ -5,6 +5,8 @@ from unittest.mock import Mock
 
 import pytest
 
+from proxy.groups.running import shards_of
+from proxy.settings.patterns import Mode
 from proxy.topology.bindings import CONSISTENT_HASH, MODULUS_HASH
 from proxy.topology.entry_builder import DEAD_LETTER_READS
 from proxy.topology.table import Entry, PassReason, Unread
@@ -234,3 +236,16 @@ async def test_virtual_hosts_are_apart(fake: FakeManagement) -> None:
         await made.sync.look_up(X, 10)
         await made.sync.look_up(("a/b", "x"), 10)
         assert (made.weights(), made.weights(("a/b", "x"))) == ({A: 1}, {B: 1})
+
+
+@pytest.mark.parametrize("groups", [(), ("x",)])
+async def test_the_lanes_of_an_exchange_that_passes_are_read_for_its_group(
+    fake: FakeManagement, groups: tuple[str, ...]
+) -> None:
+    """A sidecar for consumers only passes what is published; its members need the queues behind the lanes."""
+    fake.exchange("x", binding("lane", "1", "exchange"))
+    fake.exchange("lane", binding("a", ""), type="fanout")
+    async with syncing(fake, pass_=("x",), groups=groups) as made:
+        await made.sync.look_up(X, 10)
+        assert made.entry.mode is Mode.PASS
+        assert shards_of(made.entry) == (["a"] if groups else [])

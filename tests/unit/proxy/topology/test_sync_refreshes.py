@@ -144,7 +144,7 @@ async def test_a_refresh_of_what_is_not_known_asks_nothing(fake: FakeManagement)
 
 async def test_a_refresh_that_is_cancelled_leaves_the_exchange_readable(fake: FakeManagement) -> None:
     fake.exchange("x", binding("a"))
-    async with syncing(fake) as made:
+    async with syncing(fake, answer_within=2.0) as made:
         _, cancelled = await refreshing(made, fake)
         waiting = asyncio.create_task(made.sync.refresh(X, "test"))
         await asyncio.sleep(0)

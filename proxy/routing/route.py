@@ -1,0 +1,228 @@
+"""The way of a publish to one exchange: the ring's destinations as bytes, and the choice of one for a message."""
+
+from zlib import crc32
+
+from mypy_extensions import i64
+
+from proxy.journal.buffer import MESSAGE_ID, Journal, Record
+from proxy.routing.counters import Counters
+from proxy.topology.matching import NO_RING, Matcher
+from proxy.topology.table import MAX_HOPS, Entry, Name, PassReason, Unread
+from proxy.wire import content
+from proxy.wire.frames import BASIC_PUBLISH, U32, shorted
+from ring.destination import Destination
+from ring.hashed import HashedValue
+from ring.hashing import index_at, slot_of
+
+MOST_TRIES = 5
+"""How often one message that came back is published again, over AMQP or HTTP, before it counts as unroutable."""
+
+MARK = content.UNMARKED - 16
+"""The lowest of the 16 bits of a ring id that a mark changes, just below the bits that are the nonce's alone."""
+
+PUBLISH = U32.pack(BASIC_PUBLISH) + b"\0\0"
+"""The payload of basic.publish up to the exchange: class, method, and the reserved short (AMQP, basic.publish)."""
+
+
+def mark(exchange: bytes, key: bytes) -> int:
+    """Return the bits of a ring id that stand for where its message was sent.
+
+    A copy that a client sends elsewhere, with all headers, does not match its mark there.
+    """
+    return (crc32(exchange or key) & 0xFFFF) << MARK
+
+
+class Target:
+    """One destination of a route's ring, with the first bytes of a publish to it; it lives as long as the route."""
+
+    __slots__ = (
+        "behind", "destination", "exchange", "is_lane", "is_queue", "keeps_key", "key", "mark", "method", "passed",
+        "sent_as", "unread",
+    )  # fmt: skip
+
+    def __init__(self, destination: Destination, lane: str | None = None) -> None:
+        """Take a destination, and the lane that leads to it, if one does.
+
+        The target's route links it to the ring behind it afterwards.
+        """
+        self.destination = destination
+        self.is_queue = destination.kind == "queue"
+        self.is_lane = lane is not None
+        self.sent_as = destination if lane is None else Destination("exchange", lane)
+        """The destination that a publish names, and its return as well: the lane, if there is one."""
+        name = self.sent_as.name.encode()
+        self.exchange = b"" if self.sent_as.kind == "queue" else name
+        """The exchange that is published to; empty for the default exchange, which delivers to a queue by its name."""
+        self.keeps_key = self.sent_as.kind != "queue"
+        """Whether a publish has the message's own routing key, as one to another exchange than the default one has."""
+        self.key = b"" if self.exchange else name
+        """The routing key of a publish to the default exchange; empty for other exchanges, which get the message's."""
+        self.mark: i64 = mark(self.exchange, self.key)
+        self.method = PUBLISH + shorted(self.exchange) + (b"" if self.exchange else shorted(name))
+        """The payload of basic.publish, up to the bits for the default exchange, else up to the routing key."""
+        self.behind: Route | None = None
+        """The route of a destination that is an exchange with a ring of its own; None for every other destination."""
+        self.unread: Unread | None = None
+        """Why nothing may be published there yet; None if something may."""
+        self.passed: PassReason | None = None
+        """The reason for which the exchange behind an upstream exchange is passed; None if it is not."""
+
+
+class Choice:
+    """The place that rings chose for one message, and how: the target, the last ring on the way, and its slot."""
+
+    __slots__ = ("by", "by_message_id", "missing", "slot", "target", "value")
+
+    def __init__(
+        self, target: Target, by: "Route", slot: int, value: bytes | None, missing: bool, by_message_id: bool
+    ) -> None:
+        """Take the choice of the last ring on the way, `by`, which hashed `value`; None if the message lacks it.
+
+        `missing` says that some ring on the way hashes a header or property that the message lacks, `by_message_id`
+        that some ring on the way hashes the message id.
+        """
+        self.target, self.by, self.slot, self.value = target, by, slot, value
+        self.missing, self.by_message_id = missing, by_message_id
+
+    def tell(self, record: Record, destination: Destination | None) -> None:
+        """Tell a record of the journal where the message went: `destination`, or None if it was passed."""
+        known = self.by.known
+        assert known is not None  # a ring chose
+        record.placed(known, destination, self.slot, self.value, self.by_message_id)
+
+
+class Route:
+    """The way of publishes to one exchange: through its ring, or passed on unchanged; valid until anything changes."""
+
+    __slots__ = (
+        "counters",
+        "fingerprint",
+        "fixed",
+        "hashed",
+        "hashed_name",
+        "hashes_message_id",
+        "is_behind",
+        "journal",
+        "known",
+        "mark",
+        "matcher",
+        "name",
+        "owners",
+        "plain",
+        "reason",
+        "shadowed",
+        "stamp",
+        "targets",
+    )  # fmt: skip
+
+    def __init__(self, name: Name, counters: Counters, reason: PassReason | None, entry: Entry | None = None) -> None:
+        """Make a route by the ring of `entry`, or by the rings behind it, if `reason` is None.
+
+        With any other reason the route passes its publishes.
+
+        With the reason SHADOW an entry with a ring is given too, if one is known, for the counts.
+        """
+        self.name, self.counters, self.reason = name, counters, reason
+        self.shadowed = entry is not None and entry.passed is PassReason.SHADOW
+        """Whether publishes pass, and count by the destination to which the ring would have sent them."""
+        self.is_behind = False
+        """Whether rings of the virtual host lead to the exchange, or have led to it."""
+        self.targets: tuple[Target, ...] = ()
+        """The destinations of the ring; empty without a ring."""
+        self.owners = b""
+        """The index in `targets` of each slot's owner, as `ring.hashing.index_at` reads it."""
+        self.stamp = b""
+        """The first bytes of the stamps of the route's publishes; empty if the exchange has no ring."""
+        self.mark: i64 = 0
+        """The bits of a ring id that stand for the route's exchange, if the message goes out through a lane.
+
+        Through a lane a message has no other stamp than its ring id (`RouteTables.exchange_of`).
+        """
+        if entry is not None and entry.known is not None:
+            self.targets = tuple(Target(d, entry.lanes.get(d)) for d in entry.known.ring.destinations)
+            self.owners = entry.known.ring.owner_index
+            self.stamp = content.stamp_of_exchange(name[1].encode())
+        self.matcher: Matcher | None = None
+        """Finds the target of a message to an upstream exchange; None where a ring does."""
+        if entry is not None and entry.upstream is not None and reason is None:
+            self.matcher = entry.upstream.matcher
+        if self.matcher is not None:
+            self.targets = tuple(Target(d) for d in self.matcher.rings)
+            self.stamp = content.stamp_of_exchange(name[1].encode())
+        known = self.known = entry.known if entry else None
+        self.journal: Journal | None = None
+        """The journal that records its publishes; None without a journal or a ring."""
+        self.fingerprint = known.fingerprint if known is not None else ""
+        by_key = known is not None and known.hashed.source == "routing_key" and not self.shadowed
+        self.fixed = reason in (PassReason.SHADOW, PassReason.MODE_PASS)
+        """Whether the settings alone say where publishes go, so that no declaration changes it."""
+        self.plain = by_key and all(target.is_queue for target in self.targets)
+        """Whether the routing key alone leads to a queue, so that no header need be read."""
+        self.hashed: HashedValue | None = None
+        """The header or property that the ring hashes; None for the routing key, and without a ring."""
+        self.hashed_name = b""
+        if known is not None and known.hashed.source != "routing_key":
+            self.hashed, self.hashed_name = known.hashed, known.hashed.name.encode()
+        self.hashes_message_id = self.hashed == MESSAGE_ID
+
+    def choose(self, key: bytes, header: bytes, start: int, end: int) -> Choice | None:
+        """Return where a message goes, following rings behind rings and behind upstream exchanges.
+
+        The result is None if they form a cycle, or if no ring behind an upstream exchange gets the message
+        (`why_passed`).
+
+        `header` holds its content header's payload from `start` to `end`. An empty `header` stands for no message:
+        then `key` is what every ring on the way hashes. Raises Fault for a header that cannot be read. Nothing may be
+        published to a target that is `unread`: once its exchange is read, there is a new route to ask.
+        """
+        route = self
+        missing = by_message_id = False
+        for _ in range(MAX_HOPS):
+            if route.matcher is not None:
+                at = route.matcher.find(key) if not header or not content.has_copies(header, start, end) else NO_RING
+                if at == NO_RING:
+                    return None
+                target = route.targets[at]
+                if target.behind is None:
+                    return Choice(target, route, 0, None, missing, by_message_id) if target.unread is not None else None
+                route = target.behind
+                continue
+            value: bytes | None = key
+            if route.hashed is not None and header:
+                value = content.hashed_value(route.hashed, route.hashed_name, header, start, end)
+                missing |= value is None
+                by_message_id |= route.hashes_message_id
+            slot = slot_of(value or b"")
+            target = route.targets[index_at(route.owners, slot)]
+            if target.behind is None:
+                return Choice(target, route, slot, value, missing, by_message_id)
+            route = target.behind
+        return None
+
+    def why_passed(self, key: bytes, header: bytes, start: int, end: int) -> PassReason:
+        """Return the reason to pass a message for which `choose` returns None, although the route has targets."""
+        route = self
+        for _ in range(MAX_HOPS):
+            if route.matcher is None:
+                break  # rings lead on to rings only: they form a cycle
+            if header and content.has_copies(header, start, end):
+                return PassReason.COPIES
+            at = route.matcher.find(key)
+            if at == NO_RING:
+                return PassReason.NO_RING
+            target = route.targets[at]
+            if target.behind is None:
+                return target.passed or PassReason.NO_RING
+            route = target.behind
+        return PassReason.CYCLE
+
+    def leads_through(self) -> set[Name]:
+        """Return the exchanges that messages may go through on this route, its own exchange among them."""
+        found, todo = {self.name}, [self]
+        while todo:
+            for target in todo.pop().targets:
+                name = (self.name[0], target.destination.name)
+                if not target.is_queue and name not in found:
+                    found.add(name)
+                    todo += [target.behind] if target.behind is not None else []
+        return found
