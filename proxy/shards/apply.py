@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 
 from proxy.shards.broker import Broker, Lock, LockLostError
-from proxy.shards.document import Sharded
 from proxy.shards.plan import Plan, make_plan
+from proxy.shards.shard import Sharded
 from proxy.shards.steps import Bind, DeclareExchange, DeclareQueue, Step, Unbind
 from proxy.topology.management import ManagementError, RefusedError
 

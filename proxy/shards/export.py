@@ -7,9 +7,11 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from proxy.shards.document import MAX_SHARDS, DocumentError, Sharded, parse
+from proxy.shards.defaults import defaults
+from proxy.shards.difference import AT_DECLARATION, compare
+from proxy.shards.document import DocumentError, parse
+from proxy.shards.shard import MAX_SHARDS, Sharded
 from proxy.shards.state import FoundBinding, FoundExchange, FoundQueue, State
-from proxy.shards.steps import AT_DECLARATION, UNLIMITED_SINCE, compare
 from proxy.topology.bindings import CONSISTENT_HASH, RING_TYPES, weight_of
 from ring.destination import Destination, WeightError
 
@@ -22,7 +24,7 @@ _EXCHANGE_KEYS = {
 
 
 class ExportError(Exception):
-    """What exists cannot be written as a file; the message says what and why."""
+    """An exchange or queue has a property that a topology file cannot express; the message names both."""
 
 
 class _Found(NamedTuple):
@@ -102,13 +104,10 @@ def _terms(name: str, queue: FoundQueue, version: tuple[int, ...]) -> str:
         if not isinstance(value, str | bool | int | float):
             raise ExportError(f"queue {name!r} has the argument {key} = {value!r}, which a topology file cannot say")
     if queue.type != "stream":
-        if arguments.get("x-single-active-consumer") is True:
-            del arguments["x-single-active-consumer"]
-        else:
-            arguments["x-single-active-consumer"] = False
-    unlimited = queue.type == "quorum" and version >= UNLIMITED_SINCE and "x-dead-letter-exchange" not in arguments
-    if unlimited and arguments.get("x-delivery-limit") == -1:
-        del arguments["x-delivery-limit"]
+        arguments.setdefault("x-single-active-consumer", False)
+    for key, value in defaults(queue.type, arguments, version).items():
+        if arguments.get(key) == value:
+            del arguments[key]
     lines = [] if queue.type == "quorum" else [f"queue_type = {_toml(queue.type)}"]
     pairs = ", ".join(f"{_toml(key)} = {_toml(value)}" for key, value in arguments.items())
     return "\n".join([*lines, *([f"arguments = {{ {pairs} }}"] if pairs else [])])

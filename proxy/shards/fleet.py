@@ -37,7 +37,7 @@ class FleetError(Exception):
 
 @dataclass(frozen=True)
 class Answer:
-    """What one sidecar says of an exchange."""
+    """One sidecar's answer to the question which ring it routes an exchange by."""
 
     sidecar: str
     """The URL that was asked."""

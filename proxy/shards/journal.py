@@ -30,12 +30,12 @@ class JournalError(Exception):
 
 @dataclass(frozen=True)
 class Moved:
-    """What a journal tells of the messages of one exchange whose keys move."""
+    """How many messages of one exchange a journal records, and how many of them have a key that moves."""
 
     messages: int
     """The messages of the exchange in the hours that were read; of a sample, an estimate."""
     moved: int
-    """Those of them whose keys move."""
+    """The number of these messages whose keys move."""
     hours: float
     """The time between the first and the last of these messages, in hours."""
 

@@ -9,12 +9,14 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from proxy.shards.document import DocumentError, Sharded, clashes
+from proxy.shards.difference import Difference, compare
+from proxy.shards.document import DocumentError, clashes
+from proxy.shards.shard import Sharded
 from proxy.shards.state import State
-from proxy.shards.steps import Difference, Step, Unbind, compare
+from proxy.shards.steps import Step, Unbind
 from ring.destination import Destination
 from ring.hashing import SLOTS
-from ring.ring import Ring
+from ring.ring import Changes, changes
 
 LOCK_QUEUE = "ring-proxy.topology"
 """The exclusive queue that whoever applies a file holds in each of the file's virtual hosts."""
@@ -26,12 +28,12 @@ class Move(NamedTuple):
     source: Destination
     target: Destination
     slots: int
-    """How many of the `SLOTS` equal shares of all keys move so."""
+    """The number of slots that change hands; `SLOTS` slots are all keys."""
 
 
 @dataclass(frozen=True)
 class Planned:
-    """What is planned for one exchange."""
+    """The changes of one exchange, its shards and its lanes, and the keys that they move."""
 
     difference: Difference
     moves: tuple[Move, ...]
@@ -49,7 +51,7 @@ class Planned:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a file would change."""
+    """All changes that would make the broker agree with a topology file, and the rights that they need."""
 
     exchanges: tuple[Planned, ...]
     rights: tuple[str, ...]
@@ -92,14 +94,15 @@ def make_plan(document: Sequence[Sharded], states: Mapping[str, State]) -> Plan:
 
 
 def _planned(difference: Difference, state: State) -> Planned:
-    rings = rings_between(difference.before, difference.after)
-    if rings is None:
+    before, after = difference.before, difference.after
+    if not moves_keys(before, after):
         return Planned(difference, (), {})
-    moves = moves_between(*rings)
-    sources = dict.fromkeys(move.source for move in moves)
-    waiting = {source: _waiting(source, state) for source in sources}
-    one, other, _ = _owners(*rings)
-    return Planned(difference, moves, waiting, one != other)
+    found = changes(before, after)
+    moves = _moves(found, sorted(before), sorted(after))
+    moved_slots = np.zeros(SLOTS, np.bool_)
+    moved_slots[found.slots] = True
+    waiting = {source: _waiting(source, state) for source in dict.fromkeys(move.source for move in moves)}
+    return Planned(difference, moves, waiting, moved_slots)
 
 
 def _waiting(destination: Destination, state: State) -> int | None:
@@ -107,32 +110,18 @@ def _waiting(destination: Destination, state: State) -> int | None:
     return queue.waiting if queue is not None else None
 
 
-def rings_between(before: Mapping[Destination, int], after: Mapping[Destination, int]) -> tuple[Ring, Ring] | None:
-    """Return the rings that sidecars build of the weights before and after a change; None if no key moves."""
-    if not before or not after or dict(before) == dict(after):
-        return None
-    old = Ring.build(before)
-    return old, old.changed(after)
+def moves_keys(before: Mapping[Destination, int], after: Mapping[Destination, int]) -> bool:
+    """Return whether keys move if a ring of one set of weights replaces another; none do if either ring is empty."""
+    return bool(before) and bool(after) and dict(before) != dict(after)
 
 
-def moves_between(old: Ring, new: Ring) -> tuple[Move, ...]:
-    """Return which keys move where if one ring replaces another."""
-    one, other, destinations = _owners(old, new)
-    found, counts = np.unique(one * len(destinations) + other, return_counts=True)
-    moves = []
-    for pair, slots in zip(found.tolist(), counts.tolist(), strict=True):
-        source, target = divmod(pair, len(destinations))
-        if source != target:
-            moves.append(Move(destinations[source], destinations[target], slots))
-    return tuple(moves)
-
-
-def _owners(old: Ring, new: Ring) -> tuple[NDArray[np.int64], NDArray[np.int64], list[Destination]]:
-    """Return the owner of each slot on both rings, as indices into one list of destinations, and that list."""
-    destinations = sorted({*old.destinations, *new.destinations})
-    index = {destination: at for at, destination in enumerate(destinations)}
-    one, other = (np.array([index[d] for d in ring.destinations])[ring.table] for ring in (old, new))
-    return one, other, destinations
+def _moves(found: Changes, old: Sequence[Destination], new: Sequence[Destination]) -> tuple[Move, ...]:
+    """Return the moves between two rings whose sorted destinations are `old` and `new`."""
+    pairs, counts = np.unique(found.sources.astype(np.int64) * len(new) + found.targets, return_counts=True)
+    return tuple(
+        Move(old[pair // len(new)], new[pair % len(new)], slots)
+        for pair, slots in zip(pairs.tolist(), counts.tolist(), strict=True)
+    )
 
 
 def rights(differences: Iterable[Difference], states: Mapping[str, State], *, applied: bool) -> Iterator[str]:

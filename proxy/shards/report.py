@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
+from proxy.shards.defaults import DISCONNECTED_TIMEOUT
 from proxy.shards.journal import Moved
 from proxy.shards.plan import Plan, Planned
 from proxy.shards.steps import Bind, DeclareExchange, DeclareQueue, Step, Unbind
@@ -15,7 +16,7 @@ FORMAT = 1
 
 
 Journalled = Mapping[tuple[str, str], Moved]
-"""What a journal tells of exchanges, by virtual host and name."""
+"""By virtual host and name of an exchange: how many of its messages move, as its journal tells."""
 
 
 def as_text(plan: Plan, journalled: Journalled = MappingProxyType({})) -> str:
@@ -73,7 +74,20 @@ def _exchange_lines(planned: Planned, journalled: Moved | None) -> Iterator[str]
             "  consumer timeout: the broker's own, 30 minutes unless it is configured otherwise, or the argument "
             "x-consumer-timeout; a delivery that is not acked by then is returned to the queue"
         )
+    yield from _disconnected_lines(planned)
     yield ""
+
+
+def _disconnected_lines(planned: Planned) -> Iterator[str]:
+    """Yield a line about what new shards do when the node of a consumer is lost, and what that costs."""
+    steps = planned.difference.steps
+    made = {step.arguments.get(DISCONNECTED_TIMEOUT) for step in steps if isinstance(step, DeclareQueue)}
+    for milliseconds in sorted(each for each in made if type(each) is int):
+        yield (
+            f"  lost consumers: after {milliseconds / 1000:g} s without its node, a consumer of a new shard loses the "
+            f"shard to the next one ({DISCONNECTED_TIMEOUT}); if only the network is cut, it may still work on "
+            "messages that the next one then gets"
+        )
 
 
 def _move_lines(planned: Planned) -> Iterator[str]:

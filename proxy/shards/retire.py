@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from proxy.shards.apply import Say, StoppedError, take
 from proxy.shards.broker import Broker, Lock
 from proxy.shards.fleet import FleetError, disagreement, reachable
-from proxy.shards.plan import moves_between, rings_between
+from proxy.shards.plan import moves_keys
 from proxy.shards.state import FoundBinding, State
 from proxy.shards.steps import Unbind
 from proxy.topology.bindings import RING_TYPES, Exchange, TopologyError, parse_exchange
 from proxy.topology.management import ManagementError, RefusedError
 from ring.destination import Destination
 from ring.hashing import SLOTS
-from ring.ring import fingerprint
+from ring.ring import changes, fingerprint
 
 BETWEEN_LOOKS = 31.0
 """Seconds between the two looks that must find a queue empty, and the fleet agreed.
@@ -38,7 +38,7 @@ class RetireError(Exception):
 
 @dataclass(frozen=True)
 class Retirement:
-    """What to retire, and how."""
+    """A request to retire one shard: the shard, and how its fleet is asked."""
 
     vhost: str
     exchange: str
@@ -73,8 +73,7 @@ async def retire(broker: Broker, lock: Lock, what: Retirement, say: Say) -> None
     if found:
         before = state.weights(what.exchange)
         after = {d: w for d, w in before.items() if d != Destination("queue", what.queue)}
-        rings = rings_between(before, after)
-        slots = sum(move.slots for move in moves_between(*rings)) if rings is not None else 0
+        slots = len(changes(before, after).slots) if moves_keys(before, after) else 0
         say(f"{slots / SLOTS:.4%} of the keys move ({slots:,} of {SLOTS:,} slots)")
     for binding in found:
         await _unbind(broker, lock, what, what.exchange, binding, say)

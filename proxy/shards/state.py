@@ -17,7 +17,7 @@ class FoundQueue:
     lasting: bool = True
     """Whether the queue is durable, neither exclusive nor deleted by itself."""
     policy: Mapping[str, Any] = field(default_factory=dict)
-    """What the policies that apply to the queue say together."""
+    """The keys of all policies and operator policies that apply to the queue, merged as RabbitMQ merges them."""
     ready: int | None = None
     unacked: int | None = None
     node: str | None = None
@@ -58,7 +58,7 @@ class FoundBinding(NamedTuple):
     destination: Destination
     key: str
     properties_key: str = "~"
-    """What names the binding among those between its source and its destination, in requests to the API."""
+    """The management API's name for the binding among those of the same source and destination."""
 
 
 @dataclass(frozen=True)

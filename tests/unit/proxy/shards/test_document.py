@@ -9,7 +9,8 @@ import jsonschema_rs
 import pytest
 
 import proxy.shards
-from proxy.shards.document import MAX_SHARDS, Arguments, DocumentError, Shard, load, parse
+from proxy.shards.document import DocumentError, load, parse
+from proxy.shards.shard import MAX_SHARDS, Arguments, Shard
 
 SCHEMA = json.loads((Path(proxy.shards.__file__).parent / "schema.json").read_text())
 VALIDATOR = jsonschema_rs.Draft202012Validator(SCHEMA)

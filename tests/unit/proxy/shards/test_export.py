@@ -1,36 +1,33 @@
 """Files written from what exists: a plan of them has nothing to do."""
 
 import tomllib
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from proxy.shards.difference import compare
 from proxy.shards.document import parse
 from proxy.shards.export import ExportError, export
 from proxy.shards.state import FoundBinding, FoundExchange, FoundQueue, State
-from proxy.shards.steps import compare
 from ring.destination import Destination
 from tests.unit.proxy.shards.model import EMPTY, after
-from tests.unit.proxy.shards.test_steps import documents
+from tests.unit.proxy.shards.test_difference import documents
 
 names = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=8).filter(
     lambda name: name not in (".", "..") and not name.startswith("amq.")
 )
-arguments = st.dictionaries(
-    st.sampled_from(
-        ["x-max-length", "x-overflow", "x-dead-letter-exchange", "x-single-active-consumer", "x-delivery-limit"]
-    ),
-    st.none(),
-).map(
-    lambda chosen: {
-        key: {"x-max-length": 7, "x-overflow": "reject-publish", "x-delivery-limit": 5}.get(
-            key, False if key == "x-single-active-consumer" else "dead"
-        )
-        for key in chosen
-    }
-)
+ARGUMENTS = {
+    "x-max-length": 7,
+    "x-overflow": "reject-publish",
+    "x-dead-letter-exchange": "dead",
+    "x-single-active-consumer": False,
+    "x-delivery-limit": 5,
+    "x-consumer-disconnected-timeout": 60,
+}
+arguments = st.sets(st.sampled_from(sorted(ARGUMENTS))).map(lambda chosen: {key: ARGUMENTS[key] for key in chosen})
 
 
 @st.composite
@@ -50,10 +47,11 @@ def any_documents(draw: st.DrawFn) -> dict[str, Any]:
     return {**fields, "queue_type": kind, "arguments": draw(arguments)}
 
 
-@given(any_documents())
-def test_a_plan_of_what_was_exported_has_nothing_to_do(fields: dict[str, Any]) -> None:
+@given(any_documents(), st.sampled_from([(3, 10, 8), (4, 0, 5), (4, 3, 6)]))
+def test_a_plan_of_what_was_exported_has_nothing_to_do(fields: dict[str, Any], version: tuple[int, ...]) -> None:
     (exchange,) = parse({"exchange": [{"name": "orders", **fields}]})
-    state = after(EMPTY, *compare(exchange, EMPTY).steps)
+    broker = replace(EMPTY, version=version)
+    state = after(broker, *compare(exchange, broker).steps)
 
     text = export(state, "orders")
 

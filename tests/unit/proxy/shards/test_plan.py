@@ -3,17 +3,18 @@
 import json
 import re
 import shlex
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.shards import report
 from proxy.shards.document import DocumentError, parse
-from proxy.shards.plan import Plan, make_plan, moves_between, pattern, rings_between
+from proxy.shards.plan import Plan, make_plan, moves_keys, pattern
 from proxy.shards.state import FoundQueue, State
 from ring.destination import Destination
 from ring.hashing import SLOTS
@@ -38,33 +39,27 @@ def made(*exchanges: dict[str, Any]) -> State:
 
 
 def test_the_moves_are_those_between_the_rings_that_sidecars_build() -> None:
-    before, wanted = {queue(n): 1 for n in range(1, 5)}, {queue(n): 1 for n in range(1, 6)}
+    (planned,) = plan(made(orders(shards=4)), orders(shards=5, shard=[{"number": 1, "weight": 2}])).exchanges
 
-    old, new = Ring.build(before), Ring.build(wanted)
-    moves = moves_between(old, new)
-
-    assert sum(move.slots for move in moves) == round(new.moved_from(old) * SLOTS)
-    for move in moves:
-        theirs = old.table == old.destinations.index(move.source)
-        assert move.slots == int((theirs & (new.table == new.destinations.index(move.target))).sum())
-        assert move.target == queue(5)
+    before = Ring.build({queue(n): 1 for n in range(1, 5)})
+    after = Ring.build({queue(n): 1 + (n == 1) for n in range(1, 6)})
+    pairs = Counter(
+        (before.destinations[old], after.destinations[new])
+        for old, new in zip(before.table.tolist(), after.table.tolist(), strict=True)
+    )
+    assert {(move.source, move.target): move.slots for move in planned.moves} == {
+        (source, target): slots for (source, target), slots in pairs.items() if source != target
+    }
+    assert planned.moved_slots is not None
+    assert int(planned.moved_slots.sum()) == sum(move.slots for move in planned.moves)
+    assert {move.target for move in planned.moves} == {queue(1), queue(5)}
 
 
 def test_without_a_ring_before_or_after_or_with_the_same_one_nothing_moves() -> None:
     weights = {queue(1): 1, queue(2): 3}
 
-    assert rings_between({}, weights) is rings_between(weights, {}) is rings_between(weights, dict(weights)) is None
-
-
-@given(*[st.dictionaries(st.integers(1, 4).map(queue), st.integers(1, 3), min_size=1)] * 2)
-@settings(max_examples=20)
-def test_each_move_is_of_the_slots_that_change_their_owner(
-    before: dict[Destination, int], wanted: dict[Destination, int]
-) -> None:
-    rings = rings_between(before, wanted)
-    moved = sum(move.slots for move in moves_between(*rings)) if rings is not None else 0
-
-    assert moved == round(Ring.build(wanted).moved_from(Ring.build(before)) * SLOTS)
+    assert [moves_keys({}, weights), moves_keys(weights, {}), moves_keys(weights, dict(weights))] == [False] * 3
+    assert moves_keys(weights, {queue(1): 1})
 
 
 def test_what_waits_is_told_of_the_queues_that_lose_keys() -> None:
@@ -92,11 +87,19 @@ def test_a_plan_says_how_many_keys_move_and_what_is_to_do() -> None:
 
     share, slots = re.findall(r"([\d.]+)% of the keys move \(([\d,]+) of 1,048,576 slots\)", text)[0]
     assert f"{int(slots.replace(',', '')) / SLOTS:.4%}" == f"{share}%"
-    assert (
-        "  + declare queue orders.5: x-queue-type=quorum, x-single-active-consumer=true, x-delivery-limit=-1\n" in text
-    )
+    arguments = "x-single-active-consumer=true, x-delivery-limit=-1, x-consumer-disconnected-timeout=5000"
+    assert f"  + declare queue orders.5: x-queue-type=quorum, {arguments}\n" in text
     assert "consumer timeout: the broker's own, 30 minutes" in text
     assert text.endswith("\n4 steps to do")
+
+
+def test_a_plan_says_what_new_shards_do_without_the_node_of_their_consumer() -> None:
+    own = [{"number": 2, "arguments": {"x-consumer-disconnected-timeout": 2500}}]
+
+    text = report.as_text(plan(EMPTY, orders(shards=2, shard=own)))
+
+    assert re.findall(r"after ([\d.]+) s without its node, a consumer of a new shard loses", text) == ["2.5", "5"]
+    assert "lost consumers:" not in report.as_text(plan(EMPTY, orders(shards=2, queue_type="classic")))
 
 
 def test_a_plan_without_steps_says_so() -> None:

@@ -8,9 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from proxy.shards.defaults import DISCONNECTED_TIMEOUT, declared_arguments
+from proxy.shards.difference import Difference, compare
 from proxy.shards.document import parse
 from proxy.shards.state import FoundBinding, FoundExchange, FoundQueue, State
-from proxy.shards.steps import Bind, DeclareQueue, Difference, Unbind, compare, declared_arguments
+from proxy.shards.steps import Bind, DeclareQueue, Unbind
 from ring.destination import Destination
 from ring.ring import Ring
 from tests.unit.proxy.shards.model import EMPTY, after, leaks, same
@@ -354,7 +356,9 @@ def test_defaults_of_a_quorum_shard() -> None:
     (exchange,) = parse({"exchange": [{"name": "orders", "shards": 1}]})
     defaults = {"x-queue-type": "quorum", "x-single-active-consumer": True}
 
-    assert declared_arguments(exchange.shard(1), (4, 3, 6)) == {**defaults, "x-delivery-limit": -1}
+    unlimited = {**defaults, "x-delivery-limit": -1}
+    assert declared_arguments(exchange.shard(1), (4, 3, 0)) == {**unlimited, DISCONNECTED_TIMEOUT: 5000}
+    assert declared_arguments(exchange.shard(1), (4, 2, 5)) == unlimited
     assert declared_arguments(exchange.shard(1), (3, 10, 8)) == defaults
 
 
@@ -363,7 +367,25 @@ def test_defaults_of_a_quorum_shard() -> None:
     [
         (
             {"arguments": {"x-dead-letter-exchange": "dead"}},
-            {"x-queue-type": "quorum", "x-single-active-consumer": True, "x-dead-letter-exchange": "dead"},
+            {
+                "x-queue-type": "quorum",
+                "x-single-active-consumer": True,
+                "x-dead-letter-exchange": "dead",
+                DISCONNECTED_TIMEOUT: 5000,
+            },
+        ),
+        (
+            {"arguments": {"x-single-active-consumer": False, "x-delivery-limit": 7}},
+            {"x-queue-type": "quorum", "x-delivery-limit": 7},
+        ),
+        (
+            {"arguments": {DISCONNECTED_TIMEOUT: 60000, "x-dead-letter-exchange": "dead"}},
+            {
+                "x-queue-type": "quorum",
+                "x-single-active-consumer": True,
+                "x-dead-letter-exchange": "dead",
+                DISCONNECTED_TIMEOUT: 60000,
+            },
         ),
         ({"queue_type": "classic"}, {"x-queue-type": "classic", "x-single-active-consumer": True}),
         (
@@ -449,6 +471,59 @@ def test_an_existing_queue_with_the_brokers_own_limit_is_warned_of_and_not_refus
     by_policy = FoundQueue("quorum", found.arguments, policy={"delivery-limit": -1})
     mended = State("/", state.exchanges, {"orders.1": by_policy}, state.bindings)
     assert differ(mended, shards=1).warnings == ()
+
+
+CLUSTER = State("/", nodes=("rabbit@a", "rabbit@b"), version=(4, 3, 6))
+
+
+def lost_consumers(state: State, **fields: Any) -> list[str]:
+    """Return the warnings about consumers whose node is lost; nothing else is to do and nothing is refused."""
+    difference = differ(state, **fields)
+    assert (difference.steps, difference.refusals) == ((), ())
+    return [line for line in difference.warnings if "consumer" in line]
+
+
+@pytest.mark.parametrize("fields", [{}, {"arguments": {DISCONNECTED_TIMEOUT: 4000}}])
+def test_existing_shards_that_wait_for_a_lost_consumer_are_warned_of_once_and_not_refused(
+    fields: dict[str, Any],
+) -> None:
+    state = after(CLUSTER, *differ(CLUSTER, shards=3, **fields).steps)
+    assert lost_consumers(state, shards=3, **fields) == []
+    queues = {**state.queues, "orders.2": QUEUE, "orders.3": QUEUE}
+    old = replace(state, queues=queues)
+
+    (line,) = lost_consumers(old, shards=3, **fields)
+
+    assert "2 shards, such as 'orders.2', give nothing to the next consumer" in line
+    assert line.endswith(f"a policy with consumer-disconnected-timeout {4000 if fields else 5000}")
+    by_policy = replace(QUEUE, policy={"consumer-disconnected-timeout": 5000})
+    mended = replace(old, queues={**queues, "orders.2": by_policy, "orders.3": by_policy})
+    assert lost_consumers(mended, shards=3, **fields) == []
+
+
+@pytest.mark.parametrize(("nodes", "version"), [(1, (4, 3, 6)), (2, (4, 2, 5)), (2, (3, 10, 8))])
+def test_a_single_node_and_an_older_broker_do_not_wait_for_lost_consumers(nodes: int, version: tuple[int, ...]) -> None:
+    broker = State("/", nodes=CLUSTER.nodes[:nodes], version=version)
+    state = after(broker, *differ(broker, shards=1).steps)
+    arguments = {k: v for k, v in state.queues["orders.1"].arguments.items() if k != DISCONNECTED_TIMEOUT}
+
+    assert lost_consumers(replace(state, queues={"orders.1": FoundQueue("quorum", arguments)}), shards=1) == []
+
+
+def test_another_time_to_wait_for_a_lost_consumer_cannot_be_changed() -> None:
+    state = after(CLUSTER, *differ(CLUSTER, shards=1).steps)
+
+    (line,) = differ(state, shards=1, arguments={DISCONNECTED_TIMEOUT: 4000}).refusals
+
+    assert f"has {DISCONNECTED_TIMEOUT} = 5000 where the file says 4000" in line
+
+
+@pytest.mark.parametrize("version", [(4, 3, 6), (4, 2, 5)])
+def test_an_existing_shard_keeps_its_time_to_wait_for_a_lost_consumer(version: tuple[int, ...]) -> None:
+    """While a cluster is upgraded, the node that answers may be older than the one that made the shard."""
+    state = after(CLUSTER, *differ(CLUSTER, shards=1, arguments={DISCONNECTED_TIMEOUT: 4000}).steps)
+
+    assert lost_consumers(replace(state, version=version), shards=1) == []
 
 
 def test_the_ring_after_the_steps_is_the_ring_that_a_sidecar_builds() -> None:

@@ -1,0 +1,436 @@
+"""Compare a wanted exchange with what exists, and return the steps that lead from one to the other, in order. Pure.
+
+The order keeps every prefix of the steps safe: a ring gets a lane only once the lane leads to its queue, and loses a
+destination only once the lane, or the queue, that replaces it is bound. So whoever is killed between two steps leaves a
+ring that loses nothing, and the steps that are then computed anew end the same.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+from proxy.shards.defaults import DISCONNECTED_TIMEOUT, UNLIMITED_SINCE, WAITS_SINCE, declared_arguments
+from proxy.shards.shard import Shard, Sharded
+from proxy.shards.state import FoundBinding, FoundExchange, FoundQueue, State, lane_misfit
+from proxy.shards.steps import Bind, DeclareExchange, DeclareQueue, Step, Unbind
+from proxy.topology.bindings import MODULUS_HASH
+from ring.destination import Destination, WeightError, parse_weight
+
+AT_DECLARATION = frozenset(
+    {
+        "x-queue-type",
+        "x-queue-leader-locator",
+        "x-queue-master-locator",
+        "x-quorum-initial-group-size",
+        "x-initial-cluster-size",
+    }
+)
+"""Arguments that count only when a queue is declared, or that `FoundQueue.type` tells: they are not compared."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How one wanted exchange differs from what exists."""
+
+    exchange: Sharded
+    shards: tuple[Shard, ...]
+    steps: tuple[Step, ...]
+    """The steps to take, in order. Some of them may not be possible if there are refusals."""
+    refusals: tuple[str, ...]
+    """The changes that are impossible, or that are never made unasked, each in a line with the way out."""
+    warnings: tuple[str, ...]
+    """The things that exist as the file wants them and may still lose messages or surprise, each in a line."""
+    before: Mapping[Destination, int]
+    """The weights of the ring as it is."""
+    after: Mapping[Destination, int]
+    """The weights of the ring once the steps are done."""
+    running: frozenset[str] = frozenset()
+    """The nodes that run."""
+    gone: frozenset[str] = frozenset()
+    """The nodes that do not run, and lead shards or have replicas of them."""
+
+
+def compare(exchange: Sharded, state: State, beside: frozenset[str] = frozenset()) -> Difference:
+    """Return how an exchange of a file differs from what exists in its virtual host.
+
+    `beside` are the names of the exchanges that the file makes in that virtual host.
+    """
+    before = state.weights(exchange.name)
+    bound = [state.behind(each.destination) for each in state.bindings.get(exchange.name, ())]
+    existing = [number for destination in bound if (number := _number_of(exchange, destination)) is not None]
+    shards = exchange.shards(existing, len(state.nodes))
+    comparison = _Comparison(exchange, shards, state, beside)
+    comparison.run()
+    retiring = {
+        d: w for d, w in before.items() if d.kind == "queue" and exchange.number_of(d.name) in exchange.retiring
+    }
+    after = retiring | {Destination("queue", shard.queue): shard.weight for shard in shards}
+    steps = tuple(comparison.steps())
+    if len(after) == 1 and not any(isinstance(step, Bind | Unbind) and step.source == exchange.name for step in steps):
+        # The weight of the only shard is never changed.
+        after = {destination: before.get(destination, weight) for destination, weight in after.items()}
+    return Difference(
+        exchange,
+        shards,
+        steps,
+        tuple(comparison.refusals),
+        tuple(comparison.warnings),
+        before,
+        after,
+        frozenset(state.nodes),
+        comparison.gone,
+    )
+
+
+def _number_of(exchange: Sharded, destination: Destination) -> int | None:
+    """Return the number of the shard that has this queue, or this lane; None if no shard of the exchange can."""
+    of = exchange.number_of if destination.kind == "queue" else exchange.number_of_lane
+    return of(destination.name)
+
+
+class _Comparison:
+    """One comparison: what it has found so far, sorted by the phases in which the steps are taken."""
+
+    def __init__(self, exchange: Sharded, shards: Sequence[Shard], state: State, beside: frozenset[str]) -> None:
+        self.exchange, self.shards, self.state, self.beside = exchange, shards, state, beside
+        self.refusals: list[str] = []
+        self.warnings: list[str] = []
+        self.gone: frozenset[str] = frozenset()
+        self._queues: list[Step] = []
+        self._lanes: list[Step] = []
+        self._lane_bindings: list[Step] = []
+        self._rings: list[Step] = []
+        self._added: list[Step] = []
+        self._replaced: list[Step] = []
+        self._leaders = _leaders(shards, state)
+        self._by_lane = {shard.lane: Destination("queue", shard.queue) for shard in shards if shard.lane is not None}
+
+    def steps(self) -> Iterator[Step]:
+        """Yield the steps: queues, lanes, their bindings, the exchange, what is added to its ring, what is replaced."""
+        for phase in (self._queues, self._lanes, self._lane_bindings, self._rings, self._added, self._replaced):
+            yield from phase
+
+    def run(self) -> None:
+        """Compare everything."""
+        if self.exchange.per_node is not None and not self.state.nodes:
+            self._refuse("shards_per_node:", "the management API tells of no running node; try again")
+        known = {shard.number for shard in self.shards} | self.exchange.retiring
+        for number in sorted(self.exchange.own.keys() - known):
+            self._warn(f"shard {number}:", "its [[exchange.shard]] has no effect, since there is no such shard yet")
+        self._ring()
+        for shard in self.shards:
+            self._queue(shard)
+            if shard.lane is not None:
+                self._lane(shard, shard.lane)
+        self._alternate()
+        self._dead_letters()
+        self._bindings()
+        self._replicas()
+        self._disconnected()
+
+    def _refuse(self, subject: str, why: str) -> None:
+        self.refusals.append(f"{self.exchange.place}: {subject} {why}")
+
+    def _warn(self, subject: str, why: str) -> None:
+        self.warnings.append(f"{self.exchange.place}: {subject} {why}")
+
+    def _ring(self) -> None:
+        wanted = self.exchange
+        found = self.state.exchanges.get(wanted.name)
+        if found is None:
+            self._rings.append(DeclareExchange(wanted.name, wanted.type, wanted.arguments))
+            return
+        subject = f"exchange {wanted.name!r}"
+        if found.sharded is not None:
+            self._warn(
+                subject,
+                f"has the {found.sharded}, which binds its queues again whenever a node starts; once every shard has a "
+                "lane, clear the policy, which unbinds them all",
+            )
+        if found.type != wanted.type:
+            self._refuse(
+                subject, f"is of type {found.type}, which no exchange can change to {wanted.type}; {_NEW_NAME}"
+            )
+        elif unlike := _unlike(found.arguments, wanted.arguments):
+            self._refuse(subject, f"{unlike}, which no exchange can change; {_NEW_NAME}")
+        elif not found.lasting:
+            self._refuse(subject, f"is not durable, or is deleted by itself, which no exchange can change; {_NEW_NAME}")
+        elif found.internal:
+            self._refuse(subject, f"is internal, so that nobody may publish to it; {_NEW_NAME}")
+
+    def _queue(self, shard: Shard) -> None:
+        arguments = declared_arguments(shard, self.state.version)
+        subject = f"queue {shard.queue!r}"
+        if (limit := arguments.get("x-delivery-limit")) is not None and shard.type == "quorum":
+            self._limit(subject, limit, "x-dead-letter-exchange" in arguments)
+        found = self.state.queues.get(shard.queue)
+        if found is None:
+            self._queues.append(DeclareQueue(shard.queue, arguments, self._least_loaded()))
+            return
+        if not found.bindings_known:
+            self._refuse(subject, "is down, and RabbitMQ does not list its bindings; start its node")
+            return
+        if found.type != shard.type:
+            self._refuse(subject, f"is a {found.type} queue, which no queue can change to {shard.type}; {_NEW_SHARD}")
+            return
+        if "x-delivery-limit" not in found.arguments and "x-delivery-limit" not in shard.arguments:
+            # The default of this file is for new queues. Of another it is only told, since a policy can set it.
+            arguments = _without(arguments, "x-delivery-limit")
+            self._default_limit(subject, shard, found)
+        existing = found.arguments
+        if DISCONNECTED_TIMEOUT not in found.arguments or DISCONNECTED_TIMEOUT not in shard.arguments:
+            # Its default is for new queues, too. `_disconnected` tells which shards have none.
+            existing, arguments = _without(existing, DISCONNECTED_TIMEOUT), _without(arguments, DISCONNECTED_TIMEOUT)
+        if unlike := _unlike(existing, arguments):
+            self._refuse(subject, f"{unlike}, which no queue can change; {_NEW_SHARD}")
+        elif not found.lasting:
+            self._refuse(subject, f"is not durable, exclusive, or deleted by itself; {_NEW_SHARD}")
+
+    def _limit(self, subject: str, limit: Any, dead_letters: bool) -> None:
+        """Tell a delivery limit that deletes messages."""
+        if type(limit) is not int:
+            self._refuse(subject, f"x-delivery-limit: {limit!r} is not a whole number")
+        elif limit < 0 and self.state.version < UNLIMITED_SINCE:
+            version = ".".join(map(str, self.state.version))
+            self._refuse(
+                subject, f"x-delivery-limit: {limit} makes RabbitMQ {version} delete a message at its first return"
+            )
+        elif limit >= 0 and not dead_letters:
+            self._warn(
+                subject, f"deletes a message after {limit} returns: it has x-delivery-limit and no dead-letter exchange"
+            )
+
+    def _default_limit(self, subject: str, shard: Shard, found: FoundQueue) -> None:
+        """Tell that an existing queue has the broker's own delivery limit, which deletes messages."""
+        dead_letters = {"x-dead-letter-exchange", "dead-letter-exchange"} & {*found.arguments, *found.policy}
+        if (
+            shard.type != "quorum"
+            or self.state.version < UNLIMITED_SINCE
+            or dead_letters
+            or "delivery-limit" in found.policy
+        ):
+            return
+        self._warn(
+            subject,
+            "deletes a message after 20 returns, RabbitMQ's default: give it a policy with delivery-limit -1, or a "
+            "dead-letter exchange",
+        )
+
+    def _alternate(self) -> None:
+        """Tell an alternate exchange that does not exist."""
+        name = self.exchange.arguments.get("alternate-exchange")
+        if isinstance(name, str) and self._absent(name):
+            tell = self._warn if self.exchange.name in self.state.exchanges else self._refuse
+            tell("alternate_exchange:", f"exchange {name!r} does not exist, so that it gets no message; {_DECLARE}")
+
+    def _dead_letters(self) -> None:
+        """Tell each dead-letter exchange that does not exist once, for all the shards that name it."""
+        shards: dict[str, list[Shard]] = {}
+        for shard in self.shards:
+            name = shard.arguments.get("x-dead-letter-exchange")
+            if (found := self.state.queues.get(shard.queue)) is not None:
+                # As RabbitMQ does, the argument is taken before the policy.
+                name = found.arguments.get("x-dead-letter-exchange", found.policy.get("dead-letter-exchange"))
+            if isinstance(name, str) and self._absent(name):
+                shards.setdefault(name, []).append(shard)
+        for name, of in shards.items():
+            tell = self._warn if all(shard.queue in self.state.queues for shard in of) else self._refuse
+            tell(
+                f"{len(of)} shards, such as {of[0].queue!r}:",
+                f"their dead-letter exchange {name!r} does not exist, so that RabbitMQ deletes each message that "
+                f"they dead-letter; {_DECLARE}",
+            )
+
+    def _absent(self, exchange: str) -> bool:
+        return exchange != "" and exchange not in self.state.exchanges and exchange not in self.beside
+
+    def _lane(self, shard: Shard, lane: str) -> None:
+        subject = f"lane {lane!r}"
+        queue = Destination("queue", shard.queue)
+        found: FoundExchange | None = self.state.exchanges.get(lane)
+        if found is None:
+            self._lanes.append(DeclareExchange(lane, "fanout", {}))
+        elif why := lane_misfit(found):
+            self._refuse(subject, f"{why}; {_NEW_LANE}")
+            return
+        elif not found.lasting:
+            self._refuse(subject, f"is not durable; {_NEW_LANE}")
+            return
+        elif found.arguments:
+            self._refuse(subject, f"has arguments, {', '.join(found.arguments)}; {_NEW_LANE}")
+            return
+        bound = self.state.bindings.get(lane, ())
+        if strangers := [each for each in bound if each.destination != queue] or bound[1:]:
+            others = ", ".join(f"{each.destination}, key {each.key!r}" for each in strangers)
+            self._refuse(subject, f"has a binding besides that to its queue: {others}; unbind it, or {_NEW_LANE}")
+        elif not bound:
+            self._lane_bindings.append(Bind(lane, queue, ""))
+
+    def _bindings(self) -> None:
+        """Compare the bindings of the ring's exchange."""
+        by_queue: dict[Destination, list[FoundBinding]] = {}
+        for found in self.state.bindings.get(self.exchange.name, ()):
+            by_queue.setdefault(self._queue_of(found.destination), []).append(found)
+        wanted = {Destination("queue", shard.queue) for shard in self.shards}
+        for destination in by_queue.keys() - wanted:
+            self._stranger(destination)
+        alone = len(by_queue) == 1 and len(wanted) == 1
+        for shard in self.shards:
+            self._placed(shard, by_queue.get(Destination("queue", shard.queue), []), alone)
+
+    def _queue_of(self, destination: Destination) -> Destination:
+        """Return the queue that a binding of the ring is for: of a wanted lane without bindings that of its shard."""
+        if destination.kind == "exchange" and destination.name in self._by_lane:
+            return self._by_lane[destination.name]
+        return self.state.behind(destination)
+
+    def _stranger(self, destination: Destination) -> None:
+        """Refuse what is bound to the exchange and not in the file, unless it is being retired."""
+        number = _number_of(self.exchange, destination)
+        if number is not None and number in self.exchange.retiring:
+            return
+        name = self.exchange.name
+        if number is None:
+            self._refuse(
+                f"{destination}",
+                f"is bound to exchange {name!r} and is not a shard of this file; name it in an "
+                "[[exchange.shard]], or unbind it",
+            )
+            return
+        key = "shards" if self.exchange.numbers is not None else "shards_per_node"
+        self._refuse(
+            f"{key}:",
+            f"shard {number} exists, {destination}, and is not in the file; to take it away, add {number} to "
+            f"retiring, apply, and run: ring-proxy topology retire {name} {self.exchange.shard(number).queue}",
+        )
+
+    def _placed(self, shard: Shard, found: Sequence[FoundBinding], alone: bool) -> None:
+        """Compare the bindings of the ring to one shard; `alone` if the ring has and will have no other."""
+        destination = Destination("exchange", shard.lane) if shard.lane else Destination("queue", shard.queue)
+        kept = [each for each in found if each.destination == destination]
+        others = [each for each in found if each.destination != destination]
+        name = self.exchange.name
+        if self.exchange.type == MODULUS_HASH:
+            self._bound_often(shard, destination, kept)
+        elif not kept:
+            self._added.append(Bind(name, destination, str(shard.weight)))
+        elif not alone and not _weighs(kept, shard.weight):
+            # Not the other way round: as soon as a destination loses one of its bindings, x-consistent-hash drops it
+            # from its own ring, and does not take it in again (measured, 3.10.8 and 4.3.6).
+            self._replaced += [_unbinding(name, each) for each in kept]
+            self._replaced.append(Bind(name, destination, str(shard.weight)))
+        self._replaced += [_unbinding(name, each) for each in others]
+
+    def _bound_often(self, shard: Shard, destination: Destination, kept: Sequence[FoundBinding]) -> None:
+        """Compare the bindings of x-modulus-hash to one destination, which weighs as much as it has bindings."""
+        taken = {each.key for each in kept}
+        free = (key for key in map(str, count(1)) if key not in taken)
+        self._added += [Bind(self.exchange.name, destination, next(free)) for _ in range(shard.weight - len(kept))]
+        self._replaced += [_unbinding(self.exchange.name, each) for each in kept[shard.weight :]]
+
+    def _replicas(self) -> None:
+        """Tell which nodes with shards do not run, and which shards have too few replicas."""
+        queues = {shard.queue: q for shard in self.shards if (q := self.state.queues.get(shard.queue)) is not None}
+        running = frozenset(self.state.nodes)
+        if not running:
+            return  # An API that tells of no nodes.
+        homes = {name: queue.members | ({queue.node} if queue.node else set()) for name, queue in queues.items()}
+        self.gone = frozenset().union(*homes.values()) - running
+        for node in sorted(self.gone):
+            shards = sum(node in nodes for nodes in homes.values())
+            self._warn(f"node {node!r}", f"does not run, and has replicas of {shards} shards, which stay as they are")
+        few = min(_REPLICAS, len(running))
+        lacking = [name for name, queue in queues.items() if queue.type == "quorum" and len(queue.members) < few]
+        if lacking:
+            self._warn(
+                f"{len(lacking)} shards, such as {lacking[0]!r},",
+                f"have fewer than {few} replicas: rabbitmq-queues grow NODE all gives a node one of each quorum queue",
+            )
+
+    def _disconnected(self) -> None:
+        """Tell which existing shards wait for a consumer whose node is lost as long as the broker does by default."""
+        if len(self.state.nodes) < 2 or self.state.version < WAITS_SINCE:
+            return  # A single node is not lost to its own queues.
+        slow = [each for each in self.shards if self._waits_by_default(each)]
+        if not slow:
+            return
+        wanted = declared_arguments(slow[0], self.state.version)[DISCONNECTED_TIMEOUT]
+        self._warn(
+            f"{len(slow)} shards, such as {slow[0].queue!r},",
+            "give nothing to the next consumer until a consumer whose node is lost has been away for 60 s, RabbitMQ's "
+            f"default: give them a policy with consumer-disconnected-timeout {wanted}",
+        )
+
+    def _waits_by_default(self, shard: Shard) -> bool:
+        """Return whether a shard's queue exists and has its `DISCONNECTED_TIMEOUT` neither set nor by a policy."""
+        found = self.state.queues.get(shard.queue)
+        return (
+            found is not None
+            and found.type == shard.type
+            and DISCONNECTED_TIMEOUT in declared_arguments(shard, self.state.version)
+            and DISCONNECTED_TIMEOUT not in found.arguments
+            and DISCONNECTED_TIMEOUT.removeprefix("x-") not in found.policy
+        )
+
+    def _least_loaded(self) -> str | None:
+        """Return the node that leads the fewest shards, and count one more for it; None on a single node."""
+        if len(self.state.nodes) < 2:
+            return None
+        node = min(self._leaders, key=lambda each: (self._leaders[each], each))
+        self._leaders[node] += 1
+        return node
+
+
+def _unbinding(source: str, found: FoundBinding) -> Unbind:
+    return Unbind(source, found.destination, found.key, found.properties_key)
+
+
+def _weighs(found: Sequence[FoundBinding], weight: int) -> bool:
+    """Return whether the bindings of x-consistent-hash to one destination give it this weight, and only this."""
+    try:
+        return [parse_weight(each.key) for each in found] == [weight]
+    except WeightError:
+        return False
+
+
+_REPLICAS = 3
+"""The replicas of a quorum queue with which it survives the loss of one node."""
+
+_NEW_NAME = "choose another name, or delete it first"
+_NEW_SHARD = (
+    "make a new generation: shards with other numbers that have what you want, this one in retiring, then retire it"
+)
+_NEW_LANE = "give the shard another lane"
+_DECLARE = "declare that exchange first"
+
+
+def _leaders(shards: Iterable[Shard], state: State) -> Counter[str]:
+    """Return how many of the shards each running node leads."""
+    leaders = Counter(dict.fromkeys(state.nodes, 0))
+    for shard in shards:
+        found = state.queues.get(shard.queue)
+        if found is not None and found.node is not None and found.node in leaders:
+            leaders[found.node] += 1
+    return leaders
+
+
+def _without(arguments: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Return arguments without the one of this name."""
+    return {each: value for each, value in arguments.items() if each != name}
+
+
+def _unlike(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
+    """Return how the arguments of something that exists differ from the wanted ones; empty if they are the same."""
+    if found.get("x-single-active-consumer") is False:
+        found = _without(found, "x-single-active-consumer")
+    differences = []
+    for name in sorted((found.keys() | wanted.keys()) - AT_DECLARATION):
+        mine, other = found.get(name), wanted.get(name)
+        if (type(mine), mine) != (type(other), other):
+            is_now = "has no" if mine is None else "has"
+            value = "" if mine is None else f" = {mine!r}"
+            instead = "the file has none" if other is None else f"the file says {other!r}"
+            differences.append(f"{is_now} {name}{value} where {instead}")
+    return ", ".join(differences)
