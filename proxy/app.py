@@ -7,7 +7,7 @@ import os
 import signal
 from collections.abc import AsyncIterator, Coroutine, Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
@@ -42,6 +42,9 @@ from proxy.topology.table import Router
 from ring.compiled import kind
 from ring.hashing import RING_FORMAT
 
+if TYPE_CHECKING:
+    from proxy.groups.groups import Groups
+
 log = logging.getLogger(__name__)
 
 _LAST_WORDS = 0.5
@@ -64,7 +67,7 @@ async def run(settings: Settings) -> None:
         settings.management_url, settings.management_timeout, files.management_login, files.management_tls
     ) as api:
         router = Router(settings.ring_max_age, settings.on_stale == "refuse")
-        selection = Selection(settings.route, settings.shadow, settings.pass_)
+        selection = Selection(settings.route, settings.shadow, settings.pass_, settings.groups)
         sync = _sync(settings, api, router, selection)
         journaling = Journaling(settings, files)
         brokers = Brokers(settings.brokers, files.broker_tls, settings.lookup_timeout)
@@ -76,7 +79,8 @@ async def run(settings: Settings) -> None:
             )
             for ingress, counter_table in counts.counter_table.items()
         }
-        listener = _listener(settings, tables["amqp"], sync, brokers, counts)
+        groups = _groups(settings, files, sync, router, api)
+        listener = _listener(settings, tables["amqp"], sync, brokers, counts, groups)
         limits = Limits(settings.max_in_flight, settings.max_in_flight_bytes)
         # With client certificates there is TLS, and no certificate is for a name that a page has made up.
         names = HostNames(settings.http_listen, settings.host_names) if settings.client_ca_file is None else None
@@ -87,11 +91,12 @@ async def run(settings: Settings) -> None:
             router,
             sync,
             publisher,
-            registry(ProxyCollector(counts, router, sync, publisher, listener, journaling, limits, files)),
+            registry(ProxyCollector(counts, router, sync, publisher, listener, journaling, limits, files, groups)),
             names=HostNames(settings.admin_listen, settings.host_names),
             default_vhost=settings.default_vhost,
             draining=lambda: gate.draining,
             lookup_timeout=settings.lookup_timeout,
+            groups=groups,
         )
         bounds = ConnectionBounds(settings.body_timeout, settings.max_http_connections, limits)
         probed = ConnectionBounds(
@@ -105,6 +110,7 @@ async def run(settings: Settings) -> None:
             _running(_forgetting(Forgetting(counts, router, sync, lambda: _in_use(tables.values())))),
             journaling.running(),
             _closed_in_time(publisher),
+            _grouping(groups),
             _listening("http", ingress, settings.http_listen, bounds, counts, files.server_tls) as http,
             _listening_on_socket(http, settings.http_socket),
             _listening_amqp(listener, settings.amqp_listen, files.server_tls),
@@ -126,7 +132,7 @@ def _sync(settings: Settings, api: Management, router: Router, selection: Select
         interval=settings.sync_interval,
         settle_time=settings.settle_time,
         on_dead_letter=settings.on_dead_letter,
-        named=named([*settings.route, *settings.shadow], settings.default_vhost),
+        named=named([*settings.route, *settings.shadow, *settings.groups], settings.default_vhost),
         cache=RingCache(settings.ring_cache_dir) if settings.ring_cache_dir is not None else None,
         max_age=settings.ring_max_age,
     )
@@ -142,7 +148,20 @@ def _publisher(settings: Settings, brokers: Brokers, files: Files) -> Publisher:
     )
 
 
-def _listener(settings: Settings, tables: RouteTables, sync: Sync, brokers: Brokers, counts: Counts) -> Listener:
+def _groups(settings: Settings, files: Files, sync: Sync, router: Router, api: Management) -> "Groups | None":
+    """Return the groups of the sidecar; None where the setting `groups` is empty."""
+    if not settings.groups:
+        return None
+    # Imported only where they are needed: aio-pika takes 10 MiB of memory.
+    from proxy.groups.groups import Groups
+    from proxy.journal.stream import connector
+
+    return Groups(settings, sync, router, api, lambda vhost: connector(settings, files, vhost, "ringproxy groups"))
+
+
+def _listener(
+    settings: Settings, tables: RouteTables, sync: Sync, brokers: Brokers, counts: Counts, groups: "Groups | None"
+) -> Listener:
     """Return the AMQP listener, which does not listen yet."""
     shared = Shared(
         tables,
@@ -152,6 +171,7 @@ def _listener(settings: Settings, tables: RouteTables, sync: Sync, brokers: Brok
         frozenset(mechanism.encode() for mechanism in settings.allow_mechanisms),
         counts.amqp_latency.add,
         settings.confirm_timeout,
+        groups,
     )
     return Listener(shared, settings.max_sessions)
 
@@ -235,6 +255,16 @@ async def _running(forever: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await task
+
+
+@contextlib.asynccontextmanager
+async def _grouping(groups: "Groups | None") -> AsyncIterator[None]:
+    """Take leave of the other sidecars of each group once the context ends."""
+    try:
+        yield
+    finally:
+        if groups is not None:
+            await groups.aclose()
 
 
 @contextlib.asynccontextmanager

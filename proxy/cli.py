@@ -1,4 +1,4 @@
-"""The command ring-proxy: run, config, explain, diff, topology."""
+"""The command ring-proxy: run, config, explain, diff, group, topology."""
 
 import argparse
 import gc
@@ -15,6 +15,7 @@ import uvloop
 
 from proxy import __version__
 from proxy.app import run
+from proxy.commands import group as consumer_group
 from proxy.commands.check import mistakes
 from proxy.commands.questions import QuestionError, diff, explain
 from proxy.process import memory
@@ -133,6 +134,17 @@ def _add_question(command: argparse.ArgumentParser) -> None:
     command.add_argument("exchange", metavar="EXCHANGE", help="name of the exchange")
     text = "the routing key; for an exchange that hashes a header or property, the value of that"
     command.add_argument("key", metavar="KEY", help=text)
+    _add_sidecar(command)
+
+
+def _add_group(command: argparse.ArgumentParser) -> None:
+    command.add_argument("exchange", metavar="EXCHANGE", help="name of the exchange whose group is asked for")
+    _add_sidecar(command)
+    command.add_argument("--watch", action="store_true", help="show it again each second, until Ctrl-C")
+    command.add_argument("--json", action="store_true", help="print the sidecar's answer as JSON")
+
+
+def _add_sidecar(command: argparse.ArgumentParser) -> None:
     text = "virtual host of the exchange (default: the sidecar's own, the path of its broker_url)"
     command.add_argument("--vhost", metavar="NAME", help=text)
     text = f"URL of the sidecar's admin listener (default: {_SIDECAR})"
@@ -216,6 +228,13 @@ def _diff(options: argparse.Namespace) -> int:
     return int(differ)
 
 
+def _group(options: argparse.Namespace) -> int:
+    if options.watch:
+        consumer_group.watch(options.sidecar, options.vhost, options.exchange, as_json=options.json)
+    print(consumer_group.show(options.sidecar, options.vhost, options.exchange, as_json=options.json))
+    return 0
+
+
 def _topology(options: argparse.Namespace) -> int:
     return topology.run(options.part, _settings(options), options)
 
@@ -254,6 +273,13 @@ COMMANDS = (
             0: "the sidecars agree on every exchange that both have read",
             1: "the sidecars differ",
         },
+    ),
+    Command(
+        "group",
+        _group,
+        _add_group,
+        "show who has which shard of a consumer group, and what is about to move",
+        {0: "the sidecar answered"},
     ),
     Command(
         "topology",

@@ -18,7 +18,8 @@ TIMEOUT = 10.0
 
 _MAX_ANSWER = 64 * 1024 * 1024
 
-_WHICH = "give the URL of a sidecar's admin listener (admin_listen)"
+WHICH = "give the URL of a sidecar's admin listener (admin_listen)"
+"""The end of each error about a sidecar's answer."""
 
 
 class QuestionError(Exception):
@@ -28,16 +29,16 @@ class QuestionError(Exception):
 def explain(sidecar: str, vhost: str | None, exchange: str, key: str) -> str:
     """Return where a key goes and why, in lines for people; `vhost` None stands for the sidecar's default one."""
     if vhost is None:
-        vhost = str(_rings(sidecar)["default_vhost"])
+        vhost = str(rings(sidecar)["default_vhost"])
     path = (
         f"/rings/{quote(vhost, safe='')}/{quote(exchange, safe='')}?key={quote(key, safe='', errors='surrogateescape')}"
     )
-    answer = _ask(sidecar, path)
+    answer = ask(sidecar, path)
     try:
         # Names are the choice of whoever declares queues, and must not steer the terminal of who asks.
         return "\n".join(map(escaped, _explanation(answer, vhost, exchange, key)))
     except (KeyError, TypeError) as error:
-        raise QuestionError(f"{sidecar}: not a sidecar's answer ({error!r}); {_WHICH}") from None
+        raise QuestionError(f"{sidecar}: not a sidecar's answer ({error!r}); {WHICH}") from None
 
 
 def diff(one: str, other: str) -> tuple[str, bool]:
@@ -88,6 +89,14 @@ def _explanation(answer: Mapping[str, Any], vhost: str, exchange: str, key: str)
             weight, share = destination["weight"], destination["share"]
             lane = f", through lane {destination['lane']}" if "lane" in destination else ""
             lines.append(f"destination  {_title(destination)}, weight {weight}, {share:.2%} of the slots{lane}")
+    if upstream := answer.get("upstream"):
+        if "ring_of_key" in upstream:
+            ring = upstream["ring_of_key"]
+            lines.append(f"key          {key}")
+            lines.append(f"leads to     ring of exchange {ring}" if ring else "leads to     no ring: it is passed")
+        else:
+            lines += [f"leads to     ring of exchange {ring}" for ring in upstream["rings"]]
+        lines += [f"conflict     {upstream['conflict']}"] if upstream["conflict"] else []
     for binding in answer["ignored_bindings"]:
         key, why = binding["key"], binding["reason"]
         lines.append(f"ignored      binding to {_title(binding['destination'])} with the key {key!r}: {why}")
@@ -111,6 +120,10 @@ def _differences(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str
         for field in ("type", "mode", "passed", "refused", "hashed")
         if mine.get(field) != theirs.get(field)
     ]
+    upstreams = [answer.get("upstream") or {} for answer in (mine, theirs)]
+    for field, what in (("rings", "leads to rings"), ("bindings", "number of bindings"), ("conflict", "conflict")):
+        if upstreams[0].get(field) != upstreams[1].get(field):
+            lines.append(f"{what}: {upstreams[0].get(field)} / {upstreams[1].get(field)}")
     weights = [_weights(answer) for answer in (mine, theirs)]
     for destination in sorted(weights[0].keys() | weights[1].keys()):
         a, b = (w.get(destination) for w in weights)
@@ -134,15 +147,16 @@ def _weights(answer: Mapping[str, Any]) -> dict[Destination, int]:
 
 def _by_name(sidecar: str) -> dict[tuple[str, str], Mapping[str, Any]]:
     try:
-        return {(e["vhost"], e["exchange"]): e for e in _rings(sidecar)["exchanges"]}
+        return {(e["vhost"], e["exchange"]): e for e in rings(sidecar)["exchanges"]}
     except (KeyError, TypeError) as error:
-        raise QuestionError(f"{sidecar}: not a sidecar's answer ({error!r}); {_WHICH}") from None
+        raise QuestionError(f"{sidecar}: not a sidecar's answer ({error!r}); {WHICH}") from None
 
 
-def _rings(sidecar: str) -> Mapping[str, Any]:
-    answer = _ask(sidecar, "/rings")
+def rings(sidecar: str) -> Mapping[str, Any]:
+    """Return a sidecar's answer about all its rings, and its default virtual host. Raises QuestionError."""
+    answer = ask(sidecar, "/rings")
     if not isinstance(answer, dict) or "default_vhost" not in answer:
-        raise QuestionError(f"{sidecar}: not a sidecar's answer ({str(answer)[:60]!r}); {_WHICH}")
+        raise QuestionError(f"{sidecar}: not a sidecar's answer ({str(answer)[:60]!r}); {WHICH}")
     return answer
 
 
@@ -150,9 +164,10 @@ def _title(destination: Mapping[str, str]) -> str:
     return f"{destination['type']} {destination['name']}"
 
 
-def _ask(sidecar: str, path: str) -> Any:
+def ask(sidecar: str, path: str) -> Any:
+    """Return the JSON that a sidecar's admin listener answers at a path. Raises QuestionError."""
     if not sidecar.startswith(("http://", "https://")):
-        raise QuestionError(f"{sidecar!r} is not a URL such as http://127.0.0.1:15681; {_WHICH}")
+        raise QuestionError(f"{sidecar!r} is not a URL such as http://127.0.0.1:15681; {WHICH}")
     try:
         # Straight to the sidecar: proxies in the environment are for the way out.
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -162,11 +177,11 @@ def _ask(sidecar: str, path: str) -> Any:
         raise QuestionError(f"{sidecar} answered {error.code}: {_detail(error)}") from None
     except (OSError, ValueError, http.client.HTTPException) as error:
         why = getattr(error, "reason", error)
-        raise QuestionError(f"{sidecar}: no answer: {getattr(why, 'strerror', None) or why}; {_WHICH}") from None
+        raise QuestionError(f"{sidecar}: no answer: {getattr(why, 'strerror', None) or why}; {WHICH}") from None
 
 
 def _detail(error: urllib.error.HTTPError) -> str:
     try:
         return str(json.loads(error.read(_MAX_ANSWER))["detail"])
     except (ValueError, KeyError, TypeError):
-        return f"that is no sidecar's answer; {_WHICH}"
+        return f"that is no sidecar's answer; {WHICH}"

@@ -60,7 +60,8 @@ def _store(settings: Settings, files: Files, proxy: str) -> Store | None:
         # Imported only where it is needed: aio-pika takes 10 MiB of memory.
         from proxy.journal.stream import StreamStore, connector
 
-        return StreamStore(connector(settings, files), settings.journal_stream, proxy, patience=_PATIENCE)
+        connect = connector(settings, files, settings.default_vhost, "ringproxy journal")
+        return StreamStore(connect, settings.journal_stream, proxy, patience=_PATIENCE)
     return None
 
 

@@ -154,8 +154,11 @@ class StreamStore:
                     await connection.close()
 
 
-def connector(settings: Settings, files: Files) -> Connect:
-    """Return how to connect to the default virtual host as this sidecar's own user, at the first node that takes it."""
+def connector(settings: Settings, files: Files, vhost: str, name: str) -> Connect:
+    """Return how to connect to a virtual host as this sidecar's own user, at the first node that takes it.
+
+    `name` is the connection's name in the broker's management pages.
+    """
 
     async def connect() -> AbstractConnection:
         faults = []
@@ -169,10 +172,10 @@ def connector(settings: Settings, files: Files) -> Connect:
                         port=address.port,
                         login=user,
                         password=password,
-                        virtualhost=settings.default_vhost,
+                        virtualhost=vhost,
                         ssl=context is not None,
                         ssl_context=context,
-                        client_properties={"connection_name": "ringproxy journal"},
+                        client_properties={"connection_name": name},
                     )
             except (OSError, aio_pika.exceptions.AMQPError) as error:
                 faults.append(f"{address}: {error}")

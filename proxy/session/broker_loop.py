@@ -9,17 +9,19 @@ from typing import Final
 
 from librt.strings import read_i64_be
 
-from proxy.session import channel_zero, closing, methods, placement, returns
+from proxy.session import channel_zero, closing, delivering, links, methods, placement, returns
 from proxy.session.channel import Channel
 from proxy.session.connection import Connection
 from proxy.session.events import Stale
 from proxy.session.handshake import MOST_FRAME_MAX
+from proxy.session.hidden import HiddenChannel
 from proxy.session.reads import run
 from proxy.session.returned import Read
 from proxy.session.state import ChannelState, Phase
 from proxy.wire.frames import BASIC_ACK, BASIC_NACK, BODY, HEADER, METHOD, OVERHEAD, Fault, u32, u64
 
 _METHODS: Final = methods.FROM_BROKER
+_CONSUMING: Final = methods.CONSUMING_FROM_BROKER
 _CONFIRMS: Final = (BASIC_ACK, BASIC_NACK)
 _ABANDONED: Final = ChannelState.ABANDONED.value
 
@@ -38,6 +40,7 @@ def from_broker(c: Connection, data: bytes) -> None:
         _take(c, data)
         if c.republishing.parking:
             _settle(c)
+        links.flush(c)
     except (StructError, IndexError, Fault) as error:
         raise BrokerFault(f"a frame that cannot be read: {error}") from None
 
@@ -72,6 +75,8 @@ def _take(c: Connection, data: bytes) -> None:  # noqa: C901 - one loop, for spe
     if way.rest:
         data, way.rest = way.rest + data, b""
     out, returning, parking = way.out, own.returning, own.parking
+    consuming = c.consuming
+    sources = consuming.sources if consuming is not None and consuming.sources else None
     size = len(data)
     i = start = 0
     if way.skip:
@@ -96,14 +101,41 @@ def _take(c: Connection, data: bytes) -> None:  # noqa: C901 - one loop, for spe
             break
         channel = channels.get(number)
         replaced: bytes | None = None
-        if channel is not None and channel.state >= _ABANDONED:
+        source = sources.get(number) if sources is not None else None
+        busy = source.numbering.busy if source is not None else None
+        if source is not None and end > size and ((busy is not None and busy is not source) or source.numbering.held):
+            break  # what waits for the end of a content waits whole, and so does what it waits for
+        if source is not None and busy is not None and busy is not source:
+            source.numbering.hold(data[i:end])
+            way.frames -= 1  # it counts once it is taken again
+            replaced = b""
+        elif isinstance(source, HiddenChannel):
+            if kind == BODY and source.passing:
+                # The rest of the frame passes as it comes.
+                delivering.body(source, length)
+                if start < i:
+                    out.append(run(data, start, i))
+                out.append(source.body_start + data[i + 3 : i + 7])
+                start = i + 7
+            else:
+                if kind == METHOD and not source.left:
+                    stop, frames, delivered = delivering.whole(c, source, data, i, size)
+                    if frames:
+                        if start < i:
+                            out.append(run(data, start, i))
+                        out.append(delivered)
+                        way.frames += frames
+                        i = start = stop
+                        continue
+                replaced = delivering.hidden_frame(c, source, kind, data, i, end)
+        elif channel is not None and channel.state >= _ABANDONED:
             replaced = closing.too_late(c, channel, kind, data, i, end)
         elif kind == METHOD:
             method = u32(data, i + 7)
             if channel is not None:
                 if method in _CONFIRMS:
                     replaced = _answered(c, channel, method, data, i)
-                elif (handler := _METHODS.get(method)) is not None:
+                elif (handler := _METHODS.get(method) or (_CONSUMING.get(method) if source else None)) is not None:
                     replaced = handler(c, channel, method, data, i, end)
             elif not number:
                 replaced = channel_zero.from_broker(c, method, data, i, end)
@@ -114,8 +146,13 @@ def _take(c: Connection, data: bytes) -> None:  # noqa: C901 - one loop, for spe
             replaced = take(c, channel, data, i, end)
         elif number == own.number and own.begun:
             replaced = returns.on_own_channel(c, kind, data, i, end)
+        if source is None and consuming is not None and number > own.number > 0:
+            # RabbitMQ 4.0 says again and again that it has closed a channel, until it has read the close-ok.
+            replaced = b""
         if parking and channel is not None:
             returns.note_delivery(channel, kind, replaced, data, i, end)
+        if source is not None and channel is not None and replaced != b"":
+            replaced = delivering.own_frame(c, source.numbering, kind, replaced, data, i, end)
         way.frames += 1
         if own.released:
             # The answers that waited go out right behind the frame that has decided them.
@@ -128,9 +165,18 @@ def _take(c: Connection, data: bytes) -> None:  # noqa: C901 - one loop, for spe
             start = end
         if end > size:
             way.skip, way.dropping = end - size, replaced is not None
+            if busy is not None and busy.numbering.busy is None:
+                way.own += busy.numbering.take_told()
             i = size
             break
         i = end
+        if busy is not None and busy.numbering.busy is None and busy.numbering.waits:
+            # A content has come to its end, for which others have waited.
+            if start < i:
+                out.append(run(data, start, i))
+            out += busy.numbering.take_told()
+            data, i, start = busy.numbering.take_held() + data[i:], 0, 0
+            size = len(data)
         if not number and c.phase >= Phase.CLOSED:
             break
     if start < i:

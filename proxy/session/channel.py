@@ -8,6 +8,7 @@ from mypy_extensions import i64
 
 from proxy.session.backlog import Backlog
 from proxy.session.confirms import Confirms, PublishNote
+from proxy.session.numbering import Numbering
 from proxy.session.state import CHANNEL_TRANSITIONS, EXPECT_METHOD, ChannelState
 from proxy.wire.frames import HEADER, METHOD, U16
 
@@ -58,8 +59,9 @@ class Channel:
 
     __slots__ = (
         "away", "backlog", "bits", "coming", "confirms", "declaring", "exchange", "expect", "frame", "header_start",
-        "id", "key", "last_queue", "late", "left", "method_start", "nonce", "owed_close_ok", "pending", "refusal",
-        "reopening", "routed", "sampled", "sampled_at", "state", "transactional", "used_otherwise", "withheld",
+        "id", "key", "last_queue", "late", "left", "method_start", "nonce", "numbering", "owed_close_ok",
+        "pending", "refusal", "reopening", "routed", "sampled", "sampled_at", "state", "transactional",
+        "used_otherwise", "withheld",
     )  # fmt: skip
 
     def __init__(self, number: int) -> None:
@@ -97,7 +99,10 @@ class Channel:
         self.transactional = False
         """Whether publishes take effect at tx.commit."""
         self.used_otherwise = False
-        """Whether the client has used the channel for more than publishes, declarations and confirms."""
+        """Whether the client has used the channel for more than publishes, declarations and confirms.
+
+        A publish of its own to an exchange behind a ring, such as a lane, counts as more.
+        """
         self.reopening = 0
         """How many channel.open-ok are due for this proxy's own channel.open (`proxy/session/reopening.py`)."""
         self.routed = False
@@ -113,6 +118,8 @@ class Channel:
         """
         self.late: list[bytes] = []
         """The broker's -oks that wait until no message is on its way again, since their meaning depends on it."""
+        self.numbering: Numbering | None = None
+        """The delivery tags of the channel, once its client consumes where the setting `groups` is not empty."""
         self.sampled = 0
         """The number of the publish whose confirm is timed; 0 for none."""
         self.sampled_at = 0.0
@@ -158,7 +165,7 @@ class Channel:
     def next_id(self, asked: int, had_headers: int) -> i64:
         """Return the next publish's ring id: 29 bits of the channel's nonce, two flags, 32 bits of its number.
 
-        Before it is sent, the mark of its destination is mixed into 16 bits of the nonce (`routes.mark`).
+        Before it is sent, the mark of its destination is mixed into 16 bits of the nonce (`route.mark`).
         """
         number: i64 = (self.confirms.number + 1) & _NUMBER
         if asked:

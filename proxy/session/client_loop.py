@@ -39,6 +39,7 @@ from proxy.wire.frames import (
 )
 
 _METHODS: Final = methods.FROM_CLIENT
+_CONSUMING: Final = methods.CONSUMING_FROM_CLIENT
 _OPEN: Final = ChannelState.OPEN.value
 _REFUSING: Final = ChannelState.REFUSING.value
 _LEAST_METHOD: Final = OVERHEAD + 4
@@ -126,6 +127,7 @@ def _withhold(c: Connection, channel: Channel, piece: bytes) -> bytes:
 
 def _take(c: Connection, data: bytes) -> None:  # noqa: C901 - one loop, for speed
     way, waiting, channels = c.to_broker, c.waiting, c.channels
+    due = c.consuming.due if c.consuming is not None else None
     out = way.out
     size, limit = len(data), c.frame_max + SLACK - OVERHEAD
     i = start = frames = 0
@@ -191,6 +193,8 @@ def _take(c: Connection, data: bytes) -> None:  # noqa: C901 - one loop, for spe
                 raise Fault(FRAME_ERROR, f"a frame of the unknown type {kind}")
             if waiting.held is not None and channel is not None:
                 replaced = _withhold(c, channel, data[i:end])
+            if due and c.consuming is not None:
+                replaced = (data[i:end] if replaced is None else replaced) + c.consuming.take_due()
             frames += 1
             if replaced is not None:
                 if start < i:
@@ -238,8 +242,7 @@ def _method(c: Connection, channel: Channel, data: bytes, i: int, end: int) -> b
     if method != BASIC_PUBLISH:
         handler = _METHODS.get(method)
         if handler is None:
-            channel.used_otherwise = True
-            return None
+            return _other_method(c, channel, method, data, i, end)
         return handler(c, channel, method, data, i, end)
     at = i + 14 + data[i + 13] if end - i >= _LEAST_PUBLISH else end
     stop = at + 1 + data[at] if at < end - 2 else 0
@@ -261,9 +264,18 @@ def _method(c: Connection, channel: Channel, data: bytes, i: int, end: int) -> b
             channel.exchange, channel.key, channel.bits = exchange, data[at + 1 : stop], data[stop]
             channel.frame = data[i:end]
             return b""
+        # If an exchange behind a ring does not exist, the 404 may be the answer to the client's own publish to it.
+        channel.used_otherwise |= route.is_behind
         count(c, channel, route.counters)
     channel.expect = EXPECT_HEADER
     return None
+
+
+def _other_method(c: Connection, channel: Channel, method: int, data: bytes, i: int, end: int) -> bytes | None:
+    """Take a method that is of interest only where clients may consume from groups."""
+    channel.used_otherwise = True
+    handler = _CONSUMING.get(method) if c.consuming is not None else None
+    return handler(c, channel, method, data, i, end) if handler is not None else None
 
 
 def _header(c: Connection, channel: Channel, data: bytes, i: int, end: int) -> bytes | None:

@@ -3,8 +3,7 @@
 After this proxy's own Close only Close and Close-Ok count, in either direction.
 """
 
-import re
-
+from proxy.session import links
 from proxy.session.backlog import Wait
 from proxy.session.channel import Channel
 from proxy.session.connection import Connection
@@ -43,9 +42,12 @@ from proxy.wire.frames import (
 )
 from ring.destination import Destination
 
-_EXCHANGE = re.compile(rb"exchange '([^']*)'")
 _DEFAULT_EXCHANGE = (b"amq.default", b"")
 """The default exchange's name in reply texts of RabbitMQ and of LavinMQ."""
+
+_LONGEST_TEXT = 255
+_CUT = b"..."
+"""The last bytes of a reply text of `_LONGEST_TEXT` bytes that RabbitMQ has cut (observed)."""
 
 _LONGEST_METHOD = 1 << 17
 """Bytes of a method from which it can be no Close or Close-Ok."""
@@ -65,7 +67,8 @@ def refuse(c: Connection, code: int, text: str, method: int = 0) -> None:
     c.events.append(Refused(code, text))
     c.to_client.insert(close_frame(0, code, text, method))
     if c.opened and not c.to_broker.skip:
-        c.to_broker.out.append(close_frame(0, REPLY_SUCCESS, "ringproxy has closed the client's session"))
+        goodbye = close_frame(0, REPLY_SUCCESS, "ringproxy has closed the client's session")
+        c.to_broker.out.append(links.give_back(c) + goodbye)
     else:
         # The broker cannot take a method now: it is in the handshake, or inside a frame.
         c.to_broker.cut_off = True
@@ -81,7 +84,8 @@ def client_leaves(c: Connection, data: bytes, i: int, end: int) -> bytes | None:
     goodbyes = close_unconfirmed(c)
     if not awaits_answers(c):
         c.enter(Phase.CLOSING)
-        return None
+        held = links.give_back(c)
+        return held + data[i:end] if held else None
     c.enter(Phase.LEAVING)
     c.goodbye = data[i:end]
     return goodbyes
@@ -103,7 +107,7 @@ def close_unconfirmed(c: Connection) -> bytes:
 def pass_goodbye(c: Connection) -> None:
     """Pass the client's connection.close on: nothing can come back any more, or it takes too long."""
     c.enter(Phase.CLOSING)
-    c.to_broker.insert(c.goodbye)
+    c.to_broker.insert(links.give_back(c) + c.goodbye)
 
 
 def awaits_answers(c: Connection) -> bool:
@@ -186,20 +190,27 @@ def _methods(data: bytes, skip: int) -> tuple[set[int], bytes, int]:
     return found, data[behind:], 0
 
 
-def refuse_channel(c: Connection, channel: Channel, code: int, text: str) -> None:
+def refuse_channel(c: Connection, channel: Channel, code: int, text: str, method: int = BASIC_PUBLISH) -> None:
     """Close a channel: the broker's side first, so that its answers to what was published still reach the client.
 
-    A channel that is being closed already is left as it is.
+    A channel that is being closed already is left as it is. `method` is the client's method that is to blame.
     """
+    if goodbye := refusal(c, channel, code, text, method):
+        c.to_broker.insert(goodbye)
+    links.flush(c)
+
+
+def refusal(c: Connection, channel: Channel, code: int, text: str, method: int) -> bytes:
+    """Begin to close a channel as `refuse_channel` does; return what the broker gets in the place of the method."""
     if channel.state != ChannelState.OPEN or not c.running:
-        return
+        return b""
     channel.enter(ChannelState.REFUSING)
-    channel.refusal = close_frame(channel.id, code, text, BASIC_PUBLISH)
+    channel.refusal = close_frame(channel.id, code, text, method)
     c.events.append(Refused(code, text, channel))
+    links.end_channel(c, channel)
     if channel.withheld:
         channel.withheld, channel.expect = False, EXPECT_METHOD
-    if channel.expect == EXPECT_METHOD:
-        c.to_broker.insert(_goodbye(channel))
+    return _goodbye(channel) if channel.expect == EXPECT_METHOD else b""
 
 
 def _goodbye(channel: Channel) -> bytes:
@@ -288,6 +299,7 @@ def too_late(c: Connection, channel: Channel, kind: int, data: bytes, i: int, en
 def client_closes(c: Connection, channel: Channel, method: int, data: bytes, i: int, end: int) -> None:
     """Take the client's channel.close, which passes."""
     channel.enter(ChannelState.CLOSING)
+    links.end_channel(c, channel)
 
 
 def client_agrees(c: Connection, channel: Channel, method: int, data: bytes, i: int, end: int) -> None:
@@ -311,40 +323,54 @@ def broker_closes(c: Connection, channel: Channel, method: int, data: bytes, i: 
         return b""
     code = U16.unpack_from(data, i + 11)[0]
     text, at = short_string(data, i + 13, end - 1)
-    exchange = refused_exchange(text) if channel.routed and U32.unpack_from(data, at)[0] == BASIC_PUBLISH else None
-    is_behind = exchange is not None and c.table is not None and exchange in c.table.behind
-    if code == NOT_FOUND and exchange is not None and is_behind:
+    named = named_exchanges(c, text) if channel.routed and U32.unpack_from(data, at)[0] == BASIC_PUBLISH else []
+    behind = [exchange for exchange in named if c.table is not None and exchange in c.table.behind]
+    if code == NOT_FOUND and behind:
         # An exchange behind the ring is gone, and the broker closes the channel where a queue's end is a return.
-        note_missing(c, exchange)
+        note_missing(c, behind)
         if may_reopen(c, channel):
             return reopen(c, channel, text.decode(errors="replace"))
     # In the midst of a content this proxy's has not gone out yet, and the broker's closes the channel as well.
     channel.enter(ChannelState.CLOSED)
+    links.end_channel(c, channel)
     channel.routed = False
     channel.confirms.abandon()
     channel.late.clear()
     # The broker checks write access to where a publish goes now, which the client's user may not have.
-    if code != ACCESS_REFUSED or exchange is None or not (is_behind or exchange in _DEFAULT_EXCHANGE):
+    refused = [*behind, *(b"amq.default" for exchange in named if exchange in _DEFAULT_EXCHANGE)]
+    if code != ACCESS_REFUSED or not refused:
         return None
-    wanted = b"amq.default" if exchange in _DEFAULT_EXCHANGE else exchange
+    wanted = refused[0]
     hint = b"; ringproxy sends ring publishes straight on: grant write on " + wanted
     text = reply_text(reply_text(text, 255 - len(hint)) + hint)
     c.events.append(Refused(code, text.decode(errors="replace")))
     return method_frame(channel.id, CHANNEL_CLOSE, data[i + 11 : i + 13] + shorted(text) + data[at : end - 1])
 
 
-def refused_exchange(text: bytes) -> bytes | None:
-    """Return the exchange that the broker's reason for closing a channel names; None if it names none."""
-    named = _EXCHANGE.search(text)
-    return named[1] if named is not None else None
+def named_exchanges(c: Connection, text: bytes) -> list[bytes]:
+    """Return the exchange that the broker's reason for closing a channel names; empty if it names none.
+
+    The name stands there between quotes, and may have quotes in it. If the reason was cut within the name, the result
+    has each exchange behind the rings whose name begins so.
+    """
+    _, quoted, rest = text.partition(b"exchange '")
+    behind_it = b"' in vhost '" + c.vhost.encode() + b"'"
+    end = rest.rfind(behind_it)
+    if end < 0 and len(text) == _LONGEST_TEXT and text.endswith(_CUT):
+        known = {*_DEFAULT_EXCHANGE, *(c.table.behind if c.table is not None else ())}
+        return [name for name in known if (name + behind_it).startswith(rest.removesuffix(_CUT))]
+    end = rest.rfind(b"'") if end < 0 else end
+    return [rest[:end]] if quoted and end >= 0 else []
 
 
-def note_missing(c: Connection, exchange: bytes) -> None:
-    """Have the rings read again that lead to an exchange which does not exist."""
-    missing = exchange.decode(errors="replace")
-    c.events.append(Missing(missing))
-    rings = c.table.rings_to(missing) if c.table is not None else []
-    c.events.extend(Stale(name, Destination("exchange", missing)) for name in rings)
+def note_missing(c: Connection, exchanges: list[bytes]) -> None:
+    """Have the rings read again that lead to an exchange which does not exist; of several it is not known which."""
+    for exchange in exchanges:
+        missing = exchange.decode(errors="replace")
+        if len(exchanges) == 1:
+            c.events.append(Missing(missing))
+        rings = c.table.rings_to(missing) if c.table is not None else []
+        c.events.extend(Stale(name, Destination("exchange", missing)) for name in rings)
 
 
 def broker_agrees(c: Connection, channel: Channel, method: int, data: bytes, i: int, end: int) -> bytes | None:
@@ -367,5 +393,6 @@ def _gone(c: Connection, channel: Channel) -> None:
     channel.confirms.abandon()
     c.republishing.returning.pop(channel, None)
     channel.enter(ChannelState.GONE)
+    links.drop_channel(c, channel)
     if c.channels.get(channel.id) is channel:
         del c.channels[channel.id]

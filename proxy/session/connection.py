@@ -3,12 +3,14 @@
 from collections.abc import Callable
 
 from proxy.routing.counters import CounterTable
-from proxy.routing.routes import Route, RouteTable
+from proxy.routing.route import Route
+from proxy.routing.routes import RouteTable
 from proxy.session.channel import Channel
 from proxy.session.confirms import MOST_UNSETTLED
 from proxy.session.direction import Direction
 from proxy.session.events import Event
 from proxy.session.handshake import BROKERS_TURN, Handshake
+from proxy.session.hidden import Consuming
 from proxy.session.republishing import Republishing
 from proxy.session.state import TRANSITIONS, Phase
 from proxy.session.waiting import Waiting
@@ -18,7 +20,7 @@ class Connection:
     """The state of one session, from the client's first bytes to its last socket."""
 
     __slots__ = (
-        "channels", "confirmed", "crowded", "events", "frame_max", "goodbye", "handshake", "now", "phase",
+        "channels", "confirmed", "consuming", "crowded", "events", "frame_max", "goodbye", "handshake", "now", "phase",
         "republishing", "routes", "table", "tables", "to_broker", "to_client", "waiting",
     )  # fmt: skip
 
@@ -27,12 +29,16 @@ class Connection:
         tables: Callable[[str, str | None], RouteTable],
         confirmed: Callable[[float], None],
         allowed_mechanisms: frozenset[bytes],
+        match: Callable[[str, str], bool] | None = None,
     ) -> None:
-        """`tables` gives the routes of a virtual host and a cluster; `confirmed` takes a sampled confirm's seconds."""
+        """`tables` gives the routes of a virtual host and a cluster; `confirmed` takes a sampled confirm's seconds.
+
+        `match` says of a virtual host and a name whether clients may consume from it as a group; None if from no name.
+        """
         self.tables, self.confirmed = tables, confirmed
         self.phase = Phase.HEADER
         """How far the session has come; `enter` changes it."""
-        self.handshake = Handshake(allowed_mechanisms)
+        self.handshake = Handshake(allowed_mechanisms, groups=match is not None)
         """The handshake of the two peers: its step, and the results so far."""
         self.to_broker = Direction()
         """The direction from the client to the broker."""
@@ -42,6 +48,8 @@ class Connection:
         """The client's frames that wait."""
         self.republishing = Republishing()
         """The messages that came back."""
+        self.consuming = Consuming(match) if match is not None else None
+        """The consuming from groups; None where the setting `groups` is empty."""
         self.events: list[Event] = []
         """The events that the session has not been told of yet."""
         self.channels: dict[int, Channel] = {}

@@ -1,22 +1,36 @@
 """The state that all sessions of a listener share: their counts, and their access to the management API's readings."""
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from proxy.routing.routes import Route, RouteTables
+from proxy.routing.route import Route
+from proxy.routing.routes import RouteTables
 from proxy.session import publishing
 from proxy.session.backlog import Backlog
 from proxy.session.channel import Channel
 from proxy.session.connection import Connection
-from proxy.session.events import Stale
+from proxy.session.events import DeclaredGroup, Reopened, Shadowed, Stale
 from proxy.session.sockets import PeerSocket
 from proxy.topology.lookups import Absent, NotReadable, VhostAbsent
 from proxy.topology.sync import Sync
 from proxy.topology.table import Name, Unread
 from ring.destination import Destination
+
+if TYPE_CHECKING:
+    from proxy.groups.groups import Groups
+
+log = logging.getLogger(__name__)
+
+TELL_EVERY = 1.0
+"""Seconds in which at most one line of the log tells of a virtual host's channels that were opened again."""
+
+MOST_NAMED = 1_000
+"""The most names of groups that lines of the log tell of."""
 
 
 @dataclass
@@ -34,6 +48,8 @@ class Shared:
     answer_timeout: float
     """Seconds that the broker may take to answer a declaration, or to close a channel, before a publish or a
     channel.open that waits for that is refused."""
+    groups: "Groups | None" = None
+    """The groups of this sidecar; None where the setting `groups` is empty."""
     client_bytes: int = 0
     broker_bytes: int = 0
     client_frames: int = 0
@@ -48,6 +64,38 @@ class Shared:
     (`Republishing.barred`).
     """
     tasks: set["asyncio.Task[None]"] = field(default_factory=set)
+    _named: set[tuple[str, str, type]] = field(default_factory=set)
+    """The names of groups that lines of the log have told of: virtual host, name, and kind of event."""
+    _told: dict[str, tuple[float, int]] = field(default_factory=dict)
+    """By virtual host: when a line of the log last told of a channel that was opened again, in monotonic seconds, and
+    the number of channels that were opened again since."""
+
+    def tell_reopened(self, vhost: str, client: str, event: Reopened) -> None:
+        """Log that a client's channel was opened again unseen: a deleted lane may end very many channels at once."""
+        now = time.monotonic()
+        told_at, others = self._told.get(vhost, (now - TELL_EVERY, 0))
+        if now - told_at < TELL_EVERY:
+            self._told[vhost] = told_at, others + 1
+            return
+        self._told[vhost] = now, 0
+        log.warning(
+            "client %s, virtual host %r: channel %d is opened again, and %d publishes without an answer are"
+            " nacked: %s%s",
+            client,
+            vhost,
+            event.channel.id,
+            event.unanswered,
+            event.text,
+            f" (so were {others} other channels since the last such line)" if others else "",
+        )
+
+    def tells_first(self, vhost: str, event: Shadowed | DeclaredGroup) -> bool:
+        """Return whether the log is to tell of an event about a group's name: once for each name."""
+        key = (vhost, event.name, type(event))
+        is_first = key not in self._named and len(self._named) < MOST_NAMED
+        if is_first:
+            self._named.add(key)
+        return is_first
 
     def refresh(self, name: Name, gone: Destination | None) -> None:
         """Have a ring read again that a return has shown to be stale; many returns at once ask once."""
@@ -98,19 +146,36 @@ class Shared:
         except VhostAbsent as error:
             return str(error)  # the broker has opened it, so it is the management user who may not see it
         except Absent:
-            if unread.name[1].encode() == exchange and c.table is not None:
+            if c.table is None:
+                return unread.why  # the session has ended
+            if unread.name[1].encode() == exchange:
                 backlog.forced = c.table.absent(exchange)
             else:
                 gone = {Destination("exchange", unread.name[1])}
                 with suppress(TimeoutError):
                     async with asyncio.timeout(asked + self.lookup_timeout - time.monotonic()):
-                        await self.sync.refresh((c.vhost, exchange.decode()), "an exchange behind it is gone", gone)
+                        for name in c.table.ways_to(unread.name[1], exchange):
+                            await self.sync.refresh(name, "an exchange behind it is gone", gone)
         except NotReadable as error:
             return str(error)
         else:
             route = c.table.once(exchange, asked) if c.table is not None else unread
             backlog.forced = route if isinstance(route, Route) else None
         return ""
+
+    async def shards_of(self, name: Name) -> tuple[str, list[str] | None]:
+        """Read the shards of an exchange that the broker has; return why that failed, or an empty string, and them.
+
+        None stands for the shards of an exchange that is no hash exchange, and where reading them failed.
+        """
+        if self.groups is None:
+            return "", None
+        try:
+            return "", await self.groups.shards(name)
+        except Absent:
+            return "the management API does not show the exchange", None
+        except NotReadable as error:
+            return str(error), None
 
     async def _same_cluster(self, c: Connection, within: float) -> bool:
         """Return whether the management API's cluster is the session's after all: it was renamed, or was asked late."""

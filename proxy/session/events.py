@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+from proxy.groups.member import Member
 from proxy.session.channel import Channel
 from proxy.topology.declarations import Declaration
 from proxy.topology.table import Name
@@ -47,4 +48,41 @@ class Reopened(NamedTuple):
     """How many publishes had no answer yet; their client gets nacks."""
 
 
-Event = Declared | Stale | Refused | Missing | Reopened
+class JoinAsked(NamedTuple):
+    """A client consumes from the name of a group, which no queue has: its member asks to join."""
+
+    member: Member
+
+
+class Left(NamedTuple):
+    """A member has ended, in whatever way."""
+
+    member: Member
+
+
+class LinkEnded(NamedTuple):
+    """The broker has ended a member's link to a shard."""
+
+    member: Member
+    shard: str
+    code: int
+    """The broker's reply code; 0 if it has cancelled the consumer, whose queue is gone."""
+    text: str
+
+
+class Shadowed(NamedTuple):
+    """A client uses a queue that has the name of a group: the queue wins."""
+
+    name: str
+
+
+class DeclaredGroup(NamedTuple):
+    """A client has declared a queue with the name of a group, and has got the group's totals; no queue was made."""
+
+    name: str
+
+
+GroupEvent = JoinAsked | Left | LinkEnded | Shadowed | DeclaredGroup
+"""An event that concerns groups."""
+
+Event = Declared | Stale | Refused | Missing | Reopened | GroupEvent

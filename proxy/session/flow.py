@@ -30,6 +30,8 @@ class FlowControl:
         self._brimming_since: float | None = None
         """The monotonic time since which the broker is not read because many bytes wait; None while it is read."""
         self._heartbeat: asyncio.TimerHandle | None = None
+        self._told_at = 0.0
+        """The monotonic time at which the broker's bytes were last the client's as well."""
 
     def pace(self) -> None:
         """Hold or release both sockets, as the state of the connection now asks for."""
@@ -86,6 +88,17 @@ class FlowControl:
         if self._stopped:
             self._stopped = False
             self._client.release()
+
+    def told(self) -> None:
+        """Send the client a heartbeat if it has got nothing for a while of what the broker sends.
+
+        The broker sends no heartbeat while it sends frames on hidden channels, of which the client gets none.
+        """
+        c = self._connection
+        if c.to_client.out or c.now - self._told_at > c.handshake.heartbeat / 2 > 0:
+            self._told_at = c.now
+            if not c.to_client.out and not c.to_client.skip and c.running:
+                c.to_client.insert(HEARTBEAT_FRAME)
 
     def keep_alive(self) -> None:
         """Send heartbeats to each peer in the stead of the opposite peer, from now on until both are read.

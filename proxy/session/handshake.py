@@ -4,6 +4,7 @@ Until the broker's open-ok a session has no virtual host: no routes, no channels
 journalled. No I/O: frames go in, and what goes on in their place comes out.
 """
 
+import re
 from collections.abc import Callable
 from enum import IntEnum
 from typing import Final
@@ -96,6 +97,13 @@ LENT = frozenset({b"EXTERNAL", b"ANONYMOUS"})
 
 _MOST_CHANNELS = (1 << 16) - 1
 
+MOST_HIDDEN: Final = 1024
+"""The most channels of one connection that are kept back for links of consumer groups."""
+
+_VERSION: Final = re.compile(rb"(\d{1,5})\.(\d{1,5})\.")
+
+_CANCEL_NOTIFY = b"consumer_cancel_notify"
+
 MOST_FRAME_MAX: Final = 1 << 24
 """The most bytes of a method or header frame if the peers agree on no limit; body frames pass as they come."""
 
@@ -117,13 +125,17 @@ class Handshake:
     """The terms that the peers of one session agree on; complete at the step OPENED, kept as long as the session."""
 
     __slots__ = (
-        "allowed_mechanisms", "channel_max", "cluster", "cluster_told_at", "frame_max", "heartbeat",
-        "offered_channel_max", "offered_frame_max", "spare", "step", "user", "vhost",
+        "allowed_mechanisms", "cancel_notify", "channel_max", "cluster", "cluster_told_at", "connection_name",
+        "frame_max", "groups", "heartbeat", "hidden", "keeps_consumers", "offered_channel_max", "offered_frame_max",
+        "spare", "step", "user", "vhost",
     )  # fmt: skip
 
-    def __init__(self, allowed_mechanisms: frozenset[bytes]) -> None:
-        """Start with nothing agreed on; `allowed_mechanisms` are the mechanisms of LENT that the operator allows."""
-        self.allowed_mechanisms = allowed_mechanisms
+    def __init__(self, allowed_mechanisms: frozenset[bytes], *, groups: bool = False) -> None:
+        """Start with nothing agreed on; `allowed_mechanisms` are the mechanisms of LENT that the operator allows.
+
+        `groups` says whether the client may consume from groups, so that channels are kept back for that.
+        """
+        self.allowed_mechanisms, self.groups = allowed_mechanisms, groups
         self.step = Step.STARTING
         """How far the handshake has come."""
         self.cluster: str | None = None
@@ -140,10 +152,18 @@ class Handshake:
         """The client's highest channel number."""
         self.spare = 0
         """The number of the channel that is kept back from the client for this proxy; 0 if there is none."""
+        self.hidden = 0
+        """How many channels are kept back for links of consumer groups; their numbers follow that of `spare`."""
+        self.cancel_notify = True
+        """Whether the client takes a basic.cancel of the broker's; told apart only with `groups`."""
+        self.connection_name = b""
+        """The name that the client has given its connection; empty if none, and without `groups`."""
         self.heartbeat = 0
         """Seconds between heartbeats; 0 for none."""
         self.vhost = ""
         """The virtual host that the client asks for."""
+        self.keeps_consumers = False
+        """Whether this is RabbitMQ 4.3 or newer, which may keep a consumer whose channel has ended."""
 
     def from_client(self, data: bytes, i: int, end: int) -> bytes:
         """Take the client's frame from `i` to `end` of `data`, at a step when it is the client's turn.
@@ -202,6 +222,9 @@ def _start(h: Handshake, data: bytes, i: int, end: int) -> bytes:
     field = table.find(data, first, stop, b"cluster_name")
     name = table.text_of(data, field) if field else None
     h.cluster = name.decode(errors="replace") if name is not None else None
+    field = table.find(data, first, stop, b"version")
+    version = _VERSION.match((table.text_of(data, field) if field else None) or b"")
+    h.keeps_consumers = version is not None and (int(version[1]), int(version[2])) >= (4, 3)
     at = stop + 4 + U32.unpack_from(data, stop)[0]
     offered = [m for m in data[stop + 4 : at].split() if m not in LENT or m in h.allowed_mechanisms]
     mechanisms = b" ".join(offered)
@@ -226,12 +249,36 @@ def _start_ok(h: Handshake, data: bytes, i: int, end: int) -> bytes | None:
         h.user = b"".join(data[at + 4 : end - 1].split(b"\0")[1:2])
     properties, _ = table.without(data, first, stop, _INVENTORY)
     properties += b"".join(_INVENTORY.values())
+    if h.groups:
+        properties = _with_cancel_notify(h, properties)
     made = method_frame(0, CONNECTION_START_OK, U32.pack(len(properties)) + properties + data[stop : end - 1])
     return made if len(made) <= LEAST_FRAME_MAX else None
 
 
+def _with_cancel_notify(h: Handshake, properties: bytes) -> bytes:
+    """Return client properties that ask for basic.cancel of the broker's, and note whether the client's have.
+
+    Only such a cancel tells that the queue of a link was deleted.
+    """
+    size = len(properties)
+    name = table.find(properties, 0, size, b"connection_name")
+    h.connection_name = (table.text_of(properties, name) if name is not None else None) or b""
+    field = table.find(properties, 0, size, b"capabilities")
+    capabilities = b""
+    if field is not None and field.kind == ord("F"):
+        capabilities = properties[field.value + 4 : field.stop]
+        asked = table.find(capabilities, 0, len(capabilities), _CANCEL_NOTIFY)
+        if asked is not None and asked.kind == ord("t") and capabilities[asked.value]:
+            return properties
+    h.cancel_notify = False
+    capabilities, _ = table.without(capabilities, 0, len(capabilities), (_CANCEL_NOTIFY,))
+    capabilities += bytes((len(_CANCEL_NOTIFY),)) + _CANCEL_NOTIFY + b"t\1"
+    others, _ = table.without(properties, 0, size, (b"capabilities",))
+    return others + b"\x0ccapabilitiesF" + U32.pack(len(capabilities)) + capabilities
+
+
 def _tune(h: Handshake, data: bytes, i: int, end: int) -> bytes:
-    """Return connection.tune with one channel fewer; the channel left out stays for this proxy."""
+    """Return connection.tune with fewer channels; those left out stay for this proxy."""
     if end - i != 20:
         raise Fault(SYNTAX_ERROR, "connection.tune is not of its length")
     h.offered_channel_max, h.offered_frame_max = U16.unpack_from(data, i + 11)[0], U32.unpack_from(data, i + 13)[0]
@@ -240,11 +287,16 @@ def _tune(h: Handshake, data: bytes, i: int, end: int) -> bytes:
 
 def _most_channels(h: Handshake) -> int:
     """Return the channel_max that the client was offered."""
-    return max((h.offered_channel_max or _MOST_CHANNELS) - 1, 1)
+    return max((h.offered_channel_max or _MOST_CHANNELS) - 1 - _hidden(h), 1)
+
+
+def _hidden(h: Handshake) -> int:
+    """Return how many channels are kept back for links: half of what the broker offers, or as many as are enough."""
+    return min((h.offered_channel_max or _MOST_CHANNELS) // 2, MOST_HIDDEN) if h.groups else 0
 
 
 def _tune_ok(h: Handshake, data: bytes, i: int, end: int) -> bytes:
-    """Return connection.tune-ok with the channel that is kept for this proxy added again.
+    """Return connection.tune-ok with the channels that are kept for this proxy added again.
 
     Raises Fault 530 if the client asks for more than was offered.
     """
@@ -255,10 +307,13 @@ def _tune_ok(h: Handshake, data: bytes, i: int, end: int) -> bytes:
     _check_negotiated("frame_max", frame_max, h.offered_frame_max, limited=h.offered_frame_max > 0)
     h.heartbeat = U16.unpack_from(data, i + 17)[0]
     h.frame_max = max(frame_max, LEAST_FRAME_MAX) if frame_max else MOST_FRAME_MAX
-    h.channel_max = wanted or _MOST_CHANNELS - 1
-    restored = wanted + 1 if 0 < wanted < (h.offered_channel_max or _MOST_CHANNELS) else wanted
-    h.spare = restored if restored > wanted else 0 if wanted or h.offered_channel_max else _MOST_CHANNELS
-    return data[i : i + 11] + U16.pack(restored) + data[i + 13 : end]
+    most = h.offered_channel_max or _MOST_CHANNELS
+    # A limit of 0 stands for as many as there are numbers.
+    h.channel_max = wanted or _MOST_CHANNELS - 1 - _hidden(h)
+    kept = min(1 + _hidden(h), most - h.channel_max)
+    h.spare = h.channel_max + 1 if kept else 0
+    h.hidden = max(kept - 1, 0)
+    return data[i : i + 11] + U16.pack(wanted + kept if wanted else 0) + data[i + 13 : end]
 
 
 def _check_negotiated(name: str, wanted: int, most: int, *, limited: bool) -> None:

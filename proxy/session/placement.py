@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator
 from itertools import takewhile
 
 from proxy.outcome import Outcome
-from proxy.routing.routes import MOST_TRIES, PUBLISH, Route, Target
+from proxy.routing.route import MOST_TRIES, PUBLISH, Route, Target
 from proxy.session.channel import Channel
 from proxy.session.confirms import Answer, Settlement
 from proxy.session.connection import Connection
@@ -47,8 +47,8 @@ RECENT = 1.0
 
 _ID = frozenset({content.STAMP_ID})
 
-_PASSED = frozenset({PassReason.NO_BINDINGS, PassReason.TYPE, PassReason.MODE_PASS, PassReason.SHADOW})
-"""The reasons for which an exchange without a ring gets a message back: the broker routes it from there."""
+_PASSED = frozenset(PassReason) - {PassReason.INTERNAL, PassReason.ABSENT}
+"""The reasons for which an exchange gets a message back: the broker takes it there, and routes it."""
 
 
 def place_of(
@@ -67,13 +67,14 @@ def place_of(
     if isinstance(found, Unread):
         return _unless_tried(tried, found)
     if not found.stamp or found.shadowed:
-        return found if not message.passed and (found.shadowed or found.reason in _PASSED) else None
+        return found if not message.passed and found.reason in _PASSED else None
     try:
         choice = found.choose(message.key, data, start, stop)
     except Fault:
         return None
     if choice is None:
-        return None
+        # No ring behind an upstream exchange gets the message any more: the exchange itself may lead elsewhere now.
+        return found if found.matcher is not None and not message.passed else None
     if choice.target.unread is not None:
         return _unless_tried(tried, choice.target.unread)
     if message.sent_to is None or choice.target.sent_as != message.sent_to:
@@ -135,7 +136,11 @@ def publish(c: Connection, message: ReturnedMessage, to: Target | Route, data: b
         opening = method_frame(own.number, CHANNEL_OPEN, b"\0") + method_frame(own.number, CONFIRM_SELECT, b"\0")
     c.counter_table.of((c.vhost, message.exchange.decode(errors="replace")), None).rerouted += 1
     if not isinstance(to, Target):
-        to.counters.published += 1
+        counters = to.counters
+        if to.stamp and not to.shadowed:
+            why = to.why_passed(message.key, data, start, stop)
+            counters = c.counter_table.of(to.name, why)
+        counters.published += 1
     frames = (
         opening,
         FRAME.pack(METHOD, own.number, len(method) + 1),
@@ -181,6 +186,16 @@ def settle(c: Connection, message: ReturnedMessage, settlement: Settlement) -> b
 def takes_frames(c: Connection, channel: Channel) -> bool:
     """Return whether the client still takes frames on a channel."""
     return channel.state not in (ChannelState.CLOSED, ChannelState.GONE)
+
+
+def is_awaited(c: Connection, message: ReturnedMessage) -> bool:
+    """Return whether the client has yet to learn what became of a message that came back.
+
+    If the broker has closed the message's channel, and it was opened again unseen, its client has got a nack.
+    """
+    confirms, number = message.channel.confirms, message.origin.number
+    has_answers = confirms.answered and number > confirms.base
+    return takes_frames(c, message.channel) and (not has_answers or number in confirms.returned)
 
 
 def answer_frames(channel: Channel, answers: list[Answer]) -> bytes:

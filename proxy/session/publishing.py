@@ -10,11 +10,10 @@ from librt.strings import BytesWriter, write_i32_be, write_i64_be
 
 from proxy.journal.buffer import Journal, Record
 from proxy.routing.counters import Counters
-from proxy.routing.routes import Choice, Route, Target
+from proxy.routing.route import Choice, Route, Target
 from proxy.session.channel import Channel
 from proxy.session.confirms import MOST_UNSETTLED, PublishNote
 from proxy.session.connection import Connection
-from proxy.topology.table import PassReason
 from proxy.wire import content
 from proxy.wire.content import FLAGS, HEADERS, STAMP_ID_FIELD, STAMPS, STAMPS_AND_COPIES
 from proxy.wire.frames import END, HEADER, MANDATORY, OVERHEAD, short_string
@@ -60,7 +59,7 @@ def publish(c: Connection, channel: Channel, data: bytes, i: int, end: int) -> b
         if choice is not None:
             slot = choice.slot
         if found is None or route.shadowed:
-            passed = _passed(c, channel, route, found, data[i:end])
+            passed = _passed(c, channel, route, found, data, i, end)
             if choice is not None and route.journal is not None and slot < route.journal.limit:
                 _record(c, channel, route.journal, route, choice, None, slot, data, start, stop)
             return passed
@@ -153,14 +152,18 @@ def _record(
     channel.confirms.record(journal, record)
 
 
-def _passed(c: Connection, channel: Channel, route: Route, target: Target | None, header: bytes) -> bytes:
-    """Count and return a publish as it came: shadowed, caught in a cycle, or without a ring since its method came."""
+def _passed(
+    c: Connection, channel: Channel, route: Route, target: Target | None, data: bytes, i: int, end: int
+) -> bytes:
+    """Count and return a publish as it came: shadowed, unplaced, or without a ring since its method came."""
     counters = route.counters
     if target is not None:
         counters.shadowed[target.destination] += 1
     elif route.stamp:
-        counters = c.counter_table.of(route.name, PassReason.CYCLE)
+        counters = c.counter_table.of(route.name, route.why_passed(channel.key, data, i + 7, end - 1))
+    channel.used_otherwise |= route.is_behind
     count(c, channel, counters)
+    header = data[i:end]
     if channel.routed:
         header = content.disowned(header, 0, len(header), channel.nonce) or header
     return channel.frame + header

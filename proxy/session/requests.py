@@ -6,7 +6,7 @@ a nowait bind the management API missed it 58 times of 60, measured).
 
 from typing import NamedTuple
 
-from proxy.session import returns
+from proxy.session import closing, returns
 from proxy.session.channel import Channel, Pending
 from proxy.session.connection import Connection
 from proxy.session.events import Declared
@@ -28,6 +28,7 @@ from proxy.wire.frames import (
     EXCHANGE_DELETE_OK,
     EXCHANGE_UNBIND,
     EXCHANGE_UNBIND_OK,
+    PRECONDITION_FAILED,
     QUEUE_BIND,
     QUEUE_BIND_OK,
     QUEUE_DECLARE,
@@ -87,9 +88,27 @@ def declare(c: Connection, channel: Channel, method: int, data: bytes, i: int, e
     return data[i:at] + bytes((bits & ~form.nowait,)) + data[at + 1 : end] if swallow else None
 
 
-def select(c: Connection, channel: Channel, method: int, data: bytes, i: int, end: int) -> None:
-    """Take confirm.select or tx.select: from now on the broker answers publishes."""
+def meant(channel: Channel, queue: bytes) -> bytes:
+    """Return the queue that a method of the client's names; an empty name stands for the last queue declared.
+
+    Empty where it is not known which one that is.
+    """
+    if queue or any(request.ok == QUEUE_DECLARE_OK for request in channel.pending or ()):
+        return queue
+    return channel.last_queue
+
+
+def select(c: Connection, channel: Channel, method: int, data: bytes, i: int, end: int) -> bytes | None:
+    """Take confirm.select or tx.select: from now on the broker answers publishes.
+
+    A channel that consumes from a group has its acks on other channels of the broker's, where no transaction has them.
+    """
+    numbering = channel.numbering
+    if method == TX_SELECT and numbering is not None and numbering.started:
+        text = "a channel that consumes from a group cannot have transactions"
+        return closing.refusal(c, channel, PRECONDITION_FAILED, text, method)
     channel.select(transactional=method == TX_SELECT)
+    return None
 
 
 def end_transaction(c: Connection, channel: Channel, method: int, data: bytes, i: int, end: int) -> None:

@@ -6,7 +6,7 @@ Pure state: nothing here reads or writes.
 from collections import deque
 from typing import Final, NamedTuple
 
-from proxy.routing.routes import Choice
+from proxy.routing.route import Choice
 from proxy.session.channel import Channel, RingId
 from proxy.session.events import Stale
 from proxy.topology.table import Name, Unread

@@ -6,7 +6,7 @@ return. One that did not gets a nack, but for what an exchange of the ring did n
 """
 
 from proxy.outcome import Outcome
-from proxy.routing import routes
+from proxy.routing import route
 from proxy.session import closing, placement
 from proxy.session.channel import Channel, RingId, ring_id_of
 from proxy.session.confirms import PublishNote, Settlement
@@ -62,7 +62,7 @@ def header(c: Connection, channel: Channel, data: bytes, i: int, end: int) -> by
         return None
     frame, start, stop = held.frame, i + 7, end - 1
     sent_to, sent_key = _sent_to(frame)
-    mark = routes.mark(sent_to, sent_key)
+    mark = route.mark(sent_to, sent_key)
     stamps = content.stamps_in(data, start, stop)
     by_lane = stamps is None
     if stamps is None and (found := _sent_through_lane(c, channel, sent_to, sent_key, data, start, stop)) is not None:
@@ -138,10 +138,13 @@ def place_parked(c: Connection) -> None:
     for exchange in c.republishing.parking.exchanges:
         while (parked := c.republishing.parking.first(exchange)) is not None and parked.unread is None:
             message = parked.message
-            if message.channel.coming or c.phase > Phase.LEAVING:
+            numbering = message.channel.numbering
+            inside = message.channel.coming or (numbering is not None and numbering.busy is not None)
+            if inside or c.phase > Phase.LEAVING:
                 break
             stop = len(parked.header) - 1
-            to = placement.place_of(c, message, parked.tried, parked.header, 7, stop)
+            awaited = placement.is_awaited(c, message)
+            to = placement.place_of(c, message, parked.tried, parked.header, 7, stop) if awaited else None
             if isinstance(to, Stale | Unread):
                 if not parked.given_up:
                     parked.unread = to
@@ -174,7 +177,7 @@ def _give_back(c: Connection, parked: ParkedMessage) -> None:
     if not placement.is_recent(c, stale):
         c.events.append(stale)
         c.republishing.reread[stale] = c.now
-    if message.origin.asked and placement.takes_frames(c, message.channel):
+    if message.origin.asked and placement.is_awaited(c, message):
         frames = _return_frames(c, message, parked.frame, parked.header, 0, len(parked.header)) + b"".join(
             FRAME.pack(BODY, message.channel.id, len(frame) - OVERHEAD) + frame[7:] for frame in parked.bodies
         )
@@ -228,7 +231,7 @@ def body(c: Connection, channel: Channel, data: bytes, i: int, end: int) -> byte
         c.republishing.parking.grow(held.parked, data[i:end])
         c.republishing.gathering -= left <= 0
     elif held.unroutable is not None:
-        frames = data[i:end] if held.unroutable.origin.asked and placement.takes_frames(c, channel) else b""
+        frames = data[i:end] if held.unroutable.origin.asked and placement.is_awaited(c, held.unroutable) else b""
         if left > 0:
             return frames
         c.republishing.gathering -= 1
@@ -264,8 +267,8 @@ def _sent_through_lane(
     if ring_id is None or c.table is None:
         return None
     nonce: int = channel.nonce
-    mark = routes.mark(lane, key)
-    marks = (ring_id ^ mark ^ nonce) >> routes.MARK << routes.MARK
+    mark = route.mark(lane, key)
+    marks = (ring_id ^ mark ^ nonce) >> route.MARK << route.MARK
     exchange = c.table.exchange_of(marks)
     return (content.Stamps(exchange, key, ring_id), mark ^ marks) if exchange is not None else None
 
@@ -339,8 +342,8 @@ def _closed(c: Connection, data: bytes, i: int, end: int) -> bytes:
     own = c.republishing
     c.to_broker.insert(method_frame(own.number, CHANNEL_CLOSE_OK))
     code, (reason, _) = U16.unpack_from(data, i + 11)[0], short_string(data, i + 13, end - 1)
-    if code == NOT_FOUND and (missing := closing.refused_exchange(reason)) is not None:
-        closing.note_missing(c, missing)
+    if code == NOT_FOUND:
+        closing.note_missing(c, closing.named_exchanges(c, reason))
     text = reason.decode(errors="replace")
     c.events.append(Refused(code, f"a returned message could not be published again: {text}"))
     half, ended = own.parked, own.unroutable
@@ -369,7 +372,7 @@ def _own_header(c: Connection, data: bytes, i: int, end: int) -> bytes:
     if message is None:
         return b""
     message.sent_to = _destination(sent_to, sent_key)
-    to = placement.place_of(c, message, (), data, start, stop)
+    to = placement.place_of(c, message, (), data, start, stop) if placement.is_awaited(c, message) else None
     if isinstance(to, Stale | Unread) or message.exchange in c.republishing.parking:
         own.take(message)
         unread = to if isinstance(to, Stale | Unread) else None
@@ -380,7 +383,7 @@ def _own_header(c: Connection, data: bytes, i: int, end: int) -> bytes:
         own.again = message if left else None
         c.republishing.gathering += bool(left)
         return b""
-    if not message.origin.asked or not placement.takes_frames(c, message.channel):
+    if not message.origin.asked or not placement.is_awaited(c, message):
         return placement.settle(c, message, _settlement(message))
     frames = _return_frames(c, message, frame, data, i, end)
     if not left:
@@ -409,6 +412,6 @@ def _own_body(c: Connection, data: bytes, i: int, end: int) -> bytes:
     own.end_return()
     if ended is None:
         return b""
-    if not placement.takes_frames(c, ended.channel):
+    if not placement.is_awaited(c, ended):
         home = b""
     return home + placement.settle(c, ended, _settlement(ended))

@@ -5,15 +5,18 @@ import logging
 import time
 from collections.abc import Callable
 
-from proxy.session import broker_loop, client_loop, closing, time_limits
+from proxy.session import broker_loop, client_loop, closing, consuming, group_events, links, time_limits
+from proxy.session.ack_deadline import AckDeadline
 from proxy.session.answer_deadlines import AnswerDeadlines
 from proxy.session.connection import Connection
 from proxy.session.context import Shared
 from proxy.session.end import SHUTTING_DOWN, End
-from proxy.session.events import Declared, Missing, Refused, Reopened
+from proxy.session.events import Declared, Missing, Refused, Reopened, Stale
 from proxy.session.flow import FlowControl
+from proxy.session.group_actions import GroupActions
 from proxy.session.handshake import is_protocol_header
 from proxy.session.lookup import Waiter
+from proxy.session.requeue_timer import RequeueTimer
 from proxy.session.sockets import PeerSocket
 from proxy.session.state import Phase
 from proxy.wire.frames import CONNECTION_FORCED, PROTOCOL_HEADER
@@ -30,7 +33,8 @@ class Session:
         self.end: End | None = None
         self.client, self.broker = PeerSocket(self), PeerSocket(self)
         self.client.other, self.broker.other = self.broker, self.client
-        self.connection = Connection(shared.tables.table, shared.confirmed, shared.allowed_mechanisms)
+        match = shared.groups.match if shared.groups is not None else None
+        self.connection = Connection(shared.tables.table, shared.confirmed, shared.allowed_mechanisms, match)
         self.connection.republishing.barred = shared.without_spare
         self._loop = asyncio.get_running_loop()
         self._head = b""
@@ -38,9 +42,17 @@ class Session:
         self._seen = Phase.HEADER
         """The phase that the connection had when `_go_on` looked last."""
         self._deadline: asyncio.TimerHandle | None = None
+        self._consumed = False
+        """Whether all members have left their groups, as this proxy shuts down, and nothing of theirs is unacked."""
         self._flow = FlowControl(self.connection, self.client, self.broker, self._guarded)
         self._deadlines = AnswerDeadlines(self.connection, self.broker, guarded=self._guarded, go_on=self._go_on)
         self._waiter = Waiter(shared, self.connection, hand_on=self._hand_on, ended=self._task_ended)
+        ack_timeout = shared.groups.ack_timeout if shared.groups is not None else 0.0
+        if self.connection.consuming is not None and shared.groups is not None:
+            self.connection.consuming.consumer_timeout = round(shared.groups.consumer_timeout * 1000)
+        self._ack_deadline = AckDeadline(self.connection, ack_timeout, guarded=self._guarded, go_on=self._go_on)
+        self._requeue_timer = RequeueTimer(self.connection, guarded=self._guarded, go_on=self._go_on)
+        self._actions = GroupActions(self.connection, lambda: self._guarded(self._acted))
         self._within(time_limits.HEADER_WITHIN, End.PROTOCOL)
 
     @property
@@ -58,6 +70,8 @@ class Session:
             if peer is self.broker:
                 self._shared.broker_bytes += len(data)
                 self._from_broker(data)
+                if c.consuming is not None:
+                    self._flow.told()
                 if self._flow.is_paused:
                     self._from_client(b"")
                 self._go_on()
@@ -94,6 +108,8 @@ class Session:
             self._refused()
             return
         other = self.client if peer is self.broker else self.broker
+        if peer is self.client and c.running and not c.to_broker.skip:
+            other.write([links.give_back(c)])
         other.finish()
         self._within(time_limits.CLOSE_WITHIN, self.end)
 
@@ -176,9 +192,11 @@ class Session:
         """Take bytes of the broker's, and end the session if they are not AMQP."""
         try:
             broker_loop.from_broker(self.connection, data)
-            if self.connection.waiting.channels:
-                # The broker may have answered what a channel waits for; a declaration counts from its -ok on.
+            if self.connection.events:
+                # What the broker has told counts before more of the client's is taken: a declaration from its -ok on.
                 self._do()
+            if self.connection.waiting.channels:
+                # The broker may have answered what a channel waits for.
                 client_loop.resume(self.connection)
         except broker_loop.BrokerFault as fault:
             log.warning("client %s: the broker sent what is not AMQP 0-9-1: %s", self.client.peer, fault)
@@ -188,10 +206,17 @@ class Session:
         """Hand on what the loops made, and wait for what they asked for."""
         c = self.connection
         self._hand_on()
+        if c.consuming is not None and c.consuming.draining and not self._consumed and not c.consuming.unacked:
+            self._consumed = True
+            self.drain()
+            return
         if c.waiting.channels or c.republishing.parking:
             self._waiter.begin()
         self._flow.pace()
         self._deadlines.watch()
+        if c.consuming is not None:
+            self._ack_deadline.watch()
+            self._requeue_timer.watch()
         seen, self._seen = self._seen, c.phase
         if seen < Phase.RUNNING and c.opened:
             self._within(None, End.BROKER)
@@ -204,6 +229,16 @@ class Session:
             self._within(time_limits.CLOSE_WITHIN, End.SHUTDOWN)
         if c.phase is Phase.REFUSING:
             self._refused()
+
+    def _acted(self) -> None:
+        """Hand on what the groups have had the session do for a member, and let its channel go on if it has waited."""
+        c = self.connection
+        c.now = time.monotonic()
+        if c.waiting.channels:
+            self._do()
+            client_loop.resume(c)
+        self._go_on()
+        self._waiter.heard.set()
 
     def _guarded(self, do: Callable[[], None]) -> None:
         """Call a function for a task's end or a timer, and handle its defects, which nobody else would see."""
@@ -246,22 +281,16 @@ class Session:
             elif isinstance(event, Missing):
                 self._shared.sync.found_missing(c.vhost, event.exchange)
             elif isinstance(event, Reopened):
-                log.warning(
-                    "client %s, virtual host %r: channel %d is opened again, and %d publishes without an answer are"
-                    " nacked: %s",
-                    self.client.peer,
-                    c.vhost,
-                    event.channel.id,
-                    event.unanswered,
-                    event.text,
-                )
+                self._shared.tell_reopened(c.vhost, self.client.peer, event)
             elif isinstance(event, Refused):
                 self._count_refusal(event.code)
                 if event.channel is not None:
                     self._deadlines.watch_close(event.channel)
                 log.warning("client %s, virtual host %r: %d %s", self.client.peer, c.vhost, event.code, event.text)
-            else:
+            elif isinstance(event, Stale):
                 self._shared.refresh(event.name, event.destination)
+            else:
+                group_events.handle(event, c, self._shared, self._actions, self.client.peer)
 
     def _count_refusal(self, code: int) -> None:
         self._shared.refusals[code] = self._shared.refusals.get(code, 0) + 1
@@ -279,8 +308,15 @@ class Session:
     # The end.
 
     def drain(self) -> None:
-        """Take no more of the client, and close the connection once the broker has answered what was sent."""
+        """Take no more of the client, and close the connection once the broker has answered what was sent.
+
+        A client that consumes from groups is read on, until it has acked what it got.
+        """
         c = self.connection
+        if c.running and c.consuming is not None and not self._consumed:
+            self._leave_groups()
+            if not self._consumed:
+                return
         if c.phase in (Phase.DRAINING, Phase.LEAVING):
             return  # which end it as well
         if c.phase > Phase.LEAVING:
@@ -299,6 +335,13 @@ class Session:
         self._flow.stop_reading()
         self._flow.keep_alive()
         self._go_on()
+
+    def _leave_groups(self) -> None:
+        """Have all members leave; the drain goes on once their client has settled what it got."""
+        consuming.leave_all(self.connection)
+        self._consumed = not links.consuming_of(self.connection).unacked
+        if not self._consumed:
+            self._go_on()
 
     def _end_drain(self) -> None:
         """Close the connection once nothing of what was published can come back any more."""
@@ -366,8 +409,14 @@ class Session:
 
     def _settle(self) -> None:
         self.connection.enter(Phase.OVER)
+        if self._shared.groups is not None and self.connection.consuming is not None:
+            links.abandon(self.connection)
+            for member in self.connection.consuming.consumers:
+                self._shared.groups.leave(member)
         self._within(None, End.CLIENT)
         self._deadlines.cancel()
+        self._ack_deadline.cancel()
+        self._requeue_timer.cancel()
         self._flow.cancel()
         self._cancel()
         for channel in self.connection.channels.values():

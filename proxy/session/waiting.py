@@ -1,6 +1,6 @@
 """The channels of one session that wait, each with its backlog. Pure state."""
 
-from proxy.routing.routes import Route
+from proxy.routing.route import Route
 from proxy.session.backlog import MOST_WITHHELD, Awaited, Backlog, Wait
 from proxy.session.channel import Channel
 from proxy.session.state import ChannelState
@@ -72,4 +72,12 @@ def may_go_on(channel: Channel, backlog: Backlog) -> bool:
         return not (channel.declaring and channel.state == ChannelState.OPEN)
     if backlog.awaited is Wait.BEING_CLOSED:
         return channel.state == ChannelState.GONE
+    if backlog.awaited is Wait.JOINING:
+        joining = channel.numbering.joining if channel.numbering is not None else None
+        return joining is None or joining.decided or channel.state != ChannelState.OPEN
+    if backlog.awaited is Wait.NAMED:
+        question = channel.numbering.question if channel.numbering is not None else None
+        # What is answered here is answered behind the broker's answers to what the client sent before.
+        decided = question is None or (question.decided and not channel.pending)
+        return decided or channel.state != ChannelState.OPEN
     return backlog.awaited is None

@@ -19,6 +19,7 @@ from proxy.settings.parse import (
 JournalKey = Literal["plain", "hash", "none"]
 OnStale = Literal["serve", "refuse"]
 OnDeadLetter = Literal["pass", "rewrite", "refuse"]
+Exactness = Literal["any", "exact"]
 Mechanism = Literal["EXTERNAL", "ANONYMOUS"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["text", "json"]
@@ -101,7 +102,8 @@ class Settings:
     client_key_file: Path | None = _setting(None, "private key (PEM, without a password) of client_cert_file")
     route: tuple[str, ...] = _setting(
         ("*",),
-        "hash exchanges whose publishes the ring routes: patterns NAME or VHOST/NAME, percent-encoded",
+        "hash exchanges whose publishes the ring routes: patterns NAME or VHOST/NAME, percent-encoded; "
+        "an exchange before them must be named without a wildcard",
         group="Exchanges",
     )
     shadow: tuple[str, ...] = _setting(
@@ -116,6 +118,18 @@ class Settings:
         "pass",
         "publishes to an exchange with a queue that would dead-letter under its own name: pass them to the "
         "exchange, rewrite (route them by the ring all the same), or refuse them",
+    )
+    groups: tuple[str, ...] = _setting(
+        (),
+        "hash exchanges whose names AMQP clients may consume from, as a group: patterns as in route",
+        group="Consumer groups",
+    )
+    groups_require: Exactness = _setting(
+        "any",
+        "what a group must be before clients may consume from it: any, or exact (balanced, and in order while it is)",
+    )
+    groups_ack_timeout: float = _setting(
+        600.0, "seconds after which a member that has not acked a delivery gives its shard away; 0 for never"
     )
     sync_interval: float = _setting(
         15.0,

@@ -16,19 +16,39 @@ class Mode(StrEnum):
     PASS = "pass"
 
 
-class Selection:
-    """Modes by pattern: `pass` wins over `shadow`, `shadow` over `route`; what matches none is passed.
+class Patterns:
+    """The patterns of one setting.
 
     A pattern is NAME, for every virtual host, or VHOST/NAME; `*` and `?` are wildcards, and parts are percent-encoded
     as in the management API's paths, so the default virtual host is `%2F`.
     """
 
-    def __init__(self, route: Iterable[str], shadow: Iterable[str], pass_: Iterable[str]) -> None:
-        """Take the three settings as they are."""
+    def __init__(self, patterns: Iterable[str]) -> None:
+        """Take the setting as it is."""
+        self._patterns = [_compile(pattern) for pattern in patterns]
+
+    def __bool__(self) -> bool:
+        """Return whether there is any pattern."""
+        return bool(self._patterns)
+
+    def match(self, vhost: str, exchange: str) -> bool:
+        """Return whether any pattern matches an exchange."""
+        return any(p.vhost.fullmatch(vhost) and p.name.fullmatch(exchange) for p in self._patterns)
+
+
+class Selection:
+    """Modes by pattern: `pass` wins over `shadow`, `shadow` over `route`; what matches none is passed."""
+
+    def __init__(
+        self, route: Iterable[str], shadow: Iterable[str], pass_: Iterable[str], groups: Iterable[str] = ()
+    ) -> None:
+        """Take the four settings as they are."""
+        self._consumed = Patterns(groups)
         names = [pattern.rpartition("/")[2] for patterns in (route, shadow, pass_) for pattern in patterns]
         self._names = {unquote(name) for name in names if not _WILDCARDS.keys() & set(name)}
+        self._named_to_route = Patterns(p for p in route if not _WILDCARDS.keys() & set(p.rpartition("/")[2]))
         self._rules = [
-            (mode, [_compile(pattern) for pattern in patterns])
+            (mode, Patterns(patterns))
             for mode, patterns in ((Mode.PASS, pass_), (Mode.SHADOW, shadow), (Mode.ROUTE, route))
         ]
 
@@ -36,10 +56,21 @@ class Selection:
         """Return whether a pattern has this exchange name without a wildcard: clients cannot choose such names."""
         return exchange in self._names
 
+    def routes_by_name(self, vhost: str, exchange: str) -> bool:
+        """Return whether an exchange is routed, and a pattern of `route` has its name without a wildcard.
+
+        Only such an exchange may be an upstream exchange: `*` means hash exchanges.
+        """
+        return self._named_to_route.match(vhost, exchange) and self.mode(vhost, exchange) is Mode.ROUTE
+
+    def has_ring(self, vhost: str, exchange: str) -> bool:
+        """Return whether the ring of an exchange is of use: publishes may follow it, or clients consume by it."""
+        return self.mode(vhost, exchange) is not Mode.PASS or self._consumed.match(vhost, exchange)
+
     def mode(self, vhost: str, exchange: str) -> Mode:
         """Return the mode of an exchange."""
         for mode, patterns in self._rules:
-            if any(p.vhost.fullmatch(vhost) and p.name.fullmatch(exchange) for p in patterns):
+            if patterns.match(vhost, exchange):
                 return mode
         return Mode.PASS
 

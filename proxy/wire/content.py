@@ -46,6 +46,10 @@ _AFTER_HEADERS: Final = (
 STAMP_ID_FIELD: Final = bytes((len(STAMP_ID),)) + STAMP_ID + b"l"
 """The field of the ring id up to its value, which is a 64-bit integer."""
 
+_LONG_STRING: Final = ord("S")
+_BYTE_ARRAY: Final = ord("x")
+"""The types of a value that is text."""
+
 UNMARKED: Final = 50
 """The lowest bit of a ring id from which on all are the nonce's; the mark of where the message went lies below."""
 _DISOWNED: Final = 1 << 62
@@ -151,6 +155,35 @@ def stamps_in(data: bytes, start: int, end: int) -> Stamps | None:
     return Stamps(exchange, routing_key, u64(data, found[STAMP_ID].value))
 
 
+def origin_in(data: bytes, start: int, end: int) -> tuple[bytes, bytes]:
+    """Return the exchange and routing key of the publish by the stamps of a content header; both empty without them.
+
+    Every delivery to a member of a group is looked at, so the table is walked here without an object for each field.
+    """
+    exchange: bytes | None = None
+    routing_key: bytes | None = None
+    try:
+        flags, at = headers_at(data, start, end)
+        if not flags & HEADERS:
+            return b"", b""
+        at, stop = table_at(data, at, end)
+        while at < stop:
+            value, after = table.extent(data, at, stop)
+            kind = data[value - 1]
+            if kind in (_LONG_STRING, _BYTE_ARRAY):
+                name = data[at + 1 : value - 1]
+                if exchange is None and name == STAMP_EXCHANGE:
+                    exchange = data[value + 4 : after]
+                elif routing_key is None and name == STAMP_KEY:
+                    routing_key = data[value + 4 : after]
+                if exchange is not None and routing_key is not None:
+                    return exchange, routing_key
+            at = after
+    except Fault:
+        pass
+    return b"", b""
+
+
 def ring_id_in(data: bytes, start: int, end: int) -> int | None:
     """Return the ring id of a content header; None if there is none, or it cannot be read."""
     try:
@@ -203,6 +236,12 @@ def unstamped(
     flags = flags | HEADERS if had_headers or entries else flags & ~HEADERS
     head = data[start : start + FLAGS] + U16.pack(flags) + data[start + _FIRST : at]
     return head + (U32.pack(len(entries)) + entries if flags & HEADERS else b"") + data[stop:end]
+
+
+def has_copies(data: bytes, start: int, end: int) -> bool:
+    """Return whether a payload has a header CC or BCC: RabbitMQ routes it by their keys, too. Raises Fault 502."""
+    _, first, stop = parts(data, start, end)
+    return data.find(b"CC", first, stop) >= 0 and any(field.name in COPIES for field in table.fields(data, first, stop))
 
 
 def hashed_value(hashed: HashedValue, name: bytes, data: bytes, start: int, end: int) -> bytes | None:

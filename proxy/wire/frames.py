@@ -67,15 +67,27 @@ QUEUE_DECLARE: Final = 50 << 16 | 10
 QUEUE_DECLARE_OK: Final = 50 << 16 | 11
 QUEUE_BIND: Final = 50 << 16 | 20
 QUEUE_BIND_OK: Final = 50 << 16 | 21
+QUEUE_PURGE: Final = 50 << 16 | 30
 QUEUE_DELETE: Final = 50 << 16 | 40
 QUEUE_DELETE_OK: Final = 50 << 16 | 41
 QUEUE_UNBIND: Final = 50 << 16 | 50
 QUEUE_UNBIND_OK: Final = 50 << 16 | 51
+BASIC_QOS: Final = BASIC << 16 | 10
+BASIC_CONSUME: Final = BASIC << 16 | 20
+BASIC_CONSUME_OK: Final = BASIC << 16 | 21
+BASIC_CANCEL: Final = BASIC << 16 | 30
+BASIC_CANCEL_OK: Final = BASIC << 16 | 31
 BASIC_PUBLISH: Final = BASIC << 16 | 40
-BASIC_DELIVER: Final = 60 << 16 | 60
-BASIC_GET_OK: Final = 60 << 16 | 71
 BASIC_RETURN: Final = BASIC << 16 | 50
+BASIC_DELIVER: Final = BASIC << 16 | 60
+BASIC_GET: Final = BASIC << 16 | 70
+BASIC_GET_OK: Final = BASIC << 16 | 71
+BASIC_GET_EMPTY: Final = BASIC << 16 | 72
 BASIC_ACK: Final = BASIC << 16 | 80
+BASIC_REJECT: Final = BASIC << 16 | 90
+BASIC_RECOVER_ASYNC: Final = BASIC << 16 | 100
+BASIC_RECOVER: Final = BASIC << 16 | 110
+BASIC_RECOVER_OK: Final = BASIC << 16 | 111
 BASIC_NACK: Final = BASIC << 16 | 120
 CONFIRM_SELECT: Final = 85 << 16 | 10
 TX_SELECT: Final = 90 << 16 | 10
@@ -92,21 +104,28 @@ CONNECTION_FORCED: Final = 320
 CONTENT_TOO_LARGE: Final = 311
 ACCESS_REFUSED: Final = 403
 NOT_FOUND: Final = 404
+RESOURCE_LOCKED: Final = 405
 PRECONDITION_FAILED: Final = 406
 FRAME_ERROR: Final = 501
 SYNTAX_ERROR: Final = 502
 COMMAND_INVALID: Final = 503
 UNEXPECTED_FRAME: Final = 505
+RESOURCE_ERROR: Final = 506
 NOT_ALLOWED: Final = 530
 INTERNAL_ERROR: Final = 541
 
 REPLY_CODES: Final = {
     REPLY_SUCCESS: "REPLY_SUCCESS",
     CONNECTION_FORCED: "CONNECTION_FORCED",
+    ACCESS_REFUSED: "ACCESS_REFUSED",
+    NOT_FOUND: "NOT_FOUND",
+    RESOURCE_LOCKED: "RESOURCE_LOCKED",
+    PRECONDITION_FAILED: "PRECONDITION_FAILED",
     FRAME_ERROR: "FRAME_ERROR",
     SYNTAX_ERROR: "SYNTAX_ERROR",
     COMMAND_INVALID: "COMMAND_INVALID",
     UNEXPECTED_FRAME: "UNEXPECTED_FRAME",
+    RESOURCE_ERROR: "RESOURCE_ERROR",
     NOT_ALLOWED: "NOT_ALLOWED",
     INTERNAL_ERROR: "INTERNAL_ERROR",
 }
@@ -177,6 +196,7 @@ def method_frame(channel: int, method: int, arguments: bytes = b"") -> bytes:
 
 def close_frame(channel: int, code: int, text: str, method: int = 0) -> bytes:
     """Return a channel.close frame, or for channel 0 a connection.close frame, with a reply text like RabbitMQ's."""
-    reply = shorted(reply_text(f"{REPLY_CODES[code]} - {text}".encode()))
+    name = REPLY_CODES.get(code, "")
+    reply = shorted(reply_text(f"{name} - {text.removeprefix(f'{name} - ')}".encode() if name else text.encode()))
     arguments = U16.pack(code) + reply + U32.pack(method)
     return method_frame(channel, CHANNEL_CLOSE if channel else CONNECTION_CLOSE, arguments)

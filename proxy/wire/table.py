@@ -32,23 +32,29 @@ class Field(NamedTuple):
     """The offset behind the value."""
 
 
+def extent(data: bytes, at: int, stop: int) -> tuple[int, int]:
+    """Return where the value of the field at `at` begins and stops. Raises Fault 502 for one that runs past `stop`."""
+    name_stop = at + 1 + data[at]
+    if name_stop >= stop:
+        raise Fault(SYNTAX_ERROR, "a header's name runs past its table")
+    kind, value = data[name_stop], name_stop + 1
+    size = _FIXED.get(kind)
+    if size is None:
+        if kind not in _LONG:
+            raise Fault(SYNTAX_ERROR, f"a header has the unknown type {bytes((kind,))!r}")
+        size = 4 + u32(data, value) if value + 4 <= stop else stop
+    end = value + size
+    if end > stop:
+        raise Fault(SYNTAX_ERROR, "a header's value runs past its table")
+    return value, end
+
+
 def fields(data: bytes, start: int, stop: int) -> Iterator[Field]:
     """Yield the fields of a table from `start` to `stop`. Raises Fault 502 for a field that runs past `stop`."""
     at = start
     while at < stop:
-        name_stop = at + 1 + data[at]
-        if name_stop >= stop:
-            raise Fault(SYNTAX_ERROR, "a header's name runs past its table")
-        kind, value = data[name_stop], name_stop + 1
-        size = _FIXED.get(kind)
-        if size is None:
-            if kind not in _LONG:
-                raise Fault(SYNTAX_ERROR, f"a header has the unknown type {bytes((kind,))!r}")
-            size = 4 + u32(data, value) if value + 4 <= stop else stop
-        end = value + size
-        if end > stop:
-            raise Fault(SYNTAX_ERROR, "a header's value runs past its table")
-        yield Field(data[at + 1 : name_stop], at, kind, value, end)
+        value, end = extent(data, at, stop)
+        yield Field(data[at + 1 : value - 1], at, data[value - 1], value, end)
         at = end
 
 

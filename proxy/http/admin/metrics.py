@@ -1,6 +1,7 @@
 """All metrics, read at the time of a scrape. No label holds a routing key, message id or client."""
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
 from prometheus_client.core import (
@@ -13,6 +14,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from proxy import __version__
+from proxy.http.admin import group_metrics
 from proxy.http.admission.limits import Limits
 from proxy.journal.journaling import Journaling
 from proxy.publisher.pool import Publisher
@@ -25,6 +27,9 @@ from proxy.topology.sync import Sync
 from proxy.topology.table import WHATEVER_IS_BOUND, Router
 from ring.compiled import kind
 from ring.hashing import RING_FORMAT
+
+if TYPE_CHECKING:
+    from proxy.groups.groups import Groups
 
 
 class ProxyCollector(Collector):
@@ -40,10 +45,11 @@ class ProxyCollector(Collector):
         journaling: Journaling,
         limits: Limits,
         files: Files,
+        groups: "Groups | None",
     ) -> None:
-        """Keep the parts that hold the figures."""
+        """Keep the parts that hold the figures; `groups` is None where the setting of that name is empty."""
         self._counts, self._router, self._sync = counts, router, sync
-        self._limits, self._files = limits, files
+        self._limits, self._files, self._groups = limits, files, groups
         self._publisher, self._listener, self._journaling = publisher, listener, journaling
 
     def collect(self) -> Iterator[Metric]:
@@ -57,6 +63,7 @@ class ProxyCollector(Collector):
         yield from self._collect_journal()
         yield from self._collect_http()
         yield from self._collect_files()
+        yield from group_metrics.collect(self._groups)
 
     def _collect_publishes(self) -> Iterator[Metric]:
         publishes = CounterMetricFamily(
@@ -213,7 +220,7 @@ class ProxyCollector(Collector):
         yield failing
         absent = GaugeMetricFamily(
             "ringproxy_named_exchange_absent",
-            "1 if an exchange that route or shadow names without a wildcard does not exist.",
+            "1 if an exchange that route, shadow or groups names without a wildcard does not exist.",
             labels=["vhost", "exchange"],
         )
         for name, is_absent in self._sync.missing().items():

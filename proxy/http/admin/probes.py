@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
 
 from aiohttp import web
@@ -19,9 +19,13 @@ from proxy.process.memory import ADMIN_CONNECTIONS, ADMIN_UNREAD
 from proxy.publisher.pool import Publisher
 from proxy.settings.patterns import Mode
 from proxy.topology.lookups import Absent, NotReadable
+from proxy.topology.matching import NO_RING
 from proxy.topology.sync import Sync
 from proxy.topology.table import KEEPS_FROM_ROUTING, Entry, Name, Router
 from ring.hashing import RING_FORMAT, SLOTS, slot_of
+
+if TYPE_CHECKING:
+    from proxy.groups.groups import Groups
 
 SECONDS = 5.0
 """How long a client may take to send a request, and to read the next part of an answer."""
@@ -61,13 +65,15 @@ class Admin:
         default_vhost: str,
         draining: Callable[[], bool],
         lookup_timeout: float,
+        groups: "Groups | None",
     ) -> None:
         """Take the listener's `names`, and the `default_vhost` whose broker connection readiness needs.
 
-        `draining` returns whether the sidecar drains; `lookup_timeout` is in seconds.
+        `draining` returns whether the sidecar drains; `lookup_timeout` is in seconds. `groups` is None where the
+        setting of that name is empty.
         """
         self._router, self._sync, self._publisher, self._metrics = router, sync, publisher, metrics
-        self._names = names
+        self._names, self._groups = names, groups
         self._default_vhost, self._draining, self._lookup_timeout = default_vhost, draining, lookup_timeout
         self.started = False
         self._look_ups = 0
@@ -83,6 +89,8 @@ class Admin:
         app.router.add_get("/metrics", self.metrics)
         app.router.add_get("/rings", self.rings)
         app.router.add_get("/rings/{vhost:[^/]+}/{exchange:[^/]+}", self.ring)
+        app.router.add_get("/groups", self.groups)
+        app.router.add_get("/groups/{vhost:[^/]+}/{exchange:[^/]+}", self.group)
         return app
 
     @web.middleware
@@ -196,7 +204,25 @@ class Admin:
                 "owner": named(ring.owner(slot)),
                 "runner_up": named(runner_up) if runner_up else None,
             }
+        if "key" in query and entry.upstream is not None and (matcher := entry.upstream.matcher) is not None:
+            match = matcher.find(query["key"].encode("utf-8", "surrogateescape"))
+            shown["upstream"]["ring_of_key"] = matcher.rings[match].name if match != NO_RING else None
         return json_answer(shown)
+
+    async def groups(self, _: web.Request) -> web.Response:
+        """Answer with every consumer group that has members at this sidecar."""
+        groups = self._groups.report() if self._groups is not None else []
+        return json_answer({"default_vhost": self._default_vhost, "groups": groups})
+
+    async def group(self, request: web.Request) -> web.Response:
+        """Answer with one consumer group, its shards' figures read anew if need be (`ring-proxy group`)."""
+        name = (request.match_info["vhost"], request.match_info["exchange"])
+        found = await self._groups.report_of(name) if self._groups is not None else None
+        if found is None:
+            why = "the setting groups is empty" if self._groups is None else "ask a sidecar that has one"
+            detail = f"exchange: this sidecar has no member of the group {name[1]!r} in {name[0]!r}; {why}"
+            raise ProblemError(404, "unknown-exchange", detail, Outcome.INVALID)
+        return json_answer(found)
 
     async def _look_up(self, name: Name) -> None:
         """Return once an exchange is in the table. Raises ProblemError 404, 429 or 503."""
@@ -235,6 +261,12 @@ class Admin:
         }
         if entry.restored:
             shown["restored"] = True
+        if entry.upstream is not None:
+            shown["upstream"] = {
+                "rings": [d.name for d in sorted(entry.upstream.rings)],
+                "bindings": len(entry.upstream.bindings),
+                "conflict": entry.upstream.conflict or None,
+            }
         if entry.known is not None:
             ring = entry.known.ring
             slots, light = ring.slots(), set(ring.too_light())

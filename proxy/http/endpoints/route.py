@@ -11,7 +11,7 @@ from proxy.http.formats.problems import ProblemError
 from proxy.http.sending.dispatch import Dispatch
 from proxy.http.sending.receipts import place
 from proxy.outcome import Outcome
-from proxy.routing.routes import Choice
+from proxy.routing.route import Choice
 
 
 class RouteEndpoint:

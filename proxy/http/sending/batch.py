@@ -13,7 +13,7 @@ from proxy.http.sending.dispatch import Dispatch, ExchangeHandle, OrderingKey, P
 from proxy.http.sending.receipts import is_gone, judged, receipt
 from proxy.outcome import Outcome
 from proxy.publisher.channel import CONFIRMED, UNROUTABLE, PublishResult
-from proxy.routing.routes import MOST_TRIES, Route, Target
+from proxy.routing.route import MOST_TRIES, Route, Target
 
 RETRYABLE = frozenset({Outcome.NACKED, Outcome.UNROUTABLE, Outcome.UNAVAILABLE, Outcome.UNKNOWN})
 """Outcomes of a message that may be confirmed if it is sent again."""

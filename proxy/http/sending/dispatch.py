@@ -17,7 +17,8 @@ from proxy.publisher.connection import BrokerConnection
 from proxy.publisher.pool import ConnectionGroup, Login, Publisher, TooManyGuests, Unavailable
 from proxy.publisher.protocol import Full
 from proxy.routing.counters import Counters
-from proxy.routing.routes import PUBLISH, Choice, Route, RouteTable, RouteTables
+from proxy.routing.route import PUBLISH, Choice, Route
+from proxy.routing.routes import RouteTable, RouteTables
 from proxy.settings.patterns import Mode
 from proxy.topology.lookups import Absent, NotReadable
 from proxy.topology.sync import Sync
@@ -62,7 +63,10 @@ class Placement:
 
     def ordering_key(self, key: bytes | None) -> OrderingKey:
         """Return the ordering key of the message, whose routing key is `key`: messages that share it stay in order."""
-        return key if self.route.hashed is None or self.choice is None else self.choice.slot
+        choice, route = self.choice, self.route
+        # Messages to an upstream exchange may have different routing keys, and the same value that a ring hashes.
+        by = choice.by if choice is not None and route.matcher is not None else route
+        return key if by.hashed is None or choice is None else choice.slot
 
 
 class Chosen(NamedTuple):
@@ -82,7 +86,7 @@ def _chosen_by(table: RouteTable, route: Route | Unread, key: bytes) -> Chosen |
         table.use(route)
     choice = route.choose(key, b"", 0, 0)
     if choice is None:
-        return Chosen(None, PassReason.CYCLE)
+        return Chosen(None, route.why_passed(key, b"", 0, 0))
     return choice.target.unread or Chosen(choice, route.reason)
 
 
@@ -192,7 +196,7 @@ class Dispatch:
         entry = self._router.look(name, since)
         if isinstance(entry, Unread):
             return entry
-        if entry.known is None or entry.passed not in (None, PassReason.SHADOW):
+        if (entry.known is None and entry.upstream is None) or entry.passed not in (None, PassReason.SHADOW):
             return Chosen(None, entry.passed or PassReason.NO_BINDINGS)
         table, exchange = self._tables.table(name[0], None), name[1].encode()
         if table.expires < self._router.clock():
@@ -203,7 +207,7 @@ class Dispatch:
     def ordering_key_of(self, handle: ExchangeHandle, message: Message) -> OrderingKey:
         """Return the ordering key of a message that has not been routed."""
         route = self._table(handle.group).find(handle.exchange)
-        if isinstance(route, Unread) or route.hashed is None:
+        if isinstance(route, Unread) or (route.hashed is None and route.matcher is None):
             return message.key
         return self._place(route, message.key or b"", message).ordering_key(message.key)
 
@@ -223,7 +227,7 @@ class Dispatch:
             header = message.header.payload(len(message.body))
             choice = route.choose(key, header, 0, len(header))
             if choice is None:
-                return Placement(route, None, PassReason.CYCLE)
+                return Placement(route, None, route.why_passed(key, header, 0, len(header)))
         if route.shadowed or not route.stamp:
             return Placement(route, choice, route.reason)
         return Placement(route, choice, None)
@@ -273,11 +277,12 @@ class Dispatch:
         return JournalReceiver(journal, record, confirm_to[0], confirm_to[1])
 
     def _count_passed(self, placement: Placement) -> Counters:
-        if placement.reason is PassReason.CYCLE:
-            return self._tables.counter_table.of(placement.route.name, PassReason.CYCLE)
+        route = placement.route
+        if placement.reason is not route.reason:
+            return self._tables.counter_table.of(route.name, placement.reason)
         if placement.choice is not None:
-            placement.route.counters.shadowed[placement.choice.target.destination] += 1
-        return placement.route.counters
+            route.counters.shadowed[placement.choice.target.destination] += 1
+        return route.counters
 
     async def _cleared(self, connection: BrokerConnection, since: float) -> None:
         """Wait until a connection takes publishes. Raises ProblemError 503."""
@@ -352,7 +357,9 @@ class Dispatch:
             left = since + self._lookup_timeout - self._router.clock()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(left):
-                    await self._sync.refresh(name, "an exchange behind it is gone")
+                    gone = {Destination("exchange", wanted[1])}
+                    for each in self._tables.table(name[0], None).ways_to(wanted[1], name[1].encode()):
+                        await self._sync.refresh(each, "an exchange behind it is gone", gone)
             raise unavailable(str(absent)) from None
         except NotReadable as error:
             raise unavailable(f"exchange {wanted[1]!r} cannot be read: {error}") from None

@@ -5,7 +5,7 @@ import asyncio
 from proxy.http.formats.message import Message
 from proxy.http.sending.dispatch import Dispatch, ExchangeHandle, Placement
 from proxy.publisher.channel import PublishResult
-from proxy.routing.routes import MOST_TRIES
+from proxy.routing.route import MOST_TRIES
 
 
 class Single:

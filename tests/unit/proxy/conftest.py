@@ -4,6 +4,7 @@ import pytest
 
 from proxy.topology import sync as sync_module
 from proxy.topology import updater as updater_module
+from proxy.topology import upstream_reader
 from proxy.topology.management import Management
 from tests.unit.proxy.fake_management import FakeManagement, serving
 from tests.unit.proxy.topology.syncing import Clock
@@ -24,6 +25,6 @@ async def api(fake: FakeManagement) -> AsyncIterator[Management]:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    for module in (sync_module, updater_module):
+    for module in (sync_module, updater_module, upstream_reader):
         monkeypatch.setattr(module, "time", made)
     return made

@@ -17,7 +17,7 @@ from proxy.journal.buffer import Record
 from proxy.journal.lines import KeyForm, LineFormatter, hashed, none, plain, ring_json
 from proxy.outcome import Outcome
 from proxy.routing.counters import Counters
-from proxy.routing.routes import Route
+from proxy.routing.route import Route
 from proxy.settings.patterns import Mode
 from proxy.topology.bindings import Bindings
 from proxy.topology.table import Entry, KnownRing

@@ -10,7 +10,7 @@ from proxy.outcome import Outcome
 from proxy.publisher.channel import ConfirmChannel, PublishResult
 from proxy.publisher.protocol import PublisherProtocol, Stage
 from proxy.routing.counters import Counters
-from proxy.routing.routes import Target
+from proxy.routing.route import Target
 from proxy.wire.properties import Header, encoded
 from tests.unit.proxy.session.wire import body, entry, headers, made, published, queue, returned
 

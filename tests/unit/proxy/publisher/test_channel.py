@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from proxy.outcome import Outcome
 from proxy.publisher.protocol import Full
-from proxy.routing.routes import PUBLISH
+from proxy.routing.route import PUBLISH
 from proxy.wire.frames import shorted
 from tests.unit.proxy.publisher.client_wire import Wire, come_back
 from tests.unit.proxy.session.wire import (

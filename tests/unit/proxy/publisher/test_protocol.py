@@ -19,7 +19,7 @@ from proxy.outcome import Outcome
 from proxy.publisher.channel import CONFIRMED, NACKED, UNROUTABLE
 from proxy.publisher.handshake import MAX_CHANNELS
 from proxy.publisher.protocol import Full, PublisherProtocol, Stage
-from proxy.routing.routes import PUBLISH, Target
+from proxy.routing.route import PUBLISH, Target
 from proxy.wire.content import STAMP_ID_FIELD, stamp_of_exchange
 from proxy.wire.frames import PROTOCOL_HEADER, Fault, shorted
 from proxy.wire.properties import Header, encoded

@@ -4,7 +4,21 @@ from proxy.journal.buffer import Filled, Journal, Record
 from proxy.outcome import Outcome
 from proxy.topology.table import Entry, KnownRing, PassReason
 from tests.unit.proxy.session.republishing import LEFT, LOST, OURS, again, connected
-from tests.unit.proxy.session.wire import NOW, QUEUES, Wire, ack, back, exchange, known, message, nack, queue, ring
+from tests.unit.proxy.session.wire import (
+    NOW,
+    QUEUES,
+    VHOST,
+    Wire,
+    ack,
+    back,
+    exchange,
+    known,
+    message,
+    nack,
+    queue,
+    ring,
+    upstream,
+)
 
 BEHIND = ring(exchange("x"))
 
@@ -51,6 +65,16 @@ def test_one_that_its_exchange_took_in_the_end_has_no_destination() -> None:
     w.both(ack(OURS, 1))
     (one,) = records(journal, handed)
     assert (one.destination, one.outcome) == (None, Outcome.PASSED)
+
+
+def test_what_a_ring_behind_an_upstream_exchange_gets_is_recorded_and_nothing_else() -> None:
+    w, journal, handed = journalled(upstream({"a.*": "r"}))
+    w.router.put((VHOST, "r"), known(QUEUES))
+    w.client(message(1, b"x", b"a.1") + message(1, b"x", b"b.1"))
+    w.both(ack(1, 2, multiple=True))
+    (one,) = records(journal, handed)
+    assert (one.name, one.ring, one.destination) == ((VHOST, "x"), QUEUES, QUEUES.ring.owner_of(b"a.1"))
+    assert one.outcome == Outcome.CONFIRMED
 
 
 def test_what_a_shadowed_ring_would_have_chosen_is_passed() -> None:

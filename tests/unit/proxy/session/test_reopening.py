@@ -6,8 +6,9 @@ from pamqp import commands
 from proxy.session import broker_loop, client_loop
 from proxy.session.events import Missing, Refused, Reopened, Stale
 from proxy.session.state import ChannelState, Phase
+from proxy.topology.table import Entry, PassReason
 from proxy.wire.content import stamps_in
-from tests.unit.proxy.session.republishing import KEPT, LEFT, LOST, OURS, again
+from tests.unit.proxy.session.republishing import KEPT, LEFT, LOST, OURS, again, frames_of
 from tests.unit.proxy.session.wire import (
     VHOST,
     Wire,
@@ -18,6 +19,7 @@ from tests.unit.proxy.session.wire import (
     close_channel,
     exchange,
     header,
+    known,
     laned,
     made,
     message,
@@ -25,6 +27,8 @@ from tests.unit.proxy.session.wire import (
     nack,
     publish,
     published,
+    queue,
+    ring,
     split,
 )
 
@@ -96,6 +100,30 @@ def test_what_came_back_and_is_on_its_way_again_is_nacked_too() -> None:
     w.client(message(1, b"x", KEPT[0]))
     assert w.broker(ack(1, 1)) == ack(1, 2)
     assert w.c.channels[1].away == 0
+
+
+@pytest.mark.parametrize("found", [None, laned(LEFT)])
+def test_what_came_back_and_waits_for_a_reading_is_nacked_and_no_more(found: Entry | None) -> None:
+    """Its client sends it again: a return behind the nack would be another publish's, and a reroute a duplicate."""
+    w = connected()
+    out = w.client(message(1, b"x", LOST[0], bits=1) + message(1, b"x", KEPT[0]))
+    first = split(out)[:3]
+    assert w.both(back(b"".join(each.whole for each in first))) == (b"", b"")
+    assert w.both(GONE) == (AGAIN, nack(1, 2, multiple=True))
+    assert w.reread({"x": found}) == (b"", b"")
+    assert not w.c.republishing.parking
+    assert w.c.channels[1].away == 0
+
+
+def test_nor_is_it_returned_if_it_comes_back_once_more() -> None:
+    w = connected()
+    out = w.client(message(1, b"x", LOST[0], bits=1))
+    w.both(back(out))
+    to_broker, _ = w.reread({"x": laned(LEFT)})
+    (out_again,) = again(to_broker)
+    assert w.both(GONE) == (AGAIN, nack(1, 1, multiple=True))
+    assert w.both(back(frames_of(out_again)) + ack(OURS, 1)) == (b"", b"")
+    assert w.awaited is None
 
 
 def test_what_comes_back_on_the_new_channel_is_rerouted() -> None:
@@ -228,6 +256,55 @@ def test_another_close_is_the_clients(close: bytes) -> None:
     w.client(message(1, b"x", LOST[0]))
     assert w.broker(close) == close
     assert not any(isinstance(event, Missing | Reopened) for event in events(w))
+
+
+@pytest.mark.parametrize("first", ["the ring", "the lane"])
+def test_the_refusal_of_a_clients_own_publish_to_a_lane_is_the_clients(first: str) -> None:
+    """As without this proxy, whether or not the ring was known when it published to the lane."""
+    lane = {"lane.q2": known(None, PassReason.TYPE)}
+    w = Wire({"x": laned(), **lane}, confirming=True, spare=OURS)
+    sent = [message(1, b"x", LOST[0]), message(1, b"lane.q2", b"k")]
+    w.client(b"".join(sent if first == "the ring" else [sent[1], *sent]))
+    assert w.broker(GONE) == GONE
+    # Another channel of the same session has sent none.
+    w.client(message(2, b"x", LOST[0]))
+    assert w.both(GONE.replace(b"\1\0\1", b"\1\0\2", 1))[1] == nack(2, 1, multiple=True)
+
+
+def test_nor_if_the_lane_is_known_to_be_absent() -> None:
+    w = connected()
+    w.client(message(1, b"x", LOST[0]))
+    client_loop.from_client(w.c, message(1, b"lane.q2", b"k"))
+    assert w.held == "lane.q2"
+    assert w.c.table is not None
+    w.resumed(w.c.table.absent(b"lane.q2"))
+    assert w.broker(GONE) == GONE
+
+
+LONG = "l" * 230
+
+
+@pytest.mark.parametrize("vhost", ["/", "v" * 200, "it's"])
+@pytest.mark.parametrize("name", ["it's", "a' in vhost '/' b", "", "ünï" * 60, LONG + "1", LONG + "1" * 25, 'q"\\'])
+def test_a_lane_of_any_name_is_found(name: str, vhost: str) -> None:
+    """RabbitMQ quotes a name as it is, and cuts a text that has no room for it."""
+    reason = f"NOT_FOUND - no exchange 'lane.{name}' in vhost '{vhost}'".encode()
+    reason = reason if len(reason) <= 255 else reason[:252] + b"..."
+    one = ring(queue(name))
+    w = Wire({"x": laned(one), "y": laned()}, confirming=True, spare=OURS)
+    w.c.handshake.vhost = vhost
+    w.client(message(1, b"x", b"k") + message(1, b"y", b"k"))
+    assert w.both(close_channel(1, 404, reason)) == (AGAIN, nack(1, 2, multiple=True))
+    assert events(w)[0] == Missing(f"lane.{name}")
+
+
+def test_of_lanes_that_a_cut_text_does_not_tell_apart_the_readings_decide() -> None:
+    w = Wire({"x": laned(ring(queue(LONG + "1"), queue(LONG + "2"), queue("q")))}, confirming=True, spare=OURS)
+    w.client(message(1, b"x", b"k"))
+    reason = f"NOT_FOUND - no exchange 'lane.{LONG}".encode()[:252] + b"..."
+    assert w.both(close_channel(1, 404, reason)) == (AGAIN, nack(1, 1, multiple=True))
+    stale = events(w)[:-1]
+    assert set(stale) == {Stale((VHOST, "x"), exchange(f"lane.{LONG}{n}")) for n in (1, 2)}
 
 
 def test_also_after_the_lane_has_left_the_ring() -> None:

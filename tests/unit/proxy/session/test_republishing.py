@@ -1,11 +1,12 @@
 """Messages that come back go out again on our channel, and what their clients are told waits for that."""
 
+from dataclasses import replace
 from itertools import zip_longest
 from struct import pack
 
 import pytest
 
-from proxy.routing.routes import MOST_TRIES
+from proxy.routing.route import MOST_TRIES
 from proxy.session.events import Refused, Stale
 from proxy.session.placement import RECENT
 from proxy.topology.table import Entry, KnownRing, PassReason, Unread
@@ -83,6 +84,9 @@ FOUND = {
     "no bindings": known(None, PassReason.NO_BINDINGS),
     "another type": known(None, PassReason.TYPE),
     "passed": known(QUEUES, PassReason.MODE_PASS),
+    "no lane": known(QUEUES, PassReason.NOT_A_LANE),
+    "an internal destination": known(QUEUES, PassReason.INTERNAL_DESTINATION),
+    "dead letters": known(QUEUES, PassReason.DEAD_LETTER),
     "shadowed": known(QUEUES, PassReason.SHADOW),
 }
 
@@ -144,7 +148,7 @@ FOR_GOOD: dict[str, dict[str, Entry | KnownRing | None]] = {
     "another ring with the same queue": {"x": ring(queue("q2"))},
     "gone": {"x": None},
     "a cycle": {"x": ring(exchange("y")), "y": known(ring(exchange("x")))},
-    "dead letters": {"x": known(QUEUES, PassReason.DEAD_LETTER)},
+    "dead letters, refused": {"x": replace(known(QUEUES, PassReason.DEAD_LETTER), refused="why")},
 }
 
 

@@ -4,18 +4,21 @@ import asyncio
 import gc
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
+from dataclasses import replace
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 from pamqp import commands
 
-from proxy.session import client_loop, time_limits
+from proxy.session import client_loop, context, time_limits
 from proxy.session.channel import Channel
 from proxy.session.confirms import MOST_UNSETTLED
 from proxy.session.connection import Connection
 from proxy.session.context import Shared
 from proxy.session.end import End
-from proxy.session.events import Stale
+from proxy.session.events import Reopened, Stale
+from proxy.session.hidden import Consuming
 from proxy.session.returned import MOST_PARKED
 from proxy.session.session import Session
 from proxy.session.sockets import BUFFER, PeerSocket
@@ -42,6 +45,7 @@ from tests.unit.proxy.session.wire import (
     exchange,
     header,
     known,
+    laned,
     made,
     message,
     nack,
@@ -115,6 +119,10 @@ class Rings:
     def declared(self, vhost: str, declaration: Declaration) -> None:
         """Nothing is made of it."""
 
+    def found_missing(self, vhost: str, exchange: str) -> None:
+        """The ring is to be read."""
+        self._wire.router.mark_declared((vhost, "x"), time.monotonic(), certain=False)
+
     async def look_up(self, name: Name, within: float) -> None:
         """Of any other exchange there is no answer."""
         raise NotReadable("no answer")
@@ -125,9 +133,10 @@ class Ends:
 
     def __init__(self) -> None:
         self._wire = Wire({"x": known(QUEUES, read_at=time.monotonic())})
+        self.router = self._wire.router
         self._wire.router.clock = time.monotonic
         self.rings = Rings(self._wire)
-        shared = Shared(
+        shared = self.shared = Shared(
             self._wire.tables, cast(Sync, self.rings), self._dial, 5.0, frozenset(), lambda seconds: None, 10.0
         )
         self.over: list[Session] = []
@@ -293,6 +302,41 @@ async def test_a_client_with_too_many_publishes_without_an_answer_is_not_read(en
     assert ends.of_broker(half) == half
     assert (len(published(broker.taken())), ends.client.is_read) == (5, True)
     assert ends.session.unsettled == MOST_UNSETTLED // 2 + 5
+
+
+async def test_a_lane_that_is_gone_gets_none_of_what_its_client_has_sent_behind(ends: Ends) -> None:
+    ends.router.put((VHOST, "x"), replace(laned(), read_at=time.monotonic()))
+    ends.rings.answers.clear()
+    await ends.opened()
+    ends.of_client(message(1, b"x", LOST[0], b"") * (MOST_UNSETTLED + 5))
+    broker = ends.broker
+    assert broker is not None
+    broker.taken()
+    gone = close_channel(1, 404, b"NOT_FOUND - no exchange 'lane.q2' in vhost '/'")
+    assert ends.of_broker(gone) == nack(1, MOST_UNSETTLED, multiple=True)
+    assert published(broker.taken()) == []
+    assert len(ends.session.connection.waiting.channels) == 1
+
+
+async def test_of_many_channels_that_are_opened_again_the_log_tells_once(
+    ends: Ends, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends.router.put((VHOST, "x"), replace(laned(), read_at=time.monotonic()))
+    await ends.opened()
+    now = time.monotonic()
+    monkeypatch.setattr(context, "time", Mock(monotonic=lambda: now))
+    reopened = Reopened(ends.session.connection.channels[1], "gone", 7)
+
+    def told(times: int) -> list[str]:
+        caplog.clear()
+        for _ in range(times):
+            ends.shared.tell_reopened(VHOST, "c", reopened)
+        return [record.getMessage() for record in caplog.records]
+
+    line = "client c, virtual host '/': channel 1 is opened again, and 7 publishes without an answer are nacked: gone"
+    assert told(1000) == [line]
+    now += 2
+    assert told(2) == [f"{line} (so were 999 other channels since the last such line)"]
 
 
 async def test_a_channel_that_is_closed_over_too_many_publishes_holds_its_client_no_longer(ends: Ends) -> None:
@@ -582,6 +626,20 @@ async def test_the_broker_is_not_read_while_very_much_that_came_back_waits_for_a
         assert ends.of_broker(delivery[cut:]).startswith(delivery[cut:])
     await eventually(lambda: not ends.session.connection.republishing.parking)
     assert len(again(broker.taken())) == 10
+
+
+async def test_a_client_that_gets_nothing_of_what_the_broker_sends_gets_heartbeats(ends: Ends) -> None:
+    """As while frames come on hidden channels: then the broker sends none. Here a frame comes byte by byte."""
+    await ends.opened()
+    c = ends.session.connection
+    c.consuming, c.handshake.heartbeat = Consuming(lambda vhost, name: True), 1
+    frame = ack(1, 1)
+    assert ends.of_broker(HEARTBEAT) == HEARTBEAT
+    assert ends.of_broker(frame[:1]) == b""
+    await asyncio.sleep(0.6)
+    assert ends.of_broker(frame[1:2]) == HEARTBEAT
+    assert ends.of_broker(frame[2:3]) == b""
+    assert ends.of_broker(frame[3:]) == frame
 
 
 async def test_nothing_is_late_while_the_client_does_not_read(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,7 @@
 import pytest
 from pamqp import base, commands
 
-from proxy.routing.routes import Route
+from proxy.routing.route import Route
 from proxy.session.backlog import MOST_WITHHELD, Wait
 from proxy.session.confirms import MOST_UNSETTLED
 from proxy.session.state import Phase

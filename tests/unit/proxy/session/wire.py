@@ -12,7 +12,8 @@ from pamqp import frame as pamqp_frame
 from pamqp import header as pamqp_header
 
 from proxy.routing.counters import Counters, CounterTable
-from proxy.routing.routes import Route, RouteTables
+from proxy.routing.route import Route
+from proxy.routing.routes import RouteTables
 from proxy.session import broker_loop, client_loop
 from proxy.session.backlog import Awaited, Backlog, Wait
 from proxy.session.channel import Channel
@@ -20,7 +21,8 @@ from proxy.session.connection import Connection
 from proxy.session.returned import Read
 from proxy.session.state import Phase
 from proxy.settings.patterns import Mode, Selection
-from proxy.topology.bindings import CONSISTENT_HASH, Behind, Bindings, Leads
+from proxy.topology.bindings import CONSISTENT_HASH, Behind, Binding, Bindings, Leads
+from proxy.topology.matching import upstream_of
 from proxy.topology.table import Entry, KnownRing, Name, PassReason, Router, Unread
 from proxy.wire.frames import Piece
 from ring.destination import Destination
@@ -266,6 +268,13 @@ def known(
     mode = Mode.SHADOW if passed is PassReason.SHADOW else Mode.PASS if passed is PassReason.MODE_PASS else Mode.ROUTE
     kind = "topic" if passed is PassReason.TYPE else CONSISTENT_HASH
     return Entry(mode, kind, ring, passed, Bindings(), read_at, internal=internal)
+
+
+def upstream(bindings: Mapping[str, str], internal: bool = False) -> Entry:
+    """A topic exchange that leads to exchanges with rings, by binding key."""
+    bound = [Binding(exchange(name), key) for key, name in bindings.items()]
+    made = upstream_of("topic", bound, [binding.destination for binding in bound])
+    return replace(known(None, internal=internal), exchange_type="topic", upstream=made)
 
 
 QUEUES = ring(queue("q1"), queue("q2"), queue("q3"))

@@ -22,6 +22,14 @@ def test_pass_wins_over_shadow_and_shadow_over_route() -> None:
     assert selection.mode("/", "sp") is Mode.PASS
 
 
+def test_only_a_name_in_route_names_an_exchange_to_be_routed() -> None:
+    selection = Selection(["*", "a", "v*/b", "c?", "s", "p"], ["s"], ["p"])
+    named = [selection.routes_by_name(*each) for each in (("/", "a"), ("v1", "b"), ("w", "b"), ("/", "cc"), ("/", "x"))]
+    assert named == [True, True, False, False, False]
+    assert not selection.routes_by_name("/", "s")
+    assert not selection.routes_by_name("/", "p")
+
+
 def test_what_matches_nothing_is_passed() -> None:
     assert Selection([], [], []).mode("/", "x") is Mode.PASS
     assert Selection(["a"], ["b"], ["c"]).mode("/", "x") is Mode.PASS

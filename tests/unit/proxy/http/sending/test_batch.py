@@ -19,7 +19,7 @@ from proxy.outcome import Outcome
 from proxy.publisher.channel import CONFIRMED, NACKED, UNROUTABLE, PublishResult, Receiver
 from proxy.publisher.pool import ConnectionGroup
 from proxy.routing.counters import Counters
-from proxy.routing.routes import MOST_TRIES, Choice, Route
+from proxy.routing.route import MOST_TRIES, Choice, Route
 from proxy.topology.table import PassReason
 from proxy.wire.frames import NOT_FOUND
 from proxy.wire.properties import HEADERS_FLAG, PERSISTENT, Header, encoded_headers

@@ -7,15 +7,18 @@ from unittest.mock import Mock
 
 import pytest
 
+from proxy.http.formats.message import Message
 from proxy.http.formats.problems import ProblemError
-from proxy.http.sending.dispatch import Dispatch
+from proxy.http.sending.dispatch import Dispatch, ExchangeHandle
 from proxy.routing.counters import CounterTable
 from proxy.routing.routes import RouteTables
 from proxy.topology.lookups import Absent
 from proxy.topology.sync import Sync
 from proxy.topology.table import Entry, KnownRing, Name, PassReason, Router
+from proxy.wire.properties import Header
 from ring.hashed import HashedValue
-from tests.unit.proxy.session.wire import NOW, QUEUES, VHOST, Wire, exchange, known, queue, ring, selecting
+from ring.hashing import slot_of
+from tests.unit.proxy.session.wire import NOW, QUEUES, VHOST, Wire, exchange, known, queue, ring, selecting, upstream
 
 
 class Reading:
@@ -69,6 +72,32 @@ async def test_a_question_in_a_cycle_of_rings_is_answered_with_it() -> None:
     assert await dispatch.choose(X, b"k") == (None, PassReason.CYCLE)
 
 
+async def test_a_question_about_an_upstream_exchange_is_answered_by_the_ring_that_the_key_matches() -> None:
+    dispatch, _ = asking({"x": upstream({"a.*": "y"}), "y": known(QUEUES)})
+    choice, reason = await dispatch.choose(X, b"a.1")
+    assert choice is not None
+    assert (choice.target.destination, reason) == (QUEUES.ring.owner_of(b"a.1"), None)
+    assert await dispatch.choose(X, b"b.1") == (None, PassReason.NO_RING)
+
+
+async def test_a_question_about_a_key_of_a_ring_out_of_service_tells_the_reason_of_that_ring() -> None:
+    dispatch, _ = asking({"x": upstream({"a.*": "y"}), "y": known(QUEUES, PassReason.DEAD_LETTER)})
+    assert await dispatch.choose(X, b"a.1") == (None, PassReason.DEAD_LETTER)
+
+
+@pytest.mark.parametrize("hashed", [HashedValue(), HashedValue("property", "message_id")])
+async def test_messages_to_an_upstream_exchange_are_ordered_by_what_the_ring_behind_hashes(hashed: HashedValue) -> None:
+    inner = ring(queue("q1"), queue("q2"), hashed=hashed)
+    dispatch, _ = asking({"x": upstream({"a.*": "y"}), "y": known(inner)})
+    for name in ("x", "y"):
+        await dispatch.choose((VHOST, name), b"a.1")  # reads it
+    handle = ExchangeHandle(X, Mock(table=None, vhost=VHOST), b"x")
+    with_id = Header.of({1 << 7: b"\x02id"})
+    keys = {dispatch.ordering_key_of(handle, Message(key, with_id, b"")) for key in (b"a.1", b"a.2")}
+    assert keys == ({b"a.1", b"a.2"} if hashed == HashedValue() else {slot_of(b"id")})
+    assert dispatch.ordering_key_of(handle, Message(b"b.1", with_id, b"")) == b"b.1"
+
+
 async def test_a_question_waits_for_what_was_declared_before_it_only() -> None:
     entries = {"x": known(ring(exchange("y"))), "y": known(QUEUES)}
     dispatch, router = asking(entries)
@@ -92,7 +121,7 @@ class Hanging:
     async def look_up(self, name: Name, within: float) -> None:
         raise Absent("there is no such exchange")
 
-    async def refresh(self, name: Name, why: str) -> None:
+    async def refresh(self, name: Name, why: str, confirmed_removals: object) -> None:
         await asyncio.Event().wait()
 
 

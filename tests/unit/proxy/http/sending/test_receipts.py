@@ -17,7 +17,7 @@ from proxy.outcome import Outcome
 from proxy.publisher.channel import NACKED, UNROUTABLE
 from proxy.publisher.pool import ConnectionGroup
 from proxy.routing.counters import Counters
-from proxy.routing.routes import Choice, Route
+from proxy.routing.route import Choice, Route
 from proxy.topology.table import PassReason
 from ring.destination import Destination
 from tests.unit.proxy.http.sending.test_batch import FakeDispatch

@@ -1,0 +1,99 @@
+"""`ring-proxy group`: asks a running sidecar who has which shard of a consumer group, and what is about to move."""
+
+import json
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+from urllib.parse import quote
+
+from proxy.commands.questions import WHICH, QuestionError, ask, rings
+from proxy.process.logs import escaped
+
+REDRAW: Final = 1.0
+"""Seconds between two pictures of `--watch`."""
+
+_CLEAR: Final = "\x1b[H\x1b[2J"
+"""Moves a terminal's cursor to the upper left, and clears the screen."""
+
+
+def show(sidecar: str, vhost: str | None, exchange: str, *, as_json: bool) -> str:
+    """Return what a sidecar tells of a group, in lines for people or as JSON. Raises QuestionError.
+
+    `vhost` None stands for the sidecar's default one.
+    """
+    if vhost is None:
+        vhost = str(rings(sidecar)["default_vhost"])
+    answer = ask(sidecar, f"/groups/{quote(vhost, safe='')}/{quote(exchange, safe='')}")
+    if as_json:
+        return json.dumps(answer, indent=2)
+    try:
+        # Names are the choice of whoever connects and declares, and must not steer the terminal of who asks.
+        return "\n".join(map(escaped, _lines(answer)))
+    except (KeyError, TypeError, ValueError) as error:
+        raise QuestionError(f"{sidecar}: not a sidecar's answer ({error!r}); {WHICH}") from None
+
+
+def watch(sidecar: str, vhost: str | None, exchange: str, *, as_json: bool) -> None:
+    """Print what a sidecar tells of a group again and again, until Ctrl-C; a fault is printed in its place.
+
+    In a terminal each picture replaces the one before. The first fault raises QuestionError, since it is most often a
+    mistake in an argument.
+    """
+    text = show(sidecar, vhost, exchange, as_json=as_json)
+    while True:
+        print(f"{_CLEAR}{text}" if sys.stdout.isatty() else text, flush=True)
+        time.sleep(REDRAW)
+        try:
+            text = show(sidecar, vhost, exchange, as_json=as_json)
+        except QuestionError as error:
+            text = escaped(str(error))
+
+
+def _lines(answer: Mapping[str, Any]) -> Iterator[str]:
+    members, shards = answer["members"], answer["shards"]
+    titles = {member["id"]: f"member {number}" for number, member in enumerate(members, 1)}
+    exact = {True: "exact", False: "not exact", None: "not known to be exact"}[answer["exact"]]
+    counts = f"{_number(members, 'member')}, {_number(shards, 'shard')}"
+    yield f"group        {answer['exchange']} in virtual host {answer['vhost']}, {counts}, {exact}"
+    for reason in answer["reasons"]:
+        yield f"not exact    {reason}"
+    for warning in answer["warnings"]:
+        yield f"warning      {warning}"
+    if answer["membership"]:
+        yield f"not balanced {answer['membership']}"
+    for member in members:
+        held = ", ".join(member["shards"]) or "none"
+        stalled = ", gets no shard as it did not ack" if member["stalled"] else ""
+        who = f"{member['client'] or member['id']} by {member['host']}, since {member['since']}"
+        yield f"{titles[member['id']]:<12} {who}, {member['unacked']} unacked{stalled}"
+        yield f"             has {_number(member['shards'], 'shard')}, and should have {member['wanted']}: {held}"
+    for left in answer["leaving"]:
+        yield f"leaving      {left['client']} has cancelled, with {left['unacked']} unacked of {left['shard']}"
+    for refused in answer["refused"]:
+        who = f"{refused['client']} has no consumer on {refused['shard']} for {_seconds(refused['since_seconds'])}"
+        yield f"refused      {who}: {refused['why']}"
+    for shard in shards:
+        holder = titles.get(shard["holder"], "nobody")
+        since = f" for {_seconds(shard['holder_since_seconds'])}" if shard["holder_since_seconds"] is not None else ""
+        figures = f"{_count(shard['ready'])} ready, {_count(shard['unacked'])} unacked"
+        kept = "; a consumer that is no member holds the unacked ones" if shard["unacked"] else ""
+        waiting = f", and no member gets them{kept}" if shard["waiting"] else ""
+        yield f"shard        {shard['shard']}, {holder}{since}, {figures}{waiting}"
+    for move in answer["moves"]:
+        way = f"{titles.get(move['from'], 'nobody')} to {titles.get(move['to'], 'a member that has left')}"
+        yield f"moving       {move['shard']}, from {way}, for {_seconds(move['since_seconds'])}: {move['why']}"
+
+
+def _seconds(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"
+
+
+def _number(things: list[Any], name: str) -> str:
+    return f"{len(things)} {name}{'' if len(things) == 1 else 's'}"
+
+
+def _count(count: int | None) -> str:
+    return "?" if count is None else str(count)

@@ -1,0 +1,333 @@
+"""The decision of one sidecar: which of its members of a group is to claim, consume or give up which shard.
+
+`decide` is a pure function. Each sidecar calls it with its own view of the group and acts for its own members only.
+"""
+
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final, NamedTuple
+
+from proxy.groups.assignment import assign
+from proxy.groups.claims import MAX_EPOCH, Claim, Claims, priority
+
+EVIDENCE: Final = 1.0
+"""Seconds for which a shard without a holder is not claimed: a delivery may show whom RabbitMQ has activated."""
+
+LOST_MARGIN: Final = 2.0
+"""Seconds beyond `View.lost_after` for which no raise follows the loss of a holder, since it is noticed late."""
+
+HEAL: Final = 5.0
+"""Seconds after a claim in which deliveries to other members do not count: they may precede the takeover."""
+
+SILENCE: Final = 2.0
+"""Seconds after a raise that has brought nothing, though nobody is known to hold messages of the shard, until probes
+take the place of the shard's links."""
+
+QUIET: Final = 1.0
+"""Seconds without a delivery after which a link that is no longer the active consumer gets none any more: until then
+messages that the broker has sent before it was raised over may be on their way."""
+
+
+class LinkView(NamedTuple):
+    """One member's link to one shard, as this sidecar knows it."""
+
+    delivered_at: float = 0.0
+    """When the member last got a delivery of the shard, in monotonic seconds; 0 for never."""
+    unacked: int = 0
+    is_open: bool = True
+    """Whether the broker has confirmed the link's consumer."""
+    priority: int = 0
+    """The x-priority of the link. For another sidecar's member it is 0 unless the member holds the shard."""
+    is_probe: bool = False
+
+
+@dataclass(frozen=True)
+class MemberView:
+    """One member of a group, as this sidecar knows it."""
+
+    is_local: bool
+    """Whether the member's client is connected to this sidecar."""
+    links: Mapping[str, LinkView]
+    """The member's links by shard; for another sidecar's member only the links that its beats name."""
+    is_stalled: bool = False
+    """Whether the member has lately lost a shard since its client did not ack; while others live, it gets none."""
+    no_ack: bool = False
+    """Whether the member consumes without acks. Then it can have no probe."""
+
+
+@dataclass(frozen=True)
+class View:
+    """What one sidecar knows of a group at one time."""
+
+    members: Mapping[str, MemberView]
+    """All living members, by id."""
+    shards: Sequence[str]
+    """The shards to assign, the same in all sidecars: those of the ring, and all others that members claim."""
+    claims: Claims
+    hears: bool = True
+    """Whether this sidecar hears the other sidecars of the group, and so knows all members. If it does not, it claims
+    nothing, since it could take shards from members that it does not know of."""
+    unmovable: Mapping[str, str] = field(default_factory=dict)
+    """The shards that a higher x-priority does not move to another member, each with the reason."""
+    not_before: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    """By member id and shard, when the member may subscribe again after its link has ended, in monotonic seconds."""
+    wedged: Set[str] = frozenset()
+    """The shards that have ready messages, nothing unacked, and nobody to whom RabbitMQ delivers."""
+    foreign: Set[str] = frozenset()
+    """The shards that this sidecar has never seen in the ring, so that none of its members may consume them."""
+    not_raised_before: Mapping[str, float] = field(default_factory=dict)
+    """By shard whose last raise had no effect, when it may be raised again, in monotonic seconds."""
+    refused: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    """By member and shard, why the broker refuses the link."""
+    lost_after: Mapping[str, float] = field(default_factory=dict)
+    """The seconds for which a shard waits for a consumer whose node is lost; 0 for a shard that is left out."""
+    least_epoch: int = 0
+    """The lowest epoch of a new claim. It is the time of this machine, in seconds since 1970. So a group that begins
+    anew raises above the consumers that RabbitMQ has kept of an earlier one, unless this machine's clock is behind
+    those of that group's sidecars."""
+
+    def next_epoch(self, shard: str) -> int:
+        """Return the epoch of a claim to a shard that is made now."""
+        return max(self.claims.epoch(shard) + 1, self.least_epoch)
+
+
+class Act(Enum):
+    """The kinds of steps that `decide` may ask for."""
+
+    SUBSCRIBE = "subscribe"
+    """Open a link that waits behind the active consumer; a link of a lower priority is replaced."""
+    CLAIM = "claim"
+    """Claim a shard whose active consumer the member is already; no frame is sent to RabbitMQ."""
+    RAISE = "raise"
+    """Claim a shard, and subscribe with the x-priority of the claim, so that RabbitMQ makes the member active."""
+
+
+class Step(NamedTuple):
+    """One thing to do for one member of this sidecar and one shard."""
+
+    act: Act
+    member: str
+    shard: str
+    epoch: int = 0
+    """The epoch of the claim; 0 for SUBSCRIBE."""
+    priority: int = 0
+    """The priority of the link that SUBSCRIBE opens."""
+    is_probe: bool = False
+    """Whether SUBSCRIBE or RAISE opens a probe: a link that gets a single message, since a consumer that RabbitMQ has
+    kept may hold earlier ones."""
+
+
+class Move(NamedTuple):
+    """A shard of which another member has the claim, or messages, than the one that it should belong to."""
+
+    shard: str
+    holder: str
+    """The id of the member that holds the shard, or its messages; empty if nobody does."""
+    target: str
+    why: str
+    """What the move waits for, in words."""
+
+
+@dataclass
+class Decision:
+    """The result of `decide`: the steps to take now, and the shards that are about to move."""
+
+    targets: Mapping[str, str]
+    """The member that each shard should belong to."""
+    steps: list[Step] = field(default_factory=list)
+    moves: list[Move] = field(default_factory=list)
+
+
+_Links = dict[str, list[tuple[str, LinkView]]]
+"""Some links by shard, each with the id of its member."""
+
+
+class _Case(NamedTuple):
+    """One shard, and the member of this sidecar that it should belong to."""
+
+    shard: str
+    holder: Claim | None
+    target: str
+    link: LinkView
+    """The link by which that member consumes the shard."""
+    others_at: float
+    """When any other member last got a delivery of the shard, in monotonic seconds; 0 for never."""
+
+    @property
+    def is_active(self) -> bool:
+        """Whether the member got the last known delivery of the shard."""
+        return self.link.delivered_at > 0 and self.link.delivered_at >= self.others_at
+
+
+def decide(view: View, now: float) -> Decision:
+    """Return the steps that this sidecar should take now for its own members. Other sidecars decide for theirs."""
+    able = [member for member, seen in view.members.items() if not seen.is_stalled]
+    decision = Decision(assign(able or view.members, view.shards, view.claims.holders))
+    consumed = [shard for shard in view.shards if shard not in view.foreign]
+    wanted = set(consumed)
+    decision.steps = [
+        Step(Act.SUBSCRIBE, member, shard)
+        for member, seen in view.members.items()
+        if seen.is_local and not wanted <= seen.links.keys()
+        for shard in consumed
+        if shard not in seen.links and view.not_before.get((member, shard), now) <= now
+    ]
+    links = _busy(view)
+    for shard, target in decision.targets.items():
+        holder = view.claims.holder(shard)
+        act, why = _look(view, links, shard, holder, target, now)
+        if act is not None:
+            is_probe = view.members[target].links.get(shard, LinkView()).is_probe
+            decision.steps.append(Step(act, target, shard, view.next_epoch(shard), is_probe=is_probe))
+        elif shard in view.unmovable and view.hears and (active := _active(view, links, shard, holder)) is not None:
+            decision.steps.append(Step(Act.CLAIM, active, shard, view.next_epoch(shard)))
+        if holder is None or holder.member != target:
+            decision.moves.append(Move(shard, holder.member if holder else "", target, why))
+        elif (holds := _unacked(links, shard, target)) is not None:
+            decision.moves.append(
+                Move(shard, holds[1], target, f"the old member has yet to ack {holds[0]} of its messages")
+            )
+    return decision
+
+
+def followers(view: View, now: float) -> list[Step]:
+    """Return steps that replace links: waiting ones so that each has the right priority, and all by probes or back.
+
+    The right priority is the one below that of the shard's holder. RabbitMQ 4.3 keeps a consumer whose channel ends
+    while it gives way to another one, with the priority that it had, which is lower than the new holder's. It must not
+    be the next one that the broker chooses. So this is due as soon as a shard is raised, and does not wait until the
+    raise has come through. A link that has got a message is left alone until it has been silent for QUIET, since
+    messages may be on their way to it. RabbitMQ 4.0 gives nobody a shard whose old consumer has sent back the last that
+    it held, until that consumer ends.
+
+    If a raise brings nothing, the shard may be idle. Or RabbitMQ 4.3 waits for a consumer that it has kept of a channel
+    or node that is gone, until the consumer timeout. That runs for each message by itself. So RabbitMQ takes back the
+    first one alone, and would give the next consumer newer ones with it. A probe gets the first one only. All links
+    become probes, since the holder may be lost meanwhile. They are replaced once the holder gets messages as usual.
+    """
+    steps: list[Step] = []
+    links = _busy(view)
+    local = [(member, seen) for member, seen in view.members.items() if seen.is_local]
+    for shard in view.shards:
+        holder = view.claims.holder(shard)
+        if holder is None or holder.member not in view.members or shard in view.unmovable or shard in view.foreign:
+            continue
+        held = view.members[holder.member].links.get(shard, LinkView())
+        below = min(held.priority, priority(holder.epoch, holder.member)) - 1
+        is_silent = _is_silent(view, links, shard, holder, now)
+        flows = held.delivered_at > holder.since and not held.is_probe
+        for member, seen in local:
+            link = seen.links.get(shard)
+            if link is None or not link.is_open or link.unacked or link.delivered_at > now - QUIET:
+                continue
+            is_holder = member == holder.member
+            level = link.priority if is_holder else max(link.priority, below)
+            is_probe = not seen.no_ack and (is_silent or (link.is_probe and (is_holder or not flows)))
+            if (level, is_probe) != (link.priority, link.is_probe):
+                steps.append(Step(Act.SUBSCRIBE, member, shard, priority=level, is_probe=is_probe))
+    return steps
+
+
+def _is_silent(view: View, links: _Links, shard: str, holder: Claim, now: float) -> bool:
+    """Return whether a shard was raised for its holder, who has got nothing, and nobody holds messages of it."""
+    member = view.members[holder.member]
+    held = member.links.get(shard, LinkView())
+    is_raised = held.priority == priority(holder.epoch, holder.member)
+    if member.no_ack or not is_raised or not view.lost_after.get(shard) or now < holder.since + SILENCE:
+        return False
+    return held.delivered_at <= holder.since and _unacked(links, shard, "") is None
+
+
+def _busy(view: View) -> _Links:
+    """Return the links that have had deliveries or hold messages, by shard, with the ids of their members."""
+    found: _Links = {}
+    for member, seen in view.members.items():
+        for shard, link in seen.links.items():
+            if link.delivered_at or link.unacked:
+                found.setdefault(shard, []).append((member, link))
+    return found
+
+
+def _unacked(links: _Links, shard: str, besides: str) -> tuple[int, str] | None:
+    """Return the most messages of a shard that another member holds unacked, and its id; None if none holds any."""
+    found = [(link.unacked, member) for member, link in links.get(shard, ()) if member != besides and link.unacked]
+    return max(found, default=None)
+
+
+def _active(view: View, links: _Links, shard: str, holder: Claim | None) -> str | None:
+    """Return the member of this sidecar that the broker has chosen for a shard that cannot be moved.
+
+    It is None where that member holds the shard already, or is another sidecar's, or is not known.
+    """
+    latest, link = max(links.get(shard, ()), key=lambda found: found[1].delivered_at, default=("", LinkView()))
+    if not latest or not view.members[latest].is_local or (holder is not None and holder.member == latest):
+        return None
+    since = holder.since + HEAL if holder is not None else view.claims.left_at(shard)
+    return latest if link.delivered_at > since else None
+
+
+def _look(
+    view: View, links: _Links, shard: str, holder: Claim | None, target: str, now: float
+) -> tuple[Act | None, str]:
+    """Return the step that a member takes for a shard that should be its own, if any, and the reason in words."""
+    if not view.hears:
+        return None, "this sidecar does not hear the others"
+    if shard in view.foreign:
+        return None, "this sidecar has never seen it bound to the exchange"
+    if view.claims.epoch(shard) >= MAX_EPOCH:
+        return None, "there is no higher epoch"
+    member = view.members[target]
+    if not member.is_local:
+        return None, "its sidecar has yet to claim it"
+    link = member.links.get(shard)
+    if link is None or not link.is_open:
+        why = view.refused.get((target, shard))
+        return None, f"the broker refuses its consumer: {why}" if why else "its consumer is being opened"
+    others = [found.delivered_at for member_id, found in links.get(shard, ()) if member_id != target]
+    case = _Case(shard, holder, target, link, max(others, default=0.0))
+    if holder is None:
+        return _of_nobody(view, case, now)
+    if holder.member == target:
+        return _of_its_own(view, case, holder, now)
+    if case.is_active and link.delivered_at > holder.since + HEAL:
+        return Act.CLAIM, "the broker delivers to it already"
+    return _raise(view, case, now)
+
+
+def _of_nobody(view: View, case: _Case, now: float) -> tuple[Act | None, str]:
+    """Claim a shard that nobody claims: without a raise where the broker has chosen the target by itself.
+
+    An only member that has had no delivery raises as well: the broker may have kept a consumer of an earlier member.
+
+    Without a delivery since, the last holder's node may be lost. RabbitMQ 4.3 then waits for the holder's consumer, and
+    if a consumer of a higher priority comes meanwhile, it does so until the consumer timeout, for minutes.
+    """
+    vacant_since, left_at = view.claims.vacant_since(case.shard), view.claims.left_at(case.shard)
+    is_only = len(view.members) == 1
+    if (case.is_active and case.link.delivered_at > left_at) or (is_only and case.shard in view.unmovable):
+        return Act.CLAIM, "the broker delivers to it already"
+    lost_after = view.lost_after.get(case.shard, 0.0)
+    has_moved_on = max(case.link.delivered_at, case.others_at) > left_at
+    if lost_after and not has_moved_on and now < vacant_since + lost_after + LOST_MARGIN:
+        return None, "the last holder's node may be lost, for which RabbitMQ waits"
+    if not is_only and now < vacant_since + EVIDENCE:
+        return None, "a delivery may show whom the broker has chosen"
+    return _raise(view, case, now)
+
+
+def _of_its_own(view: View, case: _Case, holder: Claim, now: float) -> tuple[Act | None, str]:
+    """Raise a shard again that the target has claimed, where another member, or nobody, gets its messages."""
+    if case.shard not in view.wedged and (case.is_active or case.others_at <= holder.since + HEAL):
+        return None, ""
+    return _raise(view, case, now)
+
+
+def _raise(view: View, case: _Case, now: float) -> tuple[Act | None, str]:
+    if case.shard in view.unmovable:
+        return None, f"the broker moves it only when its active consumer ends: {view.unmovable[case.shard]}"
+    if now < view.not_raised_before.get(case.shard, now):
+        return None, "the last raise has not brought it a message, and the next one waits"
+    if case.link.unacked:
+        return None, f"the new holder has {case.link.unacked} unacked messages of it"
+    return Act.RAISE, "it is being raised"

@@ -1,0 +1,249 @@
+"""The groups of this sidecar: lets members join and leave, and keeps each group that has a member at work."""
+
+import asyncio
+import logging
+import socket
+import uuid
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from proxy.groups import exactness
+from proxy.groups.exactness import Exactness
+from proxy.groups.member import Actions, Member
+from proxy.groups.membership import Connect, Membership
+from proxy.groups.report import held_links, report
+from proxy.groups.running import Parts, RunningGroup, shards_of
+from proxy.settings.config import Settings
+from proxy.settings.patterns import Patterns
+from proxy.topology.bindings import RING_TYPES, TopologyError
+from proxy.topology.lookups import Absent, NotReadable
+from proxy.topology.management import Management, ManagementError
+from proxy.topology.sync import Sync
+from proxy.topology.table import Entry, Name, Router
+
+log = logging.getLogger(__name__)
+
+NOT_FOUND: Final = 404
+PRECONDITION_FAILED: Final = 406
+INTERNAL_ERROR: Final = 541
+
+FRESH: Final = 5.0
+"""The highest age, in seconds, of the reading of shards that a report shows."""
+
+_FAREWELL: Final = 1.5
+"""Seconds that all groups together have to send their last beats when the process ends."""
+
+MOST_NAMES: Final = 1_000
+"""The most groups whose totals are counted under their own names; all further groups share one count."""
+
+
+class Groups:
+    """All groups that clients of this sidecar consume from; it lives as long as the process."""
+
+    def __init__(
+        self, settings: Settings, sync: Sync, router: Router, api: Management, connect: Callable[[str], Connect]
+    ) -> None:
+        """`connect` returns how to connect to a virtual host as this sidecar's own user."""
+        self._patterns = Patterns(settings.groups)
+        self._requires_exact = settings.groups_require == "exact"
+        self._lookup_timeout = settings.lookup_timeout
+        host = socket.gethostname()
+        self._parts = Parts(sync, router, api, Membership(connect), uuid.uuid4().hex, host, settings.groups_ack_timeout)
+        self._joining: dict[str, asyncio.Task[None]] = {}
+        """The tasks of the members that have asked to join, by id."""
+        self._groups: dict[Name, RunningGroup] = {}
+        self._leaving: set[asyncio.Task[None]] = set()
+        self._leavers: list[Member] = []
+        """The members that have left while their clients still held unacked messages."""
+        self._totals: dict[Name, Counter[str]] = {}
+        """The totals of groups that have no member at this sidecar any more."""
+
+    @property
+    def ack_timeout(self) -> float:
+        """The seconds after which a client that has not acked a delivery loses its shard; 0 for never."""
+        return self._parts.ack_timeout
+
+    @property
+    def consumer_timeout(self) -> float:
+        """The seconds after which the broker itself takes back what is not acked; 0 for the broker's own setting."""
+        return self._parts.consumer_timeout
+
+    def match(self, vhost: str, exchange: str) -> bool:
+        """Return whether the setting `groups` names an exchange, so that clients may consume from its name."""
+        return self._patterns.match(vhost, exchange)
+
+    async def shards(self, name: Name) -> list[str] | None:
+        """Return the shards of the ring of an exchange; None if it is no hash exchange.
+
+        Raises Absent or NotReadable where the management API does not tell, and has not told before.
+        """
+        entry = await self._entry(name)
+        return shards_of(entry) if entry.exchange_type in RING_TYPES else None
+
+    async def _entry(self, name: Name) -> Entry:
+        """Return what is known of an exchange, which is read unless it is known to be a hash exchange.
+
+        It is also read if a declaration is to be read back. If that fails, the last reading of a hash exchange is good
+        enough to consume by, since a group follows later ones. Raises Absent or NotReadable.
+        """
+        router = self._parts.router
+        entry = router.entries.get(name)
+        is_known = entry is not None and entry.exchange_type in RING_TYPES
+        if not is_known or router.awaits_read_back(name):
+            try:
+                await self._parts.sync.look_up(name, self._lookup_timeout)
+            except NotReadable:
+                if not is_known:
+                    raise
+        entry = router.entries.get(name)
+        if entry is None:
+            raise Absent(f"exchange {name[1]!r} is gone")
+        return entry
+
+    def join(self, member: Member, actions: Actions) -> None:
+        """Let a member join its group; returns at once.
+
+        Later `actions.start` is called once, from the event loop and never from within this call, or `actions.refuse`
+        where the member cannot join. Neither is called for a member that has left by then.
+        """
+        task = asyncio.create_task(self._join(member, actions))
+        self._joining[member.id] = task
+        task.add_done_callback(lambda task: self._joined(member, actions, task))
+
+    def leave(self, member: Member) -> None:
+        """Remove a member that has ended, for whatever reason. A member that is not known is ignored."""
+        if (task := self._joining.pop(member.id, None)) is not None:
+            task.cancel()
+        name = (member.vhost, member.exchange)
+        self._leavers = [each for each in (*self._leavers, member) if held_links(each)]
+        group = self._groups.get(name)
+        if group is not None and group.remove(member):
+            self._end(name)
+
+    def link_ended(self, member: Member, shard: str, code: int, text: str) -> None:
+        """Note that the broker has ended a member's link to a shard, with this reply code and text.
+
+        `code` is 0 where the broker has cancelled the consumer. The shard is subscribed to again after a pause; after
+        404 only once a reading of the bindings shows it.
+        """
+        if (group := self._groups.get((member.vhost, member.exchange))) is not None:
+            why = f"{code} {text}" if code else ""
+            group.link_ended(member, shard, why, is_missing=code == NOT_FOUND)
+
+    def report(self) -> list[dict[str, Any]]:
+        """Return the state of each group that has members at this sidecar, as the admin listener shows it."""
+        return [report(group, self._leavers_of(name)) for name, group in sorted(self._groups.items())]
+
+    async def report_of(self, name: Name) -> dict[str, Any] | None:
+        """Return the state of one group, with new figures of its shards if these can be had at once; None if none."""
+        group = self._groups.get(name)
+        if group is None:
+            return None
+        await group.refresh(FRESH, self._lookup_timeout / 2)
+        return report(group, self._leavers_of(name))
+
+    def _leavers_of(self, name: Name) -> list[Member]:
+        return [member for member in self._leavers if (member.vhost, member.exchange) == name]
+
+    @property
+    def running(self) -> Mapping[Name, RunningGroup]:
+        """The groups that this sidecar has members of."""
+        return self._groups
+
+    def totals(self) -> dict[Name, Counter[str]]:
+        """Return the counts of moves, stalled links and lost beats of each group since the process began."""
+        found = {name: counter.copy() for name, counter in self._totals.items()}
+        for name, group in self._groups.items():
+            found.setdefault(self._counted_as(name), Counter()).update(_counted(group))
+        return found
+
+    async def aclose(self) -> None:
+        """Tell the other sidecars that this one's members have left, and end all tasks; takes two seconds at most."""
+        for task in self._joining.values():
+            task.cancel()
+        for name in list(self._groups):
+            self._end(name)
+        if self._leaving:
+            await asyncio.wait(self._leaving, timeout=_FAREWELL)
+        for task in self._leaving:
+            task.cancel()
+
+    async def _join(self, member: Member, actions: Actions) -> None:
+        """Look the exchange up, and let the member start or refuse it."""
+        name = (member.vhost, member.exchange)
+        where = f"exchange {name[1]!r} in vhost {name[0]!r}"
+        try:
+            entry = await self._entry(name)
+        except Absent:
+            actions.refuse(
+                member, NOT_FOUND, f"no queue {name[1]!r} in vhost {name[0]!r}, and no exchange of that name"
+            )
+            return
+        except NotReadable as error:
+            actions.refuse(member, INTERNAL_ERROR, f"{where} cannot be read: {error}")
+            return
+        if entry.exchange_type not in RING_TYPES:
+            why = f"its type is {entry.exchange_type!r}, and only hash exchanges have groups"
+            actions.refuse(member, PRECONDITION_FAILED, f"{where} has no group: {why}")
+            return
+        seen = await self._exactness(name, entry) if self._requires_exact else None
+        if seen is not None and (reasons := self._reasons(seen, member)):
+            why = "; ".join(reasons)
+            # Where the management API does not tell, a later try may succeed.
+            code, what = (PRECONDITION_FAILED, "no") if seen.shards else (INTERNAL_ERROR, "perhaps no")
+            actions.refuse(member, code, f"groups_require is exact, and {where} has {what} exact group: {why}")
+            return
+        actions.start(member, shards_of(self._parts.router.entries.get(name, entry)))
+        if member.id not in self._joining:
+            return  # Its session could not start it, as where it lacks channels, and `leave` was called from there.
+        group = self._groups.get(name)
+        if group is None:
+            group = self._groups[name] = RunningGroup(name, self._parts, seen)
+        group.add(member, actions)
+
+    def _reasons(self, seen: Exactness, member: Member) -> tuple[str, ...]:
+        """Return why the group is not exact, or would not be with a new member.
+
+        Where the members have different prefetches already, another one with one of these changes nothing.
+        """
+        group = self._groups.get((member.vhost, member.exchange))
+        present = group.state.prefetches if group is not None else set()
+        own = member.held_at_most
+        return (*seen.reasons, *(exactness.mixed({*present, own}) if own and own not in present else ()))
+
+    async def _exactness(self, name: Name, entry: Entry) -> Exactness:
+        """Return what a new member must know of the shards, by a reading that is made now if there is none."""
+        group = self._groups.get(name)
+        if group is not None and group.exactness.shards:
+            return group.exactness
+        try:
+            async with asyncio.timeout(self._lookup_timeout):
+                return await exactness.read(self._parts.api, name[0], shards_of(entry), {})
+        except (ManagementError, TopologyError) as error:
+            return exactness.unreadable(error)
+        except TimeoutError:
+            return exactness.unreadable(ManagementError("no answer in time (lookup_timeout)"))
+
+    def _joined(self, member: Member, actions: Actions, task: "asyncio.Task[None]") -> None:
+        if self._joining.get(member.id) is task:
+            del self._joining[member.id]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("a defect while a member joined", exc_info=error)
+            actions.refuse(member, INTERNAL_ERROR, "a defect of the sidecar")
+
+    def _end(self, name: Name) -> None:
+        """Leave a group in a task of its own."""
+        group = self._groups.pop(name)
+        self._totals.setdefault(self._counted_as(name), Counter()).update(_counted(group))
+        task = asyncio.create_task(group.aclose())
+        self._leaving.add(task)
+        task.add_done_callback(self._leaving.discard)
+
+    def _counted_as(self, name: Name) -> Name:
+        """Return under which name a group's totals are counted: clients can make any number of exchanges."""
+        return name if name in self._totals or len(self._totals) < MOST_NAMES else ("", "")
+
+
+def _counted(group: RunningGroup) -> Counter[str]:
+    return Counter(moves=group.state.moves, stalled=group.stalled, lost=group.state.peers.lost)

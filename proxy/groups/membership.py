@@ -1,0 +1,209 @@
+"""Sends and receives the beats of groups through the broker: one connection for each virtual host with members."""
+
+import asyncio
+import contextlib
+import logging
+import random
+import secrets
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+import aio_pika
+from aio_pika.abc import AbstractChannel, AbstractConnection, AbstractExchange, AbstractIncomingMessage
+
+from proxy.groups.beat import MAX_BYTES
+
+log = logging.getLogger(__name__)
+# They log a lost connection with tracebacks; here it is one line.
+for _name in ("aiormq", "aio_pika"):
+    logging.getLogger(_name).setLevel(logging.CRITICAL)
+
+Connect = Callable[[], Awaitable[AbstractConnection]]
+"""A coroutine function that returns a new connection. Raises OSError or an AMQP error."""
+
+TRY: Final = 5.0
+"""Seconds that the broker has to open a channel with its queue, and to take one beat."""
+
+FIRST_PAUSE: Final = 0.5
+LONGEST_PAUSE: Final = 8.0
+"""Seconds until the next try after a failed one: the first pause, which doubles up to the longest one."""
+
+NO_ECHO: Final = 20.0
+"""Seconds after which a channel is replaced if this sidecar's own beats do not come back over it."""
+
+_FAREWELL: Final = 0.5
+"""Seconds that the broker has to take the last beat, and to close a channel or a connection."""
+
+_ARGUMENTS: Final[dict[str, Any]] = {
+    "x-max-length": 5_000,
+    "x-max-length-bytes": 32 * MAX_BYTES,
+    "x-message-ttl": 10_000,
+}
+"""Arguments of a sidecar's queue, so that a sidecar which hangs fills no memory of the broker."""
+
+
+class Room:
+    """The exchange of one group, and this sidecar's queue on it, kept up until it is closed."""
+
+    def __init__(
+        self, line: "Line", exchange: str, heard: Callable[[bytes], None], changed: Callable[[], None]
+    ) -> None:
+        """`heard` gets each message; `changed` is called when `fault` becomes empty or not."""
+        self.line, self._exchange, self._name = line, exchange, f"{exchange}.group"
+        self._heard, self._change = heard, changed
+        self.fault = "not connected yet"
+        """Why no beats are sent or received; empty while they are."""
+        self._next: bytes | None = None
+        self._wake = asyncio.Event()
+        self._echo_at = 0.0
+        self._is_closing = False
+        self._task = asyncio.create_task(self._run())
+
+    def send(self, body: bytes) -> None:
+        """Send a beat as soon as the broker takes it; a beat that waits is replaced, since only the last counts."""
+        self._next = body
+        self._wake.set()
+
+    def echoed(self) -> None:
+        """Note that a beat of this sidecar has come back from the broker: the channel works."""
+        self._echo_at = time.monotonic()
+
+    async def aclose(self, last: bytes) -> None:
+        """Send one last beat and close the channel; takes twice `_FAREWELL` at most."""
+        self._is_closing = True
+        self.send(last)
+        await asyncio.wait({self._task}, timeout=2 * _FAREWELL)
+        self._task.cancel()
+
+    async def _run(self) -> None:
+        pause = FIRST_PAUSE
+        while not self._is_closing:
+            channel: AbstractChannel | None = None
+            try:
+                async with asyncio.timeout(TRY):
+                    channel = await self.line.channel()
+                    exchange = await self._enter(channel)
+                pause = FIRST_PAUSE
+                self._echo_at = time.monotonic()
+                self._tell("")
+                await self._send_all(channel, exchange)
+            except TimeoutError:
+                # Which of the group's channels hangs cannot be told from here, so the connection is given up.
+                self._tell("the broker does not answer in time")
+                await self.line.drop()
+            except Exception as error:  # aio-pika raises many kinds, and none may end the beats
+                self._tell(" ".join(str(error).split()) or type(error).__name__)
+            finally:
+                await _closed(channel)
+            if not self._is_closing:
+                await asyncio.sleep(random.uniform(pause / 2, pause))
+                pause = min(2 * pause, LONGEST_PAUSE)
+
+    async def _enter(self, channel: AbstractChannel) -> AbstractExchange:
+        exchange = await channel.declare_exchange(
+            self._name, aio_pika.ExchangeType.FANOUT, durable=False, auto_delete=True
+        )
+        name = f"{self._name}.{secrets.token_hex(8)}"
+        queue = await channel.declare_queue(name, exclusive=True, auto_delete=True, arguments=_ARGUMENTS)
+        await queue.bind(exchange)
+        await queue.consume(self._received, no_ack=True)
+        return exchange
+
+    async def _received(self, message: AbstractIncomingMessage) -> None:
+        self._heard(message.body)
+
+    async def _send_all(self, channel: AbstractChannel, exchange: AbstractExchange) -> None:
+        """Send beats until the room is closed. Raises an error if the broker does not take one."""
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(1.0):
+                    await self._wake.wait()
+            self._wake.clear()
+            if channel.is_closed or not self.line.is_up:
+                raise OSError("the connection or the channel was lost")
+            body, self._next = self._next, None
+            if body is not None:
+                async with asyncio.timeout(_FAREWELL if self._is_closing else TRY):
+                    await exchange.publish(aio_pika.Message(body, content_type="application/json"), "")
+            if self._is_closing:
+                return
+            if time.monotonic() - self._echo_at > NO_ECHO:
+                raise OSError("its own beats do not come back; the broker may have an alarm")
+
+    def _tell(self, fault: str) -> None:
+        before, self.fault = self.fault, fault
+        if fault and fault != before:
+            log.warning(
+                "group %r, virtual host %r: members are not balanced: %s", self._exchange, self.line.vhost, fault
+            )
+        elif not fault:
+            log.info("group %r, virtual host %r: beats are sent and received", self._exchange, self.line.vhost)
+        if bool(fault) != bool(before) or not fault:
+            self._change()
+
+
+class Line:
+    """The connection for the groups of one virtual host, opened when a room needs it."""
+
+    def __init__(self, vhost: str, connect: Connect) -> None:
+        """Take how to connect to the virtual host."""
+        self.vhost, self._connect = vhost, connect
+        self._connection: AbstractConnection | None = None
+        self._lock = asyncio.Lock()
+
+    @property
+    def is_up(self) -> bool:
+        """Whether the connection is open, as far as this process knows."""
+        return self._connection is not None and self._connection.connected.is_set()
+
+    async def channel(self) -> AbstractChannel:
+        """Return a new channel, on a new connection if there is none. Raises OSError or an AMQP error."""
+        async with self._lock:
+            if not self.is_up:
+                await self.drop()
+                self._connection = await self._connect()
+            assert self._connection is not None
+            connection = self._connection
+        # A channel without confirms: the next beat is worth more than to know that the last one came.
+        return await connection.channel(publisher_confirms=False)
+
+    async def drop(self) -> None:
+        """Close the connection, which ends all of its channels."""
+        connection, self._connection = self._connection, None
+        await _closed(connection)
+
+
+async def _closed(it: AbstractChannel | AbstractConnection | None) -> None:
+    if it is not None:
+        with contextlib.suppress(Exception):
+            async with asyncio.timeout(_FAREWELL):
+                await it.close()
+
+
+class Membership:
+    """The rooms of all groups of this sidecar."""
+
+    def __init__(self, connect: Callable[[str], Connect]) -> None:
+        """`connect` returns how to connect to a virtual host."""
+        self._connect = connect
+        self._lines: dict[str, Line] = {}
+        self._rooms: set[Room] = set()
+
+    def enter(self, vhost: str, exchange: str, heard: Callable[[bytes], None], changed: Callable[[], None]) -> Room:
+        """Return the room of a group, which is opened in its own time and closed by `leave`."""
+        line = self._lines.setdefault(vhost, Line(vhost, self._connect(vhost)))
+        room = Room(line, exchange, heard, changed)
+        self._rooms.add(room)
+        return room
+
+    async def leave(self, room: Room, last: bytes) -> None:
+        """Send one last beat to a group, and close its room, and with the last room the connection."""
+        self._rooms.discard(room)
+        line = room.line
+        is_last = all(other.line is not line for other in self._rooms)
+        if is_last:
+            del self._lines[line.vhost]
+        await room.aclose(last)
+        if is_last:
+            await line.drop()

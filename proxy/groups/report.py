@@ -1,0 +1,112 @@
+"""What a sidecar knows of one group, as the admin listener's JSON and `ring-proxy group` show it."""
+
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from proxy.groups.member import Link, LinkState, Member
+from proxy.groups.running import RunningGroup
+
+
+def held_links(member: Member) -> list[Link]:
+    """Return those links of a member that has left by which its client still holds unacked messages."""
+    return [link for link in member.leaving if link.state == LinkState.LEAVING and link.unacked]
+
+
+def report(group: RunningGroup, leavers: Iterable[Member]) -> dict[str, Any]:
+    """Return the state of a group: its members, its shards, and what is about to move.
+
+    `leavers` are members of this sidecar that have left, and whose clients may still hold unacked messages.
+    """
+    now = time.monotonic()
+    state, seen, reasons = group.state, group.exactness, group.reasons
+    hears = state.hears(now)
+    holders, targets = state.claims.holders, state.decision.targets
+    return {
+        "vhost": group.name[0],
+        "exchange": group.name[1],
+        "exact": None if not seen.shards and not reasons else not reasons,
+        "reasons": list(reasons),
+        "warnings": list(seen.warnings),
+        "membership": group.room.fault or ("" if hears else "the other sidecars are not heard yet") or None,
+        "members": _members(group, holders, targets, now),
+        "leaving": [
+            {"client": member.client, "shard": link.shard, "unacked": link.unacked}
+            for member in leavers
+            for link in held_links(member)
+        ],
+        "refused": [
+            {
+                "client": state.local[member].client,
+                "shard": shard,
+                "why": refusal.why,
+                "since_seconds": round(now - refusal.since, 1),
+            }
+            for (member, shard), refusal in sorted(state.refused.items())
+            if member in state.local
+        ],
+        "shards": [
+            {
+                "shard": shard,
+                "holder": holders.get(shard),
+                "holder_since_seconds": round(now - claim.since, 1) if (claim := state.claims.holder(shard)) else None,
+                "target": targets.get(shard),
+                "ready": found.ready if (found := seen.shards.get(shard)) is not None else None,
+                "unacked": found.unacked if found is not None else None,
+                "waiting": shard in group.waiting,
+            }
+            for shard in state.shards
+        ],
+        "moves": [
+            {
+                "shard": move.shard,
+                "from": move.holder or None,
+                "to": move.target,
+                "why": move.why,
+                "since_seconds": round(now - state.moving_since.get(move.shard, now), 1),
+            }
+            for move in state.decision.moves
+        ],
+        "figures_age_seconds": round(now - seen.read_at, 1) if seen.shards else None,
+    }
+
+
+def _members(group: RunningGroup, holders: dict[str, str], targets: Any, now: float) -> list[dict[str, Any]]:
+    state = group.state
+    held: dict[str, list[str]] = {}
+    for shard, holder in sorted(holders.items()):
+        held.setdefault(holder, []).append(shard)
+    wanted = list(targets.values())
+    found = [_member(member, state.is_stalled(member.id, now)) for member in state.local.values()]
+    for peer in state.peers.all.values():
+        found += [
+            {
+                "id": told.id,
+                "client": told.client,
+                "host": peer.host,
+                "here": False,
+                "since": _time(told.since),
+                "stalled": told.is_stalled,
+                "unacked": sum(link.unacked for link in told.links.values()),
+            }
+            for told in peer.members.values()
+        ]
+    for each in found:
+        each.setdefault("host", state.host)
+        each["shards"], each["wanted"] = held.get(each["id"], []), wanted.count(each["id"])
+    return sorted(found, key=lambda each: (each["since"], each["id"]))
+
+
+def _member(member: Member, is_stalled: bool) -> dict[str, Any]:
+    return {
+        "id": member.id,
+        "client": member.client,
+        "here": True,
+        "since": _time(member.since),
+        "stalled": is_stalled,
+        "unacked": sum(link.unacked for link in member.links.values()),
+    }
+
+
+def _time(seconds: float) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))

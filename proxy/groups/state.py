@@ -1,0 +1,387 @@
+"""One group as this sidecar knows it: its own members, those of the other sidecars, and who claims what. No I/O."""
+
+import time
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+from proxy.groups.beat import Beat, LinkBeat, MemberBeat
+from proxy.groups.claims import Claims
+from proxy.groups.group import HEAL, Act, Decision, LinkView, MemberView, Step, View, decide, followers
+from proxy.groups.member import Link, Member
+from proxy.groups.peers import Peers
+
+CALM: Final = 0.3
+"""Seconds without a further change before changes are acted upon, so that many changes lead to one decision."""
+
+LONGEST_CALM: Final = 2.0
+"""Seconds after which a change is acted upon even if there is always another one."""
+
+BEAT_EVERY: Final = 1.0
+"""The least seconds between two beats without news."""
+
+LONGEST_EVERY: Final = 15.0
+"""The most seconds between two beats."""
+
+SIDECARS_A_SECOND: Final = 20
+"""The most beats a second that one sidecar gets of a group without news, as far as `LONGEST_EVERY` allows."""
+
+LINKS_A_SECOND: Final = 2_000
+"""The most links that one sidecar tells of each second without news, as far as `LONGEST_EVERY` allows."""
+
+LOOKED_AT_A_SECOND: Final = 20_000
+"""The most links of its own members that a sidecar looks at each second without news, as far as `LONGEST_EVERY` allows;
+1,000 take about 1 ms (measured)."""
+
+UNREAD_LOST_AFTER: Final = 5.0
+"""The seconds for which a shard is taken to wait for a consumer whose node is lost, until the shard is read."""
+
+LATELY: Final = 30.0
+"""Seconds after a delivery in which beats tell of it."""
+
+FIRST_PAUSE: Final = 1.0
+LONGEST_PAUSE: Final = 60.0
+"""Seconds until a link that the broker has ended is opened again: the pause doubles from the first to the longest."""
+
+
+ASK_AGAIN: Final = 10.0
+"""Seconds after which a session is asked again for a link that it has not opened, for example for want of a channel."""
+
+
+MOST_DOUBLINGS: Final = 6
+"""How often the pause after a raise without effect doubles, at most; the first pause is HEAL seconds."""
+
+
+class Refusal(NamedTuple):
+    """The broker's refusal of one member's link to one shard."""
+
+    since: float
+    """When the first of the refusals in a row came, in monotonic seconds."""
+    why: str
+    """The broker's reply code and text."""
+
+
+class GroupState:
+    """The state of one group in one sidecar; it lives as long as the sidecar has members of the group."""
+
+    def __init__(self, sidecar: str, host: str) -> None:
+        """Take the id of this process and the name of its machine, as its beats give them."""
+        self._sidecar, self.host = sidecar, host
+        self.local: dict[str, Member] = {}
+        """The members of this sidecar, by id."""
+        self.peers = Peers(sidecar)
+        self.claims = Claims()
+        self.lost_after: dict[str, float] = {}
+        """The seconds for which each shard waits for a consumer whose node is lost, as far as that is read."""
+        self.unmovable: dict[str, str] = {}
+        """The shards that a higher x-priority does not move to another member, each with the reason."""
+        self.wedged: frozenset[str] = frozenset()
+        """The shards with ready messages that RabbitMQ delivers to nobody, until they are raised once more."""
+        self.decision = Decision({})
+        """The result of the last call of `decide`; empty before the first."""
+        self.moving_since: dict[str, float] = {}
+        """By shard that is to move, since when it is to move, in monotonic seconds."""
+        self.is_followed = True
+        """Whether no other sidecar's member has claimed a shard since `followers` was called."""
+        self.moves = 0
+        """How many shards members of this sidecar have taken."""
+        self._delivered_at: dict[str, dict[str, float]] = {}
+        """When the members of other sidecars last got deliveries, by member and shard; in monotonic seconds here."""
+        self._changes: tuple[float, float] | None = None
+        """When the first and the last change since the last decision came, in monotonic seconds; None without any."""
+        self._ring: tuple[str, ...] = ()
+        self._seen: set[str] = set()
+        """The queues of the present ring, and those of earlier ones that were claimed when it came."""
+        self._missing: dict[str, float] = {}
+        self._pauses: dict[tuple[str, str], tuple[float, float]] = {}
+        """By member and shard, when a link may be opened again, and how long that pause was."""
+        self.refused: dict[tuple[str, str], Refusal] = {}
+        """By member and shard, the links that the broker has ended with an error and that are not open again."""
+        self._raises: dict[str, tuple[float, int]] = {}
+        """By shard, when it was raised last, in monotonic seconds, and how many earlier raises had no effect."""
+        self._stalled_until: dict[str, float] = {}
+        # Of a later group of the same exchange, so that the others do not take its first beats for late ones.
+        self._number = time.time_ns() // 1_000_000
+        self._links_told = 0
+
+    # What this sidecar's sessions and readings tell.
+
+    def joined(self, member: Member, now: float) -> None:
+        """Add a member of this sidecar."""
+        self.local[member.id] = member
+        self._changed(now)
+
+    def left(self, member_id: str, now: float) -> None:
+        """Remove a member of this sidecar."""
+        if self.local.pop(member_id, None) is not None:
+            self.claims.forget(member_id, now)
+            self._stalled_until.pop(member_id, None)
+            self._pauses = {key: pause for key, pause in self._pauses.items() if key[0] != member_id}
+            self.refused = {key: refusal for key, refusal in self.refused.items() if key[0] != member_id}
+            self._changed(now)
+
+    def follow(self, ring: Iterable[str], read_at: float, now: float) -> None:
+        """Set the queues of the ring, from a reading that began at `read_at`, in monotonic seconds."""
+        ring = tuple(sorted(ring))
+        found = [shard for shard, since in self._missing.items() if shard in ring and read_at > since]
+        for shard in found:
+            del self._missing[shard]
+        if found or ring != self._ring:
+            self._ring = ring
+            self._seen = {*ring, *(self._seen & self.claims.winners.keys())}
+            self._changed(now)
+
+    def link_ended(self, member_id: str, shard: str, why: str, *, is_missing: bool, now: float) -> bool:
+        """Note that the broker has ended a member's link, with an error or, if `why` is empty, by a cancel.
+
+        `is_missing` says that the queue does not exist. Returns whether the error is news.
+        """
+        if member_id not in self.local:
+            return False
+        refusal = self.refused.get((member_id, shard), Refusal(now, ""))
+        if is_missing:
+            self._missing[shard] = now
+            self._pauses.pop((member_id, shard), None)
+            for member in self.local:
+                self.claims.drop(shard, member, now)
+        else:
+            _, before = self._pauses.get((member_id, shard), (0.0, FIRST_PAUSE / 2))
+            pause = min(2 * before, LONGEST_PAUSE)
+            self._pauses[member_id, shard] = now + pause, pause
+            if why:
+                self.refused[member_id, shard] = refusal._replace(why=why)
+        self._changed(now)
+        return why not in ("", refusal.why) and not is_missing
+
+    def stalled(self, member_id: str, until: float, now: float) -> None:
+        """Note that a member has lost a shard since its client did not ack.
+
+        Until the time `until`, in monotonic seconds, it gets no shard while other members live.
+        """
+        self._stalled_until[member_id] = until
+        self._changed(now)
+
+    def probes(self) -> list[Link]:
+        """Return the probes of this sidecar's members."""
+        return [link for member in self.local.values() for link in member.links.values() if link.is_probe]
+
+    def held(self, *, is_first: bool) -> list[str]:
+        """Return the shards that members of this sidecar hold; with `is_first` also those that no member holds."""
+        holders = self.claims.holders
+        return [s for s in self.shards if (holders[s] in self.local if s in holders else is_first)]
+
+    # What the other sidecars tell.
+
+    def heard(self, beat: Beat, now: float) -> bool:
+        """Take a beat of any sidecar; return whether its sender is new and waits to hear from this sidecar."""
+        heard = self.peers.heard(beat, self.local, self.every, now)
+        before = dict(self.claims.winners)
+        for gone in heard.gone:
+            self._forget(gone, now)
+        for member in heard.members:
+            claims = {}
+            for shard, link in member.links.items():
+                if shard not in self._seen and not self.claims.may_learn(shard):
+                    continue
+                self.claims.learn(shard, link.epoch)
+                if link.claim:
+                    claims[shard] = link.claim
+                if link.delivered_ago is not None:
+                    self._delivered_at.setdefault(member.id, {})[shard] = now - link.delivered_ago
+            self.claims.replace(member.id, claims, now)
+        if self.claims.winners != before:
+            self.is_followed = False
+        if heard.is_news or not self.is_followed:
+            self._changed(now)
+        return heard.is_new
+
+    def _forget(self, member_id: str, seen: float) -> None:
+        """Forget another sidecar's member that was last seen at the time `seen`."""
+        self.claims.forget(member_id, seen)
+        self._delivered_at.pop(member_id, None)
+
+    # What follows from it.
+
+    @property
+    def claimed(self) -> set[str]:
+        """The shards that members claim and that this sidecar has never seen in the ring."""
+        return self.claims.winners.keys() - self._seen - self._missing.keys()
+
+    @property
+    def shards(self) -> list[str]:
+        """The queues of the ring and those of an earlier ring that members claim, without those that do not exist.
+
+        A queue that this sidecar has never seen in the ring is none of the group's, whoever claims it.
+        """
+        return sorted({*self._ring, *(self._seen & self.claims.winners.keys())} - self._missing.keys())
+
+    @property
+    def every(self) -> float:
+        """Seconds between two beats of this sidecar without news: more in a large fleet."""
+        looked_at = sum(len(member.links) for member in self.local.values())
+        slow = max(
+            (len(self.peers.all) + 1) / SIDECARS_A_SECOND,
+            self._links_told / LINKS_A_SECOND,
+            looked_at / LOOKED_AT_A_SECOND,
+        )
+        return min(max(BEAT_EVERY, slow), LONGEST_EVERY)
+
+    def delivered_at(self, shard: str, besides: str = "") -> float:
+        """Return when any member, `besides` one, last got a delivery of a shard; monotonic seconds, 0 for never."""
+        told = [at[shard] for member, at in self._delivered_at.items() if shard in at and member != besides]
+        own = [
+            member.links[shard].delivered_at
+            for member in self.local.values()
+            if shard in member.links and member.id != besides
+        ]
+        return max([*told, *own], default=0.0)
+
+    def unacked(self, shard: str) -> int:
+        """Return how many unacked messages of a shard all members together hold, as far as this sidecar knows."""
+        own = sum(member.links[shard].unacked for member in self.local.values() if shard in member.links)
+        told = (member.links[shard].unacked for _, member in self.peers.members.values() if shard in member.links)
+        return own + sum(told)
+
+    @property
+    def prefetches(self) -> set[int]:
+        """The prefetches of all members; a member without acks has 0."""
+        own = {member.held_at_most for member in self.local.values()}
+        return own | {told.prefetch for _, told in self.peers.members.values()}
+
+    def hears(self, now: float) -> bool:
+        """Return whether this sidecar hears the others."""
+        return self.peers.hears(now, self.every)
+
+    @property
+    def due(self) -> float:
+        """When the changes since the last decision are to be acted upon, in monotonic seconds; infinity for none."""
+        if self._changes is None:
+            return float("inf")
+        first, last = self._changes
+        return min(last + CALM, first + LONGEST_CALM)
+
+    def tick(self, now: float) -> Decision:
+        """Decide, and note the claims that this makes. The caller has the members subscribe as the steps say."""
+        self._changes = None
+        for peer in self.peers.expire(now, self.every):
+            for member in peer.members:
+                self._forget(member, peer.heard_at)
+        self.claims.follow(self.shards, now)
+        for step in (decision := decide(self._view(now), now)).steps:
+            if step.act is not Act.CLAIM:
+                _, pause = self._pauses.get((step.member, step.shard), (0.0, FIRST_PAUSE / 2))
+                self._pauses[step.member, step.shard] = now + ASK_AGAIN, pause
+            if step.act in (Act.CLAIM, Act.RAISE):
+                holder = self.claims.holder(step.shard)
+                self.moves += holder is None or holder.member != step.member
+                if step.act is Act.RAISE:
+                    self._raises[step.shard] = now, self._raises_in_vain(step)
+                self.claims.add(step.shard, step.epoch, step.member, now)
+                self.wedged -= {step.shard}
+        self.refused = {key: refusal for key, refusal in self.refused.items() if self._lacks(*key)}
+        self._pauses = {
+            key: (until, pause)
+            for key, (until, pause) in self._pauses.items()
+            if now < until + LONGEST_PAUSE or self._lacks(*key)
+        }
+        self.moving_since = {move.shard: self.moving_since.get(move.shard, now) for move in decision.moves}
+        self._raises = {shard: raised for shard, raised in self._raises.items() if shard in decision.targets}
+        self.decision = decision
+        return decision
+
+    def followers(self, now: float) -> list[Step]:
+        """Return which links are to be replaced since the holders of their shards have changed.
+
+        It also notes in each link whether it gives way to another member's.
+        """
+        self.is_followed = True
+        holders = self.claims.holders
+        for member in self.local.values():
+            for shard, link in member.links.items():
+                link.gives_way = holders.get(shard, member.id) != member.id
+        return followers(self._view(now), now)
+
+    def _lacks(self, member_id: str, shard: str) -> bool:
+        """Return whether a member of this sidecar is to have a link to a shard and has none that is open."""
+        link = self.local[member_id].links.get(shard) if member_id in self.local else None
+        return not (link is not None and link.is_open) and shard in self._seen and shard not in self._missing
+
+    def _raises_in_vain(self, step: Step) -> int:
+        """Return how many raises of a shard in a row, up to this step, did not bring its messages to the member."""
+        at, in_vain = self._raises.get(step.shard, (float("inf"), 0))
+        member = self.local[step.member]
+        own = [member.links[step.shard].delivered_at] if step.shard in member.links else []
+        is_in_vain = self.delivered_at(step.shard, besides=step.member) > at + HEAL and max(own, default=0.0) <= at
+        return in_vain + 1 if is_in_vain else 0
+
+    def beat(self, now: float) -> Beat:
+        """Return the next beat of this sidecar."""
+        self._number += 1
+        held: dict[str, dict[str, int]] = {}
+        for shard, claim in self.claims.winners.items():
+            held.setdefault(claim.member, {})[shard] = claim.epoch
+        members = tuple(self._told(member, held.get(member.id, {}), now) for member in self.local.values())
+        self._links_told = sum(len(member.links) for member in members)
+        return Beat(self._sidecar, self.host, self._number, self.every, members)
+
+    def _told(self, member: Member, held: dict[str, int], now: float) -> MemberBeat:
+        """Return a member as the next beat describes it; `held` has the epochs of its claims, by shard."""
+        links = {shard: LinkBeat(epoch, self.claims.epoch(shard), None, 0) for shard, epoch in held.items()}
+        since = now - LATELY
+        for shard, link in member.links.items():
+            if link.unacked or link.delivered_at > since or shard in held:
+                late = round(max(now - link.delivered_at, 0.0), 3) if link.delivered_at > since else None
+                level = link.priority if shard in held else 0
+                epoch = self.claims.epoch(shard)
+                links[shard] = LinkBeat(held.get(shard, 0), epoch, late, link.unacked, level, link.is_probe)
+        is_stalled = self.is_stalled(member.id, now)
+        return MemberBeat(member.id, member.client, member.since, is_stalled, member.held_at_most, links)
+
+    def is_stalled(self, member_id: str, now: float) -> bool:
+        """Return whether a member of this sidecar has lately lost a shard since its client did not ack."""
+        return now < self._stalled_until.get(member_id, now)
+
+    def _view(self, now: float) -> View:
+        members = {
+            member.id: MemberView(
+                is_local=True,
+                links={
+                    shard: LinkView(link.delivered_at, link.unacked, link.is_open, link.priority, link.is_probe)
+                    for shard, link in member.links.items()
+                },
+                is_stalled=self.is_stalled(member.id, now),
+                no_ack=member.no_ack,
+            )
+            for member in self.local.values()
+        }
+        for member_id, (_, told) in self.peers.members.items():
+            delivered_at = self._delivered_at.get(member_id, {})
+            links = {
+                shard: LinkView(
+                    delivered_at.get(shard, 0.0), link.unacked, priority=link.priority, is_probe=link.is_probe
+                )
+                for shard, link in told.links.items()
+            }
+            no_ack = not told.prefetch
+            members[member_id] = MemberView(is_local=False, links=links, is_stalled=told.is_stalled, no_ack=no_ack)
+        foreign = self.claimed
+        return View(
+            members,
+            sorted({*self.shards, *foreign}),
+            self.claims,
+            hears=self.hears(now),
+            unmovable=self.unmovable,
+            lost_after={shard: self.lost_after.get(shard, UNREAD_LOST_AFTER) for shard in self.shards},
+            not_before={key: until for key, (until, _) in self._pauses.items()},
+            wedged=self.wedged,
+            foreign=foreign,
+            refused={key: refusal.why for key, refusal in self.refused.items()},
+            not_raised_before={
+                shard: at + HEAL * 2 ** min(in_vain, MOST_DOUBLINGS)
+                for shard, (at, in_vain) in self._raises.items()
+                if in_vain
+            },
+            least_epoch=int(time.time()),
+        )
+
+    def _changed(self, now: float) -> None:
+        self._changes = (self._changes[0] if self._changes is not None else now), now

@@ -1,0 +1,80 @@
+"""The metrics of consumer groups, read at the time of a scrape."""
+
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+if TYPE_CHECKING:
+    from proxy.groups.groups import Groups
+
+_LABELS = ("vhost", "exchange")
+
+
+def collect(groups: "Groups | None") -> Iterator[Metric]:
+    """Yield the metrics of the groups that have members at this sidecar; `groups` is None where there can be none."""
+    members = GaugeMetricFamily("ringproxy_group_members", "Members of a group at this sidecar.", labels=_LABELS)
+    held = GaugeMetricFamily("ringproxy_group_shards_held", "Shards that members at this sidecar hold.", labels=_LABELS)
+    wanted = GaugeMetricFamily(
+        "ringproxy_group_shards_wanted", "Shards that members at this sidecar should hold.", labels=_LABELS
+    )
+    moving = GaugeMetricFamily(
+        "ringproxy_group_shards_moving",
+        "Shards of the whole group that another member should hold than does.",
+        labels=_LABELS,
+    )
+    waiting = GaugeMetricFamily(
+        "ringproxy_group_shards_waiting",
+        "Shards that members at this sidecar hold, or nobody, with messages that no member gets.",
+        labels=_LABELS,
+    )
+    refused = GaugeMetricFamily(
+        "ringproxy_group_links_refused",
+        "Links of members at this sidecar that the broker has ended with an error, and that are not open again.",
+        labels=_LABELS,
+    )
+    oldest = GaugeMetricFamily(
+        "ringproxy_group_oldest_unacked_seconds",
+        "Age of the oldest delivery that a member at this sidecar has not acked; 0 if there is none.",
+        labels=_LABELS,
+    )
+    connected = GaugeMetricFamily(
+        "ringproxy_group_connected", "1 if this sidecar hears the other sidecars of the group.", labels=_LABELS
+    )
+    prefetches = GaugeMetricFamily(
+        "ringproxy_group_prefetches", "Different prefetches of the group's members, which should be 1.", labels=_LABELS
+    )
+    exact = GaugeMetricFamily(
+        "ringproxy_group_exact", "1 if the broker can balance the group in order, as far as is known.", labels=_LABELS
+    )
+    now = time.monotonic()
+    for name, group in groups.running.items() if groups is not None else ():
+        state = group.state
+        members.add_metric(name, len(state.local))
+        held.add_metric(name, sum(holder in state.local for holder in state.claims.holders.values()))
+        wanted.add_metric(name, sum(target in state.local for target in state.decision.targets.values()))
+        moving.add_metric(name, len(state.decision.moves))
+        waiting.add_metric(name, len(group.waiting))
+        refused.add_metric(name, len(state.refused))
+        oldest.add_metric(name, now - group.oldest_unacked_at if group.oldest_unacked_at else 0.0)
+        connected.add_metric(name, not group.room.fault and state.hears(now))
+        exact.add_metric(name, bool(group.exactness.shards) and not group.exactness.reasons)
+        prefetches.add_metric(name, len(state.prefetches - {0}))
+    yield from (members, held, wanted, moving, waiting, refused, oldest, connected, exact, prefetches)
+    moves = CounterMetricFamily(
+        "ringproxy_group_moves", "Shards that members at this sidecar have taken.", labels=_LABELS
+    )
+    stalled = CounterMetricFamily(
+        "ringproxy_group_stalled_links",
+        "Links of members at this sidecar that were ended since nothing was acked for groups_ack_timeout.",
+        labels=_LABELS,
+    )
+    lost = CounterMetricFamily(
+        "ringproxy_group_beats_lost", "Beats of other sidecars that did not come.", labels=_LABELS
+    )
+    for name, counted in groups.totals().items() if groups is not None else ():
+        moves.add_metric(name, counted["moves"])
+        stalled.add_metric(name, counted["stalled"])
+        lost.add_metric(name, counted["lost"])
+    yield from (moves, stalled, lost)

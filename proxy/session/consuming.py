@@ -1,0 +1,260 @@
+"""A client's methods about consumers, on a session whose sidecar has the setting `groups`.
+
+A basic.consume on a name that the setting `groups` names waits, with all that follows on its channel. Meanwhile a
+passive queue.declare asks whether there is a queue of that name. If there is, the client consumes from the queue;
+otherwise it joins the group as a member.
+"""
+
+import secrets
+
+from proxy.groups.member import DEFAULT_PREFETCH, Member
+from proxy.session import closing, links, requests
+from proxy.session.backlog import Wait
+from proxy.session.channel import Channel
+from proxy.session.connection import Connection
+from proxy.session.end import SHUTTING_DOWN
+from proxy.session.hidden import Consumer
+from proxy.session.links import EXCLUSIVE, NO_ACK, NOWAIT
+from proxy.session.numbering import Joining, Numbering
+from proxy.session.state import ChannelState
+from proxy.wire import table
+from proxy.wire.frames import (
+    ACCESS_REFUSED,
+    BASIC_CANCEL_OK,
+    BASIC_CONSUME,
+    CHANNEL_OPEN,
+    NOT_ALLOWED,
+    PRECONDITION_FAILED,
+    QUEUE_DECLARE,
+    RESOURCE_ERROR,
+    SYNTAX_ERROR,
+    Fault,
+    method_frame,
+    short_string,
+    shorted,
+    u16,
+)
+
+UNLIMITED = 2000
+"""The prefetch of links where the client has asked for no limit; RabbitMQ takes the same number for quorum queues."""
+
+MOST_TAGS = 1 << 16
+"""The most ordinary consumers of one channel that are remembered."""
+
+MOST_ARGUMENTS = 4096
+"""The most bytes of a member's arguments, since each of its links has them."""
+
+_PASSIVE = 1
+_PRIORITY = b"x-priority"
+
+
+def numbering_of(c: Connection, channel: Channel) -> Numbering:
+    """Return a channel's numbering, which begins here if there is none yet."""
+    numbering = channel.numbering
+    if numbering is None:
+        numbering = channel.numbering = Numbering(channel.id)
+        links.consuming_of(c).sources[channel.id] = numbering.own
+    return numbering
+
+
+def consume(c: Connection, channel: Channel, method: int, data: bytes, i: int, end: int) -> bytes | None:
+    """Take basic.consume: on a queue it passes, and on the name of a group it makes a member.
+
+    Returns what the broker gets instead; None if it gets the frame as it is, now or after a wait.
+    """
+    if channel.state != ChannelState.OPEN:
+        return None
+    consuming, numbering = links.consuming_of(c), numbering_of(c, channel)
+    name, at = short_string(data, i + 13, end - 1)
+    name = requests.meant(channel, name)
+    tag, at = short_string(data, at, end - 1)
+    if at >= end - 1:
+        raise Fault(SYNTAX_ERROR, "basic.consume stops early", method)
+    bits = data[at]
+    joining, numbering.joining = numbering.joining, None
+    if joining is not None and joining.is_group:
+        return b""
+    group = group_named(c, name) if joining is None and name else ""
+    if tag and ((channel.id, tag) in consuming.by_tag or (group and tag in numbering.tags)):
+        raise Fault(NOT_ALLOWED, f"attempt to reuse consumer tag '{tag.decode(errors='replace')}'", method)
+    if group:
+        if consuming.free:
+            _ask(c, channel, numbering, group, tag, data, at, end)
+            return None
+        # Not even whether a queue has the name can be asked.
+        text = f"group '{group}': all {consuming.most} hidden channels of the connection are in use"
+        return closing.refusal(c, channel, RESOURCE_ERROR, text, method)
+    if tag and len(numbering.tags) < MOST_TAGS:
+        numbering.tags[tag] = bool(bits & NO_ACK)
+    elif not tag and not bits & NOWAIT:
+        numbering.requests.append(bool(bits & NO_ACK))
+    return None
+
+
+def group_named(c: Connection, name: bytes) -> str:
+    """Return a name that the setting `groups` has, as text; empty for any other."""
+    try:
+        text = name.decode()
+    except UnicodeDecodeError:
+        return ""  # no exchange has such a name
+    return text if links.consuming_of(c).match(c.vhost, text) else ""
+
+
+def _ask(
+    c: Connection, channel: Channel, numbering: Numbering, group: str, tag: bytes, data: bytes, at: int, end: int
+) -> None:
+    """Have a basic.consume wait, and ask the broker whether there is a queue of that name."""
+    consuming = links.consuming_of(c)
+    bits = data[at]
+    first, stop = _table(data, at + 1, end - 1)
+    member = Member(secrets.token_hex(8), c.vhost, group, channel.id, tag or b"amq.ctag-" + _random())
+    member.no_ack = bool(bits & NO_ACK)
+    member.prefetch = numbering.prefetch or DEFAULT_PREFETCH
+    member.user = c.handshake.user.decode(errors="replace")
+    refusal = _mistake(c, channel, numbering, group, bits, data, first, stop)
+    numbering.joining = Joining(member, refusal)
+    consumer = Consumer(member, channel, numbering, data[first:stop])
+    consumer.owes_ok = not bits & NOWAIT
+    c.waiting.held = Wait.JOINING
+    consuming.consumers[member] = consumer
+    consuming.by_tag[channel.id, member.tag] = consumer
+    hidden = consuming.take(consumer, None)
+    asked = b"\0\0" + shorted(group.encode()) + bytes((_PASSIVE,)) + b"\0\0\0\0"
+    consuming.due += (
+        method_frame(hidden.number, CHANNEL_OPEN, b"\0"),
+        method_frame(hidden.number, QUEUE_DECLARE, asked),
+    )
+
+
+def _random() -> bytes:
+    return secrets.token_urlsafe(16).encode()
+
+
+def _table(data: bytes, at: int, end: int) -> tuple[int, int]:
+    """Return where the fields of the arguments table of a basic.consume begin and end."""
+    if at + 4 > end:
+        raise Fault(SYNTAX_ERROR, "basic.consume stops before its arguments", BASIC_CONSUME)
+    first = at + 4
+    stop = first + int.from_bytes(data[at:first], "big")
+    if stop > end:
+        raise Fault(SYNTAX_ERROR, "the arguments of basic.consume run past its frame", BASIC_CONSUME)
+    return first, stop
+
+
+def _mistake(
+    c: Connection, channel: Channel, numbering: Numbering, group: str, bits: int, data: bytes, first: int, stop: int
+) -> tuple[int, str] | None:
+    """Return the reply code and text that refuse a basic.consume of a group; None if the member may join."""
+    consuming = links.consuming_of(c)
+    if bits & EXCLUSIVE:
+        return ACCESS_REFUSED, f"group '{group}' cannot be consumed exclusively: a group is for several consumers"
+    if table.find(data, first, stop, _PRIORITY) is not None:
+        text = f"group '{group}': x-priority cannot be set, as ringproxy balances the group by it"
+        return PRECONDITION_FAILED, text
+    if stop - first > MOST_ARGUMENTS:
+        text = f"group '{group}': the arguments take {stop - first} bytes, and {MOST_ARGUMENTS} are the most"
+        return PRECONDITION_FAILED, text
+    if channel.transactional:
+        return PRECONDITION_FAILED, f"group '{group}' cannot be consumed on a channel with transactions"
+    if numbering.unsure:
+        text = f"group '{group}': too many deliveries of this channel were acked out of order; use another channel"
+        return RESOURCE_ERROR, text
+    if consuming.draining:
+        return RESOURCE_ERROR, f"group '{group}': {SHUTTING_DOWN}"
+    if len(consuming.consumers) >= consuming.most:
+        text = f"group '{group}': the connection has {len(consuming.consumers)} members, as many as it may"
+        return RESOURCE_ERROR, text
+    return None
+
+
+def cancel(c: Connection, channel: Channel, method: int, data: bytes, i: int, end: int) -> bytes | None:
+    """Take basic.cancel. For a member it is answered here, since a cancel at the broker would put keys out of order.
+
+    Returns what the broker gets instead; None if it gets the frame as it is.
+    """
+    numbering = channel.numbering
+    if numbering is None or channel.state != ChannelState.OPEN:
+        return None
+    tag, at = short_string(data, i + 11, end - 1)
+    nowait = at < end - 1 and bool(data[at] & 1)
+    no_ack = numbering.tags.pop(tag, False)
+    if no_ack and not nowait and len(numbering.cancelled) < MOST_TAGS:
+        numbering.cancelled.add(tag)
+    consumer = links.consuming_of(c).by_tag.get((channel.id, tag))
+    if consumer is None:
+        return None
+    consumer.owes_cancel_ok = consumer.member.no_ack and not nowait
+    links.leave(c, consumer)
+    if consumer.owes_cancel_ok:
+        answer = links.cancel_ok(consumer)
+    else:
+        answer = b"" if nowait else method_frame(channel.id, BASIC_CANCEL_OK, shorted(tag))
+    if answer:
+        links.tell(c, numbering, answer)
+    return b""
+
+
+def leave_all(c: Connection) -> None:
+    """Have all members leave, as this proxy shuts down; a basic.consume that still waits is refused."""
+    consuming = links.consuming_of(c)
+    consuming.draining = True
+    for consumer in list(consuming.consumers.values()):
+        joining = consumer.numbering.joining
+        if joining is not None and joining.member is consumer.member and not joining.decided:
+            text = f"group '{consumer.member.exchange}': {SHUTTING_DOWN}"
+            closing.refuse_channel(c, consumer.channel, RESOURCE_ERROR, text, BASIC_CONSUME)
+        else:
+            links.leave(c, consumer)
+    links.flush(c)
+
+
+def qos(c: Connection, channel: Channel, method: int, data: bytes, i: int, end: int) -> None:
+    """Take basic.qos, which passes to the broker. Members that join later get its prefetch for each shard."""
+    if channel.state == ChannelState.OPEN and end - i >= 19:
+        numbering_of(c, channel).prefetch = u16(data, i + 15) or UNLIMITED
+
+
+def get(c: Connection, channel: Channel, method: int, data: bytes, i: int, end: int) -> None:
+    """Take basic.get, which passes to the broker, and note it: its answer will have a delivery tag."""
+    if channel.state == ChannelState.OPEN:
+        numbering = numbering_of(c, channel)
+        _, at = short_string(data, i + 13, end - 1)
+        numbering.gets.append(at < end - 1 and bool(data[at] & 1))
+
+
+# What the broker answers on the client's own channel.
+
+
+def consume_ok(c: Connection, channel: Channel, method: int, data: bytes, i: int, end: int) -> None:
+    """Take basic.consume-ok of an ordinary consumer, whose tag the broker may have made up."""
+    numbering = channel.numbering
+    if numbering is None:
+        return
+    tag, _ = short_string(data, i + 11, end - 1)
+    if tag not in numbering.tags and numbering.requests and len(numbering.tags) < MOST_TAGS:
+        numbering.tags[tag] = numbering.requests.popleft()
+
+
+def cancelled(c: Connection, channel: Channel, method: int, data: bytes, i: int, end: int) -> bytes | None:
+    """Take the broker's basic.cancel of an ordinary consumer.
+
+    The client gets it only if it has said in the handshake that it understands it (`consumer_cancel_notify`).
+    """
+    if channel.numbering is not None:
+        tag, _ = short_string(data, i + 11, end - 1)
+        channel.numbering.tags.pop(tag, None)
+        channel.numbering.cancelled.discard(tag)
+    return None if c.handshake.cancel_notify else b""
+
+
+def cancel_ok(c: Connection, channel: Channel, method: int, data: bytes, i: int, end: int) -> None:
+    """Take basic.cancel-ok of an ordinary consumer, behind its last delivery."""
+    if channel.numbering is not None:
+        tag, _ = short_string(data, i + 11, end - 1)
+        channel.numbering.cancelled.discard(tag)
+
+
+def get_empty(c: Connection, channel: Channel, method: int, data: bytes, i: int, end: int) -> None:
+    """Take basic.get-empty, the answer to a basic.get without a delivery."""
+    if channel.numbering is not None and channel.numbering.gets:
+        channel.numbering.gets.popleft()

@@ -1,0 +1,312 @@
+"""Deliveries on their way to a client that consumes from a group: from a hidden channel's frames to the client's.
+
+The client sees its own consumer tag, the next delivery tag of its channel, the ring's exchange and the routing key of
+the publish. Method and content header go out together, since a message that a ring has sent to a queue has its exchange
+and key among its headers. Bodies pass as they come: only the first bytes of each frame are changed.
+"""
+
+from typing import Final
+
+from librt.strings import BytesWriter, write_i32_be, write_i64_be
+
+from proxy.groups.member import LinkState
+from proxy.session import closing, hidden_methods, links
+from proxy.session.connection import Connection
+from proxy.session.hidden import Consumer, HiddenChannel
+from proxy.session.numbering import MOST_UNACKED, Numbering, Source
+from proxy.session.state import ChannelState
+from proxy.wire import content
+from proxy.wire.frames import (
+    BASIC_CONSUME,
+    BASIC_DELIVER,
+    BASIC_GET_OK,
+    BASIC_RETURN,
+    BODY,
+    END,
+    HEADER,
+    LEAST_HEADER,
+    METHOD,
+    OVERHEAD,
+    RESOURCE_ERROR,
+    SYNTAX_ERROR,
+    U64,
+    UNEXPECTED_FRAME,
+    Fault,
+    shorted,
+    u16,
+    u32,
+    u64,
+)
+
+_out: Final = BytesWriter()
+"""The buffer in which a delivery is put together: one for all sessions, since nothing else runs meanwhile."""
+
+_CONTENTS: Final = (BASIC_DELIVER, BASIC_GET_OK, BASIC_RETURN)
+"""The broker's methods that a content follows."""
+
+_MOST_SHOWN: Final = 4096
+"""The most exchanges whose names for a client are remembered with one consumer."""
+
+_LANE: Final = b".lane."
+"""The part of a lane's name between the name of its ring's exchange and its number."""
+
+_FEW: Final = 4096
+"""The most bytes of a body that is copied: a larger one passes as it comes."""
+
+_LEAST: Final = OVERHEAD + 4
+"""The number of bytes of a frame with a method and nothing else."""
+
+_LEAST_HEADER: Final = OVERHEAD + LEAST_HEADER
+"""The number of bytes of a frame with a content header without properties."""
+
+_TAKES: Final = (LinkState.OPENING.value, LinkState.OPEN.value)
+_PROBING: Final = LinkState.PROBING.value
+_LEAVING: Final = LinkState.LEAVING.value
+_OPEN: Final = ChannelState.OPEN.value
+
+
+def whole(  # noqa: C901 - one loop, for speed
+    c: Connection, hidden: HiddenChannel, data: bytes, i: int, size: int
+) -> tuple[int, int, bytes]:
+    """Take the deliveries at `i`, the first one of `hidden`, in one pass, as far as each of them has come whole.
+
+    Returns the offset behind them, their number of frames, and what the client gets in their place. What is more than
+    an ordinary delivery of few bytes is left to `hidden_frame`: then the offset is the one where that begins.
+    """
+    sources = links.consuming_of(c).sources
+    number = hidden.number
+    frames = 0
+    looked: Consumer | None = None
+    out = _out
+    out.truncate(0)
+    while size - i > _LEAST:
+        if data[i] != METHOD or u32(data, i + 7) != BASIC_DELIVER:
+            break
+        if (found := u16(data, i + 1)) != number:
+            source = sources.get(found)
+            if not isinstance(source, HiddenChannel):
+                break
+            hidden, number = source, found
+        # Where its method, its content header and its body end.
+        header = i + OVERHEAD + u32(data, i + 3)
+        if size - header < _LEAST_HEADER or data[header] != HEADER or u16(data, header + 1) != number:
+            break
+        stop = body_at = header + OVERHEAD + u32(data, header + 3)
+        if length := u64(data, header + 11):
+            if length > _FEW or size - body_at < OVERHEAD or data[body_at] != BODY:
+                break
+            if u16(data, body_at + 1) != number or u32(data, body_at + 3) != length:
+                break
+            stop = body_at + OVERHEAD + length
+        names = i + 21 + data[i + 11]
+        if stop > size or names + 2 > header:
+            break
+        numbering, consumer, link = hidden.numbering, hidden.consumer, hidden.link
+        if link is None or link.state not in _TAKES or consumer.channel.state != _OPEN:
+            break
+        if hidden.left or numbering.busy is not None or len(numbering.unacked) + 1 >= MOST_UNACKED:
+            break
+        if consumer is not looked:
+            _look(c, consumer)
+            looked = consumer
+        link.unacked += not consumer.member.no_ack
+        _write(c, hidden, data, i, header, data, header, body_at)
+        frames += 2
+        if length:
+            out.write(hidden.body_start)
+            out.write(data[body_at + 3 : stop])
+            frames += 1
+        i = stop
+    return i, frames, out.getvalue() if frames else b""
+
+
+def hidden_frame(c: Connection, hidden: HiddenChannel, kind: int, data: bytes, i: int, end: int) -> bytes:
+    """Take a frame of a hidden channel; return what the client gets in its place.
+
+    A body frame comes here only if it is dropped. Raises Fault for a content that is interrupted.
+    """
+    if kind == METHOD:
+        return _method(c, hidden, data, i, end)
+    if kind == HEADER:
+        if hidden.left != -1:
+            raise Fault(UNEXPECTED_FRAME, f"a content header without its method on channel {hidden.number}")
+        hidden.left = u64(data, i + 11)
+        if not hidden.passing:
+            return b""
+        _out.truncate(0)
+        _look(c, hidden.consumer)
+        _write(c, hidden, hidden.frame, 0, len(hidden.frame), data, i, end)
+        hidden.frame = b""
+        if hidden.numbering.full:
+            _refuse(c, hidden.numbering)
+        if not hidden.left:
+            _end(hidden)
+        return _out.getvalue()
+    body(hidden, end - i - OVERHEAD)
+    return b""
+
+
+def _method(c: Connection, hidden: HiddenChannel, data: bytes, i: int, end: int) -> bytes:
+    """Take a method: basic.deliver is kept until its content header comes."""
+    if hidden.left:
+        raise Fault(UNEXPECTED_FRAME, f"a method amidst a content of channel {hidden.number}")
+    method = u32(data, i + 7)
+    if method != BASIC_DELIVER:
+        return hidden_methods.take(c, hidden, method, data, i, end)
+    hidden.left = -1
+    link, consumer = hidden.link, hidden.consumer
+    if link is None:
+        return b""
+    no_ack = consumer.member.no_ack
+    takes = link.state in _TAKES or (link.state == _LEAVING and no_ack)
+    if link.state == _PROBING:
+        at = i + 12 + data[i + 11]
+        takes = bool(data[at + 8])
+        if not takes:
+            links.put_back(c, hidden, link, u64(data, at))
+    hidden.passing = takes and consumer.channel.state == _OPEN
+    if hidden.passing:
+        # From here on the client holds it: a link that ends now would have the next member get it as well.
+        link.unacked += not no_ack
+        hidden.frame = data[i:end]
+        hidden.numbering.busy = hidden
+    return b""
+
+
+def body(source: Source, length: int) -> None:
+    """Take so many bytes of a body. Raises Fault if they are more than the content header has said."""
+    if not 0 <= length <= source.left:
+        raise Fault(UNEXPECTED_FRAME, f"a body frame of channel {source.number} that is longer than announced")
+    source.left -= length
+    if not source.left:
+        _end(source)
+
+
+def _end(source: Source) -> None:
+    """Note that a content has come to its end."""
+    if isinstance(source, HiddenChannel):
+        source.passing = False
+    numbering = source.numbering
+    if numbering.busy is source:
+        numbering.busy = None
+
+
+def _write(
+    c: Connection, hidden: HiddenChannel, frame: bytes, start: int, stop: int, data: bytes, i: int, end: int
+) -> None:
+    """Add to the buffer the basic.deliver and content header that the client gets, and count the delivery.
+
+    The broker's basic.deliver is in `frame` from `start` to `stop`, its content header in `data` from `i` to `end`.
+    Raises Fault if the names in the basic.deliver run past it.
+    """
+    numbering, consumer, link = hidden.numbering, hidden.consumer, hidden.link
+    assert link is not None
+    at = start + 12 + frame[start + 11]
+    length = frame[at + 9]
+    names = at + 10 + length
+    if names >= stop - 1:
+        raise Fault(SYNTAX_ERROR, "the exchange of basic.deliver runs past its frame", BASIC_DELIVER)
+    if length:
+        exchange = frame[at + 10 : names]
+        shown = consumer.shown.get(exchange)
+        both = (_shown(c, consumer, exchange) if shown is None else shown) + frame[names : stop - 1]
+    else:
+        exchange, key = content.origin_in(data, i + 7, end - 1)
+        both = shorted(exchange) + shorted(key) if exchange else frame[at + 9 : stop - 1]
+    number = numbering.add_settled() if consumer.member.no_ack else numbering.add(hidden, u64(frame, at), c.now)
+    link.delivered += 1
+    link.delivered_at = c.now
+    channel, head, out = consumer.channel, hidden.head, _out
+    out.write(channel.method_start)
+    write_i32_be(out, len(head) + 9 + len(both))
+    out.write(head)
+    write_i64_be(out, number)
+    out.append(frame[at + 8])
+    out.write(both)
+    out.append(END)
+    out.write(channel.header_start)
+    out.write(data[i + 3 : end])
+
+
+def _look(c: Connection, consumer: Consumer) -> None:
+    """Learn the lanes of the ring as it is now, in whose place the client sees the ring's exchange."""
+    ring = consumer.member.exchange
+    entry = c.table.entry_of(ring) if c.table is not None else None
+    if entry is not consumer.shown_of:
+        consumer.shown_of = entry
+        for lane in entry.lanes.values() if entry is not None else ():
+            consumer.shown[lane.encode()] = shorted(ring.encode())
+
+
+def _shown(c: Connection, consumer: Consumer, exchange: bytes) -> bytes:
+    """Return, and remember, the short string that a client sees for an exchange that is no lane of the ring as it is.
+
+    Messages may wait in a shard for longer than their lane exists. So an exchange named as `ring-proxy topology` names
+    the lanes of the ring counts as one, though no reading shows it.
+    """
+    if len(consumer.shown) >= _MOST_SHOWN:
+        consumer.shown.clear()
+        consumer.shown_of = None
+        _look(c, consumer)
+    ring = consumer.member.exchange.encode()
+    is_lane = exchange.startswith(ring + _LANE)
+    shown = consumer.shown[exchange] = shorted(ring if is_lane else exchange)
+    return shown
+
+
+def own_frame(
+    c: Connection, numbering: Numbering, kind: int, replaced: bytes | None, data: bytes, i: int, end: int
+) -> bytes | None:
+    """Note what a frame of the broker on the client's own channel means for deliveries; return what the client gets.
+
+    `replaced` is what the client was to get in place of the frame so far; None stands for the frame as it is, also in
+    the result. A delivery gets its number of the channel as delivery tag.
+    """
+    if replaced == b"":
+        return replaced
+    own = numbering.own
+    if kind == METHOD:
+        method = u32(data, i + 7)
+        if replaced is not None or method not in _CONTENTS:
+            return replaced
+        own.left, numbering.busy = -1, own
+        if method == BASIC_DELIVER:
+            at = i + 12 + data[i + 11]
+            tag = data[i + 12 : at]
+            settled = numbering.tags.get(tag, False) or tag in numbering.cancelled
+            return _numbered(c, numbering, at, settled, data, i, end)
+        if method == BASIC_GET_OK:
+            settled = numbering.gets.popleft() if numbering.gets else False
+            return _numbered(c, numbering, i + 11, settled, data, i, end)
+        return None
+    if kind == HEADER:
+        own.left = u64(data, i + 11)
+        numbering.busy = own if own.left else None
+    elif kind == BODY and own.left > 0:
+        body(own, end - i - OVERHEAD)
+    return replaced
+
+
+def _numbered(
+    c: Connection, numbering: Numbering, at: int, settled: bool, data: bytes, i: int, end: int
+) -> bytes | None:
+    """Return the frame of a delivery on the client's own channel with its number as delivery tag.
+
+    The result is None if the number is the broker's delivery tag, so that the frame stays as it is.
+    """
+    tag = u64(data, at)
+    if not numbering.started:
+        numbering.pass_delivery(tag, settled=settled)
+        return None
+    number = numbering.add_settled() if settled else numbering.add(numbering.own, tag, c.now)
+    if numbering.full:
+        _refuse(c, numbering)
+    return None if number == tag else data[i:at] + U64.pack(number) + data[at + 8 : end]
+
+
+def _refuse(c: Connection, numbering: Numbering) -> None:
+    """Close a channel whose client holds too many deliveries: each of them takes memory here."""
+    channel = c.channels.get(numbering.number)
+    if channel is not None and channel.numbering is numbering:
+        text = f"a channel with consumers of groups holds {MOST_UNACKED} deliveries without an ack"
+        closing.refuse_channel(c, channel, RESOURCE_ERROR, text, BASIC_CONSUME)

@@ -1,0 +1,154 @@
+"""The hidden channels of one session, and the members of groups that its client has. This module does no I/O.
+
+A hidden channel is a channel of the session's broker connection that the client does not know of. Its number was kept
+back in the handshake.
+"""
+
+from collections import deque
+from collections.abc import Callable
+
+from proxy.groups.member import Link, LinkState, Member
+from proxy.session.channel import Channel
+from proxy.session.numbering import Numbering, Question, Source
+from proxy.wire.frames import BASIC_DELIVER, U32, shorted
+
+
+class HiddenChannel(Source):
+    """One hidden channel, from its channel.open to its close-ok. It serves one link, or one question about a name."""
+
+    __slots__ = ("closing", "consumer", "frame", "head", "passing")
+
+    def __init__(self, number: int, consumer: "Consumer", link: Link | None) -> None:
+        """`link` is None for a channel that only asks whether a queue has the name of the consumer's group."""
+        super().__init__(number, consumer.numbering, link)
+        self.consumer = consumer
+        self.closing = False
+        """Whether this proxy has sent channel.close."""
+        self.frame = b""
+        """The basic.deliver whose content header is due; empty otherwise."""
+        self.head = U32.pack(BASIC_DELIVER) + shorted(consumer.member.tag)
+        """The payload of basic.deliver up to the delivery tag, as the client gets it."""
+        self.passing = False
+        """Whether the content under way goes to the client; else it is dropped."""
+
+
+class Consumer:
+    """One member of the session's client, from its basic.consume until all its hidden channels are closed."""
+
+    __slots__ = (
+        "arguments", "channel", "hidden", "joined", "leaving", "member", "numbering", "owes_cancel_ok", "owes_ok",
+        "question", "shown", "shown_of",
+    )  # fmt: skip
+
+    def __init__(self, member: Member, channel: Channel, numbering: Numbering, arguments: bytes) -> None:
+        """`arguments` are the fields of the consumer's arguments table, as the client sent them."""
+        self.member, self.channel, self.numbering, self.arguments = member, channel, numbering, arguments
+        self.hidden: dict[HiddenChannel, None] = {}
+        """The hidden channels that are not closed yet, in the order in which they were opened."""
+        self.owes_ok = False
+        """Whether the client has yet to get its basic.consume-ok."""
+        self.owes_cancel_ok = False
+        """Whether the client has yet to get its basic.cancel-ok, once the broker has sent all that it will."""
+        self.question: Question | None = None
+        """The question about the group's name, for a method such as queue.declare; None for a basic.consume."""
+        self.joined = False
+        """Whether the groups know of the member."""
+        self.leaving = False
+        """Whether the member takes no further deliveries, apart from a content that is half sent to the client."""
+        self.shown_of: object = None
+        """The router's entry from which `shown` was made."""
+        self.shown: dict[bytes, bytes] = {}
+        """By exchange that RabbitMQ names in a delivery, the exchange that the client sees."""
+
+
+class Consuming:
+    """The hidden channels and group members of one session; it lives as long as the session."""
+
+    __slots__ = (
+        "by_tag",
+        "consumer_timeout",
+        "consumers",
+        "draining",
+        "due",
+        "free",
+        "leaving",
+        "match",
+        "most",
+        "requeued",
+        "sources",
+        "untimed",
+        "wanted",
+    )
+
+    def __init__(self, match: Callable[[str, str], bool]) -> None:
+        """`match` says of a virtual host and a name whether clients may consume from the name as a group."""
+        self.match = match
+        self.free: deque[int] = deque()
+        """The numbers of hidden channels that are free."""
+        self.most = 0
+        """How many hidden channels there may be."""
+        self.sources: dict[int, Source] = {}
+        """By number, the hidden channels and those channels of the client that have a numbering."""
+        self.consumers: dict[Member, Consumer] = {}
+        """The members that have not left."""
+        self.by_tag: dict[tuple[int, bytes], Consumer] = {}
+        """The members that have not left, by the client's channel and consumer tag."""
+        self.wanted: dict[tuple[Consumer, str], tuple[int, bool]] = {}
+        """By member and shard, the links that wait for a free channel number, the oldest first: the priority of each,
+        and whether it is a probe."""
+        self.untimed: set[str] = set()
+        """The shards whose queues take no consumer timeout: classic ones on RabbitMQ 4.3."""
+        self.leaving: dict[HiddenChannel, None] = {}
+        """The channels of links that end once the client has settled what it holds of them."""
+        self.requeued: dict[HiddenChannel, None] = {}
+        """The channels of links of which the client has returned a delivery that the broker has yet to get back."""
+        self.due: list[bytes] = []
+        """Frames of hidden channels that the broker gets at the next boundary of a frame."""
+        self.consumer_timeout = 0
+        """The x-consumer-timeout of links, in milliseconds; 0 leaves it to the broker.
+
+        It is longer than `groups_ack_timeout`, so that this sidecar ends such a link first.
+        """
+        self.draining = False
+        """Whether all members have been told to leave, as this proxy shuts down."""
+
+    def open(self, first: int, count: int) -> None:
+        """Take the numbers that the handshake has kept back."""
+        self.most = count
+        self.free.extend(range(first, first + count))
+
+    def take(self, consumer: Consumer, link: Link | None) -> HiddenChannel:
+        """Return a hidden channel that is not open yet; call it only while a number is free."""
+        number = self.free.popleft()
+        hidden = HiddenChannel(number, consumer, link)
+        if link is not None:
+            link.channel = number
+        self.sources[number] = hidden
+        consumer.hidden[hidden] = None
+        return hidden
+
+    def gone(self, hidden: HiddenChannel) -> None:
+        """Take a hidden channel's number back: both sides have closed it."""
+        del self.sources[hidden.number]
+        self.leaving.pop(hidden, None)
+        self.requeued.pop(hidden, None)
+        hidden.consumer.hidden.pop(hidden, None)
+        self.free.append(hidden.number)
+
+    def take_due(self) -> bytes:
+        """Return the frames that are due, and forget them."""
+        due, self.due[:] = b"".join(self.due), []
+        return due
+
+    @property
+    def unacked(self) -> int:
+        """The number of deliveries of members that the client has not settled.
+
+        A link without acks counts as one from its end until the broker has sent all of it.
+        """
+        held = 0
+        for source in self.sources.values():
+            if isinstance(source, HiddenChannel) and source.link is not None and not source.ended:
+                link = source.link
+                held += 1 if link.member.no_ack and link.state == LinkState.LEAVING else link.unacked
+        return held

@@ -1,0 +1,114 @@
+"""What the broker says on a hidden channel besides deliveries: answers, and the ends of consumers and channels."""
+
+from proxy.groups.member import Link, LinkState
+from proxy.session import closing, links, pseudo_queue
+from proxy.session.connection import Connection
+from proxy.session.events import JoinAsked, LinkEnded, Shadowed
+from proxy.session.hidden import Consumer, HiddenChannel
+from proxy.wire.frames import (
+    ACCESS_REFUSED,
+    BASIC_CANCEL,
+    BASIC_CANCEL_OK,
+    BASIC_CONSUME,
+    BASIC_CONSUME_OK,
+    CHANNEL_CLOSE,
+    CHANNEL_CLOSE_OK,
+    NOT_FOUND,
+    QUEUE_DECLARE_OK,
+    U16,
+    method_frame,
+    short_string,
+)
+
+
+def take(c: Connection, hidden: HiddenChannel, method: int, data: bytes, i: int, end: int) -> bytes:
+    """Take a method of the broker's on a hidden channel; return the frames that the client gets, mostly none."""
+    if method == CHANNEL_CLOSE_OK:
+        links.gone(c, hidden)
+        return links.cancel_ok(hidden.consumer)
+    if hidden.consumer.question is not None and not hidden.closing:
+        pseudo_queue.answered(c, hidden, hidden.consumer.question, method, data, i, end)
+        return b""
+    if method == CHANNEL_CLOSE:
+        return _closed(c, hidden, data, i, end)
+    link, consumer = hidden.link, hidden.consumer
+    if hidden.closing:
+        return b""
+    if link is None:
+        _told(c, hidden, method)
+        return b""
+    if method == BASIC_CONSUME_OK:
+        links.opened(c, link)
+        return links.consume_ok(consumer)
+    return _cancelled(c, hidden, link) if method in (BASIC_CANCEL, BASIC_CANCEL_OK) else b""
+
+
+def _cancelled(c: Connection, hidden: HiddenChannel, link: Link) -> bytes:
+    """Take it that the broker delivers no more: the queue is gone, or a link without acks has got all that was due."""
+    has_place = link.state != LinkState.LEAVING
+    links.close(c, hidden)
+    if hidden.consumer.leaving:
+        return links.cancel_ok(hidden.consumer)
+    if has_place:
+        c.events.append(LinkEnded(link.member, link.shard, 0, "the broker has cancelled the consumer"))
+    return b""
+
+
+def _told(c: Connection, hidden: HiddenChannel, method: int) -> None:
+    """Let the client's basic.consume go to the broker where a queue has the name: it wins over the group."""
+    if method != QUEUE_DECLARE_OK:
+        return
+    links.close(c, hidden)
+    consumer = hidden.consumer
+    joining = consumer.numbering.joining
+    if joining is not None and joining.member is consumer.member:
+        joining.decided = True
+        links.forget(c, consumer)
+        c.events.append(Shadowed(consumer.member.exchange))
+
+
+def _closed(c: Connection, hidden: HiddenChannel, data: bytes, i: int, end: int) -> bytes:
+    """Take the broker's channel.close of a hidden channel, whose reason is the client's business in two cases only."""
+    code = U16.unpack_from(data, i + 11)[0]
+    text = short_string(data, i + 13, end - 1)[0].decode(errors="replace")
+    # It goes behind what is due on the channel before, which may be this proxy's channel.close.
+    links.consuming_of(c).due.append(method_frame(hidden.number, CHANNEL_CLOSE_OK))
+    closing_already, consumer, link = hidden.closing, hidden.consumer, hidden.link
+    has_place = link is None or link.state != LinkState.LEAVING
+    links.closed_by_broker(c, hidden)
+    if closing_already:
+        return b""
+    if link is None:
+        _answered(c, consumer, code, text)
+        return b""
+    if consumer.leaving:
+        return links.cancel_ok(consumer)
+    if not has_place:
+        return b""  # another link has taken it
+    if links.open_untimed(c, consumer, link, code, text):
+        return b""
+    if code == ACCESS_REFUSED and consumer.owes_ok:
+        refuse(c, consumer, code, text)
+        return b""
+    c.events.append(LinkEnded(link.member, link.shard, code, text))
+    # Where the last queue has gone meanwhile, none is left that would answer.
+    return b"" if consumer.hidden else links.consume_ok(consumer)
+
+
+def _answered(c: Connection, consumer: Consumer, code: int, text: str) -> None:
+    """Take the answer that no queue has the name, or that the broker does not tell."""
+    joining = consumer.numbering.joining
+    if joining is None or joining.member is not consumer.member:
+        return
+    if code != NOT_FOUND:
+        refuse(c, consumer, code, text)
+    elif joining.refusal is not None:
+        refuse(c, consumer, *joining.refusal)
+    else:
+        consumer.joined = True
+        c.events.append(JoinAsked(consumer.member))
+
+
+def refuse(c: Connection, consumer: Consumer, code: int, text: str) -> None:
+    """Close the client's channel, since its member cannot consume; `text` may begin with the code's name."""
+    closing.refuse_channel(c, consumer.channel, code, text, BASIC_CONSUME)

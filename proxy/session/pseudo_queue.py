@@ -1,0 +1,253 @@
+"""Methods on the name of a group as if it were a queue: queue.declare and its kin, and basic.get.
+
+Most programs declare a queue before they consume from it. On a group's name that would make a queue, which would then
+win over the group for everybody. So a method on a name that the setting `groups` has waits, with all that follows on
+its channel, until it is known what the name is. One hidden channel asks the broker: whether a queue has the name, then
+whether an exchange has it; the groups then tell its shards, of which the broker is asked for the totals.
+"""
+
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import Final
+
+from proxy.groups.member import Member
+from proxy.session import closing, consuming, links, requests
+from proxy.session.backlog import Wait
+from proxy.session.channel import Channel
+from proxy.session.connection import Connection
+from proxy.session.events import DeclaredGroup, Shadowed
+from proxy.session.hidden import Consumer, HiddenChannel
+from proxy.session.numbering import Question
+from proxy.session.state import ChannelState
+from proxy.wire.frames import (
+    BASIC_GET,
+    CHANNEL_CLOSE,
+    CHANNEL_CLOSE_OK,
+    CHANNEL_OPEN,
+    EXCHANGE_DECLARE,
+    EXCHANGE_DECLARE_OK,
+    INTERNAL_ERROR,
+    NOT_FOUND,
+    PRECONDITION_FAILED,
+    QUEUE_BIND,
+    QUEUE_DECLARE,
+    QUEUE_DECLARE_OK,
+    QUEUE_DELETE,
+    QUEUE_PURGE,
+    QUEUE_UNBIND,
+    RESOURCE_ERROR,
+    RESOURCE_LOCKED,
+    U16,
+    U32,
+    method_frame,
+    short_string,
+    shorted,
+)
+
+_PASSIVE: Final = b"\1"
+_NO_ARGUMENTS: Final = b"\0\0\0\0"
+_NOWAIT: Final = 16
+"""The bit of queue.declare that asks for no -ok."""
+
+_MOST: Final = 0xFFFFFFFF
+"""The largest count that queue.declare-ok can tell."""
+
+_REFUSALS: Final = {
+    QUEUE_BIND: "cannot be bound as if it were a queue; bind a queue to the exchange, or use exchange.bind",
+    QUEUE_UNBIND: "cannot be unbound as if it were a queue; unbind a queue from the exchange, or use exchange.unbind",
+    QUEUE_PURGE: "cannot be purged as if it were a queue; purge its shards",
+    QUEUE_DELETE: "cannot be deleted as if it were a queue; delete its shards, or the exchange with exchange.delete",
+    BASIC_GET: "takes no basic.get, as one consumer at a time gets the messages of a shard; use basic.consume",
+}
+"""By method, the reason why the name of a group does not take it."""
+
+
+class Step(IntEnum):
+    """The steps of a question about a name; each one is named after the answer that is awaited."""
+
+    QUEUE = 0
+    """The broker is to tell whether there is a queue of that name."""
+    SHADOWED = 1
+    """There is a queue of that name; the broker is to tell whether there is an exchange as well, for the log only."""
+    EXCHANGE = 2
+    """There is no queue of that name; the broker is to tell whether there is an exchange."""
+    SHARDS = 3
+    """There is an exchange of that name; the groups are to tell its shards."""
+    TOTALS = 4
+    """The broker is to tell how many messages and consumers each shard has."""
+
+
+# What the client asks for.
+
+
+def take(c: Connection, channel: Channel, method: int, data: bytes, i: int, end: int) -> bytes | None:
+    """Take a method on a queue: if its name is a group's it is answered here, else it passes."""
+    if c.consuming is None or channel.state != ChannelState.OPEN:
+        return _pass(c, channel, method, data, i, end)
+    name, at = short_string(data, i + 13, end - 1)
+    numbering = channel.numbering
+    question = numbering.question if numbering is not None else None
+    if numbering is not None and question is not None:
+        numbering.question = None
+        if not question.is_group:
+            return _pass(c, channel, method, data, i, end)
+        if method == QUEUE_DECLARE:
+            answer = _declared(c, channel, question)
+            if not (at < end - 1 and data[at] & _NOWAIT):
+                links.tell(c, numbering, answer)
+            return b""
+        return closing.refusal(c, channel, *_refusal(question.name, method), method)
+    if method != QUEUE_DECLARE:
+        name = requests.meant(channel, name)
+    group = consuming.group_named(c, name) if name else ""
+    if not group:
+        return _pass(c, channel, method, data, i, end)
+    if not c.consuming.free:
+        text = f"group '{group}': all {c.consuming.most} hidden channels of the connection are in use"
+        return closing.refusal(c, channel, RESOURCE_ERROR, text, method)
+    _ask(c, channel, Question(group, method))
+    return None
+
+
+def _pass(c: Connection, channel: Channel, method: int, data: bytes, i: int, end: int) -> bytes | None:
+    """Take a method that is no group's business."""
+    if method == BASIC_GET:
+        consuming.get(c, channel, method, data, i, end)
+        return None
+    return None if method == QUEUE_PURGE else requests.declare(c, channel, method, data, i, end)
+
+
+def _declared(c: Connection, channel: Channel, question: Question) -> bytes:
+    """Return queue.declare-ok with the group's totals; the client's arguments mean nothing, since no queue is made."""
+    name = question.name.encode()
+    channel.last_queue = name
+    c.events.append(DeclaredGroup(question.name))
+    counts = U32.pack(min(question.messages, _MOST)) + U32.pack(min(question.consumers, _MOST))
+    return method_frame(channel.id, QUEUE_DECLARE_OK, shorted(name) + counts)
+
+
+def _refusal(group: str, method: int) -> tuple[int, str]:
+    """Return the reply code and text for a method that the name of a group does not take."""
+    code = RESOURCE_LOCKED if method == BASIC_GET else PRECONDITION_FAILED
+    return code, f"'{group}' is a sharded exchange and no queue: it {_REFUSALS[method]}"
+
+
+def _ask(c: Connection, channel: Channel, question: Question) -> None:
+    """Have the client's method wait, and ask the broker what the name is."""
+    hidden_channels, numbering = links.consuming_of(c), consuming.numbering_of(c, channel)
+    numbering.question = question
+    c.waiting.held = Wait.NAMED
+    # Nobody joins with this consumer, which only has the hidden channel that asks.
+    consumer = Consumer(Member("", c.vhost, question.name, channel.id, b""), channel, numbering, b"")
+    consumer.leaving, consumer.question = True, question
+    number = hidden_channels.take(consumer, None).number
+    hidden_channels.due += (
+        method_frame(number, CHANNEL_OPEN, b"\0"),
+        _passive_queue(number, question.name),
+        _passive_exchange(number, question.name),
+    )
+
+
+def _passive_queue(number: int, name: str) -> bytes:
+    text = shorted(name.encode(errors="replace"))
+    return method_frame(number, QUEUE_DECLARE, b"\0\0" + text + _PASSIVE + _NO_ARGUMENTS)
+
+
+def _passive_exchange(number: int, name: str) -> bytes:
+    text = shorted(name.encode())
+    return method_frame(number, EXCHANGE_DECLARE, b"\0\0" + text + shorted(b"direct") + _PASSIVE + _NO_ARGUMENTS)
+
+
+# What the broker answers on the hidden channel.
+
+
+def answered(
+    c: Connection, hidden: HiddenChannel, question: Question, method: int, data: bytes, i: int, end: int
+) -> None:
+    """Take a method of the broker's on the hidden channel that asks a question."""
+    if method == CHANNEL_CLOSE:
+        _closed(c, hidden, question, data, i, end)
+    elif method == QUEUE_DECLARE_OK and question.step == Step.QUEUE:
+        question.step, question.decided = Step.SHADOWED, True
+    elif method == EXCHANGE_DECLARE_OK and question.step == Step.SHADOWED:
+        c.events.append(Shadowed(question.name))
+        links.close(c, hidden)
+    elif method == EXCHANGE_DECLARE_OK and question.step == Step.EXCHANGE:
+        question.step = Step.SHARDS
+    elif method == QUEUE_DECLARE_OK and question.step == Step.TOTALS:
+        _, at = short_string(data, i + 11, end - 1)
+        question.messages += U32.unpack_from(data, at)[0]
+        question.consumers += U32.unpack_from(data, at + 4)[0]
+        question.left.popleft()
+        if not question.left:
+            _decide(c, hidden, question, is_group=True)
+
+
+def _closed(c: Connection, hidden: HiddenChannel, question: Question, data: bytes, i: int, end: int) -> None:
+    """Take the broker's channel.close, by which it says that something is not there."""
+    code = U16.unpack_from(data, i + 11)[0]
+    due = links.consuming_of(c).due
+    due.append(method_frame(hidden.number, CHANNEL_CLOSE_OK))
+    again = method_frame(hidden.number, CHANNEL_OPEN, b"\0")
+    if question.step == Step.QUEUE and code == NOT_FOUND:
+        question.step = Step.EXCHANGE
+        due += (again, _passive_exchange(hidden.number, question.name))
+        return
+    if question.step == Step.TOTALS:
+        # This shard is gone, or another connection's own. The broker has dropped what was asked behind it.
+        question.left.popleft()
+        if question.left:
+            due.append(again)
+            due += [_passive_queue(hidden.number, shard) for shard in question.left]
+            return
+        question.is_group = True
+    elif question.step == Step.SHARDS:
+        text = short_string(data, i + 13, end - 1)[0].decode(errors="replace")
+        links.closed_by_broker(c, hidden)
+        closing.refuse_channel(c, hidden.consumer.channel, code, text, question.method)
+        return
+    # Else neither a queue nor an exchange has the name, or the broker will say the same to the client.
+    question.decided = True
+    links.closed_by_broker(c, hidden)
+
+
+def _decide(c: Connection, hidden: HiddenChannel, question: Question, *, is_group: bool) -> None:
+    question.decided, question.is_group = True, is_group
+    links.close(c, hidden)
+
+
+# What the groups tell.
+
+
+def awaits_shards(channel: Channel) -> Question | None:
+    """Return the question of a channel for which the groups are to tell the shards; None if there is none."""
+    question = channel.numbering.question if channel.numbering is not None else None
+    return question if question is not None and question.step == Step.SHARDS and not question.decided else None
+
+
+def found(c: Connection, channel: Channel, question: Question, shards: Sequence[str] | None) -> None:
+    """Go on with a question now that the shards are known; None says that the exchange is no hash exchange."""
+    hidden = _hidden(c, question)
+    if hidden is None or channel.state != ChannelState.OPEN:
+        return
+    if shards and question.method == QUEUE_DECLARE:
+        question.step = Step.TOTALS
+        question.left.extend(shards)
+        links.consuming_of(c).due.extend(_passive_queue(hidden.number, shard) for shard in shards)
+    else:
+        _decide(c, hidden, question, is_group=shards is not None)
+    links.flush(c)
+
+
+def not_found(c: Connection, channel: Channel, question: Question, why: str) -> None:
+    """Close the client's channel: if its method passed, it might make a queue that wins over a group."""
+    text = f"it is not known whether '{question.name}' is a group: {why}"
+    closing.refuse_channel(c, channel, INTERNAL_ERROR, text, question.method)
+
+
+def _hidden(c: Connection, question: Question) -> HiddenChannel | None:
+    """Return the hidden channel on which a question is asked; None if it is closed."""
+    for source in links.consuming_of(c).sources.values():
+        if isinstance(source, HiddenChannel) and source.consumer.question is question and not source.closing:
+            return source
+    return None

@@ -1,0 +1,128 @@
+"""What `ring-proxy group` makes of a sidecar's answer."""
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any
+
+import pytest
+
+from proxy.cli import main
+from proxy.commands.group import show
+from proxy.commands.questions import QuestionError
+
+MEMBERS = [
+    {
+        "id": "a1",
+        "client": "10.0.0.7:51412 (billing-0)",
+        "host": "node-a",
+        "here": True,
+        "since": "2026-11-23T18:39:04Z",
+        "stalled": False,
+        "unacked": 4,
+        "shards": ["orders.0", "orders.1"],
+        "wanted": 1,
+    },
+    {
+        "id": "b1",
+        "client": "\x1b[2Jevil",
+        "host": "node-b",
+        "here": False,
+        "since": "2026-11-23T18:39:25Z",
+        "stalled": True,
+        "unacked": 0,
+        "shards": [],
+        "wanted": 1,
+    },
+]
+SHARDS: list[dict[str, Any]] = [
+    {"shard": "orders.0", "holder": "a1", "holder_since_seconds": 25.92, "target": "a1", "ready": 0, "unacked": 4},
+    {"shard": "orders.1", "holder": "a1", "holder_since_seconds": 7300, "target": "b1", "ready": 3, "unacked": 5},
+    {"shard": "orders.2", "holder": None, "holder_since_seconds": None, "target": "b1", "ready": None, "unacked": None},
+]
+ANSWER: dict[str, Any] = {
+    "vhost": "shop",
+    "exchange": "orders",
+    "exact": False,
+    "reasons": ["shard 'orders.1' is a classic queue"],
+    "warnings": ["no limit"],
+    "membership": "not connected yet",
+    "members": MEMBERS,
+    "shards": [{**shard, "waiting": shard["shard"] == "orders.1"} for shard in SHARDS],
+    "leaving": [{"client": "10.0.0.8:1 (billing-2)", "shard": "orders.2", "unacked": 7}],
+    "refused": [{"client": "c1", "shard": "orders.2", "why": "403 ACCESS_REFUSED - no", "since_seconds": 12}],
+    "moves": [{"shard": "orders.1", "from": "a1", "to": "b1", "why": "it is being raised", "since_seconds": 90}],
+    "figures_age_seconds": 1.0,
+}
+GHOST = "a consumer that is no member holds the unacked ones"
+LINES = r"""
+group        orders in virtual host shop, 2 members, 3 shards, not exact
+not exact    shard 'orders.1' is a classic queue
+warning      no limit
+not balanced not connected yet
+member 1     10.0.0.7:51412 (billing-0) by node-a, since 2026-11-23T18:39:04Z, 4 unacked
+             has 2 shards, and should have 1: orders.0, orders.1
+member 2     \x1b[2Jevil by node-b, since 2026-11-23T18:39:25Z, 0 unacked, gets no shard as it did not ack
+             has 0 shards, and should have 1: none
+leaving      10.0.0.8:1 (billing-2) has cancelled, with 7 unacked of orders.2
+refused      c1 has no consumer on orders.2 for 12.0 s: 403 ACCESS_REFUSED - no
+shard        orders.0, member 1 for 25.9 s, 0 ready, 4 unacked
+shard        orders.1, member 1 for 2 h, 3 ready, 5 unacked, and no member gets them; GHOST
+shard        orders.2, nobody, ? ready, ? unacked
+moving       orders.1, from member 1 to member 2, for 2 min: it is being raised
+"""
+
+
+@contextmanager
+def answering(answers: dict[str, Any]) -> Iterator[str]:
+    """Serve JSON at these paths, 404 elsewhere, and yield the URL."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            answer = answers.get(self.path)
+            self.send_response(404 if answer is None else 200)
+            self.end_headers()
+            self.wfile.write(json.dumps(answer or {"detail": "no member here"}).encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_a_group_in_lines() -> None:
+    with answering({"/groups/shop/a%2Fb": ANSWER}) as url:
+        assert show(url, "shop", "a/b", as_json=False) == LINES.strip("\n").replace("GHOST", GHOST)
+
+
+def test_a_group_as_json_in_the_default_virtual_host(capsys: pytest.CaptureFixture[str]) -> None:
+    with answering({"/rings": {"default_vhost": "shop"}, "/groups/shop/orders": ANSWER}) as url:
+        assert main(["group", "orders", "--sidecar", url, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == ANSWER
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [[], {"members": []}, {**ANSWER, "members": [1]}, {**ANSWER, "exact": "x"}, {**ANSWER, "moves": {}, "shards": 5}],
+)
+def test_what_is_no_sidecars_answer_is_told(answer: Any) -> None:
+    with (
+        answering({"/groups/shop/orders": answer}) as url,
+        pytest.raises(QuestionError, match="not a sidecar's answer"),
+    ):
+        show(url, "shop", "orders", as_json=False)
+
+
+def test_a_group_without_members_there_is_status_2(capsys: pytest.CaptureFixture[str]) -> None:
+    with answering({}) as url:
+        assert main(["group", "orders", "--vhost", "shop", "--sidecar", url, "--watch"]) == 2
+    assert "no member here" in capsys.readouterr().err

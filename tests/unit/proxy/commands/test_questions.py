@@ -1,0 +1,25 @@
+"""How two sidecars' answers about one exchange are compared; against real sidecars: tests/integration."""
+
+from typing import Any
+
+import pytest
+
+from proxy.commands.questions import _differences
+
+UPSTREAM: dict[str, Any] = {"rings": ["orders"], "bindings": 2, "conflict": None}
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"rings": ["orders", "refunds"]}, "leads to rings: ['orders'] / ['orders', 'refunds']"),
+        ({"bindings": 3}, "number of bindings: 2 / 3"),
+        ({"conflict": "why"}, "conflict: None / why"),
+        ({}, None),
+    ],
+)
+def test_sidecars_that_see_other_bindings_of_an_upstream_exchange_differ(
+    changed: dict[str, Any], told: str | None
+) -> None:
+    mine, theirs = ({"type": "topic", "upstream": upstream} for upstream in (UPSTREAM, UPSTREAM | changed))
+    assert _differences(mine, theirs) == ([told] if told else [])

@@ -1,0 +1,191 @@
+"""What the management API's answers make of a group: exact, or why not; and answers that cannot be believed."""
+
+from typing import Any
+
+import pytest
+
+from proxy.groups.exactness import judge, mixed, parse_shard, parse_version, read, unreadable
+from proxy.topology.bindings import TopologyError
+from proxy.topology.management import Management, ManagementError
+from tests.unit.proxy.fake_management import FakeManagement, Fault, body, status
+
+LINK = {"consumer_tag": "c", "arguments": {"x-priority": 0}}
+GOOD: dict[str, Any] = {
+    "type": "quorum",
+    "arguments": {
+        "x-queue-type": "quorum",
+        "x-single-active-consumer": True,
+        "x-delivery-limit": -1,
+        "x-consumer-disconnected-timeout": 5000,
+    },
+    "effective_policy_definition": {},
+    "messages_ready": 3,
+    "messages_unacknowledged": 2,
+    "consumer_details": [LINK, LINK],
+}
+V43 = (4, 3)
+
+
+def without(*names: str) -> dict[str, Any]:
+    return {**GOOD, "arguments": {name: value for name, value in GOOD["arguments"].items() if name not in names}}
+
+
+def test_quorum_queues_with_a_single_active_consumer_are_exact_from_4_0() -> None:
+    shard = parse_shard("s", GOOD, V43, 1.0)
+    assert (shard.ready, shard.unacked, shard.direct) == (3, 2, 0)
+    seen = judge({"s": shard}, V43)
+    assert (seen.reasons, seen.warnings, dict(seen.unmovable)) == ((), (), {})
+    old = judge({"s": shard}, (3, 13))
+    assert old.reasons == (
+        "shard 's' is a queue on RabbitMQ 3.13, which moves no shard to a higher priority before 4.0",
+    )
+    assert old.unmovable.keys() == {"s"}
+
+
+@pytest.mark.parametrize(
+    ("argument", "policy", "seconds"),
+    [(5000, None, 5.0), (None, 2500, 2.5), (2000, 7000, 7.0), (None, None, 60.0), ("5", None, 60.0), (0, None, 0.0)],
+)
+def test_how_long_a_queue_waits_for_a_consumer_whose_node_is_lost(argument: Any, policy: Any, seconds: float) -> None:
+    arguments = {} if argument is None else {"x-consumer-disconnected-timeout": argument}
+    definition = {} if policy is None else {"consumer-disconnected-timeout": policy}
+    answer = {**GOOD, "arguments": arguments, "effective_policy_definition": definition}
+    assert parse_shard("s", answer, V43, 1.0).lost_after == seconds
+    assert parse_shard("s", answer, (4, 2), 1.0).lost_after == 0
+    assert parse_shard("s", {**answer, "type": "classic"}, V43, 1.0).lost_after == 0
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        ({**GOOD, "type": "classic"}, "is a classic queue"),
+        ({**GOOD, "type": "stream"}, "is a stream queue"),
+        (without("x-single-active-consumer"), "without x-single-active-consumer"),
+        ({**GOOD, "consumer_details": [LINK, {"consumer_tag": "d", "arguments": {}}]}, "1 consumers that are not of"),
+        ({**GOOD, "consumer_details": [{"arguments": []}]}, "1 consumers that are not of the group"),
+        ({**GOOD, "consumer_details": [{"arguments": {"x-priority": "5"}}]}, "1 consumers that are not of the group"),
+    ],
+)
+def test_why_a_group_is_not_exact(answer: dict[str, Any], reason: str) -> None:
+    seen = judge({"s": parse_shard("s", answer, V43, 1.0)}, V43)
+    (told,) = seen.reasons
+    assert reason in told
+    assert seen.unmovable.keys() == (set() if "consumers" in reason else {"s"})
+
+
+@pytest.mark.parametrize(
+    ("prefetches", "told"),
+    [
+        (set(), None),
+        ({20}, None),
+        ({0, 20}, None),
+        ({20, 5}, "5, 20"),
+        ({0, 200, 20, 5}, "5, 20, 200"),
+        ({1, 2, 3, 4, 5}, "1, 2, 3 to 5"),
+    ],
+)
+def test_members_of_different_prefetches_are_not_exact(prefetches: set[int], told: str | None) -> None:
+    reasons = mixed(prefetches)
+    starts = f"members have different prefetches ({told}), so if two members end one after the other"
+    assert [reason.startswith(starts) for reason in reasons] == [True] * (told is not None)
+
+
+def test_a_reason_names_some_shards_and_counts_the_others() -> None:
+    shard = parse_shard("s", {**GOOD, "type": "classic"}, V43, 1.0)
+    seen = judge({f"s{number}": shard for number in range(9)}, V43)
+    assert seen.reasons == (
+        "shards 's0', 's1', 's2' and 6 more are each a classic queue, and only quorum queues move to a higher priority",
+    )
+    direct = shard._replace(type="quorum", direct=2)
+    told = judge({f"s{number}": direct for number in range(9)}, V43).reasons
+    assert told[-1] == "6 more shards have consumers that are not of the group"
+
+
+@pytest.mark.parametrize(
+    ("answer", "version", "warned"),
+    [
+        (without("x-delivery-limit"), (4, 0), True),
+        (without("x-delivery-limit"), (3, 13), False),
+        ({**without("x-delivery-limit"), "effective_policy_definition": {"delivery-limit": -1}}, (4, 0), False),
+        ({**without("x-delivery-limit"), "effective_policy_definition": {"delivery-limit": 5}}, (3, 13), True),
+        ({**GOOD, "effective_policy_definition": {"delivery-limit": 5}}, (4, 0), True),
+        ({**without("x-delivery-limit"), "effective_policy_definition": {"dead-letter-exchange": "x"}}, (4, 0), False),
+        ({**without("x-delivery-limit"), "type": "classic"}, (4, 0), False),
+    ],
+)
+def test_a_delivery_limit_without_a_dead_letter_exchange_is_a_warning(
+    answer: dict[str, Any], version: tuple[int, int], warned: bool
+) -> None:
+    warnings = judge({"s": parse_shard("s", answer, version, 1.0)}, version).warnings
+    assert ["delivery limit" in warning for warning in warnings] == [True] * warned
+
+
+def test_a_queue_that_waits_for_the_consumers_of_a_lost_node_is_a_warning_from_4_3() -> None:
+    answer = without("x-consumer-disconnected-timeout")
+    (warning,) = judge({"s": parse_shard("s", answer, V43, 1.0)}, V43).warnings
+    assert "x-consumer-disconnected-timeout" in warning
+    assert judge({"s": parse_shard("s", answer, (4, 2), 1.0)}, (4, 2)).warnings == ()
+    answer["effective_policy_definition"] = {"consumer-disconnected-timeout": 5000}
+    assert judge({"s": parse_shard("s", answer, V43, 1.0)}, V43).warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "version"), [("4.3.6", (4, 3)), ("3.10.8", (3, 10)), ("4.0.5+1", (4, 0)), ("10.12.0-rc.1", (10, 12))]
+)
+def test_versions(text: str, version: tuple[int, int]) -> None:
+    assert parse_version({"rabbitmq_version": text}) == version
+
+
+@pytest.mark.parametrize("answer", [None, [], {}, {"rabbitmq_version": 4}, {"rabbitmq_version": "four"}, "4.3.6"])
+def test_an_answer_without_a_version_is_an_error(answer: object) -> None:
+    with pytest.raises(TopologyError, match="rabbitmq_version"):
+        parse_version(answer)
+
+
+@pytest.mark.parametrize(
+    ("answer", "named"),
+    [
+        ([], "no object"),
+        ({**GOOD, "type": 5}, "type"),
+        ({**GOOD, "arguments": "x"}, "arguments"),
+        ({**GOOD, "effective_policy_definition": 7}, "effective_policy_definition"),
+        ({**GOOD, "messages_ready": -1}, "messages_ready"),
+        ({**GOOD, "messages_unacknowledged": True}, "messages_unacknowledged"),
+        ({**GOOD, "consumer_details": {}}, "consumer_details"),
+    ],
+)
+def test_a_wrong_answer_names_its_field(answer: object, named: str) -> None:
+    with pytest.raises(TopologyError, match=named):
+        parse_shard("s", answer, V43, 1.0)
+
+
+def test_what_a_new_or_lost_queue_leaves_out_is_nothing() -> None:
+    shard = parse_shard("s", {"type": "quorum", "arguments": [], "effective_policy_definition": []}, V43, 1.0)
+    assert (shard.ready, shard.unacked, shard.direct) == (0, 0, 0)
+
+
+async def test_shards_are_read_and_further_ones_stay_as_they_are_known(fake: FakeManagement, api: Management) -> None:
+    fake.fail(body({"rabbitmq_version": "4.3.6"}), "/api/overview")
+    fake.fail(body(GOOD), "/api/queues/%2F/a")
+    fake.fail(body({**GOOD, "type": "classic"}), "/api/queues/%2F/b")
+    fake.fail(status(404), "/api/queues/%2F/gone")
+    known = {name: parse_shard(name, GOOD, V43, 1.0) for name in ("z", "a", "gone")}
+    seen = await read(api, "/", ["a", "b", "gone"], known)
+    assert seen.shards.keys() == {"a", "b", "z"}
+    assert seen.read_at == 1.0
+    assert seen.shards["a"].read_at > 1.0
+    assert seen.unmovable.keys() == {"b"}
+
+
+@pytest.mark.parametrize("fault", [status(500), status(401), body(b"{"), body(b"null"), body([])])
+@pytest.mark.parametrize("where", ["/api/", "/api/queues/"])
+async def test_an_api_that_fails_or_lies_is_told(
+    fake: FakeManagement, api: Management, fault: Fault, where: str
+) -> None:
+    fake.fail(body({"rabbitmq_version": "4.3.6"}), "/api/overview")
+    fake.fail(fault, where)
+    with pytest.raises((ManagementError, TopologyError)) as raised:
+        await read(api, "/", ["a"], {})
+    seen = unreadable(raised.value)
+    assert seen.reasons[0].startswith("the management API does not tell what the shards are: ")
+    assert not seen.unmovable

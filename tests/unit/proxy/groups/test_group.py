@@ -1,0 +1,343 @@
+"""What a sidecar does for a shard, case by case. All times are seconds on one clock; it is 100 now."""
+
+from dataclasses import replace
+
+import pytest
+
+from proxy.groups.claims import MAX_EPOCH, Claims, priority
+from proxy.groups.group import (
+    EVIDENCE,
+    HEAL,
+    LOST_MARGIN,
+    QUIET,
+    SILENCE,
+    Act,
+    Decision,
+    LinkView,
+    MemberView,
+    Move,
+    Step,
+    View,
+    decide,
+    followers,
+)
+
+NOW = 100.0
+RAISE, CLAIM, SUBSCRIBE = Act.RAISE, Act.CLAIM, Act.SUBSCRIBE
+
+
+def view(
+    mine: LinkView | None, other: LinkView | None, claim: tuple[str, float] | None, vacant_since: float = 0
+) -> View:
+    """The shard `s`, which `mine`, of this sidecar, should have, and `other`, of another sidecar, should not.
+
+    The other one holds more shards than its quota where it holds `s`.
+    """
+    claims = Claims()
+    claims.add("a", 3, "other", 1.0)
+    claims.learn("s", 7)
+    if claim is None:
+        claims.add("s", 7, "gone", 1.0)
+        claims.drop("s", "gone", vacant_since)
+    else:
+        claims.add("s", 7, *claim)
+    if claim is not None and claim[0] == "other":
+        claims.add("b", 1, "other", 1.0)
+        claims.add("c", 1, "mine", 1.0)
+    links = {shard: LinkView(1.0) for shard in claims.holders if shard != "s"}
+    members = {
+        "mine": MemberView(is_local=True, links={**links, "s": mine} if mine else links),
+        "other": MemberView(is_local=False, links={"s": other} if other else {}),
+    }
+    return View(members, sorted({"s", *claims.holders}), claims)
+
+
+def of(decision: Decision, shard: str = "s") -> tuple[Act | None, str]:
+    """What is done for one shard, and what its move waits for."""
+    acts = [step.act for step in decision.steps if step.shard == shard]
+    whys = [move.why for move in decision.moves if move.shard == shard]
+    assert max(len(acts), len(whys)) <= 1
+    return (acts[0] if acts else None), (whys[0] if whys else "")
+
+
+@pytest.mark.parametrize(
+    ("mine", "other", "claim", "act", "why"),
+    [
+        # Nobody holds it any more since 95.
+        pytest.param(LinkView(96), None, None, CLAIM, "already", id="vacant, and delivered to me since"),
+        pytest.param(LinkView(94), None, None, RAISE, "raised", id="vacant, and delivered to me before"),
+        pytest.param(LinkView(96), LinkView(97), None, RAISE, "raised", id="vacant, and delivered to the other later"),
+        pytest.param(LinkView(), None, None, RAISE, "raised", id="vacant, and delivered to nobody"),
+        pytest.param(LinkView(94, unacked=2), None, None, None, "2 unacked", id="vacant, and I hold messages"),
+        pytest.param(LinkView(is_open=False), None, None, None, "opened", id="vacant, and my link is not open yet"),
+        # The other one holds it.
+        pytest.param(LinkView(), LinkView(99), ("other", 50), RAISE, "raised", id="the other's, which gets it"),
+        pytest.param(LinkView(), None, ("other", 50), RAISE, "raised", id="the other's, and delivered to nobody"),
+        pytest.param(LinkView(49), LinkView(), ("other", 50), RAISE, "raised", id="the other's, mine before"),
+        pytest.param(
+            LinkView(unacked=1), None, ("other", 50), None, "1 unacked", id="the other's, and I hold messages"
+        ),
+        pytest.param(LinkView(50 + HEAL + 1), None, ("other", 50), CLAIM, "already", id="the other's, but I get it"),
+        pytest.param(
+            LinkView(50 + HEAL - 1), None, ("other", 50), RAISE, "raised", id="the other's, I got it just then"
+        ),
+        # It is mine.
+        pytest.param(LinkView(99), LinkView(49), ("mine", 50), None, "", id="mine, and I get it"),
+        pytest.param(LinkView(), None, ("mine", 50), None, "", id="mine, and delivered to nobody"),
+        pytest.param(
+            LinkView(), LinkView(50 + HEAL - 1), ("mine", 50), None, "", id="mine, and the other got it just then"
+        ),
+        pytest.param(LinkView(), LinkView(50 + HEAL + 1), ("mine", 50), RAISE, "", id="mine, but the other gets it"),
+        pytest.param(LinkView(99), LinkView(98), ("mine", 50), None, "", id="mine, the other got it before me"),
+        pytest.param(
+            LinkView(0, 1), LinkView(99), ("mine", 50), None, "", id="mine, the other gets it, I hold messages"
+        ),
+    ],
+)
+def test_a_shard_that_should_be_mine(
+    mine: LinkView, other: LinkView | None, claim: tuple[str, float] | None, act: Act | None, why: str
+) -> None:
+    seen = view(mine, other, claim, vacant_since=95)
+    found, told = of(decide(seen, NOW))
+    assert found is act
+    assert why in told
+    # Without the others' beats nothing is claimed, and what is claimed has a higher epoch than all before.
+    assert of(decide(replace(seen, hears=False), NOW))[0] is None
+    assert {step.epoch for step in decide(seen, NOW).steps if step.shard == "s"} <= {8}
+
+
+RAISED = LinkView(priority=priority(7, "mine"))
+"""A link that has been raised for the claim of the shard `s`, and has got nothing."""
+
+OTHERS = LinkView(priority=priority(7, "other"))
+BELOW = OTHERS.priority - 1
+
+
+def probed(view: View) -> list[tuple[int, bool]]:
+    """The priority of each link of the shard `s` that is replaced, and whether by a probe."""
+    return [(step.priority, step.is_probe) for step in followers(view, NOW) if step.shard == "s"]
+
+
+@pytest.mark.parametrize(
+    ("mine", "other", "probes"),
+    [
+        pytest.param(RAISED, None, True, id="nobody holds anything"),
+        pytest.param(RAISED, LinkView(40), True, id="the other one has had it, and has acked all"),
+        pytest.param(RAISED, LinkView(99, unacked=1), False, id="the other one has yet to ack"),
+        pytest.param(RAISED._replace(delivered_at=98.9), None, False, id="the raise has brought messages"),
+        pytest.param(RAISED._replace(is_probe=True), None, False, id="a probe is there"),
+        pytest.param(RAISED._replace(priority=RAISED.priority + 1), None, False, id="a probe was there"),
+        pytest.param(RAISED._replace(is_open=False), None, False, id="the link is not open yet"),
+        pytest.param(LinkView(), None, False, id="claimed without a raise"),
+    ],
+)
+def test_a_raise_that_brings_nothing_ends_with_a_probe(mine: LinkView, other: LinkView | None, probes: bool) -> None:
+    """A consumer that RabbitMQ 4.3 has kept may hold messages. Elsewhere, `lost_after` is 0."""
+    seen = replace(view(mine, other, ("mine", NOW - SILENCE)), lost_after={"s": 5.0})
+    assert probed(seen) == ([(mine.priority, True)] if probes else [])
+    assert probed(replace(seen, lost_after={"s": 0.0})) == []
+    assert probed(replace(view(mine, other, ("mine", NOW - SILENCE + 0.1)), lost_after={"s": 5.0})) == []
+    without_acks = replace(seen.members["mine"], no_ack=True)
+    if not mine.is_probe:
+        assert probed(replace(seen, members={**seen.members, "mine": without_acks})) == []
+
+
+@pytest.mark.parametrize(
+    ("mine", "other", "steps"),
+    [
+        pytest.param(LinkView(priority=BELOW), OTHERS, [(BELOW, True)], id="silent"),
+        pytest.param(LinkView(priority=5), OTHERS, [(BELOW, True)], id="silent, and of the wrong priority"),
+        pytest.param(LinkView(priority=BELOW, is_probe=True), OTHERS, [], id="silent, and a probe is there"),
+        pytest.param(
+            LinkView(priority=BELOW, is_probe=True),
+            OTHERS._replace(is_probe=True, delivered_at=99.0),
+            [],
+            id="the holder's probe has its message",
+        ),
+        pytest.param(
+            LinkView(priority=BELOW, is_probe=True),
+            OTHERS._replace(priority=OTHERS.priority + 1, delivered_at=99.0),
+            [(BELOW, False)],
+            id="the holder has its prefetch again",
+        ),
+        pytest.param(
+            LinkView(priority=5, is_probe=True), LinkView(priority=BELOW + 3), [(BELOW, True)], id="another holder"
+        ),
+    ],
+)
+def test_all_links_of_a_shard_are_probes_until_its_holder_gets_messages_as_usual(
+    mine: LinkView, other: LinkView, steps: list[tuple[int, bool]]
+) -> None:
+    """The holder may be lost as well. The next consumer would get newer messages beside the first that comes back."""
+    seen = replace(view(mine, other, ("other", NOW - SILENCE)), lost_after={"s": 5.0})
+    assert probed(seen) == steps
+
+
+def test_a_raise_by_a_member_whose_link_is_a_probe_opens_a_probe() -> None:
+    for is_probe in (False, True):
+        seen = view(LinkView(is_probe=is_probe), None, ("other", 50.0))
+        (step,) = [step for step in decide(seen, NOW).steps if step.shard == "s"]
+        assert (step.act, step.is_probe) == (RAISE, is_probe)
+
+
+def test_a_vacant_shard_is_left_alone_for_a_moment() -> None:
+    seen = view(LinkView(), None, None, vacant_since=NOW - EVIDENCE / 2)
+    assert of(decide(seen, NOW)) == (None, "a delivery may show whom the broker has chosen")
+    assert of(decide(seen, NOW + EVIDENCE))[0] is RAISE
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_vacant_shard_is_not_raised_while_the_broker_may_wait_for_its_last_holder(alone: bool) -> None:
+    """RabbitMQ 4.3 waits for a consumer whose node is lost; a raise meanwhile would make it wait for minutes."""
+    seen = view(LinkView(), None, None, vacant_since=NOW - EVIDENCE)
+    if alone:
+        seen = replace(seen, members={"mine": seen.members["mine"]})
+    waits = replace(seen, lost_after={"s": 5.0})
+    assert of(decide(seen, NOW))[0] is RAISE
+    assert of(decide(waits, NOW)) == (None, "the last holder's node may be lost, for which RabbitMQ waits")
+    assert of(decide(waits, NOW - EVIDENCE + 5.0 + LOST_MARGIN))[0] is RAISE
+
+
+def test_a_vacant_shard_whose_messages_another_member_gets_is_raised_at_once() -> None:
+    seen = replace(view(LinkView(), LinkView(NOW), None, vacant_since=NOW - EVIDENCE), lost_after={"s": 60.0})
+    assert of(decide(seen, NOW))[0] is RAISE
+
+
+def test_in_a_new_group_a_delivery_may_precede_the_first_decision() -> None:
+    """Members that join open their links first. Where nobody is known to have held a shard, nobody's node is lost."""
+    first = Claims()
+    first.follow(["s"], NOW - EVIDENCE)
+    got = LinkView(NOW - 2 * EVIDENCE, unacked=9)
+    mine = View({"mine": MemberView(True, {"s": got}), "other": MemberView(False, {})}, ["s"], first)
+    mine = replace(mine, lost_after={"s": 60.0})
+    assert of(decide(mine, NOW))[0] is CLAIM
+    seen = {"mine": MemberView(True, {"s": LinkView()}), "other": MemberView(False, {"s": got})}
+    others = replace(mine, members=seen)
+    assert decide(others, NOW).targets == {"s": "mine"}
+    assert of(decide(others, NOW))[0] is RAISE
+    # Somebody has held it.
+    first.learn("s", 7)
+    assert of(decide(others, NOW)) == (None, "the last holder's node may be lost, for which RabbitMQ waits")
+
+
+def test_in_a_new_group_a_shard_that_cannot_move_is_claimed_by_whom_the_broker_has_chosen_at_once() -> None:
+    claims = Claims()
+    claims.follow(["s"], NOW - EVIDENCE)
+    members = {"a": MemberView(True, {"s": LinkView()}), "b": MemberView(True, {"s": LinkView(NOW - 2 * EVIDENCE)})}
+    found = decide(View(members, ["s"], claims, unmovable={"s": "why"}), NOW)
+    assert found.targets == {"s": "a"}
+    assert [(step.act, step.member) for step in found.steps] == [(CLAIM, "b")]
+
+
+def test_beyond_the_highest_epoch_nothing_moves() -> None:
+    seen = view(LinkView(), None, ("other", 50))
+    seen.claims.learn("s", MAX_EPOCH)
+    assert of(decide(seen, NOW)) == (None, "there is no higher epoch")
+
+
+def test_a_member_alone_raises_at_once_what_it_does_not_get_yet() -> None:
+    """RabbitMQ 4.3 may have kept a consumer of an earlier group, of an epoch that nobody knows.
+
+    The time is above it.
+    """
+    links = {"s": LinkView(), "t": LinkView(delivered_at=NOW - 1), "u": LinkView()}
+    me = {"me": MemberView(is_local=True, links=links)}
+    seen = View(me, ["s", "t", "u"], Claims(), unmovable={"u": "classic"}, least_epoch=1000)
+    assert decide(seen, NOW).steps == [
+        Step(act, "me", s, 1000) for act, s in ((RAISE, "s"), (CLAIM, "t"), (CLAIM, "u"))
+    ]
+
+
+def test_another_sidecars_member_is_left_to_it() -> None:
+    seen = View({"other": MemberView(is_local=False, links={})}, ["s"], Claims())
+    decision = decide(seen, NOW)
+    assert decision.steps == []
+    assert decision.targets == {"s": "other"}
+    assert decision.moves == [Move("s", "", "other", "its sidecar has yet to claim it")]
+
+
+def test_a_raise_waits_whose_forerunners_were_in_vain() -> None:
+    seen = replace(view(LinkView(), LinkView(99), ("other", 50)), not_raised_before={"s": NOW + 1})
+    assert of(decide(seen, NOW)) == (None, "the last raise has not brought it a message, and the next one waits")
+    assert of(decide(seen, NOW + 1))[0] is RAISE
+
+
+def test_a_shard_that_was_never_in_the_ring_is_assigned_but_nobody_here_consumes_it() -> None:
+    links = {"s": LinkView()}
+    members = {"me": MemberView(is_local=True, links=links), "other": MemberView(is_local=False, links={})}
+    decision = decide(View(members, ["r", "s"], Claims(), foreign={"r"}), NOW)
+    assert len(set(decision.targets.values())) == 2
+    assert {step.shard for step in decision.steps} <= {"s"}
+
+
+def test_a_shard_that_the_broker_gives_to_nobody_is_raised_again() -> None:
+    seen = replace(view(LinkView(99), None, ("mine", 50)), wedged={"s"})
+    assert of(decide(seen, NOW))[0] is RAISE
+    assert of(decide(replace(seen, wedged=set()), NOW))[0] is None
+    # Only by its holder, and not while that holds messages.
+    assert of(decide(replace(view(LinkView(99, 1), None, ("mine", 50)), wedged={"s"}), NOW))[0] is None
+    not_mine = View({"other": MemberView(is_local=False, links={})}, ["s"], seen.claims, wedged={"s"})
+    assert decide(not_mine, NOW).steps == []
+
+
+def test_a_member_subscribes_to_what_it_has_no_link_to_but_not_before_a_pause_is_over() -> None:
+    seen = View({"me": MemberView(is_local=True, links={})}, ["s", "t"], Claims(), not_before={("me", "t"): NOW + 1})
+    assert decide(seen, NOW).steps == [Step(SUBSCRIBE, "me", "s")]
+    assert decide(seen, NOW + 1).steps == [Step(SUBSCRIBE, "me", "s"), Step(SUBSCRIBE, "me", "t")]
+    assert [step.act for step in decide(replace(seen, hears=False), NOW).steps] == [SUBSCRIBE]
+
+
+def test_where_the_broker_ignores_a_raise_the_shard_belongs_to_whom_it_delivers() -> None:
+    unmovable = {"s": "it is a classic queue"}
+    held = replace(view(LinkView(), LinkView(99), ("other", 50)), unmovable=unmovable)
+    act, why = of(decide(held, NOW))
+    assert act is None
+    assert why == "the broker moves it only when its active consumer ends: it is a classic queue"
+    # It is to be the other's, but the broker delivers to me.
+    claims = Claims()
+    claims.add("s", 1, "other", 50.0)
+    links = {"s": LinkView(99)}
+    members = {"mine": MemberView(is_local=True, links=links), "other": MemberView(is_local=False, links={})}
+    assert decide(View(members, ["s"], claims, unmovable=unmovable), NOW).steps == [Step(CLAIM, "mine", "s", 2)]
+    assert decide(View(members, ["s"], claims), NOW).steps == []
+
+
+def test_a_stalled_member_gets_nothing_while_others_live() -> None:
+    links = {"s": LinkView(), "t": LinkView()}
+    stalled = MemberView(is_local=True, links=links, is_stalled=True)
+    both = {"a": stalled, "b": MemberView(is_local=True, links=links)}
+    assert decide(View(both, ["s", "t"], Claims()), NOW).targets == {"s": "b", "t": "b"}
+    assert decide(View({"a": stalled}, ["s", "t"], Claims()), NOW).targets == {"s": "a", "t": "a"}
+
+
+@pytest.mark.parametrize(
+    ("mine", "level", "since", "follows"),
+    [
+        pytest.param(LinkView(), 9, 50, True, id="it waits below the holder"),
+        pytest.param(LinkView(priority=8), 9, 50, False, id="it is right below already"),
+        pytest.param(LinkView(priority=12), 9, 50, False, id="it is above the holder"),
+        pytest.param(LinkView(), 1, 50, False, id="the holder was never raised"),
+        pytest.param(LinkView(49), 9, 50, True, id="it was active before"),
+        pytest.param(LinkView(NOW - QUIET + 0.1), 9, 50, False, id="it gets the shard all the same"),
+        pytest.param(LinkView(NOW - QUIET - 0.1), 9, 50, True, id="it got messages after the claim, but not lately"),
+        pytest.param(LinkView(NOW - QUIET + 0.1), 9, NOW, False, id="messages may be on their way to it"),
+        pytest.param(LinkView(), 2**62, 50, True, id="the holder's priority is none of its claim"),
+        pytest.param(LinkView(unacked=1), 9, 50, False, id="it holds messages"),
+        pytest.param(LinkView(is_open=False), 9, 50, False, id="it is being opened"),
+        pytest.param(LinkView(), 9, NOW, True, id="the claim is new"),
+    ],
+)
+def test_a_link_that_waits_follows_the_holder(mine: LinkView, level: int, since: float, follows: bool) -> None:
+    """So that a consumer which the broker keeps though it is gone is never the next one."""
+    claims = Claims()
+    claims.add("s", 7, "other", since)
+    claims.add("t", 7, "mine", 1.0)
+    members = {
+        "mine": MemberView(is_local=True, links={"s": mine, "t": LinkView()}),
+        "other": MemberView(is_local=False, links={"s": LinkView(priority=level)}),
+    }
+    seen = View(members, ["s", "t"], claims)
+    step = Step(SUBSCRIBE, "mine", "s", priority=min(level, priority(7, "other")) - 1)
+    assert followers(seen, NOW) == ([step] if follows else [])
+    assert followers(replace(seen, unmovable={"s": "classic"}), NOW) == []
+    assert followers(replace(seen, foreign=frozenset({"s"})), NOW) == []

@@ -1,0 +1,354 @@
+"""Members that join and leave, on a fake management API and a broker that hangs or refuses: nothing waits for it."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import pytest
+from aio_pika.abc import AbstractConnection
+
+from proxy.groups import groups as groups_module
+from proxy.groups import membership
+from proxy.groups import running as running_module
+from proxy.groups.groups import Groups
+from proxy.groups.member import Link, LinkState, Member
+from proxy.settings.config import Settings
+from proxy.settings.patterns import Selection
+from proxy.topology.management import Management
+from proxy.topology.sync import Sync
+from proxy.topology.table import Router
+from tests.unit.proxy.eventually import eventually
+from tests.unit.proxy.fake_management import FakeManagement, Gate, binding, body, silent, status
+
+Connect = Callable[[], Awaitable[AbstractConnection]]
+
+
+class Session:
+    """What the groups have a session do."""
+
+    def __init__(self) -> None:
+        self.did: list[tuple[Any, ...]] = []
+        self.at_start: Callable[[Member], None] = lambda member: None
+        self.oldest: dict[str, float] = {}
+
+    def start(self, member: Member, shards: list[str]) -> None:
+        self.did.append(("start", shards))
+        self.at_start(member)
+
+    def refuse(self, member: Member, code: int, text: str) -> None:
+        self.did.append(("refuse", code, text))
+
+    def subscribe(self, member: Member, shard: str, priority: int, *, is_probe: bool = False) -> None:
+        self.did.append(("probe" if is_probe else "subscribe", shard, priority))
+
+    def widen(self, member: Member, shard: str) -> None:
+        self.did.append(("widen", shard))
+
+    def release(self, member: Member, shard: str) -> None:
+        self.did.append(("release", shard))
+
+    def oldest_unacked(self, member: Member) -> dict[str, float]:
+        return self.oldest
+
+
+def member(name: str = "m", exchange: str = "orders") -> Member:
+    return Member(name, "/", exchange, 1, b"tag")
+
+
+async def hangs() -> AbstractConnection:
+    await asyncio.sleep(3600)
+    raise AssertionError
+
+
+async def refuses() -> AbstractConnection:
+    raise OSError("no such\nnode")
+
+
+@contextlib.asynccontextmanager
+async def running(api: Management, connect: Connect = hangs, **settings: Any) -> AsyncIterator[Groups]:
+    router = Router(300.0, refuse_stale=False)
+    sync = Sync(api, router, Selection(["*"], [], []), interval=15, settle_time=0.1)
+    made = Settings(**{"groups": ("*",), **settings})
+    groups = Groups(made, sync, router, api, lambda vhost: connect)
+    try:
+        yield groups
+    finally:
+        await groups.aclose()
+
+
+async def test_a_member_starts_with_the_queues_of_the_ring(fake: FakeManagement, api: Management) -> None:
+    fake.exchange("orders", binding("q2"), binding("q1"), binding("q3", "no weight"))
+    async with running(api) as groups:
+        session = Session()
+        groups.join(member(), session)
+        assert session.did == []
+        await eventually(lambda: session.did[:1] == [("start", ["q1", "q2"])])
+        assert [shown["exchange"] for shown in groups.report()] == ["orders"]
+
+
+@pytest.mark.parametrize(
+    ("exchange", "code", "why"),
+    [("gone", 404, "no exchange of that name"), ("logs", 406, "its type is 'fanout'"), ("slow", 541, "cannot be read")],
+)
+async def test_what_has_no_group_is_refused(
+    fake: FakeManagement, api: Management, exchange: str, code: int, why: str
+) -> None:
+    fake.exchange("logs", type="fanout")
+    fake.fail(silent, "/api/exchanges/%2F/slow")
+    async with running(api, lookup_timeout=0.3 if exchange == "slow" else 5.0) as groups:
+        session = Session()
+        groups.join(member(exchange=exchange), session)
+        await eventually(lambda: bool(session.did))
+        ((did, found, text),) = session.did
+        assert (did, found) == ("refuse", code)
+        assert why in text
+        assert groups.report() == []
+
+
+async def test_an_exchange_without_queues_has_a_group_without_shards(fake: FakeManagement, api: Management) -> None:
+    fake.exchange("orders")
+    async with running(api) as groups:
+        session = Session()
+        groups.join(member(), session)
+        await eventually(lambda: session.did[:1] == [("start", [])])
+
+
+async def test_a_group_that_is_known_takes_members_while_nothing_can_be_read(
+    fake: FakeManagement, api: Management
+) -> None:
+    fake.exchange("orders", binding("q1"))
+    async with running(api) as groups:
+        groups.join(member("first"), Session())
+        await eventually(lambda: bool(groups.running))
+        fake.fail(status(500))
+        session = Session()
+        groups.join(member("second"), session)
+        await eventually(lambda: session.did[:1] == [("start", ["q1"])])
+
+
+async def test_a_member_that_leaves_while_it_joins_is_told_nothing(fake: FakeManagement, api: Management) -> None:
+    fake.exchange("orders", binding("q1"))
+    gate = Gate(fake)
+    fake.fail(gate, "/api/exchanges/%2F/orders")
+    async with running(api) as groups:
+        session, its = Session(), member()
+        groups.join(its, session)
+        await eventually(lambda: fake.count("/orders") > 0)
+        groups.leave(its)
+        gate.open()
+        other = Session()
+        groups.join(member("other"), other)
+        await eventually(lambda: bool(other.did))
+        assert session.did == []
+        assert list(groups.running["/", "orders"].state.local) == ["other"]
+
+
+async def test_a_member_that_its_session_cannot_start_is_no_member(fake: FakeManagement, api: Management) -> None:
+    """As where it lacks channels: the session then tells at once that the member has left."""
+    fake.exchange("orders", binding("q1"))
+    async with running(api) as groups:
+        session = Session()
+        session.at_start = groups.leave
+        groups.join(member(), session)
+        await eventually(lambda: bool(session.did))
+        await asyncio.sleep(0)
+        assert groups.report() == []
+
+
+async def test_with_the_last_member_the_group_ends_and_its_totals_stay(fake: FakeManagement, api: Management) -> None:
+    fake.exchange("orders", binding("q1"))
+    async with running(api) as groups:
+        members = [member("a"), member("b")]
+        for each in members:
+            groups.join(each, Session())
+        await eventually(lambda: ("/", "orders") in groups.running and len(groups.report()[0]["members"]) == 2)
+        groups.running["/", "orders"].stalled = 3
+        groups.leave(members[0])
+        assert len(groups.report()[0]["members"]) == 1
+        groups.leave(members[1])
+        groups.leave(members[1])
+        assert groups.report() == []
+        assert groups.totals()["/", "orders"]["stalled"] == 3
+        assert await groups.report_of(("/", "orders")) is None
+
+
+@pytest.mark.parametrize(("connect", "fault"), [(hangs, "does not answer in time"), (refuses, "no such node")])
+async def test_without_the_others_members_consume_all_the_same(
+    fake: FakeManagement, api: Management, monkeypatch: pytest.MonkeyPatch, connect: Connect, fault: str
+) -> None:
+    monkeypatch.setattr(membership, "TRY", 0.1)
+    fake.exchange("orders", binding("q1"))
+    async with running(api, connect) as groups:
+        session = Session()
+        groups.join(member(), session)
+        await eventually(lambda: bool(groups.report()) and fault in str(groups.report()[0]["membership"]))
+        assert session.did[0] == ("start", ["q1"])
+        # The session of this test opens no link, so it is asked for one. Nothing is raised.
+        await eventually(lambda: len(session.did) > 1)
+        assert {did[0::2] for did in session.did[1:]} == {("subscribe", 0)}
+        began = time.monotonic()
+    assert time.monotonic() - began < 10
+
+
+async def test_where_exact_is_required_the_shards_are_read_first(fake: FakeManagement, api: Management) -> None:
+    fake.exchange("orders", binding("q1"))
+    fake.fail(body({"rabbitmq_version": "4.3.6"}), "/api/overview")
+    good = {"type": "quorum", "arguments": {"x-single-active-consumer": True}}
+    fake.queues["/", "q1"] = {**good, "type": "classic"}
+    async with running(api, groups_require="exact") as groups:
+        session = Session()
+        groups.join(member("a"), session)
+        await eventually(lambda: bool(session.did))
+        ((did, code, text),) = session.did
+        assert (did, code) == ("refuse", 406)
+        assert "'q1' is a classic queue" in text
+        fake.queues["/", "q1"] = good
+        session = Session()
+        groups.join(member("b"), session)
+        await eventually(lambda: session.did[:1] == [("start", ["q1"])])
+        assert groups.report()[0]["exact"] is True
+
+
+@pytest.mark.parametrize("fault", [silent, status(500)])
+async def test_where_exact_is_required_and_cannot_be_told_members_are_refused(
+    fake: FakeManagement, api: Management, fault: Any
+) -> None:
+    fake.exchange("orders", binding("q1"))
+    fake.fail(fault, "/api/overview")
+    async with running(api, groups_require="exact", lookup_timeout=1.0) as groups:
+        session = Session()
+        groups.join(member(), session)
+        await eventually(lambda: bool(session.did))
+        ((did, code, text),) = session.did
+        assert (did, code) == ("refuse", 541)
+        assert "the management API does not tell what the shards are" in text
+
+
+async def test_a_member_that_does_not_ack_gives_its_shard_away(fake: FakeManagement, api: Management) -> None:
+    fake.exchange("orders", binding("q1"), binding("q2"))
+    async with running(api, groups_ack_timeout=5.0) as groups:
+        session = Session()
+        now = time.monotonic()
+        session.oldest = {"q1": now - 10, "q2": now - 1}
+        groups.join(member(), session)
+        await eventually(lambda: ("release", "q1") in session.did)
+        assert ("release", "q2") not in session.did
+        group = groups.running["/", "orders"]
+        assert group.stalled >= 1
+        assert group.oldest_unacked_at == now - 1
+        assert groups.report()[0]["members"][0]["stalled"] is True
+
+
+async def test_without_a_time_limit_no_shard_is_given_away(fake: FakeManagement, api: Management) -> None:
+    fake.exchange("orders", binding("q1"))
+    async with running(api, groups_ack_timeout=0.0) as groups:
+        session = Session()
+        session.oldest = {"q1": time.monotonic() - 100_000}
+        groups.join(member(), session)
+        await eventually(
+            lambda: bool(groups.running) and groups.running["/", "orders"].oldest_unacked_at == session.oldest["q1"]
+        )
+        assert ("release", "q1") not in session.did
+
+
+async def test_totals_of_too_many_exchanges_are_counted_together(
+    fake: FakeManagement, api: Management, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(groups_module, "MOST_NAMES", 1)
+    fake.exchange("one", binding("q1"))
+    fake.exchange("two", binding("q2"))
+    async with running(api) as groups:
+        for exchange in ("one", "two"):
+            its = member(exchange, exchange)
+            groups.join(its, Session())
+            await eventually(lambda name=exchange: ("/", name) in groups.running)  # type: ignore[misc]
+            groups.leave(its)
+        assert groups.totals().keys() == {("/", "one"), ("", "")}
+
+
+async def test_a_client_that_has_cancelled_and_holds_messages_is_named(fake: FakeManagement, api: Management) -> None:
+    fake.exchange("orders", binding("q1"))
+    async with running(api) as groups:
+        leaver, stays = member("a"), member("b")
+        for each in (leaver, stays):
+            groups.join(each, Session())
+        await eventually(lambda: bool(groups.running) and len(groups.running["/", "orders"].state.local) == 2)
+        link = Link(leaver, "q1", 7, 0)
+        link.state, link.unacked, leaver.client = LinkState.LEAVING, 3, "client"
+        leaver.leaving.append(link)
+        groups.leave(leaver)
+        assert groups.report()[0]["leaving"] == [{"client": "client", "shard": "q1", "unacked": 3}]
+        link.state = LinkState.CLOSING
+        assert groups.report()[0]["leaving"] == []
+
+
+@pytest.mark.parametrize("ack_timeout", [600.0, 1.0, 0.0])
+async def test_a_probe_is_widened_once_its_message_is_the_only_one_unacked_or_all_timeouts_have_passed(
+    fake: FakeManagement, api: Management, monkeypatch: pytest.MonkeyPatch, ack_timeout: float
+) -> None:
+    monkeypatch.setattr(running_module, "STATISTICS", 0.05)
+    monkeypatch.setattr(running_module, "WIDEN_EVERY", 0.05)
+    fake.exchange("orders", *(binding(f"q{number}") for number in range(1, 6)))
+    fake.fail(body({"rabbitmq_version": "4.3.6"}), "/api/overview")
+    good = {"type": "quorum", "arguments": {"x-single-active-consumer": True}, "messages_ready": 5}
+    for shard, unacked in (("q1", 1), ("q2", 2), ("q3", 2), ("q4", 1), ("q5", 2)):
+        fake.queues["/", shard] = {**good, "messages_unacknowledged": unacked}
+    async with running(api, groups_ack_timeout=ack_timeout) as groups:
+        its, session = member(), Session()
+        groups.join(its, session)
+        await eventually(lambda: bool(groups.running))
+        now = time.monotonic()
+        for shard in ("q1", "q2", "q3", "q4"):
+            link = its.links[shard] = Link(its, shard, 3, 0, now - 100)
+            link.state, link.is_probe, link.delivered_at = LinkState.PROBING, True, now
+            link.delivered, link.withheld = 1, (b"" if shard == "q4" else b"the client's ack")
+        its.links["q3"].is_safe = True
+        empty = its.links["q5"] = Link(its, "q5", 3, 0, now - 100)
+        empty.state, empty.is_probe = LinkState.PROBING, True
+
+        def widened() -> set[str]:
+            return {shard for did, shard, *_ in session.did if did == "widen"}
+
+        wanted = {"q1", "q3", "q4"} | ({"q2"} if ack_timeout == 1 else set())
+        await eventually(lambda: widened() >= wanted)
+        await asyncio.sleep(0.3)
+        assert widened() == wanted
+        # Where nothing has come for so long, another consumer has RabbitMQ look what has timed out.
+        assert (("probe", "q5", 0) in session.did) is (ack_timeout == 1)
+        # A message that came after a reading began is not in its figures.
+        its.links["q1"].delivered_at = time.monotonic() + 100
+        await asyncio.sleep(0.3)
+        session.did.clear()
+        await asyncio.sleep(0.3)
+        assert widened() == wanted - ({"q1"} if ack_timeout != 1 else set())
+
+
+async def test_a_shard_whose_messages_nobody_gets_is_found_by_two_readings(
+    fake: FakeManagement, api: Management, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running_module, "STATISTICS", 0.0)
+    fake.exchange("orders", binding("q1"), binding("q2"), binding("q3"), binding("q4"))
+    fake.fail(body({"rabbitmq_version": "4.3.6"}), "/api/overview")
+    good = {"type": "quorum", "arguments": {"x-single-active-consumer": True}, "messages_ready": 5}
+    for shard, unacked in (("q1", 0), ("q2", 3), ("q3", 3), ("q4", 0)):
+        fake.queues["/", shard] = {**good, "messages_unacknowledged": unacked}
+    async with running(api) as groups:
+        its = member()
+        groups.join(its, Session())
+        await eventually(lambda: bool(groups.running))
+        group = groups.running["/", "orders"]
+        # q1 and q2 are given to nobody; a member holds messages of q3, and gets those of q4.
+        its.links["q3"], its.links["q4"] = Link(its, "q3", 3, 0), Link(its, "q4", 4, 0)
+        its.links["q3"].unacked = 3
+        await eventually(lambda: bool(group.exactness.shards))
+        assert group.waiting == frozenset()
+        its.links["q4"].delivered_at = time.monotonic()
+        await group.look(0.0)
+        assert group.waiting == {"q1", "q2"}
+        assert group.state.wedged <= {"q1"}
+        fake.queues["/", "q1"] = {**good, "messages_ready": 0}
+        its.links["q4"].delivered_at = time.monotonic()
+        await group.look(0.0)
+        assert group.waiting == {"q2"}

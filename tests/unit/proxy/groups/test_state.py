@@ -1,0 +1,280 @@
+"""One group as a sidecar knows it: links that end, shards that come and go, beats, and when a decision is due."""
+
+import time
+from itertools import pairwise
+
+import pytest
+
+from proxy.groups.beat import Beat, LinkBeat, MemberBeat
+from proxy.groups.claims import MOST_KNOWN
+from proxy.groups.group import LOST_MARGIN, Act
+from proxy.groups.member import Link, LinkState, Member
+from proxy.groups.state import (
+    ASK_AGAIN,
+    BEAT_EVERY,
+    CALM,
+    FIRST_PAUSE,
+    LONGEST_CALM,
+    LONGEST_PAUSE,
+    GroupState,
+    Refusal,
+)
+
+NOW = 1000.0
+
+
+def member(name: str = "m", *shards: str) -> Member:
+    made = Member(name, "/", "orders", 1, b"tag")
+    for shard in shards:
+        link = made.links[shard] = Link(made, shard, 1, 0)
+        link.state = LinkState.OPEN
+    return made
+
+
+def state(*shards: str) -> tuple[GroupState, Member]:
+    """A sidecar that has one member and hears itself."""
+    made, its = GroupState("own", "host"), member("m", *shards)
+    made.lost_after = dict.fromkeys(shards, 0.0)
+    made.follow(shards, NOW, NOW)
+    made.joined(its, NOW)
+    made.heard(made.beat(NOW - 1), NOW - 1)
+    return made, its
+
+
+def acts(found: GroupState, now: float) -> list[tuple[Act, str]]:
+    return [(step.act, step.shard) for step in found.tick(now).steps]
+
+
+def test_a_change_is_acted_upon_after_a_calm_but_not_put_off_for_ever() -> None:
+    made, _ = state("s")
+    made.tick(NOW)
+    assert made.due == float("inf")
+    made.follow(["s", "t"], NOW, NOW)
+    assert made.due == NOW + CALM
+    for tenth in range(100):
+        made.follow([f"s{tenth}"], NOW, NOW + tenth / 10)
+    assert made.due == NOW + LONGEST_CALM
+    made.tick(NOW)
+    assert made.due == float("inf")
+
+
+def test_a_link_that_the_broker_ends_is_opened_again_after_longer_and_longer_pauses() -> None:
+    made, its = state("s")
+    assert acts(made, NOW) == [(Act.RAISE, "s")]
+    now, pause = NOW, FIRST_PAUSE
+    for _ in range(10):
+        its.links.clear()
+        made.link_ended("m", "s", "", is_missing=False, now=now)
+        assert acts(made, now + pause * 0.99) == []
+        assert acts(made, now + pause) == [(Act.SUBSCRIBE, "s")]
+        now, pause = now + pause, min(2 * pause, LONGEST_PAUSE)
+    assert pause == LONGEST_PAUSE
+
+
+def test_a_link_that_the_broker_refuses_is_told_until_it_is_open_and_is_news_once() -> None:
+    made, its = state("s", "t")
+    made.tick(NOW)
+    link = its.links.pop("t")
+    assert made.link_ended("m", "t", "403 no", is_missing=False, now=NOW + 1)
+    made.tick(NOW + 2)
+    assert not made.link_ended("m", "t", "403 no", is_missing=False, now=NOW + 2)
+    assert made.refused == {("m", "t"): Refusal(NOW + 1, "403 no")}
+    made.claims.forget("m", NOW + 2)
+    for second in range(3):
+        made.heard(made.beat(NOW + second), NOW + second)
+    whys = {move.shard: move.why for move in made.tick(NOW + 2).moves}
+    assert whys["t"] == "the broker refuses its consumer: 403 no"
+    assert made.link_ended("m", "t", "406 other", is_missing=False, now=NOW + 9)
+    its.links["t"] = link
+    made.tick(NOW + 10)
+    assert made.refused == {}
+
+
+@pytest.mark.parametrize("end", ["the member leaves", "the queue is gone", "the queue is unbound"])
+def test_a_refusal_that_nobody_waits_for_any_more_is_forgotten(end: str) -> None:
+    made, its = state("s", "t")
+    del its.links["t"]
+    made.link_ended("m", "t", "403 no", is_missing=False, now=NOW + 1)
+    if end == "the member leaves":
+        made.left("m", NOW + 2)
+    elif end == "the queue is gone":
+        assert not made.link_ended("m", "t", "404 gone", is_missing=True, now=NOW + 2)
+    else:
+        made.follow(["s"], NOW + 2, NOW + 2)
+    made.tick(NOW + 3)
+    assert made.refused == {}
+    made.link_ended("m", "s", "", is_missing=False, now=NOW + 3)
+    assert made.refused == {}
+
+
+def test_a_session_that_opens_no_link_is_asked_again_but_not_at_once() -> None:
+    made, its = state("s")
+    its.links.clear()
+    asked = [second for second in range(25) if (Act.SUBSCRIBE, "s") in acts(made, NOW + second)]
+    assert asked == [0, ASK_AGAIN, 2 * ASK_AGAIN]
+
+
+def test_a_shard_that_does_not_exist_is_left_until_a_later_reading_shows_it() -> None:
+    made, its = state("s", "t")
+    made.tick(NOW)
+    assert made.claims.holders == {"s": "m", "t": "m"}
+    del its.links["t"]
+    made.link_ended("m", "t", "404 NOT_FOUND", is_missing=True, now=NOW + 1)
+    made.follow(["s", "t"], NOW + 0.9, NOW + 2)
+    assert (made.shards, made.claims.holders) == (["s"], {"s": "m"})
+    assert acts(made, NOW + 2) == []
+    made.follow(["s", "t"], NOW + 3, NOW + 3)
+    assert acts(made, NOW + 3) == [(Act.SUBSCRIBE, "t")]
+    # What a session tells of a member that has left changes nothing.
+    made.link_ended("gone", "s", "404 NOT_FOUND", is_missing=True, now=NOW + 4)
+    assert made.shards == ["s", "t"]
+
+
+def test_a_shard_that_left_the_ring_is_consumed_while_a_member_claims_it() -> None:
+    made, its = state("s", "t")
+    made.tick(NOW)
+    made.follow(["s"], NOW + 1, NOW + 1)
+    assert made.shards == ["s", "t"]
+    del its.links["t"]
+    made.link_ended("m", "t", "404 NOT_FOUND", is_missing=True, now=NOW + 2)
+    assert made.shards == ["s"]
+
+
+def test_a_claim_to_a_queue_that_was_never_in_the_ring_makes_nobody_consume_it() -> None:
+    made, _ = state("s")
+    claimed = {name: LinkBeat(1, 1, None, 0) for name in ("payments", "s")}
+    made.heard(Beat("other", "host", 1, 1.0, (MemberBeat("o", "", 0.0, links=claimed),)), NOW)
+    assert made.shards == ["s"]
+    assert {shard for _, shard in acts(made, NOW + 1)} <= {"s"}
+    made.follow(["t"], NOW + 2, NOW + 2)
+    assert made.shards == ["s", "t"]
+
+
+def test_raises_in_vain_become_rarer_and_those_of_an_idle_shard_do_not() -> None:
+    """The broker goes on delivering to another sidecar's member, whatever is raised: it ignores priorities."""
+    for delivers in (True, False):
+        made, its = state("s")
+        raised = []
+        for second in range(200):
+            now = NOW + second
+            ago = 0.1 if delivers else None
+            links = {"s": LinkBeat(made.claims.epoch("s") + 1 if second % 20 == 0 else 0, 1, ago, 0)}
+            made.heard(
+                Beat("z", "host", second + 1, 1.0, (MemberBeat("z", "", 0.0, is_stalled=True, links=links),)), now
+            )
+            made.heard(made.beat(now), now)
+            raised += [second for step in made.tick(now).steps if step.act is Act.RAISE]
+        pauses = [later - earlier for earlier, later in pairwise(raised)]
+        if delivers:
+            assert pauses == sorted(pauses)
+            assert len(raised) <= 6
+        else:
+            assert len(raised) == 10
+        assert its.links["s"].delivered_at == 0
+
+
+def test_a_beat_tells_what_a_member_holds_has_unacked_or_got_lately() -> None:
+    made, its = state("held", "unacked", "lately", "long ago", "never")
+    made.follow([], NOW, NOW)
+    made.claims.add("held", 7, "m", NOW)
+    made.claims.learn("lately", 9)
+    its.client = "client"
+    its.links["unacked"].unacked = 3
+    its.links["lately"].delivered_at = NOW - 2
+    its.links["long ago"].delivered_at = NOW - 1000
+    first, second = made.beat(NOW), made.beat(NOW)
+    assert second.number == first.number + 1
+    (told,) = first.members
+    assert (told.id, told.client) == ("m", "client")
+    assert told.links == {
+        "held": LinkBeat(7, 7, None, 0),
+        "unacked": LinkBeat(0, 0, None, 3),
+        "lately": LinkBeat(0, 9, 2.0, 0),
+    }
+
+
+def test_what_others_tell_of_deliveries_is_taken_by_this_machines_clock() -> None:
+    made, _ = state("s")
+    links = {"s": LinkBeat(0, 5, 3.0, 1)}
+    assert made.heard(Beat("other", "host", 1, 1.0, (MemberBeat("o", "", 0.0, links=links),)), NOW)
+    assert made.delivered_at("s") == NOW - 3.0
+    assert made.claims.epoch("s") == 5
+    made.heard(Beat("other", "host", 2, 1.0, ()), NOW + 1)
+    assert made.delivered_at("s") == 0.0
+
+
+def test_a_member_that_leaves_is_told_by_the_next_beat() -> None:
+    made, _ = state("s")
+    made.tick(NOW)
+    made.left("m", NOW)
+    assert made.beat(NOW).members == ()
+    assert made.claims.holders == {}
+    made.left("m", NOW)
+
+
+def test_a_stalled_member_says_so_until_its_time_is_over() -> None:
+    made, _ = state("s")
+    made.stalled("m", NOW + 10, NOW)
+    assert [made.beat(now).members[0].is_stalled for now in (NOW, NOW + 9, NOW + 10)] == [True, True, False]
+
+
+@pytest.mark.parametrize(("sidecars", "every"), [(0, BEAT_EVERY), (19, 1.0), (99, 5.0), (999, 15.0)])
+def test_many_sidecars_beat_more_slowly(sidecars: int, every: float) -> None:
+    made, _ = state("s")
+    for number in range(sidecars):
+        made.heard(Beat(f"{number}", "host", 1, 1.0, (MemberBeat(f"m{number}", "", 0.0),)), NOW)
+    assert made.every == every
+
+
+def test_who_holds_what_here() -> None:
+    made, _ = state("s", "t", "u")
+    made.claims.add("s", 1, "m", NOW)
+    made.claims.add("t", 1, "other", NOW)
+    assert (made.held(is_first=False), made.held(is_first=True)) == (["s"], ["s", "u"])
+
+
+def test_a_raise_of_a_shard_that_is_held_already_is_no_move() -> None:
+    made, its = state("s")
+    least = int(time.time())
+    ((act, member, shard, epoch, *_),) = made.tick(NOW).steps
+    assert (act, member, shard) == (Act.RAISE, "m", "s")
+    assert least <= epoch <= time.time()
+    made.wedged = frozenset({"s"})
+    ((act, member, shard, again, *_),) = made.tick(NOW + 1).steps
+    assert (act, member, shard) == (Act.RAISE, "m", "s")
+    assert again > epoch
+    assert (made.moves, made.wedged) == (1, frozenset())
+    assert its.links["s"].priority == 0
+
+
+def test_of_shards_that_are_not_in_the_ring_only_so_many_are_remembered() -> None:
+    """Whoever may write to the group's exchange can send beats that name any shards. Those of the ring go on."""
+    made, _ = state("s")
+    made.tick(NOW)
+    for number in range(1, 5):
+        links = {f"{number}-{shard}": LinkBeat(0, 5, 1.0, 0) for shard in range(MOST_KNOWN // 3)}
+        made.heard(Beat("other", "host", number, 1.0, (MemberBeat("m2", "client", 1.0, links=links),)), NOW)
+    learned = [made.claims.epoch(f"4-{shard}") > 0 for shard in range(MOST_KNOWN // 3)]
+    assert learned.index(False) == learned.count(True) < 10
+    epoch = made.claims.epoch("s") + 1
+    links = {"s": LinkBeat(epoch, epoch, None, 0), "1-0": LinkBeat(0, 6, None, 0), "late": LinkBeat(0, 7, None, 0)}
+    made.heard(Beat("other", "host", 5, 1.0, (MemberBeat("m2", "client", 1.0, links=links),)), NOW)
+    assert made.claims.holders["s"] == "m2"
+    assert [made.claims.epoch(shard) for shard in ("1-0", "late")] == [6, 0]
+
+
+def test_a_queue_that_is_bound_again_is_not_raised_while_the_broker_may_wait_for_its_last_holder() -> None:
+    """The member had got messages of it before the one whose node is lost held it."""
+    made, its = state("s")
+    made.lost_after = {"s": 60.0}
+    made.tick(NOW)
+    its.links["s"].delivered_at = NOW + 1
+    links = {"s": LinkBeat(made.claims.epoch("s") + 1, made.claims.epoch("s") + 1, 0.0, 0)}
+    made.heard(Beat("other", "host", 1, 1.0, (MemberBeat("m2", "client", 1.0, links=links),)), NOW + 2)
+    made.heard(Beat("other", "host", 2, 1.0, ()), NOW + 3)
+    made.follow([], NOW + 3, NOW + 3)
+    made.tick(NOW + 4)
+    made.follow(["s"], NOW + 12, NOW + 12)
+    for late in range(12, 76):
+        made.heard(made.beat(NOW + late), NOW + late)
+        assert acts(made, NOW + late) == ([(Act.RAISE, "s")] if late == 12 + 60 + LOST_MARGIN else []), late
