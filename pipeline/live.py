@@ -61,7 +61,8 @@ async def read_ring_of(api: Management, vhost: str, exchange: str) -> RingSpec:
     bindings = weigh(reading.bindings, reading.exchange.type, behind)
     if not bindings.weights:
         raise PipelineError(f"exchange {exchange!r} has no binding that makes a ring")
-    return RingSpec(reading.exchange.type, str(reading.exchange.hashed), dict(bindings.weights))
+    lanes = {queue.name: lane for queue, lane in bindings.lanes.items()}
+    return RingSpec(reading.exchange.type, str(reading.exchange.hashed), dict(bindings.weights), lanes)
 
 
 def management(settings: Settings) -> Management:

@@ -2,7 +2,7 @@
 
 import functools
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,11 @@ class RingSpec:
     hashed: str
     """The part of a message that the exchange hashes, such as ``routing_key`` or ``header:customer``."""
     weights: dict[Destination, int]
+    lanes: dict[str, str] = field(default_factory=dict, compare=False)
+    """By queue, the lane that publishes to the queue go through; without the queues that have none.
+
+    Lanes choose no queue, so rings that differ in their lanes alone are equal.
+    """
 
     @property
     def fingerprint(self) -> str:
@@ -56,7 +61,10 @@ def parse_ring(text: str | bytes, where: str, like: RingSpec = _PLAIN) -> RingSp
     if (ring_format := told.get("ring_format", RING_FORMAT)) != RING_FORMAT:
         raise PipelineError(f"{where}: ring_format {ring_format!r}, known is {RING_FORMAT}")
     exchange_type = _text(told, "exchange_type", like.exchange_type, where)
-    spec = RingSpec(exchange_type, _text(told, "hashed", like.hashed, where), _weights(told, where))
+    hashed, lanes = _text(told, "hashed", like.hashed, where), told.get("lanes", {})
+    if not isinstance(lanes, dict) or not all(isinstance(lane, str) and lane for lane in lanes.values()):
+        raise PipelineError(f"{where}: lanes: {lanes!r} is not an object of queues and their lanes")
+    spec = RingSpec(exchange_type, hashed, _weights(told, where), lanes)
     if told.get("fingerprint", spec.fingerprint) != spec.fingerprint:
         raise PipelineError(f"{where}: fingerprint: {told['fingerprint']!r}, of what it says it is {spec.fingerprint}")
     return spec
@@ -83,6 +91,7 @@ def to_json(spec: RingSpec) -> str:
         "exchange_type": spec.exchange_type,
         "hashed": spec.hashed,
         "destinations": [[d.kind, d.name, weight] for d, weight in sorted(spec.weights.items())],
+        **({"lanes": spec.lanes} if spec.lanes else {}),
     }
     return json.dumps(told, ensure_ascii=False)
 

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+from dataclasses import replace
 
 from pipeline import PipelineError
 from pipeline.live import management, read_ring_of
@@ -58,10 +59,11 @@ def pinned_again(kept: RingSpec, now: RingSpec) -> RingSpec:
     """Return the ring for a batch that was begun with the ring `kept` before.
 
     The result is `kept`, so that all copies of a row are in one queue. It is `now` if a destination of `kept` is no
-    longer bound, so that maybe nobody consumes it, or if the exchange's type or hashed value has changed.
+    longer bound, so that maybe nobody consumes it, or if the exchange's type or hashed value has changed. The lanes are
+    those of `now` in any case.
     """
     same = (kept.exchange_type, kept.hashed) == (now.exchange_type, now.hashed)
-    return kept if same and kept.weights.keys() <= now.weights.keys() else now
+    return replace(kept, lanes=now.lanes) if same and kept.weights.keys() <= now.weights.keys() else now
 
 
 async def _read(options: Options) -> RingSpec:
@@ -75,9 +77,13 @@ async def _read(options: Options) -> RingSpec:
 
 
 async def _refuse_dead_letters(api: Management, vhost: str, routes: Routes) -> None:
-    """Raise PipelineError if a queue of the ring would dead-letter rows under its own name."""
-    told = await asyncio.gather(*(api.dead_letters_by_own_name(vhost, queue) for queue in routes.queues))
-    found = [(queue, cause) for queue, cause in zip(routes.queues, told, strict=True) if cause]
+    """Raise PipelineError if a queue of the ring would dead-letter rows under its own name.
+
+    Rows that come through a lane have their own routing keys.
+    """
+    queues = [queue for queue, lane in zip(routes.queues, routes.lanes, strict=True) if not lane]
+    told = await asyncio.gather(*(api.dead_letters_by_own_name(vhost, queue) for queue in queues))
+    found = [(queue, cause) for queue, cause in zip(queues, told, strict=True) if cause]
     if found:
         raise PipelineError(
             f"queue {found[0][0]!r} would dead-letter rows under its own name, not under their routing keys, by"

@@ -6,7 +6,7 @@ from functools import cached_property
 
 from pipeline import PipelineError
 from pipeline.rings import RingSpec
-from proxy.routing.routes import Target
+from proxy.routing.route import Target
 from proxy.wire.content import stamp_of_exchange
 from ring.destination import Destination
 from ring.hashed import HashedValue
@@ -23,6 +23,8 @@ class Routes:
     queues: tuple[str, ...]
     owners: bytes
     """The ring's table: the index of each slot's queue, as `index_at` reads it."""
+    lanes: tuple[str, ...]
+    """The lane that publishes to each queue go through, in the order of `queues`; empty for a queue that has none."""
 
     @classmethod
     def of(cls, exchange: str, spec: RingSpec) -> "Routes":
@@ -31,16 +33,18 @@ class Routes:
             if destination.kind != "queue":
                 raise PipelineError(f"exchange {exchange!r}: {destination} is bound to it; rows go to queues only")
         queues = tuple(destination.name for destination in spec.ring.destinations)
-        return cls(exchange, hashed_value(spec.hashed), spec.fingerprint, queues, spec.ring.owner_index)
+        lanes = tuple(spec.lanes.get(queue, "") for queue in queues)
+        return cls(exchange, hashed_value(spec.hashed), spec.fingerprint, queues, spec.ring.owner_index, lanes)
 
     def index_of(self, value: bytes) -> int:
         """Return the index in `queues` of the queue that owns a hashed value."""
         return index_at(self.owners, slot_of(value))
 
     @cached_property
-    def methods(self) -> tuple[bytes, ...]:
-        """The arguments of basic.publish up to its bits for each queue, in the order of `queues`."""
-        return tuple(Target(Destination("queue", name)).method for name in self.queues)
+    def targets(self) -> tuple[Target, ...]:
+        """Where a publish goes for each queue, and its first bytes, in the order of `queues`."""
+        named = zip(self.queues, self.lanes, strict=True)
+        return tuple(Target(Destination("queue", queue), lane or None) for queue, lane in named)
 
     @cached_property
     def stamp(self) -> bytes:

@@ -19,9 +19,11 @@ from pipeline.publish.routes import Routes
 from pipeline.publish.window import Window
 from proxy.publisher.connection import BrokerConnection
 from proxy.publisher.dial import Brokers
+from proxy.publisher.protocol import Full
 from proxy.routing.counters import Counters
 from proxy.settings.config import Settings
 from proxy.settings.credentials import of_url
+from proxy.wire.frames import shorted
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +36,9 @@ CHUNK_BYTES = 1 << 18
 
 _NOT_CLEAR = 0.1
 """Seconds between looks at a broker that refuses a user whom it took before."""
+
+_NO_CHANNEL = 0.1
+"""Seconds of a pause after which a channel may be free: one whose rows are all confirmed by then."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +84,8 @@ class Sender:
         self._stop = ""
         self._full = -1
         """The index of the queue that may not be sent the next row as deep as it is; below 0 for none."""
+        self._crowded = False
+        """Whether the next row goes to a lane for which the connection has no channel free."""
         self._counters = Counters()
         self._awaited: Callable[[], bool] | None = None
         self._room: asyncio.Future[None] | None = None
@@ -122,7 +129,7 @@ class Sender:
     def _publish(self, turn: Iterator[RowMessage]) -> tuple[int, bool]:
         """Hand the connection as many messages as go out at once; return how many, and whether there are no more."""
         routes, window, again, depths, counters = self._routes, self.window, self._again, self._depths, self._counters
-        index_of, methods, stamp, by_queue = routes.index_of, routes.methods, routes.stamp, window.by_queue
+        index_of, targets, by_queue = routes.index_of, routes.targets, window.by_queue
         protocol = self._connection.protocol
         assert protocol is not None  # or the connection were not clear
         count = min(CHUNK, window.room, self._pace.burst if self._pace else CHUNK)
@@ -137,11 +144,16 @@ class Sender:
                 again.appendleft(message)
                 self._full = index
                 break
-            queue_window = by_queue[index]
+            queue_window, target = by_queue[index], targets[index]
+            # Through a lane a message keeps its routing key, and so needs no stamp with it.
+            method, stamp = (target.method + shorted(key), b"") if target.is_lane else (target.method, routes.stamp)
+            pending = queue_window, queue_window.next, counters
             try:
-                protocol.publish(
-                    b"", methods[index], header, stamp, key, body, (queue_window, queue_window.next, counters)
-                )
+                protocol.publish(target.exchange, method, header, stamp, key, body, pending)
+            except Full:
+                again.appendleft(message)
+                self._crowded = True
+                break
             except ValueError as error:
                 self._stop = f"queue {routes.queues[index]!r}, key {key[:60]!r}: {error}"
                 break
@@ -162,6 +174,9 @@ class Sender:
                 await self._until(lambda: window.roomy or window.lost)
             elif self._full >= 0:
                 await self._drained()
+            elif self._crowded:
+                self._crowded = False
+                await asyncio.sleep(_NO_CHANNEL)
             else:
                 return
 

@@ -26,6 +26,7 @@ from tests.integration.broker_api import BrokerApi, VirtualHost, wait_until
 from tests.integration.conftest import Login
 from tests.integration.own_node import own_node, private_only
 from tests.integration.relay import relay
+from tests.integration.rings import owner
 from tests.pipeline.publishing import (
     IDS,
     PER_BATCH,
@@ -67,6 +68,22 @@ def options(login: Login, vhost: VirtualHost, tmp_path: Path) -> dict[str, str]:
 @pytest.fixture
 def log(tmp_path: Path) -> Path:
     return tmp_path / "log.jsonl"
+
+
+def test_rows_go_through_the_lanes_of_the_queues_that_have_some(
+    spark: SparkSession, vhost: VirtualHost, options: dict[str, str]
+) -> None:
+    vhost.unbind("orders", "q1", "2")
+    vhost.lanes("orders", {"q1": 2})
+    write_prepared(rows_of(spark, 200), options)
+    came = vhost.drain_all()
+    assert sum(map(len, came.values())) == 200
+    lanes = {"q1": "orders.lane.q1"}
+    for queue, messages in came.items():
+        assert {message.exchange for message in messages} == {lanes.get(queue, "")}
+        for message in messages:
+            key = message.routing_key if queue in lanes else message.headers["x-ring-routing-key"]
+            assert (key, owner(QUEUES, key)) == (f"k{int(message.body) % 50}", queue)
 
 
 def test_rows_go_where_the_ring_says_stamped_persistent_and_in_each_keys_order(

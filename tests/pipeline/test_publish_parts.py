@@ -4,6 +4,7 @@ import argparse
 import asyncio
 import io
 import json
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -25,7 +26,7 @@ from pipeline.publish.pinned import pinned_again
 from pipeline.publish.routes import Routes, hashed_value
 from pipeline.publish.sending import Sender
 from pipeline.publish.window import Window
-from pipeline.rings import RingSpec
+from pipeline.rings import RingSpec, parse_ring, to_json
 from proxy.outcome import Outcome
 from proxy.publisher.channel import CONFIRMED, NACKED, UNROUTABLE, PublishResult
 from proxy.publisher.protocol import PublisherProtocol
@@ -341,9 +342,11 @@ class FakeConnection:
         self.protocol.pack()
 
 
-def sender(window: int) -> tuple[Sender, FakeConnection]:
-    connection = FakeConnection()
-    return Sender(connection, Routes.of("orders", ring_of({"q0": 1})), window, Patience(1.0)), connection  # type: ignore[arg-type]
+def sender(window: int, lanes: int = 0) -> tuple[Sender, FakeConnection]:
+    """One queue without a lane, or so many with lanes."""
+    connection, known = FakeConnection(), ring_of({f"q{n}": 1 for n in range(lanes or 1)})
+    known = replace(known, lanes={f"q{n}": f"lane.{n}" for n in range(lanes)})
+    return Sender(connection, Routes.of("orders", known), window, Patience(1.0)), connection  # type: ignore[arg-type]
 
 
 def messages(count: int) -> list[RowMessage]:
@@ -386,6 +389,25 @@ async def test_no_more_rows_are_taken_than_the_window_has_room_for() -> None:
     channel.settle(25, True, CONFIRMED)
     await done
     assert (sending.window.confirmed, sending.window.repeated) == ([25], 0)
+
+
+async def test_more_lanes_than_channels_take_turns() -> None:
+    sending, connection = sender(window=10, lanes=3)
+    protocol = connection.protocol
+    protocol._channel_max = 2
+    task = asyncio.create_task(sending.send(messages(25)))
+    answered = 0
+    while not task.done():
+        await asyncio.sleep(0)
+        for channel in list(protocol.channels.values()):
+            answered += len(channel.pending)
+            protocol.in_flight -= channel.settle(channel.number, True, CONFIRMED)
+        for number in list(protocol._closing):
+            protocol._on_channel_close_ok(number, b"")
+    await task
+    protocol.pack()
+    assert len(protocol.channels) <= 2
+    assert answered + protocol.in_flight == 25
 
 
 async def test_rows_are_stamped_for_consumers() -> None:
@@ -509,10 +531,20 @@ def test_a_batch_keeps_the_ring_that_it_was_begun_by(tmp_path: Path) -> None:
 
 def test_a_kept_ring_counts_while_all_its_queues_are_bound() -> None:
     more, fewer = ring_of({"q0": 1, "q1": 5, "q2": 1}), ring_of({"q0": 1, "q2": 1})
-    assert pinned_again(F, G) is pinned_again(F, more) is F
+    assert pinned_again(F, G) == pinned_again(F, more) == F
     assert pinned_again(F, fewer) is fewer
     by_tenant = ring_of({"q0": 1, "q1": 1}, "header:tenant")
     assert pinned_again(F, by_tenant) is by_tenant
+    # A lane chooses no queue, and the one of then may be gone.
+    kept = pinned_again(replace(F, lanes={"q0": "then"}), replace(G, lanes={"q1": "now"}))
+    assert (kept, kept.lanes) == (F, {"q1": "now"})
+
+
+@pytest.mark.parametrize("lanes", [[], "x", {"q0": 7}, {"q0": ""}])
+def test_lanes_that_are_none_are_named(lanes: object) -> None:
+    text = json.dumps(json.loads(to_json(F)) | {"lanes": lanes})
+    with pytest.raises(PipelineError, match=r"^ring: lanes: .* is not an object of queues and their lanes$"):
+        parse_ring(text, "ring")
 
 
 def test_a_torn_line_is_cut_off_and_another_is_an_error(tmp_path: Path) -> None:

@@ -22,17 +22,20 @@ from pipeline.publish import sending
 from pipeline.publish.depth import Depths
 from pipeline.publish.messages import Reader, RowMessage
 from pipeline.publish.options import parse
+from pipeline.publish.pinned import pinned
 from pipeline.publish.routes import Routes
 from pipeline.publish.sending import SendResult, publish
 from pipeline.publish.window import Window
+from pipeline.rings import parse_ring, to_json
 from proxy.publisher import connection
 from proxy.settings.config import Settings
 from testbed.node import Node
 from tests.chaos.relay import Relay, relay
 from tests.integration.broker_api import BrokerApi, Delivered, VirtualHost, wait_until
-from tests.integration.conftest import Login
+from tests.integration.conftest import Login, with_login
 from tests.integration.own_node import Control, own_node, private_only
 from tests.integration.relay import at_port
+from tests.integration.rings import owner
 from tests.pipeline.publishing import options_of, something_came
 from tests.pipeline.records import ring_of
 
@@ -179,6 +182,58 @@ async def test_a_connection_lost_50_times_repeats_no_more_than_a_window_each_tim
     assert len(taken) <= losses
     assert repeated <= told.again == sum(taken)
     assert all(in_order(messages) for messages in came.values())
+
+
+LANED = ["orders.1", "orders.2", "orders.3"]
+
+
+@pytest.fixture
+def least(laned: VirtualHost, api: BrokerApi) -> Iterator[str]:
+    """A user who may write on what is named like the lanes, and not on the default exchange."""
+    api.ask("PUT", "users", "least rows", body={"password": "pw", "tags": ""})
+    laned.permit("least rows", write=r"^orders\..*$")
+    yield "least rows"
+    api.ask("DELETE", "users", "least rows")
+
+
+@pytest.fixture
+def laned(vhost: VirtualHost) -> VirtualHost:
+    """Whose exchange orders leads through lanes, to a queue that would lose its messages' routing keys among others."""
+    vhost.exchange("orders")
+    vhost.queue(LANED[0], x_dead_letter_exchange="amq.fanout")
+    vhost.exchange(f"orders.lane.{LANED[0]}", "fanout")
+    vhost.bind(f"orders.lane.{LANED[0]}", LANED[0], "")
+    vhost.bind("orders", f"orders.lane.{LANED[0]}", kind="e")
+    vhost.lanes("orders", LANED[1:])
+    return vhost
+
+
+async def test_rows_go_through_lanes_under_their_own_routing_keys(login: Login, laned: VirtualHost, least: str) -> None:
+    told = options_of(login, laned, "orders")
+    url = with_login(told["broker_url"], least, "pw")
+    options = parse(told | {"broker_url": url})
+    # In the form in which the command hands it to Spark.
+    spec = parse_ring(to_json(await asyncio.to_thread(pinned, options)), "told")
+    result = await publish(rows(2000), options, Routes.of("orders", spec))
+    came = laned.drain_all()
+    assert result.rows == {queue: len(messages) for queue, messages in came.items()}
+    assert sum(result.rows.values()) == 2000
+    for queue, messages in came.items():
+        last: dict[str, int] = {}
+        for message in messages:
+            key, n = message.routing_key, int(message.body)
+            assert (message.exchange, list(message.headers)) == (f"orders.lane.{queue}", ["x-ring-id"])
+            assert (key, owner(LANED, key)) == (f"k{n % KEYS}", queue)
+            assert last.get(key, -1) < n
+            last[key] = n
+
+
+async def test_a_lane_that_is_deleted_meanwhile_is_named(login: Login, laned: VirtualHost) -> None:
+    options = parse(options_of(login, laned, "orders"))
+    known = Routes.of("orders", await asyncio.to_thread(pinned, options))
+    laned.delete_exchange("orders.lane.orders.2")
+    with pytest.raises(PipelineError, match=r"no exchange 'orders\.lane\.orders\.2'"):
+        await publish(rows(1000), options, known)
 
 
 async def test_rows_that_a_full_queue_refuses_come_once_it_was_drained_and_those_behind_come_after_them(

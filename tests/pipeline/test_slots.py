@@ -8,7 +8,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from pipeline.slots import MAX_KEY, destination_of_slot, slot_of_key
 from proxy.routing.counters import Counters
-from proxy.routing.routes import Route
+from proxy.routing.route import Route
 from proxy.settings.patterns import Mode
 from proxy.topology.bindings import CONSISTENT_HASH, Bindings
 from proxy.topology.table import Entry, KnownRing
