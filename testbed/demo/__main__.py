@@ -17,6 +17,8 @@ from ring.destination import Destination
 from ring.ring import Ring
 from testbed import SetupError
 from testbed.broker import Broker, running_broker
+from testbed.demo.group import group_act
+from testbed.demo.group_oracle import Verdict as GroupVerdict
 from testbed.demo.load import IN_FLIGHT, Load
 from testbed.demo.oracle import History, Sent, Verdict, chi_squared, judge, moved
 from testbed.demo.publisher import key_of
@@ -64,15 +66,16 @@ def main() -> int:
 
 
 async def demo(broker: Broker) -> int:
-    """Run the three acts: the race of pika programs, changes while publishing goes on, the judgement."""
+    """Run the acts: the race of pika programs, changes under load, the judgement, consumers that share the shards."""
     vhost = f"ringproxy-demo-{os.getpid()}"
     with tempfile.TemporaryDirectory(prefix="ringproxy-demo-") as folder:
         topology = Topology(broker, vhost, EXCHANGE, Path(folder, "topology.toml"))
         async with new_world(broker, vhost) as world:
             try:
-                return await acts(broker, vhost, world, topology)
+                status = await acts(broker, vhost, world, topology)
             finally:
                 await topology.forget_writer()
+        return max(status, conclude_group(await group_act(broker, f"{vhost}-group", Path(folder), say)))
 
 
 async def acts(broker: Broker, vhost: str, world: World, topology: Topology) -> int:
@@ -285,6 +288,17 @@ def conclude(problems: list[str], verdict: Verdict, raced: Verdict) -> int:
         return 1
     print("Every message is once in a queue that a ring in force between its send and its confirm says,")
     print("and its consumer saw the routing key that it was published with.")
+    return 0
+
+
+def conclude_group(verdict: GroupVerdict) -> int:
+    """Print what came of the consumers, and return the exit status."""
+    for fault in verdict.faults[:10]:
+        print(f"  FAULT: {fault}")
+    print(f"{verdict.judged:,} messages confirmed, and looked for at the consumers: {len(verdict.faults)} faults.")
+    if verdict.faults:
+        return 1
+    print(f"Each message reached a consumer, and each key came in order; {verdict.again} came again, marked as such.")
     return 0
 
 

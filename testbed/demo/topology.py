@@ -30,17 +30,18 @@ def may_write_directly(line: str) -> bool:
 class Topology:
     """One exchange in a virtual host, made and changed from a file."""
 
-    def __init__(self, broker: Broker, vhost: str, exchange: str, file: Path) -> None:
+    def __init__(self, broker: Broker, vhost: str, exchange: str, file: Path, queue_type: str = "classic") -> None:
         """Take the file, which is written anew before each change."""
         self._broker, self._vhost, self._exchange, self._file = broker, vhost, exchange, file
+        self._queue_type = queue_type
 
     def write(self, weights: Mapping[str, int], retiring: Iterable[str] = ()) -> str:
-        """Write the file for shards of these weights, and return its text. Queues are classic, as the others are."""
+        """Write the file for shards of these weights, and return its text."""
         numbers = [int(queue.rpartition(".")[2]) for queue in weights]
         lines = ["[[exchange]]", f'name = "{self._exchange}"', f'vhost = "{self._vhost}"', f"shards = {numbers}"]
         if leaving := [int(queue.rpartition(".")[2]) for queue in retiring]:
             lines.append(f"retiring = {leaving}")
-        lines.append('queue_type = "classic"')
+        lines.append(f'queue_type = "{self._queue_type}"')
         for number, weight in zip(numbers, weights.values(), strict=True):
             if weight != 1:
                 lines += ["", "[[exchange.shard]]", f"number = {number}", f"weight = {weight}"]

@@ -20,7 +20,7 @@ from ring import compiled
 from testbed.broker import installation
 from testbed.cluster import private_cluster
 from testbed.node import Node
-from tests.chaos.arena import AGES, FLEET, LIMITS, PROGRAMS, SYNC_INTERVAL, Arena, arena, libraries
+from tests.chaos.arena import AGES, FLEET, LIMITS, PROGRAMS, SYNC_INTERVAL, arena, libraries
 from tests.chaos.faults import Injector
 from tests.chaos.health import MIB, Sample, observe, unwell, worst
 from tests.chaos.hostile import Attacks
@@ -99,25 +99,13 @@ async def run(title: str, nodes: list[Node], kind: str, faults: list[Fault], fol
         for member in made.members:
             await asyncio.to_thread(member.end)
         await asyncio.to_thread(queues.drain, nodes)
-        notes = [note for name in PROGRAMS for note in noted(made, name)]
+        notes = [note for name in PROGRAMS for note in made.noted(name)]
     (folder / "history").write_text(json.dumps(asdict(queues.history), indent=1))
     with (folder / "copies").open("w") as file:
         file.writelines(f"{copy.publisher} {copy.number} {copy.queue} {copy.exchange!r}\n" for copy in queues.copies)
     faults_of_health = attacked(made.attacks(), samples)
     rerouted = sum(member.rerouted for member in made.members)
     return report(notes, queues, injector.done, calm, rerouted, faults_of_health)
-
-
-def noted(made: Arena, name: str) -> list[Note]:
-    """Return what a publisher wrote down."""
-    notes = []
-    with made.notes(name).open() as file:
-        for line in file:
-            channel, number, key, sent, told, outcome = line.split()
-            notes.append(
-                Note(name, sys.intern(channel), int(number), sys.intern(key), float(sent), float(told), Told(outcome))
-            )
-    return notes
 
 
 def attacked(attacks: Counter[str], samples: list[Sample]) -> list[str]:

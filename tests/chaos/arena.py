@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -17,7 +18,7 @@ from testbed.node import Node
 from tests.chaos.history import Limits
 from tests.chaos.hostile import Target
 from tests.chaos.management import ManagementFront, management_front
-from tests.chaos.oracle import Fleet
+from tests.chaos.oracle import Fleet, Note, Told
 from tests.chaos.publishers.notes import Task
 from tests.chaos.queues import EXCHANGE
 from tests.chaos.relay import Relay, relay
@@ -76,6 +77,9 @@ PROGRAMS = {
 
 AGES = (RING_MAX_AGE, LASTING)
 """`ring_max_age` of each sidecar."""
+
+FOR_PUBLISHERS = tuple({"ring_max_age": f"{age}"} for age in AGES)
+"""The settings of each sidecar in a run that judges publishes."""
 
 FLEET = Fleet(
     EXCHANGE,
@@ -149,6 +153,12 @@ class Member:
         took = time.monotonic() - asked
         assert took < DRAIN_TIME + CLOSING + SLACK, f"a sidecar took {took:.1f} s to end"
 
+    def kill(self) -> None:
+        """End it at once, as a crash would."""
+        self.count()
+        self.now.signal(signal.SIGKILL)
+        self.now.process.wait()
+
     def end(self) -> None:
         """End it for good and check what every one of them logged."""
         self.stop()
@@ -170,16 +180,20 @@ class Arena:
     """The publishers, and the hostile one."""
 
     def start_clients(self) -> None:
-        for name, program in PROGRAMS.items():
+        """Start every publisher, and the hostile client."""
+        self.start_publishers(PROGRAMS)
+        listeners = [member.relays["hostile"].port for member in self.members]
+        target = Target(listeners, EXCHANGE, str(self._stop), str(self.folder / "hostile.report"))
+        self._start("hostile", (sys.executable, "-m", "tests.chaos.hostile"), vars(target))
+
+    def start_publishers(self, programs: Mapping[str, Program]) -> None:
+        for name, program in programs.items():
             if program.sidecar is None:
                 ports = [urlsplit(node.amqp_url).port or 0 for node in self.nodes]
             else:
                 ports = [self.members[program.sidecar].relays[program.listener].port]
             todo = Task(name, ports, EXCHANGE, program.rate, str(self.notes(name)), str(self._stop))
             self._start(name, program.command, vars(todo))
-        listeners = [member.relays["hostile"].port for member in self.members]
-        target = Target(listeners, EXCHANGE, str(self._stop), str(self.folder / "hostile.report"))
-        self._start("hostile", (sys.executable, "-m", "tests.chaos.hostile"), vars(target))
 
     def _start(self, name: str, command: Sequence[str], told: Mapping[str, object]) -> None:
         with (self.folder / f"{name}.log").open("wb") as log:
@@ -192,8 +206,21 @@ class Arena:
         return Counter(json.loads((self.folder / "hostile.report").read_text()))
 
     def notes(self, name: str) -> Path:
-        """Return what a publisher wrote down."""
+        """Return the file in which a publisher writes down what it is told."""
         return self.folder / f"{name}.notes"
+
+    def noted(self, name: str) -> list[Note]:
+        """Return what a publisher wrote down, read."""
+        notes = []
+        with self.notes(name).open() as file:
+            for line in file:
+                channel, number, key, sent, told, outcome = line.split()
+                notes.append(
+                    Note(
+                        name, sys.intern(channel), int(number), sys.intern(key), float(sent), float(told), Told(outcome)
+                    )
+                )
+        return notes
 
     @property
     def _stop(self) -> Path:
@@ -218,8 +245,10 @@ class Arena:
 
 
 @asynccontextmanager
-async def arena(nodes: Sequence[Node], folder: Path) -> AsyncIterator[Arena]:
-    """Two sidecars, ready, beside running nodes; nothing of it is left behind."""
+async def arena(
+    nodes: Sequence[Node], folder: Path, settings_of_each: Sequence[Mapping[str, str]] = FOR_PUBLISHERS
+) -> AsyncIterator[Arena]:
+    """Two sidecars, ready, beside running nodes, with settings of their own; nothing of it is left behind."""
     async with AsyncExitStack() as stack:
         front = await stack.enter_async_context(management_front(nodes[0].management_url))
         legs = [await stack.enter_async_context(relay(urlsplit(node.amqp_url).port or 0)) for node in nodes]
@@ -229,9 +258,9 @@ async def arena(nodes: Sequence[Node], folder: Path) -> AsyncIterator[Arena]:
             "management_url": f"http://guest:guest@127.0.0.1:{front.port}",
         }
         members = []
-        for number, age in enumerate(AGES):
+        for number, own in enumerate(settings_of_each):
             relays = {what: await stack.enter_async_context(relay(0)) for what in ("amqp", "http", "hostile")}
-            members.append(Member({**settings, "ring_max_age": f"{age}"}, folder / f"sidecar-{number}", relays))
+            members.append(Member({**settings, **own}, folder / f"sidecar-{number}", relays))
         made = Arena(nodes, front, legs, members, folder)
         try:
             for member in members:

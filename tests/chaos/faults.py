@@ -2,23 +2,22 @@
 
 import asyncio
 import random
-import signal
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from http.client import HTTPConnection
-from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from testbed.node import Node
-from tests.chaos.arena import SETTLE_TIME, Arena, Member
+from tests.chaos.arena import SETTLE_TIME, Arena
 from tests.chaos.history import Hang, Span
 from tests.chaos.management import Mood
+from tests.chaos.network import Network
 from tests.chaos.oracle import STANDSTILL
 from tests.chaos.queues import CHANGING, EXCHANGE, GOING, LANED, End, Queues
-from tests.chaos.relay import Relay
-from tests.chaos.schedule import ALONE, LANES, Fault, Kind
+from tests.chaos.schedule import ALONE, TRACKS, Fault, Kind
+from tests.chaos.tracks import Act, Effect, Say, Tracks
 from tests.integration.broker_api import BrokerApi, wait_until
 
 BELIEVABLE = 0.6 * SETTLE_TIME
@@ -31,34 +30,16 @@ HANGS = 8.0
 
 JUMPS = ("-30d", "-1h", "+1h", "+10y")
 
-Say = Callable[[str], None]
-
-
-class Effect(NamedTuple):
-    """What a fault was done to, in words, and how many connections or requests it met: with none it does not count."""
-
-    words: str
-    met: int = 1
-
 
 class Injector:
-    """Does faults in several lanes at once: in each, one after the other."""
+    """Does faults in several tracks at once: in each, one after the other."""
 
     def __init__(self, arena: Arena, queues: Queues, say: Say) -> None:
-        self._arena, self._queues, self._say = arena, queues, say
+        self._arena, self._queues = arena, queues
         self._steady = asyncio.Lock()
         """Held while bindings change, and while a node is down: so that each change has happened, or has not."""
         self._down: Node | None = None
-        self.done: Counter[Kind] = Counter()
-        self._acts: dict[Kind, Callable[[Fault, random.Random], Awaitable[Effect]]] = {
-            Kind.CLIENT_RESET: self._reset,
-            Kind.CLIENT_VANISH: self._vanish,
-            Kind.CLIENT_STALL: self._stall,
-            Kind.CLIENT_CUT: self._cut,
-            Kind.BROKER_RESET: self._reset,
-            Kind.BROKER_VANISH: self._vanish,
-            Kind.BROKER_STALL: self._stall,
-            Kind.BROKER_CUT: self._cut,
+        acts: dict[Kind, Act] = {
             Kind.NODE_KILL: self._kill_node,
             Kind.MEMORY_ALARM: self._memory_alarm,
             Kind.API_DOWN: self._api,
@@ -74,21 +55,17 @@ class Injector:
             Kind.REWEIGHT: self._reweight,
             Kind.DELETE: self._delete,
         }
+        self._tracks = Tracks(Network(arena).acts | acts, say)
 
     async def run(self, faults: list[Fault]) -> None:
         """Return when all is done, and all is well again."""
-        async with asyncio.TaskGroup() as lanes:
-            for kinds in LANES:
-                lanes.create_task(self._lane([fault for fault in faults if fault.kind in kinds]))
-        await self._lane([fault for fault in faults if fault.kind in ALONE])
+        await self._tracks.beside(faults, TRACKS)
+        await self._tracks.one_by_one([fault for fault in faults if fault.kind in ALONE])
 
-    async def _lane(self, faults: list[Fault]) -> None:
-        for fault in faults:
-            begun = time.monotonic()
-            words, met = await self._acts[fault.kind](fault, random.Random(fault.pick))
-            self._say(f"{begun:.3f} to {time.monotonic():.3f}  {fault.kind}: {words}{'' if met else ': met nothing'}")
-            self.done[fault.kind] += met > 0
-            await asyncio.sleep(fault.pause)
+    @property
+    def done(self) -> Counter[Kind]:
+        """How many faults of each kind had an effect."""
+        return self._tracks.done
 
     def _live(self) -> Node:
         return next(node for node in self._arena.nodes if node is not self._down)
@@ -101,33 +78,6 @@ class Injector:
             yield
         finally:
             self._queues.history.impaired.append(Span(begin, time.monotonic()))
-
-    # The network
-
-    def _leg(self, fault: Fault, chance: random.Random) -> tuple[str, Relay]:
-        if fault.kind.startswith("broker"):
-            at = chance.randrange(len(self._arena.legs))
-            return f"node {at}", self._arena.legs[at]
-        at, listener = chance.randrange(2), chance.choice(("amqp", "http"))
-        return f"sidecar {at}, {listener}", self._arena.members[at].relays[listener]
-
-    async def _reset(self, fault: Fault, chance: random.Random) -> Effect:
-        name, leg = self._leg(fault, chance)
-        return Effect(name, leg.reset())
-
-    async def _vanish(self, fault: Fault, chance: random.Random) -> Effect:
-        name, leg = self._leg(fault, chance)
-        return Effect(name, await leg.vanish(2 * fault.lasts))
-
-    async def _stall(self, fault: Fault, chance: random.Random) -> Effect:
-        name, leg = self._leg(fault, chance)
-        return Effect(name, await leg.stall(fault.lasts))
-
-    async def _cut(self, fault: Fault, chance: random.Random) -> Effect:
-        name, leg = self._leg(fault, chance)
-        towards_client = chance.random() < 0.5
-        met = await leg.cut(1 + fault.lasts, towards_client=towards_client)
-        return Effect(f"{name}, towards the {'client' if towards_client else 'broker'}", met)
 
     # The broker
 
@@ -219,7 +169,7 @@ class Injector:
     async def _end_sidecar(self, fault: Fault, chance: random.Random) -> Effect:
         at = chance.randrange(2)
         member = self._arena.members[at]
-        await asyncio.to_thread(_ended, member, fault.kind is Kind.SIDECAR_KILL)
+        await asyncio.to_thread(member.kill if fault.kind is Kind.SIDECAR_KILL else member.stop)
         await asyncio.sleep(fault.lasts / 3)
         await asyncio.to_thread(member.start)
         return Effect(f"sidecar {at}")
@@ -288,16 +238,6 @@ class Injector:
     def _changing(self) -> list[str]:
         """Of the queues that change, those bound now."""
         return [queue for queue in CHANGING if queue in self._queues.history.current]
-
-
-def _ended(member: Member, killed: bool) -> None:
-    """End the sidecar; in good order where it was asked to."""
-    if killed:
-        member.count()
-        member.now.signal(signal.SIGKILL)
-        member.now.process.wait()
-    else:
-        member.stop()
 
 
 def _alarmed(node: Node) -> bool:

@@ -46,7 +46,7 @@ EMPTIED_WITHIN = 60.0
 
 
 class End(StrEnum):
-    """What else is done to a lane that is unbound from the exchange."""
+    """The further step that follows when a lane is unbound from the exchange."""
 
     NOTHING = "unbound"
     UNBOUND = "unbound, and unbound from its lane"
@@ -86,7 +86,7 @@ class Queues:
             self._changed(begin, {**self.history.current, queue: weight})
 
     def unbind(self, node: Node, queue: str, end: End = End.NOTHING) -> None:
-        """One that is bound. What is on its way to its lane then comes back, or ends its channel, if `end` says so.
+        """Unbind a bound queue; `end` says whether its lane then returns messages, or is deleted.
 
         The exchange is first, so that native publishers lose nothing by it.
         """

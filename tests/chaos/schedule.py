@@ -2,7 +2,7 @@
 
 import itertools
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -32,6 +32,12 @@ class Kind(StrEnum):
     UNBIND = "bindings: queue unbound"
     REWEIGHT = "bindings: weight changed"
     DELETE = "queue deleted, and back"
+    MEMBER_JOIN = "member: joins"
+    MEMBER_CLOSE = "member: closes"
+    MEMBER_CANCEL = "member: cancels, then closes"
+    MEMBER_KILL = "member: SIGKILL"
+    MEMBER_STALL = "member: stops reading"
+    MEMBER_HOLD = "member: stops acking"
 
 
 CHURN = (Kind.BIND, Kind.UNBIND, Kind.REWEIGHT, Kind.DELETE)
@@ -40,10 +46,23 @@ CHURN = (Kind.BIND, Kind.UNBIND, Kind.REWEIGHT, Kind.DELETE)
 NETWORK = tuple(kind for kind in Kind if " leg: " in kind)
 
 ALONE = (Kind.API_HANGS,)
-"""What happens once all lanes are done: nobody could say otherwise what publishers stood still for."""
+"""The faults that happen once all tracks are done: nobody could say otherwise what publishers stood still for."""
 
-LANES = (CHURN, NETWORK, tuple(kind for kind in Kind if kind not in CHURN + NETWORK + ALONE))
-"""Each fault follows the one before of its own lane, whatever the other lanes are at."""
+MEMBERS = tuple(kind for kind in Kind if kind.startswith("member:"))
+"""What members of a group do, or have done to them."""
+
+DECK = (*(kind for kind in Kind if kind not in MEMBERS), *CHURN)
+"""The faults of a round for publishers."""
+
+PROCESSES_OF_GROUPS = (Kind.NODE_KILL, Kind.SIDECAR_TERM, Kind.SIDECAR_KILL)
+
+DECK_OF_GROUPS = (*MEMBERS, *MEMBERS, *NETWORK, *PROCESSES_OF_GROUPS)
+"""The faults of a round for groups."""
+
+TRACKS_OF_GROUPS = (MEMBERS, NETWORK, PROCESSES_OF_GROUPS)
+
+TRACKS = (CHURN, NETWORK, tuple(kind for kind in DECK if kind not in CHURN + NETWORK + ALONE))
+"""Each fault follows the one before of its own track, whatever the other tracks are at."""
 
 
 class Fault(NamedTuple):
@@ -56,10 +75,10 @@ class Fault(NamedTuple):
     pick: int
 
 
-def schedule(seed: int, count: int) -> list[Fault]:
-    """So many faults. Each round has every kind, in an order of its own."""
+def schedule(seed: int, count: int, deck: Sequence[Kind] = DECK) -> list[Fault]:
+    """So many faults. Each round has every kind of the deck, in an order of its own."""
     chance = random.Random(seed)
-    return [_fault(kind, chance) for kind in itertools.islice(_kinds(chance), count)]
+    return [_fault(kind, chance) for kind in itertools.islice(_kinds(chance, deck), count)]
 
 
 def _fault(kind: Kind, chance: random.Random) -> Fault:
@@ -68,8 +87,8 @@ def _fault(kind: Kind, chance: random.Random) -> Fault:
     return Fault(kind, chance.uniform(0.3, 3.0), pause, chance.randrange(1 << 30))
 
 
-def _kinds(chance: random.Random) -> Iterator[Kind]:
+def _kinds(chance: random.Random, deck: Sequence[Kind]) -> Iterator[Kind]:
     while True:
-        deck = [*Kind, *CHURN]
-        chance.shuffle(deck)
-        yield from deck
+        kinds = list(deck)
+        chance.shuffle(kinds)
+        yield from kinds

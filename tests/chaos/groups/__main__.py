@@ -1,0 +1,258 @@
+"""`python -m tests.chaos.groups --seed=N --faults=N`: a group under faults, and a judgement.
+
+docs/development/chaos.md says what it does.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import uvloop
+
+import proxy
+from ring.compiled import kind
+from testbed.broker import MAJOR, installation
+from testbed.cluster import private_cluster
+from testbed.node import Node
+from tests.chaos import arena as arenas
+from tests.chaos.arena import LASTING, PROGRAMS, Arena, arena
+from tests.chaos.groups.faults import ACK_TIMEOUT, WANTED, Injector
+from tests.chaos.groups.history import Calm, History
+from tests.chaos.groups.judge import BALANCED_WITHIN, Limits, Verdict, judge
+from tests.chaos.groups.members import Group, libraries
+from tests.chaos.oracle import Told
+from tests.chaos.queues import EXCHANGE
+from tests.chaos.schedule import DECK_OF_GROUPS, Fault, Kind, schedule
+from tests.integration.broker_api import BrokerApi
+from tests.integration.rings import owner
+from tests.integration.sidecar import COMMAND
+
+SHARDS = tuple(f"{EXCHANGE}.{number}" for number in range(1, 13))
+
+RATES = {"pika": 50.0, "aio-pika": 150.0, "php-amqplib": 300.0, "http-batch": 300.0}
+"""Messages a second of each publisher: fewer than the members take together."""
+PUBLISHERS = {name: replace(PROGRAMS[name], rate=rate) for name, rate in RATES.items()}
+
+ROUND = 20
+"""Faults between two calms."""
+WARM = 2.0
+CALM = BALANCED_WITHIN + 8.0
+"""Seconds without a fault: until the shards must be spread over the members, and some to see that they are."""
+IDLE = 90.0
+"""Seconds in which the shards become no emptier, once nothing is published, after which the judge says what is missing.
+
+A shard may stand still for 60 s.
+"""
+SHOWN = 20
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one run is to be."""
+
+    seed: int
+    faults: list[Fault]
+    direct: bool
+    balanced: bool
+    """Whether this RabbitMQ can move a shard from a member that goes on: from version 4 on."""
+    folder: Path
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """Those of each sidecar, beside those of all sidecars of the suite."""
+        own = {"ring_max_age": f"{LASTING}"}
+        return own if self.direct else own | {"groups": f"%2F/{EXCHANGE}", "groups_ack_timeout": f"{ACK_TIMEOUT:g}"}
+
+    @property
+    def limits(self) -> Limits:
+        """What the judge must know."""
+        shards: dict[str, str] = {}
+
+        def shard_of(key: str) -> str:
+            if key not in shards:
+                shards[key] = owner(SHARDS, key)
+            return shards[key]
+
+        if self.direct:
+            return Limits(SHARDS, shard_of, balanced=False)
+        return Limits(SHARDS, shard_of, EXCHANGE, ACK_TIMEOUT, balanced=self.balanced)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="tests.chaos.groups", description="A group under faults, and a judgement.")
+    parser.add_argument("--seed", type=int, required=True, help="of the schedule")
+    parser.add_argument("--faults", type=int, required=True, help="how many")
+    parser.add_argument("--nodes", type=int, default=1, help="of the cluster; 1 by default")
+    parser.add_argument(
+        "--direct", action="store_true", help="members consume the shards themselves, to show what is possible"
+    )
+    arguments = parser.parse_args()
+    libraries()
+    arenas.libraries()
+    choice = os.environ.get("BROKER", "")
+    if choice.startswith(("amqp:", "docker:")):
+        sys.exit(f"nodes are killed and clustered here, and BROKER={choice} is none of the testbed's own")
+    rabbitmq = installation(choice)
+    folder = Path(tempfile.mkdtemp(prefix="ringproxy-groups-"))
+    faults = schedule(arguments.seed, arguments.faults, DECK_OF_GROUPS)
+    todo = Run(arguments.seed, faults, arguments.direct, rabbitmq.major >= MAJOR, folder)
+    begun = time.monotonic()
+    with private_cluster(rabbitmq, arguments.nodes) as nodes:
+        who = "members of the shards themselves" if arguments.direct else "a group"
+        say(f"seed {todo.seed}, {len(todo.faults)} faults, {who}, nodes: {len(nodes)}, {rabbitmq.source}")
+        say(f"set up in {time.monotonic() - begun:.0f} s; the sidecars' hot loop: {kind()}")
+        say(f"notes and logs are in {folder}, and stay there unless all is green")
+        apply(nodes[0], folder)
+        green = uvloop.run(run(todo, nodes))
+        for node in nodes:
+            shutil.copy(node.log, folder / f"{node.name}.log")
+    say(f"{'green' if green else 'RED'} after {time.monotonic() - begun:.0f} s")
+    if green:
+        shutil.rmtree(folder)
+    return 0 if green else 1
+
+
+def apply(node: Node, folder: Path) -> None:
+    """Make the exchange and its shards, as users do."""
+    file = folder / "topology.toml"
+    file.write_text(f'[[exchange]]\nname = "{EXCHANGE}"\nshards = {len(SHARDS)}\n')
+    flags = [f"--broker-url={node.amqp_url}", f"--management-url={node.management_url}"]
+    environment = os.environ | {"PYTHONPATH": str(Path(proxy.__file__).parents[1])}
+    command = [COMMAND, "topology", "apply", *flags, str(file)]
+    subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL)
+
+
+async def run(todo: Run, nodes: list[Node]) -> bool:
+    """One arena, from the first member to the verdict: whether nothing was wrong."""
+    history = History()
+    async with arena(nodes, todo.folder, [todo.settings] * 2) as made:
+        if todo.direct:
+            ports = [[leg.port for leg in made.legs]]
+        else:
+            ports = [[member.relays["amqp"].port] for member in made.members]
+        sources = SHARDS if todo.direct else (EXCHANGE,)
+        group = Group(ports, sources, todo.folder / "members", todo.seed)
+        injector = Injector(made, group, history, say, direct=todo.direct)
+        try:
+            for _ in range(WANTED):
+                await group.joins()
+            made.start_publishers(PUBLISHERS)
+            await asyncio.sleep(WARM)
+            for first in range(0, len(todo.faults), ROUND):
+                await injector.run(todo.faults[first : first + ROUND])
+                history.calms.append(await calm(made, group))
+            await end(made, group, todo.folder)
+        finally:
+            group.kill_all()
+    history.notes = [note for name in PUBLISHERS for note in made.noted(name)]
+    for member in group.ended:
+        with member.lines.open() as lines:
+            history.read(member.name, lines, member.killed)
+    return report(judge(history, todo.limits), history, injector.done, group, todo.folder)
+
+
+async def calm(made: Arena, group: Group) -> Calm:
+    """A time without faults, for the judge to see the balance."""
+    begin = time.monotonic()
+    await asyncio.sleep(CALM)
+    shown = await asyncio.to_thread(holders, made)
+    consumers = await asyncio.to_thread(counted, made.nodes[0])
+    return Calm(begin, time.monotonic(), frozenset(member.name for member in group.running), shown, consumers)
+
+
+def counted(node: Node) -> dict[str, int]:
+    """Return how many consumers each shard has."""
+    shown = BrokerApi(node.management_url).ask("GET", "queues", "/")
+    return {queue["name"]: queue["consumers"] for queue in shown if queue["name"] in SHARDS and "consumers" in queue}
+
+
+def holders(made: Arena) -> list[dict[str, str | None]]:
+    """Return who has which shard, as each sidecar shows it that has members."""
+    answers = [sidecar.now.admin(f"/groups/%2F/{EXCHANGE}") for sidecar in made.members]
+    shown = [answer.json["shards"] for answer in answers if answer.status == 200]
+    return [{shard["shard"]: shard["holder"] for shard in shards} for shards in shown]
+
+
+async def end(made: Arena, group: Group, folder: Path) -> None:
+    """End the publishers, and once the shards are empty the members and the sidecars."""
+    await asyncio.to_thread(made.end_clients)
+    if await drained(made.nodes[0]):
+        await asyncio.to_thread(leave_word, made, folder)
+    group.check()
+    for member in list(group.running):
+        await group.ends(member, "close")
+    for sidecar in made.members:
+        await asyncio.to_thread(sidecar.end)
+
+
+async def drained(node: Node) -> int:
+    """Wait until the shards are empty, or become no emptier; return how many messages are left in them."""
+    there, fewest, since, empty = 1, float("inf"), time.monotonic(), 0
+    while empty < 2 and time.monotonic() < since + IDLE:
+        await asyncio.sleep(6)  # the nodes count every 5 s
+        there = await asyncio.to_thread(waiting, node)
+        empty = empty + 1 if there == 0 else 0
+        if there < fewest:
+            fewest, since = there, time.monotonic()
+    say(f"{time.monotonic():.3f}: {there:,} messages are in the shards")
+    return there
+
+
+def leave_word(made: Arena, folder: Path) -> None:
+    """Write down what the broker and the sidecars say of shards that members do not empty."""
+    shown = BrokerApi(made.nodes[0].management_url)
+    said: dict[str, object] = {shard: shown.ask("GET", "queues", "/", shard) for shard in SHARDS}
+    for number, sidecar in enumerate(made.members):
+        said[f"sidecar {number}"] = sidecar.now.admin(f"/groups/%2F/{EXCHANGE}").json
+    (folder / "left").write_text(json.dumps(said, indent=1))
+
+
+def waiting(node: Node) -> int:
+    """Return the messages in the shards, as far as the management API knows."""
+    shown = BrokerApi(node.management_url).ask("GET", "queues", "/")
+    return sum(queue.get("messages", 1) for queue in shown if queue["name"] in SHARDS)
+
+
+def report(verdict: Verdict, history: History, done: Counter[Kind], group: Group, folder: Path) -> bool:
+    """Print the verdict; whether nothing was wrong."""
+    say("")
+    for name, count in sorted(done.items()):
+        say(f"  {name:<30} {count:>5}")
+    say(f"  {'all faults':<30} {done.total():>5}\n")
+    told = Counter(note.outcome for note in history.notes)
+    say(f"  {'publishes':<40}" + "".join(f"{outcome:>11}" for outcome in Told))
+    say(f"  {'told':<40}" + "".join(f"{told[outcome]:>11,}" for outcome in Told))
+    say(f"  {'delivered':<40}" + "".join(f"{verdict.delivered[outcome]:>11,}" for outcome in Told))
+    say(f"  {len(history.deliveries):,} deliveries to {len(group.ended)} members, {len(history.lives)} connections")
+    say(f"  {verdict.in_order:,} pairs of first deliveries of a key were in order")
+    say(f"  redelivered: {dict(verdict.redelivered)}; sent before, and seen by nobody: {verdict.unseen:,}")
+    say(f"  a shard's holder was another than before {verdict.takeovers:,} times")
+    say(f"  the slowest balance took {verdict.slowest_balance:.1f} s, in {len(history.calms)} calms")
+    say(f"  in calms the shards had {verdict.kept:,} consumers of no member, together")
+    say(f"  in calms {verdict.stood_still:,} shards stood still for one of these, together")
+    by_library = Counter(delivery.holder.member.rpartition("-")[0] for delivery in history.deliveries)
+    for library, count in sorted(by_library.items()):
+        say(f"  {library:<18}{count:>11,} deliveries")
+    faults = [*group.faults, *verdict.faults]
+    (folder / "faults").write_text("".join(f"{fault}\n" for fault in faults))
+    for fault in faults[:SHOWN]:
+        say(f"  FAULT: {fault}")
+    say(f"  {len(faults)} faults")
+    return not faults
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

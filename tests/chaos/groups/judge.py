@@ -1,0 +1,376 @@
+"""The judge of groups: what publishers were told, against what members were delivered and acked.
+
+The judge is pure. It knows nothing of the proxy, and of the broker only what AMQP promises.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+
+from tests.chaos.groups.history import Calm, Delivery, End, History, Holder, How, Life, Settlement, Stall
+from tests.chaos.oracle import Note, Told, title
+
+BALANCED_WITHIN = 10.0
+"""Seconds after the last fault, from which each shard has one member, and members have shards alike."""
+
+OVERDUE = 0.8
+"""The share of the limit for acks after which a message may have been taken from its member: clocks start earlier."""
+
+TOLD_WITHIN = 2.0
+"""Seconds from the end of a drained connection at the broker until its member has found out, at most."""
+
+NOTICED_WITHIN = 5.0
+"""Seconds from the end of a fault until a member has found that its connection is lost, at most."""
+
+ACK_UNDER_WAY = 5.0
+"""Seconds before the end of a connection in which an ack that the member sent may not have reached the queue.
+
+A connection that is closed in good order, while nothing was done to it or to a node, loses no ack.
+"""
+
+STOOD_STILL = 2.0
+"""Seconds without a delivery of a shard after which a sidecar may keep the first ack, as RabbitMQ may hold others back.
+"""
+
+KEPT = 20.0
+"""Seconds before the end of a connection in which such an ack may not have reached the queue."""
+
+WRITTEN_WITHIN = 0.1
+"""Seconds from when a member writes down an ack until its library has sent it; it may be stopped in between."""
+
+WAKES_WITHIN = 3.0
+"""Seconds in which a member that had stalled reads what was sent to it meanwhile."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the judge must know of the group beside its history."""
+
+    shards: Sequence[str]
+    shard_of: Callable[[str], str]
+    """The shard of a routing key."""
+    exchange: str | None = None
+    """The exchange that deliveries must show, with the publisher's routing key; None where members consume shards."""
+    ack_timeout: float = float("inf")
+    """Seconds after which a message that is not acked is taken from its member."""
+    balanced: bool = True
+    """Whether shards must be spread over the members."""
+
+
+@dataclass
+class Verdict:
+    """What was wrong, in words, and how much was looked at."""
+
+    faults: list[str] = field(default_factory=list)
+    delivered: Counter[Told] = field(default_factory=Counter)
+    """Messages that a member got at least once, by what their publisher was told."""
+    in_order: int = 0
+    """Pairs of first deliveries of one key, in the order of their publishes."""
+    redelivered: Counter[str] = field(default_factory=Counter)
+    """Deliveries of a message that a member had got before, by the reason that allowed it."""
+    unseen: int = 0
+    """First deliveries that the broker marks as redelivered: what it had sent before reached no member."""
+    takeovers: int = 0
+    """Deliveries of a shard to another holder than the delivery before."""
+    kept: int = 0
+    """Consumers that the broker had in calms beside those of the members; RabbitMQ 4.3 keeps some that are gone."""
+    stood_still: int = 0
+    """Shards of which nobody got a message in a calm, since RabbitMQ waited for a consumer that it had kept."""
+    slowest_balance: float = 0.0
+    """The longest time, in seconds, from the end of faults to the last delivery of a shard that then moved."""
+
+
+def judge(history: History, limits: Limits) -> Verdict:
+    """Judge a run of a group."""
+    return _Judge(history, limits).judged()
+
+
+@dataclass(slots=True)
+class _Seen:
+    """One delivery, and what has become of it."""
+
+    delivery: Delivery
+    settled: float | None = None
+    is_probe: bool = False
+    """Whether it came again, to a shard that had stood still."""
+    given_back: str = ""
+    """Why the broker may deliver the message again, if it is not for the end of the connection."""
+
+
+class _Judge:
+    def __init__(self, history: History, limits: Limits) -> None:
+        self._history, self._limits = history, limits
+        self._verdict = Verdict()
+        self._dropped: dict[Holder, float] = {}
+        """From when on the broker may have put back what a connection held."""
+        self._acked_before: dict[Holder, float] = {}
+        """Until when acks of a connection that ended have certainly reached the queue."""
+        self._joined: dict[Holder, float] = {}
+        self._slept: defaultdict[str, list[Stall]] = defaultdict(list)
+        """By member, the times in which it read nothing for so long that its messages may have been taken from it."""
+        self._seen: defaultdict[tuple[str, int], list[_Seen]] = defaultdict(list)
+        self._held: defaultdict[str, dict[Holder, dict[int, _Seen]]] = defaultdict(lambda: defaultdict(dict))
+        """Messages that are neither acked nor nacked, oldest first, by shard and holder."""
+        self._shards: defaultdict[Holder, dict[int, str]] = defaultdict(dict)
+        """The shards of unsettled deliveries, by tag."""
+        self._first: dict[tuple[str, str, str], Note] = {}
+        """The last message of a key that was delivered for the first time, by publisher, channel and key."""
+        self._last_holder: dict[str, Holder] = {}
+        self._last_at: dict[str, float] = {}
+        """When the last delivery of each shard was made."""
+        self._overlaps: set[tuple[str, Holder, Holder]] = set()
+
+    def judged(self) -> Verdict:
+        for life in self._history.lives:
+            self._lived(life)
+        for stall in self._history.stalls:
+            if stall.end - stall.begin >= OVERDUE * self._limits.ack_timeout:
+                self._slept[stall.member].append(stall)
+        notes = {(note.publisher, note.number): note for note in self._history.notes}
+        self._replay(notes)
+        for identity, note in notes.items():
+            if identity in self._seen:
+                self._verdict.delivered[note.outcome] += 1
+            elif note.outcome == Told.CONFIRMED:
+                self._fault(f"{title(note)} was confirmed and never delivered")
+        for calm in self._history.calms:
+            self._counted(calm)
+            if self._limits.balanced:
+                self._balanced(calm)
+        return self._verdict
+
+    def _replay(self, notes: Mapping[tuple[str, int], Note]) -> None:
+        """Judge what members got and settled, in the order of time."""
+        events: list[Delivery | Settlement] = [*self._history.deliveries, *self._history.settlements]
+        events.sort(key=lambda event: event.at)
+        for event in events:
+            if isinstance(event, Settlement):
+                self._settled(event)
+            elif (note := notes.get((event.publisher, event.number))) is None:
+                self._fault(f"{event.publisher} {event.number} reached {_name(event.holder)}, and nobody published it")
+            else:
+                self._delivered(event, note)
+
+    # Connections
+
+    def _lived(self, life: Life) -> None:
+        """Find out from when on what a connection holds may be delivered to others."""
+        self._joined[life.holder] = life.joined
+        if life.how is None:
+            return
+        dropped = life.end
+        causes = self._causes(life)
+        if life.how is End.CLOSED:
+            # It may have been lost when the member was told to leave, which then has no chance to say so.
+            dropped = min([at for at in causes if at >= life.end - NOTICED_WITHIN], default=dropped)
+        if life.how is End.LOST:
+            if not causes:
+                self._fault(
+                    f"{_name(life.holder)} lost its connection at {life.end:.3f}, and nothing had been done to it"
+                )
+            dropped = min(causes, default=life.end)
+        self._dropped[life.holder] = dropped
+        sure = life.how is End.CLOSED and not causes
+        self._acked_before[life.holder] = dropped - (0.0 if sure else ACK_UNDER_WAY)
+
+    def _causes(self, life: Life) -> list[float]:
+        """Return from when on each fault may have ended a connection."""
+        noticed = life.end
+        for stall in self._history.stalls:
+            if stall.member == life.holder.member and stall.begin <= life.end <= stall.end + WAKES_WITHIN:
+                noticed = min(noticed, stall.begin)
+        return [
+            max(trouble.begin, life.joined if trouble.abrupt else noticed - TOLD_WITHIN)
+            for trouble in self._history.troubles
+            if life.holder.member in trouble.members
+            and trouble.begin <= life.end
+            and noticed <= trouble.end + NOTICED_WITHIN
+        ]
+
+    def _late(self, delivery: Delivery) -> bool:
+        """Return whether a member may read this long after it was sent, when it is no more the member's."""
+        if self._dropped.get(delivery.holder, float("inf")) <= delivery.at:
+            return True
+        return any(
+            self._joined.get(delivery.holder, 0.0) <= stall.end
+            and stall.begin <= delivery.at <= stall.end + WAKES_WITHIN
+            for stall in self._slept[delivery.holder.member]
+        )
+
+    # Deliveries
+
+    def _delivered(self, delivery: Delivery, note: Note) -> None:
+        shard = self._limits.shard_of(note.key)
+        shown = (delivery.exchange, delivery.key)
+        if self._limits.exchange is not None and shown != (self._limits.exchange, note.key):
+            self._fault(f"{title(note)} reached {_name(delivery.holder)} with exchange and key {shown}")
+        before = self._seen[delivery.publisher, delivery.number]
+        late = self._late(delivery)
+        if not before:
+            self._verdict.unseen += delivery.redelivered
+            self._first_delivered(delivery, note)
+        elif not late:
+            self._again(delivery, note, shard, before)
+        is_probe = delivery.redelivered and delivery.at - self._last_at.get(shard, 0.0) >= STOOD_STILL
+        seen = _Seen(delivery, is_probe=is_probe, given_back="read late" if late else "")
+        before.append(seen)
+        if late:
+            return
+        self._alone(delivery, note, shard)
+        self._held[shard][delivery.holder][delivery.tag] = seen
+        self._shards[delivery.holder][delivery.tag] = shard
+        self._last_at[shard] = delivery.at
+        last = self._last_holder.setdefault(shard, delivery.holder)
+        self._verdict.takeovers += last != delivery.holder
+        self._last_holder[shard] = delivery.holder
+
+    def _first_delivered(self, delivery: Delivery, note: Note) -> None:
+        place = (note.publisher, note.channel, note.key)
+        before = self._first.get(place)
+        if before is None or before.number < note.number:
+            self._verdict.in_order += before is not None
+            self._first[place] = note
+        else:
+            self._fault(
+                f"{title(note)} was delivered for the first time to {_name(delivery.holder)} at {delivery.at:.3f},"
+                f" behind {title(before)}"
+            )
+
+    def _again(self, delivery: Delivery, note: Note, shard: str, before: Sequence[_Seen]) -> None:
+        """Judge a delivery of a message that members have got before: each of them must have let it go."""
+        reason = ""
+        for seen in before:
+            reason = self._let_go(seen, shard, delivery.at)
+            if not reason and note.outcome == Told.UNKNOWN and not delivery.redelivered:
+                reason = "published twice by a publisher that was told nothing"
+            if not reason:
+                then = "has not acked it" if seen.settled is None else f"acked it at {seen.settled:.3f}"
+                self._fault(
+                    f"{title(note)} was delivered again to {_name(delivery.holder)} at {delivery.at:.3f}:"
+                    f" {_name(seen.delivery.holder)} got it at {seen.delivery.at:.3f} and {then}"
+                )
+                return
+        self._verdict.redelivered[reason] += 1
+
+    def _let_go(self, seen: _Seen, shard: str, at: float) -> str:
+        """Return why a message may be delivered again at this time; empty if it may not."""
+        holder = seen.delivery.holder
+        if not seen.given_back and seen.settled is None:
+            self._taken_back(shard, holder, at)
+        if seen.given_back:
+            return seen.given_back
+        for stall in self._slept[holder.member]:
+            if seen.settled is not None and stall.begin - WRITTEN_WITHIN <= seen.settled <= stall.end:
+                return "acked as it stalled"
+        dropped = self._dropped.get(holder, float("inf"))
+        reached = dropped - KEPT if seen.is_probe else self._acked_before.get(holder, 0.0)
+        if dropped <= at and (seen.settled is None or seen.settled >= reached):
+            return "connection ended"
+        return ""
+
+    def _alone(self, delivery: Delivery, note: Note, shard: str) -> None:
+        """Judge whether no other holder has unsettled messages of the shard."""
+        for holder, held in self._held[shard].items():
+            if holder == delivery.holder or not held:
+                continue
+            if self._dropped.get(holder, float("inf")) <= delivery.at:
+                held.clear()
+            elif not self._taken_back(shard, holder, delivery.at):
+                pair = (shard, holder, delivery.holder)
+                if pair not in self._overlaps:
+                    self._overlaps.add(pair)
+                    oldest = next(iter(held.values())).delivery
+                    self._fault(
+                        f"{title(note)} was delivered to {_name(delivery.holder)} at {delivery.at:.3f} while"
+                        f" {_name(holder)} held {len(held)} of {shard}, the oldest {oldest.publisher} {oldest.number}"
+                        f" since {oldest.at:.3f}"
+                    )
+
+    def _taken_back(self, shard: str, holder: Holder, at: float) -> bool:
+        """Return whether a holder's messages of a shard may have been taken from it, as it does not ack them."""
+        held = self._held[shard][holder]
+        if not held or at - next(iter(held.values())).delivery.at < OVERDUE * self._limits.ack_timeout:
+            return False
+        for seen in held.values():
+            seen.given_back = "not acked in time"
+        held.clear()
+        return True
+
+    def _settled(self, settlement: Settlement) -> None:
+        shards = self._shards[settlement.holder]
+        tags = [settlement.tag] if settlement.tag in shards else []
+        if settlement.how is How.MULTIPLE:
+            tags = [tag for tag in shards if tag <= settlement.tag]
+        for tag in tags:
+            shard = shards.pop(tag)
+            self._taken_back(shard, settlement.holder, settlement.at)
+            seen = self._held[shard][settlement.holder].pop(tag, None)
+            if seen is not None:
+                seen.settled = settlement.at
+                if settlement.how is How.NACK:
+                    seen.given_back = "nacked"
+
+    # Balance
+
+    def _counted(self, calm: Calm) -> None:
+        """Judge whether each shard had a consumer of every member, and count those of nobody."""
+        for shard, count in calm.consumers.items():
+            self._verdict.kept += max(count - len(calm.members), 0)
+            if count < len(calm.members):
+                self._fault(
+                    f"at {calm.end:.3f} {shard} had {count} consumers, and the members were {len(calm.members)}"
+                )
+
+    def _balanced(self, calm: Calm) -> None:
+        """Judge who got deliveries of which shard from some time after the last fault on."""
+        got: dict[str, set[str]] = {shard: set() for shard in self._limits.shards}
+        for delivery in self._history.deliveries:
+            if calm.begin + BALANCED_WITHIN <= delivery.at <= calm.end:
+                got[self._limits.shard_of(delivery.key)].add(delivery.holder.member)
+        for delivery in self._history.deliveries:
+            owners = got[self._limits.shard_of(delivery.key)]
+            if calm.begin < delivery.at <= calm.end and len(owners) == 1 and delivery.holder.member not in owners:
+                self._verdict.slowest_balance = max(self._verdict.slowest_balance, delivery.at - calm.begin)
+        self._stood_still(calm, got)
+        words = f"{BALANCED_WITHIN:g} s after the faults ended at {calm.begin:.3f}"
+        for shard, members in got.items():
+            if len(members) != 1:
+                self._fault(f"{words} {shard} was consumed by {sorted(members) or 'nobody'}")
+        counts = Counter(chain.from_iterable(got.values()))
+        mean = len(got) / len(calm.members)
+        for member in sorted(calm.members | counts.keys()):
+            if abs(counts[member] - mean) >= 1 or member not in calm.members:
+                self._fault(f"{words} {member} had {counts[member]} of {len(got)} shards among {len(calm.members)}")
+        for shown in calm.shown:
+            self._shown(shown, got, words)
+
+    def _stood_still(self, calm: Calm, got: dict[str, set[str]]) -> None:
+        """Count the shards that nobody can consume, as members have them by what the sidecars show."""
+        for shard in [shard for shard, members in got.items() if not members]:
+            if calm.consumers.get(shard, 0) <= len(calm.members):
+                continue
+            self._verdict.stood_still += 1
+            for shown in calm.shown:
+                same = (got[other] for other, holder in shown.items() if other in got and holder == shown.get(shard))
+                got[shard] |= set(chain.from_iterable(same))
+
+    def _shown(self, shown: Mapping[str, str | None], got: Mapping[str, set[str]], words: str) -> None:
+        """Judge whether a sidecar shows the shards spread over members as they are."""
+        ids: defaultdict[str, set[str | None]] = defaultdict(set)
+        members: defaultdict[str | None, set[str]] = defaultdict(set)
+        for shard, owners in got.items():
+            for owner in owners:
+                ids[owner].add(shown.get(shard))
+                members[shown.get(shard)].add(owner)
+        agree = all(len(known) == 1 for known in ids.values()) and all(len(known) == 1 for known in members.values())
+        if None in members or not agree:
+            consumed = {shard: sorted(owners) for shard, owners in got.items()}
+            self._fault(f"{words} a sidecar showed {dict(shown)}, and the shards were consumed by {consumed}")
+
+    def _fault(self, words: str) -> None:
+        self._verdict.faults.append(words)
+
+
+def _name(holder: Holder) -> str:
+    return f"{holder.member} (connection {holder.connection})"
