@@ -11,11 +11,11 @@ from bench.messages import KEYS
 from bench.paced import confirm_latency
 from bench.process import cpu_seconds, memory
 from bench.rounds import Contender, Throughput, in_turn
-from bench.world import EXCHANGE, MODULUS_EXCHANGE, QUEUES, World
+from bench.world import EXCHANGE, LANES_EXCHANGE, MODULUS_EXCHANGE, QUEUES, World
 
 STRAIGHT, RELAYED = "straight to the queues", "HAProxy, to the queues"
 CONSISTENT, MODULUS = "native x-consistent-hash", "native x-modulus-hash"
-COMPILED, PURE = "this, compiled", "this, pure Python"
+COMPILED, LANES, PURE = "this, compiled", "this, compiled, to lanes", "this, pure Python"
 
 RATES = {1_000: 1.5, 10_000: 0.7}
 """Messages a second whose confirms are timed, and the seconds of a round."""
@@ -64,6 +64,7 @@ class Way(NamedTuple):
 def ways(world: World) -> list[Way]:
     """Return the ways of a publish that this broker has."""
     queues, hashed = _saved(world, "amqp-queues", QUEUES, ""), _saved(world, "amqp-hashed", KEYS, EXCHANGE)
+    laned = _saved(world, "amqp-lanes", KEYS, LANES_EXCHANGE)
     direct_url = world.node.amqp_url
     found = [Way(STRAIGHT, direct_url, queues, None), Way(CONSISTENT, direct_url, hashed, None)]
     if world.has_modulus:
@@ -72,6 +73,7 @@ def ways(world: World) -> list[Way]:
         *found,
         Way(RELAYED, world.relay.amqp_url, queues, world.relay.pid),
         Way(COMPILED, world.sidecar.amqp_url, hashed, world.sidecar.process.pid),
+        Way(LANES, world.sidecar.amqp_url, laned, world.sidecar.process.pid),
         Way(PURE, world.pure.amqp_url, hashed, world.pure.process.pid),
     ]
 

@@ -1,13 +1,18 @@
 """The measurements by AMQP as Markdown."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from bench.amqp import COMPILED, CONSISTENT, RATES, RELAYED, STRAIGHT, Measured
+from bench.amqp import COMPILED, CONSISTENT, LANES, RATES, RELAYED, STRAIGHT, Measured
 from bench.rounds import Spread, Throughput
 from bench.tables import Goal, at_least, at_most, goal_table, median, shown, table
 
 SLOW_SINCE = 4, 3
 """The release of RabbitMQ from which its x-consistent-hash takes the broker several times as long as before."""
+
+_BOTH = "{} ÷ {}, messages/s".format
+
+Rounds = Mapping[str, Sequence[Throughput]]
+"""The rounds at full rate, by the title of each way of a publish."""
 
 MOST_IDLE = 80
 """The goal for the memory of an idle sidecar, in MiB."""
@@ -15,16 +20,14 @@ MOST_IDLE = 80
 
 def goals(found: Measured) -> list[Goal]:
     """Return the goals of the compiled sidecar, with what was reached."""
-    both = f"{COMPILED} ÷ {{}}, messages/s".format
-    release = tuple(int(part) for part in found.version.split(".")[:2])
-    times_native = 2.2 if release >= SLOW_SINCE else 1.25
-    slowest = min(RATES)
+    times_native, slowest = _times_native(found.version), min(RATES)
     above = zip(found.paced[slowest][COMPILED], found.paced[slowest][STRAIGHT], strict=True)
     idle = found.idle / 2**20
     return [
-        at_least(both(STRAIGHT), 0.92, _ratio(found, STRAIGHT, lambda r: r.rate)),
-        at_least(both(CONSISTENT), times_native, _ratio(found, CONSISTENT, lambda r: r.rate)),
-        at_most(f"CPU of the sidecar, {COMPILED} ÷ CPU of HAProxy", 2, _ratio(found, RELAYED, lambda r: r.server)),
+        at_least(_BOTH(COMPILED, STRAIGHT), 0.92, _rates(found.throughput, COMPILED, STRAIGHT)),
+        at_least(_BOTH(COMPILED, CONSISTENT), times_native, _rates(found.throughput, COMPILED, CONSISTENT)),
+        at_most(f"CPU of the sidecar, {COMPILED} ÷ CPU of HAProxy", 2, _cpus(found.throughput, COMPILED, RELAYED)),
+        *lane_goals(found.throughput, found.version),
         at_most(
             f"p50 of the confirm above straight's, {slowest:,} messages/s, ms",
             0.1,
@@ -34,22 +37,43 @@ def goals(found: Measured) -> list[Goal]:
     ]
 
 
+def lane_goals(found: Rounds, version: str) -> list[Goal]:
+    """Return the goals of the compiled sidecar where lanes lead to the queues, with what was reached."""
+    return [
+        at_least(_BOTH(LANES, STRAIGHT), 0.9, _rates(found, LANES, STRAIGHT)),
+        at_least(_BOTH(LANES, CONSISTENT), _times_native(version), _rates(found, LANES, CONSISTENT)),
+        at_most(f"CPU of the sidecar, {LANES} ÷ {COMPILED}", 1, _cpus(found, LANES, COMPILED)),
+    ]
+
+
+def _times_native(version: str) -> float:
+    """Return the goal for the sidecar's messages a second, as a multiple of the native exchange's."""
+    return 2.2 if tuple(int(part) for part in version.split(".")[:2]) >= SLOW_SINCE else 1.25
+
+
 def markdown(found: Measured) -> str:
     """Return the goals and the tables as Markdown."""
     return "\n\n".join([goal_table(goals(found)), _throughput(found), *(_latency(found, rate) for rate in found.paced)])
 
 
-def _ratio(found: Measured, other: str, figure: Callable[[Throughput], float | None]) -> Spread:
-    """Return the spread of a figure's ratio between the compiled sidecar and another way, within each round."""
-    pairs = zip(found.throughput[COMPILED], found.throughput[other], strict=True)
-    return Spread.of([(figure(ours) or 0.0) / (figure(theirs) or 1.0) for ours, theirs in pairs])
+def _rates(found: Rounds, ours: str, other: str) -> Spread:
+    """Return the spread of the ratio of two ways' messages a second, within each round."""
+    return Spread.of([one.rate / another.rate for one, another in _rounds(found, ours, other)])
+
+
+def _cpus(found: Rounds, ours: str, other: str) -> Spread:
+    """Return the spread of the ratio of two ways' CPU time of the proxy per message, within each round."""
+    return Spread.of([(one.server or 0.0) / (another.server or 1.0) for one, another in _rounds(found, ours, other)])
+
+
+def _rounds(found: Rounds, ours: str, other: str) -> Iterator[tuple[Throughput, Throughput]]:
+    return zip(found[ours], found[other], strict=True)
 
 
 def _throughput(found: Measured) -> str:
     rows = []
     for title, rounds in found.throughput.items():
-        to_straight = zip(rounds, found.throughput[STRAIGHT], strict=True)
-        ratio = Spread.of([one.rate / straight.rate for one, straight in to_straight])
+        ratio = _rates(found.throughput, title, STRAIGHT)
         resident = found.resident.get(title)
         rows.append(
             [

@@ -5,7 +5,23 @@ from collections.abc import Callable, Mapping
 
 from bench import amqp, amqp_report, freeze, http_report, keys
 from bench.contenders import Stage
-from bench.long import changes, fleet, growth, in_process, journal, many, memory, profile, rates, scenes, stamps, tls
+from bench.long import (
+    changes,
+    fleet,
+    groups,
+    growth,
+    in_process,
+    journal,
+    lanes,
+    many,
+    memory,
+    plan,
+    profile,
+    rates,
+    scenes,
+    stamps,
+    tls,
+)
 from bench.rounds import in_turn, told
 from bench.world import World
 
@@ -59,10 +75,13 @@ LONG: Mapping[str, Part] = {
     "sizes": scenes.sizes,
     "quorum": scenes.quorum,
     "stamps": stamps.stamps,
+    "lanes": lanes.lanes,
+    "groups": groups.groups,
     "tls": tls.tls,
     "journal": journal.journal,
     "changes": changes.changes,
     "fleet": fleet.fleet,
+    "plan": plan.plan,
     "process": in_process.in_process,
     "profile": profile.profile,
 }

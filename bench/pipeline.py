@@ -32,7 +32,7 @@ START = 1_795_280_400_000_000
 
 KEYS, QUEUES, A_FILE = 500_000, 10, 250_000
 COLUMNS = ("v", "time", "sample", "vhost", "exchange", "ring", "key", "slot", "bytes")
-"""What `whatif` reads of a record."""
+"""The columns of the journal that the pipeline's `whatif` job reads."""
 
 
 def main() -> int:

@@ -49,5 +49,5 @@ class HostTime(NamedTuple):
 
 
 def has_loaded(pid: int, part: str) -> bool:
-    """Whether a process has a library loaded with this in its path: seen from outside, it cannot be told wrongly."""
+    """Return whether process `pid` has loaded a library with `part` in its path, as the kernel lists its memory."""
     return part in Path(f"/proc/{pid}/maps").read_text()

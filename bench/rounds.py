@@ -72,7 +72,10 @@ def _cpu_seconds(pid: int | None) -> float | None:
 def in_turn(
     measures: Mapping[str, Callable[[float], T]], rounds: int, seconds: float, warm_up: float = 1
 ) -> dict[str, list[T]]:
-    """So many rounds of each, in turn, after one of `warm_up` seconds that does not count; each begins with another."""
+    """Call each measure `rounds` times for `seconds`, in turn; return the results by title, in order.
+
+    Every round begins with another measure. A first round, of `warm_up` seconds, does not count.
+    """
     found: dict[str, list[T]] = {title: [] for title in measures}
     order = list(measures.items())
     for number in range(rounds + 1):

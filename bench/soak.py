@@ -28,24 +28,24 @@ SINGLES, BATCHES = 16, 2
 """Connections of each kind of HTTP request, beside one of AMQP."""
 
 _WARM_UP, _END = 0.2, 0.2
-"""Parts of the time: what has not been allocated after the first is growth, which the last shows."""
+"""The shares of the run at its beginning and at its end. Memory that is added after the first counts as growth."""
 
 
 @dataclass
 class Soak:
-    """What was published, and how memory went."""
+    """The counts of one run's publishes, and the memory of the sidecar meanwhile."""
 
     answers: Counter[int] = field(default_factory=Counter)
-    """HTTP's, by status; 0 for a connection that ended without one."""
+    """How many HTTP answers came, by status; 0 counts connections that ended without an answer."""
     batches: int = 0
-    """Of the requests, those that were batches."""
+    """How many of the HTTP requests were batches."""
     amqp: int = 0
-    """Messages confirmed."""
+    """How many messages over AMQP were confirmed."""
     samples: list[tuple[float, int]] = field(default_factory=list)
-    """Seconds since the beginning, and resident bytes."""
+    """Pairs of seconds since the beginning and resident bytes of the sidecar."""
 
     def median(self, since: float, until: float) -> float:
-        """Resident bytes in a part of the time."""
+        """Return the median of the resident bytes from the second `since` to the second `until`."""
         return statistics.median(size for at, size in self.samples if since <= at < until)
 
     def growth(self, seconds: float) -> tuple[float, float]:

@@ -39,7 +39,7 @@ def shown(spread: Spread, form: str) -> tuple[str, str]:
 
 
 def median(figures: Sequence[float | None], form: str = ".1f") -> str:
-    """Of those that are known; nothing where none is."""
+    """Return the median of the figures that are not None, as text; an empty text if all are None."""
     known = [figure for figure in figures if figure is not None]
     return f"{Spread.of(known).median:{form}}" if known else ""
 

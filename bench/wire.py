@@ -18,7 +18,7 @@ def post(path: str, body: bytes, headers: Mapping[str, str]) -> bytes:
 
 
 class Answer(NamedTuple):
-    """What of an answer is looked at."""
+    """The parts of an HTTP answer that the load generator needs."""
 
     status: int
     closes: bool

@@ -25,7 +25,11 @@ from testbed.sidecar import Sidecar, running_sidecar
 
 EXCHANGE = "bench"
 MODULUS_EXCHANGE = "bench.modulus"
+LANES_EXCHANGE = "bench.lanes"
+"""The exchange of the same type and over the same queues as EXCHANGE, with a lane before each queue."""
 QUEUES = [f"{EXCHANGE}.q{number}" for number in range(8)]
+LANES = [f"{LANES_EXCHANGE}.lane.{number}" for number in range(8)]
+"""The lanes of LANES_EXCHANGE, in the order of the queues to which they lead."""
 
 BOUNDED = {"x-max-length": 1000, "x-overflow": "drop-head"}
 """Nobody consumes: the queues must neither fill the memory nor refuse."""
@@ -69,11 +73,13 @@ def running_world(choice: str) -> Iterator[World]:
     with private_node(installation(choice)) as node, tempfile.TemporaryDirectory(prefix="ringproxy-bench-") as folder:
         version = node.start()
         declare(node.amqp_url)
+        _declare_lanes(node.amqp_url)
         has_modulus = _declare_modulus(node.amqp_url)
         with ExitStack() as stack:
             sidecar = stack.enter_context(running_compiled(node))
             check_routed(sidecar.http_url)
             idle = memory(sidecar.process.pid)
+            check_routed(sidecar.http_url, LANES_EXCHANGE)
             pure = stack.enter_context(running_pure(node))
             check_routed(pure.http_url)
             relay = stack.enter_context(running_relay(node.amqp_url))
@@ -119,6 +125,18 @@ def declare(
     connection.close()
 
 
+def _declare_lanes(amqp_url: str) -> None:
+    """Declare a hash exchange that leads to the same queues through lanes: fanout exchanges of one queue each."""
+    connection = pika.BlockingConnection(pika.URLParameters(amqp_url))
+    channel = connection.channel()
+    channel.exchange_declare(LANES_EXCHANGE, "x-consistent-hash", durable=True)
+    for lane, queue in zip(LANES, QUEUES, strict=True):
+        channel.exchange_declare(lane, "fanout", durable=True)
+        channel.queue_bind(queue, lane)
+        channel.exchange_bind(lane, LANES_EXCHANGE, routing_key="1")
+    connection.close()
+
+
 def _declare_modulus(amqp_url: str) -> bool:
     """Declare an x-modulus-hash exchange over the same queues; return False where the broker has no such type."""
     connection = pika.BlockingConnection(pika.URLParameters(amqp_url))
@@ -158,9 +176,9 @@ def _is_compiled(sidecar: Sidecar) -> bool:
     return has_loaded(sidecar.process.pid, "ringproxy__mypyc")
 
 
-def check_routed(http_url: str) -> None:
+def check_routed(http_url: str, exchange: str = EXCHANGE) -> None:
     """Raise BenchError where the sidecar does not route the exchange itself: what it passes is answered 200 too."""
-    with DIRECT.open(f"{http_url}/v1/exchanges/{EXCHANGE}/route?key=any", timeout=10) as response:
+    with DIRECT.open(f"{http_url}/v1/exchanges/{exchange}/route?key=any", timeout=10) as response:
         answer = json.load(response)
     if answer.get("destination", {}).get("name") not in QUEUES:
-        raise BenchError(f"the sidecar routes {EXCHANGE} to none of its queues: {answer}")
+        raise BenchError(f"the sidecar routes {exchange} to none of its queues: {answer}")

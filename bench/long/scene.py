@@ -10,7 +10,7 @@ from urllib.parse import quote
 import pika
 
 from bench import BenchError, direct, wire
-from bench.amqp import COMPILED, CONSISTENT, RELAYED, STRAIGHT, Way, contender
+from bench.amqp import COMPILED, CONSISTENT, LANES, RELAYED, STRAIGHT, Way, contender
 from bench.messages import KEYS
 from bench.rounds import Contender, Spread, Throughput, in_turn, told
 from bench.tables import median, shown, table
@@ -77,26 +77,26 @@ def compared(world: World, scenes: Sequence[Scene], about: str) -> str:
     return rows(found, about)
 
 
-def raced(contenders: Sequence[Contender]) -> dict[str, list[Throughput]]:
-    """Measure contenders in turn, in ROUNDS rounds, and return their figures by title."""
-    return in_turn({one.title: one.measure for one in contenders}, ROUNDS, SECONDS)
+def raced(contenders: Sequence[Contender], rounds: int = ROUNDS) -> dict[str, list[Throughput]]:
+    """Measure contenders in turn, and return their figures by title."""
+    return in_turn({one.title: one.measure for one in contenders}, rounds, SECONDS)
 
 
-def rows(found: Mapping[str, Mapping[str, Sequence[Throughput]]], about: str) -> str:
+def rows(found: Mapping[str, Mapping[str, Sequence[Throughput]]], about: str, rounds: int = ROUNDS) -> str:
     """Return a table of contenders within scenes, with their ratios to the first of their scene and to the native
     exchange, where that is one of them.
     """
     cells = []
     for scene, ways in found.items():
         first, native = next(iter(ways.values())), ways.get(CONSISTENT)
-        for title, rounds in ways.items():
-            rates = shown(Spread.of([r.rate for r in rounds]), ",.0f")
-            costs = median([r.broker for r in rounds]), median([r.server for r in rounds], ".2f")
-            to_native = _ratio(rounds, native) if native and title == COMPILED else ("", "")
-            cells.append([scene, title, *rates, *_ratio(rounds, first), *to_native, *costs])
+        for title, those in ways.items():
+            rates = shown(Spread.of([r.rate for r in those]), ",.0f")
+            costs = median([r.broker for r in those]), median([r.server for r in those], ".2f")
+            to_native = _ratio(those, native) if native and title in (COMPILED, LANES) else ("", "")
+            cells.append([scene, title, *rates, *_ratio(those, first), *to_native, *costs])
     heads = [about, "", "messages/s", "least to most", "÷ the first", "least to most", "÷ native", "least to most"]
     heads += ["broker CPU, µs a message", "sidecar's or relay's CPU, µs a message"]
-    return f"{table(heads, cells)}\n\n{told(ROUNDS, SECONDS)}"
+    return f"{table(heads, cells)}\n\n{told(rounds, SECONDS)}"
 
 
 def _ratio(rounds: Sequence[Throughput], others: Sequence[Throughput]) -> tuple[str, str]:

@@ -8,7 +8,8 @@ from bench.world import EXCHANGE, QUEUES, World
 from proxy.wire.content import STAMP_ID_FIELD, stamp_of_exchange
 from proxy.wire.frames import MANDATORY, U32, U64
 
-_ID = STAMP_ID_FIELD + U64.pack(1 << 60)
+ID = STAMP_ID_FIELD + U64.pack(1 << 60)
+"""The encoded entry of the stamp x-ring-id."""
 
 
 def stamps(world: World) -> str:
@@ -20,7 +21,7 @@ def stamps(world: World) -> str:
     for title, bits, entries in (
         (STRAIGHT, 0, [None] * len(KEYS)),
         ("mandatory", MANDATORY, [None] * len(KEYS)),
-        ("mandatory, x-ring-id", MANDATORY, [_ID] * len(KEYS)),
+        ("mandatory, x-ring-id", MANDATORY, [ID] * len(KEYS)),
         ("mandatory, x-ring-id, x-ring-exchange, x-ring-routing-key", MANDATORY, [_all(key.encode()) for key in KEYS]),
     ):
         file = world.folder / f"stamps-{len(compared)}"
@@ -36,4 +37,4 @@ def stamps(world: World) -> str:
 
 def _all(key: bytes) -> bytes:
     """Return the encoded entries of all three stamps for a routing key."""
-    return stamp_of_exchange(EXCHANGE.encode()) + U32.pack(len(key)) + key + _ID
+    return stamp_of_exchange(EXCHANGE.encode()) + U32.pack(len(key)) + key + ID
