@@ -7,8 +7,8 @@ from struct import pack
 
 from proxy.journal.buffer import Journal
 from proxy.outcome import Outcome
-from proxy.routing import routes
 from proxy.routing.counters import Counters
+from proxy.routing.route import Route, mark
 from proxy.session import broker_loop, client_loop
 from proxy.session.backlog import Wait
 from proxy.session.channel import Channel
@@ -255,13 +255,13 @@ def lookups(rng: Random, say: Say) -> None:
     keys = [rng.randbytes(rng.choice((0, 1, 7, 8, 15, 16, 17, 40, 255))) for _ in range(20)]
     for key in keys:
         say((hashing.slot_of(key), hashing.hash64(key), str(_ring(rng.choice((1, 5))).owner_of(key))))
-        say(routes.mark(rng.choice((b"", key)), key))
+        say(mark(rng.choice((b"", key)), key))
     for slot in (0, hashing.SLOTS - 1, hashing.SLOTS, number(rng, 61)):
         attempt(say, hashing.index_at, _ring(5).owner_index, slot)
     tables = Wire(RINGS).tables.table(VHOST, None)
     for name in (*RINGS, "unknown"):
         route = tables.find(name.encode())
-        if isinstance(route, routes.Route) and route.stamp:
+        if isinstance(route, Route) and route.stamp:
             made = header(rng, 1, number(rng))
             for key in keys[:4]:
                 attempt(say, _chosen, route, key, made, 7, len(made) - 1)
@@ -269,7 +269,7 @@ def lookups(rng: Random, say: Say) -> None:
     say((sorted(tables.rings_to("q1")), tables.expires, type(tables.find(keys[0])).__name__))
 
 
-def _chosen(route: routes.Route, key: bytes, header: bytes, first: int, end: int) -> object:
+def _chosen(route: Route, key: bytes, header: bytes, first: int, end: int) -> object:
     choice = route.choose(key, header, first, end)
     return (choice.target.method, choice.by.name, choice.slot, choice.missing) if choice else None
 

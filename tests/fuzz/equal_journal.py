@@ -8,7 +8,7 @@ from proxy.http.sending.journal_receiver import JournalReceiver
 from proxy.journal.buffer import BUFFERS, CAPACITY, Filled, Journal, Record
 from proxy.outcome import Outcome
 from proxy.publisher.channel import CONFIRMED, NACKED, UNROUTABLE, PublishResult
-from proxy.routing.routes import Choice, Route
+from proxy.routing.route import Choice, Route
 from ring.hashing import SLOTS
 from tests.fuzz.equal_amqp import RINGS, edged, header
 from tests.fuzz.said import Say, attempt, kept_of, mutated, number

@@ -7,7 +7,7 @@ from unittest.mock import patch
 
 from pamqp import commands
 
-from proxy.routing.routes import Route
+from proxy.routing.route import Route
 from proxy.session import broker_loop, client_loop, closing, publishing
 from proxy.session.backlog import MOST_WITHHELD, Backlog, Wait
 from proxy.session.channel import Channel

@@ -16,13 +16,17 @@ T = TypeVar("T")
 DEADLINE_SECONDS = 30.0
 """For whatever must come to pass on a busy machine; never a figure that anything should take."""
 
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 0.02, 0.2
+"""Seconds between looks: each look of a long wait is a request that keeps a core from the other tests."""
+
 
 def wait_until(what: str, look: Callable[[], T | Literal[False] | None], within: float = DEADLINE_SECONDS) -> T:
     """Return the first true result of `look`; fails the test where there is none in time, in seconds."""
-    deadline = time.monotonic() + within
+    deadline, pause = time.monotonic() + within, _SHORTEST_PAUSE
     while not (found := look()):
         assert time.monotonic() < deadline, f"not within {within:g} s: {what}"
-        time.sleep(0.02)
+        time.sleep(pause)
+        pause = min(1.5 * pause, _LONGEST_PAUSE)
     return found
 
 
@@ -155,16 +159,28 @@ class VirtualHost:
         ]
 
 
+def landed(vhost: VirtualHost) -> dict[str, tuple[str, Delivered]]:
+    """Take every message out of every queue; return by body the queue and the message. No body may be twice."""
+    found = [(m.body.decode(), (queue, m)) for queue, messages in vhost.drain_all().items() for m in messages]
+    assert len(dict(found)) == len(found), "a message is there twice"
+    return dict(found)
+
+
+def queues_of(vhost: VirtualHost) -> dict[str, str]:
+    """Take every message out of every queue; return the queue of each by its body. No body may be twice."""
+    return {body: queue for body, (queue, _) in landed(vhost).items()}
+
+
 NAME_SHAPES = ("plain", "with space", "a/b", "/leading", "100%", "ünï-日本", "a&b=c?d#e+f;g", "q\"uo'te\\s", "..")
 """What names of virtual hosts, exchanges and queues may hold."""
 
 _numbers = itertools.count(1)
 
 
-def fresh_name() -> str:
-    """Return a virtual host's name that no other test has, of each shape in turn."""
+def fresh_name(shape: str | None = None) -> str:
+    """Return a virtual host's name that no other test has, which begins with `shape`, or with each shape in turn."""
     number = next(_numbers)
-    return f"{NAME_SHAPES[number % (len(NAME_SHAPES) - 1)]}-{number}"
+    return f"{shape or NAME_SHAPES[number % (len(NAME_SHAPES) - 1)]}-{number}"
 
 
 def _arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """One broker for the whole run, a virtual host for each test, and sidecars that are always stopped."""
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,10 @@ import pytest
 
 from testbed.broker import Broker, running_broker
 from tests.integration.broker_api import BrokerApi, VirtualHost, fresh_name
+from tests.integration.consuming import Behaviour, Connect, Declare, behaviour, consumers, shard
 from tests.integration.sidecar import Sidecar
 from tests.integration.topology import Topology
-from tests.integration.wire_client import Client
+from tests.integration.wire_client import Client, port_of
 
 USER = "ringproxy test"
 PASSWORD = "pa/ss:w@rd%25 é"
@@ -145,3 +147,30 @@ def with_login(url: str, user: str, password: str, path: str | None = None) -> s
     host = parts.netloc.rpartition("@")[2]
     netloc = f"{quote(user, safe='')}:{quote(password, safe='')}@{host}"
     return urlunsplit(parts._replace(netloc=netloc, path=parts.path if path is None else path))
+
+
+@pytest.fixture
+def rabbitmq(broker: Broker) -> Behaviour:
+    """Return what this version of RabbitMQ is known to do with consumers."""
+    return behaviour(broker.version)
+
+
+@pytest.fixture
+def raising(rabbitmq: Behaviour) -> None:
+    """Skip the test where nothing takes over while the active consumer lives."""
+    if not rabbitmq.raises:
+        pytest.skip("before RabbitMQ 4.0 a higher priority takes over nothing")
+
+
+@pytest.fixture
+def connect_consumer(broker: Broker, vhost: VirtualHost, client: Client) -> Iterator[Connect]:
+    """Yield a function that opens a connection to the broker, which ends with the test."""
+    vhost.permit(client.user, configure=".*", read=".*")
+    with ExitStack() as stack:
+        yield lambda: stack.enter_context(consumers(client, port_of(broker.amqp_url), vhost.name))[0]
+
+
+@pytest.fixture
+def declare_shard(connect_consumer: Connect) -> Declare:
+    """Return a function that declares a queue with single active consumer: name, kind, arguments."""
+    return lambda name="q", kind="quorum", **arguments: shard(connect_consumer(), name, kind, **arguments)

@@ -15,8 +15,10 @@ def publish_in(vhost: VirtualHost, exchange: str) -> int:
 def publish_counted(client: Client, port: int, vhost: VirtualHost, exchange: str, keys: Iterable[str]) -> None:
     """Confirmed AMQP publishes, each with its key as body, over a channel that is open until they are counted.
 
-    All that came before must have been counted. What a channel counted less than 5 s before it closed may be lost:
-    RabbitMQ sweeps such counts every 2 minutes.
+    All that came before must have been counted, and no test before may have had an exchange of this name in a virtual
+    host of this name: RabbitMQ counts each 5 s, and adds what a closed channel published to a deleted exchange to the
+    new one. What a channel published less than 5 s before it closed may be lost: RabbitMQ sweeps such counts every 2
+    minutes.
     """
     keys, before = list(keys), publish_in(vhost, exchange)
     with client.session(port, vhost.name) as peer:

@@ -21,12 +21,16 @@ Control = Callable[..., None]
 
 
 @contextmanager
-def own_node(configuration: str) -> Iterator[tuple[Node, Control]]:
-    """Yield a running node with these lines in its configuration, and its rabbitmqctl."""
+def own_node(configuration: str, advanced: str = "[].\n") -> Iterator[tuple[Node, Control]]:
+    """Yield a running node with these lines in its configuration, and its rabbitmqctl.
+
+    `advanced` is the text of its advanced.config: Erlang terms, for what the configuration has no setting for.
+    """
     rabbitmq = installation(BROKER)
     with Supervisor() as supervisor:
         node = Node(rabbitmq, supervisor, start_epmd(rabbitmq, supervisor))
         (node.folder / "conf.d" / "more.conf").write_text(configuration)
+        (node.folder / "advanced.config").write_text(advanced)
         node.start()
         yield node, node.control
 

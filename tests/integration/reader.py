@@ -111,8 +111,8 @@ class Reader:
     def does(self, commands: str, seconds: float = STEP_SECONDS) -> str:
         """Return what the commands print, errors too; the test fails if they take longer, or the last one fails."""
         admin = self._ports[LISTENERS["ADMIN"]]
-        explain = r"(ring-proxy explain \S+ [\w-]+)"
-        commands = re.sub(explain, rf"\1 --sidecar http://127.0.0.1:{admin}", self._here(commands))
+        questions = r"(ring-proxy (?:explain \S+ [\w-]+|group \S+))"
+        commands = re.sub(questions, rf"\1 --sidecar http://127.0.0.1:{admin}", self._here(commands))
         (self._folder / "bin" / "block").write_text(commands)
         assert self._shell.stdin
         assert self._shell.stdout

@@ -61,13 +61,13 @@ class Relay:
 
     def cut(self) -> None:
         """End every connection and refuse new ones."""
-        if self._listener:
-            # A close alone would leave it listening for as long as the thread that accepts waits on it.
-            self._listener.shutdown(socket.SHUT_RDWR)
-            self._listener.close()
-            self._listener = None
         with self._lock:
+            listener, self._listener = self._listener, None
             pairs, self._pairs = self._pairs, []
+        if listener:
+            # A close alone would leave it listening for as long as the thread that accepts waits on it.
+            listener.shutdown(socket.SHUT_RDWR)
+            listener.close()
         for pair in pairs:
             for end in pair:
                 with suppress(OSError):
@@ -102,7 +102,13 @@ class Relay:
                 client.close()
                 continue
             with self._lock:
-                self._pairs.append((client, server))
+                cut = self._listener is not listener
+                if not cut:
+                    self._pairs.append((client, server))
+            if cut:  # since it was accepted: nothing else would end this connection
+                client.close()
+                server.close()
+                return
             ends = threading.Barrier(2)
             self._start(self._forward, client, server, ends, self._flowing)
             self._start(self._forward, server, client, ends, self._answering)

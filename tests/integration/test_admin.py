@@ -146,7 +146,7 @@ def test_a_named_exchange_that_does_not_exist_is_told_and_keeps_nothing_waiting(
     assert told.status == 200
     assert (absent("ordesr"), absent("watched")) == (1, 1)
     for exchange in ("ordesr", "watched"):
-        said = f"exchange '{exchange}' in virtual host {vhost.name!r} does not exist, and the setting route or shadow"
+        said = f"exchange '{exchange}' in virtual host {vhost.name!r} does not exist, and the setting route, shadow"
         assert sidecar.log().count(said) == 1
 
     vhost.exchange("ordesr")

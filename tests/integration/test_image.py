@@ -1,7 +1,5 @@
 """The image, built from the Dockerfile itself by buildah, and run the way deploy/sidecar.yaml has it run.
 
-pytestmark = pytest.mark.long
-
 No registry is asked for the images that it starts from: a Debian of the same release, made by debootstrap, stands in
 for them, with Debian's Python and with or without its C compiler. So whether they can be pulled, and what else they
 hold, is not seen here.
@@ -212,6 +210,7 @@ def test_the_hot_modules_are_compiled_by_the_packages_that_are_tested(base: Base
     assert {canonicalize_name(Requirement(each).name) for each in PROJECT["build-system"]["requires"]} <= build.keys()
 
 
+@pytest.mark.long
 @needs_root
 def test_the_environment_holds_what_the_proxy_needs_at_run_time_and_no_more(base: Base, image: Image) -> None:
     program = "from importlib.metadata import distributions; print(*(each.name for each in distributions()))"
@@ -219,6 +218,7 @@ def test_the_environment_holds_what_the_proxy_needs_at_run_time_and_no_more(base
     assert found == {*pinned("constraints-runtime.txt", base.python), PROJECT["project"]["name"]}
 
 
+@pytest.mark.long
 @needs_root
 def test_a_process_of_the_image_can_change_nothing(image: Image) -> None:
     """Neither the tests after this one nor the manifest would prove much otherwise."""
@@ -238,6 +238,7 @@ for folder in Path("/tmp"), Path("/opt/ringproxy"):
     assert image.output("python", "-c", program) == "Read-only file system\n" * 2
 
 
+@pytest.mark.long
 @needs_root
 def test_all_modules_are_compiled_to_bytecode(image: Image) -> None:
     """A read-only image could not keep what it compiled: every start would compile again."""
@@ -251,6 +252,7 @@ print(len(modules) > 100, *(path for path in modules if not Path(cache_from_sour
     assert image.output("python", "-c", program) == "True\n"
 
 
+@pytest.mark.long
 @needs_root
 def test_the_image_places_keys_as_this_python_does(image: Image) -> None:
     """Its Python and its numpy are other versions than those of the other tests, and its hash is compiled."""
@@ -264,6 +266,7 @@ def test_the_image_places_keys_as_this_python_does(image: Image) -> None:
     assert image.output("python", "-c", program) == checked([sys.executable, "-c", program])
 
 
+@pytest.mark.long
 @needs_root
 def test_the_image_tells_its_version_and_that_it_is_compiled(image: Image) -> None:
     said = image.output(image.command[0], "--version")
@@ -272,6 +275,7 @@ def test_the_image_tells_its_version_and_that_it_is_compiled(image: Image) -> No
     assert pure == said.replace("compiled", "python")
 
 
+@pytest.mark.long
 @needs_root
 def test_every_hot_module_is_compiled(image: Image) -> None:
     """The build itself looks at one only."""
@@ -284,6 +288,7 @@ def test_every_hot_module_is_compiled(image: Image) -> None:
     assert image.output("python", "-c", program, *(name.replace("/", ".") for name in hot)) == "\n"
 
 
+@pytest.mark.long
 @needs_root
 def test_no_image_is_made_of_modules_that_were_not_compiled(store: tuple[str, ...], wheels: Path) -> None:
     stage = " AS build\n"
@@ -294,12 +299,14 @@ def test_no_image_is_made_of_modules_that_were_not_compiled(store: tuple[str, ..
     assert run.returncode != 0
 
 
+@pytest.mark.long
 @needs_root
 def test_the_image_shows_its_settings(image: Image) -> None:
     shown = tomllib.loads(image.output(image.command[0], "config"))
     assert shown["http_listen"] == "127.0.0.1:15680"
 
 
+@pytest.mark.long
 @needs_root
 def test_the_image_starts_without_a_broker_and_stops_when_told_to(image: Image, tmp_path: Path) -> None:
     ingress, admin, broker, management = free_ports(4)

@@ -1,13 +1,13 @@
 """The migration, as its document has it: from publishers at the broker to a fleet that routes, and back."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
 
 from testbed.broker import Broker
-from tests.integration.broker_api import BrokerApi, VirtualHost, wait_until
+from tests.integration.broker_api import BrokerApi, VirtualHost, fresh_name, wait_until
 from tests.integration.conftest import USER, Login, StartSidecar, with_login
 from tests.integration.documents import Document, Shell, parsed, tried, variables
 from tests.integration.native import publish_counted
@@ -33,11 +33,19 @@ def test_every_command_is_tried_here() -> None:
 
 @pytest.fixture
 def shop(api: BrokerApi, login: Login) -> Iterator[VirtualHost]:
-    """What the document's commands are for."""
-    made = VirtualHost(api, "shop", [USER])
+    """Yield the virtual host of the document's commands, under a name of its own.
+
+    In one named `shop`, RabbitMQ may count publishes of an earlier test, whose exchange had the same name.
+    """
+    made = VirtualHost(api, fresh_name("shop"), [USER])
     made.ring("orders", QUEUES)
     yield made
     made.delete()
+
+
+def renamed(shop: VirtualHost, blocks: Iterable[str]) -> list[str]:
+    """Return the document's blocks with the name that its virtual host has here."""
+    return [re.sub(r"\bshop\b", shop.name, block) for block in blocks]
 
 
 class Fleet:
@@ -82,11 +90,11 @@ def test_from_native_to_routed_and_back(
     start_sidecar: StartSidecar, shop: VirtualHost, client: Client, broker: Broker, tmp_path: Path
 ) -> None:
     fleet = Fleet(start_sidecar, tmp_path)
-    explain, *_ = MIGRATION["Shadow"]
-    look_at_connections, count = MIGRATION["All publishers"]
-    (look_at_queues,) = MIGRATION["Cut-over"]
-    (done,) = MIGRATION["See that it is done"]
-    (shadow,), (route,) = SETTINGS["Shadow"], SETTINGS["Cut-over"]
+    explain, *_ = renamed(shop, MIGRATION["Shadow"])
+    look_at_connections, count = renamed(shop, MIGRATION["All publishers"])
+    (look_at_queues,) = renamed(shop, MIGRATION["Cut-over"])
+    (done,) = renamed(shop, MIGRATION["See that it is done"])
+    (shadow,), (route,) = renamed(shop, SETTINGS["Shadow"]), renamed(shop, SETTINGS["Cut-over"])
 
     native = through(client, port_of(broker.amqp_url), shop)
     assert native.keys() == set(KEYS)
@@ -130,7 +138,7 @@ def test_from_native_to_routed_and_back(
         assert through(client, sidecar.amqp_port, shop, counted=False) == ring
     shell = Shell(variables(broker, one, other))
     told = shell(done)
-    assert 'ringproxy_ring_routed{exchange="orders",vhost="shop"} 1.0' in told
+    assert f'ringproxy_ring_routed{{exchange="orders",vhost="{shop.name}"}} 1.0' in told
     assert "the sidecars agree" in told
     receipt, counted = parsed(told[told.index('{"outcome"') :])
     assert (receipt["outcome"], receipt["destination"]["name"]) == ("confirmed", would)
@@ -140,7 +148,7 @@ def test_from_native_to_routed_and_back(
 
     # Without the right to write to the exchange, what a ring routes goes on.
     shop.permit(USER, write=r"^amq\.default$")
-    wait_until("confirmed", lambda: one.publish("orders", "customer-4711", vhost="shop").status == 200)
+    wait_until("confirmed", lambda: one.publish("orders", "customer-4711", vhost=shop.name).status == 200)
     shop.permit(USER)
     shop.drain_all()
 
@@ -156,7 +164,7 @@ def test_the_permission_that_shadow_does_not_need(shop: VirtualHost, broker: Bro
     (publish,) = MIGRATION["Before"]
     shop.api.ask("PUT", "users", "restricted", body={"password": "pw-restricted", "tags": ""})
     try:
-        url = with_login(broker.amqp_url, "restricted", "pw-restricted", "/shop")
+        url = with_login(broker.amqp_url, "restricted", "pw-restricted", f"/{shop.name}")
         shell = Shell({"NATIVE": url})
         shop.permit("restricted", write=r"^(amq\.default|orders)$")
         assert shell(publish) == "may publish to the default exchange\n"

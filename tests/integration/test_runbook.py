@@ -16,6 +16,7 @@ from tests.certificates import Authority
 from tests.integration.broker_api import BrokerApi, VirtualHost, wait_until
 from tests.integration.conftest import PASSWORD, USER, Login, StartSidecar, with_login
 from tests.integration.documents import ROOT, Document, Shell, parsed, tried, variables
+from tests.integration.groups import consume
 from tests.integration.native import publish_in
 from tests.integration.own_node import own_node, private_only
 from tests.integration.relay import management_front, relay
@@ -343,6 +344,101 @@ def test_a_certificate_ends(start_sidecar: StartSidecar, broker: Broker, tmp_pat
     )
     shell = Shell(here(broker, sidecar))
     assert 'ringproxy_certificate_expiry_timestamp_seconds{setting="client_cert_file"}' in shell(look)
+
+
+@pytest.fixture
+def grouping(start_sidecar: StartSidecar, shop: VirtualHost) -> Sidecar:
+    """Start a sidecar whose clients may consume from the name `orders`, and whose user may tell others of them."""
+    shop.permit(USER, configure=r"^orders\.group", write=".*", read=r"^orders\.group")
+    return start_sidecar(groups="orders", groups_ack_timeout="0.5")
+
+
+def told_of_members(shell: Shell, commands: str, members: int) -> str:
+    """Return what the commands print once they tell of so many members whom sidecars balance."""
+
+    def told() -> str | None:
+        shown = shell(commands)
+        return shown if f" {members} member" in shown and "not balanced" not in shown else None
+
+    return wait_until(f"{members} members", told)
+
+
+def test_shard_not_consumed(grouping: Sidecar, broker: Broker, client: Client) -> None:
+    look, ask = RUNBOOK["Shard not consumed"]
+    shell = Shell(here(broker, grouping))
+    with client.session(grouping.amqp_port, "shop") as wire:
+        wire.channel(1, confirm=False)
+        consume(wire, 1)
+        wait_until("a holder", lambda: "shard        orders.3, member 1 for " in shell(look))
+        assert "no member gets them" not in shell(look)
+        wait_until("its consumer", lambda: json.loads(shell(ask))["consumer_details"])
+        assert "x-priority" in shell(ask)
+
+
+def test_group_unbalanced(grouping: Sidecar, broker: Broker, client: Client) -> None:
+    (look,) = RUNBOOK["Group unbalanced"]
+    shell = Shell(here(broker, grouping))
+    with client.session(grouping.amqp_port, "shop") as wire:
+        for channel in (1, 2):
+            wire.channel(channel, confirm=False)
+            consume(wire, channel)
+        # Classic queues move only when their consumer ends.
+        assert "not exact    shards 'orders.1', 'orders.2', 'orders.3' are each a classic queue" in told_of_members(
+            shell, look, 2
+        )
+
+
+def test_member_not_acking(grouping: Sidecar, broker: Broker, client: Client) -> None:
+    (look,) = RUNBOOK["Member not acking"]
+    shell = Shell(here(broker, grouping))
+    with client.session(grouping.amqp_port, "shop") as wire:
+        wire.channel(1, confirm=False)
+        consume(wire, 1)
+        publish(grouping)
+        told_of_members(shell, look, 1)
+        wait_until("a shard taken", lambda: "gets no shard as it did not ack" in shell(look))
+        assert "(groups_ack_timeout), so the shard goes to the next member" in grouping.log()
+        assert grouping.metric("ringproxy_group_stalled_links_total", exchange="orders") >= 1
+
+
+@pytest.fixture
+def reader(shop: VirtualHost) -> Iterator[Client]:
+    """Yield a user that reads everything, whose rights are its own."""
+    shop.api.ask("PUT", "users", "reader", body={"password": "reader", "tags": ""})
+    shop.permit("reader", read=".*")
+    yield Client("reader", "reader")
+    shop.api.ask("DELETE", "users", "reader")
+
+
+def test_consumer_refused(grouping: Sidecar, broker: Broker, shop: VirtualHost, reader: Client) -> None:
+    (look,) = RUNBOOK["Consumer refused"]
+    shell = Shell(here(broker, grouping))
+    with reader.session(grouping.amqp_port, "shop") as wire:
+        wire.channel(1, confirm=False)
+        consume(wire, 1)
+        told_of_members(shell, look, 1)
+        shop.permit("reader")
+        shop.queue("orders.new")
+        shop.bind("orders", "orders.new")
+        shown = wait_until("the refusal", lambda: shown if "\nrefused " in (shown := shell(look)) else None)
+        assert "has no consumer on orders.new for " in shown
+        assert "403 ACCESS_REFUSED" in shown
+        shop.permit("reader", read=".*")
+        wait_until("the consumer", lambda: "\nrefused " not in shell(look))
+
+
+def test_group_disconnected(grouping: Sidecar, broker: Broker, shop: VirtualHost, client: Client) -> None:
+    (look,) = RUNBOOK["Group disconnected"]
+    shop.permit(USER)
+    shell = Shell(here(broker, grouping))
+    with client.session(grouping.amqp_port, "shop") as wire:
+        wire.channel(1, confirm=False)
+        consume(wire, 1)
+        wait_until("the reason", lambda: "not balanced ACCESS_REFUSED" in shell(look))
+        assert grouping.metric("ringproxy_group_connected", exchange="orders") == 0
+        shop.permit(USER, configure=r"^orders\.group(\..*)?$", write=".*", read=r"^orders\.group(\..*)?$")
+        told_of_members(shell, look, 1)
+        assert grouping.metric("ringproxy_group_connected", exchange="orders") == 1
 
 
 def test_not_scraped(start_used: StartSidecar, broker: Broker) -> None:

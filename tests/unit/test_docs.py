@@ -167,7 +167,7 @@ async def test_every_metric_is_documented_and_no_other(tmp_path: Path) -> None:
         settings = Settings(journal_dir=tmp_path)
         files, limits = Files(settings), Limits(1, 1)
         journaling = Journaling(settings, files)
-        parts = counts, router, sync, publisher, listener, journaling, limits, files
+        parts = counts, router, sync, publisher, listener, journaling, limits, files, None
         families = list(ProxyCollector(*parts).collect())
     suffix = {"counter": "_total", "info": "_info"}
     names = {family.name + suffix.get(family.type, "") for family in families}

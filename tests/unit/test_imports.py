@@ -23,8 +23,10 @@ ROOMS: dict[str, set[str]] = {
         *("ring", "proxy.outcome", "proxy.wire", "proxy.settings", "proxy.topology", "proxy.journal"),
     },
     "proxy.publisher": {"ring", "proxy.outcome", "proxy.wire", "proxy.settings", "proxy.routing"},
+    "proxy.groups": {"proxy.settings", "proxy.topology"},
     "proxy.session": {
         *("ring", "proxy.outcome", "proxy.wire", "proxy.settings", "proxy.topology", "proxy.journal", "proxy.routing"),
+        "proxy.groups",
     },
     "proxy.http.formats": {"ring", "proxy.outcome", "proxy.wire", "proxy.topology"},
     "proxy.http.admission": {
@@ -45,6 +47,7 @@ ROOMS: dict[str, set[str]] = {
     "proxy.http.admin": {
         *("ring", "proxy.outcome", "proxy.settings", "proxy.process", "proxy.topology", "proxy.journal"),
         *("proxy.routing", "proxy.publisher", "proxy.session", "proxy.http.formats", "proxy.http.admission"),
+        "proxy.groups",
     },
     "proxy.commands": {"ring", "proxy.settings", "proxy.process", "proxy.topology", "proxy.journal"},
     "proxy.shards": {
@@ -52,6 +55,7 @@ ROOMS: dict[str, set[str]] = {
         "proxy.http.admission",
     },
     "proxy.app": {
+        "proxy.groups",
         *("ring", "proxy.settings", "proxy.process", "proxy.topology", "proxy.journal", "proxy.routing"),
         *("proxy.publisher", "proxy.session", "proxy.http", "proxy.http.admission", "proxy.http.sending"),
         "proxy.http.admin",
@@ -72,12 +76,24 @@ IO_MODULES = {
     "proxy.process": {"logs"},
     "proxy.topology": {
         *("cluster", "entry_builder", "lane_reader", "lookups", "management", "reading", "restoring", "ring_cache"),
-        *("sync", "updater"),
+        *("sync", "tracked_exchange", "updater", "upstream_reader"),
     },
     "proxy.journal": {"journaling", "stream", "writer"},
     "proxy.routing": {"forgetting"},
     "proxy.publisher": {"connection", "dial", "pool"},
-    "proxy.session": {"answer_deadlines", "context", "flow", "listener", "lookup", "session", "sockets"},
+    "proxy.groups": {"exactness", "groups", "membership", "report", "running"},
+    "proxy.session": {
+        "ack_deadline",
+        "answer_deadlines",
+        "context",
+        "flow",
+        "group_events",
+        "listener",
+        "lookup",
+        "requeue_timer",
+        "session",
+        "sockets",
+    },
     "proxy.http.formats": {"answers", "parsing", "problems"},
     "proxy.shards": {"apply", "broker", "command", "fleet", "reading", "retire", "watch"},
     "proxy.http.endpoints": {"batch", "docs", "events", "management", "publish", "route", "urls"},
@@ -100,10 +116,11 @@ MAY_BESIDES = {"ring.contest": {"concurrent"}}
 """Threads that build a ring, while numpy has released the GIL."""
 
 PIPELINE_MAY = {
-    *("outcome", "publisher.channel", "publisher.connection", "publisher.dial", "routing.counters", "routing.routes"),
+    *("outcome", "publisher.channel", "publisher.connection", "publisher.dial", "publisher.protocol"),
+    *("routing.counters", "routing.route"),
     *("settings.config", "settings.credentials", "settings.parse", "settings.sources", "settings.tls"),
     *("topology.bindings", "topology.lane_reader", "topology.management", "topology.reading"),
-    *("wire.content", "wire.properties"),
+    *("wire.content", "wire.frames", "wire.properties"),
 }
 """Modules of proxy for the pipeline: those that read bindings, and those that publish with confirms."""
 

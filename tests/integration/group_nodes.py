@@ -1,0 +1,202 @@
+"""Groups without sessions: members whose links are consumers of aio-pika, in sidecars that are objects of the test."""
+
+import asyncio
+import contextlib
+import itertools
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from urllib.parse import quote, urlsplit, urlunsplit
+
+import aio_pika
+from aio_pika.abc import AbstractChannel, AbstractConnection, AbstractIncomingMessage
+from yarl import URL
+
+from proxy.groups.groups import Groups
+from proxy.groups.member import Link, LinkState, Member
+from proxy.groups.membership import Connect
+from proxy.settings.config import Settings
+from proxy.settings.patterns import Selection
+from proxy.topology.management import Management
+from proxy.topology.sync import Sync
+from proxy.topology.table import Router
+from testbed.broker import Broker
+from testbed.node import Node as RabbitNode
+from tests.integration.broker_api import DEADLINE_SECONDS
+
+_numbers = itertools.count(1)
+
+
+async def until(what: str, look: Callable[[], object], within: float = DEADLINE_SECONDS) -> None:
+    """Return once `look` returns something true; fails the test where it does not in time."""
+    deadline = time.monotonic() + within
+    while not look():
+        assert time.monotonic() < deadline, f"not within {within:g} s: {what}"
+        await asyncio.sleep(0.02)
+
+
+class MemberSession:
+    """The client of one member, which acks each message a moment later, and the links that its sidecar opens for it."""
+
+    def __init__(self, vhost: str, connection: AbstractConnection, prefetch: int) -> None:
+        self.member = Member(f"member-{next(_numbers):03}", vhost, "orders", 1, b"tag")
+        self.member.prefetch, self.member.since = prefetch, time.time()
+        self.started = asyncio.Event()
+        self.refused: tuple[int, str] | None = None
+        self.acks = True
+        """Whether messages are acked."""
+        self.got: dict[str, list[tuple[int, bool]]] = {}
+        """By shard, the number in each message and whether it was redelivered."""
+        self._connection = connection
+        self._channels: dict[Link, AbstractChannel] = {}
+        self._unacked: dict[Link, list[float]] = {}
+        self._openings: dict[Link, asyncio.Task[None]] = {}
+
+    # What the groups have it do.
+
+    def start(self, member: Member, shards: list[str]) -> None:
+        assert member is self.member
+        for shard in shards:
+            self.subscribe(member, shard, 0)
+        self.started.set()
+
+    def refuse(self, member: Member, code: int, text: str) -> None:
+        self.refused = code, text
+        self.started.set()
+
+    def subscribe(self, member: Member, shard: str, priority: int, *, is_probe: bool = False) -> None:
+        """Open a link. A probe gets all its messages at once: in these tests RabbitMQ keeps no consumer."""
+        before = member.links.get(shard)
+        if before is not None and before.unacked:
+            return
+        link = member.links[shard] = Link(member, shard, 0, priority, time.monotonic())
+        link.is_probe = is_probe
+        self._begin(link, before)
+
+    def widen(self, member: Member, shard: str) -> None:
+        raise AssertionError("nothing was withheld")
+
+    def release(self, member: Member, shard: str) -> None:
+        before = member.links.pop(shard)
+        link = member.links[shard] = Link(member, shard, 0, 0)
+        self._begin(link, before)
+
+    def oldest_unacked(self, member: Member) -> dict[str, float]:
+        return {link.shard: times[0] for link, times in self._unacked.items() if times and link.state == LinkState.OPEN}
+
+    # What it does.
+
+    def _begin(self, link: Link, before: Link | None) -> None:
+        self._openings[link] = asyncio.create_task(self._open(link, before))
+
+    async def _open(self, link: Link, before: Link | None) -> None:
+        if before is not None:
+            # The link before may be new as well: its channel is closed once it is open.
+            if not (opening := self._openings.pop(before)).done():
+                await asyncio.wait([opening])
+            before.state = LinkState.CLOSING
+            await self._channels.pop(before).close()
+            before.state = LinkState.ENDED
+        channel = self._channels[link] = await self._connection.channel(publisher_confirms=False)
+        await channel.set_qos(self.member.prefetch)
+        queue = await channel.get_queue(link.shard, ensure=False)
+
+        async def received(message: AbstractIncomingMessage) -> None:
+            await self._received(link, message)
+
+        await queue.consume(received, arguments={"x-priority": link.priority})
+        link.state = LinkState.OPEN
+
+    async def _received(self, link: Link, message: AbstractIncomingMessage) -> None:
+        if link.state >= LinkState.LEAVING:
+            return
+        link.delivered, link.delivered_at, link.unacked = link.delivered + 1, time.monotonic(), link.unacked + 1
+        times = self._unacked.setdefault(link, [])
+        times.append(link.delivered_at)
+        self.got.setdefault(link.shard, []).append((int(message.body.split()[-1]), bool(message.redelivered)))
+        if self.acks:
+            await asyncio.sleep(0.01)
+            if link.state < LinkState.LEAVING:
+                link.unacked -= 1
+                times.pop(0)
+                await message.ack()
+
+    async def close(self) -> None:
+        for task in self._openings.values():
+            task.cancel()
+        with contextlib.suppress(Exception):
+            await self._connection.close()
+
+
+class Node:
+    """One sidecar's groups, with a broker user, readings and members of its own."""
+
+    def __init__(self, broker: Broker, vhost: str, groups: Groups) -> None:
+        self._broker, self._vhost, self.groups = broker, vhost, groups
+        self.members: list[MemberSession] = []
+
+    async def join(self, prefetch: int = 5) -> MemberSession:
+        session = MemberSession(self._vhost, await connect(self._broker, self._vhost), prefetch)
+        self.members.append(session)
+        self.groups.join(session.member, session)
+        await asyncio.wait_for(session.started.wait(), DEADLINE_SECONDS)
+        return session
+
+    async def leave(self, session: MemberSession) -> None:
+        """The client closes its connection."""
+        self.members.remove(session)
+        self.groups.leave(session.member)
+        await session.close()
+
+    async def crash(self) -> None:
+        """The process ends without a word: its sockets are closed and it does nothing more."""
+        for group in self.groups.running.values():
+            for task in group._tasks:
+                task.cancel()
+            group.room._task.cancel()
+            await group.room.line.drop()
+        for session in self.members:
+            await session.close()
+        self.members.clear()
+
+
+def address(broker: Broker | RabbitNode, vhost: str, port: int | None = None) -> str:
+    """Return the URL of the broker, or of a sidecar's port in its place, as the broker's administrator."""
+    url = urlsplit(broker.amqp_url)
+    where = url.netloc if port is None else f"{url.netloc.rpartition('@')[0]}@127.0.0.1:{port}"
+    return urlunsplit((url.scheme, where, "/" + quote(vhost, safe=""), "", ""))
+
+
+async def connect(broker: Broker, vhost: str) -> AbstractConnection:
+    return await aio_pika.connect(address(broker, vhost))
+
+
+@asynccontextmanager
+async def node(broker: Broker, vhost: str, **settings: object) -> AsyncIterator[Node]:
+    """Give one sidecar's groups; all connections are closed at the end."""
+    made = Settings(
+        broker_url=URL(broker.amqp_url),
+        management_url=(URL(broker.management_url),),
+        groups=("*",),
+        **settings,  # type: ignore[arg-type]
+    )
+
+    def connector(name: str) -> Connect:
+        return lambda: connect(broker, name)
+
+    async with AsyncExitStack() as stack:
+        api = await stack.enter_async_context(Management(made.management_url, 5.0))
+        router = Router(300.0, refuse_stale=False)
+        sync = Sync(api, router, Selection(["*"], [], []), interval=0.5, settle_time=0.2)
+        running = asyncio.create_task(sync.run())
+        groups = Groups(made, sync, router, api, connector)
+        here = Node(broker, vhost, groups)
+        try:
+            yield here
+        finally:
+            for session in here.members:
+                await session.close()
+            await groups.aclose()
+            running.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await running

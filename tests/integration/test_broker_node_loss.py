@@ -1,0 +1,68 @@
+"""What becomes of a shard in a cluster of RabbitMQ when a node is killed: the leader's, or the active consumer's.
+
+The queue has a replica on each of three nodes. No sidecar takes part.
+"""
+
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+from pamqp.commands import Basic
+
+from proxy.shards.defaults import DISCONNECTED_MILLISECONDS, DISCONNECTED_TIMEOUT
+from testbed.broker import installation
+from testbed.cluster import private_cluster
+from testbed.node import Node
+from testbed.readiness import answering_version
+from tests.integration.consuming import Behaviour, behaviour, consumers, runs, shard
+from tests.integration.own_node import BROKER, private_only
+from tests.integration.wire_client import Client, port_of
+
+pytestmark = [private_only, pytest.mark.long, pytest.mark.versions]
+
+
+@pytest.fixture
+def cluster() -> Iterator[tuple[list[Node], Behaviour]]:
+    """Yield the three nodes of a running cluster, and what their version is known to do."""
+    with private_cluster(installation(BROKER), 3) as nodes:
+        version = answering_version(nodes[0].amqp_url, nodes[0].management_url)
+        yield nodes, behaviour(version)
+
+
+@pytest.mark.parametrize("by_policy", [False, True])
+def test_a_shard_moves_on_in_order_when_nodes_are_killed(
+    cluster: tuple[list[Node], Behaviour], by_policy: bool
+) -> None:
+    """A on the second node holds 0 to 9. The leader's node, the first, is killed and comes back; then A's is killed.
+
+    The first kill leaves A's messages with A. After the second, B on the third node gets them, in order. 4.3.6 would
+    wait 60 s for A if the shard had not the argument that `ring-proxy topology` gives it, or later got the policy.
+    """
+    nodes, rabbitmq = cluster
+    with ExitStack() as stack:
+        publisher, a, b = (
+            stack.enter_context(consumers(Client.of(node.amqp_url), port_of(node.amqp_url), "/"))[0]
+            for node in (nodes[2], nodes[1], nodes[2])
+        )
+        declarer = stack.enter_context(consumers(Client.of(nodes[0].amqp_url), port_of(nodes[0].amqp_url), "/"))[0]
+        arguments: dict[str, Any] = {} if by_policy else {DISCONNECTED_TIMEOUT: DISCONNECTED_MILLISECONDS}
+        shard(declarer, "q", **arguments)  # the leader is where the queue is declared first
+        queue = shard(publisher, "q", **arguments)
+        for member, tag in ((a, "A"), (b, "B")):
+            member.open(2, 10)
+            member.consume(2, "q", tag, 1)
+        queue.publish(20)
+        a.wait_for(10)
+        if by_policy and rabbitmq.timeout_cancels:
+            definition = json.dumps({DISCONNECTED_TIMEOUT.removeprefix("x-"): 3000})
+            nodes[0].control("set_policy", "lost", "^q$", definition, "--apply-to", "quorum_queues")
+        nodes[0].kill()
+        queue.publish(10)
+        assert not b.got()
+        nodes[0].start()
+        nodes[1].kill()
+        assert runs(b.wait_for(10)) == "0-9R"
+        b.tell(2, Basic.Ack(0, True))
+        assert runs(b.wait_for(20)) == "0-9R 10-19"
