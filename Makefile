@@ -13,6 +13,7 @@ WITH_COMPILED := --override-ini="pythonpath=build/compiled ."
 PROCESSES ?= $(if $(filter amqp%,$(BROKER)),0,$(shell echo $$((1 + $$(nproc)))))
 PYTEST := .venv/bin/pytest --dist loadfile --durations 20 --durations-min 8
 WAITING := $(PYTEST) --numprocesses $(PROCESSES)
+SECOND = .venv/bin/python -m testbed.second -- $(WAITING) $(WITH_COMPILED)
 COMPUTING := $(PYTEST) --numprocesses auto
 # Of the integration tests, with a broker chosen, the image's do not depend on it.
 INTEGRATION := tests/integration $(if $(BROKER),--ignore=tests/integration/test_image.py)
@@ -20,7 +21,7 @@ INTEGRATION := tests/integration $(if $(BROKER),--ignore=tests/integration/test_
 # The data pipeline's packages, half a gigabyte: not for who only wants the sidecar.
 PIPELINE := .venv/.pipeline
 
-.PHONY: help demo pipeline-demo docs test test-all checked-and-compiled bench chaos fuzz check lock clean
+.PHONY: help demo pipeline-demo docs test test-second test-all checked-and-compiled bench chaos chaos-groups fuzz check lock clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -35,11 +36,14 @@ test: checked-and-compiled ## Check and test, but for what takes long; with BROK
 	$(if $(BROKER),,$(COMPUTING) $(WITH_COMPILED) -m "not long" tests/unit tests/pipeline)
 	$(WAITING) $(WITH_COMPILED) $(if $(BROKER),,-m "not long") $(INTEGRATION)
 
+test-second: checked-and-compiled ## Test what depends on RabbitMQ's version on a second, older RabbitMQ, but for what takes long
+	$(SECOND) -m "versions and not long" tests/integration tests/pipeline
+
 test-all: checked-and-compiled ## Check and test all: also what takes long, on the source, and on a second, older RabbitMQ
 	$(COMPUTING) $(WITH_COMPILED) tests/unit tests/pipeline
 	$(WAITING) $(WITH_COMPILED) $(INTEGRATION)
 	RINGPROXY_PURE=1 $(COMPUTING) $(ON_SOURCE)
-	.venv/bin/python -m testbed.second -- $(WAITING) $(WITH_COMPILED) -m versions tests/integration tests/pipeline
+	$(SECOND) -m versions tests/integration tests/pipeline
 
 # At the same time, as each takes a minute of one core; and what may be installed or made once for a broker.
 checked-and-compiled: $(INSTALLED) $(if $(BROKER),,$(PIPELINE))
@@ -51,6 +55,9 @@ bench: $(COMPILED) ## Measure how fast it is, into bench/results, and draw the p
 
 chaos: $(COMPILED) ## Break all there is around the sidecars, and judge: docs/development/chaos.md; with SEED and FAULTS, otherwise or longer
 	PYTHONSAFEPATH=1 PYTHONPATH=build/compiled:. .venv/bin/python -m tests.chaos --seed=$(or $(SEED),44) --faults=$(or $(FAULTS),30)
+
+chaos-groups: $(COMPILED) ## Break all there is around a consumer group, and judge; with SEED, FAULTS and NODES, otherwise or longer
+	PYTHONSAFEPATH=1 PYTHONPATH=build/compiled:. .venv/bin/python -m tests.chaos.groups --seed=$(or $(SEED),44) --faults=$(or $(FAULTS),12) --nodes=$(or $(NODES),1)
 
 fuzz: $(INSTALLED) ## Fuzz all that reads bytes, each harness for SECONDS (60); on Linux, x86-64
 	.venv/bin/pip install --quiet --disable-pip-version-check --require-hashes -r constraints-fuzz.txt
