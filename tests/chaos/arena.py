@@ -28,10 +28,13 @@ SYNC_INTERVAL, SETTLE_TIME, RING_MAX_AGE = 1.0, 1.0, 3.0
 LASTING = 3600.0
 """Seconds of `ring_max_age` of the sidecar whose rings no outage of a run makes too old."""
 SLACK = 3.0
-"""Seconds for two readings and a ring, on a machine whose processors are all busy."""
+"""Seconds for a sidecar to end, on a machine whose processors are all busy."""
+SLOW_READING = 2.0
+"""Seconds between two readings on such a machine. A removal needs three, as such a pause counts for half a settle time.
+"""
 DRAIN_TIME, CLOSING = 5.0, 2.0
 """Seconds for what is in flight at SIGTERM, and for the closing behind it: docs/how-to/operate.md says so."""
-LIMITS = Limits(SYNC_INTERVAL + SETTLE_TIME + SLACK, stale_after=RING_MAX_AGE + 1.0)
+LIMITS = Limits(SYNC_INTERVAL + 3 * SLOW_READING, stale_after=RING_MAX_AGE + 1.0)
 
 SETTINGS = {
     "route": f"%2F/{EXCHANGE}",  # by name, so that a sidecar is not ready until it has read the bindings
