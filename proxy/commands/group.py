@@ -81,7 +81,8 @@ def _lines(answer: Mapping[str, Any]) -> Iterator[str]:
         waiting = f", and no member gets them{kept}" if shard["waiting"] else ""
         yield f"shard        {shard['shard']}, {holder}{since}, {figures}{waiting}"
     for move in answer["moves"]:
-        way = f"{titles.get(move['from'], 'nobody')} to {titles.get(move['to'], 'a member that has left')}"
+        source = titles.get(move["from"], "a member that has left") if move["from"] is not None else "nobody"
+        way = f"{source} to {titles.get(move['to'], 'a member that has left')}"
         yield f"moving       {move['shard']}, from {way}, for {_seconds(move['since_seconds'])}: {move['why']}"
 
 

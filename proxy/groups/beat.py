@@ -6,7 +6,11 @@ from typing import Any, Final, NamedTuple
 
 from proxy.groups.claims import MAX_EPOCH
 
-VERSION: Final = 3
+VERSION: Final = 4
+"""The version of beats. It changes with any change of what a beat says, since the sidecars of a group must agree."""
+
+AHEAD: Final = 100 * 365 * 86_400
+"""The most seconds by which an epoch, which begins at a time since 1970, may be ahead of this machine's clock."""
 
 MAX_BYTES: Final = 2 * 1024 * 1024
 """The most bytes of one beat."""
@@ -28,7 +32,16 @@ MAX_EVERY: Final = 60.0
 
 
 class BeatError(ValueError):
-    """Raised for a message that is not a beat of this version; its text names the wrong field and the value."""
+    """Raised for a message that is not a beat; its text names the wrong field and the value."""
+
+
+class OtherVersionError(BeatError):
+    """Raised for a beat of a sidecar of another release, whose beats say something else."""
+
+    def __init__(self, sidecar: str, version: int) -> None:
+        """The id of the beat's sender, empty if it has none, and the version of its beats."""
+        super().__init__(f"version: {version} is not {VERSION}")
+        self.sidecar, self.version = sidecar, version
 
 
 class LinkBeat(NamedTuple):
@@ -57,10 +70,15 @@ class MemberBeat:
     since: float
     """When the member joined, in seconds since 1970."""
     is_stalled: bool = False
+    is_leaving: bool = False
+    """Whether the member has left. It is told of while its client holds unacked messages, and at least once."""
     prefetch: int = 0
     """The most unacknowledged messages of each of the member's links; 0 for a member without acks."""
     links: dict[str, LinkBeat] = field(default_factory=dict)
-    """The member's links, by shard: those to shards that it holds, and those that have lately got a message."""
+    """The member's links, by shard: those to shards that it holds, and those that have lately got a message.
+
+    Of a member that has left, those by which its client holds unacked messages.
+    """
 
 
 @dataclass(frozen=True)
@@ -76,7 +94,17 @@ class Beat:
     every: float
     """Seconds until the sender's next beat at the latest."""
     members: tuple[MemberBeat, ...]
-    """The sender's members. A sender that has none has left the group."""
+    """The sender's members. A sender that has none that is there, or holds messages, has left the group."""
+
+    @property
+    def size(self) -> int:
+        """How many members and links the beat tells of."""
+        return len(self.members) + sum(len(member.links) for member in self.members)
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the sender has left the group with this beat."""
+        return all(member.is_leaving and not member.links for member in self.members)
 
 
 def encode(beat: Beat) -> bytes:
@@ -92,6 +120,7 @@ def encode(beat: Beat) -> bytes:
                 "client": cut(member.client),
                 "since": member.since,
                 "stalled": member.is_stalled,
+                "leaving": member.is_leaving,
                 "prefetch": member.prefetch,
                 "shards": links,
             }
@@ -112,8 +141,11 @@ def cut(text: str) -> str:
     return text.encode("utf-8", "replace")[:MAX_NAME].decode("utf-8", "ignore")
 
 
-def decode(body: bytes) -> Beat:
-    """Return the beat in the body of a message. Raises BeatError for anything else."""
+def decode(body: bytes, time: float) -> Beat:
+    """Return the beat in the body of a message that came at a time, in seconds since 1970.
+
+    Raises OtherVersionError for a beat of another release, and BeatError for anything else.
+    """
     if len(body) > MAX_BYTES:
         raise BeatError(f"{len(body)} bytes are more than {MAX_BYTES}")
     try:
@@ -122,12 +154,17 @@ def decode(body: bytes) -> Beat:
         raise BeatError("it is no JSON") from None
     if not isinstance(found, dict):
         raise BeatError(f"{_shown(found)} is no object")
-    if found.get("version") != VERSION:
-        raise BeatError(f"version: {_shown(found.get('version'))} is not {VERSION}")
+    version = found.get("version")
+    if type(version) is int and version != VERSION:
+        sidecar = found.get("sidecar")
+        raise OtherVersionError(cut(sidecar) if isinstance(sidecar, str) else "", version)
+    if type(version) is not int:
+        raise BeatError(f"version: {_shown(version)} is not {VERSION}")
     members = found.get("members")
     if not isinstance(members, list) or len(members) > MAX_MEMBERS:
         raise BeatError(f"members: no list of at most {MAX_MEMBERS}")
-    made = tuple(_member(member) for member in members)
+    latest = min(int(time) + AHEAD, MAX_EPOCH)
+    made = tuple(_member(member, latest) for member in members)
     if len({member.id for member in made}) < len(made):
         raise BeatError("members: one id comes twice")
     if sum(len(member.links) for member in made) > MAX_LINKS:
@@ -141,33 +178,35 @@ def decode(body: bytes) -> Beat:
     )
 
 
-def _member(found: object) -> MemberBeat:
+def _member(found: object, latest: int) -> MemberBeat:
+    """Return a member of a beat, in which no epoch is above `latest`."""
     if not isinstance(found, dict):
         raise BeatError(f"members: {_shown(found)} is no object")
-    links, is_stalled = found.get("shards"), found.get("stalled")
+    links = found.get("shards")
     if not isinstance(links, dict) or len(links) > MAX_LINKS:
         raise BeatError(f"shards: no object of at most {MAX_LINKS}")
-    if not isinstance(is_stalled, bool):
-        raise BeatError(f"stalled: {_shown(is_stalled)} is neither true nor false")
-    made = {_checked(shard, "shards", least=1): _link(shard, link) for shard, link in links.items()}
-    since = _seconds(found.get("since"), "since", 1e11)
-    prefetch = _count(found.get("prefetch"), "prefetch", MAX_PREFETCH)
-    return MemberBeat(_name(found, "id", least=1), _name(found, "client"), since, is_stalled, prefetch, made)
+    return MemberBeat(
+        _name(found, "id", least=1),
+        _name(found, "client"),
+        _seconds(found.get("since"), "since", 1e11),
+        _flag(found.get("stalled"), "stalled"),
+        _flag(found.get("leaving"), "leaving"),
+        _count(found.get("prefetch"), "prefetch", MAX_PREFETCH),
+        {_checked(shard, "shards", least=1): _link(shard, link, latest) for shard, link in links.items()},
+    )
 
 
-def _link(shard: str, found: object) -> LinkBeat:
+def _link(shard: str, found: object, latest: int) -> LinkBeat:
     if not isinstance(found, list) or len(found) != len(LinkBeat._fields):
         raise BeatError(f"shards: {_shown(shard)}: {_shown(found)} is no list of {len(LinkBeat._fields)}")
     claim, epoch, ago, unacked, priority, is_probe = found
-    if not isinstance(is_probe, bool):
-        raise BeatError(f"probe: {_shown(is_probe)} is neither true nor false")
     return LinkBeat(
-        _count(claim, "claim", MAX_EPOCH),
-        _count(epoch, "epoch", MAX_EPOCH),
+        _count(claim, "claim", latest),
+        _count(epoch, "epoch", latest),
         None if ago is None else _seconds(ago, "delivered", 1e9),
         _count(unacked, "unacked", 2**53),
         _count(priority, "priority", 2**63 - 1),
-        is_probe,
+        _flag(is_probe, "probe"),
     )
 
 
@@ -182,6 +221,12 @@ def _checked(value: object, field_name: str, least: int) -> str:
         is_good = False
     if not isinstance(value, str) or not is_good:
         raise BeatError(f"{field_name}: {_shown(value)} is no text of {least} to {MAX_NAME} bytes")
+    return value
+
+
+def _flag(value: object, field_name: str) -> bool:
+    if not isinstance(value, bool):
+        raise BeatError(f"{field_name}: {_shown(value)} is neither true nor false")
     return value
 
 

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 MAX_EPOCH: Final = 1 << 40
 """The highest epoch of a claim, so that a priority computed from an epoch fits into a signed integer of 64 bits.
 
-No group gets there by itself. A group that is told of such an epoch, in a forged beat, leaves the shard where it is.
+No group gets there: epochs begin at the time, in seconds since 1970, and no beat that is far ahead of that is taken.
 """
 
 MOST_KNOWN: Final = 20_000
@@ -57,6 +57,7 @@ class Claims:
         """The claim that wins, for each shard that any member claims. Other modules only read it."""
         self._epochs: dict[str, int] = {}
         self._vacant: dict[str, float] = {}
+        self._given_up: set[str] = set()
 
     @property
     def holders(self) -> dict[str, str]:
@@ -77,6 +78,13 @@ class Claims:
         That is when its last holder was last seen, or when the shard was first seen if it had no holder yet.
         """
         return self._vacant.get(shard, 0.0)
+
+    def is_given_up(self, shard: str) -> bool:
+        """Return whether the last holder of a shard that nobody holds is known to have left in good order.
+
+        If it is not, its node of RabbitMQ may be lost, for which RabbitMQ 4.3 waits.
+        """
+        return shard in self._given_up
 
     def left_at(self, shard: str) -> float:
         """Return until when a shard that nobody holds may have had a holder, in monotonic seconds; 0 if none is known.
@@ -100,6 +108,7 @@ class Claims:
         if member not in claims or claims[member].epoch != epoch:
             claims[member] = Claim(epoch, member, now)
             self.winners[shard] = max(claims.values(), key=_rank)
+            self._given_up.discard(shard)
         self.learn(shard, epoch)
 
     def replace(self, member: str, epochs: Mapping[str, int], now: float) -> None:
@@ -109,18 +118,23 @@ class Claims:
         for shard, epoch in epochs.items():
             self.add(shard, epoch, member, now)
 
-    def forget(self, member: str, seen: float) -> None:
-        """Drop all claims of a member that has left; `seen` is when it was last known to be there."""
-        for shard in [shard for shard, claims in self._by_shard.items() if member in claims]:
-            self.drop(shard, member, seen)
+    def forget(self, member: str, seen: float, *, in_good_order: bool = False) -> None:
+        """Drop all claims of a member that has left; `seen` is when it was last known to be there.
 
-    def drop(self, shard: str, member: str, seen: float) -> None:
+        `in_good_order` says that it has left by itself, so that its consumers end at once.
+        """
+        for shard in [shard for shard, claims in self._by_shard.items() if member in claims]:
+            self.drop(shard, member, seen, in_good_order=in_good_order)
+
+    def drop(self, shard: str, member: str, seen: float, *, in_good_order: bool = False) -> None:
         """Take a member's claim to a shard back; `seen` is when the member was last known to be there."""
         claims = self._by_shard.get(shard)
         if claims is None or member not in claims:
             return
         if self.winners[shard] == claims.pop(member):
             self._vacant[shard] = seen
+            if in_good_order:
+                self._given_up.add(shard)
         if claims:
             self.winners[shard] = max(claims.values(), key=_rank)
         else:
@@ -136,5 +150,6 @@ class Claims:
         kept = {*shards, *self._by_shard}
         for shard in self._vacant.keys() - kept:
             del self._vacant[shard]
+        self._given_up &= kept
         if len(self._epochs) >= MOST_KNOWN:
             self._epochs = {shard: epoch for shard, epoch in self._epochs.items() if shard in kept}

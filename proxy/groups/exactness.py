@@ -50,8 +50,10 @@ class Shard(NamedTuple):
     unacked: int
     direct: int
     """The number of the queue's consumers without x-priority, which do not consume through a group."""
-    keeps_lost: bool
-    """Whether the queue waits for a consumer whose node is lost, by default 60 s, before it activates another."""
+    may_keep: bool
+    """Whether the broker may keep a consumer of the queue that is gone, or waits for one whose node is lost."""
+    waits_by_default: bool
+    """Whether the queue waits for a consumer whose node is lost, for 60 s, as nothing sets another time."""
     lost_after: float
     """The seconds for which the queue waits for a consumer whose node is lost; 0 where it does not wait."""
     read_at: float
@@ -119,7 +121,7 @@ def judge(shards: Mapping[str, Shard], version: tuple[int, int]) -> Exactness:
             f"a delivery limit and no dead-letter exchange: {_named(losing)}; the broker deletes a message that"
             " consumers have returned, or left behind, too often"
         )
-    if keeping := [name for name, shard in shards.items() if shard.keeps_lost]:
+    if keeping := [name for name, shard in shards.items() if shard.waits_by_default]:
         warnings.append(
             f"no x-consumer-disconnected-timeout: {_named(keeping)}; if a node of RabbitMQ is lost, the shards of"
             " members that were connected to it wait for 60 s"
@@ -184,6 +186,7 @@ def parse_shard(name: str, answer: object, version: tuple[int, int], read_at: fl
         _count(name, answer, "messages_ready"),
         _count(name, answer, "messages_unacknowledged"),
         _direct(name, answer.get("consumer_details", [])),
+        waits,
         waits and limits == (None, None),
         max([each / 1000 for each in limits if type(each) is int and each >= 0], default=LOST_AFTER) if waits else 0.0,
         read_at,

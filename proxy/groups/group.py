@@ -9,7 +9,7 @@ from enum import Enum
 from typing import Final, NamedTuple
 
 from proxy.groups.assignment import assign
-from proxy.groups.claims import MAX_EPOCH, Claim, Claims, priority
+from proxy.groups.claims import Claim, Claims, priority
 
 EVIDENCE: Final = 1.0
 """Seconds for which a shard without a holder is not claimed: a delivery may show whom RabbitMQ has activated."""
@@ -21,8 +21,8 @@ HEAL: Final = 5.0
 """Seconds after a claim in which deliveries to other members do not count: they may precede the takeover."""
 
 SILENCE: Final = 2.0
-"""Seconds after a raise that has brought nothing, though nobody is known to hold messages of the shard, until probes
-take the place of the shard's links."""
+"""The least seconds after a raise that has brought nothing, though nobody is known to hold messages of the shard, until
+probes take the place of the shard's links."""
 
 QUIET: Final = 1.0
 """Seconds without a delivery after which a link that is no longer the active consumer gets none any more: until then
@@ -65,6 +65,8 @@ class View:
     shards: Sequence[str]
     """The shards to assign, the same in all sidecars: those of the ring, and all others that members claim."""
     claims: Claims
+    leaving: Mapping[str, MemberView] = field(default_factory=dict)
+    """The members that have left and whose clients still hold messages, by id, with the links of these messages."""
     hears: bool = True
     """Whether this sidecar hears the other sidecars of the group, and so knows all members. If it does not, it claims
     nothing, since it could take shards from members that it does not know of."""
@@ -81,7 +83,12 @@ class View:
     refused: Mapping[tuple[str, str], str] = field(default_factory=dict)
     """By member and shard, why the broker refuses the link."""
     lost_after: Mapping[str, float] = field(default_factory=dict)
-    """The seconds for which a shard waits for a consumer whose node is lost; 0 for a shard that is left out."""
+    """The seconds for which RabbitMQ waits for a shard's consumer if its node is lost; 0 where it does not wait."""
+    keeps: Set[str] = frozenset()
+    """The shards of which RabbitMQ may keep a consumer that is gone: quorum queues, from 4.3 on."""
+    every: float = 0.0
+    """Seconds between the beats of a sidecar, so as long may pass until this one knows what another one's members hold.
+    """
     least_epoch: int = 0
     """The lowest epoch of a new claim. It is the time of this machine, in seconds since 1970. So a group that begins
     anew raises above the consumers that RabbitMQ has kept of an earlier one, unless this machine's clock is behind
@@ -153,6 +160,8 @@ class _Case(NamedTuple):
     """The link by which that member consumes the shard."""
     others_at: float
     """When any other member last got a delivery of the shard, in monotonic seconds; 0 for never."""
+    left_unacked: int
+    """How many messages of the shard clients hold whose members have left."""
 
     @property
     def is_active(self) -> bool:
@@ -234,15 +243,20 @@ def _is_silent(view: View, links: _Links, shard: str, holder: Claim, now: float)
     member = view.members[holder.member]
     held = member.links.get(shard, LinkView())
     is_raised = held.priority == priority(holder.epoch, holder.member)
-    if member.no_ack or not is_raised or not view.lost_after.get(shard) or now < holder.since + SILENCE:
+    # What another sidecar's member holds is known with the second beat, at the latest.
+    is_new = now < holder.since + max(SILENCE, 2 * view.every)
+    if member.no_ack or not is_raised or shard not in view.keeps or is_new:
         return False
     return held.delivered_at <= holder.since and _unacked(links, shard, "") is None
 
 
 def _busy(view: View) -> _Links:
-    """Return the links that have had deliveries or hold messages, by shard, with the ids of their members."""
+    """Return the links that have had deliveries or hold messages, by shard, with the ids of their members.
+
+    Members that have left are among them.
+    """
     found: _Links = {}
-    for member, seen in view.members.items():
+    for member, seen in (*view.members.items(), *view.leaving.items()):
         for shard, link in seen.links.items():
             if link.delivered_at or link.unacked:
                 found.setdefault(shard, []).append((member, link))
@@ -261,7 +275,8 @@ def _active(view: View, links: _Links, shard: str, holder: Claim | None) -> str 
     It is None where that member holds the shard already, or is another sidecar's, or is not known.
     """
     latest, link = max(links.get(shard, ()), key=lambda found: found[1].delivered_at, default=("", LinkView()))
-    if not latest or not view.members[latest].is_local or (holder is not None and holder.member == latest):
+    member = view.members.get(latest)
+    if member is None or not member.is_local or (holder is not None and holder.member == latest):
         return None
     since = holder.since + HEAL if holder is not None else view.claims.left_at(shard)
     return latest if link.delivered_at > since else None
@@ -275,8 +290,6 @@ def _look(
         return None, "this sidecar does not hear the others"
     if shard in view.foreign:
         return None, "this sidecar has never seen it bound to the exchange"
-    if view.claims.epoch(shard) >= MAX_EPOCH:
-        return None, "there is no higher epoch"
     member = view.members[target]
     if not member.is_local:
         return None, "its sidecar has yet to claim it"
@@ -285,7 +298,8 @@ def _look(
         why = view.refused.get((target, shard))
         return None, f"the broker refuses its consumer: {why}" if why else "its consumer is being opened"
     others = [found.delivered_at for member_id, found in links.get(shard, ()) if member_id != target]
-    case = _Case(shard, holder, target, link, max(others, default=0.0))
+    left_unacked = sum(found.unacked for member_id, found in links.get(shard, ()) if member_id in view.leaving)
+    case = _Case(shard, holder, target, link, max(others, default=0.0), left_unacked)
     if holder is None:
         return _of_nobody(view, case, now)
     if holder.member == target:
@@ -300,14 +314,18 @@ def _of_nobody(view: View, case: _Case, now: float) -> tuple[Act | None, str]:
 
     An only member that has had no delivery raises as well: the broker may have kept a consumer of an earlier member.
 
-    Without a delivery since, the last holder's node may be lost. RabbitMQ 4.3 then waits for the holder's consumer, and
-    if a consumer of a higher priority comes meanwhile, it does so until the consumer timeout, for minutes.
+    Unless the last holder has left in good order, or there is a delivery since, its node may be lost. RabbitMQ 4.3 then
+    waits for the holder's consumer, and if one of a higher priority comes meanwhile, it waits until the consumer
+    timeout, for minutes.
     """
     vacant_since, left_at = view.claims.vacant_since(case.shard), view.claims.left_at(case.shard)
-    is_only = len(view.members) == 1
+    is_only = len(view.members) == 1 and not view.leaving
     if (case.is_active and case.link.delivered_at > left_at) or (is_only and case.shard in view.unmovable):
         return Act.CLAIM, "the broker delivers to it already"
-    lost_after = view.lost_after.get(case.shard, 0.0)
+    if case.left_unacked:
+        # RabbitMQ makes another consumer active as soon as the link of these has ended, with or without a raise.
+        return None, f"a member that has left has yet to ack {case.left_unacked} of its messages"
+    lost_after = 0.0 if view.claims.is_given_up(case.shard) else view.lost_after.get(case.shard, 0.0)
     has_moved_on = max(case.link.delivered_at, case.others_at) > left_at
     if lost_after and not has_moved_on and now < vacant_since + lost_after + LOST_MARGIN:
         return None, "the last holder's node may be lost, for which RabbitMQ waits"

@@ -12,7 +12,7 @@ from proxy.groups import exactness
 from proxy.groups.exactness import Exactness
 from proxy.groups.member import Actions, Member
 from proxy.groups.membership import Connect, Membership
-from proxy.groups.report import held_links, report
+from proxy.groups.report import report
 from proxy.groups.running import Parts, RunningGroup, shards_of
 from proxy.settings.config import Settings
 from proxy.settings.patterns import Patterns
@@ -54,8 +54,6 @@ class Groups:
         """The tasks of the members that have asked to join, by id."""
         self._groups: dict[Name, RunningGroup] = {}
         self._leaving: set[asyncio.Task[None]] = set()
-        self._leavers: list[Member] = []
-        """The members that have left while their clients still held unacked messages."""
         self._totals: dict[Name, Counter[str]] = {}
         """The totals of groups that have no member at this sidecar any more."""
 
@@ -111,15 +109,17 @@ class Groups:
         self._joining[member.id] = task
         task.add_done_callback(lambda task: self._joined(member, actions, task))
 
-    def leave(self, member: Member) -> None:
-        """Remove a member that has ended, for whatever reason. A member that is not known is ignored."""
+    def leave(self, member: Member, *, is_lost: bool = False) -> None:
+        """Remove a member that has ended, for whatever reason. A member that is not known is ignored.
+
+        `is_lost` says that its connection to the broker is lost, so that its node may be lost as well. A group goes on
+        while the client of a member that has left holds unacked messages.
+        """
         if (task := self._joining.pop(member.id, None)) is not None:
             task.cancel()
         name = (member.vhost, member.exchange)
-        self._leavers = [each for each in (*self._leavers, member) if held_links(each)]
-        group = self._groups.get(name)
-        if group is not None and group.remove(member):
-            self._end(name)
+        if (group := self._groups.get(name)) is not None:
+            group.remove(member, is_lost=is_lost)
 
     def link_ended(self, member: Member, shard: str, code: int, text: str) -> None:
         """Note that the broker has ended a member's link to a shard, with this reply code and text.
@@ -133,7 +133,7 @@ class Groups:
 
     def report(self) -> list[dict[str, Any]]:
         """Return the state of each group that has members at this sidecar, as the admin listener shows it."""
-        return [report(group, self._leavers_of(name)) for name, group in sorted(self._groups.items())]
+        return [report(group) for _, group in sorted(self._groups.items())]
 
     async def report_of(self, name: Name) -> dict[str, Any] | None:
         """Return the state of one group, with new figures of its shards if these can be had at once; None if none."""
@@ -141,10 +141,7 @@ class Groups:
         if group is None:
             return None
         await group.refresh(FRESH, self._lookup_timeout / 2)
-        return report(group, self._leavers_of(name))
-
-    def _leavers_of(self, name: Name) -> list[Member]:
-        return [member for member in self._leavers if (member.vhost, member.exchange) == name]
+        return report(group)
 
     @property
     def running(self) -> Mapping[Name, RunningGroup]:
@@ -162,8 +159,8 @@ class Groups:
         """Tell the other sidecars that this one's members have left, and end all tasks; takes two seconds at most."""
         for task in self._joining.values():
             task.cancel()
-        for name in list(self._groups):
-            self._end(name)
+        for group in list(self._groups.values()):
+            self._end(group)
         if self._leaving:
             await asyncio.wait(self._leaving, timeout=_FAREWELL)
         for task in self._leaving:
@@ -199,7 +196,7 @@ class Groups:
             return  # Its session could not start it, as where it lacks channels, and `leave` was called from there.
         group = self._groups.get(name)
         if group is None:
-            group = self._groups[name] = RunningGroup(name, self._parts, seen)
+            group = self._groups[name] = RunningGroup(name, self._parts, seen, self._end)
         group.add(member, actions)
 
     def _reasons(self, seen: Exactness, member: Member) -> tuple[str, ...]:
@@ -232,10 +229,12 @@ class Groups:
             log.error("a defect while a member joined", exc_info=error)
             actions.refuse(member, INTERNAL_ERROR, "a defect of the sidecar")
 
-    def _end(self, name: Name) -> None:
-        """Leave a group in a task of its own."""
-        group = self._groups.pop(name)
-        self._totals.setdefault(self._counted_as(name), Counter()).update(_counted(group))
+    def _end(self, group: RunningGroup) -> None:
+        """Leave a group in a task of its own, if this is not done already."""
+        if self._groups.get(group.name) is not group:
+            return
+        del self._groups[group.name]
+        self._totals.setdefault(self._counted_as(group.name), Counter()).update(_counted(group))
         task = asyncio.create_task(group.aclose())
         self._leaving.add(task)
         task.add_done_callback(self._leaving.discard)

@@ -48,7 +48,7 @@ class Link:
         self.unacked = 0
         """How many deliveries of this link the client has neither acked nor rejected."""
         self.gives_way = False
-        """Whether another member has raised the shard, so that the broker gives the link nothing more."""
+        """Whether another link has a higher priority at the broker, which so gives this one nothing more."""
         self.is_probe = False
         """Whether the broker gives the link one message only, since a consumer that is gone may hold earlier ones.
 
@@ -72,8 +72,7 @@ class Member:
     """One consumer that a client has started on a group's name, until it is cancelled or its channel ends."""
 
     __slots__ = (
-        "channel", "client", "exchange", "id", "leaving", "links", "no_ack", "prefetch", "since", "tag", "user",
-        "vhost",
+        "channel", "client", "exchange", "id", "leaving", "links", "no_ack", "prefetch", "since", "tag", "vhost",
     )  # fmt: skip
 
     def __init__(self, member_id: str, vhost: str, exchange: str, channel: int, tag: bytes) -> None:
@@ -91,8 +90,11 @@ class Member:
         """When the member joined, in seconds since 1970."""
         self.client = ""
         """The client's address, and its connection's name if it gave one, for reports."""
-        self.user = ""
-        """The broker user of the client, as far as its login shows it."""
+
+    @property
+    def held(self) -> list[Link]:
+        """The links by which the client still holds unacked messages though the member has left."""
+        return [link for link in self.leaving if link.state == LinkState.LEAVING and link.unacked]
 
     @property
     def held_at_most(self) -> int:
@@ -127,5 +129,6 @@ class Actions(Protocol):
     def oldest_unacked(self, member: Member) -> dict[str, float]:
         """Return by shard when the oldest delivery that the client has not settled was made, in monotonic seconds.
 
-        A shard of which the client holds nothing unacked is left out. The groups ask for it every few seconds.
+        A shard of which the client holds nothing unacked is left out. The groups ask for it every few seconds, also
+        for a member that has left.
         """

@@ -1,23 +1,15 @@
 """What a sidecar knows of one group, as the admin listener's JSON and `ring-proxy group` show it."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterator
 from typing import Any
 
-from proxy.groups.member import Link, LinkState, Member
+from proxy.groups.member import Member
 from proxy.groups.running import RunningGroup
 
 
-def held_links(member: Member) -> list[Link]:
-    """Return those links of a member that has left by which its client still holds unacked messages."""
-    return [link for link in member.leaving if link.state == LinkState.LEAVING and link.unacked]
-
-
-def report(group: RunningGroup, leavers: Iterable[Member]) -> dict[str, Any]:
-    """Return the state of a group: its members, its shards, and what is about to move.
-
-    `leavers` are members of this sidecar that have left, and whose clients may still hold unacked messages.
-    """
+def report(group: RunningGroup) -> dict[str, Any]:
+    """Return the state of a group: its members, its shards, and what is about to move."""
     now = time.monotonic()
     state, seen, reasons = group.state, group.exactness, group.reasons
     hears = state.hears(now)
@@ -28,13 +20,9 @@ def report(group: RunningGroup, leavers: Iterable[Member]) -> dict[str, Any]:
         "exact": None if not seen.shards and not reasons else not reasons,
         "reasons": list(reasons),
         "warnings": list(seen.warnings),
-        "membership": group.room.fault or ("" if hears else "the other sidecars are not heard yet") or None,
+        "membership": group.room.fault or ("" if hears else _not_heard(group, now)) or None,
         "members": _members(group, holders, targets, now),
-        "leaving": [
-            {"client": member.client, "shard": link.shard, "unacked": link.unacked}
-            for member in leavers
-            for link in held_links(member)
-        ],
+        "leaving": list(_leaving(group)),
         "refused": [
             {
                 "client": state.local[member].client,
@@ -71,6 +59,24 @@ def report(group: RunningGroup, leavers: Iterable[Member]) -> dict[str, Any]:
     }
 
 
+def _not_heard(group: RunningGroup, now: float) -> str:
+    """Return why this sidecar does not know all members."""
+    if others := group.state.peers.other_versions(now):
+        return f"{others} sidecars of another release have members, of which this one knows nothing"
+    return "the other sidecars are not heard yet"
+
+
+def _leaving(group: RunningGroup) -> Iterator[dict[str, Any]]:
+    """Yield the links of members that have left, by which clients still hold messages."""
+    for member in group.state.leaving.values():
+        for link in member.held:
+            yield {"client": member.client, "shard": link.shard, "unacked": link.unacked}
+    for _, told in group.state.peers.members.values():
+        if told.is_leaving:
+            for shard, of_it in told.links.items():
+                yield {"client": told.client, "shard": shard, "unacked": of_it.unacked}
+
+
 def _members(group: RunningGroup, holders: dict[str, str], targets: Any, now: float) -> list[dict[str, Any]]:
     state = group.state
     held: dict[str, list[str]] = {}
@@ -90,6 +96,7 @@ def _members(group: RunningGroup, holders: dict[str, str], targets: Any, now: fl
                 "unacked": sum(link.unacked for link in told.links.values()),
             }
             for told in peer.members.values()
+            if not told.is_leaving
         ]
     for each in found:
         each.setdefault("host", state.host)

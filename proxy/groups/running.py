@@ -3,13 +3,13 @@
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Final
 
 from proxy.groups import exactness
-from proxy.groups.beat import Beat, BeatError, decode, encode
+from proxy.groups.beat import Beat, BeatError, OtherVersionError, decode, encode
 from proxy.groups.claims import priority
 from proxy.groups.exactness import Exactness, Shard
 from proxy.groups.group import Act, Step
@@ -85,9 +85,15 @@ class Parts:
 class RunningGroup:
     """One group, for as long as this sidecar has members of it."""
 
-    def __init__(self, name: Name, parts: Parts, seen: Exactness | None) -> None:
-        """Begin. `seen` is a reading of the group's shards that was just made, if there is one."""
-        self.name, self._parts = name, parts
+    def __init__(
+        self, name: Name, parts: Parts, seen: Exactness | None, over: Callable[["RunningGroup"], None]
+    ) -> None:
+        """Begin. `seen` is a reading of the group's shards that was just made, if there is one.
+
+        `over` is called with the group, perhaps more than once, when this sidecar has neither a member any more nor one
+        that has left and whose client holds messages.
+        """
+        self.name, self._parts, self._over = name, parts, over
         self.state = GroupState(parts.sidecar, parts.host)
         self.exactness = Exactness()
         self.waiting: frozenset[str] = frozenset()
@@ -126,12 +132,15 @@ class RunningGroup:
         self.state.joined(member, time.monotonic())
         self._wake.set()
 
-    def remove(self, member: Member) -> bool:
-        """Remove a member that has ended; return whether the group has no member of this sidecar any more."""
-        self._actions.pop(member.id, None)
-        self.state.left(member.id, time.monotonic())
+    def remove(self, member: Member, *, is_lost: bool) -> None:
+        """Remove a member that has ended; `is_lost` says that its connection to the broker is lost."""
+        self.state.left(member.id, time.monotonic(), is_lost=is_lost)
         self._wake.set()
-        return not self.state.local
+        self._end_if_over()
+
+    def _end_if_over(self) -> None:
+        if self.state.is_over:
+            self._over(self)
 
     def link_ended(self, member: Member, shard: str, why: str, *, is_missing: bool) -> None:
         """Note that the broker has ended a member's link, with an error or, if `why` is empty, by a cancel.
@@ -157,11 +166,15 @@ class RunningGroup:
 
     def _heard(self, body: bytes) -> None:
         try:
-            beat = decode(body)
+            beat = decode(body, time.time())
         except BeatError as error:
+            if isinstance(error, OtherVersionError):
+                self.state.peers.heard_other_version(error.sidecar, time.monotonic())
             if not self._told_of_bad:
                 self._told_of_bad = True
-                log.warning("group %r, virtual host %r: a message is no beat: %s", self.name[1], self.name[0], error)
+                what = "of another release" if isinstance(error, OtherVersionError) else "no beat"
+                where = self.name[1], self.name[0]
+                log.warning("group %r, virtual host %r: a message is %s: %s", *where, what, error)
             return
         self._take(beat)
 
@@ -204,6 +217,7 @@ class RunningGroup:
             if now >= self._next_acks:
                 self._next_acks = now + ACKS_EVERY
                 self._look_for_acks(now)
+                self._end_if_over()
             if now >= min(self._next_beat, self.state.due):
                 for step in self.state.tick(now).steps:
                     self._do(step)
@@ -232,34 +246,49 @@ class RunningGroup:
 
     def _do(self, step: Step) -> None:
         member, actions = self.state.local.get(step.member), self._actions.get(step.member)
-        if member is None or actions is None:
+        if member is None or actions is None or step.act is Act.CLAIM:
             return
+        raised = priority(step.epoch, step.member) if step.act is Act.RAISE else step.priority
+        with self._a_session():
+            actions.subscribe(member, step.shard, raised, is_probe=step.is_probe)
+
+    @contextmanager
+    def _a_session(self) -> Iterator[None]:
+        """Log a defect of one session, which must not keep the others from their steps, or this sidecar from beats."""
         try:
-            if step.act is not Act.CLAIM:
-                raised = priority(step.epoch, step.member) if step.act is Act.RAISE else step.priority
-                actions.subscribe(member, step.shard, raised, is_probe=step.is_probe)
+            yield
         except Exception:
-            # A defect of one session must neither keep the others from their steps nor this sidecar from its beats.
             log.exception("group %r, virtual host %r: a defect in a session", self.name[1], self.name[0])
 
     def _look_for_acks(self, now: float) -> None:
-        """End the links whose client has not settled a delivery for `groups_ack_timeout`."""
-        oldest, timeout = 0.0, self._parts.ack_timeout
-        for member in list(self.state.local.values()):
+        """End the links whose client has not settled a delivery for `groups_ack_timeout`.
+
+        The session itself ends those of members that have left.
+        """
+        timeout = self._parts.ack_timeout
+        present = {*self.state.local, *self.state.leaving}
+        self._actions = {member: actions for member, actions in self._actions.items() if member in present}
+        times: list[float] = []
+        for member in (*self.state.local.values(), *self.state.leaving.values()):
             actions = self._actions[member.id]
-            for shard, at in actions.oldest_unacked(member).items():
-                if timeout and now - at > timeout:
-                    log.warning(
-                        "group %r, virtual host %r: member %s has not acked a message of shard %r for %.0f s"
-                        " (groups_ack_timeout), so the shard goes to the next member",
-                        *(self.name[1], self.name[0], member.client or member.id, shard, now - at),
-                    )
-                    self.stalled += 1
-                    actions.release(member, shard)
-                    self.state.stalled(member.id, now + timeout, now)
-                else:
-                    oldest = min(oldest or at, at)
-        self.oldest_unacked_at = oldest
+            with self._a_session():
+                for shard, at in actions.oldest_unacked(member).items():
+                    if timeout and now - at > timeout and member.id in self.state.local:
+                        self._release(member, actions, shard, now - at)
+                        self.state.stalled(member.id, now + timeout, now)
+                    else:
+                        times.append(at)
+        self.oldest_unacked_at = min(times, default=0.0)
+
+    def _release(self, member: Member, actions: Actions, shard: str, age: float) -> None:
+        """Take a shard from a member whose client has not acked a message of it for so many seconds."""
+        log.warning(
+            "group %r, virtual host %r: member %s has not acked a message of shard %r for %.0f s"
+            " (groups_ack_timeout), so the shard goes to the next member",
+            *(self.name[1], self.name[0], member.client or member.id, shard, age),
+        )
+        self.stalled += 1
+        actions.release(member, shard)
 
     # What the management API tells.
 
@@ -284,16 +313,20 @@ class RunningGroup:
         """
         while True:
             await asyncio.sleep(WIDEN_EVERY)
-            if unsafe := {probe.shard for probe in self.state.probes() if probe.delivered and not probe.is_safe}:
-                await self._read(sorted(unsafe))
+            # Two readings tell more than one only if the broker may have counted in between.
+            old = time.monotonic() - STATISTICS
+            unsafe = {probe.shard for probe in self.state.probes() if probe.delivered and not probe.is_safe}
+            known = self.exactness.shards
+            if due := sorted(shard for shard in unsafe if shard not in known or known[shard].read_at <= old):
+                await self._read(due)
             timed_out = time.monotonic() - (self._parts.consumer_timeout or BROKERS_TIMEOUT) - TIMEOUT_MARGIN
             for probe in self.state.probes():
-                actions = self._actions[probe.member.id]
-                is_late = probe.opened_at < timed_out
-                if probe.is_safe or (probe.delivered and (is_late or self._is_alone(probe))):
-                    actions.widen(probe.member, probe.shard)
-                elif is_late:
-                    actions.subscribe(probe.member, probe.shard, probe.priority, is_probe=True)
+                actions, is_late = self._actions[probe.member.id], probe.opened_at < timed_out
+                with self._a_session():
+                    if probe.is_safe or (probe.delivered and (is_late or self._is_alone(probe))):
+                        actions.widen(probe.member, probe.shard)
+                    elif is_late:
+                        actions.subscribe(probe.member, probe.shard, probe.priority, is_probe=True)
 
     def _is_alone(self, probe: Link) -> bool:
         """Return whether a reading that began after a probe got its message shows no other unacked message."""
@@ -346,6 +379,7 @@ class RunningGroup:
         before, self.exactness = self.exactness, seen
         self.state.unmovable = dict(seen.unmovable)
         self.state.lost_after = {name: shard.lost_after for name, shard in seen.shards.items()}
+        self.state.keeps = frozenset(name for name, shard in seen.shards.items() if shard.may_keep)
         self._tell()
         where = self.name[1], self.name[0]
         for warning in set(seen.warnings) - set(before.warnings):

@@ -68,12 +68,17 @@ class GroupState:
         self._sidecar, self.host = sidecar, host
         self.local: dict[str, Member] = {}
         """The members of this sidecar, by id."""
+        self.leaving: dict[str, Member] = {}
+        """The members of this sidecar that have left in good order, by id, until their clients hold no messages any
+        more and a beat has told of it."""
         self.peers = Peers(sidecar)
         self.claims = Claims()
         self.lost_after: dict[str, float] = {}
         """The seconds for which each shard waits for a consumer whose node is lost, as far as that is read."""
         self.unmovable: dict[str, str] = {}
         """The shards that a higher x-priority does not move to another member, each with the reason."""
+        self.keeps: frozenset[str] = frozenset()
+        """The shards of which RabbitMQ may keep a consumer that is gone, as far as they are read."""
         self.wedged: frozenset[str] = frozenset()
         """The shards with ready messages that RabbitMQ delivers to nobody, until they are raised once more."""
         self.decision = Decision({})
@@ -110,14 +115,22 @@ class GroupState:
         self.local[member.id] = member
         self._changed(now)
 
-    def left(self, member_id: str, now: float) -> None:
-        """Remove a member of this sidecar."""
-        if self.local.pop(member_id, None) is not None:
-            self.claims.forget(member_id, now)
+    def left(self, member_id: str, now: float, *, is_lost: bool = False) -> None:
+        """Remove a member of this sidecar; `is_lost` says that its connection to the broker is lost."""
+        member = self.local.pop(member_id, None)
+        if member is not None:
+            self.claims.forget(member_id, now, in_good_order=not is_lost)
+            if not is_lost:
+                self.leaving[member_id] = member
             self._stalled_until.pop(member_id, None)
             self._pauses = {key: pause for key, pause in self._pauses.items() if key[0] != member_id}
             self.refused = {key: refusal for key, refusal in self.refused.items() if key[0] != member_id}
             self._changed(now)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether this sidecar has no member any more, nor one that has left and whose client holds messages."""
+        return not self.local and not any(member.held for member in self.leaving.values())
 
     def follow(self, ring: Iterable[str], read_at: float, now: float) -> None:
         """Set the queues of the ring, from a reading that began at `read_at`, in monotonic seconds."""
@@ -175,24 +188,30 @@ class GroupState:
         """Take a beat of any sidecar; return whether its sender is new and waits to hear from this sidecar."""
         heard = self.peers.heard(beat, self.local, self.every, now)
         before = dict(self.claims.winners)
+        for member in heard.members:
+            self._told_of(member, now)
         for gone in heard.gone:
             self._forget(gone, now)
-        for member in heard.members:
-            claims = {}
-            for shard, link in member.links.items():
-                if shard not in self._seen and not self.claims.may_learn(shard):
-                    continue
-                self.claims.learn(shard, link.epoch)
-                if link.claim:
-                    claims[shard] = link.claim
-                if link.delivered_ago is not None:
-                    self._delivered_at.setdefault(member.id, {})[shard] = now - link.delivered_ago
-            self.claims.replace(member.id, claims, now)
         if self.claims.winners != before:
             self.is_followed = False
         if heard.is_news or not self.is_followed:
             self._changed(now)
         return heard.is_new
+
+    def _told_of(self, member: MemberBeat, now: float) -> None:
+        """Take what a beat tells of another sidecar's member."""
+        if member.is_leaving:
+            self.claims.forget(member.id, now, in_good_order=True)
+        claims = {}
+        for shard, link in member.links.items():
+            if shard not in self._seen and not self.claims.may_learn(shard):
+                continue
+            self.claims.learn(shard, link.epoch)
+            if link.claim and not member.is_leaving:
+                claims[shard] = link.claim
+            if link.delivered_ago is not None and shard in self._seen:
+                self._delivered_at.setdefault(member.id, {})[shard] = now - link.delivered_ago
+        self.claims.replace(member.id, claims, now)
 
     def _forget(self, member_id: str, seen: float) -> None:
         """Forget another sidecar's member that was last seen at the time `seen`."""
@@ -238,6 +257,7 @@ class GroupState:
     def unacked(self, shard: str) -> int:
         """Return how many unacked messages of a shard all members together hold, as far as this sidecar knows."""
         own = sum(member.links[shard].unacked for member in self.local.values() if shard in member.links)
+        own += sum(link.unacked for member in self.leaving.values() for link in member.held if link.shard == shard)
         told = (member.links[shard].unacked for _, member in self.peers.members.values() if shard in member.links)
         return own + sum(told)
 
@@ -245,11 +265,11 @@ class GroupState:
     def prefetches(self) -> set[int]:
         """The prefetches of all members; a member without acks has 0."""
         own = {member.held_at_most for member in self.local.values()}
-        return own | {told.prefetch for _, told in self.peers.members.values()}
+        return own | {told.prefetch for _, told in self.peers.members.values() if not told.is_leaving}
 
     def hears(self, now: float) -> bool:
-        """Return whether this sidecar hears the others."""
-        return self.peers.hears(now, self.every)
+        """Return whether this sidecar hears the others, and knows what all of them say."""
+        return self.peers.hears(now, self.every) and not self.peers.other_versions(now)
 
     @property
     def due(self) -> float:
@@ -295,9 +315,9 @@ class GroupState:
         """
         self.is_followed = True
         holders = self.claims.holders
-        for member in self.local.values():
-            for shard, link in member.links.items():
-                link.gives_way = holders.get(shard, member.id) != member.id
+        for member in (*self.local.values(), *self.leaving.values()):
+            for link in (*member.links.values(), *member.held):
+                link.gives_way = holders.get(link.shard, member.id) != member.id
         return followers(self._view(now), now)
 
     def _lacks(self, member_id: str, shard: str) -> bool:
@@ -320,6 +340,9 @@ class GroupState:
         for shard, claim in self.claims.winners.items():
             held.setdefault(claim.member, {})[shard] = claim.epoch
         members = tuple(self._told(member, held.get(member.id, {}), now) for member in self.local.values())
+        members += tuple(self._told_leaving(member) for member in self.leaving.values())
+        # Whoever holds nothing any more is told of this once.
+        self.leaving = {member_id: member for member_id, member in self.leaving.items() if member.held}
         self._links_told = sum(len(member.links) for member in members)
         return Beat(self._sidecar, self.host, self._number, self.every, members)
 
@@ -333,8 +356,13 @@ class GroupState:
                 level = link.priority if shard in held else 0
                 epoch = self.claims.epoch(shard)
                 links[shard] = LinkBeat(held.get(shard, 0), epoch, late, link.unacked, level, link.is_probe)
-        is_stalled = self.is_stalled(member.id, now)
-        return MemberBeat(member.id, member.client, member.since, is_stalled, member.held_at_most, links)
+        is_stalled, most = self.is_stalled(member.id, now), member.held_at_most
+        return MemberBeat(member.id, member.client, member.since, is_stalled, prefetch=most, links=links)
+
+    def _told_leaving(self, member: Member) -> MemberBeat:
+        links = {link.shard: LinkBeat(0, self.claims.epoch(link.shard), None, link.unacked) for link in member.held}
+        most = member.held_at_most
+        return MemberBeat(member.id, member.client, member.since, is_leaving=True, prefetch=most, links=links)
 
     def is_stalled(self, member_id: str, now: float) -> bool:
         """Return whether a member of this sidecar has lately lost a shard since its client did not ack."""
@@ -353,6 +381,13 @@ class GroupState:
             )
             for member in self.local.values()
         }
+        leaving = {
+            member.id: MemberView(
+                is_local=True, links={link.shard: LinkView(link.delivered_at, link.unacked) for link in held}
+            )
+            for member in self.leaving.values()
+            if (held := member.held)
+        }
         for member_id, (_, told) in self.peers.members.items():
             delivered_at = self._delivered_at.get(member_id, {})
             links = {
@@ -362,15 +397,22 @@ class GroupState:
                 for shard, link in told.links.items()
             }
             no_ack = not told.prefetch
-            members[member_id] = MemberView(is_local=False, links=links, is_stalled=told.is_stalled, no_ack=no_ack)
+            seen = MemberView(is_local=False, links=links, is_stalled=told.is_stalled, no_ack=no_ack)
+            if not told.is_leaving:
+                members[member_id] = seen
+            elif links:
+                leaving[member_id] = seen
         foreign = self.claimed
         return View(
             members,
             sorted({*self.shards, *foreign}),
             self.claims,
+            leaving,
             hears=self.hears(now),
             unmovable=self.unmovable,
             lost_after={shard: self.lost_after.get(shard, UNREAD_LOST_AFTER) for shard in self.shards},
+            keeps=self.keeps,
+            every=self.every,
             not_before={key: until for key, (until, _) in self._pauses.items()},
             wedged=self.wedged,
             foreign=foreign,

@@ -45,7 +45,8 @@ MOST_ARGUMENTS = 4096
 """The most bytes of a member's arguments, since each of its links has them."""
 
 _PASSIVE = 1
-_PRIORITY = b"x-priority"
+_RESERVED = (b"x-priority", b"x-consumer-timeout")
+"""The arguments of consumers that this proxy sets itself: it balances by the one, and keeps order by the other."""
 
 
 def numbering_of(c: Connection, channel: Channel) -> Numbering:
@@ -110,7 +111,6 @@ def _ask(
     member = Member(secrets.token_hex(8), c.vhost, group, channel.id, tag or b"amq.ctag-" + _random())
     member.no_ack = bool(bits & NO_ACK)
     member.prefetch = numbering.prefetch or DEFAULT_PREFETCH
-    member.user = c.handshake.user.decode(errors="replace")
     refusal = _mistake(c, channel, numbering, group, bits, data, first, stop)
     numbering.joining = Joining(member, refusal)
     consumer = Consumer(member, channel, numbering, data[first:stop])
@@ -148,9 +148,9 @@ def _mistake(
     consuming = links.consuming_of(c)
     if bits & EXCLUSIVE:
         return ACCESS_REFUSED, f"group '{group}' cannot be consumed exclusively: a group is for several consumers"
-    if table.find(data, first, stop, _PRIORITY) is not None:
-        text = f"group '{group}': x-priority cannot be set, as ringproxy balances the group by it"
-        return PRECONDITION_FAILED, text
+    for name in _RESERVED:
+        if table.find(data, first, stop, name) is not None:
+            return PRECONDITION_FAILED, f"group '{group}': {name.decode()} cannot be set, as ringproxy sets it itself"
     if stop - first > MOST_ARGUMENTS:
         text = f"group '{group}': the arguments take {stop - first} bytes, and {MOST_ARGUMENTS} are the most"
         return PRECONDITION_FAILED, text

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from proxy.groups.member import Member
 from proxy.session import closing, links
 from proxy.session.connection import Connection
-from proxy.session.hidden import Consumer
+from proxy.session.hidden import Consumer, Consuming
+from proxy.session.numbering import MOST_UNACKED
 from proxy.session.settling import oldest_by_shard
 from proxy.session.state import ChannelState
 from proxy.wire.frames import BASIC_CONSUME, RESOURCE_ERROR
@@ -37,14 +38,8 @@ class GroupActions:
         c, consumer = self._connection, self._consumer(member)
         if consumer is None or c.consuming is None:
             return
-        free = len(c.consuming.free)
-        if len(shards) >= free:
-            # A raise opens a link before it ends another one.
-            text = (
-                f"group '{member.exchange}': {len(shards)} shards take {len(shards) + 1} hidden channels, and {free} "
-                f"of the connection's {c.consuming.most} are free"
-            )
-            self.refuse(member, RESOURCE_ERROR, text)
+        if text := _too_many(c.consuming, consumer, len(shards)):
+            self.refuse(member, RESOURCE_ERROR, f"group '{member.exchange}': {text}")
             return
         joining = consumer.numbering.joining
         if joining is not None and joining.member is member:
@@ -74,7 +69,7 @@ class GroupActions:
     def widen(self, member: Member, shard: str) -> None:
         """Replace a member's probe, which has got its message, with an ordinary link of the next higher priority.
 
-        The broker then gets the client's answer to that message. If there is none yet, the message comes again.
+        The broker then gets the client's answer to that message. If there is none by then, the message comes again.
         """
         if (consumer := self._consumer(member)) is not None:
             links.widen(self._connection, consumer, shard)
@@ -87,6 +82,27 @@ class GroupActions:
             self._then()
 
     def oldest_unacked(self, member: Member) -> dict[str, float]:
-        """Return by shard when the oldest delivery that the client has not settled was made, in monotonic seconds."""
-        consumer = self._consumer(member)
-        return oldest_by_shard(consumer) if consumer is not None else {}
+        """Return by shard when the oldest delivery that the client has not settled was made, in monotonic seconds.
+
+        The member may have left.
+        """
+        c = self._connection
+        return oldest_by_shard(c.consuming, member) if c.consuming is not None and c.running else {}
+
+
+def _too_many(consuming: Consuming, consumer: Consumer, shards: int) -> str:
+    """Return why a member cannot have links to so many shards; empty if it can."""
+    free, most = len(consuming.free) + consuming.closing, consuming.most
+    if shards >= free:
+        # A raise opens a link before it ends another one.
+        return f"{shards} shards take {shards + 1} hidden channels, and {free} of the connection's {most} are free"
+    same = [each.member for each in consuming.consumers.values() if each.channel is consumer.channel]
+    room = max(MOST_UNACKED - sum(member.held_at_most * len(member.links) for member in same), 0)
+    prefetch = consumer.member.held_at_most
+    if prefetch * shards > room:
+        instead = f"set one of {room // shards} at most" if room >= shards else "use another channel"
+        return (
+            f"a prefetch of {prefetch} for each of {shards} shards is more than the {room} further messages that the"
+            f" channel may hold without an ack; {instead}"
+        )
+    return ""

@@ -6,11 +6,19 @@ back in the handshake.
 
 from collections import deque
 from collections.abc import Callable
+from typing import NamedTuple
 
 from proxy.groups.member import Link, LinkState, Member
 from proxy.session.channel import Channel
 from proxy.session.numbering import Numbering, Question, Source
 from proxy.wire.frames import BASIC_DELIVER, U32, shorted
+
+
+class Requeued(NamedTuple):
+    """When the client returned deliveries of one link that the broker has yet to get back, in monotonic seconds."""
+
+    first: float
+    last: float
 
 
 class HiddenChannel(Source):
@@ -100,7 +108,7 @@ class Consuming:
         """The shards whose queues take no consumer timeout: classic ones on RabbitMQ 4.3."""
         self.leaving: dict[HiddenChannel, None] = {}
         """The channels of links that end once the client has settled what it holds of them."""
-        self.requeued: dict[HiddenChannel, None] = {}
+        self.requeued: dict[HiddenChannel, Requeued] = {}
         """The channels of links of which the client has returned a delivery that the broker has yet to get back."""
         self.due: list[bytes] = []
         """Frames of hidden channels that the broker gets at the next boundary of a frame."""
@@ -134,6 +142,16 @@ class Consuming:
         self.requeued.pop(hidden, None)
         hidden.consumer.hidden.pop(hidden, None)
         self.free.append(hidden.number)
+
+    @property
+    def closing(self) -> int:
+        """How many numbers come back as soon as the broker has answered a channel.close."""
+        return sum(isinstance(source, HiddenChannel) and source.closing for source in self.sources.values())
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a link may be opened. The last number is for a question about a name, as long as others come back."""
+        return bool(self.free) and not (len(self.free) == 1 and self.closing)
 
     def take_due(self) -> bytes:
         """Return the frames that are due, and forget them."""

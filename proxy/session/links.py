@@ -95,13 +95,13 @@ def subscribe(c: Connection, consumer: Consumer, shard: str, priority: int, *, i
         end_link(c, present)
 
 
-def release(c: Connection, consumer: Consumer, shard: str, priority: int = 0) -> None:
-    """End a member's link to a shard even if messages are unacked, and open one of this priority."""
+def release(c: Connection, consumer: Consumer, shard: str) -> None:
+    """End a member's link to a shard even if messages are unacked, and open one of priority 0."""
     present = consumer.member.links.get(shard)
     if present is not None and c.running:
         consuming_of(c).wanted.pop((consumer, shard), None)
         end_link(c, present)
-        _open(c, consumer, shard, priority, is_probe=False)
+        _open(c, consumer, shard, 0, is_probe=False)
 
 
 def end_link(c: Connection, link: Link) -> None:
@@ -126,9 +126,9 @@ def _channel_of(c: Connection, link: Link) -> HiddenChannel | None:
 
 
 def _open(c: Connection, consumer: Consumer, shard: str, priority: int, is_probe: bool) -> Link | None:
-    """Open a link and return it; while no number is free, return None and have it opened later."""
+    """Open a link and return it; while there is no room for it, return None and have it opened later."""
     consuming, member = consuming_of(c), consumer.member
-    if not consuming.free:
+    if not consuming.has_room:
         wanted = consuming.wanted
         before, _ = wanted.get((consumer, shard), (priority, is_probe))
         wanted[consumer, shard] = max(priority, before), is_probe
@@ -138,7 +138,7 @@ def _open(c: Connection, consumer: Consumer, shard: str, priority: int, is_probe
     hidden = consuming.take(consumer, link)
     number = hidden.number
     table = consumer.arguments + _PRIORITY + U64.pack(priority & 0xFFFFFFFFFFFFFFFF)
-    if consuming.consumer_timeout and _TIMEOUT not in consumer.arguments and shard not in consuming.untimed:
+    if consuming.consumer_timeout and shard not in consuming.untimed:
         table += _TIMEOUT + b"l" + U64.pack(consuming.consumer_timeout)
     queue, tag = shorted(shard.encode()), shorted(member.tag)
     bits = bytes((NO_ACK if member.no_ack else 0,))
@@ -157,6 +157,8 @@ def opened(c: Connection, link: Link) -> None:
         link.state = LinkState.PROBING if link.is_probe else LinkState.OPEN
     probe, link.behind = link.behind, None
     if probe is not None:
+        # The broker counts on its end: what it still holds is due to this link.
+        probe.gives_way = True
         end_link(c, probe)
 
 
@@ -174,16 +176,16 @@ def put_back(c: Connection, hidden: HiddenChannel, link: Link, tag: int) -> None
 def widen(c: Connection, consumer: Consumer, shard: str) -> None:
     """Replace a probe by an ordinary link of the next higher priority, as no other consumer holds messages any more.
 
-    The broker gets the client's answer to the message of the probe. If there is none yet, the message comes again.
+    Once that link is open, the broker gets the client's answer to the message of the probe. If there is none by then,
+    the message comes again by that link, and to no other member.
     """
     probe = consumer.member.links.get(shard)
-    if probe is None or not probe.is_probe:
+    if probe is None or not probe.is_probe or consumer.channel.state != ChannelState.OPEN:
         return
     probe.is_safe = True
-    if probe.unacked:
-        release(c, consumer, shard, probe.priority + 1)
-    else:
-        subscribe(c, consumer, shard, probe.priority + 1)
+    link = _open(c, consumer, shard, probe.priority + 1, is_probe=False)
+    if link is not None:
+        link.behind, link.delivered_at = probe, probe.delivered_at
 
 
 def close(c: Connection, hidden: HiddenChannel) -> None:
@@ -194,18 +196,26 @@ def close(c: Connection, hidden: HiddenChannel) -> None:
 
 def _closing(c: Connection, hidden: HiddenChannel) -> bytes:
     """Return what closes a hidden channel, whose link has ended; before it, what a safe probe has withheld."""
-    held = _held(c, hidden)
+    owed = _owed(hidden) + _held(c, hidden)
     hidden.closing = hidden.ended = True
     _unlink(hidden, LinkState.CLOSING)
-    link = hidden.link
-    answer = link.withheld if link is not None and link.is_safe else b""
-    return answer + held + close_frame(hidden.number, REPLY_SUCCESS, "a consumer of a group leaves a shard")
+    return owed + close_frame(hidden.number, REPLY_SUCCESS, "a consumer of a group leaves a shard")
 
 
 def give_back(c: Connection) -> bytes:
-    """Return the frames that return what the links of a session hold, which is about to end."""
+    """Return the frames that the links of a session, which is about to end, owe the broker.
+
+    They are the answers that probes have withheld, where these are safe, and what returns messages.
+    """
     sources = c.consuming.sources.values() if c.consuming is not None else ()
-    return b"".join([_held(c, each) for each in sources if isinstance(each, HiddenChannel) and not each.closing])
+    open_ = [each for each in sources if isinstance(each, HiddenChannel) and not each.closing]
+    return b"".join([_owed(each) + _held(c, each) for each in open_])
+
+
+def _owed(hidden: HiddenChannel) -> bytes:
+    """Return the answer to its message that a probe has withheld; empty if there is none, or if it is not safe."""
+    link = hidden.link
+    return link.withheld if link is not None and link.is_safe and not hidden.ended else b""
 
 
 def _held(c: Connection, hidden: HiddenChannel) -> bytes:
@@ -236,7 +246,7 @@ def gone(c: Connection, hidden: HiddenChannel) -> None:
     consuming.gone(hidden)
     if hidden.link is not None:
         hidden.link.state = LinkState.ENDED
-    while consuming.wanted and consuming.free:
+    while consuming.wanted and consuming.has_room:
         consumer, shard = first = next(iter(consuming.wanted))
         priority, is_probe = consuming.wanted.pop(first)
         subscribe(c, consumer, shard, priority, is_probe=is_probe)
@@ -244,10 +254,9 @@ def gone(c: Connection, hidden: HiddenChannel) -> None:
 
 def open_untimed(c: Connection, consumer: Consumer, link: Link, code: int, text: str) -> bool:
     """Open a link again whose consumer timeout its queue has refused; return whether that is why the link has ended."""
-    untimed = consuming_of(c).untimed
-    if code != PRECONDITION_FAILED or "x-consumer-timeout" not in text or _TIMEOUT in consumer.arguments:
+    if code != PRECONDITION_FAILED or "x-consumer-timeout" not in text:
         return False
-    untimed.add(link.shard)
+    consuming_of(c).untimed.add(link.shard)
     subscribe(c, consumer, link.shard, link.priority, is_probe=link.is_probe)
     return True
 

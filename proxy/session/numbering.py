@@ -11,8 +11,12 @@ from typing import Final
 from proxy.groups.member import Link, Member
 from proxy.wire.frames import BODY, FRAME, METHOD, U16, UNEXPECTED_FRAME, Fault
 
-MOST_UNACKED: Final = 1 << 16
-"""The most unacked deliveries of one channel with members, and the most acks out of order before the first member."""
+MOST_UNACKED: Final = 1 << 18
+"""The most unacked deliveries of one channel with members: enough for the default prefetch of as many shards as there
+may be. Each takes some 200 bytes."""
+
+MOST_OUT_OF_ORDER: Final = 1 << 16
+"""The most acks of one channel that may come out of order before the first member."""
 
 MOST_HELD: Final = 1 << 24
 """The most bytes of the broker that may wait until one content is sent whole on a client's channel."""
@@ -273,7 +277,7 @@ class Numbering:
         if tag != self._low + 1:
             if tag > self._low:
                 self._above.add(tag)
-                if len(self._above) > MOST_UNACKED:
+                if len(self._above) > MOST_OUT_OF_ORDER:
                     self._above.clear()
                     self.unsure = True
             return

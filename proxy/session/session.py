@@ -11,7 +11,7 @@ from proxy.session.answer_deadlines import AnswerDeadlines
 from proxy.session.connection import Connection
 from proxy.session.context import Shared
 from proxy.session.end import SHUTTING_DOWN, End
-from proxy.session.events import Declared, Missing, Refused, Reopened, Stale
+from proxy.session.events import Declared, Left, Missing, Refused, Reopened, Stale
 from proxy.session.flow import FlowControl
 from proxy.session.group_actions import GroupActions
 from proxy.session.handshake import is_protocol_header
@@ -42,6 +42,8 @@ class Session:
         self._seen = Phase.HEADER
         """The phase that the connection had when `_go_on` looked last."""
         self._deadline: asyncio.TimerHandle | None = None
+        self._is_lost = False
+        """Whether the broker's connection ended without a word, so that the broker's node may be lost."""
         self._consumed = False
         """Whether all members have left their groups, as this proxy shuts down, and nothing of theirs is unacked."""
         self._flow = FlowControl(self.connection, self.client, self.broker, self._guarded)
@@ -93,6 +95,7 @@ class Session:
         if peer is self.broker:
             c.to_client.ended = True
             self.end = self.end or End.BROKER
+            self._is_lost = self.end is End.BROKER and c.phase < Phase.CLOSED
         else:
             c.to_broker.ended = True
             self.end = self.end or End.CLIENT
@@ -411,8 +414,10 @@ class Session:
         self.connection.enter(Phase.OVER)
         if self._shared.groups is not None and self.connection.consuming is not None:
             links.abandon(self.connection)
-            for member in self.connection.consuming.consumers:
-                self._shared.groups.leave(member)
+            # After a defect there may be members whose end nobody was told of.
+            untold = [event.member for event in self.connection.events if isinstance(event, Left)]
+            for member in (*self.connection.consuming.consumers, *untold):
+                self._shared.groups.leave(member, is_lost=self._is_lost)
         self._within(None, End.CLIENT)
         self._deadlines.cancel()
         self._ack_deadline.cancel()

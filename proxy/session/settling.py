@@ -4,11 +4,11 @@ from typing import Final
 
 from librt.strings import BytesWriter, write_i32_be, write_i64_be
 
-from proxy.groups.member import LinkState
+from proxy.groups.member import LinkState, Member
 from proxy.session import closing, links
 from proxy.session.channel import Channel
 from proxy.session.connection import Connection
-from proxy.session.hidden import Consumer, HiddenChannel
+from proxy.session.hidden import Consuming, HiddenChannel, Requeued
 from proxy.session.numbering import Source
 from proxy.session.state import ChannelState
 from proxy.wire.frames import (
@@ -29,7 +29,6 @@ _out: Final = BytesWriter()
 """The buffer in which an answer is put together: one for all sessions, since nothing else runs meanwhile."""
 
 _LEAVING: Final = LinkState.LEAVING.value
-_PROBING: Final = LinkState.PROBING.value
 _OPEN: Final = ChannelState.OPEN.value
 _MULTIPLE: Final = 1
 _REQUEUE: Final = 2
@@ -70,7 +69,9 @@ def settle(c: Connection, channel: Channel, method: int, data: bytes, i: int, en
             # The client may be about to cancel, as pika is that rejects all it has not looked at. If the broker got
             # them back now, it would deliver them once more, behind later ones, and keep that order as the link ends.
             source.returning.append(tag)
-            links.consuming_of(c).requeued[source] = None
+            kept = links.consuming_of(c).requeued
+            before = kept.get(source)
+            kept[source] = Requeued(before.first if before is not None else c.now, c.now)
             return _end(c, source)
         return _answer(c, source, tag, method, bits, requeued) + _end(c, source)
     single = bits & ~_MULTIPLE
@@ -94,8 +95,9 @@ def _answer(c: Connection, source: Source, tag: int, method: int, bits: int, req
     if not isinstance(source, HiddenChannel):
         return answer
     link = source.link
-    if link is not None and link.state == _PROBING:
-        # After it the broker would give the link newer messages, while other consumers hold earlier ones.
+    if link is not None and link.is_probe:
+        # After it the broker would give the link newer messages, while other consumers hold earlier ones. Once that is
+        # sure not to be so, the link's end sends it.
         link.withheld = answer
         return b""
     if link is None or link.state != _LEAVING:
@@ -108,15 +110,19 @@ def _answer(c: Connection, source: Source, tag: int, method: int, bits: int, req
     return answer
 
 
-def hand_back(c: Connection) -> None:
-    """Give the broker back what the client has returned of links that have not ended and whose member has not left."""
-    consuming = c.consuming
-    if consuming is None or not consuming.requeued:
-        return
-    for source in consuming.requeued:
+def hand_back(c: Connection, last: float, first: float) -> None:
+    """Give the broker back what the client has returned of links that have not ended and whose member has not left.
+
+    Such are the links of which the client returned nothing after the time `last`, or something before the time `first`,
+    both in monotonic seconds.
+    """
+    requeued = c.consuming.requeued if c.consuming is not None else {}
+    for source, at in list(requeued.items()):
+        if at.last > last and at.first > first:
+            continue
+        del requeued[source]
         if source.link is not None and source.link.state != _LEAVING and not source.ended:
             c.to_broker.insert(_returned(source))
-    consuming.requeued.clear()
 
 
 def _end(c: Connection, source: Source) -> bytes:
@@ -156,11 +162,15 @@ def recover(c: Connection, channel: Channel, method: int, data: bytes, i: int, e
     return frames
 
 
-def oldest_by_shard(consumer: Consumer) -> dict[str, float]:
-    """Return by shard when the oldest delivery that the client has not settled was made, in monotonic seconds."""
+def oldest_by_shard(consuming: Consuming, member: Member) -> dict[str, float]:
+    """Return by shard when the oldest delivery that a member's client has not settled was made, in monotonic seconds.
+
+    The member may have left.
+    """
+    its = [each for each in consuming.sources.values() if each.link is not None and each.link.member is member]
     found: dict[str, float] = {}
-    for source, at in consumer.numbering.oldest().items():
-        link = source.link
-        if link is not None and link.member is consumer.member and not source.ended:
-            found[link.shard] = at
+    for numbering in {each.numbering for each in its}:
+        for source, at in numbering.oldest().items():
+            if source.link is not None and source.link.member is member and not source.ended:
+                found[source.link.shard] = at
     return found

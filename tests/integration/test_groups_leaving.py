@@ -389,3 +389,52 @@ def test_a_client_that_has_cancelled_and_acks_nothing_loses_its_shard(
         assert numbers(deliveries(waiter, 1, 40)) == list(range(40))
         holder.tell(1, Basic.Ack(10))
         nothing_comes(holder)
+
+
+@pytest.mark.versions
+@pytest.mark.usefixtures("raising")
+@pytest.mark.parametrize("end", ["it acks all", "its client is gone"])
+def test_a_client_that_acks_slowly_after_its_cancel_is_waited_for(
+    start_sidecar: StartSidecar, vhost: VirtualHost, client: Client, end: str
+) -> None:
+    """RabbitMQ 4.3 keeps a consumer that ends while it holds messages and gives way to one that was raised.
+
+    So nobody is raised, though the shard has had no holder for longer than RabbitMQ waits for a lost node.
+    """
+    old, new = start_sidecar(groups="orders"), start_sidecar(groups="orders")
+    vhost.permit(USER, configure=r"^orders\.group", write=".*", read=".*")
+    vhost.exchange("orders")
+    vhost.queue("orders.0", x_queue_type="quorum", x_single_active_consumer=True, x_consumer_disconnected_timeout=1000)
+    vhost.bind("orders", "orders.0")
+    told = partial(show, new.admin_url, vhost.name, "orders", as_json=False)
+
+    def consumers() -> list[int]:
+        found = vhost.api.ask("GET", "consumers", vhost.name)
+        return sorted(each["arguments"]["x-priority"] for each in found if each["queue"]["name"] == "orders.0")
+
+    publish(client, new.amqp_port, vhost, numbered(range(40), key="one"))
+    with client.session(old.amqp_port, vhost.name) as leaver, client.session(new.amqp_port, vhost.name) as waiter:
+        leaver.channel(1, confirm=False)
+        consume(leaver, 1, prefetch=PREFETCH)
+        deliveries(leaver, 1, PREFETCH)
+        waiter.channel(1, confirm=False)
+        consume(waiter, 1, prefetch=PREFETCH)
+        wait_until("both members", lambda: "2 members" in told() and "not balanced" not in told(), within=30)
+        before = consumers()
+        leaver.ask(1, Basic.Cancel("c"), Basic.CancelOk)
+        for number in range(1, 9):
+            leaver.tell(1, Basic.Ack(number))
+            time.sleep(1)
+            nothing_comes(waiter)
+        assert "has cancelled, with 2 unacked of orders.0" in told()
+        assert (len(before), consumers()) == (2, before)
+        if end == "it acks all":
+            leaver.tell(1, Basic.Ack(10, True))
+        else:
+            drop(leaver)
+        first = 10 if end == "it acks all" else 8
+        for start in range(first, 40, PREFETCH):
+            batch = list(range(start, min(start + PREFETCH, 40)))
+            assert numbers(deliveries(waiter, 1, len(batch))) == batch
+            waiter.tell(1, Basic.Ack(0, True))
+        wait_until("the only consumer", lambda: len(consumers()) == 1, within=30)

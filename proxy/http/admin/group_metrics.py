@@ -59,7 +59,7 @@ def collect(groups: "Groups | None") -> Iterator[Metric]:
         refused.add_metric(name, len(state.refused))
         oldest.add_metric(name, now - group.oldest_unacked_at if group.oldest_unacked_at else 0.0)
         connected.add_metric(name, not group.room.fault and state.hears(now))
-        exact.add_metric(name, bool(group.exactness.shards) and not group.exactness.reasons)
+        exact.add_metric(name, bool(group.exactness.shards) and not group.reasons)
         prefetches.add_metric(name, len(state.prefetches - {0}))
     yield from (members, held, wanted, moving, waiting, refused, oldest, connected, exact, prefetches)
     moves = CounterMetricFamily(

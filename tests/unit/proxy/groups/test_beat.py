@@ -8,26 +8,33 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.groups.beat import (
+    AHEAD,
     MAX_BYTES,
     MAX_EVERY,
     MAX_LINKS,
     MAX_MEMBERS,
     MAX_NAME,
     MAX_PREFETCH,
+    VERSION,
     Beat,
     BeatError,
     LinkBeat,
     MemberBeat,
+    OtherVersionError,
     decode,
     encode,
 )
-from proxy.groups.claims import MAX_EPOCH
+
+NOW = 1.8e9
+"""The time at which beats come, in seconds since 1970."""
+
+LATEST = int(NOW) + AHEAD
 
 NAMES = st.text(max_size=60)
 LINKS = st.builds(
     LinkBeat,
-    st.integers(0, MAX_EPOCH),
-    st.integers(0, MAX_EPOCH),
+    st.integers(0, LATEST),
+    st.integers(0, LATEST),
     st.none() | st.floats(0, 1e6),
     st.integers(0, 10**9),
     st.integers(0, 2**63 - 1),
@@ -38,6 +45,7 @@ MEMBERS = st.builds(
     IDS,
     NAMES,
     st.floats(0, 1e10),
+    st.booleans(),
     st.booleans(),
     st.integers(0, MAX_PREFETCH),
     st.dictionaries(IDS, LINKS, max_size=4),
@@ -54,7 +62,7 @@ BEATS = st.builds(
 
 @given(BEATS)
 def test_a_beat_comes_back_as_it_was_sent(beat: Beat) -> None:
-    assert decode(encode(beat)) == beat
+    assert decode(encode(beat), NOW) == beat
 
 
 def good(**changes: Any) -> dict[str, Any]:
@@ -94,6 +102,7 @@ MISTAKES: list[tuple[Any, str]] = [
     (with_member(client=5), "client"),
     (with_member(since="now"), "since"),
     (with_member(stalled=1), "stalled"),
+    (with_member(leaving=None), "leaving"),
     (with_member(prefetch=None), "prefetch"),
     (with_member(prefetch=MAX_PREFETCH + 1), "prefetch"),
     (with_member(shards=[]), "shards"),
@@ -101,7 +110,8 @@ MISTAKES: list[tuple[Any, str]] = [
     (with_member(shards={"s": [1, 2, 3]}), "shards"),
     (with_member(shards={"s" * (MAX_NAME + 1): [1, 1, None, 0, 0, False]}), "shards"),
     (with_member(shards={"s": [-1, 1, None, 0, 0, False]}), "claim"),
-    (with_member(shards={"s": [1, MAX_EPOCH + 1, None, 0, 0, False]}), "epoch"),
+    (with_member(shards={"s": [1, LATEST + 1, None, 0, 0, False]}), "epoch"),
+    (with_member(shards={"s": [LATEST + 1, 1, None, 0, 0, False]}), "claim"),
     (with_member(shards={"\ud800": [1, 1, None, 0, 0, False]}), "shards"),
     (with_member(shards={"": [1, 1, None, 0, 0, False]}), "shards"),
     (with_member(id=""), "id"),
@@ -119,13 +129,34 @@ MISTAKES: list[tuple[Any, str]] = [
 @pytest.mark.parametrize(("body", "named"), MISTAKES)
 def test_a_mistake_is_named(body: Any, named: str) -> None:
     with pytest.raises(BeatError, match=named):
-        decode(json.dumps(body).encode())
+        decode(json.dumps(body).encode(), NOW)
+
+
+def test_a_beat_of_another_release_names_its_sender() -> None:
+    with pytest.raises(OtherVersionError) as raised:
+        decode(json.dumps(good(version=VERSION + 1, members="else")).encode(), NOW)
+    assert (raised.value.sidecar, raised.value.version) == ("sidecar", VERSION + 1)
+
+
+@pytest.mark.parametrize(
+    ("members", "is_last"),
+    [
+        ((), True),
+        ((MemberBeat("m", "", 0.0, is_leaving=True),), True),
+        ((MemberBeat("m", "", 0.0, is_leaving=True, links={"s": LinkBeat(0, 0, None, 1)}),), False),
+        ((MemberBeat("m", "", 0.0),), False),
+    ],
+)
+def test_a_beat_is_the_last_one_if_nobody_is_there_and_nobody_holds_messages(
+    members: tuple[MemberBeat, ...], is_last: bool
+) -> None:
+    assert Beat("s", "h", 1, 1.0, members).is_last is is_last
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"\xff", b"[" * 100_000, b" " * (MAX_BYTES + 1), b'"\\ud800"'])
 def test_what_is_no_json_or_too_long_is_refused(body: bytes) -> None:
     with pytest.raises(BeatError):
-        decode(body)
+        decode(body, NOW)
 
 
 @given(
@@ -136,14 +167,14 @@ def test_what_is_no_json_or_too_long_is_refused(body: bytes) -> None:
 )
 def test_no_json_raises_anything_else(body: Any) -> None:
     with pytest.raises(BeatError):
-        decode(json.dumps(body).encode())
+        decode(json.dumps(body).encode(), NOW)
 
 
 def test_of_too_much_the_first_is_told() -> None:
     links = {str(number): LinkBeat(1, 1, None, 0) for number in range(MAX_LINKS - 1)}
     members = tuple(MemberBeat(str(number), "x" * 999, 0.0, links=links) for number in range(2))
-    beat = decode(encode(Beat("s", "h", 1, 1.0, members)))
+    beat = decode(encode(Beat("s", "h", 1, 1.0, members)), NOW)
     assert [len(member.links) for member in beat.members] == [MAX_LINKS - 1, 1]
     assert beat.members[0].client == "x" * MAX_NAME
     many = tuple(MemberBeat(str(number), "", 0.0) for number in range(MAX_MEMBERS + 1))
-    assert len(decode(encode(Beat("s", "h", 1, 1.0, many))).members) == MAX_MEMBERS
+    assert len(decode(encode(Beat("s", "h", 1, 1.0, many)), NOW).members) == MAX_MEMBERS

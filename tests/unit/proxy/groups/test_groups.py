@@ -279,9 +279,31 @@ async def test_a_client_that_has_cancelled_and_holds_messages_is_named(fake: Fak
         link.state, link.unacked, leaver.client = LinkState.LEAVING, 3, "client"
         leaver.leaving.append(link)
         groups.leave(leaver)
-        assert groups.report()[0]["leaving"] == [{"client": "client", "shard": "q1", "unacked": 3}]
+        groups.leave(stays)
+        # The group goes on as long as somebody holds messages of it.
+        told = [{"client": "client", "shard": "q1", "unacked": 3}]
+        assert [(each["members"], each["leaving"]) for each in groups.report()] == [([], told)]
         link.state = LinkState.CLOSING
         assert groups.report()[0]["leaving"] == []
+        await eventually(lambda: not groups.running)
+
+
+async def test_what_a_client_that_has_cancelled_holds_is_as_old_as_it_is(
+    fake: FakeManagement, api: Management, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The alert on a member that acks nothing looks at this age."""
+    monkeypatch.setattr(running_module, "ACKS_EVERY", 0.05)
+    fake.exchange("orders", binding("q1"))
+    async with running(api) as groups:
+        leaver, session = member("a"), Session()
+        groups.join(leaver, session)
+        await eventually(lambda: bool(groups.running))
+        link = Link(leaver, "q1", 7, 0)
+        link.state, link.unacked = LinkState.LEAVING, 3
+        leaver.leaving.append(link)
+        session.oldest = {"q1": 77.0}
+        groups.leave(leaver)
+        await eventually(lambda: groups.running["/", "orders"].oldest_unacked_at == 77.0)
 
 
 @pytest.mark.parametrize("ack_timeout", [600.0, 1.0, 0.0])

@@ -1,7 +1,10 @@
 """The other sidecars of a group: who is there, who is gone, and when nobody can be said to be gone."""
 
-from proxy.groups.beat import Beat, MemberBeat
-from proxy.groups.peers import ECHO_BEATS, MOST_PEERS, READY, SILENT_BEATS, Peers
+import pytest
+
+from proxy.groups import peers as peers_module
+from proxy.groups.beat import Beat, LinkBeat, MemberBeat
+from proxy.groups.peers import ECHO_BEATS, MOST_PEERS, OTHER_VERSION, READY, SILENT_BEATS, Peers
 
 EVERY = 1.0
 
@@ -102,3 +105,39 @@ def test_no_more_sidecars_are_known_than_the_limit() -> None:
         made.heard(beat(f"sidecar-{number}", 1, f"member-{number}"), (), EVERY, 100.0)
     assert len(made.all) == MOST_PEERS
     assert not made.heard(beat("gone", 1), (), EVERY, 100.0).is_new
+
+
+def test_a_sidecar_whose_members_have_left_and_hold_nothing_has_left_the_group() -> None:
+    made = peers()
+    held = {"s": LinkBeat(0, 0, None, 1)}
+    made.heard(beat("a", 1, "m"), (), EVERY, 100.0)
+    leaving = made.heard(
+        Beat("a", "host", 2, EVERY, (MemberBeat("m", "", 0.0, is_leaving=True, links=held),)), (), EVERY, 100.0
+    )
+    assert (leaving.is_news, set(leaving.gone), set(made.all)) == (True, set(), {"a"})
+    last = made.heard(Beat("a", "host", 3, EVERY, (MemberBeat("m", "", 0.0, is_leaving=True),)), (), EVERY, 100.0)
+    assert ([member.id for member in last.members], set(last.gone), set(made.all)) == (["m"], {"m"}, set())
+
+
+def test_what_others_tell_has_a_limit_altogether(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever may write to the group's exchange can make up sidecars, members and links."""
+    monkeypatch.setattr(peers_module, "MOST_TOLD", 10)
+    made = peers()
+    made.heard(beat("a", 1, *map(str, range(6))), (), EVERY, 100.0)
+    assert made.heard(beat("b", 1, *map(str, range(10, 15))), (), EVERY, 100.0).members == ()
+    assert made.all.keys() == {"a"}
+    made.heard(beat("b", 2, *map(str, range(10, 14))), (), EVERY, 100.0)
+    assert made.heard(beat("a", 2, *map(str, range(7))), (), EVERY, 100.0).members == ()
+    assert len(made.all["a"].members) == 6
+    made.heard(beat("a", 3), (), EVERY, 100.0)
+    made.heard(beat("b", 3, *map(str, range(10, 20))), (), EVERY, 100.0)
+    assert len(made.members) == 10
+
+
+def test_sidecars_of_another_release_count_until_they_are_silent() -> None:
+    made = peers()
+    for number in range(MOST_PEERS + 1):
+        made.heard_other_version(str(number), 100.0)
+    assert made.other_versions(100.0) == MOST_PEERS
+    made.heard_other_version("0", 110.0)
+    assert made.other_versions(100.0 + OTHER_VERSION + 1) == 1

@@ -9,6 +9,7 @@ from proxy.groups.beat import Beat, LinkBeat, MemberBeat
 from proxy.groups.claims import MOST_KNOWN
 from proxy.groups.group import LOST_MARGIN, Act
 from proxy.groups.member import Link, LinkState, Member
+from proxy.groups.peers import OTHER_VERSION
 from proxy.groups.state import (
     ASK_AGAIN,
     BEAT_EVERY,
@@ -204,12 +205,82 @@ def test_what_others_tell_of_deliveries_is_taken_by_this_machines_clock() -> Non
 
 
 def test_a_member_that_leaves_is_told_by_the_next_beat() -> None:
-    made, _ = state("s")
+    made, its = state("s")
     made.tick(NOW)
+    its.links.clear()
+    made.left("m", NOW)
+    (told,) = made.beat(NOW).members
+    assert (told.id, told.is_leaving, told.links, made.is_over) == ("m", True, {}, True)
+    assert made.beat(NOW).members == ()
+    assert (made.claims.holders, made.claims.is_given_up("s")) == ({}, True)
     made.left("m", NOW)
     assert made.beat(NOW).members == ()
-    assert made.claims.holders == {}
+
+
+def test_a_member_whose_connection_to_the_broker_is_lost_may_be_lost_with_its_node() -> None:
+    made, _ = state("s")
+    made.tick(NOW)
+    made.left("m", NOW, is_lost=True)
+    assert (made.beat(NOW).members, made.claims.is_given_up("s"), made.is_over) == ((), False, True)
+
+
+def leave(its: Member, shard: str, unacked: int) -> Link:
+    """Have a link to a shard stay as its member leaves, since its client holds so many messages."""
+    link = its.links.pop(shard)
+    link.state, link.unacked = LinkState.LEAVING, unacked
+    its.leaving.append(link)
+    return link
+
+
+def test_a_member_that_has_left_is_told_of_until_its_client_holds_nothing_any_more() -> None:
+    made, its = state("s", "t")
+    made.tick(NOW)
+    link = leave(its, "s", 3)
+    its.links.clear()
     made.left("m", NOW)
+    for _ in range(2):
+        (told,) = made.beat(NOW).members
+        assert (told.is_leaving, told.links["s"].unacked, told.links["s"].claim) == (True, 3, 0)
+    assert (made.is_over, made.unacked("s"), made.prefetches) == (False, 3, set())
+    # Another member that is raised for the shard has its link give way, so that its end returns what it holds.
+    made.joined(member("other", "s", "t"), NOW)
+    made.claims.add("s", made.claims.epoch("s") + 1, "other", NOW)
+    made.followers(NOW)
+    assert link.gives_way
+    link.unacked = 0
+    assert (made.unacked("s"), [told.id for told in made.beat(NOW).members]) == (0, ["other", "m"])
+    assert [told.id for told in made.beat(NOW).members] == ["other"]
+
+
+def test_what_another_sidecar_tells_of_a_member_that_has_left() -> None:
+    """It has no claims any more, and holds messages; its shards were given up in good order."""
+    made, _ = state("s", "t")
+    links = {"s": LinkBeat(7, 7, 0.0, 2), "t": LinkBeat(7, 7, 0.0, 2)}
+    made.heard(Beat("z", "host", 1, 1.0, (MemberBeat("z", "", 0.0, links=links),)), NOW)
+    assert made.claims.holders == {"s": "z", "t": "z"}
+    left = {"s": LinkBeat(0, 7, None, 2)}
+    made.heard(Beat("z", "host", 2, 1.0, (MemberBeat("z", "", 0.0, is_leaving=True, links=left),)), NOW + 1)
+    assert [made.claims.is_given_up(shard) for shard in ("s", "t")] == [True, True]
+    assert (made.claims.holders, made.unacked("s"), made.prefetches) == ({}, 2, {200})
+    made.heard(made.beat(NOW + 1), NOW + 1)
+    found = made.tick(NOW + 1)
+    assert (found.targets["s"], found.targets["t"]) == ("m", "m")
+    whys = {move.shard: move.why for move in found.moves}
+    assert whys["s"] == "a member that has left has yet to ack 2 of its messages"
+    # Its sidecar has left the group with the beat that says that it holds nothing any more.
+    made.heard(Beat("z", "host", 3, 1.0, (MemberBeat("z", "", 0.0, is_leaving=True),)), NOW + 2)
+    assert (made.unacked("s"), made.peers.all, made.delivered_at("s")) == (0, {}, 0.0)
+
+
+def test_beside_sidecars_of_another_release_nothing_is_claimed() -> None:
+    """This sidecar does not know what their members hold."""
+    made, _ = state("s")
+    assert made.hears(NOW)
+    made.peers.heard_other_version("z", NOW)
+    assert (made.hears(NOW), acts(made, NOW)) == (False, [])
+    later = NOW + OTHER_VERSION + 1
+    made.heard(made.beat(later - 2), later - 2)
+    assert (made.hears(later), acts(made, later)) == (True, [(Act.RAISE, "s")])
 
 
 def test_a_stalled_member_says_so_until_its_time_is_over() -> None:

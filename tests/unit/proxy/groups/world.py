@@ -2,6 +2,7 @@
 
 import heapq
 import itertools
+import time
 from collections import Counter
 from random import Random
 
@@ -66,7 +67,9 @@ class Shard:
     def deliver(self, now: float) -> None:
         link = self.active
         prefetch = link.member.prefetch if link is not None and not link.is_probe else 1
-        if link is not None and link.unacked < prefetch and not self.is_giving_way:
+        # What comes by a link whose member has left is withheld from the client.
+        is_there = link is not None and link.state != LinkState.LEAVING
+        if link is not None and is_there and link.unacked < prefetch and not self.is_giving_way:
             link.unacked += 1
             link.delivered += 1
             link.delivered_at = now
@@ -92,9 +95,26 @@ class Sidecar:
         return member
 
     def leave(self, member_id: str) -> None:
+        """A member's client cancels: each link stays until the client has acked what it holds."""
         member = self.state.local[member_id]
+        for link in list(member.links.values()):
+            if link.unacked:
+                del member.links[link.shard]
+                link.state = LinkState.LEAVING
+                member.leaving.append(link)
         self.state.left(member_id, self.world.now)
         self.close(member)
+        self.settle()
+
+    def settle(self) -> None:
+        """End the links of members that have left and whose clients have acked all.
+
+        What the broker has sent and the client has not got goes back first if the link gives way.
+        """
+        for member in self.state.leaving.values():
+            for link in [link for link in member.leaving if link.state == LinkState.LEAVING and not link.unacked]:
+                link.state = LinkState.ENDED
+                self.world.shards[link.shard].close(link)
 
     def close(self, member: Member) -> None:
         for shard, link in list(member.links.items()):
@@ -112,6 +132,8 @@ class Sidecar:
 
     def turn(self) -> None:
         now = self.world.now
+        self.state.keeps = frozenset(self.world.shards)
+        self.settle()
         self.state.follow(self.world.ring & self.world.shards.keys(), now, now)
         if now < min(self.next_beat, self.state.due):
             return
@@ -164,9 +186,12 @@ class World:
         sidecar = self.sidecars.pop(name)
         for member in sidecar.state.local.values():
             sidecar.close(member)
+        for member in sidecar.state.leaving.values():
+            for link in member.held:
+                self.shards[link.shard].close(link)
 
     def send(self, body: bytes) -> None:
-        sender = decode(body).sidecar
+        sender = decode(body, time.time()).sidecar
         for name in self.sidecars:
             if name == sender or self.random.random() >= self.lost:
                 at = self.now + self.random.uniform(0.001, self.latest)
@@ -179,7 +204,7 @@ class World:
             sidecar = self.sidecars.get(name)
             if sidecar is None or sidecar.is_deaf:
                 continue
-            if sidecar.state.heard(decode(body), self.now):
+            if sidecar.state.heard(decode(body, time.time()), self.now):
                 sidecar.beat()
             if not sidecar.state.is_followed:
                 sidecar.follow()

@@ -325,11 +325,11 @@ def test_what_the_client_returns_waits_for_what_it_holds_before_it_of_the_shard(
 def test_what_the_client_returns_goes_to_the_broker_in_a_moment_unless_the_member_leaves() -> None:
     wire = holding()
     assert wire.client(reject(1) + requeue(2)) == b""
-    settling.hand_back(wire.c)
+    settling.hand_back(wire.c, wire.c.now, wire.c.now)
     assert wire.to_broker() == made(A, commands.Basic.Nack(1, False, True)) + made(
         B, commands.Basic.Nack(1, False, True)
     )
-    settling.hand_back(wire.c)
+    settling.hand_back(wire.c, wire.c.now, wire.c.now)
     assert wire.to_broker() == b""
     # An ack of a later delivery does not wait, nor what was returned before it.
     wire = holding()
@@ -340,8 +340,24 @@ def test_what_the_client_returns_goes_to_the_broker_in_a_moment_unless_the_membe
     client_loop.from_client(wire.c, made(1, commands.Basic.Cancel("c")))
     (close,) = split(wire.to_broker())
     assert (close.channel, is_close(close)) == (B, True)
-    settling.hand_back(wire.c)
+    settling.hand_back(wire.c, wire.c.now, wire.c.now)
     assert wire.to_broker() == b""
+
+
+def test_the_moment_counts_from_the_last_reject_of_a_link_but_not_for_ever() -> None:
+    """Pika rejects one by one what it has not looked at, and then cancels."""
+    wire = holding()
+    wire.c.now = 10.0
+    wire.client(reject(1) + requeue(2))
+    wire.c.now = 10.04
+    wire.client(reject(3))
+    nacks = [made(number, commands.Basic.Nack(tag, False, True)) for number, tag in ((A, 1), (A, 2), (B, 1))]
+    settling.hand_back(wire.c, 10.01, 9.0)
+    assert wire.to_broker() == nacks[2]
+    settling.hand_back(wire.c, 10.03, 9.9)
+    assert wire.to_broker() == b""
+    settling.hand_back(wire.c, 10.03, 10.0)
+    assert wire.to_broker() == nacks[0] + nacks[1]
 
 
 def test_recover_goes_to_every_channel_with_deliveries() -> None:
@@ -589,13 +605,6 @@ def test_a_queue_that_takes_no_consumer_timeout_gets_none() -> None:
     assert [each.id for each in split(to_broker)] == [(20, 41), (20, 10), (60, 10), (60, 20)]
     assert (b"x-consumer-timeout" in to_broker, to_client, wire.c.events) == (False, b"", [])
     assert wire.broker(opened(member.links["q1"].channel)) == made(1, commands.Basic.ConsumeOk("c"))
-    # One that the client has set is its own business.
-    wire.no_queue(wire.ask(channel=2, arguments={"x-consumer-timeout": 5}))
-    late = wire.asked()
-    wire.actions.start(late, ["q1"])
-    wire.to_broker()
-    wire.both(close_channel(late.links["q1"].channel, 406, reason, (60, 20)))
-    assert wire.c.events == [LinkEnded(late, "q1", 406, reason.decode())]
 
 
 def test_a_link_that_the_broker_closes_frees_its_number_once_both_have_closed_it() -> None:
@@ -646,6 +655,43 @@ def test_without_the_setting_nothing_is_looked_at() -> None:
     assert wire.client(data) == data
     assert wire.c.channels[1].numbering is None
     assert method(1, 60, 21) == wire.broker(method(1, 60, 21))
+
+
+def test_numbers_that_are_about_to_be_free_count_and_the_last_one_is_kept_for_a_question() -> None:
+    """A member may join as another one of the connection leaves, and a name be asked for meanwhile."""
+    wire = Grouping(hidden=4)
+    wire.join(["q1", "q2"])
+    client_loop.from_client(wire.c, made(1, commands.Basic.Cancel("c")))
+    (first, second) = [each.channel for each in wire.frames()]
+    wire.to_client()
+    wire.c.events.clear()
+    wire.no_queue(wire.ask(2, "d"))
+    member = wire.asked()
+    wire.actions.start(member, ["q1", "q2", "q3"])
+    assert {each.channel for each in wire.frames()} == {link.channel for link in member.links.values()}
+    assert (len(member.links), len(wire.consuming.free)) == (1, 1)
+    wire.no_queue(wire.ask(1, "e"))
+    wire.both(closed(first))
+    assert len(member.links) == 2
+    wire.both(closed(second))
+    assert (len(member.links), len(wire.consuming.free)) == (3, 1)
+
+
+def test_a_prefetch_that_the_channel_has_no_room_for_is_refused() -> None:
+    """Each delivery without an ack takes memory here, so a channel may hold only so many."""
+    wire = Grouping()
+    wire.client(made(1, commands.Basic.Qos(0, 65_535)))
+    wire.no_queue(wire.ask())
+    first, shards = wire.asked(), [f"q{number}" for number in range(3)]
+    wire.actions.start(first, shards)
+    wire.to_broker()
+    assert len(first.links) == 3
+    wire.no_queue(wire.ask(tag="d"))
+    wire.actions.start(wire.asked(), shards)
+    wire.to_broker()
+    text = split(wire.broker(closed(1)))[0].payload
+    assert b"a prefetch of 65535 for each of 3 shards is more than the 65539 further messages" in text
+    assert b"set one of 21846 at most" in text
 
 
 def test_a_client_that_acks_nothing_loses_its_channel_before_it_takes_much_memory() -> None:

@@ -87,21 +87,51 @@ def test_the_answer_to_a_redelivered_message_waits_until_the_groups_say_that_it_
     ends(wire, number, probe, nack(probe, 1, multiple=True))
 
 
-def test_what_the_client_has_not_answered_when_that_is_safe_comes_again() -> None:
-    """The client may wait for more messages before it acks."""
+@pytest.mark.parametrize("keeps", [True, False])
+def test_what_the_client_has_not_answered_when_that_is_safe_comes_again(keeps: bool) -> None:
+    """The client may wait for more messages before it acks. No other member gets the message in between."""
+    wire, member, probe = probing()
+    wire.c.handshake.keeps_consumers = keeps
+    wire.broker(deliver(probe, 1, redelivered=True))
+    wire.actions.widen(member, "q1")
+    number = widened(wire, member, wire.to_broker())
+    wire.actions.widen(member, "q1")
+    assert wire.to_broker() == b""
+    ends(wire, number, probe, made(probe, commands.Basic.Nack(0, True, True)) if keeps else b"")
+    assert wire.client(ack(1, 1)) == b""
+    assert wire.broker(deliver(number, 1, redelivered=True)) == seen(2, redelivered=True)
+
+
+def test_what_the_client_answers_while_the_next_link_is_opened_is_sent_once_that_is_open() -> None:
     wire, member, probe = probing()
     wire.broker(deliver(probe, 1, redelivered=True))
     wire.actions.widen(member, "q1")
-    sent = wire.to_broker()
-    (close,) = [each for each in split(sent) if is_close(each)]
-    assert close.channel == probe
-    number = member.links["q1"].channel
-    assert [(each.channel, each.id) for each in split(sent) if each is not close][-3:] == [
-        (number, each) for each in OPENS
-    ]
-    wire.both(opened(number) + closed(probe))
+    number = widened(wire, member, wire.to_broker())
     assert wire.client(ack(1, 1)) == b""
-    assert wire.broker(deliver(number, 1, redelivered=True)) == seen(2, redelivered=True)
+    ends(wire, number, probe, ack(probe, 1))
+
+
+def test_a_session_that_ends_sends_the_answers_that_are_safe() -> None:
+    for is_safe in (True, False):
+        wire, member, probe = probing()
+        wire.broker(deliver(probe, 1, redelivered=True))
+        wire.client(ack(1, 1))
+        if is_safe:
+            wire.actions.widen(member, "q1")
+            wire.to_broker()
+        client_loop.from_client(wire.c, made(0, commands.Connection.Close(200, "", 0, 0)))
+        assert wire.to_broker().startswith(ack(probe, 1)) is is_safe
+
+
+def test_an_answer_of_a_client_whose_member_has_left_goes_back_unless_it_is_safe() -> None:
+    """The message comes again, to the next member. For an ack the broker would give the link a newer one."""
+    wire, _, probe = probing()
+    wire.broker(deliver(probe, 1, redelivered=True))
+    client_loop.from_client(wire.c, made(1, commands.Basic.Cancel("c")))
+    assert wire.to_broker() == b""
+    assert wire.to_client() == made(1, commands.Basic.CancelOk("c"))
+    (close,) = split(wire.client(ack(1, 1)))
+    assert (close.channel, is_close(close)) == (probe, True)
 
 
 @pytest.mark.parametrize("redelivered", [False, True])
@@ -142,7 +172,7 @@ def test_a_message_that_the_client_returns_goes_back_at_once_and_comes_again() -
     wire, member, probe = probing()
     wire.broker(deliver(probe, 1, redelivered=True))
     assert wire.client(made(1, commands.Basic.Reject(1, True))) == b""
-    settling.hand_back(wire.c)
+    settling.hand_back(wire.c, wire.c.now, wire.c.now)
     assert wire.to_broker() == nacked(probe)
     assert wire.broker(deliver(probe, 2, redelivered=True)) == seen(2, redelivered=True)
     assert wire.client(ack(1, 2)) == b""

@@ -11,14 +11,17 @@ from unittest.mock import Mock
 import pytest
 from pamqp import commands
 
+from proxy.groups.groups import Groups
+from proxy.groups.member import Member
 from proxy.session import client_loop, context, time_limits
 from proxy.session.channel import Channel
 from proxy.session.confirms import MOST_UNSETTLED
 from proxy.session.connection import Connection
 from proxy.session.context import Shared
 from proxy.session.end import End
-from proxy.session.events import Reopened, Stale
-from proxy.session.hidden import Consuming
+from proxy.session.events import Left, Reopened, Stale
+from proxy.session.hidden import Consumer, Consuming
+from proxy.session.numbering import Numbering
 from proxy.session.returned import MOST_PARKED
 from proxy.session.session import Session
 from proxy.session.sockets import BUFFER, PeerSocket
@@ -131,7 +134,7 @@ class Rings:
 class Ends:
     """A session, and both peers."""
 
-    def __init__(self) -> None:
+    def __init__(self, groups: Groups | None = None) -> None:
         self._wire = Wire({"x": known(QUEUES, read_at=time.monotonic())})
         self.router = self._wire.router
         self._wire.router.clock = time.monotonic
@@ -139,6 +142,7 @@ class Ends:
         shared = self.shared = Shared(
             self._wire.tables, cast(Sync, self.rings), self._dial, 5.0, frozenset(), lambda seconds: None, 10.0
         )
+        shared.groups = groups
         self.over: list[Session] = []
         self.session = Session(shared, self.over.append)
         self.client = Socket(self.session.client)
@@ -173,7 +177,7 @@ class Ends:
             (self.of_broker, commands.Connection.Start(0, 9, {}, "PLAIN", "en_US")),
             (self.of_client, commands.Connection.StartOk({}, "PLAIN", "\0u\0p", "en_US")),
             (self.of_broker, commands.Connection.Tune(2047, 131072, 0)),
-            (self.of_client, commands.Connection.TuneOk(2046, 131072, 0)),
+            (self.of_client, commands.Connection.TuneOk(1023 if self.shared.groups is not None else 2046, 131072, 0)),
             (self.of_client, commands.Connection.Open(VHOST)),
             (self.of_broker, commands.Connection.OpenOk()),
         ):
@@ -915,3 +919,57 @@ async def test_a_publish_waits_no_longer_where_what_is_behind_its_exchange_is_go
     await eventually(lambda: bool(broker.sent))
     (refused,) = split(broker.taken())
     assert (refused.id, refused.channel) == ((20, 40), 1)
+
+
+class Leavers:
+    """In the place of the groups: the members that have left, and whether their connection to the broker was lost."""
+
+    ack_timeout = consumer_timeout = 0.0
+
+    def __init__(self) -> None:
+        self.left: list[tuple[str, bool]] = []
+
+    def match(self, vhost: str, exchange: str) -> bool:
+        return False
+
+    def leave(self, member: Member, *, is_lost: bool = False) -> None:
+        self.left.append((member.id, is_lost))
+
+
+@pytest.mark.parametrize(
+    ("end", "is_lost"),
+    [
+        ("the broker's socket", True),
+        ("the client's socket", False),
+        ("the client's close", False),
+        ("a close of the broker's", False),
+        ("a defect", False),
+    ],
+)
+async def test_members_are_lost_with_a_broker_that_ends_without_a_word(end: str, is_lost: bool) -> None:
+    """Their node may be lost as well. All others have left in good order, and the broker knows that they are gone."""
+    groups = Leavers()
+    ends = Ends(cast(Groups, groups))
+    await ends.opened()
+    c = ends.session.connection
+    assert c.consuming is not None
+    members = [Member(name, VHOST, "g", 1, b"c") for name in ("there", "untold")]
+    c.consuming.consumers[members[0]] = Consumer(members[0], c.channels[1], Numbering(1), b"")
+    match end:
+        case "the client's socket":
+            ends.session.client.eof_received()
+        case "the client's close":
+            ends.of_client(LEAVE)
+            ends.of_broker(made(0, commands.Connection.CloseOk()))
+        case "a close of the broker's":
+            ends.of_broker(made(0, commands.Connection.Close(320, "shutdown", 0, 0)))
+            ends.of_client(made(0, commands.Connection.CloseOk()))
+        case "a defect":
+            # Somebody else's defect, before the session has handed on that the other member has left.
+            c.events.append(Left(members[1]))
+            ends.session._defect()
+    assert ends.broker is not None
+    ends.broker.abort()
+    ends.client.abort()
+    await eventually(lambda: bool(ends.over))
+    assert groups.left == [("there", is_lost), *([("untold", False)] if end == "a defect" else [])]
