@@ -16,7 +16,7 @@ from testbed.broker import installation
 from testbed.cluster import private_cluster
 from testbed.node import Node
 from testbed.readiness import answering_version
-from tests.integration.consuming import Behaviour, behaviour, consumers, runs, shard
+from tests.integration.consuming import Behaviour, Consumer, behaviour, consumers, runs, shard
 from tests.integration.own_node import BROKER, private_only
 from tests.integration.wire_client import Client, port_of
 
@@ -66,3 +66,38 @@ def test_a_shard_moves_on_in_order_when_nodes_are_killed(
         assert runs(b.wait_for(10)) == "0-9R"
         b.tell(2, Basic.Ack(0, True))
         assert runs(b.wait_for(20)) == "0-9R 10-19"
+
+
+def test_a_consumer_that_comes_after_the_loss_with_a_higher_priority_makes_the_shard_wait(
+    cluster: tuple[list[Node], Behaviour],
+) -> None:
+    """A, of priority 1, holds ten messages of either queue as its node is killed. C comes then, once above A, once not.
+
+    4.3.6 gives C the one queue after A's `x-consumer-disconnected-timeout`, and the other one after A's consumer
+    timeout: it then takes A's messages back one by one, so that newer ones may come in between.
+    """
+    nodes, rabbitmq = cluster
+    above, below = 4, 1
+    arguments: dict[str, Any] = {DISCONNECTED_TIMEOUT: 4000}
+    with ExitStack() as stack:
+
+        def connect(node: Node) -> Consumer:
+            return stack.enter_context(consumers(Client.of(node.amqp_url), port_of(node.amqp_url), "/"))[0]
+
+        for level in (above, below):
+            queue = shard(connect(nodes[0]), f"q{level}", **arguments)
+            a = connect(nodes[1])
+            a.open(2, 10)
+            a.consume(2, queue.name, "A", 1, arguments={"x-consumer-timeout": 15_000})
+            queue.publish(20)
+            a.wait_for(10)
+        nodes[1].kill()
+        came = {level: connect(nodes[2]) for level in (above, below)}
+        for level, c in came.items():
+            c.open(2, 10)
+            c.consume(2, f"q{level}", "C", level, acks=True)
+        assert runs(came[below].wait_for(20)) == "0-9R 10-19"
+        if rabbitmq.timeout_cancels:
+            assert not came[above].got()
+        got = came[above].wait_for(20)
+        assert sorted(each.number for each in got if each.redelivered) == list(range(10))
