@@ -176,10 +176,15 @@ def counted(node: Node) -> dict[str, int]:
 
 
 def holders(made: Arena) -> list[dict[str, str | None]]:
-    """Return who has which shard, as each sidecar shows it that has members."""
+    """Return which member has which shard, as each sidecar shows it that has members."""
     answers = [sidecar.now.admin(f"/groups/%2F/{EXCHANGE}") for sidecar in made.members]
-    shown = [answer.json["shards"] for answer in answers if answer.status == 200]
-    return [{shard["shard"]: shard["holder"] for shard in shards} for shards in shown]
+    shown = []
+    for answer in answers:
+        if answer.status == 200:
+            # Each member names its connection after itself.
+            names = {member["id"]: member["client"].rpartition(" ")[2] for member in answer.json["members"]}
+            shown.append({shard["shard"]: names.get(shard["holder"]) for shard in answer.json["shards"]})
+    return shown
 
 
 async def end(made: Arena, group: Group, folder: Path) -> None:

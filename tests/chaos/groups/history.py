@@ -95,7 +95,7 @@ class Calm(NamedTuple):
     end: float
     members: frozenset[str]
     shown: Sequence[Mapping[str, str | None]] = ()
-    """What each sidecar with members showed at the end: the id of each shard's member, by shard; None for nobody."""
+    """What each sidecar with members showed at the end: the name of each shard's member, by shard; None for nobody."""
     consumers: Mapping[str, int] = {}
     """How many consumers each shard had at the end, as the broker counted them."""
 

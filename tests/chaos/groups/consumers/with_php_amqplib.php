@@ -3,6 +3,7 @@
 
 require '/usr/share/php/PhpAmqpLib/autoload.php';
 
+use PhpAmqpLib\Connection\AMQPConnectionConfig;
 use PhpAmqpLib\Connection\AMQPStreamConnection;
 use PhpAmqpLib\Exception\AMQPTimeoutException;
 use PhpAmqpLib\Message\AMQPMessage;
@@ -136,12 +137,15 @@ $task = json_decode($argv[1]);
 mt_srand($task->seed);
 stream_set_blocking(STDIN, false);
 $commands = new Commands();
+$config = new AMQPConnectionConfig();
+$config->setConnectionName($task->name);
 $member = new Member($task, $commands);
 for ($next = 0; ; $next++) {
     try {
         $connection = new AMQPStreamConnection(
             '127.0.0.1', $task->ports[$next % count($task->ports)], 'guest', 'guest', '/',
-            connection_timeout: 3, read_write_timeout: 2 * $task->heartbeat + 1, heartbeat: $task->heartbeat
+            connection_timeout: 3, read_write_timeout: 2 * $task->heartbeat + 1, heartbeat: $task->heartbeat,
+            config: $config
         );
     } catch (Exception $refused) {
         $commands->ending();
