@@ -4,7 +4,10 @@ import re
 import shlex
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from itertools import count
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -25,6 +28,28 @@ SHOWN = Document("docs/how-to/consume-with-a-group.md", "text")
 
 VARIES = r"127\.0\.0\.1:\d+|(?<= by )\S+(?=, since)|\S+Z(?=,)|[\d.]+ s(?=,)"
 """What differs from one run to the next: the client's port, the machine, and times."""
+
+
+DIRECT = """
+import signal, sys
+import pika
+
+def work(channel, method, properties, body):
+    print(f"{method.routing_key} {body.decode()}", flush=True)
+    channel.basic_ack(method.delivery_tag)
+
+connection = pika.BlockingConnection(pika.URLParameters(sys.argv[1]))
+channel = connection.channel()
+channel.basic_qos(prefetch_count=20)
+for number in range(1, 5):
+    channel.basic_consume(f"orders.{number}", work)
+signal.signal(signal.SIGTERM, signal.default_int_handler)
+try:
+    channel.start_consuming()
+except KeyboardInterrupt:
+    connection.close()
+"""
+"""A program that consumes the guide's shards themselves, and cancels its consumers when it stops."""
 
 
 def test_every_block_is_tried_here() -> None:
@@ -69,20 +94,36 @@ def sidecar(broker: Broker, shop: VirtualHost, start_sidecar: StartSidecar, tmp_
 
 
 @pytest.fixture
-def billing(sidecar: Sidecar, tmp_path: Path) -> Iterator[Path]:
-    """The guide's program at work, and the file that it prints to."""
+def program(sidecar: Sidecar, tmp_path: Path) -> Path:
+    """The guide's program, at the sidecar's port."""
     (program,) = PROGRAM["Turn it on"]
     assert "localhost:5673" in program
     (tmp_path / "billing.py").write_text(program.replace("localhost:5673", f"127.0.0.1:{sidecar.amqp_port}"))
-    printed = tmp_path / "billing.txt"
+    return tmp_path / "billing.py"
+
+
+@contextmanager
+def at_work(program: Path, printed: Path, *arguments: str) -> Iterator[None]:
+    """Run a program that prints to a file, and let it stop at the end."""
     with printed.open("wb") as output:
-        running = subprocess.Popen([sys.executable, tmp_path / "billing.py"], stdout=output)
-    yield printed
-    running.kill()
-    running.wait()
+        running = subprocess.Popen([sys.executable, program, *arguments], stdout=output)
+    try:
+        yield
+        assert running.poll() is None
+        running.terminate()
+        running.wait(timeout=20)
+    finally:
+        running.kill()
+        running.wait()
 
 
-def test_the_program_consumes_and_the_report_shows_it(sidecar: Sidecar, billing: Path, shop: VirtualHost) -> None:
+def test_the_program_consumes_and_the_report_shows_it(sidecar: Sidecar, program: Path, tmp_path: Path) -> None:
+    with at_work(program, tmp_path / "billing.txt"):
+        consumes(sidecar, tmp_path / "billing.txt")
+
+
+def consumes(sidecar: Sidecar, billing: Path) -> None:
+    """Check the report of the guide's program, and what it prints to the file."""
     (ask,), (shown,) = GUIDE["See who has what"], SHOWN["See who has what"]
     shell = Shell({})
 
@@ -109,3 +150,62 @@ def test_the_program_consumes_and_the_report_shows_it(sidecar: Sidecar, billing:
         assert sidecar.publish("orders", key, vhost="shop", body=str(number).encode()).status == 200
     wait_until("all messages", lambda: len(billing.read_text().splitlines()) == len(keys))
     assert sorted(billing.read_text().splitlines()) == sorted(f"{key} {n}" for n, key in enumerate(keys))
+
+
+def test_consumers_of_the_shards_make_way_and_come_back_in_order(
+    broker: Broker, api: BrokerApi, sidecar: Sidecar, program: Path, tmp_path: Path
+) -> None:
+    """They run while the group takes over, and are there again when it ends. Each key is consumed in order."""
+    if int(str(api.ask("GET", "overview")["rabbitmq_version"]).partition(".")[0]) < 4:
+        pytest.skip("no shard goes to a higher priority before RabbitMQ 4.0")
+    (tmp_path / "direct.py").write_text(DIRECT)
+    address = with_login(broker.amqp_url, *login_of(broker), "/shop")
+    files = [tmp_path / name for name in ("before.txt", "billing.txt", "after.txt")]
+    before, billing, after = files
+    keys = [f"customer-{number}" for number in range(12)]
+    (ask,) = GUIDE["See who has what"]
+    shell, numbers = Shell({}), count(1)
+
+    def report() -> str:
+        return shell(f"{ask.strip()} --sidecar {sidecar.admin_url}")
+
+    def publish(to: Path) -> bool:
+        """Publish one more message of each key; return whether all of them come to this program."""
+        number = next(numbers)
+        for key in keys:
+            assert sidecar.publish("orders", key, vhost="shop", body=str(number).encode()).status == 200
+        mine = {f"{key} {number}" for key in keys}
+        wait_until("all messages", lambda: mine <= {line for file in files for line in lines(file)})
+        return mine <= set(lines(to))
+
+    with ExitStack() as old:
+        old.enter_context(at_work(tmp_path / "direct.py", before, address))
+        wait_until("its consumers", lambda: publish(before))
+        with at_work(program, billing):
+            began = time.monotonic()
+            wait_until("the group takes over", lambda: publish(billing))
+            print(f"the group had all shards after {time.monotonic() - began:.1f} s")
+            assert "consumers that are not of the group" in report()
+            old.close()
+            assert publish(billing)
+            wait_until("an exact group", lambda: ", exact" in report())
+
+            old.enter_context(at_work(tmp_path / "direct.py", after, address))
+            wait_until("its consumers", lambda: "consumers that are not of the group" in report())
+            assert publish(billing)
+        wait_until("the shards come back", lambda: publish(after))
+
+    published = next(numbers)
+    first = dict.fromkeys(line for file in files for line in lines(file))
+    for key in keys:
+        assert [int(line.split()[1]) for line in first if line.startswith(f"{key} ")] == list(range(1, published))
+
+
+def lines(file: Path) -> list[str]:
+    return file.read_text().splitlines() if file.exists() else []
+
+
+def login_of(broker: Broker) -> tuple[str, str]:
+    """Return the name and the password of the broker's administrator."""
+    url = urlsplit(broker.amqp_url)
+    return url.username or "guest", url.password or "guest"

@@ -375,6 +375,23 @@ def test_shard_not_consumed(grouping: Sidecar, broker: Broker, client: Client) -
         assert "x-priority" in shell(ask)
 
 
+def test_group_without_members(grouping: Sidecar, broker: Broker, client: Client) -> None:
+    (look,) = RUNBOOK["Group without members"]
+    shell = Shell(here(broker, grouping))
+
+    def counts() -> set[int]:
+        """Return how many consumers each shard has."""
+        return {queue.get("consumers", -1) for queue in json.loads(shell(look)) if queue["name"].startswith("orders.")}
+
+    with client.session(grouping.amqp_port, "shop") as wire:
+        wire.channel(1, confirm=False)
+        consume(wire, 1)
+        wait_until("consumers", lambda: counts() == {1})
+        wire.goodbye()
+    wait_until("no consumers", lambda: counts() == {0})
+    assert "\nringproxy_group_members{" not in grouping.admin("/metrics").text
+
+
 def test_group_unbalanced(grouping: Sidecar, broker: Broker, client: Client) -> None:
     (look,) = RUNBOOK["Group unbalanced"]
     shell = Shell(here(broker, grouping))

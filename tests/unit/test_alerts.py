@@ -49,10 +49,43 @@ def test_promtool_can_read_every_expression_of_the_pages(tmp_path: Path) -> None
     listed = [
         re.findall(r"^\| [^|]+ \| `([^`]*(?:ringproxy_|process_|up ==)[^`]*)` \|", page, flags=re.M) for page in pages
     ]
-    assert [len(of_page) for of_page in listed] == [10, 10]
+    assert [len(of_page) for of_page in listed] == [10, 12]
     rules = [{"record": f"page:{n}", "expr": expression} for n, expression in enumerate(chain(*listed))]
     (tmp_path / "rules.yaml").write_text(yaml.safe_dump({"groups": [{"name": "pages", "rules": rules}]}))
-    assert "SUCCESS: 20 rules found" in promtool("check", "rules", tmp_path / "rules.yaml")
+    assert "SUCCESS: 22 rules found" in promtool("check", "rules", tmp_path / "rules.yaml")
+
+
+def test_the_rule_of_the_runbook_on_rabbitmqs_own_metrics_fires_as_it_should(tmp_path: Path) -> None:
+    """It fires for the shard with messages and no consumer, and for no other queue."""
+    (rule,) = re.findall(r"^```yaml\n(.*?)^```$", (ROOT / "docs/how-to/troubleshoot.md").read_text(), flags=re.M | re.S)
+    (tmp_path / "rules.yaml").write_text(rule)
+    ready = 'rabbitmq_detailed_queue_messages_ready{vhost="shop", instance="1", queue="%s"}'
+    consumers = 'rabbitmq_detailed_queue_consumers{vhost="shop", instance="1", queue="%s"}'
+    values = {
+        ready % "orders.1": "5x30",
+        consumers % "orders.1": "0x30",
+        ready % "orders.2": "5x30",
+        consumers % "orders.2": "2x30",
+        ready % "orders.3": "0x30",
+        consumers % "orders.3": "0x30",
+        ready % "other": "5x30",
+        consumers % "other": "0x30",
+    }
+    fired = {
+        "exp_labels": {"severity": "warning", "vhost": "shop", "queue": "orders.1"},
+        "exp_annotations": {"summary": "Nobody consumes orders.1 in shop"},
+    }
+    case = {
+        "interval": "1m",
+        "input_series": [{"series": series, "values": told} for series, told in values.items()],
+        "alert_rule_test": [
+            {"alertname": "ShardWithoutConsumer", "eval_time": "4m", "exp_alerts": []},
+            {"alertname": "ShardWithoutConsumer", "eval_time": "7m", "exp_alerts": [fired]},
+        ],
+    }
+    cases = {"rule_files": ["rules.yaml"], "evaluation_interval": "1m", "tests": [case]}
+    (tmp_path / "cases.yaml").write_text(yaml.safe_dump(cases))
+    assert "SUCCESS" in promtool("test", "rules", tmp_path / "cases.yaml")
 
 
 def test_the_alerts_fire_as_they_should() -> None:
