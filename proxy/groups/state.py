@@ -48,7 +48,7 @@ ASK_AGAIN: Final = 10.0
 
 
 MOST_DOUBLINGS: Final = 6
-"""How often the pause after a raise without effect doubles, at most; the first pause is HEAL seconds."""
+"""How often the pause after a raise without effect doubles, at most; the first pause is twice HEAL seconds."""
 
 
 class Refusal(NamedTuple):
