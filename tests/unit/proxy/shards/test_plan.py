@@ -231,6 +231,75 @@ def test_a_dead_letter_exchange_that_the_file_makes_is_not_missing() -> None:
     assert len(plan(EMPTY, orders(shards=1, **dead)).refusals) == 1
 
 
+RINGS = "a", "b", "c", "d"
+
+
+@st.composite
+def chains(draw: st.DrawFn) -> list[dict[str, Any]]:
+    """Exchanges of which some name others, as alternate or as dead-letter exchange, though never in a circle."""
+    exchanges: list[dict[str, Any]] = []
+    for name in draw(st.permutations(RINGS)):
+        named = st.sampled_from([each["name"] for each in exchanges]) if exchanges else st.nothing()
+        dead, alternate, own = (draw(st.none() | named) for _ in range(3))
+        shards = draw(st.integers(1, 3))
+        exchange = {"name": name, "shards": shards, "lanes": draw(st.booleans())}
+        exchange |= {} if alternate is None else {"alternate_exchange": alternate}
+        exchange |= {} if dead is None else {"arguments": {"x-dead-letter-exchange": dead}}
+        exchange |= {} if own is None else {"shard": [{"number": 1, "arguments": {"x-dead-letter-exchange": own}}]}
+        exchanges.append(exchange)
+    return draw(st.permutations(exchanges))
+
+
+def losing(state: State) -> set[tuple[str, str]]:
+    """Return each exchange that takes messages, with an exchange that it names and that leads nowhere."""
+    lost = set()
+    for name in RINGS:
+        bound = state.weights(name)
+        named = [state.queues[each.name].arguments.get("x-dead-letter-exchange") for each in bound]
+        if bound:
+            named.append(state.exchanges[name].arguments.get("alternate-exchange"))
+        lost |= {(name, str(other)) for other in named if other is not None and not state.weights(other)}
+    return lost
+
+
+@given(chains(), st.data())
+def test_no_prefix_of_a_plan_loses_what_is_dead_lettered_to_another_exchange_of_the_file(
+    exchanges: list[dict[str, Any]], data: st.DataObject
+) -> None:
+    """Also not where an earlier apply of some of the exchanges was killed."""
+    fewer = [each for each in exchanges if data.draw(st.booleans())]
+    fewer = fewer if fewer and not plan(EMPTY, *fewer).refusals else exchanges
+    steps = plan(EMPTY, *fewer).steps
+    state = after(EMPTY, *(step for _, step in steps[: data.draw(st.integers(0, len(steps)))]))
+
+    found = plan(state, *exchanges)
+
+    assert found.refusals == ()
+    assert not any("gets messages of the other" in line for line in found.warnings)
+    for done in range(len(found.steps) + 1):
+        then = after(state, *(step for _, step in found.steps[:done]))
+        assert losing(then) == set(), f"after {done} steps"
+    assert plan(then, *exchanges).steps == ()
+
+
+def test_exchanges_that_dead_letter_to_each_other_are_bound_in_the_order_of_use_and_the_gap_is_told() -> None:
+    """The first one of the file is what publishers use, and the other one serves it, say to try a message later."""
+    both = orders(shards=1, arguments={"x-dead-letter-exchange": "retry"}), {
+        "name": "retry", "shards": 1, "arguments": {"x-dead-letter-exchange": "orders"},
+    }  # fmt: skip
+    found = plan(EMPTY, *both)
+
+    assert [str(step) for _, step in found.steps][-2:] == [
+        "bind retry to exchange retry.lane.1, weight 1",
+        "bind orders to exchange orders.lane.1, weight 1",
+    ]
+    told = [line for line in found.warnings if "each of them gets messages of the other" in line]
+    assert [line.partition(", since")[0] for line in told] == [
+        "[[exchange]] 2, 'retry': is bound before exchange 'orders'"
+    ]
+    assert not any("each of them" in line for line in plan(made(*both), *both).warnings)
+
+
 @given(st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=20), min_size=1))
 def test_the_rights_match_the_names_of_the_exchanges(names: list[str]) -> None:
     regex = rights(*({"name": f"n{name}", "shards": 1, "vhost": "/"} for name in dict.fromkeys(names)))["WRITER"][1]
