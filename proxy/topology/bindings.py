@@ -237,6 +237,17 @@ def parse_alternate_policies(answer: object) -> frozenset[str]:
     return frozenset(name for name, definition in definitions.items() if "alternate-exchange" in definition)
 
 
+def parse_applied_policies(answer: object) -> Mapping[str, str]:
+    """Return the policy of each exchange that has one, by its name, from an answer to `GET /api/exchanges/{vhost}`.
+
+    Raises TopologyError.
+    """
+    if not isinstance(answer, list):
+        raise TopologyError(f"exchanges: {_brief(answer)} is not a list")
+    tables = [_object(item, "exchange") for item in answer]
+    return {_text(table, "name"): _text(table, "policy") for table in tables if table.get("policy") is not None}
+
+
 def parse_names(answer: object, what: str) -> frozenset[str]:
     """Return the `name` of each item of a list in an answer. Raises TopologyError, which calls an item `what`."""
     if not isinstance(answer, list):

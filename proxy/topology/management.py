@@ -22,6 +22,7 @@ from proxy.topology.bindings import (
     dead_letters_by_own_name,
     find_exchange,
     parse_alternate_policies,
+    parse_applied_policies,
     parse_bindings,
     parse_exchange,
     parse_names,
@@ -196,6 +197,10 @@ class Management:
         and 4.3.6).
         """
         return parse_alternate_policies(await self._required(["policies", vhost], ["name", "definition"]))
+
+    async def policies_of_exchanges(self, vhost: str) -> Mapping[str, str]:
+        """Return the name of the policy of each exchange of a virtual host that has one, by the exchange's name."""
+        return parse_applied_policies(await self._required(["exchanges", vhost], ["name", "policy"]))
 
     async def dead_letters_by_own_name(self, vhost: str, queue: str) -> str | None:
         """Return what makes a queue dead-letter without a routing key of its own; empty if it does not do so.
