@@ -32,7 +32,7 @@ async def apply(broker: Broker, lock: Lock, document: Sequence[Sharded], say: Sa
     steps = plan.steps
     for done, (vhost, step) in enumerate(steps):
         try:
-            lock.check()
+            await lock.check()
             await take(broker, vhost, step)
         except (ManagementError, LockLostError) as error:
             raise StoppedError(_stopped(steps, done, error)) from error

@@ -171,14 +171,14 @@ def _check(state: State, what: Retirement, found: Sequence[FoundBinding], lanes:
 
 
 async def _unbind(broker: Broker, lock: Lock, what: Retirement, source: str, binding: FoundBinding, say: Say) -> None:
-    lock.check()
+    await lock.check()
     step = Unbind(source, binding.destination, binding.key, binding.properties_key)
     await take(broker, what.vhost, step)
     say(str(step))
 
 
 async def _delete(broker: Broker, lock: Lock, path: Sequence[str], condition: str = "") -> None:
-    lock.check()
+    await lock.check()
     try:
         await broker.api.change("DELETE", path, query=condition)
     except RefusedError as error:
@@ -222,7 +222,7 @@ async def _behind(broker: Broker, what: Retirement, lock: Lock, lanes: Sequence[
     for look in range(2):
         if look:
             await asyncio.sleep(BETWEEN_LOOKS)
-        lock.check()
+        await lock.check()
         state = (await broker.states([what.vhost]))[what.vhost]
         _stop_if_bound_again(state, what, _taken(what, lanes), lanes)
         exchange = _as_read(await broker.api.page(["exchanges", what.vhost, what.exchange], ["type", "arguments"]))
@@ -246,7 +246,7 @@ async def _left(broker: Broker, what: Retirement, lock: Lock, taken: Collection[
     for look in range(2):
         if look:
             await asyncio.sleep(BETWEEN_LOOKS)
-        lock.check()
+        await lock.check()
         _stop_if_bound_again((await broker.states([what.vhost]))[what.vhost], what, taken)
         answer = await broker.api.page(
             ["queues", what.vhost, what.queue], ["messages_ready", "messages_unacknowledged"]

@@ -90,6 +90,11 @@ class Watch:
         except (*_FAULTS, ConfigError) as error:
             lines = error.lines if isinstance(error, DocumentError) else str(error).splitlines()
             self._ended(lines)
+        except Exception as error:
+            defect = f"a defect, see the log: {type(error).__name__}: {error}"
+            if defect not in self._told:
+                log.exception("a look at the file and the cluster has a defect; the next one follows")
+            self._ended([defect])
         else:
             self._show(plan)
             self._ended([*plan.refusals], plan.warnings)

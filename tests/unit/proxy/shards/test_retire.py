@@ -69,7 +69,7 @@ class HeldLock:
     def __init__(self, ready: int = 0) -> None:
         self.ready = ready
 
-    def check(self) -> None:
+    async def check(self) -> None:
         pass
 
     async def count_ready(self, vhost: str, queue: str) -> int:
