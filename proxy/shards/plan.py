@@ -189,7 +189,9 @@ def rights(differences: Iterable[Difference], states: Mapping[str, State], *, ap
             queues += [_numbered(f"{each.exchange.name}.", name) for name in _queues(each, states[vhost], destinations)]
         alternates = [str(a) for each in found if (a := each.exchange.arguments.get("alternate-exchange"))]
         shards = [shard for each in found for shard in each.shards]
-        dead = {str(a) for shard in shards if (a := shard.arguments.get("x-dead-letter-exchange"))}
+        named = {shard.arguments.get("x-dead-letter-exchange") for shard in shards}
+        # The empty name is the default exchange's, which rights call amq.default.
+        dead = {name or "amq.default" for name in named if isinstance(name, str)}
         yield _permission(vhost, "WRITER", [], [*(["amq\\.default"] if direct else []), *rings, *lanes], [])
         yield _permission(vhost, "READER", [], [], queues)
         # Declaring asks for configure; binding for write on the destination and read on the source; a dead-letter

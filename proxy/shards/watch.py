@@ -88,8 +88,7 @@ class Watch:
                 log.info("%s", error)
             self._told = (str(error),)
         except (*_FAULTS, ConfigError) as error:
-            lines = error.lines if isinstance(error, DocumentError) else str(error).splitlines()
-            self._ended(lines)
+            self._ended(error.lines if isinstance(error, DocumentError | StoppedError) else [str(error)])
         except Exception as error:
             defect = f"a defect, see the log: {type(error).__name__}: {error}"
             if defect not in self._told:

@@ -127,6 +127,47 @@ def test_a_queue_with_messages_is_not_deleted_and_the_next_run_goes_on(shards: T
     assert "delete queue orders.3" in retired(shards, *fleet)
 
 
+def test_a_refusal_in_the_middle_tells_what_was_done_and_how_to_go_on(
+    api: BrokerApi, shards: Topology, fleet: list[str]
+) -> None:
+    user, login = f"retirer {fresh_name()}", (shards.amqp_url, shards.management_url)
+    api.ask("PUT", "users", user, body={"password": "p", "tags": "monitoring"})
+    shards.vhost.permit(user, ".*", "^orders.lane.*$", ".*")
+    shards.login(user, "p")
+
+    told = refused(shards, *fleet)
+
+    assert told.splitlines() == [
+        "ring-proxy: step 2 of 4, unbind orders.lane.3 from queue orders.3: the broker refused: Access refused. (the "
+        "user needs read on 'orders.lane.3' and write on 'orders.3')",
+        "ring-proxy: done:",
+        "ring-proxy:   unbind orders from exchange orders.lane.3, weight 1",
+        "ring-proxy: not done:",
+        "ring-proxy:   unbind orders.lane.3 from queue orders.3",
+        "ring-proxy:   delete queue orders.3",
+        "ring-proxy:   delete exchange orders.lane.3",
+        "ring-proxy: run it again: it goes on from here",
+    ]
+    shards.amqp_url, shards.management_url = login
+    api.ask("DELETE", "users", user)
+    assert retired(shards, *fleet).endswith("delete queue orders.3\ndelete exchange orders.lane.3\n")
+
+
+def test_a_shard_whose_lane_has_lost_its_binding_leaves_nothing_on_the_ring(shards: Topology, fleet: list[str]) -> None:
+    """RabbitMQ itself would give the lane its share of messages for ever, and drop them."""
+    shards.vhost.unbind("orders.lane.3", "orders.3", "")
+    shards.write(THREE + "arguments = { x-single-active-consumer = false }\nretiring = [3]\n")
+    assert "lane 'orders.lane.3' of the retiring shard 3 leads to no queue" in shards.run("plan").stdout
+
+    told = retired(shards, *fleet)
+
+    assert "unbind orders from exchange orders.lane.3, weight 1\n" in told
+    made = shards.made()
+    assert "orders.3" not in str(made)
+    assert "orders.lane.3" not in str(made)
+    assert shards.did("check") == "nothing to do\n"
+
+
 def test_a_queue_that_a_consumer_binds_again_is_not_deleted(shards: Topology, fleet: list[str]) -> None:
     vhost = shards.vhost
     vhost.api.ask(
