@@ -19,8 +19,8 @@ Journalled = Mapping[tuple[str, str], Moved]
 """By virtual host and name of an exchange: how many of its messages move, as its journal tells."""
 
 
-def as_text(plan: Plan, journalled: Journalled = MappingProxyType({})) -> str:
-    """Return a plan in lines for people."""
+def as_text(plan: Plan, journalled: Journalled = MappingProxyType({})) -> list[str]:
+    """Return a plan in lines for people. A line may have a newline in it, where a name has: whoever prints escapes."""
     lines: list[str] = []
     for planned in plan.exchanges:
         exchange = planned.difference.exchange
@@ -36,8 +36,7 @@ def as_text(plan: Plan, journalled: Journalled = MappingProxyType({})) -> str:
         lines += ["  set these before you apply the file:", *(f"    {line}" for line in plan.rights)]
         lines += ["  set these once it is applied and sidecars have noticed:"]
         lines += [f"    {line}" for line in plan.rights_applied]
-    lines += ["", summary(plan)]
-    return "\n".join(lines)
+    return [*lines, "", summary(plan)]
 
 
 def drift(plan: Plan) -> Iterator[str]:
@@ -69,6 +68,7 @@ def _exchange_lines(planned: Planned, journalled: Moved | None) -> Iterator[str]
         yield "  no key moves: the exchange has no ring yet"
     else:
         yield "  no key moves"
+    yield from _weight_lines(planned)
     if any(shard.type != "stream" for shard in planned.difference.shards):
         yield (
             "  consumer timeout: the broker's own, 30 minutes unless it is configured otherwise, or the argument "
@@ -76,6 +76,19 @@ def _exchange_lines(planned: Planned, journalled: Moved | None) -> Iterator[str]
         )
     yield from _disconnected_lines(planned)
     yield ""
+
+
+def _weight_lines(planned: Planned) -> Iterator[str]:
+    """Yield a line about shards that get another weight, and are off the ring for a moment."""
+    steps = planned.difference.phases[-1]
+    unbound = {step.destination for step in steps if isinstance(step, Unbind)}
+    count = sum(isinstance(step, Bind) and step.destination in unbound for step in steps)
+    if count:
+        yield (
+            f"  weights: {count} shards are unbound and bound again, one after the other; if more than a sidecar's "
+            "settle_time passes in between, as when apply is killed there, the keys of that shard move to other queues "
+            "and back; those of publishers without a sidecar do so at once"
+        )
 
 
 def _disconnected_lines(planned: Planned) -> Iterator[str]:

@@ -308,6 +308,16 @@ def test_a_refusal_in_the_middle_tells_what_was_done_and_how_to_go_on(
     assert topology.did("apply").splitlines()[-1] == "11 steps done"
 
 
+@pytest.mark.parametrize("part", ["plan", "apply"])
+def test_who_reads_no_further_stops_a_plan_in_silence_and_an_apply_not_at_all(topology: Topology, part: str) -> None:
+    """As in a pipe to head: there is no fault to tell, and what an apply has begun it does to the end."""
+    topology.write(LEAST)
+
+    assert topology.unread(part) == (0, "")
+
+    assert topology.run("check").returncode == (0 if part == "apply" else 1)
+
+
 def test_a_limit_of_the_virtual_host_refuses_in_the_middle(topology: Topology) -> None:
     topology.vhost.api.ask("PUT", "vhost-limits", topology.vhost.name, "max-queues", body={"value": 3})
     topology.write(LEAST)
@@ -349,14 +359,13 @@ def test_mistakes_are_one_line_each_and_change_nothing(topology: Topology) -> No
 
 
 @pytest.mark.versions
-def test_the_rights_that_the_plan_names_are_enough(
-    api: BrokerApi, topology: Topology, user: Callable[..., None]
-) -> None:
-    """A dead-letter exchange and an alternate exchange ask for more."""
+@pytest.mark.parametrize("dead", ["dead", ""])
+def test_the_rights_that_the_plan_names_are_enough(topology: Topology, user: Callable[..., None], dead: str) -> None:
+    """A dead-letter exchange, also the default exchange, and an alternate exchange ask for more."""
     topology.vhost.exchange("dead", "fanout")
     topology.vhost.exchange("unrouted", "fanout")
     topology.write(
-        LEAST + 'alternate_exchange = "unrouted"\narguments = { x-dead-letter-exchange = "dead" }\n'
+        LEAST + f'alternate_exchange = "unrouted"\narguments = {{ x-dead-letter-exchange = "{dead}" }}\n'
         '[[exchange]]\nname = "plain"\nshards = 2\nlanes = false\n'
     )
     user()
