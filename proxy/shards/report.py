@@ -128,9 +128,12 @@ def _journal_line(moved: Moved) -> str:
     if moved.a_day is None:
         return f"  journal: {moved.messages} messages of the exchange, too few to tell how many a day move"
     share = moved.moved / moved.messages
+    about, more = (
+        ("at least", ", the first ones of the newest hour, which has more") if moved.is_part else ("about", "")
+    )
     return (
-        f"  journal: about {moved.a_day:,} messages a day move, {share:.1%} of {moved.messages:,} messages in "
-        f"{moved.hours:.1f} h"
+        f"  journal: {about} {moved.a_day:,} messages a day move, {share:.1%} of {moved.messages:,} messages in "
+        f"{moved.hours:.1f} h{more}"
     )
 
 
@@ -176,7 +179,10 @@ def _exchange_json(planned: Planned, journalled: Journalled) -> Mapping[str, Any
     moved = journalled.get((exchange.vhost, exchange.name))
     told = None
     if moved is not None:
-        told = {"messages": moved.messages, "moved": moved.moved, "hours": moved.hours, "moved_a_day": moved.a_day}
+        told = {
+            "messages": moved.messages, "moved": moved.moved, "hours": moved.hours, "moved_a_day": moved.a_day,
+            "is_part": moved.is_part,
+        }
     return {
         "vhost": exchange.vhost,
         "exchange": exchange.name,

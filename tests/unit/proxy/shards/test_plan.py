@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from proxy.shards import report
 from proxy.shards.document import DocumentError, parse
+from proxy.shards.journal import Moved
 from proxy.shards.plan import Plan, make_plan, moves_keys, pattern
 from proxy.shards.state import FoundExchange, FoundQueue, State
 from ring.destination import Destination
@@ -104,6 +105,20 @@ def test_a_plan_says_what_new_shards_do_without_the_node_of_their_consumer() -> 
 
     assert re.findall(r"after ([\d.]+) s without its node, a consumer of a new shard loses", text) == ["2.5", "5"]
     assert "lost consumers:" not in text_of(plan(EMPTY, orders(shards=2, queue_type="classic")))
+
+
+def test_a_plan_says_how_many_messages_a_day_move_and_if_a_journal_was_too_long() -> None:
+    found = plan(made(orders(shards=4)), orders(shards=5))
+
+    def told(moved: Moved) -> str:
+        (line,) = [line for line in report.as_text(found, {("/", "orders"): moved}) if "journal:" in line]
+        return line
+
+    assert told(Moved(100, 25, 2.0)) == "  journal: about 300 messages a day move, 25.0% of 100 messages in 2.0 h"
+    assert told(Moved(100, 25, 0.5, is_part=True)) == (
+        "  journal: at least 1,200 messages a day move, 25.0% of 100 messages in 0.5 h, the first ones of the newest "
+        "hour, which has more"
+    )
 
 
 def test_a_plan_says_that_keys_may_move_twice_if_a_weight_changes() -> None:
