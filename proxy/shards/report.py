@@ -180,7 +180,10 @@ def _exchange_json(planned: Planned, journalled: Journalled) -> Mapping[str, Any
     told = None
     if moved is not None:
         told = {
-            "messages": moved.messages, "moved": moved.moved, "hours": moved.hours, "moved_a_day": moved.a_day,
+            "messages": moved.messages,
+            "moved": moved.moved,
+            "hours": moved.hours,
+            "moved_a_day": moved.a_day,
             "is_part": moved.is_part,
         }
     return {
