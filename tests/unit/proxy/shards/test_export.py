@@ -17,7 +17,7 @@ from ring.destination import Destination
 from tests.unit.proxy.shards.model import EMPTY, after
 from tests.unit.proxy.shards.test_difference import documents
 
-names = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=8).filter(
+names = st.text(st.characters(codec="utf-8", exclude_characters="\0\r\n"), min_size=1, max_size=8).filter(
     lambda name: name not in (".", "..") and not name.startswith("amq.")
 )
 ARGUMENTS = {
