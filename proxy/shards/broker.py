@@ -102,7 +102,7 @@ class Lock:
         """Raise LockLostError unless the broker says that each queue is there, and this process's own.
 
         A connection may be lost and not know it, and a policy with `expires` deletes a queue that nobody uses. A
-        passive declaration counts as a use, and needs no permission.
+        passive declaration counts as a use.
         """
         for vhost, held in self._held.items():
             try:
@@ -116,7 +116,7 @@ class Lock:
                 ) from None
 
     async def count_ready(self, vhost: str, queue: str) -> int:
-        """Return how many messages of a queue are ready now, by a passive declaration, which needs no permission.
+        """Return how many messages of a queue are ready now, by a passive declaration.
 
         Raises LockLostError, or ManagementError if the broker gives no count.
         """

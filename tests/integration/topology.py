@@ -16,8 +16,8 @@ from yarl import URL
 import proxy
 from proxy.cli import main
 from testbed.broker import Broker
-from tests.integration.broker_api import DEADLINE_SECONDS, VirtualHost
-from tests.integration.sidecar import COMMAND
+from tests.integration.broker_api import DEADLINE_SECONDS, BrokerApi, VirtualHost, wait_until
+from tests.integration.sidecar import COMMAND, Sidecar
 
 
 class Topology:
@@ -89,6 +89,18 @@ class Topology:
             "queues": sorted(queues, key=str),
             "bindings": sorted((b for b in bindings if b["source"]), key=str),
         }
+
+
+def fleet_flags(api: BrokerApi) -> list[str]:
+    """Return the flags by which retire finds each sidecar that runs, once the broker lists no other one any more."""
+    ids = {sidecar.id for sidecar in Sidecar.running}
+
+    def listed() -> set[str]:
+        connections = api.ask("GET", "connections", query="columns=client_properties")
+        return {each["client_properties"].get("ringproxy_id", "") for each in connections} - {""}
+
+    wait_until("the end of connections of sidecars that were stopped", lambda: listed() <= ids)
+    return [f"--sidecar={sidecar.admin_url}" for sidecar in Sidecar.running]
 
 
 def killed(arguments: Sequence[str], lines: int) -> int:
