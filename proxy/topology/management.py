@@ -312,7 +312,7 @@ class Management:
                 if response.status != 200:
                     why = _IN_WORDS.get(response.status, "")
                     raise ManagementError(f"{shown}: {response.status}{why}", _retry_after(response.headers))
-                return _decoded(await limited(response))
+                return _decoded(await limited(response, MAX_ANSWER))
         except TimeoutError:
             raise UnansweredError(shown, f"no answer within {self._timeout:g} s") from None
         except aiohttp.ClientConnectorError as error:
@@ -341,7 +341,7 @@ async def _check_changed(shown: str, response: aiohttp.ClientResponse) -> None:
     if response.status in (201, 204):
         return
     try:
-        told = json.loads(await limited(response))
+        told = json.loads(await limited(response, MAX_ANSWER))
     except (ValueError, RecursionError):
         told = None
     reason = told.get("reason") if isinstance(told, dict) else None
@@ -387,7 +387,7 @@ def _shown(path: Sequence[str]) -> str:
     return "/api/" + "/".join(quote(part, safe="") for part in path)
 
 
-async def limited(response: aiohttp.ClientResponse, most: int = MAX_ANSWER) -> bytes:
+async def limited(response: aiohttp.ClientResponse, most: int) -> bytes:
     """Return the body of an answer. Raises ValueError if it is longer than `most` bytes."""
     body = bytearray()
     async for chunk in response.content.iter_any():
