@@ -23,6 +23,7 @@ from proxy.http.server import ConnectionBounds, ProblemRunner
 from proxy.http.unix_socket import unix_socket
 from proxy.journal.journaling import Journaling
 from proxy.process import descriptors, memory
+from proxy.process.identity import process_id
 from proxy.publisher.dial import Brokers
 from proxy.publisher.pool import Publisher
 from proxy.routing.counters import Counts
@@ -57,7 +58,7 @@ TOUCH_INTERVAL = 5.0
 
 async def run(settings: Settings) -> None:
     """Run a sidecar until SIGTERM or SIGINT; a second one ends it at once. Raises ConfigError for a busy address."""
-    log.info("ringproxy %s, ring format %d, %s", __version__, RING_FORMAT, kind())
+    log.info("ringproxy %s, ring format %d, %s, id %s", __version__, RING_FORMAT, kind(), process_id())
     stop = _stop_at_signals()
     files = Files(settings)
     _warn_of_open_doors(settings)
@@ -156,7 +157,14 @@ def _groups(settings: Settings, files: Files, sync: Sync, router: Router, api: M
     from proxy.groups.groups import Groups
     from proxy.journal.stream import connector
 
-    return Groups(settings, sync, router, api, lambda vhost: connector(settings, files, vhost, "ringproxy groups"))
+    return Groups(
+        settings,
+        sync,
+        router,
+        api,
+        lambda vhost: connector(settings, files, vhost, "ringproxy groups"),
+        process_id(),
+    )
 
 
 def _listener(

@@ -17,6 +17,7 @@ from pipeline.publish.pace import Pace
 from pipeline.publish.patience import Patience
 from pipeline.publish.routes import Routes
 from pipeline.publish.window import Window
+from proxy.process.identity import of_job
 from proxy.publisher.connection import BrokerConnection
 from proxy.publisher.dial import Brokers
 from proxy.publisher.protocol import Full
@@ -270,6 +271,7 @@ def connected(settings: Settings, done: Callable[[], bool]) -> tuple[BrokerConne
         settings.default_vhost,
         open_timeout=settings.lookup_timeout,
         confirm_timeout=settings.confirm_timeout,
+        inventory=of_job(),
     )
     return connection, connection.run(lambda up: not done())
 

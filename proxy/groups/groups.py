@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import socket
-import uuid
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -42,14 +41,23 @@ class Groups:
     """All groups that clients of this sidecar consume from; it lives as long as the process."""
 
     def __init__(
-        self, settings: Settings, sync: Sync, router: Router, api: Management, connect: Callable[[str], Connect]
+        self,
+        settings: Settings,
+        sync: Sync,
+        router: Router,
+        api: Management,
+        connect: Callable[[str], Connect],
+        process: str,
     ) -> None:
-        """`connect` returns how to connect to a virtual host as this sidecar's own user."""
+        """`connect` returns how to connect to a virtual host as this sidecar's own user.
+
+        `process` is the id of this process, which no other sidecar has.
+        """
         self._patterns = Patterns(settings.groups)
         self._requires_exact = settings.groups_require == "exact"
         self._lookup_timeout = settings.lookup_timeout
         host = socket.gethostname()
-        self._parts = Parts(sync, router, api, Membership(connect), uuid.uuid4().hex, host, settings.groups_ack_timeout)
+        self._parts = Parts(sync, router, api, Membership(connect), process, host, settings.groups_ack_timeout)
         self._joining: dict[str, asyncio.Task[None]] = {}
         """The tasks of the members that have asked to join, by id."""
         self._groups: dict[Name, RunningGroup] = {}

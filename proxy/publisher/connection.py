@@ -5,7 +5,7 @@ import logging
 import random
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import cast
 
 from proxy.publisher.channel import ConfirmChannel
@@ -126,12 +126,14 @@ class BrokerConnection:
         *,
         open_timeout: float,
         confirm_timeout: float,
+        inventory: Mapping[str, str] | None = None,
     ) -> None:
         """Take how to reach the broker; nothing is dialled before `run`. Times are in seconds.
 
         `dial` raises OSError; `login` returns user and password, and is asked at each try, since they may change.
+        `inventory` are the client properties that say who connects; without them those of a sidecar do.
         """
-        self._dial, self._login, self.vhost = dial, login, vhost
+        self._dial, self._login, self.vhost, self._inventory = dial, login, vhost, inventory
         self._open_timeout, self._confirm_timeout = open_timeout, confirm_timeout
         self.protocol: PublisherProtocol | None = None
         """The protocol of the present socket once its handshake is over; None while there is none."""
@@ -236,7 +238,7 @@ class BrokerConnection:
 
     async def _connection(self, wanted: Callable[[bool], bool]) -> str:
         """Make one connection, look after it to its end, and return why it ended."""
-        protocol = PublisherProtocol(*self._login(), self.vhost)
+        protocol = PublisherProtocol(*self._login(), self.vhost, self._inventory)
         socket: Socket | None = None
         try:
             async with asyncio.timeout(self._open_timeout):

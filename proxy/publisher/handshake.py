@@ -3,6 +3,7 @@
 The protocol header goes out before the first of them, and connection.open-ok ends the handshake.
 """
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from proxy import __version__
@@ -22,7 +23,6 @@ from proxy.wire.frames import (
     u32,
 )
 from proxy.wire.properties import encoded_headers
-from ring.hashing import RING_FORMAT
 
 HEARTBEAT = 20
 """The most seconds between heartbeats; the broker's own interval is taken if that is shorter."""
@@ -62,15 +62,17 @@ def cluster_in(start: bytes) -> str | None:
     return name.decode(errors="replace") if name is not None else None
 
 
-def start_ok(user: str, password: str, vhost: str) -> bytes:
-    """Return the connection.start-ok frame that logs in by PLAIN (RFC 4616) and says who connects."""
+def start_ok(user: str, password: str, vhost: str, inventory: Mapping[str, str]) -> bytes:
+    """Return the connection.start-ok frame that logs in by PLAIN (RFC 4616) and says who connects.
+
+    `inventory` are client properties beside those of every client, such as `identity.of_sidecar()`.
+    """
     properties = {
         "product": "ringproxy",
         "version": __version__,
         "platform": "Python",
         "connection_name": f"ringproxy {vhost}",
-        "ringproxy_version": __version__,
-        "ringproxy_ring_format": str(RING_FORMAT),
+        **inventory,
         "capabilities": _CAPABILITIES,
     }
     response = f"\0{user}\0{password}".encode()

@@ -1,12 +1,13 @@
 """The AMQP protocol of a connection that publishes for this sidecar: bytes in, bytes out, a result for each publish."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import Enum
 from struct import error as StructError  # noqa: N812 - the standard library's exceptions begin small
 from typing import Final
 
 from proxy.outcome import Outcome
+from proxy.process.identity import of_sidecar
 from proxy.publisher import handshake
 from proxy.publisher.channel import CONFIRMED, NACKED, ConfirmChannel, Pending, PublishResult
 from proxy.publisher.packing import Publish
@@ -77,9 +78,13 @@ _ACK: Final = 9
 class PublisherProtocol:
     """One connection, from its handshake to its end, without the socket: the caller moves the bytes."""
 
-    def __init__(self, user: str, password: str, vhost: str) -> None:
-        """Make the state of a connection on which the caller has sent the protocol header, and nothing else."""
+    def __init__(self, user: str, password: str, vhost: str, inventory: Mapping[str, str] | None = None) -> None:
+        """Make the state of a connection on which the caller has sent the protocol header, and nothing else.
+
+        `inventory` are the client properties that say who connects; without them those of a sidecar do.
+        """
         self._user, self._password, self._vhost = user, password, vhost
+        self._inventory = inventory if inventory is not None else of_sidecar()
         self.stage = Stage.OPENING
         self.out: list[Piece] = []
         """The pieces that the caller writes, in this order, after a call of `pack`, and then clears."""
@@ -274,7 +279,7 @@ class PublisherProtocol:
 
     def _on_start(self, _: int, data: bytes) -> None:
         self.cluster = handshake.cluster_in(data)
-        self.out.append(handshake.start_ok(self._user, self._password, self._vhost))
+        self.out.append(handshake.start_ok(self._user, self._password, self._vhost, self._inventory))
 
     def _on_tune(self, _: int, data: bytes) -> None:
         answer, limits = handshake.tune_ok(data)

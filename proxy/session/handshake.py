@@ -4,12 +4,13 @@ Until the broker's open-ok a session has no virtual host: no routes, no channels
 journalled. No I/O: frames go in, and what goes on in their place comes out.
 """
 
+import functools
 import re
 from collections.abc import Callable
 from enum import IntEnum
 from typing import Final
 
-from proxy import __version__
+from proxy.process.identity import of_sidecar
 from proxy.wire import table
 from proxy.wire.frames import (
     COMMAND_INVALID,
@@ -41,7 +42,6 @@ from proxy.wire.frames import (
     method_name,
     short_string,
 )
-from ring.hashing import RING_FORMAT
 
 HANDSHAKE_FRAME_MAX = 1 << 17
 """The most bytes of a frame that this proxy takes before tune-ok; the broker's own limit may be lower."""
@@ -107,11 +107,12 @@ _CANCEL_NOTIFY = b"consumer_cancel_notify"
 MOST_FRAME_MAX: Final = 1 << 24
 """The most bytes of a method or header frame if the peers agree on no limit; body frames pass as they come."""
 
-_INVENTORY = {
-    b"ringproxy_version": table.text_field(b"ringproxy_version", __version__.encode()),
-    b"ringproxy_ring_format": table.text_field(b"ringproxy_ring_format", str(RING_FORMAT).encode()),
-}
-"""This proxy's client properties, which make the broker's list of connections the inventory of a fleet."""
+
+@functools.cache
+def _inventory() -> dict[bytes, bytes]:
+    """Return this proxy's client properties, each as a field of a table, by name."""
+    names = {name.encode(): value.encode() for name, value in of_sidecar().items()}
+    return {name: table.text_field(name, value) for name, value in names.items()}
 
 
 def is_protocol_header(data: bytes) -> bool | None:
@@ -247,8 +248,8 @@ def _start_ok(h: Handshake, data: bytes, i: int, end: int) -> bytes | None:
     if mechanism == b"PLAIN":
         # RFC 4616: the identity to act as, the user, the password.
         h.user = b"".join(data[at + 4 : end - 1].split(b"\0")[1:2])
-    properties, _ = table.without(data, first, stop, _INVENTORY)
-    properties += b"".join(_INVENTORY.values())
+    properties, _ = table.without(data, first, stop, _inventory())
+    properties += b"".join(_inventory().values())
     if h.groups:
         properties = _with_cancel_notify(h, properties)
     made = method_frame(0, CONNECTION_START_OK, U32.pack(len(properties)) + properties + data[stop : end - 1])

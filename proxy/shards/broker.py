@@ -5,12 +5,13 @@ import contextlib
 import logging
 import os
 import socket
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from typing import NamedTuple, TypeVar
 
 import aio_pika
-from aio_pika.abc import AbstractConnection, AbstractQueue
+from aio_pika.abc import AbstractChannel, AbstractConnection, AbstractQueue
 
 from proxy.settings.config import Settings
 from proxy.settings.files import Files
@@ -30,8 +31,16 @@ _OWNER_KNOWN_WITHIN = 15.0
 _TAKEN_WITHIN = 15.0
 """Seconds in which the lock must be taken while no holder can be seen, as when one has just given it back."""
 
-_COUNTED_WITHIN = 15.0
-"""Seconds that the broker has to count the messages of a queue over AMQP."""
+_ANSWERED_WITHIN = 15.0
+"""Seconds that the broker has to answer a request over AMQP."""
+
+_CLOSED_WITHIN = 1.0
+"""Seconds that the broker has to take the lock back, and to close its connection."""
+
+_HEARTBEAT = 10
+"""Seconds between the heartbeats of the connection that holds the lock; the broker drops it after some three."""
+
+T = TypeVar("T")
 
 _PAUSE = 0.5
 """Seconds between two attempts at the lock, and between two questions for its holder."""
@@ -42,7 +51,7 @@ class LockedError(Exception):
 
 
 class LockLostError(Exception):
-    """The connection that held the lock is gone, so somebody else may hold the lock now."""
+    """The broker does not say that this process holds the lock, so somebody else may hold it now."""
 
 
 @dataclass(frozen=True)
@@ -74,35 +83,52 @@ async def reached(settings: Settings) -> AsyncIterator[Broker]:
         yield Broker(settings, files, api, identity)
 
 
+class Held(NamedTuple):
+    """The exclusive queue of one virtual host, by which its lock is held."""
+
+    connection: AbstractConnection
+    channel: AbstractChannel
+    queue: AbstractQueue
+
+
 class Lock:
     """Exclusive queues, one in each virtual host, that this process holds for as long as their connections live."""
 
-    def __init__(self, connections: Mapping[str, AbstractConnection]) -> None:
-        """Take the open connections that hold the queues, by virtual host."""
-        self._connections = connections
+    def __init__(self, held: Mapping[str, Held]) -> None:
+        """Take the queues, by virtual host."""
+        self._held = held
 
-    def check(self) -> None:
-        """Raise LockLostError unless every connection is still open."""
-        # is_closed tells only whether this process has closed the connection, not whether the broker has.
-        if not all(connection.connected.is_set() for connection in self._connections.values()):
-            raise LockLostError("the connection that holds the lock was lost, so another process may hold it now")
+    async def check(self) -> None:
+        """Raise LockLostError unless the broker says that each queue is there, and this process's own.
+
+        A connection may be lost and not know it, and a policy with `expires` deletes a queue that nobody uses. A
+        passive declaration counts as a use.
+        """
+        for vhost, held in self._held.items():
+            try:
+                await _answered(held.channel.declare_queue(LOCK_QUEUE, passive=True), _ANSWERED_WITHIN)
+            except (OSError, aio_pika.exceptions.AMQPError) as error:
+                why = str(error)
+                if isinstance(error, aio_pika.exceptions.ChannelNotFoundEntity):
+                    why = f"queue {LOCK_QUEUE!r} is gone; no policy with expires may apply to it"
+                raise LockLostError(
+                    f"virtual host {vhost!r}: the lock was lost, so another process may hold it now: {why}"
+                ) from None
 
     async def count_ready(self, vhost: str, queue: str) -> int:
-        """Return how many messages of a queue are ready now, by a passive declaration, which needs no permission.
+        """Return how many messages of a queue are ready now, by a passive declaration.
 
         Raises LockLostError, or ManagementError if the broker gives no count.
         """
-        self.check()
+        await self.check()
         try:
-            async with asyncio.timeout(_COUNTED_WITHIN):
-                channel = await self._connections[vhost].channel(publisher_confirms=False)
-                declared = (await channel.declare_queue(queue, passive=True)).declaration_result
-                await channel.close()
-        except (TimeoutError, OSError, RuntimeError, aio_pika.exceptions.AMQPError) as error:
-            raise ManagementError(f"queue {queue!r} cannot be counted over AMQP: {error or 'no answer'}") from None
-        if declared.message_count is None:
+            asked = _declare(self._held[vhost].connection, queue, passive=True)
+            count = (await _answered(asked, _ANSWERED_WITHIN)).queue.declaration_result.message_count
+        except (OSError, aio_pika.exceptions.AMQPError) as error:
+            raise ManagementError(f"queue {queue!r} cannot be counted over AMQP: {error}") from None
+        if count is None:
             raise ManagementError(f"queue {queue!r} cannot be counted over AMQP: the answer has no count")
-        return declared.message_count
+        return count
 
 
 @asynccontextmanager
@@ -113,26 +139,50 @@ async def locked(broker: Broker, vhosts: Iterable[str], purpose: str) -> AsyncIt
     """
     # In one order for all, so that no two processes wait for each other.
     async with AsyncExitStack() as stack:
-        connections = {}
+        all_held = {}
         for vhost in sorted(set(vhosts)):
             connection = await _connect(broker, vhost, purpose)
             stack.push_async_callback(_close, connection)
-            queue = await _take(broker, connection, vhost)
+            all_held[vhost] = held = await _take(broker, connection, vhost)
             # RabbitMQ deletes it some time after the connection has closed, and whoever comes next need not wait.
-            stack.push_async_callback(_give_back, queue)
-            connections[vhost] = connection
-        yield Lock(connections)
+            stack.push_async_callback(_give_back, held.queue)
+        yield Lock(all_held)
 
 
-async def _take(broker: Broker, connection: AbstractConnection, vhost: str) -> AbstractQueue:
+async def _answered(request: Awaitable[T], within: float) -> T:
+    """Return the broker's answer to a request over AMQP.
+
+    Raises AMQPError if the broker refuses it, and OSError if there is no answer, or no connection any more.
+    """
+    task = asyncio.current_task()
+    try:
+        async with asyncio.timeout(within):
+            return await request
+    except TimeoutError:
+        raise OSError(f"no answer over AMQP within {within:g} s") from None
+    except RuntimeError as error:  # of a channel or a connection that has ended
+        raise OSError(str(error)) from None
+    except asyncio.CancelledError:
+        # aiormq cancels whoever waits for a connection on which no heartbeat has come (observed).
+        if task is None or task.cancelling():
+            raise
+        raise OSError("the connection was lost") from None
+
+
+async def _declare(connection: AbstractConnection, name: str, *, passive: bool) -> Held:
+    """Declare a queue on a channel of its own: passively, or as the exclusive queue of a lock."""
+    channel = await connection.channel(publisher_confirms=False)
+    return Held(connection, channel, await channel.declare_queue(name, passive=passive, exclusive=not passive))
+
+
+async def _take(broker: Broker, connection: AbstractConnection, vhost: str) -> Held:
     """Declare the exclusive queue of one virtual host. Raises LockedError or OSError."""
     loop = asyncio.get_running_loop()
     until = loop.time() + _TAKEN_WITHIN
     while True:
         try:
-            channel = await connection.channel(publisher_confirms=False)
-            return await channel.declare_queue(LOCK_QUEUE, exclusive=True)
-        except aio_pika.exceptions.AMQPError as error:
+            return await _answered(_declare(connection, LOCK_QUEUE, passive=False), _ANSWERED_WITHIN)
+        except (OSError, aio_pika.exceptions.AMQPError) as error:
             if "RESOURCE_LOCKED" not in str(error):
                 raise OSError(f"virtual host {vhost!r}: no lock: {error}") from None
         if (holder := await _holder(broker, vhost)) is not None:
@@ -145,8 +195,7 @@ async def _take(broker: Broker, connection: AbstractConnection, vhost: str) -> A
 
 async def _give_back(queue: AbstractQueue) -> None:
     with contextlib.suppress(Exception):
-        async with asyncio.timeout(1.0):
-            await queue.delete(if_unused=False, if_empty=False)
+        await _answered(queue.delete(if_unused=False, if_empty=False), _CLOSED_WITHIN)
 
 
 async def _connect(broker: Broker, vhost: str, purpose: str) -> AbstractConnection:
@@ -156,20 +205,19 @@ async def _connect(broker: Broker, vhost: str, purpose: str) -> AbstractConnecti
     name = f"ring-proxy topology {purpose}: {socket.gethostname()}, process {os.getpid()}"
     for address in settings.brokers:
         context = files.broker_tls() if files.broker_tls is not None else None
+        opening = aio_pika.connect(
+            host=address.host,
+            port=address.port,
+            login=user,
+            password=password,
+            virtualhost=vhost,
+            ssl=context is not None,
+            ssl_context=context,
+            client_properties={"connection_name": name},
+            heartbeat=_HEARTBEAT,
+        )
         try:
-            async with asyncio.timeout(settings.management_timeout):
-                connection = await aio_pika.connect(
-                    host=address.host,
-                    port=address.port,
-                    login=user,
-                    password=password,
-                    virtualhost=vhost,
-                    ssl=context is not None,
-                    ssl_context=context,
-                    client_properties={"connection_name": name},
-                )
-        except TimeoutError:
-            faults.append(f"{address}: no answer within {settings.management_timeout:g} s")
+            connection = await _answered(opening, settings.management_timeout)
         except (OSError, aio_pika.exceptions.AMQPError) as error:
             faults.append(f"{address}: {error}")
         else:
@@ -190,8 +238,7 @@ def _cluster_of(connection: AbstractConnection) -> str | None:
 
 async def _close(connection: AbstractConnection) -> None:
     with contextlib.suppress(Exception):
-        async with asyncio.timeout(1.0):
-            await connection.close()
+        await _answered(connection.close(), _CLOSED_WITHIN)
 
 
 async def _holder(broker: Broker, vhost: str) -> str | None:

@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import json
+import os
 import sys
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
@@ -64,10 +65,10 @@ def run(part: Part, settings: Settings, options: argparse.Namespace) -> int:
 
     try:
         return asyncio.run(done())
-    except DocumentError as error:
+    except BrokenPipeError:
+        raise  # The reader of the output has seen enough, which is no fault of this command.
+    except (DocumentError, StoppedError) as error:
         _complain(*error.lines)
-    except StoppedError as error:
-        _complain(*str(error).splitlines())
     except (RetireError, FleetError) as error:
         _complain(str(error), "nothing was changed")
     except (ManagementError, TopologyError, LockedError, LockLostError, ExportError, JournalError, OSError) as error:
@@ -81,8 +82,16 @@ def _complain(*lines: str) -> None:
 
 
 def _say(line: str) -> None:
-    """Print a line at once: who watches an apply wants to see where it is."""
+    """Print a line at once."""
     print(escaped(line), flush=True)
+
+
+def _tell(line: str) -> None:
+    """Print a line of progress at once, or nothing any more if its reader is gone: what was begun goes on."""
+    try:
+        _say(line)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 async def _read(settings: Settings, file: Path) -> Plan:
@@ -97,7 +106,7 @@ async def _plan(settings: Settings, options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(report.as_json(plan, journalled), indent=2))
     else:
-        for line in report.as_text(plan, journalled).splitlines():
+        for line in report.as_text(plan, journalled):
             _say(line)
     if plan.refusals:
         return FAILED
@@ -123,13 +132,13 @@ async def _apply(settings: Settings, options: argparse.Namespace) -> int:
         reached(settings) as broker,
         locked(broker, (exchange.vhost for exchange in document), "apply") as lock,
     ):
-        plan = await apply(broker, lock, document, _say)
+        plan = await apply(broker, lock, document, _tell)
     if plan.refusals:
         _complain(*plan.refusals, "nothing was changed")
         return FAILED
     for warning in plan.warnings:
-        _say(f"take care: {warning}")
-    _say(f"{len(plan.steps)} steps done" if plan.steps else "nothing to do")
+        _tell(f"take care: {warning}")
+    _tell(f"{len(plan.steps)} steps done" if plan.steps else "nothing to do")
     return 0
 
 
@@ -147,7 +156,7 @@ async def _retire(settings: Settings, options: argparse.Namespace) -> int:
         vhost, options.exchange, options.queue, options.keep, options.sidecar, options.no_sidecars, options.timeout
     )
     async with reached(settings) as broker, locked(broker, [vhost], "retire") as lock:
-        await retire(broker, lock, what, _say)
+        await retire(broker, lock, what, _tell)
     return 0
 
 

@@ -5,13 +5,13 @@ destination only once the lane, or the queue, that replaces it is bound. So whoe
 ring that loses nothing, and the steps that are then computed anew end the same.
 """
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import count
+from itertools import chain, count
 from typing import Any
 
-from proxy.shards.defaults import DISCONNECTED_TIMEOUT, UNLIMITED_SINCE, WAITS_SINCE, declared_arguments
+from proxy.shards.defaults import DISCONNECTED_TIMEOUT, UNLIMITED_SINCE, declared_arguments
+from proxy.shards.nodes import Leaders, lost_nodes, node_warnings
 from proxy.shards.shard import Shard, Sharded
 from proxy.shards.state import FoundBinding, FoundExchange, FoundQueue, State, lane_misfit
 from proxy.shards.steps import Bind, DeclareExchange, DeclareQueue, Step, Unbind
@@ -36,8 +36,9 @@ class Difference:
 
     exchange: Sharded
     shards: tuple[Shard, ...]
-    steps: tuple[Step, ...]
-    """The steps to take, in order. Some of them may not be possible if there are refusals."""
+    phases: tuple[tuple[Step, ...], ...]
+    """The steps to take, in order, by phase: the queues, the lanes, the lanes' bindings, the exchange, and last what
+    changes the exchange's own bindings. Some of them may not be possible if there are refusals."""
     refusals: tuple[str, ...]
     """The changes that are impossible, or that are never made unasked, each in a line with the way out."""
     warnings: tuple[str, ...]
@@ -46,10 +47,17 @@ class Difference:
     """The weights of the ring as it is."""
     after: Mapping[Destination, int]
     """The weights of the ring once the steps are done."""
+    names: frozenset[str] = frozenset()
+    """The exchanges that get messages of this one: its alternate exchange, and the dead-letter exchanges of shards."""
     running: frozenset[str] = frozenset()
     """The nodes that run."""
     gone: frozenset[str] = frozenset()
     """The nodes that do not run, and lead shards or have replicas of them."""
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """The steps of all phases, in order."""
+        return tuple(chain.from_iterable(self.phases))
 
 
 def compare(exchange: Sharded, state: State, beside: frozenset[str] = frozenset()) -> Difference:
@@ -67,20 +75,21 @@ def compare(exchange: Sharded, state: State, beside: frozenset[str] = frozenset(
         d: w for d, w in before.items() if d.kind == "queue" and exchange.number_of(d.name) in exchange.retiring
     }
     after = retiring | {Destination("queue", shard.queue): shard.weight for shard in shards}
-    steps = tuple(comparison.steps())
-    if len(after) == 1 and not any(isinstance(step, Bind | Unbind) and step.source == exchange.name for step in steps):
+    phases = comparison.phases()
+    if len(after) == 1 and not phases[-1]:
         # The weight of the only shard is never changed.
         after = {destination: before.get(destination, weight) for destination, weight in after.items()}
     return Difference(
         exchange,
         shards,
-        steps,
+        phases,
         tuple(comparison.refusals),
         tuple(comparison.warnings),
         before,
         after,
+        comparison.names(),
         frozenset(state.nodes),
-        comparison.gone,
+        lost_nodes({shard.queue: q for shard in shards if (q := state.queues.get(shard.queue)) is not None}, state),
     )
 
 
@@ -97,20 +106,24 @@ class _Comparison:
         self.exchange, self.shards, self.state, self.beside = exchange, shards, state, beside
         self.refusals: list[str] = []
         self.warnings: list[str] = []
-        self.gone: frozenset[str] = frozenset()
         self._queues: list[Step] = []
         self._lanes: list[Step] = []
         self._lane_bindings: list[Step] = []
         self._rings: list[Step] = []
         self._added: list[Step] = []
         self._replaced: list[Step] = []
-        self._leaders = _leaders(shards, state)
+        self._leaders = Leaders(shards, state)
         self._by_lane = {shard.lane: Destination("queue", shard.queue) for shard in shards if shard.lane is not None}
 
-    def steps(self) -> Iterator[Step]:
-        """Yield the steps: queues, lanes, their bindings, the exchange, what is added to its ring, what is replaced."""
-        for phase in (self._queues, self._lanes, self._lane_bindings, self._rings, self._added, self._replaced):
-            yield from phase
+    def phases(self) -> tuple[tuple[Step, ...], ...]:
+        """Return the steps, as `Difference.phases` has them."""
+        bound = [*self._added, *self._replaced]
+        return tuple(map(tuple, (self._queues, self._lanes, self._lane_bindings, self._rings, bound)))
+
+    def names(self) -> frozenset[str]:
+        """Return the exchanges that get what the exchange cannot route, and what its shards dead-letter."""
+        named = [self.exchange.arguments.get("alternate-exchange"), *map(self._dead_letter_exchange, self.shards)]
+        return frozenset(name for name in named if isinstance(name, str))
 
     def run(self) -> None:
         """Compare everything."""
@@ -127,8 +140,8 @@ class _Comparison:
         self._alternate()
         self._dead_letters()
         self._bindings()
-        self._replicas()
-        self._disconnected()
+        for subject, why in node_warnings(self.exchange, self.shards, self.state, self._leaders):
+            self._warn(subject, why)
 
     def _refuse(self, subject: str, why: str) -> None:
         self.refusals.append(f"{self.exchange.place}: {subject} {why}")
@@ -167,7 +180,7 @@ class _Comparison:
             self._limit(subject, limit, "x-dead-letter-exchange" in arguments)
         found = self.state.queues.get(shard.queue)
         if found is None:
-            self._queues.append(DeclareQueue(shard.queue, arguments, self._least_loaded()))
+            self._queues.append(DeclareQueue(shard.queue, arguments, self._leaders.take()))
             return
         if not found.bindings_known:
             self._refuse(subject, "is down, and RabbitMQ does not list its bindings; start its node")
@@ -229,10 +242,7 @@ class _Comparison:
         """Tell each dead-letter exchange that does not exist once, for all the shards that name it."""
         shards: dict[str, list[Shard]] = {}
         for shard in self.shards:
-            name = shard.arguments.get("x-dead-letter-exchange")
-            if (found := self.state.queues.get(shard.queue)) is not None:
-                # As RabbitMQ does, the argument is taken before the policy.
-                name = found.arguments.get("x-dead-letter-exchange", found.policy.get("dead-letter-exchange"))
+            name = self._dead_letter_exchange(shard)
             if isinstance(name, str) and self._absent(name):
                 shards.setdefault(name, []).append(shard)
         for name, of in shards.items():
@@ -242,6 +252,13 @@ class _Comparison:
                 f"their dead-letter exchange {name!r} does not exist, so that RabbitMQ deletes each message that "
                 f"they dead-letter; {_DECLARE}",
             )
+
+    def _dead_letter_exchange(self, shard: Shard) -> Any:
+        """Return the dead-letter exchange that a shard has, or will have; None for none."""
+        if (found := self.state.queues.get(shard.queue)) is None:
+            return shard.arguments.get("x-dead-letter-exchange")
+        # As RabbitMQ does, the argument is taken before the policy.
+        return found.arguments.get("x-dead-letter-exchange", found.policy.get("dead-letter-exchange"))
 
     def _absent(self, exchange: str) -> bool:
         return exchange != "" and exchange not in self.state.exchanges and exchange not in self.beside
@@ -289,9 +306,11 @@ class _Comparison:
     def _stranger(self, destination: Destination) -> None:
         """Refuse what is bound to the exchange and not in the file, unless it is being retired."""
         number = _number_of(self.exchange, destination)
-        if number is not None and number in self.exchange.retiring:
-            return
         name = self.exchange.name
+        if number is not None and number in self.exchange.retiring:
+            if destination.kind == "exchange":
+                self._unusable(destination.name, number)
+            return
         if number is None:
             self._refuse(
                 f"{destination}",
@@ -305,6 +324,17 @@ class _Comparison:
             f"shard {number} exists, {destination}, and is not in the file; to take it away, add {number} to "
             f"retiring, apply, and run: ring-proxy topology retire {name} {self.exchange.shard(number).queue}",
         )
+
+    def _unusable(self, lane: str, number: int) -> None:
+        """Tell a lane of a retiring shard that no message can take to the shard."""
+        if self.state.bindings.get(lane):
+            why = f"{self.state.lane_fault(lane)}; sidecars do not use it as a lane"
+        else:
+            why = (
+                "leads to no queue, and RabbitMQ still gives it a share of the messages; run: ring-proxy topology "
+                f"retire {self.exchange.name} {self.exchange.shard(number).queue}"
+            )
+        self._warn(f"lane {lane!r} of the retiring shard {number}", why)
 
     def _placed(self, shard: Shard, found: Sequence[FoundBinding], alone: bool) -> None:
         """Compare the bindings of the ring to one shard; `alone` if the ring has and will have no other."""
@@ -321,6 +351,13 @@ class _Comparison:
             # from its own ring, and does not take it in again (measured, 3.10.8 and 4.3.6).
             self._replaced += [_unbinding(name, each) for each in kept]
             self._replaced.append(Bind(name, destination, str(shard.weight)))
+        elif not any(map(_is_weight, kept)):
+            # Not replaced either: until the new binding is there, the exchange would lead nowhere.
+            self._warn(
+                str(destination),
+                f"is bound to exchange {name!r} with the key {kept[0].key!r}, which is no weight, so sidecars have no "
+                "ring of it: stop the publishers, unbind it, and apply",
+            )
         self._replaced += [_unbinding(name, each) for each in others]
 
     def _bound_often(self, shard: Shard, destination: Destination, kept: Sequence[FoundBinding]) -> None:
@@ -329,58 +366,6 @@ class _Comparison:
         free = (key for key in map(str, count(1)) if key not in taken)
         self._added += [Bind(self.exchange.name, destination, next(free)) for _ in range(shard.weight - len(kept))]
         self._replaced += [_unbinding(self.exchange.name, each) for each in kept[shard.weight :]]
-
-    def _replicas(self) -> None:
-        """Tell which nodes with shards do not run, and which shards have too few replicas."""
-        queues = {shard.queue: q for shard in self.shards if (q := self.state.queues.get(shard.queue)) is not None}
-        running = frozenset(self.state.nodes)
-        if not running:
-            return  # An API that tells of no nodes.
-        homes = {name: queue.members | ({queue.node} if queue.node else set()) for name, queue in queues.items()}
-        self.gone = frozenset().union(*homes.values()) - running
-        for node in sorted(self.gone):
-            shards = sum(node in nodes for nodes in homes.values())
-            self._warn(f"node {node!r}", f"does not run, and has replicas of {shards} shards, which stay as they are")
-        few = min(_REPLICAS, len(running))
-        lacking = [name for name, queue in queues.items() if queue.type == "quorum" and len(queue.members) < few]
-        if lacking:
-            self._warn(
-                f"{len(lacking)} shards, such as {lacking[0]!r},",
-                f"have fewer than {few} replicas: rabbitmq-queues grow NODE all gives a node one of each quorum queue",
-            )
-
-    def _disconnected(self) -> None:
-        """Tell which existing shards wait for a consumer whose node is lost as long as the broker does by default."""
-        if len(self.state.nodes) < 2 or self.state.version < WAITS_SINCE:
-            return  # A single node is not lost to its own queues.
-        slow = [each for each in self.shards if self._waits_by_default(each)]
-        if not slow:
-            return
-        wanted = declared_arguments(slow[0], self.state.version)[DISCONNECTED_TIMEOUT]
-        self._warn(
-            f"{len(slow)} shards, such as {slow[0].queue!r},",
-            "give nothing to the next consumer until a consumer whose node is lost has been away for 60 s, RabbitMQ's "
-            f"default: give them a policy with consumer-disconnected-timeout {wanted}",
-        )
-
-    def _waits_by_default(self, shard: Shard) -> bool:
-        """Return whether a shard's queue exists and has its `DISCONNECTED_TIMEOUT` neither set nor by a policy."""
-        found = self.state.queues.get(shard.queue)
-        return (
-            found is not None
-            and found.type == shard.type
-            and DISCONNECTED_TIMEOUT in declared_arguments(shard, self.state.version)
-            and DISCONNECTED_TIMEOUT not in found.arguments
-            and DISCONNECTED_TIMEOUT.removeprefix("x-") not in found.policy
-        )
-
-    def _least_loaded(self) -> str | None:
-        """Return the node that leads the fewest shards, and count one more for it; None on a single node."""
-        if len(self.state.nodes) < 2:
-            return None
-        node = min(self._leaders, key=lambda each: (self._leaders[each], each))
-        self._leaders[node] += 1
-        return node
 
 
 def _unbinding(source: str, found: FoundBinding) -> Unbind:
@@ -395,8 +380,14 @@ def _weighs(found: Sequence[FoundBinding], weight: int) -> bool:
         return False
 
 
-_REPLICAS = 3
-"""The replicas of a quorum queue with which it survives the loss of one node."""
+def _is_weight(found: FoundBinding) -> bool:
+    """Return whether the key of a binding of x-consistent-hash is a weight that sidecars take."""
+    try:
+        parse_weight(found.key)
+    except WeightError:
+        return False
+    return True
+
 
 _NEW_NAME = "choose another name, or delete it first"
 _NEW_SHARD = (
@@ -404,16 +395,6 @@ _NEW_SHARD = (
 )
 _NEW_LANE = "give the shard another lane"
 _DECLARE = "declare that exchange first"
-
-
-def _leaders(shards: Iterable[Shard], state: State) -> Counter[str]:
-    """Return how many of the shards each running node leads."""
-    leaders = Counter(dict.fromkeys(state.nodes, 0))
-    for shard in shards:
-        found = state.queues.get(shard.queue)
-        if found is not None and found.node is not None and found.node in leaders:
-            leaders[found.node] += 1
-    return leaders
 
 
 def _without(arguments: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -54,6 +54,8 @@ def export(state: State, name: str) -> str:
     queues = Counter(shard.queue for shard in found)
     if several := [queue for queue, times in queues.items() if times > 1]:
         raise ExportError(f"queue {several[0]!r} is bound to exchange {name!r} more than once; unbind all but one")
+    if len(found) > MAX_SHARDS:
+        raise ExportError(f"exchange {name!r} has {len(found):,} queues; a topology file has {MAX_SHARDS:,} at most")
     text = _written(state, exchange, name, {shard.queue: shard for shard in found})
     _check_again(state, text)
     return text

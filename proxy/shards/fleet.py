@@ -2,24 +2,24 @@
 
 Each connection of a sidecar tells the broker so in its client properties, so the broker's list of connections is the
 inventory of the fleet. A sidecar is asked at its admin listener: at the host that it connects from, with the default
-port, or at a URL that the operator names.
+port, or at a URL that the operator names. It has an id, which it tells the broker and whoever asks it: so it is known
+which of several sidecars behind one address has answered. Sidecars of older releases have none, and hosts are counted.
 """
 
 import asyncio
-from collections.abc import Collection, Mapping, Sequence
+import json
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 import aiohttp
 from yarl import URL
 
+from proxy.process.identity import ID_HEADER, JOB, SIDECAR, SIDECAR_ID
 from proxy.settings.config import Settings, is_loopback
 from proxy.topology.bindings import TopologyError
-from proxy.topology.management import Management, ManagementError
-
-MARK = "ringproxy_version"
-"""The client property that every connection of a sidecar has."""
+from proxy.topology.management import Management, ManagementError, limited
 
 _UNKNOWN_EXCHANGE = "urn:ringproxy:problem:unknown-exchange"
 """The problem type of a sidecar's 404 for an exchange that does not exist to it; a wrong URL has another 404."""
@@ -30,9 +30,30 @@ SEES_ALL = frozenset({"monitoring", "administrator"})
 _TIMEOUT = 5.0
 """Seconds that a sidecar has to answer."""
 
+MAX_ANSWER = 16 * 1024 * 1024
+"""The most bytes of one answer. That of a ring with 10,000 lanes, each name of 255 letters, has some 6 MB."""
+
 
 class FleetError(Exception):
     """The fleet cannot be known, or does not agree; the message says why and what to do."""
+
+
+class Sidecar(NamedTuple):
+    """A sidecar, as the broker's list of connections has it."""
+
+    host: str
+    """The host that it connects from."""
+    id: str
+    """The id of its process; empty if its release has none, and then it stands for all such sidecars of the host."""
+
+
+@dataclass(frozen=True)
+class Inventory:
+    """The publishers of ringproxy that are connected to the cluster."""
+
+    sidecars: frozenset[Sidecar]
+    jobs: frozenset[str]
+    """The hosts of a pipeline's jobs that publish in the virtual host that was asked for."""
 
 
 @dataclass(frozen=True)
@@ -45,10 +66,12 @@ class Answer:
     """The fingerprint of its ring; None if it routes the exchange by no ring."""
     fault: str = ""
     """Why there is no usable answer; empty if there is one."""
+    id: str = ""
+    """The id of the process that has answered; empty if its release has none."""
 
 
-async def hosts(api: Management) -> frozenset[str]:
-    """Return the hosts from which sidecars are connected to the cluster.
+async def connected(api: Management, vhost: str) -> Inventory:
+    """Return the sidecars that are connected to the cluster, and the jobs that publish in a virtual host.
 
     Raises FleetError if the management user may not see the connections of other users.
     """
@@ -61,18 +84,28 @@ async def hosts(api: Management) -> frozenset[str]:
             "the user in management_url needs the tag monitoring, to see in the broker's connections which sidecars "
             "there are: rabbitmqctl set_user_tags USER monitoring"
         )
-    found = await api.page(["connections"], ["peer_host", "client_properties"])
+    found = await api.page(["connections"], ["peer_host", "vhost", "client_properties"])
     if not isinstance(found, list):
         raise TopologyError(f"connections: {str(found)[:60]!r} is not a list")
-    return frozenset(host for item in found if (host := _host_of_sidecar(item)) is not None)
+    sidecars, jobs = set[Sidecar](), set[str]()
+    for item in found:
+        host, properties = _host_and_properties(item)
+        if SIDECAR in properties:
+            sidecars.add(Sidecar(host, _text(properties.get(SIDECAR_ID))))
+        elif JOB in properties and item.get("vhost") == vhost:
+            jobs.add(host)
+    return Inventory(frozenset(sidecars), frozenset(jobs))
 
 
-def _host_of_sidecar(item: Any) -> str | None:
-    """Return the host of a connection, if a sidecar made it; else None."""
-    if not isinstance(item, dict) or not isinstance(properties := item.get("client_properties"), dict):
-        return None
-    host = item.get("peer_host")
-    return host if MARK in properties and isinstance(host, str) else None
+def _host_and_properties(item: Any) -> tuple[str, Mapping[str, Any]]:
+    """Return the host of a connection, and what its client says of itself; nothing of what is no connection."""
+    properties = item.get("client_properties") if isinstance(item, dict) else None
+    host = item.get("peer_host") if isinstance(item, dict) else None
+    return (host, properties) if isinstance(host, str) and isinstance(properties, dict) else ("", {})
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""
 
 
 def admin_url(host: str) -> str:
@@ -94,42 +127,81 @@ async def _ask(session: aiohttp.ClientSession, sidecar: str, vhost: str, exchang
         async with session.get(URL(sidecar.rstrip("/") + path, encoded=True), allow_redirects=False) as response:
             if response.status not in (200, 404):
                 return Answer(sidecar, None, f"answers {response.status}")
-            told = await response.json(content_type=None)
+            told = json.loads(await limited(response, MAX_ANSWER))
+            process = response.headers.get(ID_HEADER, "")
             if response.status == 404 and isinstance(told, Mapping) and told.get("type") == _UNKNOWN_EXCHANGE:
                 # It has looked for the exchange: its user does not see the virtual host, or it is of another cluster.
-                return Answer(sidecar, None)
+                return Answer(sidecar, None, "", process)
             if response.status == 404:
                 return Answer(sidecar, None, "answers 404, so no admin listener of a sidecar is there")
     except TimeoutError:
         return Answer(sidecar, None, f"no answer within {_TIMEOUT:g} s")
-    except (aiohttp.ClientError, OSError, ValueError) as error:
+    except (aiohttp.ClientError, OSError, ValueError, RecursionError) as error:
         return Answer(sidecar, None, " ".join(str(error).split()) or type(error).__name__)
     if not isinstance(told, Mapping) or "passed" not in told:
         return Answer(sidecar, None, "not a sidecar's answer")
-    return Answer(sidecar, None if told["passed"] else told.get("ring"))
+    return Answer(sidecar, None if told["passed"] else told.get("ring"), "", process)
 
 
-async def reachable(api: Management, named: Sequence[str], vhost: str, exchange: str) -> list[str]:
-    """Return the URLs of the whole fleet: those that were named, and those of the hosts that answer.
+async def ask_all(api: Management, named: Sequence[str], vhost: str, exchange: str) -> list[Answer]:
+    """Return the answer of each sidecar of the fleet: at the URLs that were named, and at the hosts that answer.
 
-    A host that does not answer must be one of those that were named, so there may be no more such hosts than names of
-    other hosts. A loopback address counts as such a host: it may be one of another machine, as of a node of the broker.
-    Raises FleetError if there are more.
+    Raises FleetError if a sidecar that is connected to the cluster has not been asked, or while a job publishes.
     """
-    found = await hosts(api)
-    local = sorted(filter(is_loopback, found))
-    answers = await ask([admin_url(host) for host in sorted(found.difference(local))], vhost, exchange)
-    answers += [Answer(admin_url(host), None, "a loopback address, maybe of another machine") for host in local]
-    mute = [answer for answer in answers if answer.fault]
-    answering = [answer.sidecar for answer in answers if not answer.fault]
-    others = _hosts_named(named, found) - {_host_of(url) for url in answering}
-    if len(mute) > len(others):
-        told = ", ".join(f"{answer.sidecar} ({answer.fault})" for answer in mute)
+    found = await connected(api, vhost)
+    if found.jobs:
         raise FleetError(
-            f"{len(mute)} of {len(answers)} hosts with sidecars cannot be asked, and {len(others)} others were named: "
-            f"{told}; name the admin listener of each sidecar there: --sidecar URL"
+            f"a pipeline's job publishes a batch in virtual host {vhost!r} by the ring that it read before, from "
+            f"{', '.join(sorted(found.jobs))}: wait until it has ended"
         )
-    return list(dict.fromkeys([*named, *answering]))
+    # A loopback address may be of another machine, as of a node of the broker: only an id tells.
+    hosts = {sidecar.host for sidecar in found.sidecars if sidecar.id or not is_loopback(sidecar.host)}
+    urls = dict.fromkeys([*named, *map(admin_url, sorted(hosts))])
+    answers = await ask(list(urls), vhost, exchange)
+    _check_ids((sidecar for sidecar in found.sidecars if sidecar.id), answers)
+    _check_hosts({sidecar.host for sidecar in found.sidecars if not sidecar.id}, named, answers)
+    return [answer for answer in answers if answer.sidecar in named or not answer.fault]
+
+
+def _check_ids(sidecars: Iterable[Sidecar], answers: Sequence[Answer]) -> None:
+    """Raise FleetError unless each sidecar that has an id has answered."""
+    answered = {answer.id for answer in answers if not answer.fault}
+    if not (missing := sorted(each for each in sidecars if each.id not in answered)):
+        return
+    told = ", ".join(f"sidecar {each.id} at {each.host}" for each in missing)
+    asked = ", ".join(f"{answer.sidecar} ({answer.fault or _who(answer)})" for answer in answers)
+    raise FleetError(
+        f"{len(missing)} sidecars of the cluster cannot be asked: {told}; asked were {asked}; name the admin listener "
+        "of each of them: --sidecar URL"
+    )
+
+
+def _who(answer: Answer) -> str:
+    return f"sidecar {answer.id}" if answer.id else "a sidecar without an id"
+
+
+def _check_hosts(found: Collection[str], named: Sequence[str], answers: Sequence[Answer]) -> None:
+    """Raise FleetError unless each host with sidecars that have no id has answered, or may be one of those named.
+
+    A host that has not answered must be one of those that were named, so there may be no more such hosts than names of
+    other hosts. A loopback address counts as such a host. A name where a sidecar with an id has answered is of none.
+    """
+    by_url = {answer.sidecar: answer for answer in answers}
+    told, answering = [], set()
+    for host in sorted(found):
+        answer = by_url.get(url := admin_url(host))
+        if answer is None or is_loopback(host):
+            told.append(f"{url} (a loopback address, maybe of another machine)")
+        elif answer.fault or answer.id:
+            told.append(f"{url} ({answer.fault or _who(answer)})")
+        else:
+            answering.add(_host_of(url))
+    others = _hosts_named([url for url in named if not by_url[url].id], found) - answering
+    if len(told) > len(others):
+        raise FleetError(
+            f"{len(told)} of {len(found)} hosts with sidecars cannot be asked, and {len(others)} others were named: "
+            f"{', '.join(told)}; name the admin listener of each sidecar there: --sidecar URL"
+        )
 
 
 def _hosts_named(urls: Sequence[str], found: Collection[str]) -> set[str]:
@@ -150,6 +222,11 @@ def _host_of(url: str) -> str:
         return ""
 
 
+async def reachable(api: Management, named: Sequence[str], vhost: str, exchange: str) -> list[str]:
+    """Return the URLs of the whole fleet, as `ask_all` asks it. Raises FleetError."""
+    return [answer.sidecar for answer in await ask_all(api, named, vhost, exchange)]
+
+
 async def disagreement(api: Management, named: Sequence[str], vhost: str, exchange: str, wanted: str) -> str:
     """Return which sidecars do not route an exchange by the wanted ring yet; empty if all do.
 
@@ -157,10 +234,9 @@ async def disagreement(api: Management, named: Sequence[str], vhost: str, exchan
     the exchange does not exist.
     """
     try:
-        urls = await reachable(api, named, vhost, exchange)
+        answers = await ask_all(api, named, vhost, exchange)
     except (FleetError, ManagementError, TopologyError) as error:
         return str(error)
-    answers = await ask(urls, vhost, exchange)
     behind = [
         f"{answer.sidecar} ({answer.fault or f'ring {answer.ring}'})"
         for answer in answers

@@ -61,9 +61,17 @@ class Plan:
 
     @property
     def steps(self) -> tuple[tuple[str, Step], ...]:
-        """All steps, each with its virtual host, in the order in which they are taken."""
+        """All steps, each with its virtual host, in the order in which they are taken.
+
+        What every exchange of the file needs comes before any exchange is bound. An exchange that another one names is
+        bound before that one: a message must not be dead-lettered to an exchange that leads nowhere yet.
+        """
+        differences = named_first([each.difference for each in self.exchanges])
         return tuple(
-            (each.difference.exchange.vhost, step) for each in self.exchanges for step in each.difference.steps
+            (difference.exchange.vhost, step)
+            for phase in zip(*(difference.phases for difference in differences), strict=True)
+            for difference, steps in zip(differences, phase, strict=True)
+            for step in steps
         )
 
     @property
@@ -74,7 +82,8 @@ class Plan:
     @property
     def warnings(self) -> tuple[str, ...]:
         """All that exists as wanted and may lose messages, or surprise."""
-        return tuple(line for each in self.exchanges for line in each.difference.warnings)
+        differences = [each.difference for each in self.exchanges]
+        return (*(line for each in differences for line in each.warnings), *_circles(named_first(differences)))
 
 
 def make_plan(document: Sequence[Sharded], states: Mapping[str, State]) -> Plan:
@@ -91,6 +100,43 @@ def make_plan(document: Sequence[Sharded], states: Mapping[str, State]) -> Plan:
     planned = [_planned(difference, states[difference.exchange.vhost]) for difference in differences]
     now, later = (tuple(rights(differences, states, applied=applied)) for applied in (False, True))
     return Plan(tuple(planned), now, later)
+
+
+def named_first(differences: Sequence[Difference]) -> list[Difference]:
+    """Return the exchanges of a file, each behind those that it names as alternate or dead-letter exchange.
+
+    Where exchanges name each other in a circle, there is no such order: one of them comes before an exchange it names.
+    """
+    by_name = {(each.exchange.vhost, each.exchange.name): each for each in differences}
+    ordered: dict[tuple[str, str], Difference] = {}
+    begun = set[tuple[str, str]]()
+    for start in by_name:
+        path = [] if start in begun else [start]
+        while path:
+            at = path[-1]
+            begun.add(at)
+            named = ((at[0], name) for name in sorted(by_name[at].names))
+            if (first := next((each for each in named if each in by_name and each not in begun), None)) is not None:
+                path.append(first)
+            else:
+                ordered[at] = by_name[at]
+                path.pop()
+    return list(ordered.values())
+
+
+def _circles(ordered: Sequence[Difference]) -> Iterator[str]:
+    """Yield what is lost while exchanges are made that name each other in a circle; `ordered` is by `named_first`."""
+    bound = set[tuple[str, str]]()
+    behind = {(each.exchange.vhost, each.exchange.name) for each in ordered if not each.before}
+    for each in ordered:
+        vhost = each.exchange.vhost
+        bound.add((vhost, each.exchange.name))
+        for name in sorted(each.names):
+            if each.phases[-1] and (vhost, name) in behind - bound:
+                yield (
+                    f"{each.exchange.place}: is bound before exchange {name!r}, since each of them gets messages of "
+                    "the other; what is dead-lettered in between is lost, so do not publish until all steps are done"
+                )
 
 
 def _planned(difference: Difference, state: State) -> Planned:
@@ -143,7 +189,9 @@ def rights(differences: Iterable[Difference], states: Mapping[str, State], *, ap
             queues += [_numbered(f"{each.exchange.name}.", name) for name in _queues(each, states[vhost], destinations)]
         alternates = [str(a) for each in found if (a := each.exchange.arguments.get("alternate-exchange"))]
         shards = [shard for each in found for shard in each.shards]
-        dead = {str(a) for shard in shards if (a := shard.arguments.get("x-dead-letter-exchange"))}
+        named = {shard.arguments.get("x-dead-letter-exchange") for shard in shards}
+        # The empty name is the default exchange's, which rights call amq.default.
+        dead = {name or "amq.default" for name in named if isinstance(name, str)}
         yield _permission(vhost, "WRITER", [], [*(["amq\\.default"] if direct else []), *rings, *lanes], [])
         yield _permission(vhost, "READER", [], [], queues)
         # Declaring asks for configure; binding for write on the destination and read on the source; a dead-letter

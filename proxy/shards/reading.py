@@ -1,14 +1,18 @@
 """Read what exists in one virtual host from the management API's lists."""
 
 import asyncio
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from proxy.shards.state import FoundBinding, FoundExchange, FoundQueue, State
-from proxy.topology.bindings import TopologyError
+from proxy.topology.bindings import TopologyError, as_object, kind_field, text_field
 from proxy.topology.management import Management, ManagementError
-from ring.destination import Destination, Kind
+from ring.destination import Destination
+
+_VERSION = re.compile(r"[0-9]{1,5}(\.[0-9]{1,5})*")
+"""The numbers at the beginning of a version such as ``4.3.0-rc.1``."""
 
 READS = 3
 """The most readings of one virtual host until its lists agree with each other."""
@@ -34,19 +38,20 @@ async def _read(api: Management, vhost: str) -> tuple[State, str]:
     nodes = _nodes(await api.page(["vhosts"], ["name", "cluster_state"]), vhost)
     policies = _policies(await _listed(api, "policies", vhost, ["name", "definition"]))
     exchanges = {
-        _text(item, "name"): _exchange(item, policies) for item in await _listed(api, "exchanges", vhost, _EXCHANGES)
+        text_field(item, "name"): _exchange(item, policies)
+        for item in await _listed(api, "exchanges", vhost, _EXCHANGES)
     }
-    queues = {_text(item, "name"): _queue(item) for item in await _listed(api, "queues", vhost, _QUEUES)}
+    queues = {text_field(item, "name"): _queue(item) for item in await _listed(api, "queues", vhost, _QUEUES)}
     bindings: dict[str, list[FoundBinding]] = {}
     for item in await _listed(api, "bindings", vhost, _BINDINGS):
-        destination = Destination(_kind(item), _text(item, "destination"))
-        found = FoundBinding(destination, _text(item, "routing_key"), _text(item, "properties_key"))
-        bindings.setdefault(_text(item, "source"), []).append(found)
+        destination = Destination(kind_field(item), text_field(item, "destination"))
+        found = FoundBinding(destination, text_field(item, "routing_key"), text_field(item, "properties_key"))
+        bindings.setdefault(text_field(item, "source"), []).append(found)
     by_default = {binding.destination.name for binding in bindings.pop("", ())}
     fault = ""
     if missing := queues.keys() - by_default:
         # Some may have ended since they were listed, such as queues for replies.
-        there = {_text(item, "name") for item in await _listed(api, "queues", vhost, ["name"])}
+        there = {text_field(item, "name") for item in await _listed(api, "queues", vhost, ["name"])}
         for name in missing - there:
             del queues[name]
         unlisted = sorted(name for name in missing & there if not queues[name].down)
@@ -84,21 +89,21 @@ def _nodes(answer: object, vhost: str) -> tuple[str, ...]:
         raise TopologyError(f"vhosts: {str(answer)[:60]!r} is not a list")
     for item in answer:
         if isinstance(item, dict) and item.get("name") == vhost:
-            state = item.get("cluster_state") or {}
-            return tuple(sorted(node for node, how in state.items() if how == "running"))
+            return tuple(sorted(node for node, how in _table(item, "cluster_state").items() if how == "running"))
     raise ManagementError(f"virtual host {vhost!r} does not exist, or the management user may not see it")
 
 
 async def _version(api: Management) -> tuple[int, ...]:
     answer = await api.page(["overview"], ["rabbitmq_version"])
     version = answer.get("rabbitmq_version") if isinstance(answer, dict) else None
-    if not isinstance(version, str) or not version[:1].isdigit():
-        raise TopologyError(f"rabbitmq_version: {version!r} is not a version")
-    return tuple(int(part) for part in version.split("-")[0].split("+")[0].split(".") if part.isdigit())
+    found = _VERSION.match(version) if isinstance(version, str) else None
+    if found is None:
+        raise TopologyError(f"rabbitmq_version: {str(version)[:60]!r} is not a version")
+    return tuple(map(int, found[0].split(".")))
 
 
 def _policies(items: list[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
-    return {_text(item, "name"): _table(item, "definition") for item in items}
+    return {text_field(item, "name"): _table(item, "definition") for item in items}
 
 
 def _exchange(item: Mapping[str, Any], policies: Mapping[str, Mapping[str, Any]]) -> FoundExchange:
@@ -109,7 +114,7 @@ def _exchange(item: Mapping[str, Any], policies: Mapping[str, Mapping[str, Any]]
         per_node, key = definition["shards-per-node"], definition.get("routing-key", "")
         sharded = f"policy {policy!r} of the sharding plugin (shards-per-node {per_node!r}, routing-key {key!r})"
     return FoundExchange(
-        _text(item, "type"),
+        text_field(item, "type"),
         _table(item, "arguments"),
         item.get("durable") is True and item.get("auto_delete") is False,
         item.get("auto_delete") is True,
@@ -122,16 +127,23 @@ def _exchange(item: Mapping[str, Any], policies: Mapping[str, Mapping[str, Any]]
 def _queue(item: Mapping[str, Any]) -> FoundQueue:
     node = item.get("leader") or item.get("node")
     return FoundQueue(
-        _text(item, "type"),
+        text_field(item, "type"),
         _table(item, "arguments"),
         item.get("durable") is True and item.get("auto_delete") is False and item.get("exclusive") is False,
         _table(item, "effective_policy_definition"),
         _count(item, "messages_ready"),
         _count(item, "messages_unacknowledged"),
         node if isinstance(node, str) else None,
-        frozenset(member for member in item.get("members") or () if isinstance(member, str)),
+        _members(item.get("members") or []),
         item.get("state") == "down",
     )
+
+
+def _members(value: object) -> frozenset[str]:
+    """Return the nodes that have a replica of a queue."""
+    if not isinstance(value, list):
+        raise TopologyError(f"members: {str(value)[:60]!r} is not a list")
+    return frozenset(member for member in value if isinstance(member, str))
 
 
 def _count(item: Mapping[str, Any], name: str) -> int | None:
@@ -139,20 +151,6 @@ def _count(item: Mapping[str, Any], name: str) -> int | None:
     return value if type(value) is int and value >= 0 else None
 
 
-def _kind(item: Mapping[str, Any]) -> Kind:
-    return "queue" if _text(item, "destination_type") == "queue" else "exchange"
-
-
-def _text(item: Mapping[str, Any], name: str) -> str:
-    value = item.get(name)
-    if not isinstance(value, str):
-        raise TopologyError(f"{name}: {str(value)[:60]!r} is not a text")
-    return value
-
-
 def _table(item: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     """Return a field that is an object; RabbitMQ's JSON has an empty list for an empty one, and may leave it out."""
-    value = item.get(name) or {}
-    if not isinstance(value, dict):
-        raise TopologyError(f"{name}: {str(value)[:60]!r} is not an object")
-    return value
+    return as_object(item.get(name) or {}, name)

@@ -19,8 +19,8 @@ Journalled = Mapping[tuple[str, str], Moved]
 """By virtual host and name of an exchange: how many of its messages move, as its journal tells."""
 
 
-def as_text(plan: Plan, journalled: Journalled = MappingProxyType({})) -> str:
-    """Return a plan in lines for people."""
+def as_text(plan: Plan, journalled: Journalled = MappingProxyType({})) -> list[str]:
+    """Return a plan in lines for people. A line may have a newline in it, where a name has: whoever prints escapes."""
     lines: list[str] = []
     for planned in plan.exchanges:
         exchange = planned.difference.exchange
@@ -36,8 +36,7 @@ def as_text(plan: Plan, journalled: Journalled = MappingProxyType({})) -> str:
         lines += ["  set these before you apply the file:", *(f"    {line}" for line in plan.rights)]
         lines += ["  set these once it is applied and sidecars have noticed:"]
         lines += [f"    {line}" for line in plan.rights_applied]
-    lines += ["", summary(plan)]
-    return "\n".join(lines)
+    return [*lines, "", summary(plan)]
 
 
 def drift(plan: Plan) -> Iterator[str]:
@@ -69,6 +68,7 @@ def _exchange_lines(planned: Planned, journalled: Moved | None) -> Iterator[str]
         yield "  no key moves: the exchange has no ring yet"
     else:
         yield "  no key moves"
+    yield from _weight_lines(planned)
     if any(shard.type != "stream" for shard in planned.difference.shards):
         yield (
             "  consumer timeout: the broker's own, 30 minutes unless it is configured otherwise, or the argument "
@@ -76,6 +76,19 @@ def _exchange_lines(planned: Planned, journalled: Moved | None) -> Iterator[str]
         )
     yield from _disconnected_lines(planned)
     yield ""
+
+
+def _weight_lines(planned: Planned) -> Iterator[str]:
+    """Yield a line about shards that get another weight, and are off the ring for a moment."""
+    steps = planned.difference.phases[-1]
+    unbound = {step.destination for step in steps if isinstance(step, Unbind)}
+    count = sum(isinstance(step, Bind) and step.destination in unbound for step in steps)
+    if count:
+        yield (
+            f"  weights: {count} shards are unbound and bound again, one after the other; if more than a sidecar's "
+            "settle_time passes in between, as when apply is killed there, the keys of that shard move to other queues "
+            "and back; those of publishers without a sidecar do so at once"
+        )
 
 
 def _disconnected_lines(planned: Planned) -> Iterator[str]:
@@ -115,9 +128,12 @@ def _journal_line(moved: Moved) -> str:
     if moved.a_day is None:
         return f"  journal: {moved.messages} messages of the exchange, too few to tell how many a day move"
     share = moved.moved / moved.messages
+    about, more = (
+        ("at least", ", the first ones of the newest hour, which has more") if moved.is_part else ("about", "")
+    )
     return (
-        f"  journal: about {moved.a_day:,} messages a day move, {share:.1%} of {moved.messages:,} messages in "
-        f"{moved.hours:.1f} h"
+        f"  journal: {about} {moved.a_day:,} messages a day move, {share:.1%} of {moved.messages:,} messages in "
+        f"{moved.hours:.1f} h{more}"
     )
 
 
@@ -163,7 +179,13 @@ def _exchange_json(planned: Planned, journalled: Journalled) -> Mapping[str, Any
     moved = journalled.get((exchange.vhost, exchange.name))
     told = None
     if moved is not None:
-        told = {"messages": moved.messages, "moved": moved.moved, "hours": moved.hours, "moved_a_day": moved.a_day}
+        told = {
+            "messages": moved.messages,
+            "moved": moved.moved,
+            "hours": moved.hours,
+            "moved_a_day": moved.a_day,
+            "is_part": moved.is_part,
+        }
     return {
         "vhost": exchange.vhost,
         "exchange": exchange.name,

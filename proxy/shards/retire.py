@@ -5,14 +5,14 @@ import re
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from proxy.shards.apply import Say, StoppedError, take
-from proxy.shards.broker import Broker, Lock
+from proxy.shards.apply import Say, StoppedError, stopped, take
+from proxy.shards.broker import Broker, Lock, LockLostError
 from proxy.shards.fleet import FleetError, disagreement, reachable
 from proxy.shards.plan import moves_keys
 from proxy.shards.state import FoundBinding, State
-from proxy.shards.steps import Unbind
+from proxy.shards.steps import DeleteExchange, DeleteQueue, Removal, Unbind
 from proxy.topology.bindings import RING_TYPES, Exchange, TopologyError, parse_exchange
-from proxy.topology.management import ManagementError, RefusedError
+from proxy.topology.management import ManagementError
 from ring.destination import Destination
 from ring.hashing import SLOTS
 from ring.ring import changes, fingerprint
@@ -53,16 +53,61 @@ class Retirement:
     """Seconds to wait for the fleet, and again for the queue to be empty."""
 
 
+class _Course:
+    """The course of one retirement: its steps in order, of which the first ones are taken."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        lock: Lock,
+        what: Retirement,
+        state: State,
+        found: Sequence[FoundBinding],
+        lanes: Sequence[str],
+        say: Say,
+    ) -> None:
+        """Take the bindings that lead to the queue, and its lanes, as `state` has them; no step is taken yet."""
+        self._broker, self._lock, self._what, self._say = broker, lock, what, say
+        self.off_the_ring: list[Removal] = [_unbinding(what.exchange, binding) for binding in found]
+        """The steps by which sidecars, and RabbitMQ itself, cease to route to the queue."""
+        self.closing: list[Removal] = []
+        """The steps from which on the broker returns what still comes to a lane, and a sidecar routes that anew."""
+        self.deleting: list[Removal] = []
+        """The steps that delete the queue, once it is empty, and then its lanes."""
+        if not what.keep:
+            self.closing += [_unbinding(lane, each) for lane in lanes for each in state.bindings.get(lane, ())]
+            if (queue := state.queues.get(what.queue)) is not None:
+                # A quorum queue takes no condition. A classic one does, so it cannot lose what came since.
+                self.deleting.append(DeleteQueue(what.queue, if_empty=queue.type == "classic"))
+            self.deleting += [DeleteExchange(lane) for lane in lanes]
+        self._done, self._is_waiting = 0, True
+
+    async def take(self, steps: Sequence[Removal]) -> None:
+        """Take the steps that come next. Raises LockLostError or ManagementError."""
+        for step in steps:
+            self._is_waiting = False
+            await self._lock.check()
+            await take(self._broker, self._what.vhost, step)
+            self._done += 1
+            self._is_waiting = True
+            self._say(str(step))
+
+    def stopped(self, error: Exception) -> StoppedError:
+        """Return the error that tells how far the course has come, and how to go on."""
+        steps = [*self.off_the_ring, *self.closing, *self.deleting]
+        return stopped(steps, self._done, error, _how_to_go_on(self._what), waiting=self._is_waiting)
+
+
 async def retire(broker: Broker, lock: Lock, what: Retirement, say: Say) -> None:
     """Take a shard away. Run again after it was stopped, it goes on where it was.
 
-    Raises RetireError or FleetError if nothing was changed, and else StoppedError, ManagementError or TopologyError.
+    Raises RetireError or FleetError if nothing was changed, ManagementError or TopologyError if nothing could be read,
+    and StoppedError once it has begun.
     """
     state = (await broker.states([what.vhost]))[what.vhost]
     found = _bindings(state, what)
     lanes = _lanes(state, what, found)
     _check(state, what, found, lanes)
-    taken = _taken(what, lanes)
     if what.queue not in state.queues and not found and not lanes:
         say(f"there is no queue {what.queue}, and nothing of it: nothing to do")
         return
@@ -75,39 +120,50 @@ async def retire(broker: Broker, lock: Lock, what: Retirement, say: Say) -> None
         after = {d: w for d, w in before.items() if d != Destination("queue", what.queue)}
         slots = len(changes(before, after).slots) if moves_keys(before, after) else 0
         say(f"{slots / SLOTS:.4%} of the keys move ({slots:,} of {SLOTS:,} slots)")
-    for binding in found:
-        await _unbind(broker, lock, what, what.exchange, binding, say)
-    await _shown_unbound(broker, what, taken, lanes)
+    course = _Course(broker, lock, what, state, found, lanes, say)
+    try:
+        await _take_off(broker, lock, what, course, lanes, say)
+        if what.keep:
+            say(f"queue {what.queue} is off the ring, and stays with its messages")
+        else:
+            await _close(broker, lock, what, course, lanes, say)
+    except (ManagementError, TopologyError, LockLostError) as error:
+        raise course.stopped(error) from error
+
+
+async def _take_off(
+    broker: Broker, lock: Lock, what: Retirement, course: _Course, lanes: Sequence[str], say: Say
+) -> None:
+    """Take a shard off the ring, and wait until nobody routes to it any more."""
+    await course.take(course.off_the_ring)
+    await _shown_unbound(broker, what, _taken(what, lanes), lanes)
     await _until(what, "every sidecar to route by the ring without it", lambda: _behind(broker, what, lock, lanes), say)
-    if what.keep:
-        say(f"queue {what.queue} is off the ring, and stays with its messages")
-        return
-    await _close(broker, lock, what, state, lanes, say)
 
 
-async def _close(broker: Broker, lock: Lock, what: Retirement, state: State, lanes: Sequence[str], say: Say) -> None:
+async def _close(broker: Broker, lock: Lock, what: Retirement, course: _Course, lanes: Sequence[str], say: Say) -> None:
     """Close the lanes of a shard that is off the ring, wait until its queue is empty, and delete both."""
-    for lane in lanes:
-        # From here on the broker returns what still comes to the lane, and a sidecar routes that anew.
-        for binding in state.bindings.get(lane, ()):
-            await _unbind(broker, lock, what, lane, binding, say)
-    if what.queue in state.queues:
+    await course.take(course.closing)
+    if any(isinstance(step, DeleteQueue) for step in course.deleting):
         taken = _taken(what, lanes)
         await _shown_unbound(broker, what, taken)
         await _until(what, "the queue to be empty twice", lambda: _left(broker, what, lock, taken), say)
-        # A quorum queue takes no condition. A classic one does, so it cannot lose what came since.
-        condition = "?if-empty=true" if state.queues[what.queue].type == "classic" else ""
-        await _delete(broker, lock, ["queues", what.vhost, what.queue], condition)
-        say(f"delete queue {what.queue}")
-    for lane in lanes:
-        await _delete(broker, lock, ["exchanges", what.vhost, lane])
-        say(f"delete exchange {lane}")
+    await course.take(course.deleting)
 
 
 def _bindings(state: State, what: Retirement) -> list[FoundBinding]:
-    """Return the bindings of the ring that lead to the queue."""
-    queue = Destination("queue", what.queue)
-    return [each for each in state.bindings.get(what.exchange, ()) if state.behind(each.destination) == queue]
+    """Return the bindings of the ring that lead to the queue, or to its own lane if that leads nowhere any more."""
+    ends = {Destination("queue", what.queue)}
+    own = _own_lane(what)
+    lane = state.exchanges.get(own) if own is not None else None
+    if own is not None and lane is not None and lane.type == "fanout" and not state.bindings.get(own):
+        ends.add(Destination("exchange", own))
+    return [each for each in state.bindings.get(what.exchange, ()) if state.behind(each.destination) in ends]
+
+
+def _own_lane(what: Retirement) -> str | None:
+    """Return the name of the lane `EXCHANGE.lane.N` of a queue `EXCHANGE.N`; None for a queue of another name."""
+    prefix, _, number = what.queue.rpartition(".")
+    return f"{prefix}.lane.{number}" if prefix == what.exchange else None
 
 
 def _lanes(state: State, what: Retirement, found: Sequence[FoundBinding]) -> list[str]:
@@ -117,8 +173,7 @@ def _lanes(state: State, what: Retirement, found: Sequence[FoundBinding]) -> lis
     lane EXCHANGE.lane.N of a queue EXCHANGE.N counts also if it leads nowhere any more.
     """
     lanes = dict.fromkeys(each.destination.name for each in found if each.destination.kind == "exchange")
-    prefix, _, number = what.queue.rpartition(".")
-    own = f"{prefix}.lane.{number}" if prefix == what.exchange else None
+    own = _own_lane(what)
     queue = Destination("queue", what.queue)
     fed = {each.destination for bindings in state.bindings.values() for each in bindings}
     for name, exchange in state.exchanges.items():
@@ -154,7 +209,7 @@ def _check(state: State, what: Retirement, found: Sequence[FoundBinding], lanes:
     exchange = state.exchanges.get(what.exchange)
     if exchange is None or exchange.type not in RING_TYPES:
         raise RetireError(f"virtual host {what.vhost!r} has no hash exchange {what.exchange!r}")
-    if found and len(state.weights(what.exchange)) == 1:
+    if found and not state.weights(what.exchange).keys() - {Destination("queue", what.queue)}:
         raise RetireError(
             f"queue {what.queue!r} is the only one of exchange {what.exchange!r}, which would lose messages"
         )
@@ -170,20 +225,8 @@ def _check(state: State, what: Retirement, found: Sequence[FoundBinding], lanes:
         raise RetireError(f"queue {what.queue!r} is a stream, which keeps its messages and is never empty: use --keep")
 
 
-async def _unbind(broker: Broker, lock: Lock, what: Retirement, source: str, binding: FoundBinding, say: Say) -> None:
-    lock.check()
-    step = Unbind(source, binding.destination, binding.key, binding.properties_key)
-    await take(broker, what.vhost, step)
-    say(str(step))
-
-
-async def _delete(broker: Broker, lock: Lock, path: Sequence[str], condition: str = "") -> None:
-    lock.check()
-    try:
-        await broker.api.change("DELETE", path, query=condition)
-    except RefusedError as error:
-        if error.status != 404:
-            raise
+def _unbinding(source: str, found: FoundBinding) -> Unbind:
+    return Unbind(source, found.destination, found.key, found.properties_key)
 
 
 async def _shown_unbound(
@@ -209,8 +252,10 @@ def _stop_if_bound_again(
     if sources := _sources(state, taken, but):
         names = ", ".join(map(repr, sources))
         raise StoppedError(
-            f"queue {what.queue!r} was bound again, by exchange {names}, so it may get messages: it was not deleted\n"
-            "stop whoever binds it, such as a consumer that starts, and run this again"
+            [
+                f"queue {what.queue!r} was bound again, by exchange {names}, so it may get messages: not deleted",
+                "stop whoever binds it, such as a consumer that starts, and run this again",
+            ]
         )
 
 
@@ -222,7 +267,7 @@ async def _behind(broker: Broker, what: Retirement, lock: Lock, lanes: Sequence[
     for look in range(2):
         if look:
             await asyncio.sleep(BETWEEN_LOOKS)
-        lock.check()
+        await lock.check()
         state = (await broker.states([what.vhost]))[what.vhost]
         _stop_if_bound_again(state, what, _taken(what, lanes), lanes)
         exchange = _as_read(await broker.api.page(["exchanges", what.vhost, what.exchange], ["type", "arguments"]))
@@ -246,7 +291,7 @@ async def _left(broker: Broker, what: Retirement, lock: Lock, taken: Collection[
     for look in range(2):
         if look:
             await asyncio.sleep(BETWEEN_LOOKS)
-        lock.check()
+        await lock.check()
         _stop_if_bound_again((await broker.states([what.vhost]))[what.vhost], what, taken)
         answer = await broker.api.page(
             ["queues", what.vhost, what.queue], ["messages_ready", "messages_unacknowledged"]
@@ -286,7 +331,7 @@ async def _until(what: Retirement, goal: str, look: Callable[[], Awaitable[str]]
             say(f"waiting for {goal}: {left}")
         told = left
         if loop.time() > until:
-            raise StoppedError(f"waited {what.patience:g} s for {goal}: {left}\n{_how_to_go_on(what)}")
+            raise StoppedError([f"waited {what.patience:g} s for {goal}: {left}", _how_to_go_on(what)])
         await asyncio.sleep(_PAUSE)
 
 

@@ -1,4 +1,4 @@
-"""The steps by which an exchange of a topology file is made, each one request to the management API."""
+"""The steps by which an exchange of a topology file is made, or a shard is retired: each a change of the broker."""
 
 from typing import NamedTuple
 
@@ -57,4 +57,29 @@ class Unbind(NamedTuple):
         return f"unbind {self.source} from {self.destination.kind} {self.destination.name}{weight}"
 
 
+class DeleteQueue(NamedTuple):
+    """Delete a queue. With `if_empty` the broker refuses that if there are ready messages in it."""
+
+    name: str
+    if_empty: bool
+
+    def __str__(self) -> str:
+        """Return the step as progress lines show it."""
+        return f"delete queue {self.name}"
+
+
+class DeleteExchange(NamedTuple):
+    """Delete an exchange."""
+
+    name: str
+
+    def __str__(self) -> str:
+        """Return the step as progress lines show it."""
+        return f"delete exchange {self.name}"
+
+
 Step = DeclareQueue | DeclareExchange | Bind | Unbind
+"""A step of a plan."""
+
+Removal = Unbind | DeleteQueue | DeleteExchange
+"""A step that takes something away. If it is not there, the step is done."""

@@ -88,8 +88,12 @@ class Watch:
                 log.info("%s", error)
             self._told = (str(error),)
         except (*_FAULTS, ConfigError) as error:
-            lines = error.lines if isinstance(error, DocumentError) else str(error).splitlines()
-            self._ended(lines)
+            self._ended(error.lines if isinstance(error, DocumentError | StoppedError) else [str(error)])
+        except Exception as error:
+            defect = f"a defect, see the log: {type(error).__name__}: {error}"
+            if defect not in self._told:
+                log.exception("a look at the file and the cluster has a defect; the next one follows")
+            self._ended([defect])
         else:
             self._show(plan)
             self._ended([*plan.refusals], plan.warnings)

@@ -112,12 +112,12 @@ class Bindings:
 
 def parse_exchange(answer: object) -> Exchange:
     """Return the exchange in an answer to `GET /api/exchanges/{vhost}/{name}`. Raises TopologyError."""
-    table = _object(answer, "exchange")
-    kind = _text(table, "type")
+    table = as_object(answer, "exchange")
+    kind = text_field(table, "type")
     hashed = HashedValue()
     # x-modulus-hash hashes the routing key whatever its arguments say.
     if kind == CONSISTENT_HASH:
-        hashed = _hashed(_object(table.get("arguments", {}), "arguments"))
+        hashed = _hashed(as_object(table.get("arguments", {}), "arguments"))
     policy = table.get("policy")
     return Exchange(
         kind,
@@ -125,7 +125,7 @@ def parse_exchange(answer: object) -> Exchange:
         hashed,
         _publish_in(table.get("message_stats")),
         auto_delete=_flag(table, "auto_delete"),
-        has_alternate="alternate-exchange" in _object(table.get("arguments") or {}, "arguments"),
+        has_alternate="alternate-exchange" in as_object(table.get("arguments") or {}, "arguments"),
         policy=policy if isinstance(policy, str) else "",
     )
 
@@ -134,7 +134,7 @@ def find_exchange(answer: object, name: str) -> Exchange | None:
     """Return an exchange from an answer to `GET /api/exchanges/{vhost}`; None if absent. Raises TopologyError."""
     if not isinstance(answer, list):
         raise TopologyError(f"exchanges: {_brief(answer)} is not a list")
-    return next((parse_exchange(item) for item in answer if _object(item, "exchange").get("name") == name), None)
+    return next((parse_exchange(item) for item in answer if as_object(item, "exchange").get("name") == name), None)
 
 
 def parse_bindings(answer: object, *, with_arguments: bool = False) -> tuple[Binding, ...]:
@@ -145,9 +145,9 @@ def parse_bindings(answer: object, *, with_arguments: bool = False) -> tuple[Bin
     """
     if not isinstance(answer, list):
         raise TopologyError(f"bindings: {_brief(answer)} is not a list")
-    tables = [_object(item, "binding") for item in answer]
+    tables = [as_object(item, "binding") for item in answer]
     return tuple(
-        Binding(Destination(_kind(table), _text(table, "destination")), _text(table, "routing_key"))
+        Binding(Destination(kind_field(table), text_field(table, "destination")), text_field(table, "routing_key"))
         for table in tables
         if table.get("arguments") or not with_arguments
     )
@@ -232,16 +232,29 @@ def parse_alternate_policies(answer: object) -> frozenset[str]:
     """
     if not isinstance(answer, list):
         raise TopologyError(f"policies: {_brief(answer)} is not a list")
-    tables = [_object(item, "policy") for item in answer]
-    definitions = {_text(table, "name"): _object(table.get("definition"), "definition") for table in tables}
+    tables = [as_object(item, "policy") for item in answer]
+    definitions = {text_field(table, "name"): as_object(table.get("definition"), "definition") for table in tables}
     return frozenset(name for name, definition in definitions.items() if "alternate-exchange" in definition)
+
+
+def parse_applied_policies(answer: object) -> Mapping[str, str]:
+    """Return the policy of each exchange that has one, by its name, from an answer to `GET /api/exchanges/{vhost}`.
+
+    Raises TopologyError.
+    """
+    if not isinstance(answer, list):
+        raise TopologyError(f"exchanges: {_brief(answer)} is not a list")
+    tables = [as_object(item, "exchange") for item in answer]
+    return {
+        text_field(table, "name"): text_field(table, "policy") for table in tables if table.get("policy") is not None
+    }
 
 
 def parse_names(answer: object, what: str) -> frozenset[str]:
     """Return the `name` of each item of a list in an answer. Raises TopologyError, which calls an item `what`."""
     if not isinstance(answer, list):
         raise TopologyError(f"{what}: {_brief(answer)} is not a list")
-    return frozenset(_text(_object(item, what), "name") for item in answer)
+    return frozenset(text_field(as_object(item, what), "name") for item in answer)
 
 
 def parse_nodes(answer: object) -> frozenset[str]:
@@ -251,8 +264,8 @@ def parse_nodes(answer: object) -> frozenset[str]:
     """
     if not isinstance(answer, list):
         raise TopologyError(f"virtual host: {_brief(answer)} is not a list")
-    states = (_object(item, "virtual host").get("cluster_state", {}) for item in answer)
-    return frozenset(node for state in states for node in _object(state, "cluster_state"))
+    states = (as_object(item, "virtual host").get("cluster_state", {}) for item in answer)
+    return frozenset(node for state in states for node in as_object(state, "cluster_state"))
 
 
 def default_names(cluster: str, nodes: Iterable[str]) -> frozenset[str]:
@@ -278,10 +291,10 @@ def dead_letters_by_own_name(answer: object) -> str | None:
     Each of the two keys may come from an argument or from a policy. The result is None while the answer says nothing
     of policies: RabbitMQ 3.10.8 says nothing before a queue's first statistics (observed). Raises TopologyError.
     """
-    table = _object(answer, "queue")
-    arguments = _object(table.get("arguments", {}), "arguments")
+    table = as_object(answer, "queue")
+    arguments = as_object(table.get("arguments", {}), "arguments")
     # RabbitMQ's JSON has an empty list for an empty policy.
-    policy = _object(table.get("effective_policy_definition") or {}, "effective_policy_definition")
+    policy = as_object(table.get("effective_policy_definition") or {}, "effective_policy_definition")
     cause = "its argument x-dead-letter-exchange" if "x-dead-letter-exchange" in arguments else ""
     if not cause and "effective_policy_definition" not in table:
         return None
@@ -295,14 +308,18 @@ def _hashed(arguments: Mapping[str, Any]) -> HashedValue:
     """Return what an x-consistent-hash exchange with these arguments hashes. Raises TopologyError."""
     header, name = arguments.get("hash-header"), arguments.get("hash-property")
     if isinstance(header, str) and header:
-        return HashedValue("header", _text(arguments, "hash-header"))
+        return HashedValue("header", text_field(arguments, "hash-header"))
     if isinstance(name, str) and name:
         if name not in HASHED_PROPERTIES:
             raise TopologyError(f"hash-property: {name!r} is not one of {', '.join(sorted(HASHED_PROPERTIES))}")
         return HashedValue("property", name)
     # LavinMQ's argument; RabbitMQ has none of that name.
     header = arguments.get("x-hash-on")
-    return HashedValue("header", _text(arguments, "x-hash-on")) if isinstance(header, str) and header else HashedValue()
+    return (
+        HashedValue("header", text_field(arguments, "x-hash-on"))
+        if isinstance(header, str) and header
+        else HashedValue()
+    )
 
 
 def _publish_in(stats: object) -> int | None:
@@ -315,13 +332,15 @@ def _publish_in(stats: object) -> int | None:
     return count if type(count) is int and count >= 0 else None
 
 
-def _object(value: object, what: str) -> Mapping[str, Any]:
+def as_object(value: object, what: str) -> Mapping[str, Any]:
+    """Return a value that must be a JSON object. Raises TopologyError, which calls it `what`."""
     if not isinstance(value, dict):
         raise TopologyError(f"{what}: {_brief(value)} is not an object")
     return value
 
 
-def _text(table: Mapping[str, Any], name: str) -> str:
+def text_field(table: Mapping[str, Any], name: str) -> str:
+    """Return a field that must be a string which can be sent as UTF-8. Raises TopologyError."""
     value = table.get(name)
     if not isinstance(value, str):
         raise TopologyError(f"{name}: {_brief(value)} is not a string")
@@ -339,7 +358,8 @@ def _flag(table: Mapping[str, Any], name: str) -> bool:
     return value
 
 
-def _kind(table: Mapping[str, Any]) -> Kind:
+def kind_field(table: Mapping[str, Any]) -> Kind:
+    """Return the kind of a binding's destination. Raises TopologyError."""
     value = table.get("destination_type")
     if value == "queue":
         return "queue"

@@ -16,8 +16,13 @@ LANE_READS = 8
 for.
 
 A lane costs two requests, and every sidecar asks. So a ring of up to eight lanes is verified whole at each reading, and
-of a larger one each lane in turn. What happens to a lane between two readings of it is seen sooner: a publish to a lane
-without a queue comes back, and the binding to a deleted lane is missing in the next reading of the ring.
+of a larger one each lane in turn. Of the others each reading asks only whether a policy gives them an alternate
+exchange, by one or two requests for all: then the broker would confirm a publish that the lane cannot deliver. What
+else happens to a lane between two readings of it is seen sooner: a publish to a lane without a queue comes back, and
+the binding to a deleted lane is missing in the next reading of the ring.
+
+With 1,000 lanes on RabbitMQ 4.3.6, eight lanes cost the broker 11 ms of CPU time, the list of policies 0.5 ms, that of
+exchanges 32 ms, and that of all bindings of the virtual host 105 ms, or 770 ms beside 10,000 others (measured).
 """
 
 
@@ -85,12 +90,15 @@ class LaneReader:
         read_before = before.behind if before is not None and not before.restored else {}
         known = {name: found for name, found in read_before.items() if name in wanted}
         settled = [name for name, found in known.items() if self._is_settled(vhost, name, found, doubted)]
-        to_ask = [*wanted.difference(settled), *settled[:LANE_READS]]
-        answers, shown = await self._ask(vhost, sorted(to_ask), started)
+        policies = _Policies(self._api, vhost)
+        # One such lane is enough for the ring to be passed.
+        suspects = (await self._with_alternate(vhost, settled[LANE_READS:], policies))[:LANE_READS]
+        to_ask = [*wanted.difference(settled), *settled[:LANE_READS], *suspects]
+        answers, shown = await self._ask(vhost, sorted(to_ask), policies, started)
         if before is None and (doubtful := [name for name, at in answers.items() if at.leads is Leads.NOWHERE]):
             # No ring in force has its queue, so one answer that lacks the binding would move the keys of that queue.
             await asyncio.sleep(self._pause)
-            again = await self._ask(vhost, doubtful, started)
+            again = await self._ask(vhost, doubtful, policies, started)
             answers, shown = {**answers, **again.behind}, {**shown, **again.shown}
         kept = {name: found for name, found in known.items() if name not in answers}
         return BehindReading({**kept, **answers}, shown)
@@ -100,9 +108,18 @@ class LaneReader:
         is_lane = found.leads is Leads.TO_QUEUE
         return is_lane and (vhost, name) not in self._overlays and Destination("exchange", name) not in doubted
 
-    async def _ask(self, vhost: str, names: Sequence[str], started: float) -> "BehindReading":
+    async def _with_alternate(self, vhost: str, lanes: Sequence[str], policies: "_Policies") -> list[str]:
+        """Return those of these lanes to which a policy gives an alternate exchange.
+
+        Raises ManagementError or TopologyError.
+        """
+        if not lanes or not (alternate := await policies.names()):
+            return []
+        applied = await self._api.policies_of_exchanges(vhost)
+        return [name for name in lanes if applied.get(name) in alternate]
+
+    async def _ask(self, vhost: str, names: Sequence[str], policies: "_Policies", started: float) -> "BehindReading":
         """Read where each of these exchanges leads. Raises ManagementError or TopologyError."""
-        policies = _Policies(self._api, vhost)
         answers: dict[str, Behind] = {}
         shown: dict[str, Shown] = {}
         for start in range(0, len(names), _AT_ONCE):

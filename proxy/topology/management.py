@@ -22,6 +22,7 @@ from proxy.topology.bindings import (
     dead_letters_by_own_name,
     find_exchange,
     parse_alternate_policies,
+    parse_applied_policies,
     parse_bindings,
     parse_exchange,
     parse_names,
@@ -197,6 +198,10 @@ class Management:
         """
         return parse_alternate_policies(await self._required(["policies", vhost], ["name", "definition"]))
 
+    async def policies_of_exchanges(self, vhost: str) -> Mapping[str, str]:
+        """Return the name of the policy of each exchange of a virtual host that has one, by the exchange's name."""
+        return parse_applied_policies(await self._required(["exchanges", vhost], ["name", "policy"]))
+
     async def dead_letters_by_own_name(self, vhost: str, queue: str) -> str | None:
         """Return what makes a queue dead-letter without a routing key of its own; empty if it does not do so.
 
@@ -307,7 +312,7 @@ class Management:
                 if response.status != 200:
                     why = _IN_WORDS.get(response.status, "")
                     raise ManagementError(f"{shown}: {response.status}{why}", _retry_after(response.headers))
-                return _decoded(await _limited(response))
+                return _decoded(await limited(response, MAX_ANSWER))
         except TimeoutError:
             raise UnansweredError(shown, f"no answer within {self._timeout:g} s") from None
         except aiohttp.ClientConnectorError as error:
@@ -336,7 +341,7 @@ async def _check_changed(shown: str, response: aiohttp.ClientResponse) -> None:
     if response.status in (201, 204):
         return
     try:
-        told = json.loads(await _limited(response))
+        told = json.loads(await limited(response, MAX_ANSWER))
     except (ValueError, RecursionError):
         told = None
     reason = told.get("reason") if isinstance(told, dict) else None
@@ -382,13 +387,13 @@ def _shown(path: Sequence[str]) -> str:
     return "/api/" + "/".join(quote(part, safe="") for part in path)
 
 
-async def _limited(response: aiohttp.ClientResponse) -> bytes:
-    """Return the body of an answer. Raises ValueError if it is longer than MAX_ANSWER."""
+async def limited(response: aiohttp.ClientResponse, most: int) -> bytes:
+    """Return the body of an answer. Raises ValueError if it is longer than `most` bytes."""
     body = bytearray()
     async for chunk in response.content.iter_any():
         body += chunk
-        if len(body) > MAX_ANSWER:
-            raise ValueError(f"longer than {MAX_ANSWER} bytes")
+        if len(body) > most:
+            raise ValueError(f"longer than {most} bytes")
     return bytes(body)
 
 

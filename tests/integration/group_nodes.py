@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import itertools
 import time
+import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from urllib.parse import quote, urlsplit, urlunsplit
@@ -189,7 +190,7 @@ async def node(broker: Broker, vhost: str, **settings: object) -> AsyncIterator[
         router = Router(300.0, refuse_stale=False)
         sync = Sync(api, router, Selection(["*"], [], []), interval=0.5, settle_time=0.2)
         running = asyncio.create_task(sync.run())
-        groups = Groups(made, sync, router, api, connector)
+        groups = Groups(made, sync, router, api, connector, uuid.uuid4().hex)
         here = Node(broker, vhost, groups)
         try:
             yield here

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import quote, urlencode
 
 import proxy
@@ -70,6 +70,9 @@ class Answer:
 class Sidecar:
     """A running `ring-proxy run`."""
 
+    running: ClassVar[list["Sidecar"]] = []
+    """Those that were started and not stopped yet, by whatever test: the fleet of the broker."""
+
     def __init__(
         self,
         settings: Mapping[str, str],
@@ -97,6 +100,7 @@ class Sidecar:
         except BaseException:
             self.kill()
             raise
+        Sidecar.running.append(self)
 
     def _started(
         self, environment: Mapping[str, str], before: str, exactly: bool
@@ -122,6 +126,11 @@ class Sidecar:
     @property
     def admin_url(self) -> str:
         return f"http://127.0.0.1:{self.admin_port}"
+
+    @property
+    def id(self) -> str:
+        """The id of its process, which it tells whoever asks its admin listener, and the broker."""
+        return self.admin("/livez").headers["ringproxy-id"]
 
     def publish(
         self,
@@ -225,6 +234,8 @@ class Sidecar:
 
     def kill(self) -> None:
         """End it at once, where it still runs."""
+        if self in Sidecar.running:
+            Sidecar.running.remove(self)
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait()

@@ -9,10 +9,11 @@ import pytest
 
 from proxy.process.memory import ADMIN_CONNECTIONS
 from testbed.debian import ensure_package
-from tests.integration.broker_api import DEADLINE_SECONDS, VirtualHost, wait_until
-from tests.integration.conftest import SECRETS, Login, StartSidecar
+from tests.integration.broker_api import DEADLINE_SECONDS, BrokerApi, VirtualHost, wait_until
+from tests.integration.conftest import SECRETS, USER, Login, StartSidecar
 from tests.integration.relay import management_front
 from tests.integration.sidecar import Sidecar
+from tests.integration.wire_client import Client
 
 SECRET_KEY, SECRET_ID, SECRET_VALUE = "key-of-alice", "id-of-alice", "value-of-alice"
 
@@ -78,6 +79,25 @@ def test_requests_that_take_long_keep_no_probe_out(
 def test_an_answer_ends_its_connection(sidecar: Sidecar) -> None:
     for path in ("/livez", "/metrics", "/nothing"):
         assert sidecar.admin(path).headers["connection"] == "close"
+
+
+def test_every_answer_says_which_sidecar_it_is_of(
+    api: BrokerApi, start_sidecar: StartSidecar, vhost: VirtualHost, client: Client
+) -> None:
+    """Also the answer that there is no such exchange; and so do all its connections to the broker."""
+    one, other = start_sidecar(), start_sidecar()
+    assert one.id != other.id
+    for path in ("/rings", "/metrics", "/nothing", "/rings/%2F/none"):
+        assert one.admin(path).headers["ringproxy-id"] == one.id
+
+    def ids(user: str) -> set[str]:
+        listed = api.ask("GET", "connections")
+        return {each["client_properties"].get("ringproxy_id", "") for each in listed if each.get("user") == user}
+
+    wait_until("their own connections", lambda: {one.id, other.id} <= ids(USER))
+    with client.session(other.amqp_port, vhost.name):
+        wait_until("a client's connection", lambda: other.id in ids(client.user))
+        assert one.id not in ids(client.user)
 
 
 def test_not_ready_until_the_named_rings_are_read(

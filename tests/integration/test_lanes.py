@@ -657,6 +657,31 @@ def test_what_is_no_lane_passes_the_exchange(
     assert sidecar.publish("orders", "k", vhost=laned.name).receipt()["reason"] == "not_a_lane"
 
 
+def test_of_many_lanes_the_next_reading_sees_a_policy_with_an_alternate_exchange(
+    slow: Sidecar, vhost: VirtualHost, client: Client
+) -> None:
+    """The lane is far from its turn; a message that comes back from another lane has the ring read again, once."""
+    queues = [f"q{n}" for n in range(10, 40)]
+    vhost.exchange("orders")
+    vhost.lanes("orders", queues)
+    key = next(key for key in KEYS if owner(queues, key) == "q20")
+    with client.session(slow.amqp_port, vhost.name) as peer:
+        peer.channel(1)
+        peer.publish(1, "orders", key, b"first")
+        peer.confirm(1)
+        vhost.policy("ae", "^orders.lane.q39$", "exchanges", alternate_exchange="amq.fanout")
+        vhost.unbind(lane("q20"), "q20", "")
+
+        peer.publish(1, "orders", key, b"second")
+        peer.confirm(1, 2, 1)
+
+    ring = slow.ring(vhost.name, "orders")
+    assert (ring["passed"], ring["not_lanes"]) == (
+        "not_a_lane",
+        [{"name": lane("q39"), "reason": "policy 'ae' gives it an alternate exchange"}],
+    )
+
+
 def test_a_lane_that_is_mended_is_one_again(start_sidecar: StartSidecar, laned: VirtualHost) -> None:
     sidecar = start_sidecar()
     assert sidecar.publish("orders", LOST[0], vhost=laned.name).queue() == GONE

@@ -22,6 +22,7 @@ from ring.destination import Destination
 from ring.ring import Ring
 from tests.integration.broker_api import DEADLINE_SECONDS, BrokerApi, fresh_name, wait_until
 from tests.integration.conftest import StartSidecar
+from tests.integration.relay import Relay
 from tests.integration.topology import Topology
 
 LEAST = '[[exchange]]\nname = "orders"\nshards = 4\n'
@@ -189,8 +190,63 @@ def test_a_lost_lock_stops_it_before_the_next_step(topology: Topology, monkeypat
     result = topology.run("apply")
 
     assert result.returncode == 2
-    assert "the connection that holds the lock was lost" in result.stderr
+    assert "the lock was lost, so another process may hold it now: " in result.stderr
     assert topology.made()["bindings"] == []
+
+
+@pytest.mark.versions
+def test_a_lock_that_a_policy_lets_expire_stops_it_before_the_next_step(
+    topology: Topology, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its connection lives on. While steps follow each other, each of them keeps the queue in use."""
+    topology.write(LEAST)
+    topology.vhost.policy("tidy", "^ring-proxy", "queues", expires=3000)
+
+    def gone() -> bool:
+        return LOCK_QUEUE not in topology.vhost.queues()
+
+    async def take_and_pause(broker: Broker, vhost: str, step: Step) -> None:
+        await take(broker, vhost, step)
+        if isinstance(step, DeclareExchange):
+            await asyncio.to_thread(wait_until, "the end of the lock's queue", gone)
+        else:
+            await asyncio.sleep(1.0)
+
+    monkeypatch.setattr("proxy.shards.apply.take", take_and_pause)
+    result = topology.run("apply")
+
+    assert result.returncode == 2
+    assert "queue 'ring-proxy.topology' is gone; no policy with expires may apply to it" in result.stderr
+    made = topology.made()
+    # Four queues took longer than the queue of the lock may be unused, and were all declared.
+    assert (len(made["queues"]), len(made["exchanges"]), made["bindings"]) == (4, 1, [])
+
+
+def test_a_lock_whose_connection_is_silent_stops_it_before_the_next_step(
+    topology: Topology, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where a firewall has forgotten it: nobody has closed it, and the broker may have given the lock away."""
+    topology.write(LEAST)
+    direct = URL(topology.amqp_url, encoded=True)
+    monkeypatch.setattr("proxy.shards.broker._ANSWERED_WITHIN", 3.0)
+    between = Relay((str(direct.host), direct.port or 5672))
+    try:
+        topology.amqp_url = str(direct.with_host("127.0.0.1").with_port(between.port))
+
+        async def take_and_freeze(broker: Broker, vhost: str, step: Step) -> None:
+            await take(broker, vhost, step)
+            if isinstance(step, DeclareExchange):
+                between.freeze()
+
+        monkeypatch.setattr("proxy.shards.apply.take", take_and_freeze)
+        result = topology.run("apply")
+    finally:
+        between.close()
+
+    assert result.returncode == 2
+    assert "the lock was lost, so another process may hold it now: no answer over AMQP within 3 s" in result.stderr
+    made = topology.made()
+    assert (len(made["exchanges"]), made["bindings"]) == (1, [])
 
 
 def test_a_watch_that_finds_the_lock_held_waits_and_has_no_fault(topology: Topology) -> None:
@@ -252,6 +308,16 @@ def test_a_refusal_in_the_middle_tells_what_was_done_and_how_to_go_on(
     assert topology.did("apply").splitlines()[-1] == "11 steps done"
 
 
+@pytest.mark.parametrize("part", ["plan", "apply"])
+def test_who_reads_no_further_stops_a_plan_in_silence_and_an_apply_not_at_all(topology: Topology, part: str) -> None:
+    """As in a pipe to head: there is no fault to tell, and what an apply has begun it does to the end."""
+    topology.write(LEAST)
+
+    assert topology.unread(part) == (0, "")
+
+    assert topology.run("check").returncode == (0 if part == "apply" else 1)
+
+
 def test_a_limit_of_the_virtual_host_refuses_in_the_middle(topology: Topology) -> None:
     topology.vhost.api.ask("PUT", "vhost-limits", topology.vhost.name, "max-queues", body={"value": 3})
     topology.write(LEAST)
@@ -293,14 +359,13 @@ def test_mistakes_are_one_line_each_and_change_nothing(topology: Topology) -> No
 
 
 @pytest.mark.versions
-def test_the_rights_that_the_plan_names_are_enough(
-    api: BrokerApi, topology: Topology, user: Callable[..., None]
-) -> None:
-    """A dead-letter exchange and an alternate exchange ask for more."""
+@pytest.mark.parametrize("dead", ["dead", ""])
+def test_the_rights_that_the_plan_names_are_enough(topology: Topology, user: Callable[..., None], dead: str) -> None:
+    """A dead-letter exchange, also the default exchange, and an alternate exchange ask for more."""
     topology.vhost.exchange("dead", "fanout")
     topology.vhost.exchange("unrouted", "fanout")
     topology.write(
-        LEAST + 'alternate_exchange = "unrouted"\narguments = { x-dead-letter-exchange = "dead" }\n'
+        LEAST + f'alternate_exchange = "unrouted"\narguments = {{ x-dead-letter-exchange = "{dead}" }}\n'
         '[[exchange]]\nname = "plain"\nshards = 2\nlanes = false\n'
     )
     user()

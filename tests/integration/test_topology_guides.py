@@ -13,6 +13,7 @@ from testbed.broker import Broker
 from tests.integration.broker_api import DEADLINE_SECONDS, BrokerApi, VirtualHost, wait_until
 from tests.integration.conftest import USER, StartSidecar
 from tests.integration.documents import Document, Shell, tried
+from tests.integration.topology import fleet_flags
 
 pytestmark = pytest.mark.versions
 
@@ -66,6 +67,7 @@ class Reader:
 
 
 def test_the_guide_from_the_first_shard_to_check(
+    api: BrokerApi,
     broker: Broker,
     shop: VirtualHost,
     start_sidecar: StartSidecar,
@@ -117,7 +119,8 @@ def test_the_guide_from_the_first_shard_to_check(
     (retire,) = SHARDS["Take a shard away"]
     # It looks twice at the fleet and twice at the queue: as in test_topology_retire.py, not half a minute apart.
     monkeypatch.setattr("proxy.shards.retire.BETWEEN_LOOKS", 6.0)
-    told = reader.here(retire, f"--sidecar {start_sidecar().admin_url}", capsys, monkeypatch)
+    start_sidecar().wait_ready()
+    told = reader.here(retire, " ".join(fleet_flags(api)), capsys, monkeypatch)
     assert told.endswith("delete exchange orders.lane.5\n")
     assert reader(check) == "nothing to do\n"
     assert sorted(shop.queues()) == [f"orders.{n}" for n in (1, 2, 3, 4, 6, 7, 8, 9)]

@@ -8,7 +8,7 @@ import pytest
 from tests.integration.broker_api import BrokerApi, VirtualHost, fresh_name, wait_until
 from tests.integration.conftest import StartSidecar
 from tests.integration.load import Load
-from tests.integration.topology import Topology
+from tests.integration.topology import Topology, fleet_flags
 
 pytestmark = pytest.mark.versions
 
@@ -23,9 +23,10 @@ def statistics_every_5_s(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def fleet(start_sidecar: StartSidecar) -> list[str]:
-    """Flags for the one host that sidecars of this run connect from, as other tests may have left one running."""
-    return [f"--sidecar={start_sidecar().admin_url}"]
+def fleet(api: BrokerApi, start_sidecar: StartSidecar) -> list[str]:
+    """Flags for a new sidecar, and for those that other tests have left running."""
+    start_sidecar().wait_ready()
+    return fleet_flags(api)
 
 
 def retired(topology: Topology, *arguments: str) -> str:
@@ -62,12 +63,12 @@ def shards(topology: Topology) -> Topology:
 
 @pytest.mark.parametrize("kind", ["shards", "direct"])
 def test_a_shard_leaves_while_publishing_goes_on_and_nothing_is_lost(
-    request: pytest.FixtureRequest, start_sidecar: StartSidecar, kind: str
+    request: pytest.FixtureRequest, api: BrokerApi, start_sidecar: StartSidecar, kind: str
 ) -> None:
     shards: Topology = request.getfixturevalue(kind)
     vhost = shards.vhost
     sidecars = [start_sidecar(), start_sidecar()]
-    flags = [f"--sidecar={sidecar.admin_url}" for sidecar in sidecars]
+    flags = fleet_flags(api)
     loads = [Load(sidecar, "orders", vhost.name, workers=1) for sidecar in sidecars]
     taken: list[bytes] = []
     with loads[0].running(), loads[1].running():
@@ -127,6 +128,47 @@ def test_a_queue_with_messages_is_not_deleted_and_the_next_run_goes_on(shards: T
     assert "delete queue orders.3" in retired(shards, *fleet)
 
 
+def test_a_refusal_in_the_middle_tells_what_was_done_and_how_to_go_on(
+    api: BrokerApi, shards: Topology, fleet: list[str]
+) -> None:
+    user, login = f"retirer {fresh_name()}", (shards.amqp_url, shards.management_url)
+    api.ask("PUT", "users", user, body={"password": "p", "tags": "monitoring"})
+    shards.vhost.permit(user, ".*", "^orders.lane.*$", ".*")
+    shards.login(user, "p")
+
+    told = refused(shards, *fleet)
+
+    assert told.splitlines() == [
+        "ring-proxy: step 2 of 4, unbind orders.lane.3 from queue orders.3: the broker refused: Access refused. (the "
+        "user needs read on 'orders.lane.3' and write on 'orders.3')",
+        "ring-proxy: done:",
+        "ring-proxy:   unbind orders from exchange orders.lane.3, weight 1",
+        "ring-proxy: not done:",
+        "ring-proxy:   unbind orders.lane.3 from queue orders.3",
+        "ring-proxy:   delete queue orders.3",
+        "ring-proxy:   delete exchange orders.lane.3",
+        "ring-proxy: run it again: it goes on from here",
+    ]
+    shards.amqp_url, shards.management_url = login
+    api.ask("DELETE", "users", user)
+    assert retired(shards, *fleet).endswith("delete queue orders.3\ndelete exchange orders.lane.3\n")
+
+
+def test_a_shard_whose_lane_has_lost_its_binding_leaves_nothing_on_the_ring(shards: Topology, fleet: list[str]) -> None:
+    """RabbitMQ itself would give the lane its share of messages for ever, and drop them."""
+    shards.vhost.unbind("orders.lane.3", "orders.3", "")
+    shards.write(THREE + "arguments = { x-single-active-consumer = false }\nretiring = [3]\n")
+    assert "lane 'orders.lane.3' of the retiring shard 3 leads to no queue" in shards.run("plan").stdout
+
+    told = retired(shards, *fleet)
+
+    assert "unbind orders from exchange orders.lane.3, weight 1\n" in told
+    made = shards.made()
+    assert "orders.3" not in str(made)
+    assert "orders.lane.3" not in str(made)
+    assert shards.did("check") == "nothing to do\n"
+
+
 def test_a_queue_that_a_consumer_binds_again_is_not_deleted(shards: Topology, fleet: list[str]) -> None:
     vhost = shards.vhost
     vhost.api.ask(
@@ -154,8 +196,8 @@ def test_a_queue_that_was_never_of_the_exchange_is_not_deleted(shards: Topology,
     assert "invoices" in shards.vhost.queues()
 
 
-def test_a_sidecar_that_does_not_answer_is_waited_for_and_told(shards: Topology) -> None:
-    told = refused(shards, "--sidecar=http://127.0.0.1:9")
+def test_a_sidecar_that_does_not_answer_is_waited_for_and_told(shards: Topology, fleet: list[str]) -> None:
+    told = refused(shards, "--sidecar=http://127.0.0.1:9", *fleet)
 
     assert "waited 8 s for every sidecar to route by the ring without it: http://127.0.0.1:9 (" in told
     assert "orders.3" in shards.vhost.queues()
@@ -206,13 +248,17 @@ def test_a_stream_is_kept_or_not_retired(topology: Topology, fleet: list[str]) -
 def test_sidecars_that_cannot_be_asked_are_told_before_anything_is_changed(
     api: BrokerApi, shards: Topology, start_sidecar: StartSidecar
 ) -> None:
-    start_sidecar().wait_ready()
-    wait_until("its connection in the API's list", lambda: "ringproxy_version" in str(api.ask("GET", "connections")))
+    """Both are of one host, and have admin listeners of their own ports: each of them must be named."""
+    one, other = start_sidecar(), start_sidecar()
+    flags = fleet_flags(api)
+    wait_until("it in the API's list", lambda: other.id in str(api.ask("GET", "connections")))
     before = shards.made()
 
-    told = refused(shards)
+    told = refused(shards, *(flag for flag in flags if not flag.endswith(other.admin_url)))
 
-    assert "name the admin listener of each sidecar there: --sidecar URL" in told
+    assert f"1 sidecars of the cluster cannot be asked: sidecar {other.id} at 127.0.0.1; asked were " in told
+    assert f"{one.admin_url} (sidecar {one.id})" in told
+    assert "name the admin listener of each of them: --sidecar URL" in told
     assert "nothing was changed" in told
     assert shards.made() == before
 

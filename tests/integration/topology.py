@@ -6,6 +6,7 @@ import os
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from subprocess import PIPE
 from typing import Any
 from urllib.parse import quote
 
@@ -15,8 +16,8 @@ from yarl import URL
 import proxy
 from proxy.cli import main
 from testbed.broker import Broker
-from tests.integration.broker_api import DEADLINE_SECONDS, VirtualHost
-from tests.integration.sidecar import COMMAND
+from tests.integration.broker_api import DEADLINE_SECONDS, BrokerApi, VirtualHost, wait_until
+from tests.integration.sidecar import COMMAND, Sidecar
 
 
 class Topology:
@@ -68,6 +69,15 @@ class Topology:
         """Run a part in a process that is killed once it has printed so many lines; return how many it printed."""
         return killed(["topology", part, *self.flags(), str(self.file)], lines)
 
+    def unread(self, part: str) -> tuple[int, str]:
+        """Run a part in a process whose output nobody reads; return its exit status and what it told as an error."""
+        arguments = [COMMAND, "topology", part, *self.flags(), str(self.file)]
+        with subprocess.Popen(arguments, env=_clean(), stdout=PIPE, stderr=PIPE, text=True) as process:
+            assert process.stdout is not None
+            assert process.stderr is not None
+            process.stdout.close()
+            return process.wait(DEADLINE_SECONDS), process.stderr.read()
+
     def made(self) -> Mapping[str, Any]:
         """Return what exists in the virtual host, but for what every virtual host has."""
         ask, name = self.vhost.api.ask, self.vhost.name
@@ -81,13 +91,29 @@ class Topology:
         }
 
 
+def fleet_flags(api: BrokerApi) -> list[str]:
+    """Return the flags by which retire finds each sidecar that runs, once the broker lists no other one any more."""
+    ids = {sidecar.id for sidecar in Sidecar.running}
+
+    def listed() -> set[str]:
+        connections = api.ask("GET", "connections", query="columns=client_properties")
+        return {each["client_properties"].get("ringproxy_id", "") for each in connections} - {""}
+
+    wait_until("the end of connections of sidecars that were stopped", lambda: listed() <= ids)
+    return [f"--sidecar={sidecar.admin_url}" for sidecar in Sidecar.running]
+
+
 def killed(arguments: Sequence[str], lines: int) -> int:
     """Run `ring-proxy` in a process that is killed once it has printed so many lines; return how many it printed."""
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("RINGPROXY_")}
-    clean["PYTHONPATH"] = str(Path(proxy.__file__).parents[1])
-    with subprocess.Popen([COMMAND, *arguments], env=clean, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen([COMMAND, *arguments], env=_clean(), stdout=PIPE, text=True) as process:
         assert process.stdout is not None
         seen = sum(1 for _ in itertools.takewhile(bool, (process.stdout.readline() for _ in range(lines))))
         process.kill()
         process.wait(DEADLINE_SECONDS)
     return seen
+
+
+def _clean() -> dict[str, str]:
+    """Return the environment of this process without settings, in which its own modules are found."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("RINGPROXY_")}
+    return {**clean, "PYTHONPATH": str(Path(proxy.__file__).parents[1])}

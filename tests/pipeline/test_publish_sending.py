@@ -375,6 +375,28 @@ async def test_a_look_that_fails_is_made_again(login: Login, vhost: VirtualHost)
     assert (check_all_came(came, count), told.again) == (0, 0)
 
 
+async def test_the_broker_lists_its_connection_as_a_jobs_and_not_as_a_sidecars(
+    login: Login, vhost: VirtualHost
+) -> None:
+    """A sidecar would have to answer before a queue is retired, and a job has to end."""
+    vhost.ring("orders", QUEUES)
+    found: list[set[str]] = []
+
+    def listed() -> list[set[str]]:
+        connections = vhost.api.ask("GET", "vhosts", vhost.name, "connections")
+        return [set(one["client_properties"]) for one in connections if one.get("client_properties")]
+
+    def some() -> Iterator[Iterator[RowMessage]]:
+        yield next(rows(PER_BATCH))
+        found.extend(wait_until("the connection", listed))
+
+    await published(login, vhost, some())
+
+    assert [{name for name in each if name.startswith("ringproxy")} for each in found] == [
+        {"ringproxy_job_version", "ringproxy_ring_format"}
+    ]
+
+
 async def test_a_login_that_is_refused_after_it_was_taken_is_waited_for(
     login: Login, vhost: VirtualHost, connections: list[connection.BrokerConnection]
 ) -> None:

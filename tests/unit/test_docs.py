@@ -15,6 +15,7 @@ from proxy.http.endpoints.docs import DOCUMENT
 from proxy.http.formats.problems import _TITLES
 from proxy.journal.journaling import Journaling
 from proxy.outcome import Outcome
+from proxy.process.identity import of_job, of_sidecar
 from proxy.publisher.dial import Brokers
 from proxy.publisher.pool import Publisher
 from proxy.routing.counters import Counts
@@ -242,7 +243,7 @@ def test_metrics_alerts_and_rules_that_pages_name_exist() -> None:
     for document in DOCUMENTS:
         for name in re.findall(r"\bringproxy_[a-z_]+[a-z]\b(?![_(*])", document.read_text()):
             known = name in metrics or re.sub(r"_(bucket|sum|count)$", "", name) in metrics
-            assert known or name in ("ringproxy_version", "ringproxy_ring_format"), f"{document.name}: {name}"
+            assert known or name in (*of_sidecar(), *of_job()), f"{document.name}: {name}"
         for name in re.findall(r"\bRingproxy[A-Z]\w+|(?<!urn:)\bringproxy:[a-z_]+:\w+", document.read_text()):
             assert re.search(rf"(alert|record): {name}$", rules, flags=re.M), f"{document.name}: {name}"
 

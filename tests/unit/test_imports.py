@@ -16,17 +16,17 @@ ROOMS: dict[str, set[str]] = {
     "proxy.outcome": set(),
     "proxy.wire": {"ring"},
     "proxy.settings": {"ring"},
-    "proxy.process": {"proxy.settings"},
+    "proxy.process": {"ring", "proxy.settings"},
     "proxy.topology": {"ring", "proxy.settings"},
     "proxy.journal": {"ring", "proxy.outcome", "proxy.wire", "proxy.settings", "proxy.topology"},
     "proxy.routing": {
         *("ring", "proxy.outcome", "proxy.wire", "proxy.settings", "proxy.topology", "proxy.journal"),
     },
-    "proxy.publisher": {"ring", "proxy.outcome", "proxy.wire", "proxy.settings", "proxy.routing"},
+    "proxy.publisher": {"proxy.outcome", "proxy.wire", "proxy.settings", "proxy.process", "proxy.routing"},
     "proxy.groups": {"proxy.settings", "proxy.topology"},
     "proxy.session": {
-        *("ring", "proxy.outcome", "proxy.wire", "proxy.settings", "proxy.topology", "proxy.journal", "proxy.routing"),
-        "proxy.groups",
+        *("ring", "proxy.outcome", "proxy.wire", "proxy.settings", "proxy.process", "proxy.topology"),
+        *("proxy.journal", "proxy.routing", "proxy.groups"),
     },
     "proxy.http.formats": {"ring", "proxy.outcome", "proxy.wire", "proxy.topology"},
     "proxy.http.admission": {
@@ -116,7 +116,8 @@ MAY_BESIDES = {"ring.contest": {"concurrent"}}
 """Threads that build a ring, while numpy has released the GIL."""
 
 PIPELINE_MAY = {
-    *("outcome", "publisher.channel", "publisher.connection", "publisher.dial", "publisher.protocol"),
+    *("outcome", "process.identity"),
+    *("publisher.channel", "publisher.connection", "publisher.dial", "publisher.protocol"),
     *("routing.counters", "routing.route"),
     *("settings.config", "settings.credentials", "settings.parse", "settings.sources", "settings.tls"),
     *("topology.bindings", "topology.lane_reader", "topology.management", "topology.reading"),

@@ -14,6 +14,7 @@ from proxy.http.admission.pages import HostNames
 from proxy.http.formats.answers import json_answer, named
 from proxy.http.formats.problems import ProblemError, problem_middleware
 from proxy.outcome import Outcome
+from proxy.process.identity import ID_HEADER, process_id
 from proxy.process.logs import escaped
 from proxy.process.memory import ADMIN_CONNECTIONS, ADMIN_UNREAD
 from proxy.publisher.pool import Publisher
@@ -45,8 +46,12 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 @web.middleware
 async def _closing(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """End each connection with its answer: few may be open, and none is to be held without asking."""
+    """End each connection with its answer: few may be open, and none is to be held without asking.
+
+    The answer says which sidecar it is of: several may be behind one address.
+    """
     response = await handler(request)
+    response.headers[ID_HEADER] = process_id()
     response.force_close()
     return response
 

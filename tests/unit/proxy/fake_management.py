@@ -91,8 +91,13 @@ class FakeManagement:
             case ["vhosts"]:
                 return [{"name": vhost} for vhost in sorted(self.vhosts)]
             case ["exchanges", vhost]:
-                names = ["", "amq.topic", *(name for v, name in self.exchanges if v == vhost)]
-                return [{"name": name} for name in names] if vhost in self.vhosts else None
+                found = [{"name": name} for name in ("", "amq.topic")]
+                found += [
+                    {"name": name} | {k: value for k, value in fields.items() if k == "policy"}
+                    for (v, name), fields in self.exchanges.items()
+                    if v == vhost
+                ]
+                return found if vhost in self.vhosts else None
             case ["exchanges", vhost, name]:
                 return self.exchanges.get((vhost, name))
             case ["exchanges", vhost, name, "bindings", "source"]:

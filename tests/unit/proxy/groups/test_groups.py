@@ -71,7 +71,7 @@ async def running(api: Management, connect: Connect = hangs, **settings: Any) ->
     router = Router(300.0, refuse_stale=False)
     sync = Sync(api, router, Selection(["*"], [], []), interval=15, settle_time=0.1)
     made = Settings(**{"groups": ("*",), **settings})
-    groups = Groups(made, sync, router, api, lambda vhost: connect)
+    groups = Groups(made, sync, router, api, lambda vhost: connect, "process")
     try:
         yield groups
     finally:

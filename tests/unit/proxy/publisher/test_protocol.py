@@ -16,6 +16,7 @@ from pamqp.header import ContentHeader
 
 from proxy import __version__
 from proxy.outcome import Outcome
+from proxy.process.identity import of_job, process_id
 from proxy.publisher.channel import CONFIRMED, NACKED, UNROUTABLE
 from proxy.publisher.handshake import MAX_CHANNELS
 from proxy.publisher.protocol import Full, PublisherProtocol, Stage
@@ -92,6 +93,7 @@ def test_handshake() -> None:
             "connection_name": "ringproxy v/é",
             "ringproxy_version": __version__,
             "ringproxy_ring_format": str(RING_FORMAT),
+            "ringproxy_id": process_id(),
             "capabilities": {
                 "publisher_confirms": True,
                 "basic.nack": True,
@@ -104,6 +106,15 @@ def test_handshake() -> None:
         assert isinstance(opening, commands.Connection.Open)
         assert opening.virtual_host == "v/é"
         assert client.cluster == "rabbit@a"
+
+
+def test_who_is_no_sidecar_says_what_it_is_instead() -> None:
+    client = PublisherProtocol("me", "secret", "v", of_job())
+    client.feed(start({}))
+    ((_, start_ok),) = decoded(b"".join(client.out))
+    assert isinstance(start_ok, commands.Connection.StartOk)
+    named = {name for name in start_ok.client_properties or {} if name.startswith("ringproxy")}
+    assert named == {"ringproxy_job_version", "ringproxy_ring_format"}
 
 
 def test_it_waits_for_the_broker_to_begin() -> None:

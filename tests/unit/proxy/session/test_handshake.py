@@ -9,6 +9,7 @@ from pamqp import frame as pamqp_frame
 from pamqp.common import FieldTable
 
 from proxy import __version__
+from proxy.process.identity import process_id
 from proxy.session import broker_loop, client_loop
 from proxy.session.channel import Channel
 from proxy.session.handshake import BROKERS_TURN, STEPS, Handshake, Step, is_protocol_header
@@ -138,7 +139,11 @@ def test_start_ok_says_what_this_proxy_is() -> None:
     assert out.to_broker.startswith(HEARTBEAT)
     read = parsed(out.to_broker[len(HEARTBEAT) :])
     assert isinstance(read, commands.Connection.StartOk)
-    ours = {"ringproxy_version": __version__, "ringproxy_ring_format": str(RING_FORMAT)}
+    ours = {
+        "ringproxy_version": __version__,
+        "ringproxy_ring_format": str(RING_FORMAT),
+        "ringproxy_id": process_id(),
+    }
     assert read.client_properties == {**theirs, **ours}
     assert (read.mechanism, read.response, read.locale) == ("PLAIN", "\0u\0p", "en_US")
     assert out.to_broker.count(short("ringproxy_version")) == 1

@@ -145,6 +145,21 @@ def test_the_weight_of_the_only_shard_changes_nothing() -> None:
     assert difference.before == difference.after
 
 
+@pytest.mark.parametrize("key", ["20000", "x", "0"])
+def test_an_only_shard_whose_key_is_no_weight_is_told_and_left_alone(key: str) -> None:
+    state = made(shards=1)
+    bound = FoundBinding(Destination("exchange", "orders.lane.1"), key, key)
+    state = replace(state, bindings={**state.bindings, "orders": (bound,)})
+    assert state.weights("orders") == {}
+
+    difference = differ(state, shards=1)
+
+    assert (difference.steps, difference.refusals) == ((), ())
+    (line,) = [line for line in difference.warnings if "no weight" in line]
+    assert f"is bound to exchange 'orders' with the key '{key}', which is no weight" in line
+    assert not any("no weight" in line for line in differ(made(shards=1), shards=1).warnings)
+
+
 def test_a_retiring_shard_is_left_alone_and_keeps_its_weight() -> None:
     state = made(shards=4, shard=[shard(2, weight=3)])
 
@@ -278,6 +293,29 @@ def test_a_node_that_leaves_takes_no_shard_away() -> None:
     assert len(difference.shards) == 6
 
 
+def test_a_node_in_the_place_of_another_one_leads_nothing_and_is_told() -> None:
+    three = State("/", nodes=("rabbit@a", "rabbit@b", "rabbit@c"), version=(4, 3, 6))
+    state = after(three, *differ(three, shards_per_node=2).steps)
+    replaced = replace(state, nodes=("rabbit@a", "rabbit@b", "rabbit@d"))
+
+    difference = differ(replaced, shards_per_node=2)
+
+    assert (difference.steps, difference.refusals) == ((), ())
+    (line,) = [line for line in difference.warnings if "leads no shard" in line]
+    assert line.startswith(
+        "[[exchange]] 1, 'orders': node 'rabbit@d' leads no shard: there are 6, and shards_per_node asks for 6 on 3"
+    )
+    assert "rabbitmq-queues grow rabbit@d all" in line
+
+    def idle(state: State, **fields: Any) -> list[str]:
+        return [line for line in differ(state, **fields).warnings if "leads no shard" in line]
+
+    assert idle(replaced, shards=6) == []
+    assert idle(replaced, shards_per_node=3) == []
+    unknown = {**replaced.queues, "orders.1": replace(replaced.queues["orders.1"], node=None)}
+    assert idle(replace(replaced, queues=unknown), shards_per_node=2) == []
+
+
 def test_a_lane_without_its_binding_is_bound_again_when_fewer_nodes_run() -> None:
     """Its shard exists, though the ring of sidecars has no weight for it."""
     three = State("/", nodes=("rabbit@a", "rabbit@b", "rabbit@c"), version=(4, 3, 6))
@@ -301,6 +339,29 @@ def test_a_lane_of_its_own_name_without_its_binding_is_bound_again() -> None:
     difference = differ(broken, shards_per_node=1, shard=own)
 
     assert difference.steps == (Bind("the lane", Destination("queue", "third"), ""),)
+
+
+def test_a_retiring_lane_that_leads_nowhere_or_elsewhere_is_told() -> None:
+    """RabbitMQ gives it its share of what native publishers send, and nothing of that reaches a queue."""
+    state = made(shards=3)
+    wanted: dict[str, Any] = {"shards": [1, 3], "retiring": [2]}
+    nowhere = replace(state, bindings={**state.bindings, "orders.lane.2": ()})
+    twice = (*state.bindings["orders.lane.2"], FoundBinding(Destination("queue", "copy"), "", "~"))
+    aside = replace(state, bindings={**state.bindings, "orders.lane.2": twice})
+
+    told = [differ(each, **wanted).warnings for each in (state, nowhere, aside)]
+
+    assert [[line for line in lines if "lane" in line] for lines in told] == [
+        [],
+        [
+            "[[exchange]] 1, 'orders': lane 'orders.lane.2' of the retiring shard 2 leads to no queue, and RabbitMQ "
+            "still gives it a share of the messages; run: ring-proxy topology retire orders orders.2"
+        ],
+        [
+            "[[exchange]] 1, 'orders': lane 'orders.lane.2' of the retiring shard 2 has 2 bindings; a lane has one; "
+            "sidecars do not use it as a lane"
+        ],
+    ]
 
 
 def test_terms_of_a_shard_that_no_node_asks_for_are_told() -> None:

@@ -127,6 +127,8 @@ MISTAKES = [
     (f"{LEAST}arguments = 3\n", "arguments: 3 is not a table of arguments"),
     (f"{LEAST}arguments = {{ x-a = [1] }}\n", "arguments: x-a: [1] is not a text, a number, true or false"),
     (f"{LEAST}arguments = {{ x-a = {2**63} }}\n", "does not fit into 64 bits"),
+    (f"{LEAST}arguments = {{ x-a = 1e20 }}\n", "x-a: 1e+20 does not fit into 64 bits"),
+    (f"{LEAST}arguments = {{ x-a = {-(2**63) - 1} }}\n", "does not fit into 64 bits"),
     (
         f'{LEAST}arguments = {{ x-queue-type = "classic" }}\n',
         "arguments: x-queue-type: use the key queue_type instead",
@@ -153,10 +155,24 @@ MISTAKES = [
         f'{LEAST}type = "x-modulus-hash"\nhash_header = "h"\n',
         "hash_header: x-modulus-hash hashes the routing key only",
     ),
+    (
+        f'{LEAST}type = "x-modulus-hash"\nhash_property = "message_id"\n',
+        "hash_property: x-modulus-hash hashes the routing key only",
+    ),
+    (f'{LEAST}alternate_exchange = "{"x" * 256}"\n', "alternate_exchange: 'xxx"),
+    (f'{LEAST}hash_header = "{"x" * 256}"\n', "has 256 bytes; a name has 255 at most"),
+    (f'{LEAST}vhost = "{"x" * 256}"\n', "has 256 bytes; a name has 255 at most"),
+    (f'{LEAST}vhost = ".."\n', "vhost: '..' is not the name of a virtual host"),
+    (f'{LEAST}alternate_exchange = "a\\u0000"\n', "is not a name"),
+    ('[[exchange]]\nname = "a\\nb"\nshards = 1\n', "name: 'a\\nb' has the end of a line in it, which RabbitMQ takes"),
+    (f'{LEAST}[[exchange.shard]]\nnumber = 1\nqueue = "a\\r"\n', "queue: 'a\\r' has the end of a line in it"),
+    (LEAST.replace("4", "4.0"), "shards: 4.0 is neither a number of shards nor a list of shards' numbers"),
+    (f"{LEAST}retiring = [2.0]\n", "retiring: 2.0 is not a whole number from 1 to 10000"),
+    (f"{LEAST}[[exchange.shard]]\nnumber = 1\nweight = 2.0\n", "weight: 2.0 is not a whole number"),
     ('[[exchange]]\nname = ""\nshards = 1\n', "name: '' is not a name"),
     ('[[exchange]]\nname = ".."\nshards = 1\n', "name: '..' cannot be asked for"),
     ('[[exchange]]\nname = "amq.x"\nshards = 1\n', "name: 'amq.x' begins with 'amq.'"),
-    (f'[[exchange]]\nname = "{"é" * 128}"\nshards = 1\n', "has 256 bytes; a name has 255 at most"),
+    (f'[[exchange]]\nname = "{"é" * 128}"\nshards = 1\n', "name: 'éé"),
     (f'[[exchange]]\nname = "{"x" * 250}"\nshards = 4\n', "shard 1: lane: "),
     (f"{LEAST}{LEAST}", "[[exchange]] 2, 'orders': name: 'orders' is the name of [[exchange]] 1, 'orders' too"),
     (
@@ -231,10 +247,11 @@ BEYOND_A_SCHEMA = (
     "every shard is retiring",
     "neither in shards nor in retiring",
     "is the number of another",
-    "hashes the routing key only",
-    "has 256 bytes",
+    "'éé",
+    "4.0 is",
+    "2.0 is",
 )
-"""Mistakes between several values, or in bytes, which no JSON schema can find."""
+"""Mistakes between several values, in bytes, or in how a number is written, which no JSON schema can find."""
 
 
 def test_the_schema_finds_the_mistakes_that_a_schema_can_find() -> None:

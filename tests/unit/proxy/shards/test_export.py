@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 from proxy.shards.difference import compare
 from proxy.shards.document import parse
 from proxy.shards.export import ExportError, export
+from proxy.shards.shard import MAX_SHARDS
 from proxy.shards.state import FoundBinding, FoundExchange, FoundQueue, State
 from ring.destination import Destination
 from tests.unit.proxy.shards.model import EMPTY, after
 from tests.unit.proxy.shards.test_difference import documents
 
-names = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=8).filter(
+names = st.text(st.characters(codec="utf-8", exclude_characters="\0\r\n"), min_size=1, max_size=8).filter(
     lambda name: name not in (".", "..") and not name.startswith("amq.")
 )
 ARGUMENTS = {
@@ -92,9 +93,21 @@ HASH = FoundExchange("x-consistent-hash")
 TO_Q = Destination("queue", "q")
 
 
+MANY = [f"q{n}" for n in range(MAX_SHARDS + 1)]
+
+
 @pytest.mark.parametrize(
     ("state", "told"),
     [
+        (
+            State(
+                "/",
+                {"orders": HASH},
+                dict.fromkeys(MANY, FoundQueue("classic")),
+                {"orders": tuple(FoundBinding(Destination("queue", name), "1", "1") for name in MANY)},
+            ),
+            "exchange 'orders' has 10,001 queues; a topology file has 10,000 at most",
+        ),
         (State("/"), "virtual host '/' has no exchange 'orders'"),
         (state_of(FoundExchange("topic")), "is of type topic; a ring's is x-consistent-hash or x-modulus-hash"),
         (state_of(HASH), "has no bindings"),

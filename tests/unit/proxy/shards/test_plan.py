@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from proxy.shards import report
 from proxy.shards.document import DocumentError, parse
+from proxy.shards.journal import Moved
 from proxy.shards.plan import Plan, make_plan, moves_keys, pattern
-from proxy.shards.state import FoundQueue, State
+from proxy.shards.state import FoundExchange, FoundQueue, State
 from ring.destination import Destination
 from ring.hashing import SLOTS
 from ring.ring import Ring
@@ -28,6 +29,10 @@ def queue(number: int) -> Destination:
 
 def plan(state: State, *exchanges: dict[str, Any]) -> Plan:
     return make_plan(parse({"exchange": list(exchanges)}), {"/": state})
+
+
+def text_of(found: Plan) -> str:
+    return "\n".join(report.as_text(found))
 
 
 def orders(**fields: Any) -> dict[str, Any]:
@@ -76,14 +81,14 @@ def test_what_waits_is_told_of_the_queues_that_lose_keys() -> None:
 
     (planned,) = found.exchanges
     assert planned.waiting == {queue(1): 1204, queue(2): 0, queue(3): None}
-    text = report.as_text(found)
+    text = text_of(found)
     assert re.search(r"orders\.1 +[\d.]+% +1,204\n", text)
     assert re.search(r"orders\.3 +[\d.]+% +unknown\n", text)
     assert "messages wait in orders.1, orders.3" in text
 
 
 def test_a_plan_says_how_many_keys_move_and_what_is_to_do() -> None:
-    text = report.as_text(plan(made(orders(shards=4)), orders(shards=5)))
+    text = text_of(plan(made(orders(shards=4)), orders(shards=5)))
 
     share, slots = re.findall(r"([\d.]+)% of the keys move \(([\d,]+) of 1,048,576 slots\)", text)[0]
     assert f"{int(slots.replace(',', '')) / SLOTS:.4%}" == f"{share}%"
@@ -96,21 +101,46 @@ def test_a_plan_says_how_many_keys_move_and_what_is_to_do() -> None:
 def test_a_plan_says_what_new_shards_do_without_the_node_of_their_consumer() -> None:
     own = [{"number": 2, "arguments": {"x-consumer-disconnected-timeout": 2500}}]
 
-    text = report.as_text(plan(EMPTY, orders(shards=2, shard=own)))
+    text = text_of(plan(EMPTY, orders(shards=2, shard=own)))
 
     assert re.findall(r"after ([\d.]+) s without its node, a consumer of a new shard loses", text) == ["2.5", "5"]
-    assert "lost consumers:" not in report.as_text(plan(EMPTY, orders(shards=2, queue_type="classic")))
+    assert "lost consumers:" not in text_of(plan(EMPTY, orders(shards=2, queue_type="classic")))
+
+
+def test_a_plan_says_how_many_messages_a_day_move_and_if_a_journal_was_too_long() -> None:
+    found = plan(made(orders(shards=4)), orders(shards=5))
+
+    def told(moved: Moved) -> str:
+        (line,) = [line for line in report.as_text(found, {("/", "orders"): moved}) if "journal:" in line]
+        return line
+
+    assert told(Moved(100, 25, 2.0)) == "  journal: about 300 messages a day move, 25.0% of 100 messages in 2.0 h"
+    assert told(Moved(100, 25, 0.5, is_part=True)) == (
+        "  journal: at least 1,200 messages a day move, 25.0% of 100 messages in 0.5 h, the first ones of the newest "
+        "hour, which has more"
+    )
+
+
+def test_a_plan_says_that_keys_may_move_twice_if_a_weight_changes() -> None:
+    """A shard is off the ring between unbind and bind, for how long nobody can promise."""
+    heavier = {"shard": [{"number": 1, "weight": 2}, {"number": 3, "weight": 2}]}
+
+    text = text_of(plan(made(orders(shards=3)), orders(shards=3, **heavier)))
+
+    assert "  weights: 2 shards are unbound and bound again" in text
+    assert "weights:" not in text_of(plan(made(orders(shards=3)), orders(shards=4)))
+    assert "weights:" not in text_of(plan(made(orders(shards=3, lanes=False)), orders(shards=3)))
 
 
 def test_a_plan_without_steps_says_so() -> None:
-    text = report.as_text(plan(made(orders(shards=2)), orders(shards=2)))
+    text = text_of(plan(made(orders(shards=2)), orders(shards=2)))
 
     assert "  no key moves\n" in text
     assert text.endswith("\nnothing to do")
 
 
 def test_a_plan_with_a_refusal_says_that_nothing_would_be_done() -> None:
-    text = report.as_text(plan(made(orders(shards=4)), orders(shards=3)))
+    text = text_of(plan(made(orders(shards=4)), orders(shards=3)))
 
     assert "cannot be done:\n  [[exchange]] 1, 'orders': shards: shard 4 exists" in text
     assert text.endswith("\n1 cannot be done, so apply would do nothing")
@@ -164,6 +194,17 @@ def test_with_lanes_nobody_needs_the_default_exchange() -> None:
     assert may(found["TOPOLOGY"][0], "ring-proxy.topology", "orders", "orders.1", "other") == [True, True, True, False]
 
 
+@pytest.mark.parametrize(("dead", "named"), [("dead", "dead"), ("", "amq.default")])
+def test_whoever_applies_needs_the_dead_letter_exchange_which_may_be_the_default_one(dead: str, named: str) -> None:
+    arguments = {"x-dead-letter-exchange": dead, "x-dead-letter-routing-key": "failed"}
+    state = State("/", {"dead": FoundExchange("fanout")}, nodes=EMPTY.nodes)
+
+    _, write, read = by_user(plan(state, orders(shards=1, arguments=arguments)).rights)["TOPOLOGY"]
+
+    assert may(write, named, "orders.1") == [True, True]
+    assert may(read, "orders.1", named) == [True, False]
+
+
 def test_without_lanes_the_writer_needs_the_default_exchange() -> None:
     assert may(rights(orders(shards=2, lanes=False))["WRITER"][1], "amq.default", "orders", "orders.1") == [
         *(True, True, False),
@@ -177,7 +218,7 @@ def test_rights_before_the_file_is_applied_are_enough_for_the_shards_as_they_are
     now, later = by_user(found.rights), by_user(found.rights_applied)
     assert may(now["WRITER"][1], "amq.default", "orders", "orders.lane.1") == [True, True, True]
     assert may(later["WRITER"][1], "amq.default", "orders", "orders.lane.1") == [False, True, True]
-    text = report.as_text(found)
+    text = text_of(found)
     before, _, after_it = text.partition("  set these once it is applied and sidecars have noticed:\n")
     assert f"  set these before you apply the file:\n    {found.rights[0]}\n" in before
     assert f"    {found.rights_applied[0]}\n" in after_it
@@ -231,7 +272,78 @@ def test_a_dead_letter_exchange_that_the_file_makes_is_not_missing() -> None:
     assert len(plan(EMPTY, orders(shards=1, **dead)).refusals) == 1
 
 
-@given(st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=20), min_size=1))
+RINGS = "a", "b", "c", "d"
+
+
+@st.composite
+def chains(draw: st.DrawFn) -> list[dict[str, Any]]:
+    """Exchanges of which some name others, as alternate or as dead-letter exchange, though never in a circle."""
+    exchanges: list[dict[str, Any]] = []
+    for name in draw(st.permutations(RINGS)):
+        named = st.sampled_from([each["name"] for each in exchanges]) if exchanges else st.nothing()
+        dead, alternate, own = (draw(st.none() | named) for _ in range(3))
+        shards = draw(st.integers(1, 3))
+        exchange = {"name": name, "shards": shards, "lanes": draw(st.booleans())}
+        exchange |= {} if alternate is None else {"alternate_exchange": alternate}
+        exchange |= {} if dead is None else {"arguments": {"x-dead-letter-exchange": dead}}
+        exchange |= {} if own is None else {"shard": [{"number": 1, "arguments": {"x-dead-letter-exchange": own}}]}
+        exchanges.append(exchange)
+    return draw(st.permutations(exchanges))
+
+
+def losing(state: State) -> set[tuple[str, str]]:
+    """Return each exchange that takes messages, with an exchange that it names and that leads nowhere."""
+    lost = set()
+    for name in RINGS:
+        bound = state.weights(name)
+        named = [state.queues[each.name].arguments.get("x-dead-letter-exchange") for each in bound]
+        if bound:
+            named.append(state.exchanges[name].arguments.get("alternate-exchange"))
+        lost |= {(name, str(other)) for other in named if other is not None and not state.weights(other)}
+    return lost
+
+
+@given(chains(), st.data())
+def test_no_prefix_of_a_plan_loses_what_is_dead_lettered_to_another_exchange_of_the_file(
+    exchanges: list[dict[str, Any]], data: st.DataObject
+) -> None:
+    """Also not where an earlier apply of some of the exchanges was killed."""
+    fewer = [each for each in exchanges if data.draw(st.booleans())]
+    fewer = fewer if fewer and not plan(EMPTY, *fewer).refusals else exchanges
+    steps = plan(EMPTY, *fewer).steps
+    state = after(EMPTY, *(step for _, step in steps[: data.draw(st.integers(0, len(steps)))]))
+
+    found = plan(state, *exchanges)
+
+    assert found.refusals == ()
+    assert not any("gets messages of the other" in line for line in found.warnings)
+    for done in range(len(found.steps) + 1):
+        then = after(state, *(step for _, step in found.steps[:done]))
+        assert losing(then) == set(), f"after {done} steps"
+    assert plan(then, *exchanges).steps == ()
+
+
+def test_exchanges_that_dead_letter_to_each_other_are_bound_in_the_order_of_use_and_the_gap_is_told() -> None:
+    """The first one of the file is what publishers use, and the other one serves it, say to try a message later."""
+    both = orders(shards=1, arguments={"x-dead-letter-exchange": "retry"}), {
+        "name": "retry", "shards": 1, "arguments": {"x-dead-letter-exchange": "orders"},
+    }  # fmt: skip
+    found = plan(EMPTY, *both)
+
+    assert [str(step) for _, step in found.steps][-2:] == [
+        "bind retry to exchange retry.lane.1, weight 1",
+        "bind orders to exchange orders.lane.1, weight 1",
+    ]
+    told = [line for line in found.warnings if "each of them gets messages of the other" in line]
+    assert [line.partition(", since")[0] for line in told] == [
+        "[[exchange]] 2, 'retry': is bound before exchange 'orders'"
+    ]
+    assert not any("each of them" in line for line in plan(made(*both), *both).warnings)
+
+
+@given(
+    st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\0\r\n"), min_size=1, max_size=20), min_size=1)
+)
 def test_the_rights_match_the_names_of_the_exchanges(names: list[str]) -> None:
     regex = rights(*({"name": f"n{name}", "shards": 1, "vhost": "/"} for name in dict.fromkeys(names)))["WRITER"][1]
 

@@ -117,15 +117,29 @@ async def test_lists_that_lack_what_is_always_there_are_read_again_and_then_not_
 
 
 @pytest.mark.parametrize(
+    ("text", "version"),
+    [("4.3.6", (4, 3, 6)), ("3.13.0-rc.1", (3, 13, 0)), ("4.2.0+1.g8", (4, 2, 0)), (f"4.{'9' * 5000}", (4, 99999))],
+)
+async def test_versions(text: str, version: tuple[int, ...]) -> None:
+    async with management(pages(overview={"rabbitmq_version": text})) as api:
+        assert (await read_state(api, "/")).version == version
+
+
+@pytest.mark.parametrize(
     ("changes", "kind", "told"),
     [
         ({"vhosts": []}, ManagementError, "virtual host '/' does not exist, or the management user may not see it"),
         ({"vhosts": {}}, TopologyError, "vhosts: '{}' is not a list"),
         ({"queues//": None}, ManagementError, "virtual host '/' is not there any more"),
         ({"queues//": {"items": []}}, TopologyError, "queues: .* is not a list of objects"),
-        ({"queues//": [{"name": 3}]}, TopologyError, "name: '3' is not a text"),
+        ({"queues//": [{"name": 3}]}, TopologyError, "name: 3 is not a string"),
+        ({"queues//": [{"name": "\ud800"}]}, TopologyError, r"name: '\\ud800' is not UTF-8"),
+        ({"queues//": [{"name": "q", "type": "quorum", "members": 5}]}, TopologyError, "members: '5' is not a list"),
+        ({"vhosts": [{"name": "/", "cluster_state": ["rabbit@a"]}]}, TopologyError, "cluster_state: .* is not an obj"),
+        ({"bindings//": [{"destination_type": "x"}]}, TopologyError, "destination_type: 'x' is not 'queue' or"),
         ({"exchanges//": [{"name": "x", "type": "fanout", "arguments": "a"}]}, TopologyError, "arguments: 'a' is not"),
-        ({"overview": {}}, TopologyError, "rabbitmq_version: None is not a version"),
+        ({"overview": {}}, TopologyError, "rabbitmq_version: 'None' is not a version"),
+        ({"overview": {"rabbitmq_version": "\u00b2"}}, TopologyError, "rabbitmq_version: '\u00b2' is not a version"),
     ],
 )
 async def test_an_answer_of_another_form_is_told(changes: Pages, kind: type[Exception], told: str) -> None:

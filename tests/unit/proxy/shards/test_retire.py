@@ -57,6 +57,21 @@ def test_a_lane_that_leads_nowhere_is_known_by_its_number_only() -> None:
     assert checked(state("orders.3", orders_lane_3=FANOUT, orders_lane_4=FANOUT), "orders.3") == ["orders.lane.3"]
 
 
+def test_a_lane_on_the_ring_that_leads_nowhere_is_its_shards_own() -> None:
+    """Otherwise the queue would be deleted, and the lane would stay and swallow its share of the messages."""
+    others = {"orders_lane_1": FANOUT, "orders_lane_3": FANOUT}
+    ring = (*leads("exchange", "orders.lane.1", "1"), *leads("exchange", "orders.lane.3", "1"))
+    bindings = {"orders": ring, "orders.lane.1": leads("queue", "orders.1")}
+    found = state("orders.1", "orders.3", bindings=bindings, **others)
+
+    assert checked(found, "orders.3") == ["orders.lane.3"]
+    assert module._bindings(found, retirement("orders.3")) == list(ring[1:])
+    # Of the queue behind the last lane that leads somewhere no binding is taken away.
+    with pytest.raises(RetireError, match="is the only one of exchange 'orders'"):
+        checked(found, "orders.1")
+    assert module._bindings(found, retirement("orders.1")) == list(ring[:1])
+
+
 def test_an_exchange_that_another_feeds_is_no_lane_that_was_left() -> None:
     bindings = {"orders.lane.7": leads("queue", "orders.3"), "amq.topic": leads("exchange", "orders.lane.7", "#")}
     with pytest.raises(RetireError, match=r"also gets messages from exchange 'orders.lane.7'"):
@@ -69,7 +84,7 @@ class HeldLock:
     def __init__(self, ready: int = 0) -> None:
         self.ready = ready
 
-    def check(self) -> None:
+    async def check(self) -> None:
         pass
 
     async def count_ready(self, vhost: str, queue: str) -> int:

@@ -240,6 +240,34 @@ async def test_of_many_lanes_each_is_read_in_turn(fake: FakeManagement) -> None:
         assert sum(fake.count(f"/api/exchanges/%2F/lane.{name}") for name in names) == len(names)
 
 
+async def test_a_policy_with_an_alternate_exchange_is_seen_at_once_whichever_lanes_turn_it_is(
+    fake: FakeManagement,
+) -> None:
+    """RabbitMQ would confirm a publish to such a lane whose queue is gone, and the message would not come back."""
+    names = [f"{n:02}" for n in range(3 * LANE_READS)]
+    for name in names:
+        lane(fake, name)
+    fake.exchange("x", *(binding(f"lane.{name}", "1", "exchange") for name in names))
+    async with syncing(fake) as made:
+        await made.sync.look_up(X, 10)
+        fake.policies = {"other": {"x": 1}}
+        fake.exchanges["/", "lane.23"]["policy"] = "other"
+        fake.requests.clear()
+        await reread(made)
+        assert made.routes()
+        # The list of all exchanges is longer, and asked for only if some policy has an alternate exchange.
+        assert (fake.count("/api/policies/%2F"), fake.count("/api/exchanges/%2F")) == (1, 0)
+
+        fake.policies["other"] = {"alternate-exchange": "unrouted"}
+        await reread(made)
+
+        assert made.entry.not_lanes == {"lane.23": "policy 'other' gives it an alternate exchange"}
+        assert made.entry.passed is PassReason.NOT_A_LANE
+        fake.policies["other"] = {"x": 1}
+        await reread(made)
+        assert made.routes()
+
+
 # Declarations.
 
 

@@ -16,6 +16,7 @@ from proxy.topology.bindings import (
     TopologyError,
     behind_of,
     parse_alternate_policies,
+    parse_applied_policies,
     parse_exchange,
     weigh,
 )
@@ -104,6 +105,17 @@ def test_policies_that_give_an_alternate_exchange() -> None:
 def test_malformed_policies(answer: object) -> None:
     with pytest.raises(TopologyError):
         parse_alternate_policies(answer)
+
+
+def test_the_policies_that_apply_to_exchanges() -> None:
+    answer = [{"name": "x", "policy": "ae"}, {"name": ""}, {"name": "y", "policy": None}]
+    assert parse_applied_policies(answer) == {"x": "ae"}
+
+
+@pytest.mark.parametrize("answer", [None, {}, [1], [{"policy": "p"}], [{"name": "x", "policy": 1}]])
+def test_malformed_exchanges_with_policies(answer: object) -> None:
+    with pytest.raises(TopologyError):
+        parse_applied_policies(answer)
 
 
 names = st.text("abcé.", min_size=1, max_size=4)
