@@ -10,11 +10,8 @@ import uuid
 from proxy import __version__
 from ring.hashing import RING_FORMAT
 
-SIDECAR, SIDECAR_ID = "ringproxy_version", "ringproxy_id"
-"""The client properties of every connection of a sidecar that tell its release and its `process_id`.
-
-Releases before the id have only the first one.
-"""
+SIDECAR_ID = "ringproxy_id"
+"""The client property of every connection of a sidecar that has its `process_id`."""
 
 JOB = "ringproxy_job_version"
 """The client property of every connection of a pipeline's job, which tells its release; a job is no sidecar."""
@@ -31,7 +28,7 @@ def process_id() -> str:
 
 def of_sidecar() -> dict[str, str]:
     """Return the client properties by which a connection is known as a sidecar's."""
-    return {SIDECAR: __version__, "ringproxy_ring_format": str(RING_FORMAT), SIDECAR_ID: process_id()}
+    return {"ringproxy_version": __version__, "ringproxy_ring_format": str(RING_FORMAT), SIDECAR_ID: process_id()}
 
 
 def of_job() -> dict[str, str]:

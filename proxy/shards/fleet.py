@@ -3,12 +3,12 @@
 Each connection of a sidecar tells the broker so in its client properties, so the broker's list of connections is the
 inventory of the fleet. A sidecar is asked at its admin listener: at the host that it connects from, with the default
 port, or at a URL that the operator names. It has an id, which it tells the broker and whoever asks it: so it is known
-which of several sidecars behind one address has answered. Sidecars of older releases have none, and hosts are counted.
+which of several sidecars behind one address has answered.
 """
 
 import asyncio
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 from urllib.parse import quote
@@ -16,8 +16,8 @@ from urllib.parse import quote
 import aiohttp
 from yarl import URL
 
-from proxy.process.identity import ID_HEADER, JOB, SIDECAR, SIDECAR_ID
-from proxy.settings.config import Settings, is_loopback
+from proxy.process.identity import ID_HEADER, JOB, SIDECAR_ID
+from proxy.settings.config import Settings
 from proxy.topology.bindings import TopologyError
 from proxy.topology.management import Management, ManagementError, limited
 
@@ -44,7 +44,7 @@ class Sidecar(NamedTuple):
     host: str
     """The host that it connects from."""
     id: str
-    """The id of its process; empty if its release has none, and then it stands for all such sidecars of the host."""
+    """The id of its process."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Answer:
     fault: str = ""
     """Why there is no usable answer; empty if there is one."""
     id: str = ""
-    """The id of the process that has answered; empty if its release has none."""
+    """The id of the process that has answered; empty if there is no usable answer, or if it has none."""
 
 
 async def connected(api: Management, vhost: str) -> Inventory:
@@ -90,8 +90,8 @@ async def connected(api: Management, vhost: str) -> Inventory:
     sidecars, jobs = set[Sidecar](), set[str]()
     for item in found:
         host, properties = _host_and_properties(item)
-        if SIDECAR in properties:
-            sidecars.add(Sidecar(host, _text(properties.get(SIDECAR_ID))))
+        if isinstance(process := properties.get(SIDECAR_ID), str):
+            sidecars.add(Sidecar(host, process))
         elif JOB in properties and item.get("vhost") == vhost:
             jobs.add(host)
     return Inventory(frozenset(sidecars), frozenset(jobs))
@@ -102,10 +102,6 @@ def _host_and_properties(item: Any) -> tuple[str, Mapping[str, Any]]:
     properties = item.get("client_properties") if isinstance(item, dict) else None
     host = item.get("peer_host") if isinstance(item, dict) else None
     return (host, properties) if isinstance(host, str) and isinstance(properties, dict) else ("", {})
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else ""
 
 
 def admin_url(host: str) -> str:
@@ -154,17 +150,15 @@ async def ask_all(api: Management, named: Sequence[str], vhost: str, exchange: s
             f"a pipeline's job publishes a batch in virtual host {vhost!r} by the ring that it read before, from "
             f"{', '.join(sorted(found.jobs))}: wait until it has ended"
         )
-    # A loopback address may be of another machine, as of a node of the broker: only an id tells.
-    hosts = {sidecar.host for sidecar in found.sidecars if sidecar.id or not is_loopback(sidecar.host)}
-    urls = dict.fromkeys([*named, *map(admin_url, sorted(hosts))])
+    # A loopback address may be of another machine, as of a node of the broker: the id in the answer tells.
+    urls = dict.fromkeys([*named, *map(admin_url, sorted({sidecar.host for sidecar in found.sidecars}))])
     answers = await ask(list(urls), vhost, exchange)
-    _check_ids((sidecar for sidecar in found.sidecars if sidecar.id), answers)
-    _check_hosts({sidecar.host for sidecar in found.sidecars if not sidecar.id}, named, answers)
+    _check(found.sidecars, answers)
     return [answer for answer in answers if answer.sidecar in named or not answer.fault]
 
 
-def _check_ids(sidecars: Iterable[Sidecar], answers: Sequence[Answer]) -> None:
-    """Raise FleetError unless each sidecar that has an id has answered."""
+def _check(sidecars: Iterable[Sidecar], answers: Sequence[Answer]) -> None:
+    """Raise FleetError unless each sidecar has answered."""
     answered = {answer.id for answer in answers if not answer.fault}
     if not (missing := sorted(each for each in sidecars if each.id not in answered)):
         return
@@ -177,49 +171,7 @@ def _check_ids(sidecars: Iterable[Sidecar], answers: Sequence[Answer]) -> None:
 
 
 def _who(answer: Answer) -> str:
-    return f"sidecar {answer.id}" if answer.id else "a sidecar without an id"
-
-
-def _check_hosts(found: Collection[str], named: Sequence[str], answers: Sequence[Answer]) -> None:
-    """Raise FleetError unless each host with sidecars that have no id has answered, or may be one of those named.
-
-    A host that has not answered must be one of those that were named, so there may be no more such hosts than names of
-    other hosts. A loopback address counts as such a host. A name where a sidecar with an id has answered is of none.
-    """
-    by_url = {answer.sidecar: answer for answer in answers}
-    told, answering = [], set()
-    for host in sorted(found):
-        answer = by_url.get(url := admin_url(host))
-        if answer is None or is_loopback(host):
-            told.append(f"{url} (a loopback address, maybe of another machine)")
-        elif answer.fault or answer.id:
-            told.append(f"{url} ({answer.fault or _who(answer)})")
-        else:
-            answering.add(_host_of(url))
-    others = _hosts_named([url for url in named if not by_url[url].id], found) - answering
-    if len(told) > len(others):
-        raise FleetError(
-            f"{len(told)} of {len(found)} hosts with sidecars cannot be asked, and {len(others)} others were named: "
-            f"{', '.join(told)}; name the admin listener of each sidecar there: --sidecar URL"
-        )
-
-
-def _hosts_named(urls: Sequence[str], found: Collection[str]) -> set[str]:
-    """Return what these URLs may stand for: hosts of the inventory, and each other URL, as of a tunnel, for itself."""
-    hosts_named = set()
-    for url in urls:
-        host = _host_of(url)
-        is_host = host in found and not is_loopback(host)
-        hosts_named.add(host if is_host else url.rstrip("/").lower())
-    return hosts_named
-
-
-def _host_of(url: str) -> str:
-    """Return the host of a URL; empty if it has none."""
-    try:
-        return URL(url).host or ""
-    except ValueError:
-        return ""
+    return f"sidecar {answer.id}" if answer.id else "it does not say which sidecar it is"
 
 
 async def reachable(api: Management, named: Sequence[str], vhost: str, exchange: str) -> list[str]:

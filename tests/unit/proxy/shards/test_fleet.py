@@ -27,15 +27,14 @@ async def test_the_inventory_is_of_the_connections_that_sidecars_made_and_of_the
         connection("10.0.0.6", ringproxy_version="0.2.0", ringproxy_id="b"),
         connection("10.0.0.5", ringproxy_job_version="0.2.0") | {"vhost": "/"},
         connection("10.0.0.4", ringproxy_job_version="0.2.0") | {"vhost": "other"},
-        connection("10.0.0.7", ringproxy_version="0.1.0"),
-        connection("10.0.0.7", ringproxy_version="0.1.0", connection_name="x"),
+        connection("10.0.0.6", ringproxy_version="0.2.0", ringproxy_id="a", connection_name="x"),
         connection("10.0.0.8", product="pika"),
         {"peer_host": "10.0.0.9", "client_properties": []},
         {},
     ]
     async with management(pages(*made)) as api:
         assert await connected(api, "/") == Inventory(
-            frozenset({Sidecar("10.0.0.6", "a"), Sidecar("10.0.0.6", "b"), Sidecar("10.0.0.7", "")}),
+            frozenset({Sidecar("10.0.0.6", "a"), Sidecar("10.0.0.6", "b")}),
             frozenset({"10.0.0.5"}),
         )
 
@@ -55,45 +54,6 @@ async def test_tags_may_be_a_text_with_commas() -> None:
 def test_a_host_is_asked_at_the_default_port() -> None:
     assert admin_url("10.0.0.7") == "http://10.0.0.7:15681"
     assert admin_url("fd00::7") == "http://[fd00::7]:15681"
-
-
-async def test_more_hosts_that_do_not_answer_than_names_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fleet, "admin_url", lambda host: f"http://{host}:9")
-    monkeypatch.setattr(fleet, "is_loopback", lambda host: False)
-    mute = [connection(f"127.0.0.{n}", ringproxy_version="1") for n in (2, 3)]
-    async with management(pages(*mute)) as api:
-        with pytest.raises(
-            FleetError, match="2 of 2 hosts with sidecars cannot be asked, and 1 others were named: http://127"
-        ):
-            await reachable(api, ["http://named"], "/", "orders")
-        assert await reachable(api, ["http://one", "http://two"], "/", "orders") == ["http://one", "http://two"]
-
-
-async def test_a_name_stands_for_a_host_that_does_not_answer_only_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Host 127.0.0.1 answers; 127.0.0.2 and 127.0.0.3 do not."""
-    async with served({RINGS: {"passed": None, "ring": "abc"}}) as url:
-        monkeypatch.setattr(fleet, "admin_url", lambda host: url if host == "127.0.0.1" else f"http://{host}:9")
-        monkeypatch.setattr(fleet, "is_loopback", lambda host: False)
-        found = [connection(f"127.0.0.{n}", ringproxy_version="1") for n in (1, 2, 3)]
-        async with management(pages(*found)) as api:
-            for named in (
-                [url, "http://127.0.0.1:8"],
-                ["http://127.0.0.2:8", "http://127.0.0.2:7"],
-                ["http://tunnel:1", "http://tunnel:1/"],
-            ):
-                with pytest.raises(FleetError, match="2 of 3 hosts with sidecars cannot be asked"):
-                    await reachable(api, named, "/", "orders")
-            named = ["http://127.0.0.2:8", "http://tunnel:1"]
-            assert await reachable(api, named, "/", "orders") == [*named, url]
-
-
-async def test_a_loopback_host_is_not_asked_as_it_may_be_of_another_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with served({RINGS: {"passed": None, "ring": "abc"}}) as url:
-        monkeypatch.setattr(fleet, "admin_url", lambda host: url)
-        async with management(pages(connection("127.0.0.1", ringproxy_version="1"))) as api:
-            with pytest.raises(FleetError, match=r"1 of 1 hosts .*a loopback address, maybe of another machine"):
-                await reachable(api, [], "/", "orders")
-            assert await reachable(api, [url], "/", "orders") == [url]
 
 
 def sidecar(process: str, ring: str = "abc", status: int = 200) -> web.Response:
@@ -136,21 +96,6 @@ async def test_the_id_tells_whether_a_loopback_address_is_of_this_machine(monkey
         async with management(pages(of_id("127.0.0.1", "b"))) as api:
             with pytest.raises(FleetError, match=r"sidecar b at 127\.0\.0\.1; asked were .* \(sidecar a\)"):
                 await reachable(api, [], "/", "orders")
-
-
-async def test_a_sidecar_that_answers_with_an_id_stands_for_none_without(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As while the sidecars of a host are upgraded one after the other."""
-    old = connection("10.0.0.7", ringproxy_version="0")
-    async with (
-        served({RINGS: lambda: sidecar("a")}) as new,
-        served({RINGS: {"passed": None, "ring": "abc"}}) as older,
-        management(pages(of_id("10.0.0.7", "a"), old)) as api,
-    ):
-        monkeypatch.setattr(fleet, "admin_url", lambda host: new)
-        for named in ([], [new]):
-            with pytest.raises(FleetError, match="1 of 1 hosts with sidecars cannot be asked, and 0 others"):
-                await reachable(api, named, "/", "orders")
-        assert await reachable(api, [older], "/", "orders") == [older, new]
 
 
 async def test_a_job_that_publishes_has_to_end_first() -> None:
