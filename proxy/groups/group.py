@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 
 from proxy.groups.assignment import assign
 from proxy.groups.claims import Claim, Claims, priority
+from proxy.groups.member import QUIET
 
 EVIDENCE: Final = 1.0
 """Seconds for which a shard without a holder is not claimed: a delivery may show whom RabbitMQ has activated."""
@@ -23,10 +24,6 @@ HEAL: Final = 5.0
 SILENCE: Final = 2.0
 """The least seconds after a raise that has brought nothing, though nobody is known to hold messages of the shard, until
 probes take the place of the shard's links."""
-
-QUIET: Final = 1.0
-"""Seconds without a delivery after which a link that is no longer the active consumer gets none any more: until then
-messages that the broker has sent before it was raised over may be on their way."""
 
 
 class LinkView(NamedTuple):

@@ -7,6 +7,11 @@ DEFAULT_PREFETCH: Final = 200
 """The most unacknowledged messages of one link where the client has set no prefetch."""
 
 
+QUIET: Final = 1.0
+"""Seconds without a delivery after which a link that is no longer the active consumer gets none any more: until then
+messages that the broker has sent before it was raised over may be on their way."""
+
+
 class LinkState(IntEnum):
     """How far one link has come, from its channel.open to the end of its channel."""
 
@@ -28,8 +33,8 @@ class Link:
     """One member's consumer on one shard, on a channel that the client does not know of."""
 
     __slots__ = (
-        "behind", "channel", "delivered", "delivered_at", "gives_way", "is_probe", "is_safe", "member", "opened_at",
-        "priority", "shard", "state", "unacked", "withheld",
+        "behind", "channel", "delivered", "delivered_at", "is_probe", "is_safe", "member", "opened_at", "priority",
+        "raised_over_at", "shard", "state", "unacked", "withheld",
     )  # fmt: skip
 
     def __init__(self, member: "Member", shard: str, channel: int, priority: int, opened_at: float = 0.0) -> None:
@@ -47,8 +52,8 @@ class Link:
         """When the client last got a delivery by this link, in monotonic seconds; 0 for never."""
         self.unacked = 0
         """How many deliveries of this link the client has neither acked nor rejected."""
-        self.gives_way = False
-        """Whether another link has a higher priority at the broker, which so gives this one nothing more."""
+        self.raised_over_at = 0.0
+        """Since when another member has the claim to the shard, in monotonic seconds; 0 while none has."""
         self.is_probe = False
         """Whether the broker gives the link one message only, since a consumer that is gone may hold earlier ones.
 
@@ -66,6 +71,17 @@ class Link:
     def is_open(self) -> bool:
         """Whether the broker has confirmed the link's consumer, and the link has not begun to end."""
         return self.state in (LinkState.OPEN, LinkState.PROBING)
+
+    def gives_way(self, now: float) -> bool:
+        """Return whether the link holds messages, and surely gets no more, since another member was raised over it.
+
+        It is not sure right after the claim, as the broker may not have the raise yet. Nor is it where messages came
+        later, or come to a link that was opened later: the other member may be gone.
+        """
+        was_active = self.delivered_at > 0 and self.opened_at < self.raised_over_at
+        holds = self.unacked > 0 or self.state == LinkState.LEAVING
+        is_sure = self.delivered_at - QUIET < self.raised_over_at < now - QUIET
+        return was_active and holds and is_sure
 
 
 class Member:

@@ -311,13 +311,14 @@ class GroupState:
     def followers(self, now: float) -> list[Step]:
         """Return which links are to be replaced since the holders of their shards have changed.
 
-        It also notes in each link whether it gives way to another member's.
+        It also notes in each link whether another member has the claim to its shard.
         """
         self.is_followed = True
-        holders = self.claims.holders
+        winners = self.claims.winners
         for member in (*self.local.values(), *self.leaving.values()):
             for link in (*member.links.values(), *member.held):
-                link.gives_way = holders.get(link.shard, member.id) != member.id
+                claim = winners.get(link.shard)
+                link.raised_over_at = claim.since if claim is not None and claim.member != member.id else 0.0
         return followers(self._view(now), now)
 
     def _lacks(self, member_id: str, shard: str) -> bool:

@@ -158,6 +158,8 @@ def _method(c: Connection, hidden: HiddenChannel, data: bytes, i: int, end: int)
     if link is None:
         return b""
     no_ack = consumer.member.no_ack
+    if link.state == _LEAVING:
+        link.delivered_at = c.now
     takes = link.state in _TAKES or (link.state == _LEAVING and no_ack)
     if link.state == _PROBING:
         at = i + 12 + data[i + 11]

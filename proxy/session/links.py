@@ -156,10 +156,8 @@ def opened(c: Connection, link: Link) -> None:
     if link.state == LinkState.OPENING:
         link.state = LinkState.PROBING if link.is_probe else LinkState.OPEN
     probe, link.behind = link.behind, None
-    if probe is not None:
-        # The broker counts on its end: what it still holds is due to this link.
-        probe.gives_way = True
-        end_link(c, probe)
+    if probe is not None and (hidden := _channel_of(c, probe)) is not None:
+        close(c, hidden, _returned(c, hidden) if probe.unacked else b"")
 
 
 def put_back(c: Connection, hidden: HiddenChannel, link: Link, tag: int) -> None:
@@ -188,10 +186,13 @@ def widen(c: Connection, consumer: Consumer, shard: str) -> None:
         link.behind, link.delivered_at = probe, probe.delivered_at
 
 
-def close(c: Connection, hidden: HiddenChannel) -> None:
-    """Close a hidden channel at the broker. A content of it that is half sent to the client is sent to its end."""
+def close(c: Connection, hidden: HiddenChannel, before: bytes = b"") -> None:
+    """Close a hidden channel at the broker, behind the frames in `before`.
+
+    A content of it that is half sent to the client is sent to its end.
+    """
     if not hidden.closing:
-        consuming_of(c).due.append(_closing(c, hidden))
+        consuming_of(c).due.append(before + _closing(c, hidden))
 
 
 def _closing(c: Connection, hidden: HiddenChannel) -> bytes:
@@ -222,12 +223,17 @@ def _held(c: Connection, hidden: HiddenChannel) -> bytes:
     """Return the nack that returns all that a link holds, in its order; empty where its end does so as well.
 
     RabbitMQ 4.3 keeps a consumer whose channel ends while it holds messages and gives way to another one. To one that
-    does not give way, the broker would deliver the messages once more, amid newer ones.
+    does not give way, the broker would deliver the messages once more, behind newer ones that are on their way.
     """
     link = hidden.link
-    if link is None or link.member.no_ack or hidden.ended or not c.handshake.keeps_consumers:
+    if link is None or not link.gives_way(c.now) or (not link.is_open and link.state != LinkState.LEAVING):
         return b""
-    if not link.gives_way or (not link.is_open and link.state != LinkState.LEAVING):
+    return _returned(c, hidden)
+
+
+def _returned(c: Connection, hidden: HiddenChannel) -> bytes:
+    """Return the nack of all that the broker counts as unacked on a hidden channel; empty if it keeps no consumers."""
+    if hidden.link is None or hidden.link.member.no_ack or hidden.ended or not c.handshake.keeps_consumers:
         return b""
     return hidden.settle_start + U32.pack(BASIC_NACK) + U64.pack(0) + bytes((_MULTIPLE | _REQUEUE, END))
 

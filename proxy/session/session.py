@@ -112,6 +112,7 @@ class Session:
             return
         other = self.client if peer is self.broker else self.broker
         if peer is self.client and c.running and not c.to_broker.skip:
+            c.now = time.monotonic()
             other.write([links.give_back(c)])
         other.finish()
         self._within(time_limits.CLOSE_WITHIN, self.end)

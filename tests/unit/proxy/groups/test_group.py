@@ -9,7 +9,6 @@ from proxy.groups.group import (
     EVIDENCE,
     HEAL,
     LOST_MARGIN,
-    QUIET,
     SILENCE,
     Act,
     Decision,
@@ -21,6 +20,7 @@ from proxy.groups.group import (
     decide,
     followers,
 )
+from proxy.groups.member import QUIET
 
 NOW = 100.0
 RAISE, CLAIM, SUBSCRIBE = Act.RAISE, Act.CLAIM, Act.SUBSCRIBE

@@ -8,7 +8,7 @@ import pytest
 from proxy.groups.beat import Beat, LinkBeat, MemberBeat
 from proxy.groups.claims import MOST_KNOWN
 from proxy.groups.group import LOST_MARGIN, Act
-from proxy.groups.member import Link, LinkState, Member
+from proxy.groups.member import QUIET, Link, LinkState, Member
 from proxy.groups.peers import OTHER_VERSION
 from proxy.groups.state import (
     ASK_AGAIN,
@@ -235,6 +235,7 @@ def leave(its: Member, shard: str, unacked: int) -> Link:
 def test_a_member_that_has_left_is_told_of_until_its_client_holds_nothing_any_more() -> None:
     made, its = state("s", "t")
     made.tick(NOW)
+    its.links["s"].delivered_at = NOW
     link = leave(its, "s", 3)
     its.links.clear()
     made.left("m", NOW)
@@ -246,7 +247,7 @@ def test_a_member_that_has_left_is_told_of_until_its_client_holds_nothing_any_mo
     made.joined(member("other", "s", "t"), NOW)
     made.claims.add("s", made.claims.epoch("s") + 1, "other", NOW)
     made.followers(NOW)
-    assert link.gives_way
+    assert (link.gives_way(NOW + QUIET), link.gives_way(NOW + QUIET + 1)) == (False, True)
     link.unacked = 0
     assert (made.unacked("s"), [told.id for told in made.beat(NOW).members]) == (0, ["other", "m"])
     assert [told.id for told in made.beat(NOW).members] == ["other"]
