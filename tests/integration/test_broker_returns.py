@@ -48,3 +48,28 @@ def test_with_one_prefetch_for_all_consumers_what_came_back_stays_in_order(
     d.acking.add("D")
     LEAVING[how](c)
     assert runs(d.wait_for(40)) == "0-19R 20-39"
+
+
+def test_a_channel_that_ends_amid_deliveries_returns_what_it_holds_in_order(
+    connect_consumer: Connect, declare_shard: Declare
+) -> None:
+    """A gets messages at full rate, and B waits. A closes its channel, and B gets the rest.
+
+    A channel must not return its messages by a nack just before, unless its consumer surely gets no more: then the
+    broker gives it those once more, behind others that were on their way (run on 4.3.6: out of order in 15 of 25 tries,
+    and in none of 25 without the nack).
+    """
+    for number in range(3):
+        queue = declare_shard(f"q{number}")
+        a, b = connect_consumer(), connect_consumer()
+        for consumer, tag in ((a, "A"), (b, "B")):
+            consumer.open(2, 20)
+            consumer.consume(2, queue.name, tag, 1, acks=True)
+        while len(a.got()) < 500:
+            queue.send(3)
+        a.close(2)
+        queue.confirm()
+        got = b.wait_for(queue.published - len({each.number for each in a.got()}))
+        while got[-1].number < queue.published - 1:
+            got = b.wait_for(len(got) + 1)
+        assert sorted(got, key=lambda each: each.number) == got
