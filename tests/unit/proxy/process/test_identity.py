@@ -5,7 +5,7 @@ import sys
 
 from proxy.process.identity import JOB, SIDECAR_ID, of_job, of_sidecar, process_id
 
-ASK = "import os; from proxy.process.identity import process_id; {}; print(process_id(), flush=True)"
+ASK = "import os; from proxy.process.identity import process_id; {}; os.write(1, (process_id() + chr(10)).encode())"
 
 
 def test_an_id_stays_and_is_in_the_properties_of_a_sidecar_only() -> None:
