@@ -83,6 +83,9 @@ class View:
     """The seconds for which RabbitMQ waits for a shard's consumer if its node is lost; 0 where it does not wait."""
     keeps: Set[str] = frozenset()
     """The shards of which RabbitMQ may keep a consumer that is gone: quorum queues, from 4.3 on."""
+    probed_from: Mapping[str, float] = field(default_factory=dict)
+    """By shard of which a delivery is known, the time in monotonic seconds from which probes may be needed. What comes
+    back before is of a member that has ended, and all of it comes at once."""
     every: float = 0.0
     """Seconds between the beats of a sidecar, so as long may pass until this one knows what another one's members hold.
     """
@@ -184,7 +187,7 @@ def decide(view: View, now: float) -> Decision:
         holder = view.claims.holder(shard)
         act, why = _look(view, links, shard, holder, target, now)
         if act is not None:
-            is_probe = view.members[target].links.get(shard, LinkView()).is_probe
+            is_probe = any(_link(view, member, shard).is_probe for member in (target, holder.member if holder else ""))
             decision.steps.append(Step(act, target, shard, view.next_epoch(shard), is_probe=is_probe))
         elif shard in view.unmovable and view.hears and (active := _active(view, links, shard, holder)) is not None:
             decision.steps.append(Step(Act.CLAIM, active, shard, view.next_epoch(shard)))
@@ -210,7 +213,10 @@ def followers(view: View, now: float) -> list[Step]:
     If a raise brings nothing, the shard may be idle. Or RabbitMQ 4.3 waits for a consumer that it has kept of a channel
     or node that is gone, until the consumer timeout. That runs for each message by itself. So RabbitMQ takes back the
     first one alone, and would give the next consumer newer ones with it. A probe gets the first one only. All links
-    become probes, since the holder may be lost meanwhile. They are replaced once the holder gets messages as usual.
+    become probes, since the holder may be lost meanwhile, those of members that join later as well. They are replaced
+    once the holder gets messages as usual. There is no probe before that timeout can have passed: to what comes back of
+    a member that has ended, all at once, a prefetch of 1 would do harm. If the probe's member ends as well, the message
+    that it got goes behind the others.
     """
     steps: list[Step] = []
     links = _busy(view)
@@ -219,7 +225,7 @@ def followers(view: View, now: float) -> list[Step]:
         holder = view.claims.holder(shard)
         if holder is None or holder.member not in view.members or shard in view.unmovable or shard in view.foreign:
             continue
-        held = view.members[holder.member].links.get(shard, LinkView())
+        held = _link(view, holder.member, shard)
         below = min(held.priority, priority(holder.epoch, holder.member)) - 1
         is_silent = _is_silent(view, links, shard, holder, now)
         flows = held.delivered_at > holder.since and not held.is_probe
@@ -229,7 +235,7 @@ def followers(view: View, now: float) -> list[Step]:
                 continue
             is_holder = member == holder.member
             level = link.priority if is_holder else max(link.priority, below)
-            is_probe = not seen.no_ack and (is_silent or (link.is_probe and (is_holder or not flows)))
+            is_probe = not seen.no_ack and (is_silent or held.is_probe or (link.is_probe and not flows))
             if (level, is_probe) != (link.priority, link.is_probe):
                 steps.append(Step(Act.SUBSCRIBE, member, shard, priority=level, is_probe=is_probe))
     return steps
@@ -237,14 +243,19 @@ def followers(view: View, now: float) -> list[Step]:
 
 def _is_silent(view: View, links: _Links, shard: str, holder: Claim, now: float) -> bool:
     """Return whether a shard was raised for its holder, who has got nothing, and nobody holds messages of it."""
-    member = view.members[holder.member]
-    held = member.links.get(shard, LinkView())
+    member, held = view.members[holder.member], _link(view, holder.member, shard)
     is_raised = held.priority == priority(holder.epoch, holder.member)
     # What another sidecar's member holds is known with the second beat, at the latest.
-    is_new = now < holder.since + max(SILENCE, 2 * view.every)
+    is_new = now < max(holder.since + max(SILENCE, 2 * view.every), view.probed_from.get(shard, 0.0))
     if member.no_ack or not is_raised or shard not in view.keeps or is_new:
         return False
     return held.delivered_at <= holder.since and _unacked(links, shard, "") is None
+
+
+def _link(view: View, member_id: str, shard: str) -> LinkView:
+    """Return a member's link to a shard; one that has never got anything if there is none, or no such member."""
+    member = view.members.get(member_id)
+    return member.links.get(shard, LinkView()) if member is not None else LinkView()
 
 
 def _busy(view: View) -> _Links:

@@ -136,7 +136,7 @@ class Actions(Protocol):
     def widen(self, member: Member, shard: str) -> None:
         """Replace a member's probe, which has got its message, with an ordinary link of the next higher priority.
 
-        The broker then gets the client's answer to that message. If there is none yet, the message comes again.
+        The broker gets the client's answer to that message, now or later.
         """
 
     def release(self, member: Member, shard: str) -> None:

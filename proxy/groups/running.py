@@ -39,14 +39,12 @@ LONGEST_SELDOM: Final = 600.0
 STATISTICS: Final = 5.0
 """Seconds by which the figures of the management API may be old."""
 
-ACKED_BY_THEN: Final = 10.0
+ACKED_BY_THEN: Final = 60.0
 """Seconds after `groups_ack_timeout` at which the broker itself takes back what a member has not acked.
 
 The sidecar ends the member's link before. But RabbitMQ 4.3 may go on delivering to a consumer whose channel has ended.
+No message of such a consumer comes back earlier than so long after the last delivery to its client.
 """
-
-LEAST_TIMEOUT: Final = 60.0
-"""The least consumer timeout of links, in seconds: enough to claim shards and open probes, though faults go on."""
 
 BROKERS_TIMEOUT: Final = 1800.0
 """Seconds of RabbitMQ's own consumer timeout, by default."""
@@ -79,7 +77,15 @@ class Parts:
     @property
     def consumer_timeout(self) -> float:
         """The x-consumer-timeout of links, in seconds; 0 leaves it to the broker."""
-        return self.ack_timeout and max(self.ack_timeout + ACKED_BY_THEN, LEAST_TIMEOUT)
+        return self.ack_timeout and self.ack_timeout + ACKED_BY_THEN
+
+    @property
+    def probes_after(self) -> float:
+        """The seconds after a delivery of a shard from which probes may be needed; half of the time is for opening them.
+
+        Without `groups_ack_timeout` a client may have held an earlier message for as long as it liked.
+        """
+        return ACKED_BY_THEN / 2 if self.ack_timeout else 0.0
 
 
 class RunningGroup:
@@ -95,6 +101,7 @@ class RunningGroup:
         """
         self.name, self._parts, self._over = name, parts, over
         self.state = GroupState(parts.sidecar, parts.host)
+        self.state.probes_after = parts.probes_after
         self.exactness = Exactness()
         self.waiting: frozenset[str] = frozenset()
         """The shards with messages that no member gets, by the last two readings.

@@ -79,6 +79,8 @@ class GroupState:
         """The shards that a higher x-priority does not move to another member, each with the reason."""
         self.keeps: frozenset[str] = frozenset()
         """The shards of which RabbitMQ may keep a consumer that is gone, as far as they are read."""
+        self.probes_after = 0.0
+        """The seconds after a delivery of a shard for which no consumer that RabbitMQ has kept loses messages of it."""
         self.wedged: frozenset[str] = frozenset()
         """The shards with ready messages that RabbitMQ delivers to nobody, until they are raised once more."""
         self.decision = Decision({})
@@ -91,6 +93,11 @@ class GroupState:
         """How many shards members of this sidecar have taken."""
         self._delivered_at: dict[str, dict[str, float]] = {}
         """When the members of other sidecars last got deliveries, by member and shard; in monotonic seconds here."""
+        self._flowed_at: dict[str, float] = {}
+        """When any member, also one that is gone, last got a delivery of each shard by a link that is no probe.
+
+        A probe's message may be one that was taken back from a consumer which still holds others.
+        """
         self._changes: tuple[float, float] | None = None
         """When the first and the last change since the last decision came, in monotonic seconds; None without any."""
         self._ring: tuple[str, ...] = ()
@@ -141,6 +148,7 @@ class GroupState:
         if found or ring != self._ring:
             self._ring = ring
             self._seen = {*ring, *(self._seen & self.claims.winners.keys())}
+            self._flowed_at = {shard: at for shard, at in self._flowed_at.items() if shard in self._seen}
             self._changed(now)
 
     def link_ended(self, member_id: str, shard: str, why: str, *, is_missing: bool, now: float) -> bool:
@@ -211,7 +219,12 @@ class GroupState:
                 claims[shard] = link.claim
             if link.delivered_ago is not None and shard in self._seen:
                 self._delivered_at.setdefault(member.id, {})[shard] = now - link.delivered_ago
+                if not link.is_probe:
+                    self._flowed(shard, now - link.delivered_ago)
         self.claims.replace(member.id, claims, now)
+
+    def _flowed(self, shard: str, at: float) -> None:
+        self._flowed_at[shard] = max(at, self._flowed_at.get(shard, 0.0))
 
     def _forget(self, member_id: str, seen: float) -> None:
         """Forget another sidecar's member that was last seen at the time `seen`."""
@@ -370,6 +383,10 @@ class GroupState:
         return now < self._stalled_until.get(member_id, now)
 
     def _view(self, now: float) -> View:
+        for member in self.local.values():
+            for shard, link in member.links.items():
+                if link.delivered_at and not link.is_probe and shard in self._seen:
+                    self._flowed(shard, link.delivered_at)
         members = {
             member.id: MemberView(
                 is_local=True,
@@ -413,6 +430,7 @@ class GroupState:
             unmovable=self.unmovable,
             lost_after={shard: self.lost_after.get(shard, UNREAD_LOST_AFTER) for shard in self.shards},
             keeps=self.keeps,
+            probed_from={shard: at + self.probes_after for shard, at in self._flowed_at.items()},
             every=self.every,
             not_before={key: until for key, (until, _) in self._pauses.items()},
             wedged=self.wedged,

@@ -69,7 +69,7 @@ class GroupActions:
     def widen(self, member: Member, shard: str) -> None:
         """Replace a member's probe, which has got its message, with an ordinary link of the next higher priority.
 
-        The broker then gets the client's answer to that message. If there is none by then, the message comes again.
+        The broker gets the client's answer to that message, now or later.
         """
         if (consumer := self._consumer(member)) is not None:
             links.widen(self._connection, consumer, shard)

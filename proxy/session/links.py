@@ -1,7 +1,8 @@
 """The links of members: how each is opened on a hidden channel, and how it ends without putting a key out of order.
 
-A link always ends by a bare channel.close: the broker then puts what is not acked back in its order. After a
-basic.cancel with messages unacked the next consumer would get later messages first (measured: 50-99 before 0-49).
+A link ends by a bare channel.close: the broker then puts what is not acked back in its order. After a basic.cancel
+with messages unacked the next consumer gets later messages at once (measured: 50-99 before 0-49). That is wanted in one
+case only: of a probe whose message the client has got first, and whose next consumer is the same client's.
 """
 
 from proxy.groups.member import Link, LinkState
@@ -112,7 +113,10 @@ def end_link(c: Connection, link: Link) -> None:
 
 
 def _let_end(c: Connection, link: Link) -> None:
-    """End a link without acks by basic.cancel: what RabbitMQ has sent until then still reaches the client."""
+    """End a link by basic.cancel. The client may still ack what it has got.
+
+    Of a link without acks, what RabbitMQ has sent until then still reaches the client.
+    """
     hidden = _channel_of(c, link)
     if hidden is not None and not hidden.closing and link.state != LinkState.LEAVING:
         _unlink(hidden, LinkState.LEAVING)
@@ -152,12 +156,21 @@ def _open(c: Connection, consumer: Consumer, shard: str, priority: int, is_probe
 
 
 def opened(c: Connection, link: Link) -> None:
-    """Note that the broker has confirmed a link's consumer, and end the probe in whose place the link comes."""
+    """Note that the broker has confirmed a link's consumer, and end the probe in whose place the link comes.
+
+    While the client holds the probe's message, the probe's channel stays: the client may wait for more messages before
+    it acks that one. It gets them by the link as soon as the probe is cancelled.
+    """
     if link.state == LinkState.OPENING:
         link.state = LinkState.PROBING if link.is_probe else LinkState.OPEN
     probe, link.behind = link.behind, None
-    if probe is not None and (hidden := _channel_of(c, probe)) is not None:
-        close(c, hidden, _returned(c, hidden) if probe.unacked else b"")
+    if probe is None or (hidden := _channel_of(c, probe)) is None:
+        return
+    if probe.unacked:
+        _let_end(c, probe)
+        consuming_of(c).leaving[hidden] = None
+    else:
+        close(c, hidden)
 
 
 def put_back(c: Connection, hidden: HiddenChannel, link: Link, tag: int) -> None:
@@ -174,8 +187,7 @@ def put_back(c: Connection, hidden: HiddenChannel, link: Link, tag: int) -> None
 def widen(c: Connection, consumer: Consumer, shard: str) -> None:
     """Replace a probe by an ordinary link of the next higher priority, as no other consumer holds messages any more.
 
-    Once that link is open, the broker gets the client's answer to the message of the probe. If there is none by then,
-    the message comes again by that link, and to no other member.
+    The broker gets the client's answer to the message of the probe once that link is open.
     """
     probe = consumer.member.links.get(shard)
     if probe is None or not probe.is_probe or consumer.channel.state != ChannelState.OPEN:
@@ -186,13 +198,10 @@ def widen(c: Connection, consumer: Consumer, shard: str) -> None:
         link.behind, link.delivered_at = probe, probe.delivered_at
 
 
-def close(c: Connection, hidden: HiddenChannel, before: bytes = b"") -> None:
-    """Close a hidden channel at the broker, behind the frames in `before`.
-
-    A content of it that is half sent to the client is sent to its end.
-    """
+def close(c: Connection, hidden: HiddenChannel) -> None:
+    """Close a hidden channel at the broker. A content of it that is half sent to the client is sent to its end."""
     if not hidden.closing:
-        consuming_of(c).due.append(before + _closing(c, hidden))
+        consuming_of(c).due.append(_closing(c, hidden))
 
 
 def _closing(c: Connection, hidden: HiddenChannel) -> bytes:
@@ -228,12 +237,7 @@ def _held(c: Connection, hidden: HiddenChannel) -> bytes:
     link = hidden.link
     if link is None or not link.gives_way(c.now) or (not link.is_open and link.state != LinkState.LEAVING):
         return b""
-    return _returned(c, hidden)
-
-
-def _returned(c: Connection, hidden: HiddenChannel) -> bytes:
-    """Return the nack of all that the broker counts as unacked on a hidden channel; empty if it keeps no consumers."""
-    if hidden.link is None or hidden.link.member.no_ack or hidden.ended or not c.handshake.keeps_consumers:
+    if link.member.no_ack or hidden.ended or not c.handshake.keeps_consumers:
         return b""
     return hidden.settle_start + U32.pack(BASIC_NACK) + U64.pack(0) + bytes((_MULTIPLE | _REQUEUE, END))
 

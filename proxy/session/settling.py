@@ -95,7 +95,7 @@ def _answer(c: Connection, source: Source, tag: int, method: int, bits: int, req
     if not isinstance(source, HiddenChannel):
         return answer
     link = source.link
-    if link is not None and link.is_probe:
+    if link is not None and link.is_probe and not (link.is_safe and link.state == _LEAVING):
         # After it the broker would give the link newer messages, while other consumers hold earlier ones. Once that is
         # sure not to be so, the link's end sends it.
         link.withheld = answer

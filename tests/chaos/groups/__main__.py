@@ -47,10 +47,10 @@ ROUND = 20
 WARM = 2.0
 CALM = BALANCED_WITHIN + 8.0
 """Seconds without a fault: until the shards must be spread over the members, and some to see that they are."""
-IDLE = 90.0
+IDLE = 100.0
 """Seconds in which the shards become no emptier, once nothing is published, after which the judge says what is missing.
 
-A shard may stand still for 60 s.
+A shard may stand still for 65 s.
 """
 SHOWN = 20
 
@@ -149,7 +149,7 @@ async def run(todo: Run, nodes: list[Node]) -> bool:
             await asyncio.sleep(WARM)
             for first in range(0, len(todo.faults), ROUND):
                 await injector.run(todo.faults[first : first + ROUND])
-                history.calms.append(await calm(made, group))
+                history.calms.append(await calm(made, group, todo.folder))
             await end(made, group, todo.folder)
         finally:
             group.kill_all()
@@ -160,11 +160,11 @@ async def run(todo: Run, nodes: list[Node]) -> bool:
     return report(judge(history, todo.limits), history, injector.done, group, todo.folder)
 
 
-async def calm(made: Arena, group: Group) -> Calm:
+async def calm(made: Arena, group: Group, folder: Path) -> Calm:
     """A time without faults, for the judge to see the balance."""
     begin = time.monotonic()
     await asyncio.sleep(CALM)
-    shown = await asyncio.to_thread(holders, made)
+    shown = await asyncio.to_thread(holders, made, folder / f"calm at {begin:.3f}.json")
     consumers = await asyncio.to_thread(counted, made.nodes[0])
     return Calm(begin, time.monotonic(), frozenset(member.name for member in group.running), shown, consumers)
 
@@ -175,9 +175,10 @@ def counted(node: Node) -> dict[str, int]:
     return {queue["name"]: queue["consumers"] for queue in shown if queue["name"] in SHARDS and "consumers" in queue}
 
 
-def holders(made: Arena) -> list[dict[str, str | None]]:
-    """Return which member has which shard, as each sidecar shows it that has members."""
+def holders(made: Arena, kept: Path) -> list[dict[str, str | None]]:
+    """Return which member has which shard, as each sidecar shows it that has members; keep all that they say."""
     answers = [sidecar.now.admin(f"/groups/%2F/{EXCHANGE}") for sidecar in made.members]
+    kept.write_text("\n".join(answer.text for answer in answers))
     shown = []
     for answer in answers:
         if answer.status == 200:

@@ -137,6 +137,9 @@ def test_a_raise_that_brings_nothing_ends_with_a_probe(mine: LinkView, other: Li
     assert probed(seen) == ([(mine.priority, True)] if probes else [])
     assert probed(replace(seen, keeps=set())) == []
     assert probed(replace(view(mine, other, ("mine", NOW - SILENCE + 0.1)), keeps={"s"})) == []
+    # What comes back so soon after a delivery is of a member that has ended, and all of it comes at once.
+    assert probed(replace(seen, probed_from={"s": NOW + 0.1})) == []
+    assert probed(replace(seen, probed_from={"s": NOW})) == probed(seen)
     # What a member of another sidecar holds may not be known yet, and a client may hold what its member has left with.
     assert probed(replace(seen, every=SILENCE)) == []
     assert probed(replace(seen, leaving={"gone": MemberView(False, {"s": LinkView(unacked=1)})})) == []
@@ -158,6 +161,12 @@ def test_a_raise_that_brings_nothing_ends_with_a_probe(mine: LinkView, other: Li
             id="the holder's probe has its message",
         ),
         pytest.param(
+            LinkView(),
+            OTHERS._replace(is_probe=True, unacked=1, delivered_at=99.0),
+            [(BELOW, True)],
+            id="a member that has joined since then",
+        ),
+        pytest.param(
             LinkView(priority=BELOW, is_probe=True),
             OTHERS._replace(priority=OTHERS.priority + 1, delivered_at=99.0),
             [(BELOW, False)],
@@ -176,11 +185,13 @@ def test_all_links_of_a_shard_are_probes_until_its_holder_gets_messages_as_usual
     assert probed(seen) == steps
 
 
-def test_a_raise_by_a_member_whose_link_is_a_probe_opens_a_probe() -> None:
-    for is_probe in (False, True):
-        seen = view(LinkView(is_probe=is_probe), None, ("other", 50.0))
-        (step,) = [step for step in decide(seen, NOW).steps if step.shard == "s"]
-        assert (step.act, step.is_probe) == (RAISE, is_probe)
+@pytest.mark.parametrize("mine", [False, True])
+@pytest.mark.parametrize("other", [None, False, True])
+def test_a_raise_of_a_shard_with_a_probe_opens_a_probe(mine: bool, other: bool | None) -> None:
+    """A member that has just joined has an ordinary link yet."""
+    seen = view(LinkView(is_probe=mine), None if other is None else LinkView(is_probe=other), ("other", 50.0))
+    (step,) = [step for step in decide(seen, NOW).steps if step.shard == "s"]
+    assert (step.act, step.is_probe) == (RAISE, mine or bool(other))
 
 
 def test_a_vacant_shard_is_left_alone_for_a_moment() -> None:

@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 
 from proxy.groups.beat import Beat, LinkBeat, MemberBeat
-from proxy.groups.claims import MOST_KNOWN
+from proxy.groups.claims import MOST_KNOWN, priority
 from proxy.groups.group import LOST_MARGIN, Act
 from proxy.groups.member import QUIET, Link, LinkState, Member
 from proxy.groups.peers import OTHER_VERSION
@@ -350,3 +350,28 @@ def test_a_queue_that_is_bound_again_is_not_raised_while_the_broker_may_wait_for
     for late in range(12, 76):
         made.heard(made.beat(NOW + late), NOW + late)
         assert acts(made, NOW + late) == ([(Act.RAISE, "s")] if late == 12 + 60 + LOST_MARGIN else []), late
+
+
+@pytest.mark.parametrize("got_by", ["another's member", "another's probe", "the member itself", "its probe", "nobody"])
+def test_no_probe_comes_before_a_consumer_that_was_kept_since_the_last_delivery_can_lose_its_messages(
+    got_by: str,
+) -> None:
+    """A member that is gone has got the shard's last message at NOW. What a probe has got says nothing of others."""
+    made, its = state("s")
+    made.probes_after, made.keeps = 30.0, frozenset({"s"})
+    is_probe = got_by.endswith("probe")
+    if got_by.startswith("another"):
+        links = {"s": LinkBeat(7, 7, 1.0, 0, 0, is_probe)}
+        made.heard(Beat("other", "host", 1, 1.0, (MemberBeat("o", "", 0.0, links=links),)), NOW + 1)
+        made.heard(Beat("other", "host", 2, 1.0, ()), NOW + 1)
+    elif got_by != "nobody":
+        its.links["s"].delivered_at, its.links["s"].is_probe = NOW, is_probe
+        made.followers(NOW)
+    its.links["s"].delivered_at = 0.0
+    made.heard(made.beat(NOW + 1), NOW + 1)
+    (step,) = made.tick(NOW + 2).steps
+    assert step.act is Act.RAISE
+    raised = its.links["s"] = Link(its, "s", 2, priority(step.epoch, "m"))
+    raised.state = LinkState.OPEN
+    found = [[each.is_probe for each in made.followers(at)] for at in (NOW + 29.9, NOW + 30)]
+    assert found == [[] if got_by in ("another's member", "the member itself") else [True], [True]]

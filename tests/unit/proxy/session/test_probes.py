@@ -4,7 +4,7 @@ import pytest
 from pamqp import commands
 
 from proxy.groups.member import LinkState, Member
-from proxy.session import client_loop, settling
+from proxy.session import client_loop, links, settling
 from proxy.session.events import LinkEnded
 from tests.unit.proxy.session.grouping import FIRST, Grouping, closed, deliver, is_close, opened, seen
 from tests.unit.proxy.session.wire import ack, close_channel, made, nack, split
@@ -87,19 +87,57 @@ def test_the_answer_to_a_redelivered_message_waits_until_the_groups_say_that_it_
     ends(wire, number, probe, nack(probe, 1, multiple=True))
 
 
-@pytest.mark.parametrize("keeps", [True, False])
-def test_what_the_client_has_not_answered_when_that_is_safe_comes_again(keeps: bool) -> None:
-    """The client may wait for more messages before it acks. No other member gets the message in between."""
+def answered_late() -> tuple[Grouping, int, int]:
+    """A client that has not answered the message of its probe, whose place another link has taken; both channels.
+
+    The client may wait for more messages before it acks, and gets them by that link as soon as the probe is cancelled.
+    """
     wire, member, probe = probing()
-    wire.c.handshake.keeps_consumers = keeps
     wire.broker(deliver(probe, 1, redelivered=True))
     wire.actions.widen(member, "q1")
     number = widened(wire, member, wire.to_broker())
     wire.actions.widen(member, "q1")
     assert wire.to_broker() == b""
-    ends(wire, number, probe, made(probe, commands.Basic.Nack(0, True, True)) if keeps else b"")
+    assert wire.both(opened(number)) == (made(probe, commands.Basic.Cancel("c")), b"")
+    assert wire.both(made(probe, commands.Basic.CancelOk("c")) + deliver(number, 1)) == (b"", seen(2))
+    return wire, number, probe
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_what_the_client_answers_once_the_next_link_is_open_is_sent_at_once_and_ends_the_probe(at_once: bool) -> None:
+    wire, number, probe = answered_late()
+    if at_once:
+        sent = wire.client(ack(1, 2, multiple=True))
+        assert sent.startswith(ack(probe, 1, multiple=True) + ack(number, 1, multiple=True))
+    else:
+        assert wire.client(ack(1, 2)) == ack(number, 1)
+        sent = wire.client(ack(1, 1))
+        assert sent.startswith(ack(probe, 1))
+    close = split(sent)[-1]
+    assert (close.channel, is_close(close)) == (probe, True)
+    wire.both(closed(probe))
+    assert len(wire.consuming.free) == 19
+
+
+def test_a_probe_whose_message_the_client_never_answers_ends_as_links_of_members_do_that_have_left() -> None:
+    wire, number, probe = answered_late()
+    links.close_unsettled(wire.c, wire.c.now + 1)
+    (close,) = split(wire.to_broker())
+    assert (close.channel, is_close(close)) == (probe, True)
+    wire.both(closed(probe))
     assert wire.client(ack(1, 1)) == b""
-    assert wire.broker(deliver(number, 1, redelivered=True)) == seen(2, redelivered=True)
+    assert wire.broker(deliver(number, 2, redelivered=True)) == seen(3, redelivered=True)
+
+
+def test_a_member_that_leaves_with_the_message_of_its_former_probe_may_ack_it() -> None:
+    wire, number, probe = answered_late()
+    assert wire.client(ack(1, 2)) == ack(number, 1)
+    client_loop.from_client(wire.c, made(1, commands.Basic.Cancel("c")))
+    assert wire.to_client() == made(1, commands.Basic.CancelOk("c"))
+    assert [each.channel for each in split(wire.to_broker()) if is_close(each)] == [number]
+    sent = wire.client(ack(1, 1))
+    assert sent.startswith(ack(probe, 1))
+    assert [each.channel for each in split(sent) if is_close(each)] == [probe]
 
 
 def test_what_the_client_answers_while_the_next_link_is_opened_is_sent_once_that_is_open() -> None:
