@@ -75,8 +75,9 @@ class View:
     """The shards that have ready messages, nothing unacked, and nobody to whom RabbitMQ delivers."""
     foreign: Set[str] = frozenset()
     """The shards that this sidecar has never seen in the ring, so that none of its members may consume them."""
-    not_raised_before: Mapping[str, float] = field(default_factory=dict)
-    """By shard whose last raise had no effect, when it may be raised again, in monotonic seconds."""
+    not_raised_before: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    """By member id and shard whose last raise had no effect, when the member may raise it again, in monotonic seconds.
+    """
     refused: Mapping[tuple[str, str], str] = field(default_factory=dict)
     """By member and shard, why the broker refuses the link."""
     lost_after: Mapping[str, float] = field(default_factory=dict)
@@ -352,7 +353,7 @@ def _of_its_own(view: View, case: _Case, holder: Claim, now: float) -> tuple[Act
 def _raise(view: View, case: _Case, now: float) -> tuple[Act | None, str]:
     if case.shard in view.unmovable:
         return None, f"the broker moves it only when its active consumer ends: {view.unmovable[case.shard]}"
-    if now < view.not_raised_before.get(case.shard, now):
+    if now < view.not_raised_before.get((case.target, case.shard), now):
         return None, "the last raise has not brought it a message, and the next one waits"
     if case.link.unacked:
         return None, f"the new holder has {case.link.unacked} unacked messages of it"

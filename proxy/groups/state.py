@@ -60,6 +60,16 @@ class Refusal(NamedTuple):
     """The broker's reply code and text."""
 
 
+class Raise(NamedTuple):
+    """The last raise of one shard by a member of this sidecar."""
+
+    member: str
+    at: float
+    """In monotonic seconds."""
+    in_vain: int
+    """How many raises in a row before it, for the same member, had no effect."""
+
+
 class GroupState:
     """The state of one group in one sidecar; it lives as long as the sidecar has members of the group."""
 
@@ -108,8 +118,8 @@ class GroupState:
         """By member and shard, when a link may be opened again, and how long that pause was."""
         self.refused: dict[tuple[str, str], Refusal] = {}
         """By member and shard, the links that the broker has ended with an error and that are not open again."""
-        self._raises: dict[str, tuple[float, int]] = {}
-        """By shard, when it was raised last, in monotonic seconds, and how many earlier raises had no effect."""
+        self._raises: dict[str, Raise] = {}
+        """The last raise of each shard."""
         self._stalled_until: dict[str, float] = {}
         # Of a later group of the same exchange, so that the others do not take its first beats for late ones.
         self._number = time.time_ns() // 1_000_000
@@ -307,7 +317,7 @@ class GroupState:
                 holder = self.claims.holder(step.shard)
                 self.moves += holder is None or holder.member != step.member
                 if step.act is Act.RAISE:
-                    self._raises[step.shard] = now, self._raises_in_vain(step)
+                    self._raises[step.shard] = Raise(step.member, now, self._raises_in_vain(step))
                 self.claims.add(step.shard, step.epoch, step.member, now)
                 self.wedged -= {step.shard}
         self.refused = {key: refusal for key, refusal in self.refused.items() if self._lacks(*key)}
@@ -341,11 +351,12 @@ class GroupState:
 
     def _raises_in_vain(self, step: Step) -> int:
         """Return how many raises of a shard in a row, up to this step, did not bring its messages to the member."""
-        at, in_vain = self._raises.get(step.shard, (float("inf"), 0))
-        member = self.local[step.member]
-        own = [member.links[step.shard].delivered_at] if step.shard in member.links else []
-        is_in_vain = self.delivered_at(step.shard, besides=step.member) > at + HEAL and max(own, default=0.0) <= at
-        return in_vain + 1 if is_in_vain else 0
+        last, member = self._raises.get(step.shard), self.local[step.member]
+        if last is None or last.member != step.member:
+            return 0
+        own = member.links[step.shard].delivered_at if step.shard in member.links else 0.0
+        is_in_vain = self.delivered_at(step.shard, besides=step.member) > last.at + HEAL and own <= last.at
+        return last.in_vain + 1 if is_in_vain else 0
 
     def beat(self, now: float) -> Beat:
         """Return the next beat of this sidecar."""
@@ -437,9 +448,9 @@ class GroupState:
             foreign=foreign,
             refused={key: refusal.why for key, refusal in self.refused.items()},
             not_raised_before={
-                shard: at + HEAL * 2 ** min(in_vain, MOST_DOUBLINGS)
-                for shard, (at, in_vain) in self._raises.items()
-                if in_vain
+                (last.member, shard): last.at + HEAL * 2 ** min(last.in_vain, MOST_DOUBLINGS)
+                for shard, last in self._raises.items()
+                if last.in_vain
             },
             least_epoch=int(time.time()),
         )

@@ -299,7 +299,7 @@ def test_another_sidecars_member_is_left_to_it() -> None:
 
 
 def test_a_raise_waits_whose_forerunners_were_in_vain() -> None:
-    seen = replace(view(LinkView(), LinkView(99), ("other", 50)), not_raised_before={"s": NOW + 1})
+    seen = replace(view(LinkView(), LinkView(99), ("other", 50)), not_raised_before={("mine", "s"): NOW + 1})
     assert of(decide(seen, NOW)) == (None, "the last raise has not brought it a message, and the next one waits")
     assert of(decide(seen, NOW + 1))[0] is RAISE
 

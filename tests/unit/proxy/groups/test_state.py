@@ -174,6 +174,25 @@ def test_raises_in_vain_become_rarer_and_those_of_an_idle_shard_do_not() -> None
         assert its.links["s"].delivered_at == 0
 
 
+def test_a_raise_that_has_had_an_effect_for_another_member_does_not_delay_the_next_one() -> None:
+    """Two shards are raised for M, which gets their messages. One of them is then raised for N, and is wedged."""
+    made, its = state("s", "t")
+
+    def raised(now: float) -> list[tuple[str, str]]:
+        for at in (now - 1, now):
+            made.heard(made.beat(at), at)
+        return [(step.member, step.shard) for step in made.tick(now).steps if step.act is Act.RAISE]
+
+    assert raised(NOW) == [("m", "s"), ("m", "t")]
+    made.joined(member("n", "s", "t"), NOW + 10)
+    for link in its.links.values():
+        link.delivered_at = NOW + 20
+    (first,) = raised(NOW + 20)
+    assert first[0] == "n"
+    made.wedged = frozenset({first[1]})
+    assert raised(NOW + 21) == [first]
+
+
 def test_a_beat_tells_what_a_member_holds_has_unacked_or_got_lately() -> None:
     made, its = state("held", "unacked", "lately", "long ago", "never")
     made.follow([], NOW, NOW)
