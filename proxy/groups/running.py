@@ -81,7 +81,7 @@ class Parts:
 
     @property
     def probes_after(self) -> float:
-        """The seconds after a delivery of a shard from which probes may be needed; half of the time is for opening them.
+        """The seconds after a delivery of a shard from which probes may be needed: half of the time is to open them.
 
         Without `groups_ack_timeout` a client may have held an earlier message for as long as it liked.
         """
