@@ -85,8 +85,8 @@ class View:
     keeps: Set[str] = frozenset()
     """The shards of which RabbitMQ may keep a consumer that is gone: quorum queues, from 4.3 on."""
     probed_from: Mapping[str, float] = field(default_factory=dict)
-    """By shard of which a delivery is known, the time in monotonic seconds from which probes may be needed. What comes
-    back before is of a member that has ended, and all of it comes at once."""
+    """By shard of which a delivery is known, the time in monotonic seconds before which it needs no probe, as RabbitMQ
+    cannot have taken anything back yet from a consumer that it keeps."""
     every: float = 0.0
     """Seconds between the beats of a sidecar, so as long may pass until this one knows what another one's members hold.
     """
@@ -213,11 +213,13 @@ def followers(view: View, now: float) -> list[Step]:
 
     If a raise brings nothing, the shard may be idle. Or RabbitMQ 4.3 waits for a consumer that it has kept of a channel
     or node that is gone, until the consumer timeout. That runs for each message by itself. So RabbitMQ takes back the
-    first one alone, and would give the next consumer newer ones with it. A probe gets the first one only. All links
-    become probes, since the holder may be lost meanwhile, those of members that join later as well. They are replaced
-    once the holder gets messages as usual. There is no probe before that timeout can have passed: to what comes back of
-    a member that has ended, all at once, a prefetch of 1 would do harm. If the probe's member ends as well, the message
-    that it got goes behind the others.
+    first one alone, and would give the next consumer newer ones with it. A probe gets one at a time. All links become
+    probes, since the holder may be lost meanwhile, those of members that join later as well. They are replaced once
+    the holder gets messages as usual. Until then the shard is raised for nobody else, who might get a newer message.
+
+    There is no probe before `View.probed_from`. What comes back until then a member held whose link has just ended, and
+    all of it comes at once. A prefetch of 1 would do harm then: if the probe's member ended as well, the message that
+    it held would go behind the others.
     """
     steps: list[Step] = []
     links = _busy(view)
@@ -315,6 +317,9 @@ def _look(
         return _of_its_own(view, case, holder, now)
     if case.is_active and link.delivered_at > holder.since + HEAL:
         return Act.CLAIM, "the broker delivers to it already"
+    held = _link(view, holder.member, shard)
+    if held.is_probe and held.delivered_at > holder.since:
+        return None, "RabbitMQ may have yet to take messages back from a consumer that is gone"
     return _raise(view, case, now)
 
 

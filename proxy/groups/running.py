@@ -39,11 +39,18 @@ LONGEST_SELDOM: Final = 600.0
 STATISTICS: Final = 5.0
 """Seconds by which the figures of the management API may be old."""
 
-ACKED_BY_THEN: Final = 60.0
-"""Seconds after `groups_ack_timeout` at which the broker itself takes back what a member has not acked.
+TIMEOUT_ABOVE: Final = 60.0
+"""The seconds by which the broker's consumer timeout of links is longer than `groups_ack_timeout`.
 
-The sidecar ends the member's link before. But RabbitMQ 4.3 may go on delivering to a consumer whose channel has ended.
-No message of such a consumer comes back earlier than so long after the last delivery to its client.
+The sidecar ends a link whose client does not ack before that. But RabbitMQ 4.3 may go on delivering to a consumer whose
+channel has ended. As no client holds a message for longer than `groups_ack_timeout`, the oldest one that such a
+consumer may hold comes back so many seconds after the shard's last delivery to a client, or later.
+"""
+
+ANSWERED_WITHIN: Final = 20.0
+"""Seconds for which a probe whose client has yet to answer its message is left as it is, though others are all back.
+
+Most clients answer in time. One that waits for more messages before it acks gets that message once more.
 """
 
 BROKERS_TIMEOUT: Final = 1800.0
@@ -77,15 +84,17 @@ class Parts:
     @property
     def consumer_timeout(self) -> float:
         """The x-consumer-timeout of links, in seconds; 0 leaves it to the broker."""
-        return self.ack_timeout and self.ack_timeout + ACKED_BY_THEN
+        return self.ack_timeout and self.ack_timeout + TIMEOUT_ABOVE
 
     @property
     def probes_after(self) -> float:
-        """The seconds after a delivery of a shard from which probes may be needed: half of the time is to open them.
+        """The seconds after a delivery of a shard before which it needs no probe.
 
-        Without `groups_ack_timeout` a client may have held an earlier message for as long as it liked.
+        It is half of the time after which a consumer that RabbitMQ has kept may lose messages: the other half is there
+        to open probes. Without `groups_ack_timeout` a client may hold a message for as long as it likes, so that a
+        probe may be needed at any time.
         """
-        return ACKED_BY_THEN / 2 if self.ack_timeout else 0.0
+        return TIMEOUT_ABOVE / 2 if self.ack_timeout else 0.0
 
 
 class RunningGroup:
@@ -312,7 +321,7 @@ class RunningGroup:
             await self._read(self.state.held(is_first=is_first))
 
     async def _widen(self) -> None:
-        """Replace the probes that have got a message which had come before, once no other consumer can hold such.
+        """Replace the probes that have got messages which had come before, once no other consumer can hold such.
 
         What a consumer holds that RabbitMQ has kept, it got before the shard was raised. So once the consumer timeout
         has passed since the probe was opened, RabbitMQ may take all of it back. It looks whether it should when
@@ -322,23 +331,25 @@ class RunningGroup:
             await asyncio.sleep(WIDEN_EVERY)
             # Two readings tell more than one only if the broker may have counted in between.
             old = time.monotonic() - STATISTICS
-            unsafe = {probe.shard for probe in self.state.probes() if probe.delivered and not probe.is_safe}
+            unsafe = {probe.shard for probe in self.state.probes() if probe.awaits_others}
             known = self.exactness.shards
             if due := sorted(shard for shard in unsafe if shard not in known or known[shard].read_at <= old):
                 await self._read(due)
-            timed_out = time.monotonic() - (self._parts.consumer_timeout or BROKERS_TIMEOUT) - TIMEOUT_MARGIN
+            now = time.monotonic()
+            timed_out = now - (self._parts.consumer_timeout or BROKERS_TIMEOUT) - TIMEOUT_MARGIN
             for probe in self.state.probes():
                 actions, is_late = self._actions[probe.member.id], probe.opened_at < timed_out
+                awaits_answer = probe.unacked and probe.delivered_at > now - ANSWERED_WITHIN
                 with self._a_session():
-                    if probe.is_safe or (probe.delivered and (is_late or self._is_alone(probe))):
+                    if probe.is_safe or (probe.delivered and (is_late or self._is_alone(probe)) and not awaits_answer):
                         actions.widen(probe.member, probe.shard)
                     elif is_late:
                         actions.subscribe(probe.member, probe.shard, probe.priority, is_probe=True)
 
     def _is_alone(self, probe: Link) -> bool:
-        """Return whether a reading that began after a probe got its message shows no other unacked message."""
-        read = self.exactness.shards.get(probe.shard)
-        return read is not None and read.unacked <= 1 and read.read_at > probe.delivered_at + STATISTICS
+        """Return whether a reading that began after a probe got its last message shows no other unacked message."""
+        read, own = self.exactness.shards.get(probe.shard), 1 if probe.unacked or probe.withheld else 0
+        return read is not None and read.unacked <= own and read.read_at > probe.delivered_at + STATISTICS
 
     async def look(self, age: float) -> None:
         """Read all shards from the management API, unless all that is known of them was read within `age` seconds."""

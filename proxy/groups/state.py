@@ -90,7 +90,7 @@ class GroupState:
         self.keeps: frozenset[str] = frozenset()
         """The shards of which RabbitMQ may keep a consumer that is gone, as far as they are read."""
         self.probes_after = 0.0
-        """The seconds after a delivery of a shard for which no consumer that RabbitMQ has kept loses messages of it."""
+        """The seconds after a delivery of a shard before which it needs no probe."""
         self.wedged: frozenset[str] = frozenset()
         """The shards with ready messages that RabbitMQ delivers to nobody, until they are raised once more."""
         self.decision = Decision({})
@@ -136,6 +136,7 @@ class GroupState:
         """Remove a member of this sidecar; `is_lost` says that its connection to the broker is lost."""
         member = self.local.pop(member_id, None)
         if member is not None:
+            self._note_deliveries(member)
             self.claims.forget(member_id, now, in_good_order=not is_lost)
             if not is_lost:
                 self.leaving[member_id] = member
@@ -233,6 +234,12 @@ class GroupState:
                     self._flowed(shard, now - link.delivered_ago)
         self.claims.replace(member.id, claims, now)
 
+    def _note_deliveries(self, member: Member) -> None:
+        """Note when a member of this sidecar got the last delivery of each shard."""
+        for link in (*member.links.values(), *member.leaving):
+            if link.delivered_at and not link.is_probe and link.shard in self._seen:
+                self._flowed(link.shard, link.delivered_at)
+
     def _flowed(self, shard: str, at: float) -> None:
         self._flowed_at[shard] = max(at, self._flowed_at.get(shard, 0.0))
 
@@ -309,6 +316,8 @@ class GroupState:
             for member in peer.members:
                 self._forget(member, peer.heard_at)
         self.claims.follow(self.shards, now)
+        for member in self.local.values():
+            self._note_deliveries(member)
         for step in (decision := decide(self._view(now), now)).steps:
             if step.act is not Act.CLAIM:
                 _, pause = self._pauses.get((step.member, step.shard), (0.0, FIRST_PAUSE / 2))
@@ -394,10 +403,6 @@ class GroupState:
         return now < self._stalled_until.get(member_id, now)
 
     def _view(self, now: float) -> View:
-        for member in self.local.values():
-            for shard, link in member.links.items():
-                if link.delivered_at and not link.is_probe and shard in self._seen:
-                    self._flowed(shard, link.delivered_at)
         members = {
             member.id: MemberView(
                 is_local=True,

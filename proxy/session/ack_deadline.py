@@ -8,7 +8,10 @@ from proxy.session import links
 from proxy.session.connection import Connection
 
 _LOOKS = 4
-"""How often the links are checked within the time limit."""
+"""How often the links are checked within the time limit, at least."""
+
+_LOOK_EVERY = 15.0
+"""The most seconds between two checks: RabbitMQ takes messages back out of order a minute after the time limit."""
 
 
 class AckDeadline:
@@ -37,7 +40,7 @@ class AckDeadline:
         consuming = self._connection.consuming
         if consuming is not None and consuming.leaving and self._within and self._timer is None:
             loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(self._within / _LOOKS, self._guarded, self._look)
+            self._timer = loop.call_later(min(self._within / _LOOKS, _LOOK_EVERY), self._guarded, self._look)
 
     def cancel(self) -> None:
         """Stop checking, since the session is over."""

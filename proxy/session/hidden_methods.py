@@ -40,8 +40,6 @@ def take(c: Connection, hidden: HiddenChannel, method: int, data: bytes, i: int,
     if method == BASIC_CONSUME_OK:
         links.opened(c, link)
         return links.consume_ok(consumer)
-    if method == BASIC_CANCEL_OK and link.unacked and not link.member.no_ack:
-        return b""  # a probe, which ends once the client has answered its message
     return _cancelled(c, hidden, link) if method in (BASIC_CANCEL, BASIC_CANCEL_OK) else b""
 
 

@@ -1,8 +1,7 @@
 """The links of members: how each is opened on a hidden channel, and how it ends without putting a key out of order.
 
-A link ends by a bare channel.close: the broker then puts what is not acked back in its order. After a basic.cancel
-with messages unacked the next consumer gets later messages at once (measured: 50-99 before 0-49). That is wanted in one
-case only: of a probe whose message the client has got first, and whose next consumer is the same client's.
+A link always ends by a bare channel.close: the broker then puts what is not acked back in its order. After a
+basic.cancel with messages unacked the next consumer would get later messages first (measured: 50-99 before 0-49).
 """
 
 from proxy.groups.member import Link, LinkState
@@ -76,13 +75,14 @@ def flush(c: Connection) -> None:
 def subscribe(c: Connection, consumer: Consumer, shard: str, priority: int, *, is_probe: bool = False) -> None:
     """Open a link to a shard, and then end the older link to it, if there is one.
 
-    Nothing happens while messages of the older link are unacked, by the client or, of a probe that is not safe yet, by
-    this proxy. While no channel number is free, the new link waits for one, and the older one stays.
+    Nothing happens while the client has messages of the older link unacked, or while it is a probe that awaits others,
+    whose place only `widen` gives away. While no channel number is free, the new link waits for one, and the older one
+    stays.
     """
     if consumer.leaving or not c.running or consumer.channel.state != ChannelState.OPEN:
         return
     present = consumer.member.links.get(shard)
-    if present is not None and (present.unacked or (present.withheld and not present.is_safe)):
+    if present is not None and (present.unacked or present.awaits_others):
         return
     # The next link is there before the last one ends, so that no other member gets the shard in between.
     link = _open(c, consumer, shard, priority, is_probe)
@@ -101,6 +101,8 @@ def release(c: Connection, consumer: Consumer, shard: str) -> None:
     present = consumer.member.links.get(shard)
     if present is not None and c.running:
         consuming_of(c).wanted.pop((consumer, shard), None)
+        if present.behind is not None:
+            end_link(c, present.behind)
         end_link(c, present)
         _open(c, consumer, shard, 0, is_probe=False)
 
@@ -113,10 +115,7 @@ def end_link(c: Connection, link: Link) -> None:
 
 
 def _let_end(c: Connection, link: Link) -> None:
-    """End a link by basic.cancel. The client may still ack what it has got.
-
-    Of a link without acks, what RabbitMQ has sent until then still reaches the client.
-    """
+    """End a link without acks by basic.cancel: what RabbitMQ has sent until then still reaches the client."""
     hidden = _channel_of(c, link)
     if hidden is not None and not hidden.closing and link.state != LinkState.LEAVING:
         _unlink(hidden, LinkState.LEAVING)
@@ -156,38 +155,34 @@ def _open(c: Connection, consumer: Consumer, shard: str, priority: int, is_probe
 
 
 def opened(c: Connection, link: Link) -> None:
-    """Note that the broker has confirmed a link's consumer, and end the probe in whose place the link comes.
-
-    While the client holds the probe's message, the probe's channel stays: the client may wait for more messages before
-    it acks that one. It gets them by the link as soon as the probe is cancelled.
-    """
+    """Note that the broker has confirmed a link's consumer, and end the probe in whose place the link comes."""
     if link.state == LinkState.OPENING:
         link.state = LinkState.PROBING if link.is_probe else LinkState.OPEN
     probe, link.behind = link.behind, None
-    if probe is None or (hidden := _channel_of(c, probe)) is None:
-        return
-    if probe.unacked:
-        _let_end(c, probe)
-        consuming_of(c).leaving[hidden] = None
-    else:
-        close(c, hidden)
+    if probe is not None and (hidden := _channel_of(c, probe)) is not None:
+        close(c, hidden, _returned(c, hidden) if probe.unacked else b"")
 
 
-def put_back(c: Connection, hidden: HiddenChannel, link: Link, tag: int) -> None:
-    """Return the message that a probe has got, which comes for the first time, and open an ordinary link for it.
+def withhold(c: Connection, hidden: HiddenChannel, link: Link, tag: int) -> None:
+    """Keep the message from the client that a probe has got and that comes for the first time.
 
-    No other consumer holds earlier ones, since they would have come back before it. The client gets it by the next
-    link, as it may ack only when it has more than one message.
+    It goes back as an ordinary link takes the probe's place, and the client gets it by that link, as it may ack only
+    when it has more than one message. If the probe has got none before, no other consumer holds earlier ones, since
+    they would have come back before it. Otherwise the groups say when none does any more, by `widen`.
     """
-    link.is_safe = True
     link.withheld = hidden.settle_start + U32.pack(BASIC_NACK) + U64.pack(tag) + bytes((_REQUEUE, END))
-    subscribe(c, hidden.consumer, link.shard, link.priority + 1)
+    if link.delivered:
+        link.delivered_at = c.now
+    else:
+        link.is_safe = True
+        subscribe(c, hidden.consumer, link.shard, link.priority + 1)
 
 
 def widen(c: Connection, consumer: Consumer, shard: str) -> None:
     """Replace a probe by an ordinary link of the next higher priority, as no other consumer holds messages any more.
 
-    The broker gets the client's answer to the message of the probe once that link is open.
+    Once that link is open, the probe ends. What the client has not answered by then, or has not got, comes again by
+    that link, and to no other member.
     """
     probe = consumer.member.links.get(shard)
     if probe is None or not probe.is_probe or consumer.channel.state != ChannelState.OPEN:
@@ -198,10 +193,13 @@ def widen(c: Connection, consumer: Consumer, shard: str) -> None:
         link.behind, link.delivered_at = probe, probe.delivered_at
 
 
-def close(c: Connection, hidden: HiddenChannel) -> None:
-    """Close a hidden channel at the broker. A content of it that is half sent to the client is sent to its end."""
+def close(c: Connection, hidden: HiddenChannel, before: bytes = b"") -> None:
+    """Close a hidden channel at the broker, behind the frames in `before`.
+
+    A content of it that is half sent to the client is sent to its end.
+    """
     if not hidden.closing:
-        consuming_of(c).due.append(_closing(c, hidden))
+        consuming_of(c).due.append(before + _closing(c, hidden))
 
 
 def _closing(c: Connection, hidden: HiddenChannel) -> bytes:
@@ -215,7 +213,7 @@ def _closing(c: Connection, hidden: HiddenChannel) -> bytes:
 def give_back(c: Connection) -> bytes:
     """Return the frames that the links of a session, which is about to end, owe the broker.
 
-    They are the answers that probes have withheld, where these are safe, and what returns messages.
+    They are what returns messages.
     """
     sources = c.consuming.sources.values() if c.consuming is not None else ()
     open_ = [each for each in sources if isinstance(each, HiddenChannel) and not each.closing]
@@ -223,7 +221,7 @@ def give_back(c: Connection) -> bytes:
 
 
 def _owed(hidden: HiddenChannel) -> bytes:
-    """Return the answer to its message that a probe has withheld; empty if there is none, or if it is not safe."""
+    """Return the nack of the message that a probe has withheld; empty if there is none, or if it is not safe."""
     link = hidden.link
     return link.withheld if link is not None and link.is_safe and not hidden.ended else b""
 
@@ -237,7 +235,12 @@ def _held(c: Connection, hidden: HiddenChannel) -> bytes:
     link = hidden.link
     if link is None or not link.gives_way(c.now) or (not link.is_open and link.state != LinkState.LEAVING):
         return b""
-    if link.member.no_ack or hidden.ended or not c.handshake.keeps_consumers:
+    return _returned(c, hidden)
+
+
+def _returned(c: Connection, hidden: HiddenChannel) -> bytes:
+    """Return the nack of all that the broker counts as unacked on a hidden channel; empty if it keeps no consumers."""
+    if hidden.link is None or hidden.link.member.no_ack or hidden.ended or not c.handshake.keeps_consumers:
         return b""
     return hidden.settle_start + U32.pack(BASIC_NACK) + U64.pack(0) + bytes((_MULTIPLE | _REQUEUE, END))
 

@@ -74,7 +74,8 @@ def test_a_shard_that_a_ghost_has_held_goes_on_in_order(
         assert [each.redelivered for each in got] == [True] * 10 + [False] * (queue.published - 20)
         # The probe was replaced: a full prefetch comes again.
         queue.publish(10)
-        assert len(deliveries(member, 1, 10)) == 10
+        last = range(queue.published - 10, queue.published)
+        assert [int(each.body) for each in deliveries(member, 1, 10)] == list(last)
 
 
 def test_an_idle_shard_has_its_prefetch_again_once_a_message_comes(
@@ -123,7 +124,8 @@ def test_a_member_that_leaves_while_its_shard_goes_to_another_leaves_no_consumer
         assert len(deliveries(a, 1, 20)) == 20
         consume(b, 1, prefetch=100)
         wait_until("the raise", raised, within=30)
-        # Until then a link may still be the active consumer, and its messages must not go back before its end.
+        # Right after the raise the sidecar does not know yet that A's link gets no more, and returns nothing before it ends
+        # the link: newer messages on their way would come first. RabbitMQ may keep a consumer in that moment.
         time.sleep(2 * QUIET)
         if end == "connection.close":
             a.goodbye()

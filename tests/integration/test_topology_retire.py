@@ -14,7 +14,7 @@ pytestmark = pytest.mark.versions
 
 THREE = '[[exchange]]\nname = "orders"\nshards = 3\n'
 PATIENT, NOT_PATIENT = "--timeout=60", "--timeout=25"
-"""Of the fleet is also the sidecar that most tests share, which reads a ring once in 15 s."""
+"""How long a retirement waits. The sidecar that most tests share is one of the fleet, and reads a ring once in 15 s."""
 
 
 @pytest.fixture(autouse=True)

@@ -385,8 +385,8 @@ def test_no_probe_comes_before_a_consumer_that_was_kept_since_the_last_delivery_
         made.heard(Beat("other", "host", 2, 1.0, ()), NOW + 1)
     elif got_by != "nobody":
         its.links["s"].delivered_at, its.links["s"].is_probe = NOW, is_probe
-        made.followers(NOW)
-    its.links["s"].delivered_at = 0.0
+        made.tick(NOW)
+    its.links["s"].delivered_at, made.wedged = 0.0, frozenset({"s"})
     made.heard(made.beat(NOW + 1), NOW + 1)
     (step,) = made.tick(NOW + 2).steps
     assert step.act is Act.RAISE

@@ -1,13 +1,13 @@
-"""A probe gets one message, and the broker gets the client's answer to it only once that is safe."""
+"""A probe gets one message at a time, and none that is new goes to the client by it."""
 
 import pytest
 from pamqp import commands
 
 from proxy.groups.member import LinkState, Member
-from proxy.session import client_loop, links, settling
+from proxy.session import client_loop, settling
 from proxy.session.events import LinkEnded
 from tests.unit.proxy.session.grouping import FIRST, Grouping, closed, deliver, is_close, opened, seen
-from tests.unit.proxy.session.wire import ack, close_channel, made, nack, split
+from tests.unit.proxy.session.wire import ack, close_channel, made, split
 
 A = FIRST + 1
 """The hidden channel of the link that the probe replaces."""
@@ -71,98 +71,71 @@ def test_a_message_that_comes_for_the_first_time_goes_back_and_comes_by_an_ordin
         assert (len(wire.consuming.free), wire.c.events) == (19, [])
 
 
-def test_the_answer_to_a_redelivered_message_waits_until_the_groups_say_that_it_is_safe() -> None:
+def drained(wire: Grouping, probe: int) -> None:
+    """Let the probe get two messages that come again, which the client acks, and then one that is new."""
+    for tag in (1, 2):
+        assert wire.broker(deliver(probe, tag, redelivered=True)) == seen(tag, redelivered=True)
+        assert wire.client(ack(1, tag)) == ack(probe, tag)
+    assert wire.both(deliver(probe, 3)) == (b"", b"")
+
+
+def test_behind_messages_that_come_again_a_new_one_is_withheld_until_the_groups_say_that_it_is_safe() -> None:
     wire, member, probe = probing()
-    assert wire.broker(deliver(probe, 1, redelivered=True)) == seen(1, redelivered=True)
-    assert wire.client(nack(1, 1, multiple=True)) == b""
+    drained(wire, probe)
     link = member.links["q1"]
-    assert (link.unacked, bool(link.withheld)) == (0, True)
-    # Neither a raise nor another probe takes its place: its end would put the message behind others that come back.
+    assert (link.unacked, link.awaits_others) == (0, True)
+    # Neither a raise nor another probe takes its place: that would take what comes then for all there is.
     wire.actions.subscribe(member, "q1", 80)
     wire.actions.subscribe(member, "q1", 0, is_probe=True)
     assert wire.to_broker() == b""
     wire.actions.widen(member, "q1")
     number = widened(wire, member, wire.to_broker())
     assert member.links["q1"].delivered_at == link.delivered_at
-    ends(wire, number, probe, nack(probe, 1, multiple=True))
+    ends(wire, number, probe, nacked(probe, 3))
+    assert wire.broker(deliver(number, 1, redelivered=True)) == seen(3, redelivered=True)
 
 
-def answered_late() -> tuple[Grouping, int, int]:
-    """A client that has not answered the message of its probe, whose place another link has taken; both channels.
-
-    The client may wait for more messages before it acks, and gets them by that link as soon as the probe is cancelled.
-    """
+@pytest.mark.parametrize("keeps", [True, False])
+def test_what_the_client_has_not_answered_when_that_is_safe_comes_again(keeps: bool) -> None:
+    """The client may wait for more messages before it acks. No other member gets the message in between."""
     wire, member, probe = probing()
+    wire.c.handshake.keeps_consumers = keeps
     wire.broker(deliver(probe, 1, redelivered=True))
     wire.actions.widen(member, "q1")
     number = widened(wire, member, wire.to_broker())
     wire.actions.widen(member, "q1")
     assert wire.to_broker() == b""
-    assert wire.both(opened(number)) == (made(probe, commands.Basic.Cancel("c")), b"")
-    assert wire.both(made(probe, commands.Basic.CancelOk("c")) + deliver(number, 1)) == (b"", seen(2))
-    return wire, number, probe
-
-
-@pytest.mark.parametrize("at_once", [True, False])
-def test_what_the_client_answers_once_the_next_link_is_open_is_sent_at_once_and_ends_the_probe(at_once: bool) -> None:
-    wire, number, probe = answered_late()
-    if at_once:
-        sent = wire.client(ack(1, 2, multiple=True))
-        assert sent.startswith(ack(probe, 1, multiple=True) + ack(number, 1, multiple=True))
-    else:
-        assert wire.client(ack(1, 2)) == ack(number, 1)
-        sent = wire.client(ack(1, 1))
-        assert sent.startswith(ack(probe, 1))
-    close = split(sent)[-1]
-    assert (close.channel, is_close(close)) == (probe, True)
-    wire.both(closed(probe))
-    assert len(wire.consuming.free) == 19
-
-
-def test_a_probe_whose_message_the_client_never_answers_ends_as_links_of_members_do_that_have_left() -> None:
-    wire, number, probe = answered_late()
-    links.close_unsettled(wire.c, wire.c.now + 1)
-    (close,) = split(wire.to_broker())
-    assert (close.channel, is_close(close)) == (probe, True)
-    wire.both(closed(probe))
+    ends(wire, number, probe, made(probe, commands.Basic.Nack(0, True, True)) if keeps else b"")
     assert wire.client(ack(1, 1)) == b""
-    assert wire.broker(deliver(number, 2, redelivered=True)) == seen(3, redelivered=True)
+    assert wire.broker(deliver(number, 1, redelivered=True)) == seen(2, redelivered=True)
 
 
-def test_a_member_that_leaves_with_the_message_of_its_former_probe_may_ack_it() -> None:
-    wire, number, probe = answered_late()
-    assert wire.client(ack(1, 2)) == ack(number, 1)
-    client_loop.from_client(wire.c, made(1, commands.Basic.Cancel("c")))
-    assert wire.to_client() == made(1, commands.Basic.CancelOk("c"))
-    assert [each.channel for each in split(wire.to_broker()) if is_close(each)] == [number]
-    sent = wire.client(ack(1, 1))
-    assert sent.startswith(ack(probe, 1))
-    assert [each.channel for each in split(sent) if is_close(each)] == [probe]
-
-
-def test_what_the_client_answers_while_the_next_link_is_opened_is_sent_once_that_is_open() -> None:
+def test_what_comes_while_the_next_link_is_opened() -> None:
+    """The client's answer lets the broker go on: with one more that comes again, and then with a new one."""
     wire, member, probe = probing()
     wire.broker(deliver(probe, 1, redelivered=True))
     wire.actions.widen(member, "q1")
     number = widened(wire, member, wire.to_broker())
-    assert wire.client(ack(1, 1)) == b""
-    ends(wire, number, probe, ack(probe, 1))
+    assert wire.client(ack(1, 1)) == ack(probe, 1)
+    assert wire.broker(deliver(probe, 2, redelivered=True)) == seen(2, redelivered=True)
+    assert wire.client(ack(1, 2)) == ack(probe, 2)
+    assert wire.both(deliver(probe, 3)) == (b"", b"")
+    ends(wire, number, probe, nacked(probe, 3))
 
 
-def test_a_session_that_ends_sends_the_answers_that_are_safe() -> None:
+def test_a_session_that_ends_returns_what_is_withheld_if_that_is_safe() -> None:
     for is_safe in (True, False):
         wire, member, probe = probing()
-        wire.broker(deliver(probe, 1, redelivered=True))
-        wire.client(ack(1, 1))
+        drained(wire, probe)
         if is_safe:
             wire.actions.widen(member, "q1")
             wire.to_broker()
         client_loop.from_client(wire.c, made(0, commands.Connection.Close(200, "", 0, 0)))
-        assert wire.to_broker().startswith(ack(probe, 1)) is is_safe
+        assert wire.to_broker().startswith(nacked(probe, 3)) is is_safe
 
 
 def test_an_answer_of_a_client_whose_member_has_left_goes_back_unless_it_is_safe() -> None:
-    """The message comes again, to the next member. For an ack the broker would give the link a newer one."""
+    """The message comes again, to the next member. For an ack the broker would give the link one more."""
     wire, _, probe = probing()
     wire.broker(deliver(probe, 1, redelivered=True))
     client_loop.from_client(wire.c, made(1, commands.Basic.Cancel("c")))
@@ -172,16 +145,17 @@ def test_an_answer_of_a_client_whose_member_has_left_goes_back_unless_it_is_safe
     assert (close.channel, is_close(close)) == (probe, True)
 
 
-@pytest.mark.parametrize("redelivered", [False, True])
-def test_a_member_that_leaves_has_what_is_safe_sent(redelivered: bool) -> None:
-    """Other messages come again: after an answer the broker would give newer ones before those it awaits."""
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_member_that_leaves_returns_what_is_withheld_if_that_is_safe(is_first: bool) -> None:
+    """The end of the channel returns it otherwise."""
     wire, _, probe = probing()
-    wire.both(deliver(probe, 1, redelivered=redelivered))
-    if redelivered:
-        assert wire.client(ack(1, 1)) == b""
+    if is_first:
+        wire.both(deliver(probe, 1))
+    else:
+        drained(wire, probe)
     client_loop.from_client(wire.c, made(1, commands.Basic.Cancel("c")))
     sent = [(each.channel, each.id) for each in split(wire.to_broker()) if each.channel == probe]
-    assert sent == [*([] if redelivered else [(probe, (60, 120))]), (probe, (20, 40))]
+    assert sent == [*([(probe, (60, 120))] if is_first else []), (probe, (20, 40))]
 
 
 def test_a_next_link_that_is_refused_leaves_the_probe_in_its_place() -> None:
@@ -213,9 +187,9 @@ def test_a_message_that_the_client_returns_goes_back_at_once_and_comes_again() -
     settling.hand_back(wire.c, wire.c.now, wire.c.now)
     assert wire.to_broker() == nacked(probe)
     assert wire.broker(deliver(probe, 2, redelivered=True)) == seen(2, redelivered=True)
-    assert wire.client(ack(1, 2)) == b""
+    assert wire.client(ack(1, 2)) == ack(probe, 2)
     wire.actions.widen(member, "q1")
-    ends(wire, widened(wire, member, wire.to_broker()), probe, ack(probe, 2))
+    ends(wire, widened(wire, member, wire.to_broker()), probe, b"")
 
 
 def test_a_probe_and_the_link_in_its_place_wait_for_a_free_number() -> None:
