@@ -124,7 +124,7 @@ def test_a_member_that_leaves_while_its_shard_goes_to_another_leaves_no_consumer
         assert len(deliveries(a, 1, 20)) == 20
         consume(b, 1, prefetch=100)
         wait_until("the raise", raised, within=30)
-        # Right after the raise the sidecar does not know yet that A's link gets no more, and returns nothing before it ends
+        # Right after the raise the sidecar cannot know that A's link gets no more, and returns nothing before it ends
         # the link: newer messages on their way would come first. RabbitMQ may keep a consumer in that moment.
         time.sleep(2 * QUIET)
         if end == "connection.close":
