@@ -213,9 +213,9 @@ def followers(view: View, now: float) -> list[Step]:
 
     If a raise brings nothing, the shard may be idle. Or RabbitMQ 4.3 waits for a consumer that it has kept of a channel
     or node that is gone, until the consumer timeout. That runs for each message by itself. So RabbitMQ takes back the
-    first one alone, and would give the next consumer newer ones with it. A probe gets one at a time. All links become
-    probes, since the holder may be lost meanwhile, those of members that join later as well. They are replaced once
-    the holder gets messages as usual. Until then the shard is raised for nobody else, who might get a newer message.
+    first one alone, and would give the next consumer newer ones with it. A probe gets the first one only. All links
+    become probes, since the holder may be lost meanwhile, those of members that join later as well. They are replaced
+    once the holder gets messages as usual.
 
     There is no probe before `View.probed_from`. What comes back until then a member held whose link has just ended, and
     all of it comes at once. A prefetch of 1 would do harm then: if the probe's member ended as well, the message that
@@ -317,9 +317,6 @@ def _look(
         return _of_its_own(view, case, holder, now)
     if case.is_active and link.delivered_at > holder.since + HEAL:
         return Act.CLAIM, "the broker delivers to it already"
-    held = _link(view, holder.member, shard)
-    if held.is_probe and held.delivered_at > holder.since:
-        return None, "RabbitMQ may have yet to take messages back from a consumer that is gone"
     return _raise(view, case, now)
 
 

@@ -55,23 +55,17 @@ class Link:
         self.raised_over_at = 0.0
         """Since when another member has the claim to the shard, in monotonic seconds; 0 while none has."""
         self.is_probe = False
-        """Whether the broker gives the link one message at a time, since a consumer that is gone may hold earlier ones.
+        """Whether the broker gives the link one message only, since a consumer that is gone may hold earlier ones.
 
-        If the first one comes for the first time, none does: it goes back, and an ordinary link gets it. Others have
-        come back from such a consumer, and go to the client. The first one behind them that comes for the first time is
-        withheld, until all such consumers have lost theirs.
+        A message that comes for the first time shows that none does: it goes back, and an ordinary link gets it. Any
+        other goes to the client, and the broker gets the client's answer once all such consumers have lost theirs.
         """
         self.withheld = b""
-        """Of a probe: the frame that returns the message which the client has not got; empty if there is none."""
+        """Of a probe: the frame with the answer to its message that the broker is to get; empty if there is none."""
         self.is_safe = False
-        """Of a probe: whether no other consumer holds earlier messages, so that an ordinary link may take its place."""
+        """Of a probe: whether no other consumer holds earlier messages, so that the broker may have the answer."""
         self.behind: Link | None = None
         """The probe in whose place this link comes, until this link is open."""
-
-    @property
-    def awaits_others(self) -> bool:
-        """Whether the link is a probe that has got a message which had come before, so that others may follow."""
-        return self.is_probe and self.delivered > 0 and not self.is_safe
 
     @property
     def is_open(self) -> bool:
@@ -140,9 +134,9 @@ class Actions(Protocol):
         """
 
     def widen(self, member: Member, shard: str) -> None:
-        """Replace a member's probe with an ordinary link of the next higher priority.
+        """Replace a member's probe, which has got its message, with an ordinary link of the next higher priority.
 
-        What the client has not answered by then, or has not got, comes again.
+        The broker then gets the client's answer to that message. If there is none yet, the message comes again.
         """
 
     def release(self, member: Member, shard: str) -> None:

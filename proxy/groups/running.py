@@ -43,8 +43,8 @@ TIMEOUT_ABOVE: Final = 60.0
 """The seconds by which the broker's consumer timeout of links is longer than `groups_ack_timeout`.
 
 The sidecar ends a link whose client does not ack before that. But RabbitMQ 4.3 may go on delivering to a consumer whose
-channel has ended. As no client holds a message for longer than `groups_ack_timeout`, the oldest one that such a
-consumer may hold comes back so many seconds after the shard's last delivery to a client, or later.
+channel has ended. As no client holds a message for much longer than `groups_ack_timeout`, the oldest one that such
+a consumer may hold comes back about so many seconds after the shard's last delivery to a client, or later.
 """
 
 ANSWERED_WITHIN: Final = 20.0
@@ -60,7 +60,7 @@ TIMEOUT_MARGIN: Final = 2.0
 """Seconds beyond the consumer timeout after which RabbitMQ has surely begun to take messages back."""
 
 WIDEN_EVERY: Final = 1.0
-"""Seconds between two looks for probes that may have more than one message."""
+"""Seconds between two looks for probes whose place an ordinary link may take."""
 
 ACKS_EVERY: Final = 2.0
 """Seconds between two checks for members that do not ack."""
@@ -321,7 +321,7 @@ class RunningGroup:
             await self._read(self.state.held(is_first=is_first))
 
     async def _widen(self) -> None:
-        """Replace the probes that have got messages which had come before, once no other consumer can hold such.
+        """Replace the probes that have got a message which had come before, once no other consumer can hold such.
 
         What a consumer holds that RabbitMQ has kept, it got before the shard was raised. So once the consumer timeout
         has passed since the probe was opened, RabbitMQ may take all of it back. It looks whether it should when
@@ -331,7 +331,7 @@ class RunningGroup:
             await asyncio.sleep(WIDEN_EVERY)
             # Two readings tell more than one only if the broker may have counted in between.
             old = time.monotonic() - STATISTICS
-            unsafe = {probe.shard for probe in self.state.probes() if probe.awaits_others}
+            unsafe = {probe.shard for probe in self.state.probes() if probe.delivered and not probe.is_safe}
             known = self.exactness.shards
             if due := sorted(shard for shard in unsafe if shard not in known or known[shard].read_at <= old):
                 await self._read(due)
@@ -347,9 +347,9 @@ class RunningGroup:
                         actions.subscribe(probe.member, probe.shard, probe.priority, is_probe=True)
 
     def _is_alone(self, probe: Link) -> bool:
-        """Return whether a reading that began after a probe got its last message shows no other unacked message."""
-        read, own = self.exactness.shards.get(probe.shard), 1 if probe.unacked or probe.withheld else 0
-        return read is not None and read.unacked <= own and read.read_at > probe.delivered_at + STATISTICS
+        """Return whether a reading that began after a probe got its message shows no other unacked message."""
+        read = self.exactness.shards.get(probe.shard)
+        return read is not None and read.unacked == 1 and read.read_at > probe.delivered_at + STATISTICS
 
     async def look(self, age: float) -> None:
         """Read all shards from the management API, unless all that is known of them was read within `age` seconds."""

@@ -61,13 +61,12 @@ class Refusal(NamedTuple):
 
 
 class Raise(NamedTuple):
-    """The last raise of one shard by a member of this sidecar."""
+    """The last raise of one shard for one member of this sidecar."""
 
-    member: str
     at: float
     """In monotonic seconds."""
     in_vain: int
-    """How many raises in a row before it, for the same member, had no effect."""
+    """How many raises in a row before it had no effect."""
 
 
 class GroupState:
@@ -118,8 +117,8 @@ class GroupState:
         """By member and shard, when a link may be opened again, and how long that pause was."""
         self.refused: dict[tuple[str, str], Refusal] = {}
         """By member and shard, the links that the broker has ended with an error and that are not open again."""
-        self._raises: dict[str, Raise] = {}
-        """The last raise of each shard."""
+        self._raises: dict[tuple[str, str], Raise] = {}
+        """The last raise by member and shard."""
         self._stalled_until: dict[str, float] = {}
         # Of a later group of the same exchange, so that the others do not take its first beats for late ones.
         self._number = time.time_ns() // 1_000_000
@@ -326,7 +325,7 @@ class GroupState:
                 holder = self.claims.holder(step.shard)
                 self.moves += holder is None or holder.member != step.member
                 if step.act is Act.RAISE:
-                    self._raises[step.shard] = Raise(step.member, now, self._raises_in_vain(step))
+                    self._raises[step.member, step.shard] = Raise(now, self._raises_in_vain(step))
                 self.claims.add(step.shard, step.epoch, step.member, now)
                 self.wedged -= {step.shard}
         self.refused = {key: refusal for key, refusal in self.refused.items() if self._lacks(*key)}
@@ -336,7 +335,9 @@ class GroupState:
             if now < until + LONGEST_PAUSE or self._lacks(*key)
         }
         self.moving_since = {move.shard: self.moving_since.get(move.shard, now) for move in decision.moves}
-        self._raises = {shard: raised for shard, raised in self._raises.items() if shard in decision.targets}
+        self._raises = {
+            key: raised for key, raised in self._raises.items() if key[0] in self.local and key[1] in decision.targets
+        }
         self.decision = decision
         return decision
 
@@ -360,8 +361,8 @@ class GroupState:
 
     def _raises_in_vain(self, step: Step) -> int:
         """Return how many raises of a shard in a row, up to this step, did not bring its messages to the member."""
-        last, member = self._raises.get(step.shard), self.local[step.member]
-        if last is None or last.member != step.member:
+        last, member = self._raises.get((step.member, step.shard)), self.local[step.member]
+        if last is None:
             return 0
         own = member.links[step.shard].delivered_at if step.shard in member.links else 0.0
         is_in_vain = self.delivered_at(step.shard, besides=step.member) > last.at + HEAL and own <= last.at
@@ -453,8 +454,8 @@ class GroupState:
             foreign=foreign,
             refused={key: refusal.why for key, refusal in self.refused.items()},
             not_raised_before={
-                (last.member, shard): last.at + HEAL * 2 ** min(last.in_vain, MOST_DOUBLINGS)
-                for shard, last in self._raises.items()
+                key: last.at + HEAL * 2 ** min(last.in_vain, MOST_DOUBLINGS)
+                for key, last in self._raises.items()
                 if last.in_vain
             },
             least_epoch=int(time.time()),

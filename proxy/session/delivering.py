@@ -165,7 +165,7 @@ def _method(c: Connection, hidden: HiddenChannel, data: bytes, i: int, end: int)
         at = i + 12 + data[i + 11]
         takes = bool(data[at + 8])
         if not takes:
-            links.withhold(c, hidden, link, u64(data, at))
+            links.put_back(c, hidden, link, u64(data, at))
     hidden.passing = takes and consumer.channel.state == _OPEN
     if hidden.passing:
         # From here on the client holds it: a link that ends now would have the next member get it as well.

@@ -67,9 +67,9 @@ class GroupActions:
             self._then()
 
     def widen(self, member: Member, shard: str) -> None:
-        """Replace a member's probe with an ordinary link of the next higher priority.
+        """Replace a member's probe, which has got its message, with an ordinary link of the next higher priority.
 
-        What the client has not answered by then, or has not got, comes again.
+        The broker then gets the client's answer to that message. If there is none by then, the message comes again.
         """
         if (consumer := self._consumer(member)) is not None:
             links.widen(self._connection, consumer, shard)

@@ -75,14 +75,13 @@ def flush(c: Connection) -> None:
 def subscribe(c: Connection, consumer: Consumer, shard: str, priority: int, *, is_probe: bool = False) -> None:
     """Open a link to a shard, and then end the older link to it, if there is one.
 
-    Nothing happens while the client has messages of the older link unacked, or while it is a probe that awaits others,
-    whose place only `widen` gives away. While no channel number is free, the new link waits for one, and the older one
-    stays.
+    Nothing happens while messages of the older link are unacked, by the client or, of a probe that is not safe yet, by
+    this proxy. While no channel number is free, the new link waits for one, and the older one stays.
     """
     if consumer.leaving or not c.running or consumer.channel.state != ChannelState.OPEN:
         return
     present = consumer.member.links.get(shard)
-    if present is not None and (present.unacked or present.awaits_others):
+    if present is not None and (present.unacked or (present.withheld and not present.is_safe)):
         return
     # The next link is there before the last one ends, so that no other member gets the shard in between.
     link = _open(c, consumer, shard, priority, is_probe)
@@ -163,26 +162,22 @@ def opened(c: Connection, link: Link) -> None:
         close(c, hidden, _returned(c, hidden) if probe.unacked else b"")
 
 
-def withhold(c: Connection, hidden: HiddenChannel, link: Link, tag: int) -> None:
-    """Keep the message from the client that a probe has got and that comes for the first time.
+def put_back(c: Connection, hidden: HiddenChannel, link: Link, tag: int) -> None:
+    """Return the message that a probe has got, which comes for the first time, and open an ordinary link for it.
 
-    It goes back as an ordinary link takes the probe's place, and the client gets it by that link, as it may ack only
-    when it has more than one message. If the probe has got none before, no other consumer holds earlier ones, since
-    they would have come back before it. Otherwise the groups say when none does any more, by `widen`.
+    No other consumer holds earlier ones, since they would have come back before it. The client gets it by the next
+    link, as it may ack only when it has more than one message.
     """
+    link.is_safe = True
     link.withheld = hidden.settle_start + U32.pack(BASIC_NACK) + U64.pack(tag) + bytes((_REQUEUE, END))
-    if link.delivered:
-        link.delivered_at = c.now
-    else:
-        link.is_safe = True
-        subscribe(c, hidden.consumer, link.shard, link.priority + 1)
+    subscribe(c, hidden.consumer, link.shard, link.priority + 1)
 
 
 def widen(c: Connection, consumer: Consumer, shard: str) -> None:
     """Replace a probe by an ordinary link of the next higher priority, as no other consumer holds messages any more.
 
-    Once that link is open, the probe ends. What the client has not answered by then, or has not got, comes again by
-    that link, and to no other member.
+    Once that link is open, the broker gets the client's answer to the message of the probe. If there is none by then,
+    the message comes again by that link, and to no other member.
     """
     probe = consumer.member.links.get(shard)
     if probe is None or not probe.is_probe or consumer.channel.state != ChannelState.OPEN:
@@ -213,7 +208,7 @@ def _closing(c: Connection, hidden: HiddenChannel) -> bytes:
 def give_back(c: Connection) -> bytes:
     """Return the frames that the links of a session, which is about to end, owe the broker.
 
-    They are what returns messages.
+    They are the answers that probes have withheld, where these are safe, and what returns messages.
     """
     sources = c.consuming.sources.values() if c.consuming is not None else ()
     open_ = [each for each in sources if isinstance(each, HiddenChannel) and not each.closing]
@@ -221,7 +216,7 @@ def give_back(c: Connection) -> bytes:
 
 
 def _owed(hidden: HiddenChannel) -> bytes:
-    """Return the nack of the message that a probe has withheld; empty if there is none, or if it is not safe."""
+    """Return the answer to its message that a probe has withheld; empty if there is none, or if it is not safe."""
     link = hidden.link
     return link.withheld if link is not None and link.is_safe and not hidden.ended else b""
 

@@ -95,12 +95,13 @@ def _answer(c: Connection, source: Source, tag: int, method: int, bits: int, req
     if not isinstance(source, HiddenChannel):
         return answer
     link = source.link
+    if link is not None and link.is_probe:
+        # After it the broker would give the link newer messages, while other consumers hold earlier ones. Once that is
+        # sure not to be so, the link's end sends it.
+        link.withheld = answer
+        return b""
     if link is None or link.state != _LEAVING:
         return answer + _returned(source) if source.returning else answer
-    if link.is_probe and not link.is_safe:
-        # For the answer the broker would give the link one more message, and put that behind others as the link ends.
-        # The one that the client has had already may come again.
-        return b""
     if requeued:
         # The link's end returns it, with what was withheld behind it: returned alone it would come out of order. Until
         # then the broker counts it as unacked, so no ack of all up to a later one may take it in.

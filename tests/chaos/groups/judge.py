@@ -29,6 +29,13 @@ ACK_UNDER_WAY = 5.0
 A connection that is closed in good order, while nothing was done to it or to a node, loses no ack.
 """
 
+STOOD_STILL = 2.0
+"""Seconds without a delivery of a shard after which a sidecar may keep the first ack, as RabbitMQ may hold others back.
+"""
+
+KEPT = 20.0
+"""Seconds before the end of a connection in which such an ack may not have reached the queue."""
+
 WRITTEN_WITHIN = 0.1
 """Seconds from when a member writes down an ack until its library has sent it; it may be stopped in between."""
 
@@ -85,6 +92,8 @@ class _Seen:
 
     delivery: Delivery
     settled: float | None = None
+    is_probe: bool = False
+    """Whether it came again, to a shard that had stood still."""
     given_back: str = ""
     """Why the broker may deliver the message again, if it is not for the end of the connection."""
 
@@ -108,6 +117,8 @@ class _Judge:
         self._first: dict[tuple[str, str, str], Note] = {}
         """The last message of a key that was delivered for the first time, by publisher, channel and key."""
         self._last_holder: dict[str, Holder] = {}
+        self._last_at: dict[str, float] = {}
+        """When the last delivery of each shard was made."""
         self._overlaps: set[tuple[str, Holder, Holder]] = set()
 
     def judged(self) -> Verdict:
@@ -201,13 +212,15 @@ class _Judge:
             self._first_delivered(delivery, note)
         elif not late:
             self._again(delivery, note, shard, before)
-        seen = _Seen(delivery, given_back="read late" if late else "")
+        is_probe = delivery.redelivered and delivery.at - self._last_at.get(shard, 0.0) >= STOOD_STILL
+        seen = _Seen(delivery, is_probe=is_probe, given_back="read late" if late else "")
         before.append(seen)
         if late:
             return
         self._alone(delivery, note, shard)
         self._held[shard][delivery.holder][delivery.tag] = seen
         self._shards[delivery.holder][delivery.tag] = shard
+        self._last_at[shard] = delivery.at
         last = self._last_holder.setdefault(shard, delivery.holder)
         self._verdict.takeovers += last != delivery.holder
         self._last_holder[shard] = delivery.holder
@@ -251,7 +264,7 @@ class _Judge:
             if seen.settled is not None and stall.begin - WRITTEN_WITHIN <= seen.settled <= stall.end:
                 return "acked as it stalled"
         dropped = self._dropped.get(holder, float("inf"))
-        reached = self._acked_before.get(holder, 0.0)
+        reached = dropped - KEPT if seen.is_probe else self._acked_before.get(holder, 0.0)
         if dropped <= at and (seen.settled is None or seen.settled >= reached):
             return "connection ended"
         return ""

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from tests.chaos.groups.history import Calm, Delivery, End, History, Holder, How, Life, Settlement, Stall, Trouble
-from tests.chaos.groups.judge import Limits, Verdict, judge
+from tests.chaos.groups.judge import KEPT, Limits, Verdict, judge
 from tests.chaos.oracle import Note, Told
 
 SHARDS = ("orders.1", "orders.2")
@@ -365,6 +365,18 @@ def test_a_shard_that_stands_still_for_a_consumer_of_nobody_is_counted() -> None
     verdict = judged(replace(history, calms=[calm]))
     assert "orders.2 was consumed by nobody" in verdict.faults[0]
     assert verdict.stood_still == 0
+
+
+@pytest.mark.parametrize(("came_again", "held", "faults"), [(True, 12.0, 0), (False, 12.0, 1), (True, KEPT + 1, 1)])
+def test_the_ack_of_what_came_again_to_a_shard_that_stood_still_may_be_kept(
+    came_again: bool, held: float, faults: int
+) -> None:
+    """A sidecar keeps it while RabbitMQ may hold earlier messages back."""
+    first = got(0, A)._replace(at=150.0, redelivered=came_again)
+    again = got(0, B)._replace(at=150.1 + held, redelivered=True)
+    lives = [Life(A, 99.0, 150.05 + held, End.CLOSED), Life(B, 99.0, FOREVER, None)]
+    history = History([note(0)], [first, again], [acked(first, 0.01), acked(again)], lives)
+    assert len(judged(history).faults) == faults
 
 
 @pytest.mark.parametrize(("before", "faults"), [(0.05, 0), (0.5, 1)])

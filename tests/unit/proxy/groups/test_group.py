@@ -194,16 +194,6 @@ def test_a_raise_of_a_shard_with_a_probe_opens_a_probe(mine: bool, other: bool |
     assert (step.act, step.is_probe) == (RAISE, mine or bool(other))
 
 
-def test_a_shard_is_raised_for_nobody_else_while_messages_may_come_back_to_the_probe_of_its_holder() -> None:
-    for is_probe, delivered_at in ((False, 60.0), (True, 40.0), (True, 60.0)):
-        seen = view(LinkView(), LinkView(delivered_at, is_probe=is_probe), ("other", 50.0))
-        act, why = of(decide(seen, NOW))
-        if is_probe and delivered_at > 50.0:
-            assert (act, why) == (None, "RabbitMQ may have yet to take messages back from a consumer that is gone")
-        else:
-            assert act is RAISE
-
-
 def test_a_vacant_shard_is_left_alone_for_a_moment() -> None:
     seen = view(LinkView(), None, None, vacant_since=NOW - EVIDENCE / 2)
     assert of(decide(seen, NOW)) == (None, "a delivery may show whom the broker has chosen")

@@ -307,7 +307,7 @@ async def test_what_a_client_that_has_cancelled_holds_is_as_old_as_it_is(
 
 
 @pytest.mark.parametrize("ack_timeout", [600.0, 1.0, 0.0])
-async def test_a_probe_is_widened_once_nobody_else_holds_messages_or_all_timeouts_have_passed(
+async def test_a_probe_is_widened_once_its_message_is_the_only_one_unacked_or_all_timeouts_have_passed(
     fake: FakeManagement, api: Management, monkeypatch: pytest.MonkeyPatch, ack_timeout: float
 ) -> None:
     monkeypatch.setattr(running_module, "STATISTICS", 0.05)
@@ -315,7 +315,7 @@ async def test_a_probe_is_widened_once_nobody_else_holds_messages_or_all_timeout
     fake.exchange("orders", *(binding(f"q{number}") for number in range(1, 8)))
     fake.fail(body({"rabbitmq_version": "4.3.6"}), "/api/overview")
     good = {"type": "quorum", "arguments": {"x-single-active-consumer": True}, "messages_ready": 5}
-    unacked = {"q1": 1, "q2": 2, "q3": 2, "q4": 0, "q5": 2, "q6": 1, "q7": 1}
+    unacked = {"q1": 1, "q2": 2, "q3": 2, "q4": 1, "q5": 2, "q6": 1, "q7": 1}
     for shard, count in unacked.items():
         fake.queues["/", shard] = {**good, "messages_unacknowledged": count}
     async with running(api, groups_ack_timeout=ack_timeout) as groups:
@@ -328,7 +328,7 @@ async def test_a_probe_is_widened_once_nobody_else_holds_messages_or_all_timeout
         for shard in ("q1", "q2", "q3", "q4", "q6", "q7"):
             link = its.links[shard] = Link(its, shard, 3, 0, now - 100)
             link.state, link.is_probe, link.delivered_at = LinkState.PROBING, True, now
-            link.delivered, link.withheld = 1, (b"a nack" if shard in ("q1", "q2", "q3") else b"")
+            link.delivered, link.withheld = 1, (b"" if shard in ("q4", "q6", "q7") else b"the client's ack")
         its.links["q3"].is_safe = True
         its.links["q6"].unacked = its.links["q7"].unacked = 1
         its.links["q7"].delivered_at -= running_module.ANSWERED_WITHIN - 2

@@ -1,4 +1,4 @@
-"""A probe gets one message at a time, and none that is new goes to the client by it."""
+"""A probe gets one message, and the broker gets the client's answer to it only once that is safe."""
 
 import pytest
 from pamqp import commands
@@ -7,7 +7,7 @@ from proxy.groups.member import LinkState, Member
 from proxy.session import client_loop, settling
 from proxy.session.events import LinkEnded
 from tests.unit.proxy.session.grouping import FIRST, Grouping, closed, deliver, is_close, opened, seen
-from tests.unit.proxy.session.wire import ack, close_channel, made, split
+from tests.unit.proxy.session.wire import ack, close_channel, made, nack, split
 
 A = FIRST + 1
 """The hidden channel of the link that the probe replaces."""
@@ -71,28 +71,20 @@ def test_a_message_that_comes_for_the_first_time_goes_back_and_comes_by_an_ordin
         assert (len(wire.consuming.free), wire.c.events) == (19, [])
 
 
-def drained(wire: Grouping, probe: int) -> None:
-    """Let the probe get two messages that come again, which the client acks, and then one that is new."""
-    for tag in (1, 2):
-        assert wire.broker(deliver(probe, tag, redelivered=True)) == seen(tag, redelivered=True)
-        assert wire.client(ack(1, tag)) == ack(probe, tag)
-    assert wire.both(deliver(probe, 3)) == (b"", b"")
-
-
-def test_behind_messages_that_come_again_a_new_one_is_withheld_until_the_groups_say_that_it_is_safe() -> None:
+def test_the_answer_to_a_redelivered_message_waits_until_the_groups_say_that_it_is_safe() -> None:
     wire, member, probe = probing()
-    drained(wire, probe)
+    assert wire.broker(deliver(probe, 1, redelivered=True)) == seen(1, redelivered=True)
+    assert wire.client(nack(1, 1, multiple=True)) == b""
     link = member.links["q1"]
-    assert (link.unacked, link.awaits_others) == (0, True)
-    # Neither a raise nor another probe takes its place: that would take what comes then for all there is.
+    assert (link.unacked, bool(link.withheld)) == (0, True)
+    # Neither a raise nor another probe takes its place: its end would put the message behind others that come back.
     wire.actions.subscribe(member, "q1", 80)
     wire.actions.subscribe(member, "q1", 0, is_probe=True)
     assert wire.to_broker() == b""
     wire.actions.widen(member, "q1")
     number = widened(wire, member, wire.to_broker())
     assert member.links["q1"].delivered_at == link.delivered_at
-    ends(wire, number, probe, nacked(probe, 3))
-    assert wire.broker(deliver(number, 1, redelivered=True)) == seen(3, redelivered=True)
+    ends(wire, number, probe, nack(probe, 1, multiple=True))
 
 
 @pytest.mark.parametrize("keeps", [True, False])
@@ -110,32 +102,29 @@ def test_what_the_client_has_not_answered_when_that_is_safe_comes_again(keeps: b
     assert wire.broker(deliver(number, 1, redelivered=True)) == seen(2, redelivered=True)
 
 
-def test_what_comes_while_the_next_link_is_opened() -> None:
-    """The client's answer lets the broker go on: with one more that comes again, and then with a new one."""
+def test_what_the_client_answers_while_the_next_link_is_opened_is_sent_once_that_is_open() -> None:
     wire, member, probe = probing()
     wire.broker(deliver(probe, 1, redelivered=True))
     wire.actions.widen(member, "q1")
     number = widened(wire, member, wire.to_broker())
-    assert wire.client(ack(1, 1)) == ack(probe, 1)
-    assert wire.broker(deliver(probe, 2, redelivered=True)) == seen(2, redelivered=True)
-    assert wire.client(ack(1, 2)) == ack(probe, 2)
-    assert wire.both(deliver(probe, 3)) == (b"", b"")
-    ends(wire, number, probe, nacked(probe, 3))
+    assert wire.client(ack(1, 1)) == b""
+    ends(wire, number, probe, ack(probe, 1))
 
 
-def test_a_session_that_ends_returns_what_is_withheld_if_that_is_safe() -> None:
+def test_a_session_that_ends_sends_the_answers_that_are_safe() -> None:
     for is_safe in (True, False):
         wire, member, probe = probing()
-        drained(wire, probe)
+        wire.broker(deliver(probe, 1, redelivered=True))
+        wire.client(ack(1, 1))
         if is_safe:
             wire.actions.widen(member, "q1")
             wire.to_broker()
         client_loop.from_client(wire.c, made(0, commands.Connection.Close(200, "", 0, 0)))
-        assert wire.to_broker().startswith(nacked(probe, 3)) is is_safe
+        assert wire.to_broker().startswith(ack(probe, 1)) is is_safe
 
 
 def test_an_answer_of_a_client_whose_member_has_left_goes_back_unless_it_is_safe() -> None:
-    """The message comes again, to the next member. For an ack the broker would give the link one more."""
+    """The message comes again, to the next member. For an ack the broker would give the link a newer one."""
     wire, _, probe = probing()
     wire.broker(deliver(probe, 1, redelivered=True))
     client_loop.from_client(wire.c, made(1, commands.Basic.Cancel("c")))
@@ -145,17 +134,16 @@ def test_an_answer_of_a_client_whose_member_has_left_goes_back_unless_it_is_safe
     assert (close.channel, is_close(close)) == (probe, True)
 
 
-@pytest.mark.parametrize("is_first", [True, False])
-def test_a_member_that_leaves_returns_what_is_withheld_if_that_is_safe(is_first: bool) -> None:
-    """The end of the channel returns it otherwise."""
+@pytest.mark.parametrize("redelivered", [False, True])
+def test_a_member_that_leaves_has_what_is_safe_sent(redelivered: bool) -> None:
+    """Other messages come again: after an answer the broker would give newer ones before those it awaits."""
     wire, _, probe = probing()
-    if is_first:
-        wire.both(deliver(probe, 1))
-    else:
-        drained(wire, probe)
+    wire.both(deliver(probe, 1, redelivered=redelivered))
+    if redelivered:
+        assert wire.client(ack(1, 1)) == b""
     client_loop.from_client(wire.c, made(1, commands.Basic.Cancel("c")))
     sent = [(each.channel, each.id) for each in split(wire.to_broker()) if each.channel == probe]
-    assert sent == [*([(probe, (60, 120))] if is_first else []), (probe, (20, 40))]
+    assert sent == [*([] if redelivered else [(probe, (60, 120))]), (probe, (20, 40))]
 
 
 def test_a_next_link_that_is_refused_leaves_the_probe_in_its_place() -> None:
@@ -187,9 +175,9 @@ def test_a_message_that_the_client_returns_goes_back_at_once_and_comes_again() -
     settling.hand_back(wire.c, wire.c.now, wire.c.now)
     assert wire.to_broker() == nacked(probe)
     assert wire.broker(deliver(probe, 2, redelivered=True)) == seen(2, redelivered=True)
-    assert wire.client(ack(1, 2)) == ack(probe, 2)
+    assert wire.client(ack(1, 2)) == b""
     wire.actions.widen(member, "q1")
-    ends(wire, widened(wire, member, wire.to_broker()), probe, b"")
+    ends(wire, widened(wire, member, wire.to_broker()), probe, ack(probe, 2))
 
 
 def test_a_probe_and_the_link_in_its_place_wait_for_a_free_number() -> None:
