@@ -315,8 +315,8 @@ class GroupState:
             for member in peer.members:
                 self._forget(member, peer.heard_at)
         self.claims.follow(self.shards, now)
-        for member in self.local.values():
-            self._note_deliveries(member)
+        for its in self.local.values():
+            self._note_deliveries(its)
         for step in (decision := decide(self._view(now), now)).steps:
             if step.act is not Act.CLAIM:
                 _, pause = self._pauses.get((step.member, step.shard), (0.0, FIRST_PAUSE / 2))
