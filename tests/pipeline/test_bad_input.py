@@ -100,6 +100,7 @@ def test_a_user_sees_no_more_than_that(journals: Path, tmp_path: Path, case: str
     check_told(case, journals, tmp_path / "out", done.stderr)
 
 
+@pytest.mark.long
 def test_a_gap_is_told_but_no_error(
     spark: SparkSession, journals: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

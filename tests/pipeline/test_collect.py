@@ -113,6 +113,7 @@ def refused(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> str:
     return said
 
 
+@pytest.mark.long
 def test_it_goes_on_behind_a_message_that_is_no_record(
     spark: SparkSession, broker: Broker, vhost: VirtualHost, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -147,6 +147,7 @@ def test_an_exchange_that_hashes_a_header(spark: SparkSession, login: Login, vho
         assert {ring.owner_of(message.headers["tenant"].encode()).name for message in messages} == {queue}
 
 
+@pytest.mark.long
 def test_a_stream_begins_a_batch_once_and_its_commit_asks_no_broker(
     spark: SparkSession, vhost: VirtualHost, options: dict[str, str], log: Path, tmp_path: Path
 ) -> None:
@@ -172,6 +173,7 @@ def test_a_stream_begins_a_batch_once_and_its_commit_asks_no_broker(
 # Faults.
 
 
+@pytest.mark.long
 def test_a_task_that_fails_once_publishes_all_its_rows_again(
     spark: SparkSession, vhost: VirtualHost, options: dict[str, str], log: Path
 ) -> None:

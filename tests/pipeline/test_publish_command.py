@@ -110,6 +110,7 @@ def test_a_driver_that_is_killed_in_its_second_batch_loses_nothing(
     check_nothing_lost(Came(vhost.drain_all()), ROWS, sum(write.duplicates for write in log))
 
 
+@pytest.mark.long
 def test_a_batch_that_is_published_again_keeps_its_ring_while_its_queues_are_bound(
     run: Run, vhost: VirtualHost, tmp_path: Path
 ) -> None:

@@ -58,6 +58,7 @@ def publish(spark: SparkSession, login: Login, vhost: VirtualHost, tmp_path: Pat
     spark.conf.unset(PER_BATCH)
 
 
+@pytest.mark.long
 def test_a_task_that_always_fails_ends_the_query_and_a_restart_publishes_the_batch_again(
     publish: Publish, vhost: VirtualHost, tmp_path: Path
 ) -> None:

@@ -102,6 +102,7 @@ def test_each_flaw_is_found_and_no_other(spark: SparkSession, tmp_path: Path) ->
     assert "stray" in page
 
 
+@pytest.mark.long
 def test_each_message_is_judged_by_all_of_its_own_records(spark: SparkSession, tmp_path: Path) -> None:
     """Several sidecars' traffic in one journal, of which each has a case of its own."""
     records: list[Record] = []
@@ -218,6 +219,7 @@ def test_a_gap_leaves_what_it_may_explain_undetermined(spark: SparkSession, tmp_
     assert (status, told["records_missing"], told["unexpected"]) == (1, 1, 0)
 
 
+@pytest.mark.long
 def test_what_has_expired_is_not_missing_and_leaves_what_it_may_explain_undetermined(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -232,6 +234,7 @@ def test_what_has_expired_is_not_missing_and_leaves_what_it_may_explain_undeterm
     assert "5,000,000 more numbers are before the oldest kept record of their sidecar" in page
 
 
+@pytest.mark.long
 def test_what_was_seen_after_a_sidecars_last_record_is_undetermined(spark: SparkSession, tmp_path: Path) -> None:
     """It may have been killed with its last file unfinished."""
     records = published(RING, KEYS) + published(RING, KEYS[:9], proxy="00000000000000b2")
@@ -243,6 +246,7 @@ def test_what_was_seen_after_a_sidecars_last_record_is_undetermined(spark: Spark
     assert (status, told["unexpected"], told["undetermined"]) == (0, 1, 1)
 
 
+@pytest.mark.long
 def test_a_sample_leaves_what_it_left_out_undetermined(spark: SparkSession, tmp_path: Path) -> None:
     records = published(RING, KEYS, sample=0.5)
     assert 0 < len(records) < len(KEYS)

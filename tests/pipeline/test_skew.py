@@ -251,6 +251,7 @@ def test_where_a_sample_leaves_it_open_a_key_is_one_that_maybe_no_weight_can_fix
     assert words.of_weights(found).startswith("Maybe no weight can fix key 'whale-")
 
 
+@pytest.mark.long
 def test_six_records_name_no_key_that_no_weight_can_fix(spark: SparkSession, tmp_path: Path) -> None:
     for queues in (10, 500):
         known = ring_of({f"orders.{n}": 1 for n in range(queues)})
@@ -298,6 +299,7 @@ def test_an_exchange_is_judged_across_its_rings_and_then_each_ring(spark: SparkS
     assert words.of_all(found).startswith("Exchange orders (virtual host /): key 'whale' is the hottest, with ")
 
 
+@pytest.mark.long
 def test_across_rings_of_a_sample_fair_shares_are_by_all_that_was_published(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -396,6 +398,7 @@ def test_the_command_writes_tables_and_a_report(spark: SparkSession, tmp_path: P
     assert not (out / "report.html").exists()
 
 
+@pytest.mark.long
 def test_the_command_judges_a_sample(spark: SparkSession, tmp_path: Path) -> None:
     # 30% of all messages are of one key, which is in the sample.
     whale = next(key for key in (b"whale-%d" % n for n in itertools.count()) if murmur_slot(key) < SLOTS // 100)

@@ -128,6 +128,7 @@ def test_a_bad_message_ends_the_query_and_its_offset_is_told(
     assert run.batches == {}
 
 
+@pytest.mark.long
 def test_what_retention_took_ends_the_query_unless_it_is_lossy(
     spark: SparkSession, broker: Broker, vhost: VirtualHost, tmp_path: Path
 ) -> None:

@@ -21,6 +21,7 @@ from tests.pipeline.records import START, published, ring_of, write_journal
 KNOWN = ring_of({"orders.1": 1})
 
 
+@pytest.mark.long
 def test_destinations_of_one_name_are_told_apart(spark: SparkSession, tmp_path: Path) -> None:
     keys = [b"key"] * 20
     groups = [
@@ -56,6 +57,7 @@ def test_destinations_of_one_name_are_told_apart(spark: SparkSession, tmp_path: 
         assert f"<!-- {name} -->" in page
 
 
+@pytest.mark.long
 def test_latencies_are_told_by_ingress(spark: SparkSession, tmp_path: Path) -> None:
     """Half of all answers within the median of one ingress would be nobody's."""
     records = published(KNOWN, [b"key"] * 100)
@@ -99,6 +101,7 @@ def test_a_sample_s_figures_are_told_with_intervals(spark: SparkSession, tmp_pat
     assert '<td class="number">1</td></tr>' in page
 
 
+@pytest.mark.long
 def test_what_cannot_be_told_is_not_told(spark: SparkSession, tmp_path: Path) -> None:
     """The keys of all where sidecars' samples differ; since when records are missing; what is missing of kept hours."""
     keys = [f"customer-{n}".encode() for n in range(200)]
@@ -135,6 +138,7 @@ def test_windows_are_no_more_than_a_page_can_show(minutes: int, hours: int, expe
     assert last // expected - first // expected < MOST_WINDOWS
 
 
+@pytest.mark.long
 def test_a_long_time_is_told_by_wider_windows(spark: SparkSession, tmp_path: Path) -> None:
     records = published(KNOWN, [b"key"] * 40, every=3_600_000_000)
     write_journal(tmp_path, records, [])
@@ -157,6 +161,7 @@ def _in_new_york(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     time.tzset()
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("_in_new_york")
 def test_its_times_are_utc_wherever_the_driver_is(spark: SparkSession, tmp_path: Path) -> None:
     records = published(KNOWN, [b"key"] * 40, every=1_000_000)

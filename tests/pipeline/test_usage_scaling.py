@@ -47,6 +47,7 @@ def covered(about: str, intervals: list[tuple[float, float]], truths: list[float
     return found
 
 
+@pytest.mark.long
 def test_intervals_have_the_truth_in_them_as_often_as_they_say(spark: SparkSession) -> None:
     table, truths, shares = drawn(seed=20)
     same = f"{START}L AS time", f"{SAMPLED}D AS sample", "'/' AS vhost", "'amqp' AS ingress", "'queue' AS kind"

@@ -173,6 +173,7 @@ def test_a_table_of_an_earlier_release_is_told(
     assert sorted((tmp_path / "out").rglob("*")) == before
 
 
+@pytest.mark.long
 def test_a_stream_ends_at_a_file_that_is_there_twice(
     spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -189,6 +190,7 @@ def test_a_stream_ends_at_a_file_that_is_there_twice(
     assert sum(row.messages for row in spark.read.parquet(str(out / "usage")).collect()) == 10
 
 
+@pytest.mark.long
 def test_a_batch_without_records_adds_nothing(spark: SparkSession, tmp_path: Path) -> None:
     write(tmp_path, 1, 20, START)
     records = read_records(spark, str(tmp_path))

@@ -170,6 +170,7 @@ def test_any_table_of_keys_and_counts(spark: SparkSession, tmp_path: Path, kind:
     assert {bytes(row.key).decode(): row.messages for row in table(spark, tmp_path, "moved")} == expected
 
 
+@pytest.mark.long
 def test_rows_without_counts_are_a_message_each(spark: SparkSession, tmp_path: Path) -> None:
     frame = spark.createDataFrame([(bytearray(key),) for key in KEYS], "k binary")
     frame.coalesce(1).write.parquet(str(tmp_path / "keys.parquet"))
@@ -229,6 +230,7 @@ def test_sums_that_do_not_fit_are_refused(
     assert "journal: the bytes add up" in refused(capsys, tmp_path, *of_journal(tmp_path, in_two_rings, *of[2:4]))
 
 
+@pytest.mark.long
 def test_a_sum_that_just_fits(spark: SparkSession, tmp_path: Path) -> None:
     rows = [("a", 2**61, 1), ("b", 2**61, 2)]
     spark.createDataFrame(rows, "k string, n long, size byte").write.parquet(str(tmp_path / "keys.parquet"))

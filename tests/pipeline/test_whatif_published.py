@@ -111,6 +111,7 @@ def test_intervals_have_what_everything_shows(keys: list[int], sample: float) ->
     assert len(within) == 5
 
 
+@pytest.mark.long
 def test_advised_weights_are_judged_by_everything_too() -> None:
     within: Counter[str] = Counter()
     for seed in range(4):
