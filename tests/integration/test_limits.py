@@ -168,6 +168,7 @@ def test_a_batch_does_not_wait_for_room_for_long(start_sidecar: StartSidecar, lo
     with relay(login.broker_url) as (link, broker_url):
         sidecar = start_sidecar(broker_url=broker_url, max_in_flight="2", confirm_timeout="2", lookup_timeout="0.5")
         told = Told(sidecar, vhost.name)
+        wait_until("the first look-up", lambda: sidecar.route("orders", "key", vhost=vhost.name).status == 200)
         assert told.batch(5).status == 200
         link.freeze()
 
@@ -435,6 +436,7 @@ def test_a_message_that_is_too_large_for_the_broker_by_the_management_apis_publi
 def test_a_memory_alarm(start_beside: StartBeside, running: tuple[Node, Control], home: VirtualHost) -> None:
     sidecar = start_beside(confirm_timeout="1", lookup_timeout="0.5")
     told = Told(sidecar, "/")
+    wait_until("the first look-up", lambda: sidecar.route("orders", "key", vhost="/").status == 200)
     assert told.single().status == 200
     ctl = running[1]
     ctl("set_vm_memory_high_watermark", "0.0000001")

@@ -2,7 +2,7 @@
 
 import json
 import re
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from testbed.broker import Broker
 from tests.integration.broker_api import VirtualHost
@@ -26,7 +26,9 @@ def test_the_publish_gives_the_receipt(
     vhost: VirtualHost, broker: Broker, login: Login, start_sidecar: StartSidecar
 ) -> None:
     vhost.ring("orders", ["orders.1", "orders.2", "orders.3"])
-    sidecar = start_sidecar(broker_url=urlsplit(login.broker_url)._replace(path=f"/{vhost.name}").geturl())
+    sidecar = start_sidecar(
+        broker_url=urlsplit(login.broker_url)._replace(path="/" + quote(vhost.name, safe="")).geturl()
+    )
     here = PUBLISH.replace("http://127.0.0.1:15680", variables(broker, sidecar)["PUBLISH"])
     assert here != PUBLISH
 
