@@ -213,3 +213,14 @@ def test_a_probe_without_acks_is_an_ordinary_link() -> None:
     wire.to_broker()
     wire.both(opened(number) + made(A, commands.Basic.CancelOk("c")) + closed(A))
     assert wire.broker(deliver(number, 1) + deliver(number, 2)) == seen(1) + seen(2)
+
+
+def test_a_release_while_the_next_link_is_opened_ends_the_probe_as_well() -> None:
+    """Its message would stay unacked otherwise, and the shard would stand still."""
+    wire, member, probe = probing()
+    wire.broker(deliver(probe, 1, redelivered=True))
+    wire.actions.widen(member, "q1")
+    number = widened(wire, member, wire.to_broker())
+    wire.actions.release(member, "q1")
+    assert [each.channel for each in split(wire.to_broker()) if is_close(each)] == [probe, number]
+    assert member.links["q1"].channel not in (probe, number)
